@@ -1,0 +1,177 @@
+"""Every error that vitdeploy raises on purpose, with its stable code and the exit status it turns into.
+
+    VitdeployError                     exit 1   a bug of ours when raised as such
+    ├── InputError                     exit 2   the input is wrong
+    │   ├── RecipeError                VD2001   unknown, missing or ill-typed recipe fields, all at once
+    │   ├── MissingFileError           VD2002   a file or folder is not there
+    │   ├── OutputError                VD2003   the output path holds something that is not ours to replace
+    │   ├── UnknownModelError          VD2101   no such built-in architecture
+    │   ├── CheckpointError            VD2102   keys, shapes or class count do not fit the architecture
+    │   ├── NonFiniteWeightsError      VD2103   NaN or infinity in the weights
+    │   ├── ExportError                VD2201   the exported graph is not the same function as the model
+    │   ├── GraphError                 VD2202   not an ONNX file, or not one that this step can work on
+    │   ├── DataError                  VD2301   an image folder that cannot be used
+    │   ├── ImageError                 VD2302   an image that cannot be decoded, or is too large
+    │   ├── TensorError                VD2401   an array whose name, dtype or shape the engine does not take
+    │   └── TargetError                VD2402   an unknown target, or one that the artifact was not made for
+    ├── UnsafeError                    exit 3   refused as unsafe
+    │   ├── PickleError                VD3001   a pickle that is more than plain weights
+    │   ├── DigestError                VD3101   bytes differ from the digest recorded for them
+    │   └── ManifestError              VD3102   a manifest that breaks a rule of the format
+    ├── HostError                      exit 4   this machine lacks something
+    │   ├── MissingPackageError        VD4001   a package is not installed; names the extra that installs it
+    │   ├── CapabilityError            VD4002   the runtime or CPU cannot do what was asked
+    │   ├── StorageError               VD4101   the disk is full, read-only or not writable
+    │   ├── EngineError                VD4201   a runtime refused or failed on a graph
+    │   └── WorkerError                VD4202   a measuring process died
+    └── GateError                      exit 5, VD5001   a budget is not met, or not provably met
+"""
+
+from __future__ import annotations
+
+
+class VitdeployError(Exception):
+    """Base of all errors raised on purpose.
+
+    `message` says what is wrong; `found`, `wanted` and `fix` are printed on their own lines when given.
+    """
+
+    code = "VD1000"
+    exit_code = 1
+
+    def __init__(self, message: str, *, found: str = "", wanted: str = "", fix: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.found = found
+        self.wanted = wanted
+        self.fix = fix
+
+    def __str__(self) -> str:
+        lines = [f"{self.code}  {self.message}"]
+        for name in ("found", "wanted", "fix"):
+            value = getattr(self, name)
+            if value:
+                lines.append(f"        {name + ':':<8}{value}")
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, object]:
+        fields = {"code": self.code, "message": self.message, "exit_code": self.exit_code}
+        return {**fields, "found": self.found, "wanted": self.wanted, "fix": self.fix}
+
+
+class InputError(VitdeployError):
+    code = "VD2000"
+    exit_code = 2
+
+
+class RecipeError(InputError):
+    """All problems of a recipe at once; each problem is one line with its `$.path`."""
+
+    code = "VD2001"
+
+    def __init__(self, source: str, problems: list[str]) -> None:
+        count = f"{len(problems)} problem" + ("s" if len(problems) != 1 else "")
+        super().__init__(
+            "\n".join([f"{source}: {count}", *(f"        {problem}" for problem in problems)]),
+            fix="docs/recipes.md lists every field",
+        )
+        self.problems = problems
+
+
+class MissingFileError(InputError):
+    code = "VD2002"
+
+
+class OutputError(InputError):
+    code = "VD2003"
+
+
+class UnknownModelError(InputError):
+    code = "VD2101"
+
+
+class CheckpointError(InputError):
+    code = "VD2102"
+
+
+class NonFiniteWeightsError(InputError):
+    code = "VD2103"
+
+
+class ExportError(InputError):
+    code = "VD2201"
+
+
+class GraphError(InputError):
+    code = "VD2202"
+
+
+class DataError(InputError):
+    code = "VD2301"
+
+
+class ImageError(InputError):
+    code = "VD2302"
+
+
+class TensorError(InputError):
+    code = "VD2401"
+
+
+class TargetError(InputError):
+    code = "VD2402"
+
+
+class UnsafeError(VitdeployError):
+    code = "VD3000"
+    exit_code = 3
+
+
+class PickleError(UnsafeError):
+    code = "VD3001"
+
+
+class DigestError(UnsafeError):
+    code = "VD3101"
+
+
+class ManifestError(UnsafeError):
+    code = "VD3102"
+
+
+class HostError(VitdeployError):
+    code = "VD4000"
+    exit_code = 4
+
+
+class MissingPackageError(HostError):
+    code = "VD4001"
+
+    def __init__(self, package: str, extra: str, why: str) -> None:
+        super().__init__(
+            f"{why} needs the package {package}, which is not installed here",
+            fix=f"pip install 'vitdeploy[{extra}]'",
+        )
+        self.package = package
+        self.extra = extra
+
+
+class CapabilityError(HostError):
+    code = "VD4002"
+
+
+class StorageError(HostError):
+    code = "VD4101"
+
+
+class EngineError(HostError):
+    code = "VD4201"
+
+
+class WorkerError(HostError):
+    code = "VD4202"
+
+
+class GateError(VitdeployError):
+    code = "VD5001"
+    exit_code = 5

@@ -1,0 +1,271 @@
+"""The values that every part shares: tensors, preprocessing, targets, budgets, engines, the manifest.
+
+All are frozen dataclasses of plain data. `encode` turns one into JSON values, `decode` turns JSON values back and
+reports every field that does not fit. Nothing here imports more than the standard library.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import types
+import typing
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeVar
+
+MANIFEST_FORMAT = 1
+
+Precision = Literal["fp32", "fp16", "bf16", "int8", "mixed"]
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+Task = Literal["classification"]
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Name, numpy dtype name and shape of one input or output; a string in the shape is a dynamic axis."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+    def with_batch(self, batch: int) -> TensorSpec:
+        """The same tensor with its leading axis, if dynamic, set to `batch`."""
+        if self.shape and isinstance(self.shape[0], str):
+            return dataclasses.replace(self, shape=(batch, *self.shape[1:]))
+        return self
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.dtype}[{', '.join(str(size) for size in self.shape)}]"
+
+
+@dataclass(frozen=True)
+class PreprocessSpec:
+    """From a decoded image to the model's input.
+
+    The short side is resized to `resize` pixels (antialiased), a centre crop of `crop` (height, width) pixels is
+    taken, and pixel values x in 0..255 become (x / 255 - mean) / std per channel. The number of channels is the length
+    of `mean`: 1 for grey, 3 for RGB.
+    """
+
+    resize: int
+    crop: tuple[int, int]
+    interpolation: Interpolation = "bicubic"
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+
+    @property
+    def channels(self) -> int:
+        return len(self.mean)
+
+
+@dataclass(frozen=True)
+class Target:
+    """One row of the capability table: a back end on a device."""
+
+    name: str
+    backend: str
+    device: str
+    extra: str
+    package: str
+    precisions: tuple[Precision, ...]
+
+
+TARGETS: dict[str, Target] = {
+    target.name: target
+    for target in (
+        Target("onnxruntime-cpu", "onnxruntime", "CPU", "onnxruntime", "onnxruntime", ("fp32", "int8")),
+        # Half precision is a runtime hint on OpenVINO; whether this CPU has it is asked of the runtime when compiling.
+        Target("openvino-cpu", "openvino", "CPU", "openvino", "openvino", ("fp32", "fp16", "bf16", "int8")),
+    )
+}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What may be lost and what must be gained; None sets no bound.
+
+    `max_drop` in points of top-1, `min_agreement` in percent of images with the original's top-1 answer,
+    `max_latency` in milliseconds (p50 of a single stream), `max_size` in bytes of the engine's files.
+    """
+
+    max_drop: float | None = None
+    min_agreement: float | None = None
+    max_latency: float | None = None
+    max_size: int | None = None
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of a folder: path with forward slashes relative to it, size in bytes, SHA-256 as hex."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class GraphSpec:
+    """One named ONNX graph with its inputs and outputs."""
+
+    file: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """What one target loads, and what was seen when it ran.
+
+    `files` are the paths that the runtime loads, `graph` is the placement they were made from. `precision` is the one
+    that really ran: "int8" only when every linear and convolution placed in INT8 ran in an INT8 kernel. `kernels` counts
+    those linears and convolutions by the precision they ran in. `batch` is the batch the engine is compiled at unless
+    the caller asks for another (only a graph with a dynamic batch can be compiled at another).
+    """
+
+    target: str
+    precision: str
+    graph: str
+    files: tuple[str, ...]
+    batch: int
+    dynamic_batch: bool
+    provider: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    kernels: dict[str, int] = field(default_factory=dict)
+    options: dict[str, str] = field(default_factory=dict)
+    device: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def artifact(self) -> str:
+        """The name of this engine in tables: target and precision."""
+        return f"{self.target}-{self.precision}"
+
+
+@dataclass(frozen=True)
+class GoldenSpec:
+    """Inputs and the original model's outputs for them, to check an engine wherever it is loaded.
+
+    `inputs` and `outputs` are .npy files; `tolerance` is, per target, the largest max|a-b| / max|b| over the outputs
+    that was measured when the bundle was made, doubled.
+    """
+
+    inputs: str
+    outputs: str
+    tolerance: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`manifest.json` of a bundle, format 1. Data only: no field can name code."""
+
+    format: int
+    name: str
+    task: Task
+    graphs: dict[str, GraphSpec]
+    preprocess: PreprocessSpec
+    labels: str | None
+    engines: tuple[EngineSpec, ...]
+    golden: GoldenSpec | None
+    files: tuple[FileEntry, ...]
+    provenance: dict[str, Any] = field(default_factory=dict)
+
+
+def encode(value: Any) -> Any:
+    """JSON values of a dataclass tree: dicts, lists, strings, finite numbers, booleans, None."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, dict):
+        return {str(key): encode(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [encode(item) for item in value]
+    return value
+
+
+T = TypeVar("T")
+
+
+class DecodeError(ValueError):
+    """The JSON values do not fit the dataclass; `problems` lists every misfit with its `$.path`."""
+
+    def __init__(self, problems: list[str]) -> None:
+        super().__init__("; ".join(problems))
+        self.problems = problems
+
+
+def decode(cls: type[T], data: Any) -> T:
+    """Build the frozen dataclass `cls` from JSON values, strictly: no unknown field, no missing one, no coercion.
+
+    Raises:
+        DecodeError: with all problems found, each as "$.path: what was found, what is wanted".
+    """
+    problems: list[str] = []
+    value = _decode(cls, data, "$", problems)
+    if problems:
+        raise DecodeError(problems)
+    return typing.cast(T, value)
+
+
+def _decode(kind: Any, data: Any, path: str, problems: list[str]) -> Any:
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return data
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return _decode_dataclass(kind, data, path, problems)
+    if origin is Literal:
+        return _expect(data in args, data, path, f"one of {', '.join(map(str, args))}", problems)
+    if origin in (typing.Union, types.UnionType):
+        for choice in args:
+            attempt: list[str] = []
+            value = _decode(choice, data, path, attempt)
+            if not attempt:
+                return value
+        return _expect(False, data, path, " or ".join(_name(choice) for choice in args), problems)
+    if origin is tuple:
+        if not isinstance(data, list):
+            return _expect(False, data, path, "a list", problems)
+        if args[-1] is Ellipsis:
+            kinds = [args[0]] * len(data)
+        elif len(args) != len(data):
+            return _expect(False, data, path, f"a list of {len(args)}", problems)
+        else:
+            kinds = list(args)
+        return tuple(
+            _decode(item_kind, item, f"{path}[{i}]", problems)
+            for i, (item_kind, item) in enumerate(zip(kinds, data, strict=True))
+        )
+    if origin is dict:
+        if not isinstance(data, dict):
+            return _expect(False, data, path, "an object", problems)
+        return {key: _decode(args[1], item, f"{path}.{key}", problems) for key, item in data.items()}
+    if kind is float:
+        fits = isinstance(data, int | float) and not isinstance(data, bool) and math.isfinite(data)
+        return float(data) if fits else _expect(False, data, path, "a finite number", problems)
+    if kind is types.NoneType:
+        return _expect(data is None, data, path, "null", problems)
+    return _expect(type(data) is kind, data, path, _name(kind), problems)
+
+
+def _decode_dataclass(cls: type, data: Any, path: str, problems: list[str]) -> Any:
+    if not isinstance(data, dict):
+        return _expect(False, data, path, "an object", problems)
+    hints = typing.get_type_hints(cls)
+    values: dict[str, Any] = {}
+    before = len(problems)
+    for f in dataclasses.fields(cls):
+        if f.name in data:
+            values[f.name] = _decode(hints[f.name], data[f.name], f"{path}.{f.name}", problems)
+        elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
+            problems.append(f"{path}.{f.name}: missing")
+    known = {f.name for f in dataclasses.fields(cls)}
+    problems.extend(f"{path}.{key}: unknown field" for key in data if key not in known)
+    return cls(**values) if len(problems) == before else None
+
+
+def _expect(fits: bool, data: Any, path: str, wanted: str, problems: list[str]) -> Any:
+    if not fits:
+        problems.append(f"{path}: found {str(data)[:60]!r}, wanted {wanted}")
+    return data
+
+
+def _name(kind: Any) -> str:
+    return {str: "a string", int: "an integer", bool: "true or false", float: "a number"}.get(kind, str(kind))
