@@ -1,0 +1,102 @@
+"""OpenVINO: the runner, and the one way in which a model is compiled for the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from vitdeploy.errors import EngineError, MissingPackageError, TensorError
+from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.spec import TensorSpec
+
+DTYPES = {"f32": "float32", "f16": "float16", "f64": "float64", "u8": "uint8", "i8": "int8", "i32": "int32",
+          "i64": "int64", "boolean": "bool"}
+PRECISION_HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32"}
+
+
+def require() -> ModuleType:
+    try:
+        import openvino
+    except ModuleNotFoundError:
+        raise MissingPackageError("openvino", "openvino", "running a graph on OpenVINO") from None
+    return openvino
+
+
+def compile_model(model_file: str | Path, *, batch: int | None, options: Mapping[str, str], threads: int = 0) -> Any:
+    """An `openvino.CompiledModel` for the CPU from an IR (.xml) or ONNX file.
+
+    A dynamic leading axis is reshaped to `batch` first: the CPU plugin fuses attention only with static shapes.
+    `options` are plugin properties such as INFERENCE_PRECISION_HINT; `threads` 0 leaves the number to the plugin.
+
+    Raises:
+        EngineError: OpenVINO cannot read or compile the model.
+    """
+    openvino = require()
+    config = {"PERFORMANCE_HINT": "LATENCY", **options}
+    if threads:
+        config["INFERENCE_NUM_THREADS"] = str(threads)
+    try:
+        core = openvino.Core()
+        model = core.read_model(str(model_file))
+        if batch is not None:
+            model.reshape({port: _with_batch(port.get_partial_shape(), batch) for port in model.inputs})
+        return core.compile_model(model, "CPU", config)
+    except Exception as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise EngineError(f"OpenVINO refuses {model_file}", found=(lines[-1] if lines else repr(error))[:300]) from None
+
+
+def _with_batch(shape: Any, batch: int) -> list[Any]:
+    sizes = list(shape)
+    if sizes and sizes[0].is_dynamic:
+        sizes[0] = batch
+    return sizes
+
+
+class OpenVinoRunner(Runner):
+    """Runs an OpenVINO IR, or an ONNX file, on the CPU plugin."""
+
+    def __init__(
+        self, model_file: Path, *, name: str, batch: int | None = None, options: Mapping[str, str] | None = None,
+        threads: int = 0,
+    ) -> None:
+        super().__init__(name)
+        self.model_file = model_file
+        self.batch = batch
+        self.options = dict(options or {})
+        self.threads = threads
+        self.compiled: Any = None
+        self._request: Any = None
+
+    def _load(self) -> None:
+        self.compiled = compile_model(self.model_file, batch=self.batch, options=self.options, threads=self.threads)
+        self._request = self.compiled.create_infer_request()
+        self.inputs = tuple(_spec(port) for port in self.compiled.inputs)
+        self.outputs = tuple(_spec(port) for port in self.compiled.outputs)
+        self.provider = "+".join(self.compiled.get_property("EXECUTION_DEVICES"))
+
+    def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        try:
+            self._request.infer(dict(feeds), share_inputs=True)
+        except Exception as error:
+            raise EngineError(f"{self.name}: OpenVINO failed", found=str(error).strip()[:300]) from None
+        return {
+            tensor.name: np.array(self._request.get_output_tensor(i).data) for i, tensor in enumerate(self.outputs)
+        }
+
+    def _close(self) -> None:
+        self._request = None
+        self.compiled = None
+
+
+def _spec(port: Any) -> TensorSpec:
+    shape = tuple("batch" if size.is_dynamic else size.get_length() for size in port.get_partial_shape())
+    kind = port.get_element_type().get_type_name()
+    if kind not in DTYPES:
+        raise TensorError(f"tensor {port.get_any_name()} has a type that numpy lacks", found=kind,
+                          wanted=", ".join(DTYPES))
+    return TensorSpec(port.get_any_name(), DTYPES[kind], shape)

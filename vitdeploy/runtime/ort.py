@@ -1,0 +1,105 @@
+"""ONNX Runtime: the runner, and the one way in which a session is made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from vitdeploy.errors import CapabilityError, EngineError, MissingPackageError
+from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.spec import TensorSpec
+
+CPU_PROVIDER = "CPUExecutionProvider"
+DTYPES = {
+    "tensor(float)": "float32",
+    "tensor(float16)": "float16",
+    "tensor(double)": "float64",
+    "tensor(uint8)": "uint8",
+    "tensor(int8)": "int8",
+    "tensor(int32)": "int32",
+    "tensor(int64)": "int64",
+    "tensor(bool)": "bool",
+}
+
+
+def require() -> ModuleType:
+    try:
+        import onnxruntime
+    except ModuleNotFoundError:
+        raise MissingPackageError("onnxruntime", "onnxruntime", "running a graph on ONNX Runtime") from None
+    return onnxruntime
+
+
+def open_session(
+    graph: str | Path | bytes, *, batch: int | None = None, threads: int = 0, profile: Path | None = None
+) -> Any:
+    """An `onnxruntime.InferenceSession` on the CPU.
+
+    A dynamic axis named "batch" is pinned to `batch` before the graph is optimised, so that shapes are static.
+    `threads` is the number of intra-operator threads (0: the runtime's own choice). `profile` is the prefix of a
+    profile file.
+
+    Raises:
+        EngineError: ONNX Runtime refuses the graph.
+        CapabilityError: the session would not run on the CPU provider.
+    """
+    runtime = require()
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3
+    options.intra_op_num_threads = threads
+    if batch is not None:
+        options.add_free_dimension_override_by_name("batch", batch)
+    if profile is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = os.fspath(profile)
+    model = graph if isinstance(graph, bytes) else os.fspath(graph)
+    try:
+        session = runtime.InferenceSession(model, options, providers=[CPU_PROVIDER])
+    except Exception as error:  # the bindings raise their own C++ exception types, without a common base
+        raise EngineError(
+            f"ONNX Runtime refuses {'the graph' if isinstance(graph, bytes) else model}", found=_first_line(error)
+        ) from None
+    if session.get_providers()[0] != CPU_PROVIDER:
+        raise CapabilityError("ONNX Runtime chose another provider", found=session.get_providers()[0],
+                              wanted=CPU_PROVIDER)
+    return session
+
+
+class OnnxRuntimeRunner(Runner):
+    """Runs an ONNX file on ONNX Runtime's CPU provider, pinned to one batch size or, without one, dynamic."""
+
+    def __init__(self, graph: Path | bytes, *, name: str, batch: int | None = None, threads: int = 0) -> None:
+        super().__init__(name)
+        self.graph = graph
+        self.batch = batch
+        self.threads = threads
+        self._session: Any = None
+
+    def _load(self) -> None:
+        self._session = open_session(self.graph, batch=self.batch, threads=self.threads)
+        self.inputs = tuple(self._spec(tensor) for tensor in self._session.get_inputs())
+        self.outputs = tuple(self._spec(tensor) for tensor in self._session.get_outputs())
+        self.provider = CPU_PROVIDER
+
+    def _spec(self, tensor: Any) -> TensorSpec:
+        shape = tuple(size if isinstance(size, int) else str(size) for size in tensor.shape)
+        spec = TensorSpec(tensor.name, DTYPES.get(tensor.type, tensor.type), shape)
+        return spec if self.batch is None else spec.with_batch(self.batch)
+
+    def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        names = [tensor.name for tensor in self.outputs]
+        try:
+            return dict(zip(names, self._session.run(names, dict(feeds)), strict=True))
+        except Exception as error:
+            raise EngineError(f"{self.name}: ONNX Runtime failed", found=_first_line(error)) from None
+
+    def _close(self) -> None:
+        self._session = None
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0][:300] if text else type(error).__name__

@@ -1,0 +1,58 @@
+"""From a model's outputs to what an app reads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class ClassScore:
+    """One class: its index, its label and its softmax probability."""
+
+    index: int
+    label: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Classification:
+    """The answer for one image: the best classes, best first."""
+
+    top: tuple[ClassScore, ...]
+
+    @property
+    def label(self) -> str:
+        return self.top[0].label
+
+    @property
+    def index(self) -> int:
+        return self.top[0].index
+
+    @property
+    def score(self) -> float:
+        return self.top[0].score
+
+    def to_dict(self) -> dict[str, Any]:
+        top = [{"index": c.index, "label": c.label, "score": c.score} for c in self.top]
+        return {"label": self.label, "index": self.index, "score": self.score, "top": top}
+
+
+def softmax(logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
+    """Probabilities over the last axis, in float64."""
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    exponentials = np.exp(shifted)
+    return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True))
+
+
+def classify(logits: npt.NDArray[np.float32], labels: Sequence[str] | None, count: int = 5) -> Classification:
+    """The `count` best classes of one image. logits: float32 [classes]; labels: one name a class, or None."""
+    scores = softmax(logits)
+    best = np.argsort(-scores, kind="stable")[:count]
+    return Classification(
+        tuple(ClassScore(int(i), labels[i] if labels else str(int(i)), float(scores[i])) for i in best)
+    )

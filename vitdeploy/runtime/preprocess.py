@@ -1,0 +1,153 @@
+"""From an image to the model's input: the numpy/Pillow reference implementation of PreprocessSpec.
+
+Resize and centre crop follow torchvision's `Resize(int)` (short side, antialiased, long side truncated to whole pixels)
+and `CenterCrop`, as timm's evaluation transform composes them. They run here; the cheap half (uint8 NHWC -> float,
+/255, mean, std, NCHW) usually runs inside the graph, and `normalise` does the same for graphs without it.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.errors import ImageError, MissingFileError, TensorError
+from vitdeploy.spec import PreprocessSpec, TensorSpec
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+MAX_PIXELS = 64_000_000
+MAX_FILE_BYTES = 64 * 1024 * 1024
+FORMATS = ("JPEG", "PNG", "WEBP")
+
+Pixels = npt.NDArray[np.uint8]
+ImageSource = Union[str, Path, bytes, "Image.Image", Pixels]
+
+
+def decode(source: ImageSource, channels: int) -> Image.Image:
+    """A decoded image in mode "RGB" (3 channels) or "L" (1), upright by its EXIF orientation.
+
+    `source` is a path, the bytes of a JPEG, PNG or WebP file, a PIL image, or a uint8 array [height, width, channels].
+    Size limits are checked from the header, before any pixel is decoded.
+
+    Raises:
+        MissingFileError: the path does not exist.
+        ImageError: not a readable image, truncated, or larger than 64 megapixels or 64 MiB.
+        TensorError: an array of another dtype or shape.
+    """
+    from PIL import Image, ImageOps
+
+    mode = {1: "L", 3: "RGB"}[channels]
+    if isinstance(source, np.ndarray):
+        return _from_array(source, mode)
+    if isinstance(source, Image.Image):
+        return ImageOps.exif_transpose(source).convert(mode)
+    name = "the image bytes" if isinstance(source, bytes) else str(source)
+    data = source if isinstance(source, bytes) else _read(Path(source))
+    try:
+        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+            width, height = image.size
+            if width * height > MAX_PIXELS:
+                raise ImageError(
+                    f"{name} is too large to decode",
+                    found=f"{width}x{height} pixels",
+                    wanted=f"at most {MAX_PIXELS:,} pixels",
+                    fix="shrink it, or take it out of the folder",
+                )
+            return ImageOps.exif_transpose(image).convert(mode)
+    except ImageError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise ImageError(f"{name} is too large to decode", found=str(error), wanted=f"at most {MAX_PIXELS:,} pixels",
+                         fix="shrink it, or take it out of the folder") from None
+    except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error ...
+        raise ImageError(
+            f"{name} cannot be read as an image",
+            found=str(error)[:200] or type(error).__name__,
+            wanted="a whole JPEG, PNG or WebP file",
+            fix="replace the file or take it out (--skip-bad goes on without such files and counts them)",
+        ) from None
+
+
+def _read(path: Path) -> bytes:
+    try:
+        size = path.stat().st_size
+    except OSError:
+        raise MissingFileError(f"no image at {path}", fix="check the path") from None
+    if not path.is_file() or size > MAX_FILE_BYTES:
+        raise ImageError(
+            f"{path} is not an image file of a sane size",
+            found=f"{size:,} bytes",
+            wanted=f"a regular file of at most {MAX_FILE_BYTES:,} bytes",
+            fix="shrink it, or take it out of the folder",
+        )
+    return path.read_bytes()
+
+
+def _from_array(array: npt.NDArray[Any], mode: str) -> Image.Image:
+    from PIL import Image
+
+    if array.dtype != np.uint8 or array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3)):
+        raise TensorError(
+            "an image array must be uint8 [height, width, channels] with 1 or 3 channels",
+            found=f"{array.dtype} {list(array.shape)}",
+            wanted="uint8 [height, width, 3]",
+        )
+    if 0 in array.shape:
+        raise TensorError("an image array must not be empty", found=str(list(array.shape)), wanted="height, width > 0")
+    squeezed = array[:, :, 0] if array.ndim == 3 and array.shape[2] == 1 else array
+    return Image.fromarray(np.ascontiguousarray(squeezed)).convert(mode)
+
+
+def resize_and_crop(image: Image.Image, spec: PreprocessSpec) -> Pixels:
+    """uint8 [crop height, crop width, channels]: short side to `spec.resize`, then the centre crop.
+
+    An image smaller than the crop is padded with zeros around it, as torchvision's CenterCrop does.
+    """
+    from PIL import Image
+
+    width, height = image.size
+    short, long = min(width, height), max(width, height)
+    if short != spec.resize:
+        new_long = max(1, int(spec.resize * long / short))
+        size = (spec.resize, new_long) if width <= height else (new_long, spec.resize)
+        image = image.resize(size, Image.Resampling[spec.interpolation.upper()])
+    pixels = np.asarray(image, dtype=np.uint8)
+    if pixels.ndim == 2:
+        pixels = pixels[:, :, None]
+    return _centre_crop(pixels, *spec.crop)
+
+
+def _centre_crop(pixels: Pixels, crop_height: int, crop_width: int) -> Pixels:
+    height, width, _ = pixels.shape
+    if height < crop_height or width < crop_width:
+        top, left = max(0, (crop_height - height) // 2), max(0, (crop_width - width) // 2)
+        bottom, right = max(0, crop_height - height - top), max(0, crop_width - width - left)
+        pixels = np.pad(pixels, ((top, bottom), (left, right), (0, 0)))
+        height, width, _ = pixels.shape
+    top, left = round((height - crop_height) / 2.0), round((width - crop_width) / 2.0)
+    return pixels[top : top + crop_height, left : left + crop_width]
+
+
+def load_pixels(source: ImageSource, spec: PreprocessSpec) -> Pixels:
+    """uint8 [crop height, crop width, channels] of any image source; errors as `decode`."""
+    return resize_and_crop(decode(source, spec.channels), spec)
+
+
+def normalise(pixels: Pixels, spec: PreprocessSpec) -> npt.NDArray[np.float32]:
+    """float32 [batch, channels, height, width] of uint8 [batch, height, width, channels]: (x / 255 - mean) / std."""
+    mean = np.asarray(spec.mean, np.float32)
+    std = np.asarray(spec.std, np.float32)
+    scaled = (pixels.astype(np.float32) / np.float32(255) - mean) / std
+    return np.ascontiguousarray(scaled.transpose(0, 3, 1, 2))
+
+
+def to_input(pixels: Sequence[Pixels] | Pixels, spec: PreprocessSpec, tensor: TensorSpec) -> npt.NDArray[Any]:
+    """The array that a model's input tensor wants: uint8 NHWC as it is, or normalised float32 NCHW."""
+    batch = np.ascontiguousarray(np.stack(list(pixels)))
+    return batch if tensor.dtype == "uint8" else normalise(batch, spec)

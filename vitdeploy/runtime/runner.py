@@ -1,0 +1,106 @@
+"""One life-cycle for every back end: load, infer, close.
+
+The base class does what every back end needs: state checks, input checks, one inference at a time. A back end writes
+three short methods. Outputs are always arrays of the caller's own: no back end hands out a buffer that it reuses.
+"""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.errors import TensorError
+from vitdeploy.spec import TensorSpec
+
+Array = npt.NDArray[Any]
+
+
+class Runner(ABC):
+    """Runs one model on one runtime.
+
+    `inputs` and `outputs` are the tensors as loaded (the batch is a number once the runner is pinned to one);
+    `provider` is what really runs, set by `load`.
+    """
+
+    name: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    provider: str
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.inputs = ()
+        self.outputs = ()
+        self.provider = ""
+        self._loaded = False
+        self._lock = threading.Lock()
+
+    @abstractmethod
+    def _load(self) -> None:
+        """Make ready to infer; set `inputs`, `outputs` and `provider`."""
+
+    @abstractmethod
+    def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Outputs by name, in arrays that a later call does not touch. `feeds` are checked and contiguous."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Free what `_load` took."""
+
+    def load(self) -> Runner:
+        if not self._loaded:
+            self._load()
+            self._loaded = True
+        return self
+
+    def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """Run once. Safe to call from several threads; calls run one after the other.
+
+        Raises:
+            TensorError: a missing or unknown input name, or another dtype or shape than `inputs` say.
+        """
+        if not self._loaded:
+            raise RuntimeError(f"{self.name}: load() must be called before infer()")
+        checked = self.check(feeds)
+        with self._lock:
+            return self._infer(checked)
+
+    def check(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The same feeds, contiguous, after checking them against `inputs`."""
+        wanted = {tensor.name: tensor for tensor in self.inputs}
+        if set(feeds) != set(wanted):
+            raise TensorError(
+                f"{self.name}: wrong input names", found=", ".join(feeds) or "none", wanted=", ".join(wanted)
+            )
+        for name, array in feeds.items():
+            tensor = wanted[name]
+            fits = len(array.shape) == len(tensor.shape) and all(
+                isinstance(size, str) or size == found
+                for size, found in zip(tensor.shape, array.shape, strict=True)
+            )
+            if not fits or array.dtype.name != tensor.dtype or 0 in array.shape:
+                raise TensorError(
+                    f"{self.name}: input {name!r} does not fit",
+                    found=f"{array.dtype.name} {list(array.shape)}",
+                    wanted=f"{tensor.dtype} {list(tensor.shape)}",
+                )
+        return {name: np.ascontiguousarray(array) for name, array in feeds.items()}
+
+    def close(self) -> None:
+        if self._loaded:
+            self._loaded = False
+            self._close()
+
+    def __enter__(self) -> Runner:
+        return self.load()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
