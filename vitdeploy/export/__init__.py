@@ -1,0 +1,1 @@
+"""PyTorch -> ONNX, and the proof that both are the same function."""

@@ -1,0 +1,144 @@
+"""From a PyTorch module to an ONNX graph that carries its preprocessing and nothing of the machine it was made on."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnxscript import opset18 as op
+from torch import Tensor, nn
+
+from vitdeploy.errors import ExportError
+from vitdeploy.export.tidy import tidy
+from vitdeploy.graph.io import BATCH, GraphMetadata, set_metadata
+from vitdeploy.graph.normalise import normalise
+from vitdeploy.spec import PreprocessSpec
+
+INPUT, OUTPUT = "image", "logits"
+
+
+class PixelsIn(nn.Module):
+    """The cheap half of preprocessing before a model: uint8 NHWC pixels -> float32 NCHW, (x / 255 - mean) / std.
+
+    Written as one multiplication and one addition per pixel: x * 1 / (255 std) - mean / std.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, model: nn.Module, preprocess: PreprocessSpec) -> None:
+        super().__init__()
+        self.model = model
+        mean = torch.tensor(preprocess.mean, dtype=torch.float64).reshape(1, -1, 1, 1)
+        std = torch.tensor(preprocess.std, dtype=torch.float64).reshape(1, -1, 1, 1)
+        self.register_buffer("scale", (1 / (255 * std)).float())
+        self.register_buffer("shift", (-mean / std).float())
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.model(image.permute(0, 3, 1, 2).float() * self.scale + self.shift)
+
+
+class TensorIn(nn.Module):
+    """The model alone, under the same attribute name, so that both exports have the same node names."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, image: Tensor) -> Tensor:
+        return self.model(image)
+
+
+def attention(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Any:
+    """scaled_dot_product_attention as MatMul, Softmax, MatMul: the pattern that every runtime fuses.
+
+    The exporter's own translation transposes the key through Reshape nodes with computed shapes.
+    Source: arXiv 1706.03762, equation 1; `scale` multiplies the query before the first MatMul.
+    """
+    if is_causal or enable_gqa or dropout_p:
+        raise NotImplementedError("attention with a causal mask, grouped queries or dropout")
+    rank = len(key.shape)
+    factor = float(scale) if scale is not None else float(query.shape[-1]) ** -0.5
+    scaled = op.Mul(query, op.Constant(value_float=factor))
+    scores = op.MatMul(scaled, op.Transpose(key, perm=[*range(rank - 2), rank - 1, rank - 2]))
+    if attn_mask is not None:
+        scores = op.Add(scores, attn_mask)
+    return op.MatMul(op.Softmax(scores, axis=-1), value)
+
+
+def export_graph(
+    model: nn.Module, *, name: str, preprocess: PreprocessSpec, image_size: tuple[int, int], opset: int,
+    batch: int | None, in_graph: bool,
+) -> ir.Model:
+    """The ONNX graph of `model` (float32 [batch, channels, height, width] -> float32 [batch, classes]).
+
+    Args:
+        batch: a fixed batch, or None for a dynamic axis named "batch".
+        in_graph: True takes "image" as uint8 [batch, height, width, channels]; False as normalised float32 NCHW.
+
+    Raises:
+        ExportError: the model cannot be exported.
+    """
+    height, width = image_size
+    # Export with batch 2 where it is dynamic: torch.export treats sizes 0 and 1 as constants.
+    example_batch = batch or 2
+    if in_graph:
+        wrapped: nn.Module = PixelsIn(model, preprocess)
+        example = torch.zeros(example_batch, height, width, preprocess.channels, dtype=torch.uint8)
+    else:
+        wrapped = TensorIn(model)
+        example = torch.zeros(example_batch, preprocess.channels, height, width)
+    shapes = {INPUT: {0: torch.export.Dim(BATCH)}} if batch is None else None
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                wrapped.eval(),
+                (example,),
+                dynamo=True,
+                dynamic_shapes=shapes,
+                opset_version=opset,
+                input_names=[INPUT],
+                output_names=[OUTPUT],
+                verbose=False,
+                custom_translation_table={torch.ops.aten.scaled_dot_product_attention.default: attention},
+            )
+    except Exception as error:
+        cause = error.__cause__ or error
+        lines = [line for line in str(cause).splitlines() if line.strip()]
+        raise ExportError(f"{name} cannot be exported to ONNX", found=(lines[0] if lines else repr(cause))[:300]) from error
+    assert program is not None
+    graph = program.model
+    tidy(graph, prefix="model")
+    normalise(graph)
+    graph.graph.name = name
+    set_metadata(graph, GraphMetadata(name, "classification", preprocess))
+    return graph
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter logs its own progress and the absence of torchvision; neither concerns the user."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def opsets() -> Sequence[int]:
+    """The opsets that can be asked for: LayerNormalization is one node from 17, Gelu from 20."""
+    return (18, 19, 20)

@@ -1,0 +1,1 @@
+"""Passes over ONNX graphs, on onnx_ir. No torch here."""

@@ -1,0 +1,76 @@
+"""Find the layers that quantization is about: linears and convolutions with constant weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+
+@dataclass(frozen=True)
+class Linear:
+    """One linear (MatMul, with its bias Add where there is one) or one convolution.
+
+    `weight` is [in, out] for "matmul" and [out, in, height, width] for "conv"; `out_axis` is its output-channel axis.
+    `bias` is [out], from the Add or from the convolution; None without one.
+    """
+
+    name: str
+    kind: Literal["matmul", "conv"]
+    node: ir.Node
+    input: ir.Value
+    weight: npt.NDArray[np.float32]
+    out_axis: int
+    bias: npt.NDArray[np.float32] | None
+    bias_add: ir.Node | None
+
+    @property
+    def output(self) -> ir.Value:
+        return (self.bias_add or self.node).outputs[0]
+
+
+def find_linears(model: ir.Model) -> list[Linear]:
+    """All linears and convolutions of the main graph, in graph order."""
+    found = []
+    for node in model.graph:
+        if node.op_type == "MatMul":
+            weight = constant(node.inputs[1])
+            if weight is not None and weight.ndim == 2 and node.inputs[0] is not None:
+                bias_add = _bias_add(node.outputs[0])
+                bias = _bias_of(bias_add, node.outputs[0]) if bias_add is not None else None
+                found.append(Linear(layer_name(node), "matmul", node, node.inputs[0], weight, 1, bias, bias_add))
+        elif node.op_type == "Conv":
+            weight = constant(node.inputs[1])
+            if weight is not None and node.inputs[0] is not None:
+                bias = constant(node.inputs[2]) if len(node.inputs) > 2 else None
+                found.append(Linear(layer_name(node), "conv", node, node.inputs[0], weight, 0, bias, None))
+    return found
+
+
+def layer_name(node: ir.Node) -> str:
+    """The module path that the exporter gave the node ("blocks.0.attn.qkv/MatMul"), or the node's own name."""
+    return str(node.name).split("/")[0]
+
+
+def constant(value: ir.Value | None) -> npt.NDArray[np.float32] | None:
+    """The float32 value of an initializer, or None for anything that is computed."""
+    if value is None or value.const_value is None:
+        return None
+    array = value.const_value.numpy()
+    return array if array.dtype == np.float32 else None
+
+
+def _bias_add(value: ir.Value) -> ir.Node | None:
+    uses = list(value.uses())
+    if value.is_graph_output() or len(uses) != 1 or uses[0].node.op_type != "Add":
+        return None
+    return uses[0].node if _bias_of(uses[0].node, value) is not None else None
+
+
+def _bias_of(add: ir.Node, product: ir.Value) -> npt.NDArray[np.float32] | None:
+    other = add.inputs[1] if add.inputs[0] is product else add.inputs[0]
+    bias = constant(other)
+    return bias if bias is not None and bias.ndim == 1 else None

@@ -1,0 +1,1 @@
+"""Architectures in PyTorch, checkpoint readers, the reference runner."""

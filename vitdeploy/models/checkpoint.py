@@ -1,0 +1,126 @@
+"""Read a checkpoint file into a state dict, and load it into a model, refusing whatever does not fit.
+
+What a file is, is told by its first bytes, never by its name. A `.pt`/`.pth` is a pickle: it is read with PyTorch's
+restricted unpickler only (`weights_only=True`), with no fallback.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from vitdeploy.errors import CheckpointError, MissingFileError, NonFiniteWeightsError, PickleError
+
+_ZIP, _PICKLE, _LFS = b"PK\x03\x04", b"\x80", b"version https://git-lfs"
+SHOWN = 5
+
+
+def read_checkpoint(path: Path) -> dict[str, Tensor]:
+    """The tensors of a safetensors file, or of a `.pt`/`.pth` that holds nothing but a state dict.
+
+    Raises:
+        MissingFileError: no such file.
+        PickleError: a pickle that holds more than plain weights.
+        CheckpointError: not a checkpoint, truncated, or not a flat state dict.
+    """
+    if not path.is_file():
+        raise MissingFileError(f"no checkpoint at {path}", fix="check --checkpoint, or source.checkpoint of the recipe")
+    with path.open("rb") as file:
+        start = file.read(64)
+    if start.startswith(_LFS):
+        raise CheckpointError(f"{path} is a git-lfs pointer, not the weights", fix="git lfs pull")
+    if start.startswith((_ZIP, _PICKLE)):
+        return _read_torch(path)
+    return _read_safetensors(path)
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} is not a whole safetensors file", found=str(error)[:200],
+            wanted="a .safetensors file, or a .pt/.pth with a state dict", fix="download it again",
+        ) from None
+
+
+def _read_torch(path: Path) -> dict[str, Tensor]:
+    import pickle
+
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        reason = str(error).split("WeightsUnpickler error:")[-1].strip().splitlines()[0]
+        raise PickleError(
+            f"{path} is a pickle that holds more than plain weights, so it is not loaded", found=reason[:200],
+            wanted="a state dict of tensors",
+            fix="where you trust it: safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')",
+        ) from None
+    except Exception as error:  # truncated archives raise RuntimeError, EOFError, zipfile errors ...
+        raise CheckpointError(f"{path} is not a whole PyTorch checkpoint", found=str(error).splitlines()[0][:200],
+                              fix="download it again") from None
+    if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
+        kinds = (
+            ", ".join(f"{key}: {type(value).__name__}" for key, value in list(loaded.items())[:SHOWN])
+            if isinstance(loaded, Mapping) else type(loaded).__name__
+        )
+        raise CheckpointError(
+            f"{path} is not a flat state dict", found=kinds, wanted="parameter names mapped to tensors",
+            fix="save model.state_dict() alone",
+        )
+    return dict(loaded)
+
+
+def load_state(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
+    """Load `state` into `model`, strictly.
+
+    Raises:
+        CheckpointError: missing, unexpected or differently shaped tensors; lists the first few and the counts.
+        NonFiniteWeightsError: NaN or infinity in a tensor.
+    """
+    own = model.state_dict()
+    missing = [key for key in own if key not in state]
+    unexpected = [key for key in state if key not in own]
+    misshapen = [key for key in own if key in state and own[key].shape != state[key].shape]
+    if missing or unexpected or misshapen:
+        raise CheckpointError(
+            f"{source} does not fit the architecture",
+            found="; ".join(
+                [
+                    *_listed("missing", [_with_nearest(key, unexpected) for key in missing]),
+                    *_listed("unexpected", unexpected),
+                    *_listed("other shape", [f"{k} {list(state[k].shape)} (the model: {list(own[k].shape)})"
+                                             for k in misshapen]),
+                ]
+            ),
+            wanted=f"{len(own)} tensors named and shaped as the model's",
+            fix="choose the model that the checkpoint was made for (size, patch, image size)",
+        )
+    for key, tensor in state.items():
+        bad = int((~torch.isfinite(tensor)).sum()) if tensor.is_floating_point() else 0
+        if bad:
+            raise NonFiniteWeightsError(
+                f"{source}: {key} has values that are not finite",
+                found=f"{bad} of {tensor.numel()} are NaN or infinite",
+                fix="use another checkpoint: no step can mend this one",
+            )
+    model.load_state_dict(dict(state), strict=True)
+
+
+def _listed(what: str, items: list[str]) -> list[str]:
+    if not items:
+        return []
+    more = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
+    return [f"{len(items)} {what}: {', '.join(items[:SHOWN])}{more}"]
+
+
+def _with_nearest(key: str, candidates: list[str]) -> str:
+    near = difflib.get_close_matches(key, candidates, n=1, cutoff=0.8)
+    return f"{key} (the checkpoint has {near[0]})" if near else key
