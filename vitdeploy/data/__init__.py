@@ -1,0 +1,1 @@
+"""Image folders, their labels and their splits. A tool of the stages; no torch."""

@@ -1,0 +1,120 @@
+"""A folder of images as a list of samples, and its split into calibration and evaluation images.
+
+    images/<class>/x.jpg            labels: folders; the sorted folder names are the classes, in index order
+    images/x.jpg                    labels: none
+    images/calibration/<class>/...  a folder that holds `calibration` and `evaluation` brings its own split
+    images/evaluation/<class>/...
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from vitdeploy.errors import DataError, MissingFileError
+
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
+OWN_SPLIT = ("calibration", "evaluation")
+
+Labels = Literal["folders", "none"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One image file with its class index (None without labels)."""
+
+    path: Path
+    label: int | None
+
+
+@dataclass(frozen=True)
+class DataSplit:
+    """Images that choices may be made on, images that they are judged on, and the class names; never an image in both."""
+
+    calibration: tuple[Sample, ...]
+    evaluation: tuple[Sample, ...]
+    classes: tuple[str, ...] = field(default=())
+
+
+def scan(folder: Path, labels: Labels) -> tuple[list[Sample], tuple[str, ...]]:
+    """All images below `folder`, sorted by class and file name, with the class names.
+
+    Raises:
+        MissingFileError: no such folder.
+        DataError: no image in it, or no class folders where labels are to come from them.
+    """
+    if not folder.is_dir():
+        raise MissingFileError(f"no image folder at {folder}", fix="check --data, or data.path of the recipe")
+    classes = tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir())) if labels == "folders" else ()
+    if labels == "folders" and not classes:
+        raise DataError(
+            f"{folder} has no class folders", found=f"{len(_images(folder))} images directly in it",
+            wanted="one sub-folder a class", fix="sort the images into class folders, or set data.labels to none",
+        )
+    if labels == "folders":
+        samples = [Sample(path, i) for i, name in enumerate(classes) for path in _images(folder / name)]
+    else:
+        samples = [Sample(path, None) for path in _images(folder)]
+    if not samples:
+        raise DataError(f"{folder} holds no images", wanted=f"files ending in {', '.join(sorted(SUFFIXES))}")
+    return samples, classes
+
+
+def _images(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+
+
+def split(
+    folder: Path, labels: Labels, *, calibration: int, evaluation: int | Literal["all"], seed: int
+) -> DataSplit:
+    """Choose calibration and evaluation images.
+
+    Files in sorted order are permuted by `numpy.random.default_rng(seed)`; the first `calibration` of them calibrate,
+    the next `evaluation` (or all others) evaluate. A folder with its own split is sampled within each part.
+
+    Raises:
+        MissingFileError, DataError: as `scan`; fewer images than asked for; parts with other classes.
+    """
+    generator = np.random.default_rng(seed)
+    if all((folder / part).is_dir() for part in OWN_SPLIT):
+        (first, classes), (second, others) = (scan(folder / part, labels) for part in OWN_SPLIT)
+        if classes != others:
+            raise DataError(
+                f"{folder}: calibration and evaluation have other classes",
+                found=f"only in one of them: {', '.join(sorted(set(classes) ^ set(others))[:5])}",
+                wanted="the same class folders in both",
+            )
+        _enough(folder, len(first), calibration, "calibration")
+        chosen = [first[i] for i in generator.permutation(len(first))[:calibration]]
+        rest = [second[i] for i in generator.permutation(len(second))]
+    else:
+        samples, classes = scan(folder, labels)
+        _enough(folder, len(samples) - 1, calibration, "calibration (and at least one more to evaluate)")
+        shuffled = [samples[i] for i in generator.permutation(len(samples))]
+        chosen, rest = shuffled[:calibration], shuffled[calibration:]
+    if evaluation != "all":
+        _enough(folder, len(rest), evaluation, "evaluation")
+        rest = rest[:evaluation]
+    return DataSplit(tuple(chosen), tuple(rest), classes)
+
+
+def _enough(folder: Path, found: int, wanted: int, what: str) -> None:
+    if found < wanted:
+        raise DataError(
+            f"{folder} has too few images for {what}", found=f"{max(found, 0)} images", wanted=f"{wanted} images",
+            fix="add images, or ask for fewer (--num-samples, data.calibration.images, data.evaluation.images)",
+        )
+
+
+def digest(samples: Sequence[Sample], root: Path) -> str:
+    """SHA-256 over the relative paths, labels and bytes of the images, in order."""
+    total = hashlib.sha256()
+    for sample in samples:
+        content = hashlib.sha256(sample.path.read_bytes()).hexdigest()
+        total.update(f"{sample.path.relative_to(root).as_posix()}\t{sample.label}\t{content}\n".encode())
+    return total.hexdigest()

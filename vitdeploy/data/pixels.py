@@ -1,0 +1,61 @@
+"""Preprocessed images in batches, one at a time in memory, with the unreadable ones refused or counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.data.folder import Sample
+from vitdeploy.errors import DataError, ImageError
+from vitdeploy.runtime.preprocess import Pixels, load_pixels
+from vitdeploy.spec import PreprocessSpec
+
+
+@dataclass
+class Skipped:
+    """The files that could not be read, while a run goes on without them."""
+
+    paths: list[str]
+
+
+def readable(
+    samples: Sequence[Sample], spec: PreprocessSpec, skipped: Skipped | None
+) -> Iterator[tuple[Sample, Pixels]]:
+    """Each sample with its pixels, uint8 [height, width, channels].
+
+    With `skipped` given, unreadable images are noted there and left out; without, they are an error.
+
+    Raises:
+        ImageError: an unreadable image and `skipped` is None.
+        DataError: not one image could be read.
+    """
+    count = 0
+    for sample in samples:
+        try:
+            pixels = load_pixels(sample.path, spec)
+        except ImageError:
+            if skipped is None:
+                raise
+            skipped.paths.append(str(sample.path))
+            continue
+        count += 1
+        yield sample, pixels
+    if not count:
+        raise DataError("not one image could be read", found=f"{len(samples)} unreadable files")
+
+
+def batches(
+    samples: Sequence[Sample], spec: PreprocessSpec, size: int, skipped: Skipped | None = None
+) -> Iterator[npt.NDArray[np.uint8]]:
+    """uint8 [n, height, width, channels] with n = `size`, fewer in the last; errors as `readable`."""
+    held: list[Pixels] = []
+    for _, pixels in readable(samples, spec, skipped):
+        held.append(pixels)
+        if len(held) == size:
+            yield np.stack(held)
+            held = []
+    if held:
+        yield np.stack(held)

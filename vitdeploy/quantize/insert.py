@@ -1,0 +1,42 @@
+"""Small pieces that every placement writes: constants, and one QuantizeLinear a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from vitdeploy.quantize.observers import Range
+from vitdeploy.quantize.ranges import ActivationScale, activation_scale
+
+
+def add_constant(model: ir.Model, name: str, array: npt.NDArray[Any] | np.generic) -> ir.Value:
+    """A new initializer."""
+    value = ir.Value(name=name, const_value=ir.tensor(np.asarray(array), name=name))
+    model.graph.register_initializer(value)
+    return value
+
+
+class Quantizers:
+    """QuantizeLinear nodes, one for each quantized tensor, shared by all its readers."""
+
+    def __init__(self, model: ir.Model, ranges: Mapping[str, Range]) -> None:
+        self.model = model
+        self.ranges = ranges
+        self._made: dict[str, tuple[ir.Value, ir.Value, ir.Value]] = {}
+
+    def quantize(self, tensor: ir.Value, before: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value]:
+        """(quantized uint8 tensor, scale, zero point); inserted before the first reader that asks."""
+        name = str(tensor.name)
+        if name not in self._made:
+            parameters: ActivationScale = activation_scale(self.ranges[name])
+            scale = add_constant(self.model, f"{name}.scale", parameters.scale)
+            zero_point = add_constant(self.model, f"{name}.zero_point", parameters.zero_point)
+            node = ir.node("QuantizeLinear", [tensor, scale, zero_point], name=f"{name}/QuantizeLinear")
+            node.outputs[0].name = f"{name}/quantized"
+            self.model.graph.insert_before(before, node)
+            self._made[name] = (node.outputs[0], scale, zero_point)
+        return self._made[name]

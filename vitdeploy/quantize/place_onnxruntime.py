@@ -1,0 +1,55 @@
+"""ONNX Runtime CPU: QuantizeLinear and com.microsoft.MatMulIntegerToFloat, written into the graph.
+
+Plain Q/DQ around MatMul + bias Add is slower than float here: MatMulAddFusion turns the pair into a Gemm, which the Q/DQ
+fusion does not take. The fused operator has an INT8 product, a float output and the bias inside, with no session option
+needed. Only uint8 x int8 has VNNI kernels. Convolutions stay float: there is no INT8 convolution with a float output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from vitdeploy.graph.linears import Linear
+from vitdeploy.quantize.insert import Quantizers, add_constant
+from vitdeploy.quantize.observers import Range
+from vitdeploy.quantize.ranges import quantize_weight
+
+KINDS = ("matmul",)
+DOMAIN = "com.microsoft"
+
+
+def write(model: ir.Model, linears: Sequence[Linear], ranges: Mapping[str, Range]) -> None:
+    """Quantize the given layers in place."""
+    quantizers = Quantizers(model, ranges)
+    if linears:
+        model.opset_imports[DOMAIN] = 1
+    for linear in linears:
+        activation, scale, zero_point = quantizers.quantize(linear.input, linear.node)
+        quantized, weight_scales = quantize_weight(linear.weight, linear.out_axis)
+        stem = f"{linear.name}.weight"
+        inputs = [
+            activation,
+            add_constant(model, f"{stem}.int8", quantized),
+            scale,
+            add_constant(model, f"{stem}.scale", weight_scales),
+            zero_point,
+            add_constant(model, f"{stem}.zero_point", np.zeros_like(weight_scales, dtype=np.int8)),
+        ]
+        bias = None if linear.bias_add is None else next(v for v in linear.bias_add.inputs if v is not linear.node.outputs[0])
+        node = ir.node(
+            "MatMulIntegerToFloat", [*inputs, bias] if bias is not None else inputs, domain=DOMAIN,
+            name=f"{linear.name}/MatMulIntegerToFloat",
+        )
+        _replace(model, linear, node)
+
+
+def _replace(model: ir.Model, linear: Linear, node: ir.Node) -> None:
+    last = linear.bias_add or linear.node
+    old, new = last.outputs[0], node.outputs[0]
+    new.name = node.name
+    new.type, new.shape = old.type, old.shape
+    removed = [linear.node] if linear.bias_add is None else [linear.bias_add, linear.node]
+    ir.convenience.replace_nodes_and_values(model.graph, last, removed, [node], [old], [new])

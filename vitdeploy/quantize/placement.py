@@ -1,0 +1,65 @@
+"""Where Q/DQ stands: one placement per target, each from the same calibration.
+
+What is common to all targets is here: which layers are placed, and the record of it. The form that a target is fast with
+is in `place_<back end>.py`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx_ir as ir
+
+from vitdeploy.errors import GraphError, TargetError
+from vitdeploy.graph.linears import Linear, find_linears
+from vitdeploy.quantize import place_onnxruntime, place_openvino
+from vitdeploy.quantize.observers import Range
+from vitdeploy.spec import TARGETS
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Names of the layers that are computed in INT8, and of those left in float with the reason."""
+
+    target: str
+    int8: tuple[str, ...]
+    float: dict[str, str]
+
+
+def place(model: ir.Model, ranges: Mapping[str, Range], target: str, ignore: Sequence[str] = ()) -> Placement:
+    """Write INT8 into the float graph for `target`, in place.
+
+    Args:
+        ranges: the observed range of each layer's input, by tensor name.
+        ignore: layer names, or shell patterns of them, to leave in float.
+
+    Raises:
+        TargetError: an unknown target.
+        GraphError: a pattern of `ignore` matches no layer, or a layer was not calibrated.
+    """
+    if target not in TARGETS:
+        raise TargetError(f"no target is called {target!r}", wanted=", ".join(TARGETS))
+    linears = find_linears(model)
+    if not linears:
+        raise GraphError("the graph has no linear or convolution with constant weights, so nothing to quantize")
+    names = [linear.name for linear in linears]
+    unmatched = [pattern for pattern in ignore if not fnmatch.filter(names, pattern)]
+    if unmatched:
+        raise GraphError(f"no layer matches {', '.join(unmatched)}", found=f"{', '.join(names[:6])} ...",
+                         fix="give layer names as printed by `vitdeploy inspect`, with * for any")
+    left: dict[str, str] = {}
+    chosen: list[Linear] = []
+    backend = {"onnxruntime": place_onnxruntime, "openvino": place_openvino}[TARGETS[target].backend]
+    for linear in linears:
+        if any(fnmatch.fnmatchcase(linear.name, pattern) for pattern in ignore):
+            left[linear.name] = "ignored on request"
+        elif linear.kind not in backend.KINDS:
+            left[linear.name] = f"a {linear.kind} is faster in float on this target"
+        elif str(linear.input.name) not in ranges:
+            raise GraphError(f"the input of {linear.name} was not calibrated", fix="calibrate this graph again")
+        else:
+            chosen.append(linear)
+    backend.write(model, chosen, ranges)
+    return Placement(target, tuple(linear.name for linear in chosen), left)

@@ -1,0 +1,42 @@
+"""From ranges to scales and zero points, and from float weights to INT8.
+
+Activations: uint8, asymmetric, one scale and zero point a tensor. Weights: int8, symmetric, one scale an output channel,
+values -127..127. Source: ONNX QuantizeLinear, q = saturate(round(x / scale) + zero_point), round half to even.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.quantize.observers import Range
+
+TINY = float(np.finfo(np.float32).tiny)
+
+
+@dataclass(frozen=True)
+class ActivationScale:
+    """uint8 quantization of one tensor: real = (quantized - zero_point) * scale."""
+
+    scale: np.float32
+    zero_point: np.uint8
+
+
+def activation_scale(observed: Range) -> ActivationScale:
+    """The scale that maps [low, high], widened to hold zero, onto 0..255; zero is represented exactly."""
+    low, high = min(observed.low, 0.0), max(observed.high, 0.0)
+    scale = np.float32(max((high - low) / 255.0, TINY))
+    return ActivationScale(scale, np.uint8(np.clip(np.rint(-low / float(scale)), 0, 255)))
+
+
+def quantize_weight(
+    weight: npt.NDArray[np.float32], out_axis: int
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+    """int8 weights of the same shape, and float32 scales [output channels], so that weight ~= int8 * scale."""
+    other_axes = tuple(axis for axis in range(weight.ndim) if axis != out_axis)
+    scales = np.maximum(np.abs(weight).max(axis=other_axes) / 127.0, TINY).astype(np.float32)
+    shape = [-1 if axis == out_axis else 1 for axis in range(weight.ndim)]
+    quantized = np.clip(np.rint(weight / scales.reshape(shape)), -127, 127).astype(np.int8)
+    return quantized, scales
