@@ -1,0 +1,320 @@
+"""Contests between real worker processes, and what happens when workers fail."""
+
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+import vitdeploy
+from vitdeploy.bench import process, summary
+from vitdeploy.bench.contest import Contestant, Protocol, run_contest, running_order
+from vitdeploy.bench.worker import random_feeds
+from vitdeploy.errors import EngineError, MissingPackageError, TargetError, TensorError, VitdeployError, WorkerError
+from vitdeploy.spec import EngineSpec, TensorSpec, encode
+
+WORKER = (sys.executable, "-m", "vitdeploy.bench.worker")
+QUICK = Protocol(batch=(1, 4), duration=0.0, block_seconds=0.01, min_rounds=3, warmup=0.01)
+
+# A worker of the tests' own: a real runner around a numpy product, whose `_infer` gets the lines of the test first.
+SCRIPT = """
+import os, signal, sys, time
+from pathlib import Path
+import numpy as np
+from vitdeploy.bench.worker import serve
+from vitdeploy.errors import MissingPackageError
+from vitdeploy.runtime.runner import Runner
+from vitdeploy.spec import TensorSpec
+
+class Product(Runner):
+    count = 0
+    def _load(self):
+        self.inputs = (TensorSpec("x", "float32", ("batch", 8)),)
+        self.outputs = (TensorSpec("y", "float32", ("batch", 8)),)
+        self.provider = "numpy"
+    def _infer(self, feeds):
+        self.count += 1
+        {lines}
+        return {{"y": feeds["x"] @ np.eye(8, dtype=np.float32)}}
+    def _close(self):
+        pass
+
+Path({pid_file!r}).write_text(str(os.getpid()))
+status = serve({make_runner})
+Path({pid_file!r}).unlink()
+sys.exit(status)
+"""
+
+
+@pytest.fixture(autouse=True)
+def importable(monkeypatch):
+    """Workers import the package that is under test, installed or not."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(vitdeploy.__file__).parents[1]))
+
+
+@pytest.fixture
+def engine(tmp_path):
+    """A contestant that runs a small graph on ONNX Runtime, in the real worker."""
+
+    def make(artifact="onnxruntime-cpu-fp32", file="graph.onnx", dynamic=True):
+        if not (tmp_path / file).exists():
+            write_graph(tmp_path / file, dynamic)
+        spec = EngineSpec("onnxruntime-cpu", "fp32", file, (file,), 1, dynamic, "", (), ())
+        return Contestant(artifact, spec.target, "fp32", WORKER, {"folder": str(tmp_path), "engine": encode(spec)})
+
+    return make
+
+
+@pytest.fixture
+def script(tmp_path):
+    """A contestant with the worker above; the process id is in `<artifact>.pid` until it ends by itself."""
+
+    def make(artifact, lines="pass", make_runner="lambda request: Product('product')"):
+        path = tmp_path / f"{artifact}.py"
+        pid_file = str(tmp_path / f"{artifact}.pid")
+        path.write_text(SCRIPT.format(lines=lines, make_runner=make_runner, pid_file=pid_file))
+        return Contestant(artifact, "numpy", "fp32", (sys.executable, str(path)), {})
+
+    return make
+
+
+def write_graph(path, dynamic):
+    """y = x W, with x: float32 [batch, 16]."""
+    batch = "batch" if dynamic else 1
+    weight = helper.make_tensor("w", TensorProto.FLOAT, [16, 4], np.ones(64, np.float32))
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "product",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [batch, 16])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [batch, 4])],
+        [weight],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+
+
+def is_running(pid):
+    """Whether the process exists; one that has ended and was not waited for does not count."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    stat = Path(f"/proc/{pid}/stat")
+    return not (stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z")
+
+
+def wait_until(condition, seconds=30.0):
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return condition()
+
+
+def test_every_contestant_is_measured_in_every_round(engine, script):
+    calls = []
+    contest = run_contest([engine(), script("product")], QUICK, lambda *call: calls.append(call))
+    assert [entry.provider for entry in contest.entries] == ["CPUExecutionProvider", "numpy"]
+    for entry in contest.entries:
+        assert entry.load_seconds > 0
+        assert entry.first_inference_ms > 0
+        assert list(entry.rounds) == ["single", "offline"]
+        for scenario, batch in (("single", 1), ("offline", 4)):
+            assert len(entry.rounds[scenario]) == 3
+            for block in entry.rounds[scenario]:
+                assert block.batch == batch
+                assert block.latencies_ms.size >= 3
+                assert block.latencies_ms.min() > 0
+                assert block.latencies_ms.sum() / 1e3 <= block.seconds
+    assert [done for _, done, _ in calls] == [0, 0, *range(1, 13)]
+    assert {total for _, _, total in calls} == {12}
+    assert calls[2][0] == "onnxruntime-cpu-fp32: single, round 1 of 3"
+    rows = summary.rows(contest)
+    assert json.loads(json.dumps(rows)) == rows
+    assert [row["artifact"] for row in rows] == ["onnxruntime-cpu-fp32", "product"]
+
+
+def test_a_slow_artifact_still_gets_three_queries_a_block(script):
+    protocol = Protocol(scenarios=("single",), duration=0.0, block_seconds=0.01, min_rounds=2, warmup=0.0)
+    contest = run_contest([script("slow", "time.sleep(0.05)")], protocol)
+    assert [block.latencies_ms.size for block in contest.entries[0].rounds["single"]] == [3, 3]
+
+
+def test_what_a_runtime_prints_does_not_reach_the_protocol(script):
+    noisy = script("noisy", "print('hello'); os.write(1, b'{garbage}\\n'); sys.stdout.flush()")
+    contest = run_contest([noisy], QUICK)
+    assert len(contest.entries[0].rounds["offline"]) == 3
+
+
+def test_a_worker_that_speaks_no_protocol_is_named(tmp_path, script):
+    path = tmp_path / "parrot.py"
+    path.write_text("import sys\nprint('polly', flush=True)\nsys.stdin.read()\n")
+    parrot = Contestant("parrot", "numpy", "fp32", (sys.executable, str(path)), {})
+    with pytest.raises(WorkerError, match=r"of parrot answered something else than a JSON object[\s\S]*polly"):
+        run_contest([script("good"), parrot], QUICK)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
+def test_a_killed_worker_is_named_with_its_last_words(script):
+    lines = "if self.count > 50: print('my last words', file=sys.stderr, flush=True); os.kill(os.getpid(), 9)"
+    with pytest.raises(WorkerError) as caught:
+        run_contest([script("good"), script("doomed", lines)], QUICK)
+    assert caught.value.message == "the measuring process of doomed died"
+    assert caught.value.found.splitlines()[0] == "ended by SIGKILL"
+    assert caught.value.found.endswith("| my last words")
+    assert "memory" in caught.value.fix
+
+
+def test_a_worker_that_exits_is_named_with_its_status(script):
+    with pytest.raises(WorkerError, match=r"of leaver died[\s\S]*exit status 7"):
+        run_contest([script("leaver", "os._exit(7)")], QUICK)
+
+
+def test_a_worker_that_does_not_answer_is_given_up(script):
+    protocol = Protocol(timeout=0.5)
+    with pytest.raises(WorkerError, match=r"of sleeper did not answer within 0\.5 s"):
+        run_contest([script("sleeper", "time.sleep(60)")], protocol)
+
+
+def test_a_worker_that_cannot_be_started_is_named():
+    missing = Contestant("missing", "numpy", "fp32", ("/no/such/program",), {})
+    with pytest.raises(WorkerError, match="cannot start the measuring process of missing"):
+        run_contest([missing], QUICK)
+
+
+def test_a_broken_graph_is_an_engine_error(tmp_path, engine):
+    (tmp_path / "broken.onnx").write_bytes(b"not a graph")
+    with pytest.raises(EngineError, match="onnxruntime-cpu-fp32: ONNX Runtime refuses") as caught:
+        run_contest([engine(file="broken.onnx")], QUICK)
+    assert caught.value.found
+
+
+def test_a_batch_that_a_static_engine_lacks_is_a_target_error(engine):
+    with pytest.raises(TargetError, match="cannot run at batch 4") as caught:
+        run_contest([engine(dynamic=False)], QUICK)
+    assert caught.value.wanted == "export: {batch: dynamic}"
+    assert "dynamic batch" in caught.value.fix
+
+
+def test_an_error_with_a_constructor_of_its_own_keeps_its_class(script):
+    make_runner = "lambda request: (_ for _ in ()).throw(MissingPackageError('nothing', 'all', 'this test'))"
+    with pytest.raises(MissingPackageError, match="this test needs the package nothing") as caught:
+        run_contest([script("bare", make_runner=make_runner)], QUICK)
+    assert caught.value.exit_code == 4
+    assert "pip install 'vitdeploy[all]'" in caught.value.fix
+
+
+def test_an_unexpected_exception_shows_its_traceback(script):
+    with pytest.raises(VitdeployError, match="buggy: ZeroDivisionError") as caught:
+        run_contest([script("buggy", "1 / 0")], QUICK)
+    assert type(caught.value) is VitdeployError
+    assert "in _infer" in caught.value.found
+
+
+@pytest.mark.skipif(os.name != "posix", reason="looks at processes by their number")
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_no_worker_outlives_an_exception(tmp_path, script, monkeypatch, error):
+    monkeypatch.setattr(process, "EXIT_SECONDS", 0.3)
+    pids = []
+
+    def interrupt(text, done, total):
+        if done == 2:
+            pids.extend(int(file.read_text()) for file in tmp_path.glob("*.pid"))
+            raise error
+
+    stubborn = script("stubborn", "signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    with pytest.raises(error):
+        run_contest([script("good"), stubborn], QUICK, interrupt)
+    assert len(pids) == 2
+    assert not any(is_running(pid) for pid in pids)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
+def test_workers_end_when_their_parent_is_killed(tmp_path, script):
+    contestant = script("orphan")
+    parent = tmp_path / "parent.py"
+    parent.write_text(
+        "from vitdeploy.bench.contest import Contestant, Protocol, run_contest\n"
+        f"run_contest([Contestant('orphan', 'numpy', 'fp32', {contestant.argv!r}, {{}})], Protocol(duration=600))\n"
+    )
+    pid_file = tmp_path / "orphan.pid"
+    # The folder that a killed parent leaves behind goes with the test's own.
+    running = subprocess.Popen([sys.executable, str(parent)], env={**os.environ, "TMPDIR": str(tmp_path)})
+    try:
+        assert wait_until(lambda: pid_file.exists() and pid_file.read_text())
+    finally:
+        running.send_signal(signal.SIGKILL)
+        running.wait()
+    assert wait_until(lambda: not pid_file.exists())
+
+
+def test_the_worker_ends_with_its_input():
+    done = subprocess.run(WORKER, check=False, input="", capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_contestants_need_distinct_names(script):
+    with pytest.raises(ValueError, match="distinct names"):
+        run_contest([script("twin"), script("twin")], QUICK)
+    with pytest.raises(ValueError, match="distinct names"):
+        run_contest([], QUICK)
+
+
+@pytest.mark.parametrize("fields", [{"scenarios": ("server",)}, {"scenarios": ()}, {"batch": ()}, {"batch": (0,)}])
+def test_impossible_protocols_are_refused(fields):
+    with pytest.raises(ValueError, match="wanted"):
+        Protocol(**fields)
+
+
+def test_rounds_and_batches_of_a_protocol():
+    protocol = Protocol(batch=(1, 2, 16), duration=10.0, block_seconds=0.3)
+    assert protocol.rounds == 34
+    assert protocol.batches() == [1, 16]
+    assert Protocol(duration=1.0).rounds == 12
+    assert Protocol(scenarios=("offline",)).batches() == [8]
+    assert Protocol(batch=(4,)).batches() == [4]
+
+
+@settings(deadline=None)
+@given(st.integers(1, 12))
+def test_running_order_is_balanced(count):
+    orders = [running_order(count, number) for number in range(2 * count)]
+    assert all(sorted(order) == list(range(count)) for order in orders)
+    for place in range(count):
+        assert sorted(order[place] for order in orders) == sorted([*range(count)] * 2)
+    followers = [pair for order in orders for pair in itertools.pairwise(order)]
+    assert all(followers.count((a, b)) == 2 for a in range(count) for b in range(count) if a != b)
+
+
+def test_random_feeds_are_pixels_or_normal_values_and_always_the_same():
+    inputs = (TensorSpec("image", "uint8", ("batch", 32, 32, 3)), TensorSpec("x", "float32", (2, 1000)))
+    feeds = random_feeds(inputs, 4)
+    assert (feeds["image"].shape, feeds["image"].dtype) == ((4, 32, 32, 3), np.uint8)
+    assert (feeds["image"].min(), feeds["image"].max()) == (0, 255)
+    assert (feeds["x"].shape, feeds["x"].dtype) == ((2, 1000), np.float32)
+    assert abs(float(feeds["x"].mean())) < 0.1
+    assert all(np.array_equal(feeds[name], again) for name, again in random_feeds(inputs, 4).items())
+
+
+@pytest.mark.parametrize("spec", [TensorSpec("x", "int64", (1,)), TensorSpec("x", "float32", ("batch", "width"))])
+def test_random_feeds_say_which_input_they_cannot_make(spec):
+    with pytest.raises(TensorError, match="'x'"):
+        random_feeds((spec,), 1)
+
+
+def test_measuring_imports_nothing_but_numpy():
+    code = (
+        "import sys, vitdeploy.bench.worker, vitdeploy.bench.contest, vitdeploy.bench.summary\n"
+        "heavy = {'torch', 'onnx', 'scipy', 'click', 'vitdeploy.models', 'onnxruntime', 'openvino'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,163 @@
+"""The parent's side of one measuring process: start it, ask it, end it, and say what happened when it dies."""
+
+from __future__ import annotations
+
+import json
+import queue
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from vitdeploy.errors import VitdeployError, WorkerError
+
+TAIL_BYTES = 4096
+TAIL_LINES = 8
+EXIT_SECONDS = 3.0
+
+
+class WorkerProcess:
+    """A running worker. `stderr_file` is where its standard error goes; its tail becomes part of errors."""
+
+    def __init__(self, artifact: str, argv: tuple[str, ...], stderr_file: Path) -> None:
+        """Start the process.
+
+        Raises:
+            WorkerError: the operating system cannot start it.
+        """
+        self.artifact = artifact
+        self._stderr_file = stderr_file
+        try:
+            with stderr_file.open("wb") as stderr:
+                self._process = subprocess.Popen(
+                    argv,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=stderr,
+                    text=True,
+                    encoding="utf-8",
+                    errors="replace",
+                )
+        except OSError as error:
+            raise WorkerError(f"cannot start the measuring process of {artifact}", found=str(error)) from None
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._commands: IO[str] = self._process.stdin
+        self._lines: queue.Queue[str | None] = queue.Queue()
+        # A thread, because a pipe can be waited for with a time limit on POSIX only.
+        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), daemon=True)
+        self._reader.start()
+
+    def _read(self, answers: IO[str]) -> None:
+        with answers:
+            for line in answers:
+                self._lines.put(line)
+        self._lines.put(None)
+
+    def ask(self, command: dict[str, Any], timeout: float) -> dict[str, Any]:
+        """The worker's answer to one command, within `timeout` seconds.
+
+        Raises:
+            WorkerError: it died, did not answer in time, or answered something that is not a JSON object.
+            VitdeployError: the error that it reports, as the class that has its code.
+        """
+        try:
+            self._commands.write(json.dumps(command) + "\n")
+            self._commands.flush()
+            line = self._lines.get(timeout=timeout)
+        except OSError:  # nobody reads the pipe any more
+            line = None
+        except queue.Empty:
+            raise self._failure(f"did not answer within {timeout:g} s", "no answer") from None
+        if line is None:
+            raise self._death()
+        return self._parse(line)
+
+    def _parse(self, line: str) -> dict[str, Any]:
+        try:
+            answer = json.loads(line)
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise self._failure("answered something else than a JSON object", repr(line[:200]))
+        if "error" in answer:
+            raise self._reported(answer["error"])
+        return answer
+
+    def _reported(self, data: dict[str, str]) -> VitdeployError:
+        message, found = data["message"], data["found"]
+        if self.artifact not in message:
+            message = f"{self.artifact}: {message}"
+        if data["code"] == VitdeployError.code:  # unexpected, so its traceback is wanted
+            found = "\n".join([found, *self._last_words()]).strip()
+        return _rebuild(data["code"], message, found=found, wanted=data["wanted"], fix=data["fix"])
+
+    def _death(self) -> WorkerError:
+        try:
+            status = self._process.wait(timeout=EXIT_SECONDS)
+        except subprocess.TimeoutExpired:
+            return self._failure("closed its output", "still running")
+        if status < 0:
+            name = _signal_name(-status)
+            fix = "often too little memory: free some, or take a smaller batch" if name == "SIGKILL" else ""
+            return self._failure("died", f"ended by {name}", fix)
+        return self._failure("died", f"exit status {status}")
+
+    def _failure(self, what: str, found: str, fix: str = "") -> WorkerError:
+        lines = [found, *self._last_words()]
+        return WorkerError(f"the measuring process of {self.artifact} {what}", found="\n".join(lines), fix=fix)
+
+    def _last_words(self) -> list[str]:
+        """The last lines of its standard error, indented for the `found` field of an error."""
+        with self._stderr_file.open("rb") as stderr:
+            stderr.seek(max(0, self._stderr_file.stat().st_size - TAIL_BYTES))
+            text = stderr.read().decode("utf-8", errors="replace")
+        return [f"{'':16}| {line}" for line in text.splitlines()[-TAIL_LINES:]]
+
+    def terminate(self) -> None:
+        self._process.terminate()
+
+    def reap(self, timeout: float) -> None:
+        """Wait at most `timeout` seconds until the process is gone, then kill it; close the pipes."""
+        try:
+            self._process.wait(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        try:
+            self._commands.close()
+        except OSError:  # what was not flushed yet cannot reach a dead process
+            pass
+        self._reader.join(timeout=EXIT_SECONDS)
+
+
+def end_all(workers: Sequence[WorkerProcess]) -> None:
+    """End all workers, whatever they do: terminate them, and kill those that are still there after some seconds."""
+    for worker in workers:
+        worker.terminate()
+    deadline = time.monotonic() + EXIT_SECONDS
+    for worker in workers:
+        worker.reap(max(0.0, deadline - time.monotonic()))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _rebuild(code: str, message: str, **fields: str) -> VitdeployError:
+    """An error of the class that has `code`. Some classes compose their message themselves; here it is given."""
+    kind = next((kind for kind in _subclasses(VitdeployError) if kind.code == code), VitdeployError)
+    error = kind.__new__(kind)
+    VitdeployError.__init__(error, message, **fields)
+    return error
+
+
+def _subclasses(kind: type[VitdeployError]) -> Iterator[type[VitdeployError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from _subclasses(child)

@@ -1,0 +1,181 @@
+"""The measuring process of one artifact: it loads the artifact's runners and measures when it is told to.
+
+It reads one JSON command a line from standard input and answers each with one JSON line:
+
+    {"do": "load", "request": {...}, "batches": [1, 8]}   {"provider", "load_seconds", "first_inference_ms"}
+    {"do": "block", "batch": 1, "seconds": 0.5}           {"latencies_ns": [...], "seconds"}
+    {"do": "close"}                                       {"closed": true}
+
+What goes wrong is answered as {"error": {"code", "message", "exit_code", "found", "wanted", "fix"}}.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from vitdeploy.errors import TensorError, VitdeployError
+from vitdeploy.runtime.engine import make_runner
+from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.spec import EngineSpec, TensorSpec, decode
+
+SEED = 0
+MIN_QUERIES = 3
+# ONNX Runtime's idle threads spin for some 30 ms after their last query, also while another process measures.
+SETTLE_SECONDS = 0.1
+
+MakeRunner = Callable[[dict[str, Any]], Runner]
+
+
+def serve(make_runner: MakeRunner) -> int:
+    """Answer commands until "close" or until standard input ends; returns the exit status of the process.
+
+    `make_runner` gets the request of the "load" command plus "batch" and returns a runner, loaded or not.
+    """
+    # Ctrl-C reaches the whole process group; the parent decides when this process ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    session = Session(make_runner)
+    try:
+        with _take_stdout() as answers:
+            for line in sys.stdin:
+                command = json.loads(line)
+                answers.write(json.dumps(session.answer(command)) + "\n")
+                answers.flush()
+                if command["do"] == "close":
+                    break
+    except BrokenPipeError:
+        pass  # the parent is gone, so nobody waits for the answer
+    return 0
+
+
+def _take_stdout() -> TextIO:
+    """The original standard output; from now on whatever this process prints goes to standard error."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return answers
+
+
+class Session:
+    """The loaded runners of one artifact, one per batch size, and the feeds that they are measured with."""
+
+    def __init__(self, make_runner: MakeRunner) -> None:
+        self._make_runner = make_runner
+        self._runners: dict[int, Runner] = {}
+        self._feeds: dict[int, dict[str, Array]] = {}
+
+    def answer(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to one command; an error becomes an answer too, so that the parent can raise it."""
+        try:
+            if command["do"] == "load":
+                return self._load(command["request"], command["batches"])
+            if command["do"] == "block":
+                return self._block(command["batch"], command["seconds"])
+            if command["do"] == "close":
+                return self._close()
+            raise ValueError(f"unknown command {command['do']!r}")
+        except VitdeployError as error:
+            return {"error": error.to_dict()}
+        except Exception as error:  # noqa: BLE001 - a bug, which the parent reports with this traceback
+            traceback.print_exc()
+            return {"error": VitdeployError(f"{type(error).__name__}: {str(error)[:300]}").to_dict()}
+
+    def _load(self, request: dict[str, Any], batches: list[int]) -> dict[str, Any]:
+        """Load one runner per batch. What is reported is the first one: cold, with the runtime's import."""
+        reports = [self._load_one(request, batch) for batch in batches]
+        # What exists by now stays. Frozen, it costs a garbage collection inside a block no time.
+        gc.collect()
+        gc.freeze()
+        return reports[0]
+
+    def _load_one(self, request: dict[str, Any], batch: int) -> dict[str, Any]:
+        start = time.perf_counter_ns()
+        runner = self._make_runner({**request, "batch": batch}).load()
+        loaded = time.perf_counter_ns()
+        feeds = random_feeds(runner.inputs, batch)
+        latency, _ = _timed(runner, feeds)
+        self._runners[batch], self._feeds[batch] = runner, feeds
+        return {
+            "provider": runner.provider,
+            "load_seconds": (loaded - start) / 1e9,
+            "first_inference_ms": latency / 1e6,
+        }
+
+    def _block(self, batch: int, seconds: float) -> dict[str, Any]:
+        runner, feeds = self._runners[batch], self._feeds[batch]
+        # Unrecorded queries first, until the artifact measured before has left the CPU and its caches.
+        _run(runner, feeds, SETTLE_SECONDS, least=1)
+        latencies, measured = _run(runner, feeds, seconds, least=MIN_QUERIES)
+        return {"latencies_ns": latencies, "seconds": measured}
+
+    def _close(self) -> dict[str, Any]:
+        for runner in self._runners.values():
+            runner.close()
+        self._runners.clear()
+        return {"closed": True}
+
+
+def _run(runner: Runner, feeds: Mapping[str, Array], seconds: float, least: int) -> tuple[list[int], float]:
+    """Query back to back for at least `seconds` and `least` queries: latencies in ns, and the seconds it took."""
+    latencies: list[int] = []
+    start = end = time.perf_counter_ns()
+    while end - start < seconds * 1e9 or len(latencies) < least:
+        latency, end = _timed(runner, feeds)
+        latencies.append(latency)
+    return latencies, (end - start) / 1e9
+
+
+def _timed(runner: Runner, feeds: Mapping[str, Array]) -> tuple[int, int]:
+    """Latency of one query, from host memory to host memory, and the clock after it; both in ns."""
+    start = time.perf_counter_ns()
+    runner.infer(feeds)
+    end = time.perf_counter_ns()
+    return end - start, end
+
+
+def random_feeds(inputs: tuple[TensorSpec, ...], batch: int) -> dict[str, Array]:
+    """Seeded random arrays for all inputs: pixels for uint8, standard normal values for float32.
+
+    A dynamic leading axis becomes `batch`.
+
+    Raises:
+        TensorError: an input of another dtype, or with another dynamic axis.
+    """
+    generator = np.random.default_rng(SEED)
+    return {tensor.name: _random_array(generator, tensor.with_batch(batch)) for tensor in inputs}
+
+
+def _random_array(generator: np.random.Generator, tensor: TensorSpec) -> Array:
+    shape = tuple(size for size in tensor.shape if isinstance(size, int))
+    if len(shape) == len(tensor.shape) and tensor.dtype == "uint8":
+        return generator.integers(0, 256, shape, dtype=np.uint8)
+    if len(shape) == len(tensor.shape) and tensor.dtype == "float32":
+        return generator.standard_normal(shape, dtype=np.float32)
+    raise TensorError(
+        f"no random input can be made for {tensor.name!r}",
+        found=str(tensor),
+        wanted="uint8 or float32, with no dynamic axis but the leading one",
+    )
+
+
+def engine_runner(request: dict[str, Any]) -> Runner:
+    """The runner of an engine: {"folder", "engine" (an encoded EngineSpec), "threads", "batch"}."""
+    engine = decode(EngineSpec, request["engine"])
+    return make_runner(Path(request["folder"]), engine, batch=request["batch"], threads=request["threads"])
+
+
+def main() -> int:
+    return serve(engine_runner)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Does the engine still give the original's answers? Agreement, accuracy with intervals, gates."""
