@@ -1,0 +1,34 @@
+"""What the table and the plots both look up in the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vitdeploy.report import figures, text
+
+ORIGINAL = "pytorch"
+
+
+def artifact_order(report: Mapping[str, Any]) -> list[str]:
+    """All artifacts, the original first, then the engines in the report's order, then what was only benched."""
+    names = [ORIGINAL, *(engine["artifact"] for engine in report["engines"]), *bench_results(report)]
+    return list(dict.fromkeys(names))
+
+
+def bench_results(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The bench results by artifact; empty if there was no bench."""
+    bench = report["bench"]
+    return {result["artifact"]: result for result in bench["results"]} if bench else {}
+
+
+def reference_top1(report: Mapping[str, Any]) -> float | None:
+    """The original's top-1 accuracy, measured beside each engine on the same images."""
+    values = (engine["verify"]["reference_top1"] for engine in report["engines"])
+    return next((value for value in values if text.known(value)), None)
+
+
+def series(report: Mapping[str, Any], artifact: str) -> int:
+    """The colour and marker number of an artifact: 0 for the original, the others share the rest."""
+    index = artifact_order(report).index(artifact)
+    return 0 if index == 0 else 1 + (index - 1) % (len(figures.SERIES) - 1)

@@ -1,0 +1,15 @@
+"""The plots of the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from vitdeploy.report.accuracy import accuracy_plot
+from vitdeploy.report.latency import latency_plot
+from vitdeploy.report.svg import Plot
+
+
+def render_plots(report: Mapping[str, Any]) -> list[Plot]:
+    """Every plot for which the report has data."""
+    return [plot for plot in (accuracy_plot(report), latency_plot(report)) if plot is not None]

@@ -1,0 +1,190 @@
+"""The rows of the main table and the few numbers above it, as text that the template only has to place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vitdeploy.report import lookup, text
+from vitdeploy.report.text import MISSING
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A gate status as a badge: never colour alone, always a symbol and words too."""
+
+    status: str
+    symbol: str
+    words: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value and, in small print below it, its interval or condition."""
+
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One artifact in the main table."""
+
+    artifact: str
+    series: int
+    original: bool
+    recommended: bool
+    gate: Gate | None
+    target: str
+    precision: Cell
+    provider: str
+    top1: str
+    drop: Cell
+    agreement: Cell
+    kl: str
+    latency: tuple[str, str, str]
+    throughput: Cell
+    ratio: Cell
+    size: str
+    flags: list[str]
+
+
+_GATES = {
+    "pass": Gate("pass", "✓", "Gate passed"),
+    "fail": Gate("fail", "✕", "Gate failed"),
+    "undecided": Gate("undecided", "?", "Gate undecided"),
+    "none": Gate("none", "–", "No budget set"),
+}
+
+
+def gate(status: str) -> Gate:
+    """The badge of a gate status. A status that is not known is shown as it is, in neutral colours."""
+    return _GATES.get(status) or Gate("none", "–", status)
+
+
+def main_rows(report: Mapping[str, Any]) -> list[Row]:
+    """One row per artifact, the original first."""
+    return [_row(report, artifact) for artifact in lookup.artifact_order(report)]
+
+
+def _row(report: Mapping[str, Any], artifact: str) -> Row:
+    """The row of one artifact, which may have been verified, benched, or both."""
+    engine = next((engine for engine in report["engines"] if engine["artifact"] == artifact), None)
+    result = lookup.bench_results(report).get(artifact)
+    source = engine or result or {}
+    latency = result["latency_ms"] if result else {}
+    original = artifact == lookup.ORIGINAL
+    return Row(
+        artifact=artifact,
+        series=lookup.series(report, artifact),
+        original=original,
+        recommended=artifact == report["verdict"]["recommended"],
+        gate=gate(engine["gate"]["status"]) if engine and engine["gate"]["status"] != "none" else None,
+        target=source.get("target") or MISSING,
+        precision=Cell(source.get("precision") or MISSING, _kernels(engine["kernels"]) if engine else ""),
+        provider=source.get("provider") or MISSING,
+        **_accuracy_cells(engine, lookup.reference_top1(report) if original else None),
+        latency=(_ms(latency, "p50"), _ms(latency, "p90"), _ms(latency, "p99")),
+        throughput=_throughput(result),
+        ratio=Cell("1", "original") if original and result else _ratio_cell(report, artifact),
+        size=text.megabytes(engine["bytes"]) if engine else MISSING,
+        flags=_flags(engine, result),
+    )
+
+
+def _accuracy_cells(engine: Mapping[str, Any] | None, reference: float | None) -> dict[str, Any]:
+    """The columns that come from verification; the original only has an accuracy."""
+    if engine is None:
+        return {"top1": text.number(reference), "drop": Cell(MISSING), "agreement": Cell(MISSING), "kl": MISSING}
+    verify = engine["verify"]
+    return {
+        "top1": text.number(verify["top1"]),
+        "drop": _with_interval(verify["drop"], verify["drop_ci95"]),
+        "agreement": _with_interval(verify["agreement"], verify["agreement_ci95"]),
+        "kl": text.small(verify["kl"]),
+    }
+
+
+def _with_interval(value: float | None, bounds: list[float] | None) -> Cell:
+    """A value with its 95 % interval, where there is one."""
+    return Cell(text.number(value), text.interval(bounds) if bounds else "")
+
+
+def _kernels(kernels: Mapping[str, int]) -> str:
+    """Which precisions the kernels really ran in; only worth a note if they were mixed."""
+    used = {precision: count for precision, count in kernels.items() if count}
+    return "\u00a0+ ".join(f"{count}\u00a0{precision}" for precision, count in used.items()) if len(used) > 1 else ""
+
+
+def _ms(latency: Mapping[str, float], percentile: str) -> str:
+    """A latency percentile in milliseconds."""
+    return text.significant(latency.get(percentile))
+
+
+def _throughput(result: Mapping[str, Any] | None) -> Cell:
+    """Images per second, with the batch size they were measured at."""
+    if result is None:
+        return Cell(MISSING)
+    return Cell(text.significant(result["throughput"]), f"batch {result['batch']['offline']}")
+
+
+def latency_ratio(report: Mapping[str, Any], artifact: str) -> Mapping[str, Any] | None:
+    """The measured latency ratio of an artifact against the original."""
+    ratios = report["bench"]["ratios"] if report["bench"] else []
+    wanted = (artifact, lookup.ORIGINAL, "latency")
+    return next((ratio for ratio in ratios if (ratio["a"], ratio["b"], ratio["metric"]) == wanted), None)
+
+
+def _ratio_cell(report: Mapping[str, Any], artifact: str) -> Cell:
+    """The latency ratio against the original with its interval."""
+    ratio = latency_ratio(report, artifact)
+    if ratio is None:
+        return Cell(MISSING)
+    return Cell(f"{text.significant(ratio['ratio'])}", text.ratio_interval(ratio["ci95"]))
+
+
+def _flags(engine: Mapping[str, Any] | None, result: Mapping[str, Any] | None) -> list[str]:
+    """What a reader must know before trusting a row."""
+    shipped = [] if engine is None or engine["shipped"] else ["not shipped"]
+    return [*shipped, *(result["flags"] if result else [])]
+
+
+def headline(report: Mapping[str, Any]) -> list[Cell]:
+    """The recommended artifact in three or four numbers."""
+    recommended = report["verdict"]["recommended"]
+    engine = next((engine for engine in report["engines"] if engine["artifact"] == recommended), None)
+    if engine is None:
+        return []
+    verify = engine["verify"]
+    cells = []
+    ratio = latency_ratio(report, recommended)
+    if ratio is not None and text.known(ratio["ratio"]) and ratio["ratio"] > 0:
+        cells.append(_speed(report, ratio))
+    if verify["drop"] is not None:
+        cells.append(_drop(verify))
+    images = text.count(verify["n"], "image")
+    cells.append(Cell(f"{text.number(verify['agreement'])} %", f"same answer as the original, on {images}"))
+    cells.append(Cell(f"{text.megabytes(engine['bytes'])} MB", "on disk"))
+    return cells
+
+
+def _speed(report: Mapping[str, Any], ratio: Mapping[str, Any]) -> Cell:
+    """How fast it is against the original, said only as surely as the interval allows."""
+    results = lookup.bench_results(report)
+    p50 = [text.significant(results[name]["latency_ms"]["p50"]) for name in (ratio["a"], ratio["b"]) if name in results]
+    detail = f": p50 {p50[0]} ms, original {p50[1]} ms" if len(p50) == 2 else ""
+    value, bounds = ratio["ratio"], ratio["ci95"]
+    if bounds and bounds[0] <= 1 <= bounds[1]:
+        return Cell(f"{text.significant(value)}×", f"the original’s latency, no clear difference{detail}")
+    if value < 1:
+        return Cell(f"{text.significant(1 / value)}×", f"as fast as the original{detail}")
+    return Cell(f"{text.significant(value)}×", f"the original’s latency, so slower{detail}")
+
+
+def _drop(verify: Mapping[str, Any]) -> Cell:
+    """The top-1 drop in points; a negative drop is called a gain."""
+    drop, bounds = verify["drop"], verify["drop_ci95"]
+    words = "drop in top-1 accuracy" if drop >= 0 else "gain in top-1 accuracy"
+    detail = f", 95 % interval of the drop {text.interval(bounds)}" if bounds else ""
+    return Cell(f"{text.number(abs(drop))} pt", words + detail)

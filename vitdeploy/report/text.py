@@ -1,0 +1,133 @@
+"""Numbers, sizes and dates as a person reads them. Missing values become an en dash, never "None"."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+MISSING = "–"
+_OVERRIDES = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def known(value: float | None) -> bool:
+    """Whether a value is there and finite."""
+    return value is not None and math.isfinite(value)
+
+
+def number(value: float | None, digits: int = 2) -> str:
+    """A number with a fixed count of decimals, thousands separated, and a true minus sign."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    text = f"{value:,.{digits}f}"
+    # A small negative number must not be shown as "-0.00".
+    if float(text.replace(",", "")) == 0:
+        text = text.lstrip("-")
+    return text.replace("-", "−")
+
+
+def significant(value: float | None, digits: int = 3) -> str:
+    """A number with about this many significant digits, never in exponent form."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    magnitude = math.floor(math.log10(abs(value))) if value else 0
+    return number(value, max(0, digits - 1 - magnitude))
+
+
+def small(value: float | None, digits: int = 2) -> str:
+    """A number that may be tiny: plain from 0.001 on, else as 1.2×10⁻⁵."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    if value == 0 or 1e-3 <= abs(value) < 1e5:
+        return significant(value, digits)
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    return f"{mantissa.replace('-', '−')}×10{str(int(exponent)).translate(_SUPERSCRIPTS)}"
+
+
+def interval(bounds: Sequence[float] | None, digits: int = 2) -> str:
+    """A confidence interval in words, which stays readable when a bound is negative."""
+    if bounds is None or not all(known(bound) for bound in bounds):
+        return MISSING
+    return f"{number(bounds[0], digits)} to {number(bounds[1], digits)}"
+
+
+def ratio_interval(bounds: Sequence[float] | None) -> str:
+    """The interval of a ratio, both bounds with three significant digits."""
+    if bounds is None or not all(known(bound) for bound in bounds):
+        return MISSING
+    return f"{significant(bounds[0])} to {significant(bounds[1])}"
+
+
+def percent(fraction: float | None, digits: int = 1) -> str:
+    """A fraction between 0 and 1 as a percentage."""
+    return MISSING if fraction is None or not math.isfinite(fraction) else f"{number(100 * fraction, digits)} %"
+
+
+def megabytes(count: float | None) -> str:
+    """A count of bytes in decimal megabytes, without the unit."""
+    return MISSING if count is None else significant(count / 1e6)
+
+
+def size(count: float | None) -> str:
+    """A count of bytes with the unit that suits it."""
+    if count is None:
+        return MISSING
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{significant(count / scale)} {unit}"
+    return f"{count} bytes"
+
+
+def count(value: float, singular: str, plural: str | None = None) -> str:
+    """A counted noun: "1 image", "1,000 images"."""
+    return f"{number(value, 0)} {singular if value == 1 else plural or singular + 's'}"
+
+
+def parameters(value: float | None) -> str:
+    """A parameter count, in millions where that is shorter."""
+    if value is None:
+        return MISSING
+    return f"{significant(value / 1e6)} million" if value >= 1e6 else number(value, 0)
+
+
+def date(iso: str) -> str:
+    """An ISO date as "4 March 2025, 10:20 UTC"; the text itself if it is not one."""
+    # The suffix "Z" is only understood from Python 3.11 on.
+    plain = f"{iso[:-1]}+00:00" if iso.endswith("Z") else iso
+    try:
+        moment = datetime.fromisoformat(plain)
+    except ValueError:
+        return iso
+    return f"{moment.day} {moment:%B %Y, %H:%M} {moment.tzname() or ''}".rstrip()
+
+
+def clean(value: str) -> str:
+    """Text without what can neither be written as UTF-8 or XML nor be read: control characters and lone surrogates.
+
+    Direction overrides go too, since they can make a name look like another.
+    """
+    return "".join(
+        "\ufffd" if unicodedata.category(char) in ("Cc", "Cs") or char in _OVERRIDES else char for char in value
+    )
+
+
+def cleaned(value: Any) -> Any:
+    """A JSON value with every text in it cleaned, keys included."""
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, Mapping):
+        return {cleaned(key): cleaned(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [cleaned(item) for item in value]
+    return value
+
+
+def shorten(text: str, limit: int = 32) -> str:
+    """A text of at most `limit` characters, cut in the middle: both ends tell artifacts apart."""
+    if len(text) <= limit:
+        return text
+    tail = (limit - 1) // 2
+    return f"{text[: limit - 1 - tail]}…{text[-tail:]}"
