@@ -1,30 +1,30 @@
 """Every error that vitdeploy raises on purpose, with its stable code and the exit status it turns into.
 
-    VitdeployError                     exit 1   a bug of ours when raised as such
-    ├── InputError                     exit 2   the input is wrong
-    │   ├── RecipeError                VD2001   unknown, missing or ill-typed recipe fields, all at once
-    │   ├── MissingFileError           VD2002   a file or folder is not there
-    │   ├── OutputError                VD2003   the output path holds something that is not ours to replace
-    │   ├── UnknownModelError          VD2101   no such built-in architecture
-    │   ├── CheckpointError            VD2102   keys, shapes or class count do not fit the architecture
-    │   ├── NonFiniteWeightsError      VD2103   NaN or infinity in the weights
-    │   ├── ExportError                VD2201   the exported graph is not the same function as the model
-    │   ├── GraphError                 VD2202   not an ONNX file, or not one that this step can work on
-    │   ├── DataError                  VD2301   an image folder that cannot be used
-    │   ├── ImageError                 VD2302   an image that cannot be decoded, or is too large
-    │   ├── TensorError                VD2401   an array whose name, dtype or shape the engine does not take
-    │   └── TargetError                VD2402   an unknown target, or one that the artifact was not made for
-    ├── UnsafeError                    exit 3   refused as unsafe
-    │   ├── PickleError                VD3001   a pickle that is more than plain weights
-    │   ├── DigestError                VD3101   bytes differ from the digest recorded for them
-    │   └── ManifestError              VD3102   a manifest that breaks a rule of the format
-    ├── HostError                      exit 4   this machine lacks something
-    │   ├── MissingPackageError        VD4001   a package is not installed; names the extra that installs it
-    │   ├── CapabilityError            VD4002   the runtime or CPU cannot do what was asked
-    │   ├── StorageError               VD4101   the disk is full, read-only or not writable
-    │   ├── EngineError                VD4201   a runtime refused or failed on a graph
-    │   └── WorkerError                VD4202   a measuring process died
-    └── GateError                      exit 5, VD5001   a budget is not met, or not provably met
+VitdeployError                     exit 1   a bug of ours when raised as such
+├── InputError                     exit 2   the input is wrong
+│   ├── RecipeError                VD2001   unknown, missing or ill-typed recipe fields, all at once
+│   ├── MissingFileError           VD2002   a file or folder is not there
+│   ├── OutputError                VD2003   the output path holds something that is not ours to replace
+│   ├── UnknownModelError          VD2101   no such built-in architecture
+│   ├── CheckpointError            VD2102   keys, shapes or class count do not fit the architecture
+│   ├── NonFiniteWeightsError      VD2103   NaN or infinity in the weights
+│   ├── ExportError                VD2201   the exported graph is not the same function as the model
+│   ├── GraphError                 VD2202   not an ONNX file, or not one that this step can work on
+│   ├── DataError                  VD2301   an image folder that cannot be used
+│   ├── ImageError                 VD2302   an image that cannot be decoded, or is too large
+│   ├── TensorError                VD2401   an array whose name, dtype or shape the engine does not take
+│   └── TargetError                VD2402   an unknown target, or one that the artifact was not made for
+├── UnsafeError                    exit 3   refused as unsafe
+│   ├── PickleError                VD3001   a pickle that is more than plain weights
+│   ├── DigestError                VD3101   bytes differ from the digest recorded for them
+│   └── ManifestError              VD3102   a manifest that breaks a rule of the format
+├── HostError                      exit 4   this machine lacks something
+│   ├── MissingPackageError        VD4001   a package is not installed; names the extra that installs it
+│   ├── CapabilityError            VD4002   the runtime or CPU cannot do what was asked
+│   ├── StorageError               VD4101   the disk is full, read-only or not writable
+│   ├── EngineError                VD4201   a runtime refused or failed on a graph
+│   └── WorkerError                VD4202   a measuring process died
+└── GateError                      exit 5, VD5001   a budget is not met, or not provably met
 """
 
 from __future__ import annotations

@@ -39,19 +39,27 @@ def read_bundle(folder: Path) -> Manifest:
     path = folder / MANIFEST_FILE
     if not path.is_file():
         raise MissingFileError(
-            f"{folder} is not a bundle", found=f"no {MANIFEST_FILE} in it" if folder.is_dir() else "no such folder",
+            f"{folder} is not a bundle",
+            found=f"no {MANIFEST_FILE} in it" if folder.is_dir() else "no such folder",
             wanted="a folder made by `vitdeploy run` or `vitdeploy compile`",
         )
     if path.stat().st_size > MAX_MANIFEST_BYTES:
-        raise ManifestError(f"{path} is too large", found=f"{path.stat().st_size:,} bytes",
-                            wanted=f"at most {MAX_MANIFEST_BYTES:,} bytes")
+        raise ManifestError(
+            f"{path} is too large",
+            found=f"{path.stat().st_size:,} bytes",
+            wanted=f"at most {MAX_MANIFEST_BYTES:,} bytes",
+        )
     try:
         data = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_no_duplicates)
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"{path} is not JSON", found=str(error)[:200]) from None
     if isinstance(data, dict) and isinstance(data.get("format"), int) and data["format"] > MANIFEST_FORMAT:
-        raise ManifestError(f"{path} has a newer format", found=str(data["format"]), wanted=str(MANIFEST_FORMAT),
-                            fix="pip install --upgrade vitdeploy")
+        raise ManifestError(
+            f"{path} has a newer format",
+            found=str(data["format"]),
+            wanted=str(MANIFEST_FORMAT),
+            fix="pip install --upgrade vitdeploy",
+        )
     try:
         manifest = decode(Manifest, data)
     except DecodeError as error:
@@ -75,8 +83,11 @@ def _check_paths(path: Path, manifest: Manifest) -> None:
     for name in listed:
         segments = name.split("/")
         if len(name) > 240 or any(s in (".", "..") or not _SEGMENT.fullmatch(s) for s in segments):
-            raise ManifestError(f"{path} names a path that is not allowed", found=repr(name)[:120],
-                                wanted="relative, segments of A-Z a-z 0-9 . _ -")
+            raise ManifestError(
+                f"{path} names a path that is not allowed",
+                found=repr(name)[:120],
+                wanted="relative, segments of A-Z a-z 0-9 . _ -",
+            )
     if len(set(listed)) != len(listed):
         raise ManifestError(f"{path} lists a file twice")
     named = [graph.file for graph in manifest.graphs.values()]

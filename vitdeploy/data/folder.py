@@ -1,9 +1,9 @@
 """A folder of images as a list of samples, and its split into calibration and evaluation images.
 
-    images/<class>/x.jpg            labels: folders; the sorted folder names are the classes, in index order
-    images/x.jpg                    labels: none
-    images/calibration/<class>/...  a folder that holds `calibration` and `evaluation` brings its own split
-    images/evaluation/<class>/...
+images/<class>/x.jpg            labels: folders; the sorted folder names are the classes, in index order
+images/x.jpg                    labels: none
+images/calibration/<class>/...  a folder that holds `calibration` and `evaluation` brings its own split
+images/evaluation/<class>/...
 """
 
 from __future__ import annotations
@@ -53,8 +53,10 @@ def scan(folder: Path, labels: Labels) -> tuple[list[Sample], tuple[str, ...]]:
     classes = tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir())) if labels == "folders" else ()
     if labels == "folders" and not classes:
         raise DataError(
-            f"{folder} has no class folders", found=f"{len(_images(folder))} images directly in it",
-            wanted="one sub-folder a class", fix="sort the images into class folders, or set data.labels to none",
+            f"{folder} has no class folders",
+            found=f"{len(_images(folder))} images directly in it",
+            wanted="one sub-folder a class",
+            fix="sort the images into class folders, or set data.labels to none",
         )
     if labels == "folders":
         samples = [Sample(path, i) for i, name in enumerate(classes) for path in _images(folder / name)]
@@ -69,18 +71,17 @@ def _images(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
 
 
-def split(
-    folder: Path, labels: Labels, *, calibration: int, evaluation: int | Literal["all"], seed: int
-) -> DataSplit:
+def split(folder: Path, labels: Labels, *, calibration: int, evaluation: int | Literal["all"], seed: int) -> DataSplit:
     """Choose calibration and evaluation images.
 
-    Files in sorted order are permuted by `numpy.random.default_rng(seed)`; the first `calibration` of them calibrate,
-    the next `evaluation` (or all others) evaluate. A folder with its own split is sampled within each part.
+    Files in sorted order are permuted by `numpy.random.RandomState(seed)`, whose stream is frozen for all versions of
+    numpy (NEP 19; that of `default_rng` is not); the first `calibration` of them calibrate, the next `evaluation` (or
+    all others) evaluate. A folder with its own split is sampled within each part.
 
     Raises:
         MissingFileError, DataError: as `scan`; fewer images than asked for; parts with other classes.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.RandomState(seed)
     if all((folder / part).is_dir() for part in OWN_SPLIT):
         (first, classes), (second, others) = (scan(folder / part, labels) for part in OWN_SPLIT)
         if classes != others:
@@ -89,24 +90,27 @@ def split(
                 found=f"only in one of them: {', '.join(sorted(set(classes) ^ set(others))[:5])}",
                 wanted="the same class folders in both",
             )
-        _enough(folder, len(first), calibration, "calibration")
+        enough(folder, len(first), calibration, "calibration")
         chosen = [first[i] for i in generator.permutation(len(first))[:calibration]]
         rest = [second[i] for i in generator.permutation(len(second))]
     else:
         samples, classes = scan(folder, labels)
-        _enough(folder, len(samples) - 1, calibration, "calibration (and at least one more to evaluate)")
+        enough(folder, len(samples) - 1, calibration, "calibration (and at least one more to evaluate)")
         shuffled = [samples[i] for i in generator.permutation(len(samples))]
         chosen, rest = shuffled[:calibration], shuffled[calibration:]
     if evaluation != "all":
-        _enough(folder, len(rest), evaluation, "evaluation")
+        enough(folder, len(rest), evaluation, "evaluation")
         rest = rest[:evaluation]
     return DataSplit(tuple(chosen), tuple(rest), classes)
 
 
-def _enough(folder: Path, found: int, wanted: int, what: str) -> None:
+def enough(folder: Path, found: int, wanted: int, what: str) -> None:
+    """Raise DataError where `found` images are fewer than `wanted`."""
     if found < wanted:
         raise DataError(
-            f"{folder} has too few images for {what}", found=f"{max(found, 0)} images", wanted=f"{wanted} images",
+            f"{folder} has too few images for {what}",
+            found=f"{max(found, 0)} images",
+            wanted=f"{wanted} images",
             fix="add images, or ask for fewer (--num-samples, data.calibration.images, data.evaluation.images)",
         )
 

@@ -71,6 +71,8 @@ def relative_difference(ours: np.ndarray, reference: np.ndarray) -> float:
 
 def _baked(graph: Path, batch: int, found: str) -> ExportError:
     return ExportError(
-        f"{graph} does not run at batch {batch}: a batch is baked into a constant of the graph", found=found,
-        wanted="every batch size", fix="in the model, take sizes from the tensor, or export with a fixed --batch",
+        f"{graph} does not run at batch {batch}: a batch is baked into a constant of the graph",
+        found=found,
+        wanted="every batch size",
+        fix="in the model, take sizes from the tensor, or export with a fixed --batch",
     )

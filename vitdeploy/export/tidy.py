@@ -32,7 +32,11 @@ def tidy(model: ir.Model, prefix: str) -> None:
 def strip(model: ir.Model) -> None:
     """Remove every doc string and all metadata of the model, its graph, its nodes and its tensors. In place."""
     ClearMetadataAndDocStringPass()(model)
-    for value in (*model.graph.inputs, *model.graph.initializers.values(), *(v for node in model.graph for v in node.outputs)):
+    for value in (
+        *model.graph.inputs,
+        *model.graph.initializers.values(),
+        *(v for node in model.graph for v in node.outputs),
+    ):
         value.metadata_props.clear()
         value.doc_string = None
         if value.const_value is not None:

@@ -55,8 +55,14 @@ class TensorIn(nn.Module):
 
 
 def attention(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
-    scale: float | None = None, enable_gqa: bool = False,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
 ) -> Any:
     """scaled_dot_product_attention as MatMul, Softmax, MatMul: the pattern that every runtime fuses.
 
@@ -75,8 +81,14 @@ def attention(
 
 
 def export_graph(
-    model: nn.Module, *, name: str, preprocess: PreprocessSpec, image_size: tuple[int, int], opset: int,
-    batch: int | None, in_graph: bool,
+    model: nn.Module,
+    *,
+    name: str,
+    preprocess: PreprocessSpec,
+    image_size: tuple[int, int],
+    opset: int,
+    batch: int | None,
+    in_graph: bool,
 ) -> ir.Model:
     """The ONNX graph of `model` (float32 [batch, channels, height, width] -> float32 [batch, classes]).
 
@@ -113,7 +125,9 @@ def export_graph(
     except Exception as error:
         cause = error.__cause__ or error
         lines = [line for line in str(cause).splitlines() if line.strip()]
-        raise ExportError(f"{name} cannot be exported to ONNX", found=(lines[0] if lines else repr(cause))[:300]) from error
+        raise ExportError(
+            f"{name} cannot be exported to ONNX", found=(lines[0] if lines else repr(cause))[:300]
+        ) from error
     assert program is not None
     graph = program.model
     tidy(graph, prefix="model")

@@ -10,7 +10,7 @@ import onnx
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError, MissingFileError
-from vitdeploy.spec import DecodeError, GraphSpec, PreprocessSpec, Task, TensorSpec, decode, encode
+from vitdeploy.spec import DecodeError, GraphSpec, Precision, PreprocessSpec, Task, TensorSpec, decode, encode
 
 MAX_BYTES = 2**31 - 1
 METADATA_KEY = "vitdeploy"
@@ -28,7 +28,7 @@ class GraphMetadata:
     task: Task
     preprocess: PreprocessSpec
     target: str | None = None
-    precision: str | None = None
+    precision: Precision | None = None
 
 
 def load_graph(path: Path) -> ir.Model:
@@ -46,8 +46,10 @@ def load_graph(path: Path) -> ir.Model:
     except Exception as error:  # protobuf, checker and external-data errors have no common base
         text = str(error).strip()
         raise GraphError(
-            f"{path} is not a valid ONNX file", found=text.splitlines()[0][:200] if text else type(error).__name__,
-            wanted="an ONNX model", fix="export it again",
+            f"{path} is not a valid ONNX file",
+            found=text.splitlines()[0][:200] if text else type(error).__name__,
+            wanted="an ONNX model",
+            fix="export it again",
         ) from None
     return ir.from_proto(proto)
 
@@ -64,8 +66,11 @@ def save_graph(model: ir.Model, path: Path) -> None:
     )
     proto = ir.to_proto(model)
     if proto.ByteSize() > MAX_BYTES:
-        raise GraphError("the graph does not fit into one file", found=f"{proto.ByteSize():,} bytes",
-                         wanted=f"less than {MAX_BYTES:,} bytes")
+        raise GraphError(
+            "the graph does not fit into one file",
+            found=f"{proto.ByteSize():,} bytes",
+            wanted=f"less than {MAX_BYTES:,} bytes",
+        )
     try:
         onnx.checker.check_model(proto)
     except onnx.checker.ValidationError as error:
@@ -86,8 +91,10 @@ def get_metadata(model: ir.Model, source: str) -> GraphMetadata:
     text = model.metadata_props.get(METADATA_KEY)
     if text is None:
         raise GraphError(
-            f"{source} does not say how its input is made", found="no vitdeploy metadata in the file",
-            wanted="a graph written by `vitdeploy export`", fix="vitdeploy export MODEL --checkpoint FILE -o DIR",
+            f"{source} does not say how its input is made",
+            found="no vitdeploy metadata in the file",
+            wanted="a graph written by `vitdeploy export`",
+            fix="vitdeploy export MODEL --checkpoint FILE -o DIR",
         )
     try:
         return decode(GraphMetadata, json.loads(text))
@@ -97,8 +104,9 @@ def get_metadata(model: ir.Model, source: str) -> GraphMetadata:
 
 def graph_spec(model: ir.Model, file: str) -> GraphSpec:
     """Names, dtypes and shapes of a graph's inputs and outputs."""
-    return GraphSpec(file, tuple(_tensor_spec(v) for v in model.graph.inputs),
-                     tuple(_tensor_spec(v) for v in model.graph.outputs))
+    return GraphSpec(
+        file, tuple(_tensor_spec(v) for v in model.graph.inputs), tuple(_tensor_spec(v) for v in model.graph.outputs)
+    )
 
 
 def _tensor_spec(value: ir.Value) -> TensorSpec:

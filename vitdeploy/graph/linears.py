@@ -74,3 +74,18 @@ def _bias_of(add: ir.Node, product: ir.Value) -> npt.NDArray[np.float32] | None:
     other = add.inputs[1] if add.inputs[0] is product else add.inputs[0]
     bias = constant(other)
     return bias if bias is not None and bias.ndim == 1 else None
+
+
+def count_int8(model: ir.Model) -> int:
+    """How many linears and convolutions a placement computes in INT8, in either form that placements have."""
+    fused = sum(node.op_type == "MatMulIntegerToFloat" for node in model.graph)
+    explicit = sum(
+        node.op_type in ("MatMul", "Conv") and _dequantized(node.inputs[0]) and _dequantized(node.inputs[1])
+        for node in model.graph
+    )
+    return fused + explicit
+
+
+def _dequantized(value: ir.Value | None) -> bool:
+    producer = value.producer() if value is not None else None
+    return producer is not None and producer.op_type == "DequantizeLinear"

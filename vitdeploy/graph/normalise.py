@@ -25,6 +25,11 @@ def normalise(model: ir.Model) -> None:
     )
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
     gemm_to_matmul(model)
+    drop_unused(model)
+
+
+def drop_unused(model: ir.Model) -> None:
+    """Remove nodes, initializers and opset imports that nothing reads, and sort what is left. In place."""
     for clean in (RemoveUnusedNodesPass(), RemoveUnusedOpsetsPass(), TopologicalSortPass()):
         clean(model)
 

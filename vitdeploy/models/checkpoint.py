@@ -46,8 +46,10 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         return load_file(path)
     except (SafetensorError, ValueError) as error:
         raise CheckpointError(
-            f"{path} is not a whole safetensors file", found=str(error)[:200],
-            wanted="a .safetensors file, or a .pt/.pth with a state dict", fix="download it again",
+            f"{path} is not a whole safetensors file",
+            found=str(error)[:200],
+            wanted="a .safetensors file, or a .pt/.pth with a state dict",
+            fix="download it again",
         ) from None
 
 
@@ -59,20 +61,25 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
     except pickle.UnpicklingError as error:
         reason = str(error).split("WeightsUnpickler error:")[-1].strip().splitlines()[0]
         raise PickleError(
-            f"{path} is a pickle that holds more than plain weights, so it is not loaded", found=reason[:200],
+            f"{path} is a pickle that holds more than plain weights, so it is not loaded",
+            found=reason[:200],
             wanted="a state dict of tensors",
             fix="where you trust it: safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')",
         ) from None
     except Exception as error:  # truncated archives raise RuntimeError, EOFError, zipfile errors ...
-        raise CheckpointError(f"{path} is not a whole PyTorch checkpoint", found=str(error).splitlines()[0][:200],
-                              fix="download it again") from None
+        raise CheckpointError(
+            f"{path} is not a whole PyTorch checkpoint", found=str(error).splitlines()[0][:200], fix="download it again"
+        ) from None
     if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
         kinds = (
             ", ".join(f"{key}: {type(value).__name__}" for key, value in list(loaded.items())[:SHOWN])
-            if isinstance(loaded, Mapping) else type(loaded).__name__
+            if isinstance(loaded, Mapping)
+            else type(loaded).__name__
         )
         raise CheckpointError(
-            f"{path} is not a flat state dict", found=kinds, wanted="parameter names mapped to tensors",
+            f"{path} is not a flat state dict",
+            found=kinds,
+            wanted="parameter names mapped to tensors",
             fix="save model.state_dict() alone",
         )
     return dict(loaded)
@@ -96,8 +103,10 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], source: str) -> No
                 [
                     *_listed("missing", [_with_nearest(key, unexpected) for key in missing]),
                     *_listed("unexpected", unexpected),
-                    *_listed("other shape", [f"{k} {list(state[k].shape)} (the model: {list(own[k].shape)})"
-                                             for k in misshapen]),
+                    *_listed(
+                        "other shape",
+                        [f"{k} {list(state[k].shape)} (the model: {list(own[k].shape)})" for k in misshapen],
+                    ),
                 ]
             ),
             wanted=f"{len(own)} tensors named and shaped as the model's",

@@ -45,7 +45,9 @@ class MinMaxObserver:
 
 
 def observe(
-    model: ir.Model, batches: Iterable[npt.NDArray[np.uint8]], preprocess: PreprocessSpec,
+    model: ir.Model,
+    batches: Iterable[npt.NDArray[np.uint8]],
+    preprocess: PreprocessSpec,
     progress: Callable[[int], None] = lambda images: None,
 ) -> dict[str, Range]:
     """The range of the input of every linear and convolution, by tensor name, over all batches.
@@ -71,8 +73,11 @@ def observe(
     ranges = {name: observer.range() for name, observer in observers.items()}
     broken = [name for name, found in ranges.items() if not np.isfinite([found.low, found.high]).all()]
     if broken:
-        raise DataError("the model's activations are not finite on the calibration images", found=", ".join(broken[:5]),
-                        fix="check the checkpoint and the preprocessing")
+        raise DataError(
+            "the model's activations are not finite on the calibration images",
+            found=", ".join(broken[:5]),
+            fix="check the checkpoint and the preprocessing",
+        )
     return ranges
 
 

@@ -38,9 +38,15 @@ def write(model: ir.Model, linears: Sequence[Linear], ranges: Mapping[str, Range
             zero_point,
             add_constant(model, f"{stem}.zero_point", np.zeros_like(weight_scales, dtype=np.int8)),
         ]
-        bias = None if linear.bias_add is None else next(v for v in linear.bias_add.inputs if v is not linear.node.outputs[0])
+        bias = (
+            None
+            if linear.bias_add is None
+            else next(v for v in linear.bias_add.inputs if v is not linear.node.outputs[0])
+        )
         node = ir.node(
-            "MatMulIntegerToFloat", [*inputs, bias] if bias is not None else inputs, domain=DOMAIN,
+            "MatMulIntegerToFloat",
+            [*inputs, bias] if bias is not None else inputs,
+            domain=DOMAIN,
             name=f"{linear.name}/MatMulIntegerToFloat",
         )
         _replace(model, linear, node)

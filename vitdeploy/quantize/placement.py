@@ -47,8 +47,11 @@ def place(model: ir.Model, ranges: Mapping[str, Range], target: str, ignore: Seq
     names = [linear.name for linear in linears]
     unmatched = [pattern for pattern in ignore if not fnmatch.filter(names, pattern)]
     if unmatched:
-        raise GraphError(f"no layer matches {', '.join(unmatched)}", found=f"{', '.join(names[:6])} ...",
-                         fix="give layer names as printed by `vitdeploy inspect`, with * for any")
+        raise GraphError(
+            f"no layer matches {', '.join(unmatched)}",
+            found=f"{', '.join(names[:6])} ...",
+            fix="give layer names as printed by `vitdeploy inspect`, with * for any",
+        )
     left: dict[str, str] = {}
     chosen: list[Linear] = []
     backend = {"onnxruntime": place_onnxruntime, "openvino": place_openvino}[TARGETS[target].backend]

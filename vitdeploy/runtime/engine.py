@@ -33,6 +33,7 @@ def make_runner(folder: Path, engine: EngineSpec, *, batch: int | None = None, t
     if target is not None and target.backend == "openvino":
         from vitdeploy.runtime.openvino import OpenVinoRunner
 
-        return OpenVinoRunner(folder / engine.files[0], name=engine.artifact, batch=size, options=engine.options,
-                              threads=threads)
+        return OpenVinoRunner(
+            folder / engine.files[0], name=engine.artifact, batch=size, options=engine.options, threads=threads
+        )
     raise TargetError(f"no back end for the target {engine.target!r}", wanted=", ".join(TARGETS))

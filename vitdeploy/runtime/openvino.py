@@ -13,8 +13,16 @@ from vitdeploy.errors import EngineError, MissingPackageError, TensorError
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import TensorSpec
 
-DTYPES = {"f32": "float32", "f16": "float16", "f64": "float64", "u8": "uint8", "i8": "int8", "i32": "int32",
-          "i64": "int64", "boolean": "bool"}
+DTYPES = {
+    "f32": "float32",
+    "f16": "float16",
+    "f64": "float64",
+    "u8": "uint8",
+    "i8": "int8",
+    "i32": "int32",
+    "i64": "int64",
+    "boolean": "bool",
+}
 PRECISION_HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32"}
 
 
@@ -61,7 +69,12 @@ class OpenVinoRunner(Runner):
     """Runs an OpenVINO IR, or an ONNX file, on the CPU plugin."""
 
     def __init__(
-        self, model_file: Path, *, name: str, batch: int | None = None, options: Mapping[str, str] | None = None,
+        self,
+        model_file: Path,
+        *,
+        name: str,
+        batch: int | None = None,
+        options: Mapping[str, str] | None = None,
         threads: int = 0,
     ) -> None:
         super().__init__(name)
@@ -84,9 +97,7 @@ class OpenVinoRunner(Runner):
             self._request.infer(dict(feeds), share_inputs=True)
         except Exception as error:
             raise EngineError(f"{self.name}: OpenVINO failed", found=str(error).strip()[:300]) from None
-        return {
-            tensor.name: np.array(self._request.get_output_tensor(i).data) for i, tensor in enumerate(self.outputs)
-        }
+        return {tensor.name: np.array(self._request.get_output_tensor(i).data) for i, tensor in enumerate(self.outputs)}
 
     def _close(self) -> None:
         self._request = None
@@ -97,6 +108,7 @@ def _spec(port: Any) -> TensorSpec:
     shape = tuple("batch" if size.is_dynamic else size.get_length() for size in port.get_partial_shape())
     kind = port.get_element_type().get_type_name()
     if kind not in DTYPES:
-        raise TensorError(f"tensor {port.get_any_name()} has a type that numpy lacks", found=kind,
-                          wanted=", ".join(DTYPES))
+        raise TensorError(
+            f"tensor {port.get_any_name()} has a type that numpy lacks", found=kind, wanted=", ".join(DTYPES)
+        )
     return TensorSpec(port.get_any_name(), DTYPES[kind], shape)

@@ -63,8 +63,9 @@ def open_session(
             f"ONNX Runtime refuses {'the graph' if isinstance(graph, bytes) else model}", found=_first_line(error)
         ) from None
     if session.get_providers()[0] != CPU_PROVIDER:
-        raise CapabilityError("ONNX Runtime chose another provider", found=session.get_providers()[0],
-                              wanted=CPU_PROVIDER)
+        raise CapabilityError(
+            "ONNX Runtime chose another provider", found=session.get_providers()[0], wanted=CPU_PROVIDER
+        )
     return session
 
 

@@ -16,6 +16,9 @@ from vitdeploy.runtime.preprocess import ImageSource, Pixels, load_pixels, to_in
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import EngineSpec, Manifest, PreprocessSpec
 
+# How many images a runner with a dynamic batch is given at once.
+DYNAMIC_CHUNK = 8
+
 
 class Predictor:
     """Classifies images with one engine of a bundle. Use as a context manager, or call `close`.
@@ -30,7 +33,8 @@ class Predictor:
         self.preprocess = preprocess
         self.labels = labels
         self._input = runner.inputs[0]
-        self._batch = int(self._input.shape[0])
+        size = self._input.shape[0]
+        self._batch = size if isinstance(size, int) else DYNAMIC_CHUNK
 
     @property
     def target(self) -> str:
@@ -54,7 +58,7 @@ class Predictor:
         outputs = []
         for start in range(0, len(pixels), self._batch):
             chunk = list(pixels[start : start + self._batch])
-            missing = self._batch - len(chunk)
+            missing = self._batch - len(chunk) if isinstance(self._input.shape[0], int) else 0
             feed = to_input(chunk + [chunk[-1]] * missing, self.preprocess, self._input)
             result = self.runner.infer({self._input.name: feed})[self.runner.outputs[0].name]
             outputs.append(result[: len(chunk)])

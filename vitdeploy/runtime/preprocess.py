@@ -63,8 +63,12 @@ def decode(source: ImageSource, channels: int) -> Image.Image:
     except ImageError:
         raise
     except Image.DecompressionBombError as error:
-        raise ImageError(f"{name} is too large to decode", found=str(error), wanted=f"at most {MAX_PIXELS:,} pixels",
-                         fix="shrink it, or take it out of the folder") from None
+        raise ImageError(
+            f"{name} is too large to decode",
+            found=str(error),
+            wanted=f"at most {MAX_PIXELS:,} pixels",
+            fix="shrink it, or take it out of the folder",
+        ) from None
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error ...
         raise ImageError(
             f"{name} cannot be read as an image",

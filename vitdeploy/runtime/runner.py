@@ -81,8 +81,7 @@ class Runner(ABC):
         for name, array in feeds.items():
             tensor = wanted[name]
             fits = len(array.shape) == len(tensor.shape) and all(
-                isinstance(size, str) or size == found
-                for size, found in zip(tensor.shape, array.shape, strict=True)
+                isinstance(size, str) or size == found for size, found in zip(tensor.shape, array.shape, strict=True)
             )
             if not fits or array.dtype.name != tensor.dtype or 0 in array.shape:
                 raise TensorError(

@@ -1,0 +1,1 @@
+"""The command line: click only, one command a file; errors become exit codes here."""

@@ -1,0 +1,123 @@
+"""What every command prints: progress and last lines for people, or one JSON document for programs."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar
+
+import click
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Console:
+    """One command's output. Use as a context manager around the work, so that a progress bar is closed before text.
+
+    On a terminal, progress is a bar (rich, where it is installed); elsewhere plain lines, at most one a quarter of the
+    way. With `as_json` the document goes to standard output and everything else to standard error.
+    """
+
+    def __init__(self, as_json: bool, verbose: int, quiet: bool) -> None:
+        self.as_json, self.verbose, self.quiet = as_json, verbose, quiet
+        self._started = time.perf_counter()
+        self._bars: Any = None
+        self._tasks: dict[str, Any] = {}
+        self._shown: dict[str, int] = {}
+
+    def progress(self, text: str, done: int, total: int) -> None:
+        """`done` of `total` units of the step `text`."""
+        if self.quiet:
+            return
+        if self._bars is not None:
+            if text not in self._tasks:
+                self._tasks[text] = self._bars.add_task(text, total=total)
+            self._bars.update(self._tasks[text], completed=done, total=total)
+            return
+        quarter = 4 * done // max(total, 1)
+        if quarter > self._shown.get(text, -1):
+            self._shown[text] = quarter
+            click.echo(f"{text}  {done}/{total}" if total > 1 else text, err=True)
+
+    def note(self, text: str) -> None:
+        """A line beside the result."""
+        if not self.quiet:
+            click.echo(text, err=True)
+
+    def detail(self, text: str) -> None:
+        """A line for -v."""
+        if self.verbose:
+            self.note(text)
+
+    def finish(self, document: dict[str, Any], lines: list[str], path: Path | None, then: str = "") -> None:
+        """The last lines: result, seconds, size, path, next command; or the JSON document."""
+        seconds = time.perf_counter() - self._started
+        if self.as_json:
+            click.echo(json.dumps(document, indent=1, allow_nan=False))
+        for line in lines:
+            click.echo(line, err=self.as_json)
+        if self.quiet:
+            return
+        size = f", {human_bytes(folder_bytes(path))} in {path}" if path else ""
+        click.echo(f"done in {seconds:.1f} s{size}", err=self.as_json)
+        if then:
+            click.echo(f"next: {then}", err=self.as_json)
+
+    def __enter__(self) -> Console:
+        if sys.stderr.isatty() and not self.quiet:
+            try:
+                from rich.console import Console as Terminal
+                from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+            except ModuleNotFoundError:
+                return self
+            self._bars = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                console=Terminal(stderr=True),
+            )
+            self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+            self._bars = None
+
+
+def output_options(function: F) -> F:
+    """--json, -v and -q; the command gets a Console as its first argument."""
+
+    @click.option("--json", "as_json", is_flag=True, help="One JSON document on standard output.")
+    @click.option("-v", "--verbose", count=True, help="More lines; -vv shows tracebacks.")
+    @click.option("-q", "--quiet", is_flag=True, help="Results only.")
+    @functools.wraps(function)
+    def wrapper(as_json: bool, verbose: int, quiet: bool, **options: Any) -> Any:
+        return function(Console(as_json, verbose, quiet), **options)
+
+    return wrapper  # type: ignore[return-value]
+
+
+def human_bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def folder_bytes(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else sum(f.stat().st_size for f in path.rglob("*") if f.is_file())
+
+
+def interval(value: float, bounds: Any, digits: int = 2) -> str:
+    low, high = bounds
+    return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"

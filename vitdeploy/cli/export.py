@@ -1,0 +1,57 @@
+"""`vitdeploy export MODEL --checkpoint F -o DIR`: a model to ONNX."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from vitdeploy.cli.console import Console, output_options
+
+
+@click.command("export")
+@click.argument("source")
+@click.option(
+    "--checkpoint", type=click.Path(path_type=Path), help="Weights: .safetensors, or .pt/.pth with plain weights."
+)
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for model.onnx.")
+@click.option("--opset", type=click.Choice(["18", "19", "20"]), default="20", show_default=True)
+@click.option("--batch", default="dynamic", show_default=True, help="A fixed batch, or dynamic.")
+@click.option("--no-preprocess", is_flag=True, help="Take normalised float NCHW instead of uint8 NHWC images.")
+@output_options
+def command(
+    console: Console, source: str, checkpoint: Path | None, output: Path, opset: str, batch: str, no_preprocess: bool
+) -> None:
+    """A model to ONNX, compared with PyTorch at three batch sizes.
+
+    SOURCE is a built-in architecture such as vit_base_patch16_224 or, spelled out, vit_w192d4h3_patch4_32. Without a
+    checkpoint the weights are seeded random numbers.
+    """
+    from vitdeploy.pipeline.stages import MODEL_FILE, ExportConfig, export
+    from vitdeploy.store.publish import replacing
+
+    if batch != "dynamic" and not (batch.isdigit() and int(batch) > 0):
+        raise click.BadParameter("wanted a number above 0, or dynamic", param_hint="--batch")
+    config = ExportConfig(
+        model=source,
+        name=source,
+        preprocess=None,
+        opset=int(opset),
+        batch=None if batch == "dynamic" else int(batch),
+        in_graph=not no_preprocess,
+    )
+    with console, replacing(output, (MODEL_FILE,)) as work:
+        facts = export(config, checkpoint, work, console.progress)
+    worst = max(row["max_relative_difference"] for row in facts["parity"])
+    batches = ", ".join(str(row["batch"]) for row in facts["parity"])
+    lines = [
+        f"{source}: {facts['model']['parameters']:,} parameters, {facts['model']['classes']} classes, "
+        f"opset {facts['opset']}, IR {facts['ir_version']}",
+        f"largest difference from PyTorch (max|a-b| / max|b|) at batch {batches}: {worst:.1e}",
+    ]
+    console.finish(
+        {**facts, "path": str(output / MODEL_FILE), "largest_difference": worst},
+        lines,
+        output,
+        f"vitdeploy quantize {output} --data DIR --target openvino-cpu -o DIR",
+    )

@@ -1,0 +1,80 @@
+"""`vitdeploy inspect PATH`: what a bundle or an ONNX file holds."""
+
+from __future__ import annotations
+
+import collections
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vitdeploy.cli.console import Console, human_bytes, output_options
+
+
+@click.command("inspect")
+@click.argument("path", type=click.Path(path_type=Path))
+@output_options
+def command(console: Console, path: Path) -> None:
+    """What a bundle or an ONNX file holds; every digest of a bundle is checked."""
+    from vitdeploy.bundle.read import is_bundle
+
+    document, lines = _bundle(path) if is_bundle(path) else _graph(path)
+    console.finish(document, lines, None)
+
+
+def _bundle(path: Path) -> tuple[dict[str, Any], list[str]]:
+    from vitdeploy.bundle.read import read_bundle, verify_files
+    from vitdeploy.spec import encode
+
+    manifest = read_bundle(path)
+    verify_files(path, manifest)
+    lines = [
+        f"bundle {manifest.name}: {manifest.task}, format {manifest.format}, {len(manifest.files)} files, all digests match"
+    ]
+    for name, graph in manifest.graphs.items():
+        lines.append(f"graph {name}: {'; '.join(map(str, graph.inputs))} -> {'; '.join(map(str, graph.outputs))}")
+    pre = manifest.preprocess
+    lines.append(
+        f"preprocess: short side {pre.resize} {pre.interpolation}, crop {pre.crop[0]}x{pre.crop[1]}, "
+        f"mean {list(pre.mean)}, std {list(pre.std)}"
+    )
+    for engine in manifest.engines:
+        size = sum(entry.bytes for entry in manifest.files if entry.path in engine.files)
+        kernels = ", ".join(f"{count} {kind}" for kind, count in engine.kernels.items())
+        lines.append(
+            f"engine {engine.artifact}: {engine.provider}, batch {engine.batch}, {human_bytes(size)}, kernels {kernels}"
+        )
+    return encode(manifest), lines
+
+
+def _graph(path: Path) -> tuple[dict[str, Any], list[str]]:
+    from vitdeploy.graph.io import METADATA_KEY, get_metadata, graph_spec, load_graph
+    from vitdeploy.graph.linears import find_linears
+    from vitdeploy.pipeline.subjects import find_graph
+    from vitdeploy.spec import encode
+
+    file = find_graph(path)
+    model = load_graph(file)
+    spec = graph_spec(model, file.name)
+    operators = collections.Counter(node.op_type for node in model.graph)
+    layers = [linear.name for linear in find_linears(model)]
+    metadata = encode(get_metadata(model, str(file))) if METADATA_KEY in model.metadata_props else None
+    opsets = {domain or "ai.onnx": version for domain, version in model.opset_imports.items()}
+    lines = [
+        f"{file}: opset {opsets['ai.onnx']}, IR {model.ir_version}, {human_bytes(file.stat().st_size)}, "
+        f"{sum(operators.values())} nodes",
+        f"{'; '.join(map(str, spec.inputs))} -> {'; '.join(map(str, spec.outputs))}",
+        "operators: " + ", ".join(f"{count} {kind}" for kind, count in operators.most_common()),
+        f"float linears and convolutions: {len(layers)}" + "".join(f"\n  {name}" for name in layers),
+    ]
+    document = {
+        "path": str(file),
+        "opsets": opsets,
+        "ir_version": model.ir_version,
+        "bytes": file.stat().st_size,
+        "graph": encode(spec),
+        "operators": dict(operators),
+        "float_layers": layers,
+        "metadata": metadata,
+    }
+    return document, lines

@@ -1,0 +1,116 @@
+"""The `vitdeploy` command: its sub-commands are imported when they are called, so that `predict` needs no torch."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import signal
+import sys
+import traceback
+from types import FrameType
+
+import click
+
+from vitdeploy import __version__
+from vitdeploy.errors import VitdeployError
+
+COMMANDS = {
+    "run": "The whole line: recipe in, proven bundle out.",
+    "export": "A model to ONNX, compared with PyTorch.",
+    "quantize": "A float graph to INT8 for one target, with calibration images.",
+    "compile": "A graph to an engine for one target.",
+    "verify": "An artifact against the original, on the same images.",
+    "bench": "Latency and throughput, one process an artifact, in alternating blocks.",
+    "predict": "Classify images with a bundle.",
+    "inspect": "What a bundle or an ONNX file holds; checks every digest.",
+    "doctor": "What is installed here and which targets work.",
+}
+
+
+class LazyGroup(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(f"vitdeploy.cli.{cmd_name}").command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        import difflib
+
+        if args and args[0] not in COMMANDS:
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(COMMANDS)}."
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
+        return super().resolve_command(ctx, args)
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="vitdeploy")
+def cli() -> None:
+    """From a Vision Transformer checkpoint to the fastest engine that still gives the right answers."""
+
+
+def main() -> None:
+    """Run the command and leave with its exit code: 0 done, 1 our bug, 2 input, 3 unsafe, 4 this machine, 5 a gate."""
+    signal.signal(signal.SIGTERM, _terminate)
+    as_json = "--json" in sys.argv
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.exceptions.Exit as error:
+        code = error.exit_code
+    except click.ClickException as error:
+        if as_json:
+            _print_error({"code": "VD2000", "message": error.format_message(), "exit_code": 2})
+        error.show()
+        code = 2
+    except VitdeployError as error:
+        if as_json:
+            _print_error(error.to_dict())
+        click.echo(str(error), err=True)
+        _trace_if_asked()
+        code = error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted; the same command goes on from the last finished stage", err=True)
+        code = 130
+    except _Terminated:
+        code = 143
+    except Exception as error:
+        if as_json:
+            _print_error({"code": "VD1000", "message": repr(error), "exit_code": 1})
+        click.echo(
+            f"VD1000  a bug in vitdeploy: {error!r}\n        fix:    -vv shows where; please report it", err=True
+        )
+        _trace_if_asked()
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+class _Terminated(BaseException):
+    """SIGTERM: unwinds like an interrupt, so that temporary folders and children go."""
+
+
+def _terminate(number: int, frame: FrameType | None) -> None:
+    raise _Terminated
+
+
+def _trace_if_asked() -> None:
+    if "-vv" in sys.argv or sys.argv.count("-v") >= 2:
+        traceback.print_exc()
+
+
+def _print_error(error: dict[str, object]) -> None:
+    click.echo(json.dumps({"error": error}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""ONNX Runtime CPU: the placement is the engine; a profiled run says which kernels ran where."""
+
+from __future__ import annotations
+
+import collections
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitdeploy.compile.engine import GRAPH_FILE
+from vitdeploy.errors import CapabilityError
+from vitdeploy.runtime import ort
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.spec import EngineSpec, Precision
+
+INT8_KERNELS = {
+    "MatMulIntegerToFloat",
+    "QLinearMatMul",
+    "QLinearConv",
+    "QGemm",
+    "DynamicQuantizeMatMul",
+    "MatMulInteger",
+    "ConvInteger",
+}
+FLOAT_PRODUCTS = {"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "MatMulBnb4", "MatMulNBits"}
+FLOAT_CONVOLUTIONS = {"Conv", "FusedConv", "NhwcFusedConv"}
+
+
+def compile_graph(out: Path, precision: Precision, batch: int) -> EngineSpec:
+    """The engine in folder `out`, whose `graph.onnx` is what ONNX Runtime loads."""
+    graph = out / GRAPH_FILE
+    dynamic = ort.OnnxRuntimeRunner(graph, name="probe")
+    with dynamic:
+        dynamic_batch = isinstance(dynamic.inputs[0].shape[0], str)
+    with ort.OnnxRuntimeRunner(graph, name="probe", batch=batch) as runner:
+        inputs, outputs = runner.inputs, runner.outputs
+    events = _profile(graph, batch, {t.name: np.zeros(t.shape, t.dtype) for t in inputs}, out)
+    providers = {event["args"].get("provider") for event in events}
+    if providers != {ort.CPU_PROVIDER}:
+        raise CapabilityError(
+            "part of the graph ran on another provider", found=", ".join(map(str, providers)), wanted=ort.CPU_PROVIDER
+        )
+    return EngineSpec(
+        target="onnxruntime-cpu",
+        precision=precision,
+        graph=GRAPH_FILE,
+        files=(GRAPH_FILE,),
+        batch=batch,
+        dynamic_batch=dynamic_batch,
+        provider=ort.CPU_PROVIDER,
+        inputs=inputs,
+        outputs=outputs,
+        kernels=_kernels(events),
+        device={**describe_host(), "onnxruntime": ort.require().__version__},
+    )
+
+
+def _profile(graph: Path, batch: int, feeds: dict[str, Any], out: Path) -> list[dict[str, Any]]:
+    """The kernel events of one run."""
+    session = ort.open_session(graph, batch=batch, profile=out / "profile")
+    session.run(None, feeds)
+    path = Path(session.end_profiling())
+    try:
+        events = json.loads(path.read_text(encoding="utf-8"))
+    finally:
+        path.unlink()
+    return [e for e in events if e.get("cat") == "Node" and e["name"].endswith("_kernel_time")]
+
+
+def _kernels(events: list[dict[str, Any]]) -> dict[str, int]:
+    """How many linears and convolutions ran in which precision."""
+    counts: collections.Counter[str] = collections.Counter()
+    for event in events:
+        kind = event["args"]["op_name"]
+        if kind in INT8_KERNELS:
+            counts["int8"] += 1
+        elif kind in FLOAT_CONVOLUTIONS or (kind in FLOAT_PRODUCTS and not _between_activations(event)):
+            counts["fp32"] += 1
+    return dict(sorted(counts.items()))
+
+
+def _between_activations(event: dict[str, Any]) -> bool:
+    """Attention's products: both operands have a batch axis. A constant weight has two axes, or is packed away."""
+    ranks = [len(shape) for entry in event["args"].get("input_type_shape", []) for shape in entry.values()]
+    return sum(rank >= 3 for rank in ranks) >= 2

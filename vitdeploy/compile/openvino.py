@@ -1,0 +1,68 @@
+"""OpenVINO CPU: the placement becomes an IR; the compiled model's own execution graph says which kernels ran.
+
+The IR keeps a dynamic batch, so that one file serves every batch; the runner reshapes it before compiling.
+Half precision is the plugin's INFERENCE_PRECISION_HINT, always set: the plugin would otherwise choose by itself.
+"""
+
+from __future__ import annotations
+
+import collections
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.compile.engine import GRAPH_FILE
+from vitdeploy.errors import CapabilityError, EngineError
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.openvino import PRECISION_HINTS, OpenVinoRunner, require
+from vitdeploy.spec import EngineSpec, Precision
+
+IR_FILES = ("model.xml", "model.bin")
+NAMES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "u8": "int8", "i8": "int8"}
+CAPABILITIES = {"fp16": "FP16", "bf16": "BF16", "int8": "INT8"}
+
+
+def compile_graph(out: Path, precision: Precision, batch: int) -> EngineSpec:
+    """The engine in folder `out`, whose `graph.onnx` is turned into `model.xml` and `model.bin`."""
+    openvino = require()
+    core = openvino.Core()
+    available = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    if precision in CAPABILITIES and CAPABILITIES[precision] not in available:
+        raise CapabilityError(
+            f"this CPU has no {precision} for OpenVINO",
+            found=", ".join(available),
+            wanted=CAPABILITIES[precision],
+            fix="choose fp32 or int8, or compile on the device that has it",
+        )
+    try:
+        model = core.read_model(str(out / GRAPH_FILE))
+        openvino.save_model(model, str(out / IR_FILES[0]), compress_to_fp16=False)
+    except Exception as error:
+        raise EngineError("OpenVINO cannot read the graph", found=str(error).strip().splitlines()[-1][:300]) from None
+    options = {"INFERENCE_PRECISION_HINT": PRECISION_HINTS[precision]}
+    with OpenVinoRunner(out / IR_FILES[0], name="probe", batch=batch, options=options) as runner:
+        assert isinstance(runner, OpenVinoRunner)
+        return EngineSpec(
+            target="openvino-cpu",
+            precision=precision,
+            graph=GRAPH_FILE,
+            files=IR_FILES,
+            batch=batch,
+            dynamic_batch=bool(model.inputs[0].get_partial_shape()[0].is_dynamic),
+            provider=runner.provider,
+            inputs=runner.inputs,
+            outputs=runner.outputs,
+            kernels=_kernels(runner.compiled),
+            options=options,
+            device={**describe_host(), "openvino": openvino.get_version()},
+        )
+
+
+def _kernels(compiled: Any) -> dict[str, int]:
+    """How many linears and convolutions run in which precision, from the execution graph."""
+    counts: collections.Counter[str] = collections.Counter()
+    for node in compiled.get_runtime_model().get_ops():
+        info = node.get_rt_info()
+        if info["layerType"].value in ("FullyConnected", "Convolution"):
+            precision = info["runtimePrecision"].value
+            counts[NAMES.get(precision, precision)] += 1
+    return dict(sorted(counts.items()))

@@ -1,0 +1,1 @@
+"""Recipe -> plan of stages -> run. The pipeline owns the store, the environment and the order of things."""

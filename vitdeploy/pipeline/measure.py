@@ -1,0 +1,70 @@
+"""Bench the original and the engines in one contest, and compare every pair that matters."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.bench.contest import Contest, Contestant, Protocol, run_contest
+from vitdeploy.bench.summary import block_medians, rows, samples
+from vitdeploy.pipeline.stages import Progress
+from vitdeploy.spec import EngineSpec, encode
+from vitdeploy.verify.intervals import log_ratio
+
+ORIGINAL = "pytorch"
+
+
+def original_contestant(model: str, checkpoint: Path | None, name: str = ORIGINAL) -> Contestant:
+    """The PyTorch model in eager mode, in a process of its own."""
+    request = {"model": model, "checkpoint": str(checkpoint.resolve()) if checkpoint else None}
+    return Contestant(name, "torch", "fp32", (sys.executable, "-m", "vitdeploy.pipeline.reference_worker"), request)
+
+
+def engine_contestant(engine: EngineSpec, folder: Path, name: str | None = None) -> Contestant:
+    """An engine whose files lie under `folder`, in a process that never sees torch."""
+    request = {"folder": str(folder.resolve()), "engine": encode(engine)}
+    argv = (sys.executable, "-m", "vitdeploy.bench.worker")
+    return Contestant(name or engine.artifact, engine.target, engine.precision, argv, request)
+
+
+def measure(
+    contestants: Sequence[Contestant], protocol: Protocol, pairs: Sequence[tuple[str, str]], progress: Progress
+) -> dict[str, Any]:
+    """The `bench` part of a report: protocol, results, ratios of the named pairs, samples.
+
+    Raises:
+        WorkerError: a measuring process died. Errors of a runtime come through as they are.
+    """
+    contest = run_contest(contestants, protocol, progress)
+    return {
+        "protocol": {
+            "rounds": protocol.rounds,
+            "block_seconds": protocol.block_seconds,
+            "scenarios": list(protocol.scenarios),
+            "batch": list(protocol.batch),
+            "threads": protocol.threads,
+        },
+        "results": rows(contest),
+        "ratios": [row for a, b in pairs for row in _ratios(contest, a, b)],
+        "samples_ms": samples(contest),
+        "block_medians_ms": block_medians(contest),
+    }
+
+
+def _ratios(contest: Contest, a: str, b: str) -> list[dict[str, Any]]:
+    """a / b for latency (round medians) and throughput (round means), each with the t-interval on log ratios."""
+    found = []
+    if "single" in contest.protocol.scenarios:
+        medians = block_medians(contest)
+        found.append(_ratio(a, b, "latency", medians[a], medians[b]))
+    if "offline" in contest.protocol.scenarios:
+        rates = {e.artifact: [r.images_per_second for r in e.rounds["offline"]] for e in contest.entries}
+        found.append(_ratio(a, b, "throughput", rates[a], rates[b]))
+    return found
+
+
+def _ratio(a: str, b: str, metric: str, values_a: Sequence[float], values_b: Sequence[float]) -> dict[str, Any]:
+    ratio, low, high = log_ratio(values_a, values_b)
+    return {"a": a, "b": b, "metric": metric, "ratio": ratio, "ci95": [low, high]}

@@ -1,0 +1,280 @@
+"""The recipe: a frozen, validated value, read from YAML. No field can name code.
+
+pydantic checks it; this file says what the fields are and turns every problem into one line with its path.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from vitdeploy.errors import MissingFileError, RecipeError
+from vitdeploy.spec import TARGETS, Budget, Interpolation, Precision, PreprocessSpec
+
+MAX_BYTES = 1 << 20
+MAX_DEPTH = 32
+VERSION = 1
+
+Positive = Annotated[int, Field(ge=1)]
+PerChannel = Annotated[tuple[float, ...], Field(min_length=1, max_length=3)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class SourceSection(Section):
+    """Where the model comes from: a built-in architecture and a checkpoint (none: seeded random weights)."""
+
+    model: str
+    checkpoint: str | None = None
+
+
+class PreprocessSection(Section):
+    """See `spec.PreprocessSpec`; `crop` may be one side of a square."""
+
+    resize: Positive
+    crop: Positive | Annotated[tuple[Positive, Positive], Field(strict=False)]
+    interpolation: Interpolation = "bicubic"
+    mean: Annotated[PerChannel, Field(strict=False)]
+    std: Annotated[PerChannel, Field(strict=False)]
+
+    @model_validator(mode="after")
+    def _channels(self) -> PreprocessSection:
+        if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
+            raise ValueError(f"mean has {len(self.mean)} values and std {len(self.std)}; wanted 1 or 3 of each")
+        if min(self.std) <= 0:
+            raise ValueError("std must be above 0")
+        return self
+
+    def to_spec(self) -> PreprocessSpec:
+        crop = (self.crop, self.crop) if isinstance(self.crop, int) else self.crop
+        return PreprocessSpec(self.resize, crop, self.interpolation, self.mean, self.std)
+
+
+class CalibrationSection(Section):
+    images: Positive = 128
+
+
+class EvaluationSection(Section):
+    images: Positive | Literal["all"] = "all"
+
+
+class DataSection(Section):
+    """Images with one folder a class (`labels: folders`) or without labels (`none`)."""
+
+    path: str
+    labels: Literal["folders", "none"] = "folders"
+    calibration: CalibrationSection = CalibrationSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+
+
+class ExportSection(Section):
+    opset: Literal[18, 19, 20] = 20
+    batch: Literal["dynamic"] | Positive = "dynamic"
+    preprocess: bool = True
+
+
+class OptimizeSection(Section):
+    """Graph rewrites. The fields are part of the schema; this version has no rewrite to switch on yet."""
+
+    class_token_only: bool = False
+    token_merging: str = "none"
+
+    @model_validator(mode="after")
+    def _not_yet(self) -> OptimizeSection:
+        if self.class_token_only or self.token_merging != "none":
+            raise ValueError(
+                "this version has no such rewrite yet; wanted class_token_only: false, token_merging: none"
+            )
+        return self
+
+
+class BudgetSection(Section):
+    """See `spec.Budget`."""
+
+    max_drop: Annotated[float, Field(ge=0)] | None = None
+    min_agreement: Annotated[float, Field(ge=0, le=100)] | None = None
+    max_latency: Annotated[float, Field(gt=0)] | None = None
+    max_size: Positive | None = None
+
+
+class BenchSection(Section):
+    """`batch`: the first for the scenario `single`, the last for `offline`. `duration`: seconds an artifact and scenario."""
+
+    scenarios: Annotated[tuple[Literal["single", "offline"], ...], Field(min_length=1, strict=False)] = (
+        "single",
+        "offline",
+    )
+    batch: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=2, strict=False)] = (1, 8)
+    duration: Annotated[float, Field(gt=0, le=3600)] = 10.0
+
+
+class Recipe(Section):
+    """The whole line, schema version 1."""
+
+    vitdeploy: Literal[1]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    source: SourceSection
+    preprocess: PreprocessSection | None = None
+    data: DataSection
+    export: ExportSection = ExportSection()
+    optimize: OptimizeSection = OptimizeSection()
+    precision: Precision = "int8"
+    targets: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
+    budget: BudgetSection = BudgetSection()
+    bench: BenchSection = BenchSection()
+
+    @field_validator("targets")
+    @classmethod
+    def _known_targets(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
+        for target in targets:
+            if target not in TARGETS:
+                near = difflib.get_close_matches(target, TARGETS, n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise ValueError(f"{target!r} is not a target; there are {', '.join(TARGETS)}{hint}")
+        if len(set(targets)) != len(targets):
+            raise ValueError("a target is named twice")
+        return targets
+
+    @model_validator(mode="after")
+    def _batches_fit(self) -> Recipe:
+        fixed = self.export.batch
+        if fixed != "dynamic" and set(self.bench.batch) != {fixed}:
+            raise ValueError(f"export.batch is fixed to {fixed}, so bench.batch must be [{fixed}]")
+        return self
+
+    @property
+    def engine_batch(self) -> int:
+        """The batch that engines are compiled at: the fixed one, or that of the single stream."""
+        return self.bench.batch[0]
+
+    def to_budget(self) -> Budget:
+        return Budget(**self.budget.model_dump())
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    """Read, override and validate. Paths in the file are relative to it; paths in overrides to the working folder.
+
+    Args:
+        overrides: "a.b=value" each, the value in YAML.
+
+    Raises:
+        MissingFileError: no such file.
+        RecipeError: not YAML, or anything that does not fit: all problems at once.
+    """
+    if not path.is_file():
+        raise MissingFileError(f"no recipe at {path}", fix="recipes/ holds one for each family")
+    data = _parse(path)
+    _anchor(data, path.parent)
+    for override in overrides:
+        _set(data, override, str(path))
+    return validate(data, str(path))
+
+
+def validate(data: Any, source: str) -> Recipe:
+    """The recipe that these YAML values are; raises RecipeError with every problem."""
+    try:
+        return Recipe.model_validate(data)
+    except ValidationError as error:
+        raise RecipeError(source, [_problem(e) for e in error.errors()]) from None
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > MAX_BYTES:
+        raise RecipeError(str(path), [f"$: {path.stat().st_size:,} bytes, wanted at most {MAX_BYTES:,}"])
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+        _refuse_deep(text)
+        data = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506, TID251 - a SafeLoader that also refuses duplicate keys
+    except UnicodeDecodeError as error:
+        raise RecipeError(str(path), [f"$: not UTF-8 at byte {error.start}"]) from None
+    except (yaml.YAMLError, RecursionError) as error:
+        raise RecipeError(str(path), ["$: not YAML: " + " ".join(str(error).split())[:300]]) from None
+    if not isinstance(data, dict):
+        raise RecipeError(str(path), [f"$: found {type(data).__name__}, wanted a mapping of fields"])
+    return data
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML's safe loader, without duplicate keys and without aliases (an alias bomb grows exponentially)."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("aliases are not allowed")
+        return super().compose_node(parent, index)
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        repeated = sorted({str(key) for key in keys if keys.count(key) > 1})
+        if repeated:
+            raise yaml.YAMLError(f"duplicate key {', '.join(repeated)} in line {node.start_mark.line + 1}")
+        return super().construct_mapping(node, deep)
+
+
+def _refuse_deep(text: str) -> None:
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise yaml.YAMLError(f"nested deeper than {MAX_DEPTH}")
+
+
+def _anchor(data: dict[str, Any], folder: Path) -> None:
+    """Make the recipe's own paths relative to the recipe, so that it runs from anywhere."""
+    for section, key in (("source", "checkpoint"), ("data", "path")):
+        values = data.get(section)
+        if isinstance(values, dict) and isinstance(values.get(key), str):
+            values[key] = str(folder / Path(values[key]).expanduser())
+
+
+def _set(data: dict[str, Any], override: str, source: str) -> None:
+    path, separator, text = override.partition("=")
+    keys = path.split(".")
+    if not separator or not all(keys):
+        raise RecipeError(source, [f"--set {override!r}: wanted a.b=value"])
+    at = data
+    for key in keys[:-1]:
+        at = at.setdefault(key, {})
+        if not isinstance(at, dict):
+            raise RecipeError(source, [f"--set {override!r}: $.{key} is not a mapping"])
+    try:
+        at[keys[-1]] = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise RecipeError(source, [f"--set {override!r}: " + " ".join(str(error).split())[:200]]) from None
+
+
+def _problem(error: Any) -> str:
+    path = "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in _plain(error["loc"]))
+    if error["type"] == "extra_forbidden":
+        siblings = _fields_at(error["loc"][:-1])
+        near = difflib.get_close_matches(str(error["loc"][-1]), siblings, n=1, cutoff=0.5)
+        return f"{path}: unknown field; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(siblings)}")
+    if error["type"] == "missing":
+        return f"{path}: missing"
+    message = error["msg"].removeprefix("Value error, ")
+    return f"{path}: {message[:1].lower()}{message[1:]} (found {str(error['input'])[:60]!r})"
+
+
+def _plain(location: tuple[int | str, ...]) -> list[int | str]:
+    """pydantic adds the name of the union's member to a location; it is no part of the recipe."""
+    return [
+        part
+        for part in location
+        if isinstance(part, int) or part.isidentifier() and part not in ("int", "constrained", "tuple")
+    ]
+
+
+def _fields_at(location: tuple[int | str, ...]) -> list[str]:
+    model: type[BaseModel] = Recipe
+    for part in location:
+        annotation = model.model_fields[str(part)].annotation if str(part) in model.model_fields else None
+        candidates = [annotation, *getattr(annotation, "__args__", ())]
+        model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), model)
+    return list(model.model_fields)

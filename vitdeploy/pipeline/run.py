@@ -1,0 +1,78 @@
+"""Run a plan: find each step's artifact in the store, or make it. A second run resumes where the first one stopped."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from platformdirs import user_cache_path
+
+from vitdeploy.pipeline.plan import Step
+from vitdeploy.pipeline.stages import Progress
+from vitdeploy.store.key import artifact_key
+from vitdeploy.store.store import Artifact, Store
+
+STORE_VARIABLE = "VITDEPLOY_STORE"
+
+
+def default_store() -> Store:
+    """The store of this user: $VITDEPLOY_STORE, or the user's cache folder."""
+    place = os.environ.get(STORE_VARIABLE)
+    return Store(Path(place) if place else user_cache_path("vitdeploy"))
+
+
+def run_plan(
+    plan: list[Step],
+    store: Store,
+    *,
+    resume: bool,
+    progress: Progress,
+    finished: Callable[[Step, bool], None] = lambda step, reused: None,
+) -> dict[str, Artifact]:
+    """The artifact of every step, by step name. `finished` hears of each step and whether it was reused."""
+    artifacts: dict[str, Artifact] = {}
+    for step in plan:
+        key = step_key(step, artifacts)
+        found = store.find(key) if resume else None
+        if found is None:
+            if not resume:
+                store.remove(key)
+            inputs = _input_digests(step, artifacts)
+            found = store.make(
+                key,
+                step.kind,
+                step.config,
+                inputs,
+                step.tools,
+                lambda out, s=step: s.write(artifacts, out, progress),  # type: ignore[misc]
+            )
+            finished(step, False)
+        else:
+            finished(step, True)
+        artifacts[step.name] = found
+    return artifacts
+
+
+def step_key(step: Step, artifacts: dict[str, Artifact]) -> str:
+    return artifact_key(step.kind, step.version, step.config, _input_digests(step, artifacts), step.tools)
+
+
+def _input_digests(step: Step, artifacts: dict[str, Artifact]) -> dict[str, str]:
+    return {**step.outside, **{name.split()[0]: artifacts[name].digest for name in step.inputs}}
+
+
+def preview(plan: list[Step], store: Store) -> list[tuple[str, bool]]:
+    """What a run would do: each step's name, and whether its artifact is there already. Computes nothing.
+
+    A step's key needs its inputs' digests, so all steps after a missing one that depend on it count as missing.
+    """
+    artifacts: dict[str, Artifact] = {}
+    rows = []
+    for step in plan:
+        known = all(name in artifacts for name in step.inputs)
+        found = store.find(step_key(step, artifacts)) if known else None
+        if found is not None:
+            artifacts[step.name] = found
+        rows.append((step.name, found is not None))
+    return rows

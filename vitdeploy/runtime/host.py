@@ -1,0 +1,39 @@
+"""What this machine is: the words that stand beside every measured number."""
+
+from __future__ import annotations
+
+import os
+import platform
+from pathlib import Path
+
+ISA_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimddp", "i8mm")
+
+
+def describe_host() -> dict[str, str]:
+    """CPU model, its instruction sets that matter here, cores, operating system, Python."""
+    model, flags = _cpuinfo()
+    return {
+        "cpu": model or platform.processor() or platform.machine(),
+        "isa": " ".join(flag for flag in ISA_FLAGS if flag in flags) or "unknown",
+        "cores": str(usable_cores()),
+        "machine": platform.machine(),
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+    }
+
+
+def usable_cores() -> int:
+    """The number of CPUs that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _cpuinfo() -> tuple[str, set[str]]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return "", set()
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    named = {key.strip(): value.strip() for key, value in fields.items()}
+    return named.get("model name", ""), set((named.get("flags") or named.get("Features") or "").split())

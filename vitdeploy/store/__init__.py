@@ -1,0 +1,1 @@
+"""Where finished stages are kept: keys, atomic publishing, verification when read."""

@@ -1,0 +1,106 @@
+"""Does an engine still give the original's answers? Two arrays of logits over the same images, compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.verify.intervals import paired_difference, wilson
+
+Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """One artifact against the original on n images. Percents are 0..100; accuracy fields are None without labels.
+
+    drop: points of top-1 that the artifact loses (negative: it gains), with its paired 95 % interval (Newcombe 1998,
+        method 10). agreement: percent of images with the original's top-1 answer, with its Wilson interval.
+    kl: mean over images of KL(original || artifact) of the softmax outputs, in nats. cosine: of the logits, per image.
+    max_difference: max|a - b| / max|b| over all logits, b the original's.
+    """
+
+    n: int
+    top1: float | None
+    reference_top1: float | None
+    top5: float | None
+    reference_top5: float | None
+    drop: float | None
+    drop_ci95: tuple[float, float] | None
+    agreement: float
+    agreement_ci95: tuple[float, float]
+    kl: float
+    cosine_mean: float
+    cosine_min: float
+    max_difference: float
+
+
+def compare(logits: Logits, reference: Logits, labels: npt.NDArray[np.int64] | None) -> Agreement:
+    """Compare float32 [n, classes] with the original's for the same images; labels int64 [n] or None.
+
+    Raises:
+        ValueError: other shapes, or no image at all.
+    """
+    if logits.shape != reference.shape or not len(logits):
+        raise ValueError(f"logits {logits.shape} against {reference.shape}")
+    n = len(logits)
+    answers, originals = logits.argmax(axis=1), reference.argmax(axis=1)
+    same = int((answers == originals).sum())
+    a, b = logits.astype(np.float64), reference.astype(np.float64)
+    cosine = (a * b).sum(axis=1) / np.maximum(np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1), 1e-300)
+    accuracy = _accuracy(logits, reference, labels) if labels is not None else {}
+    low, high = wilson(same, n)
+    return Agreement(
+        n=n,
+        top1=accuracy.get("top1"),
+        reference_top1=accuracy.get("reference_top1"),
+        top5=accuracy.get("top5"),
+        reference_top5=accuracy.get("reference_top5"),
+        drop=accuracy.get("drop"),
+        drop_ci95=accuracy.get("drop_ci95"),
+        agreement=100 * same / n,
+        agreement_ci95=(100 * low, 100 * high),
+        kl=float(kl_divergence(b, a).mean()),
+        cosine_mean=float(cosine.mean()),
+        cosine_min=float(cosine.min()),
+        max_difference=float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-300)),
+    )
+
+
+def kl_divergence(p_logits: npt.NDArray[np.float64], q_logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """KL(p || q) = sum p (log p - log q) in nats, of the softmax over the last axis; never below zero."""
+    log_p, log_q = _log_softmax(p_logits), _log_softmax(q_logits)
+    return np.maximum((np.exp(log_p) * (log_p - log_q)).sum(axis=-1), 0.0)
+
+
+def _log_softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    shifted = logits - logits.max(axis=-1, keepdims=True)
+    return np.asarray(shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True)))
+
+
+def _accuracy(logits: Logits, reference: Logits, labels: npt.NDArray[np.int64]) -> dict[str, Any]:
+    ours, theirs = logits.argmax(axis=1) == labels, reference.argmax(axis=1) == labels
+    n = len(labels)
+    # The difference is original minus artifact, so that a loss is positive.
+    low, high = paired_difference(
+        int((ours & theirs).sum()),
+        int((theirs & ~ours).sum()),
+        int((ours & ~theirs).sum()),
+        int((~ours & ~theirs).sum()),
+    )
+    return {
+        "top1": 100 * float(ours.mean()),
+        "reference_top1": 100 * float(theirs.mean()),
+        "top5": 100 * _top_k(logits, labels, 5),
+        "reference_top5": 100 * _top_k(reference, labels, 5),
+        "drop": 100 * (int(theirs.sum()) - int(ours.sum())) / n,
+        "drop_ci95": (100 * low, 100 * high),
+    }
+
+
+def _top_k(logits: Logits, labels: npt.NDArray[np.int64], k: int) -> float:
+    best = np.argsort(-logits, axis=1, kind="stable")[:, :k]
+    return float((best == labels[:, None]).any(axis=1).mean())

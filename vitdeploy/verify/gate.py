@@ -1,0 +1,89 @@
+"""Is a budget met? A gate passes or fails only when the 95 % interval says so."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from vitdeploy.spec import Budget
+from vitdeploy.verify.agreement import Agreement
+
+Status = Literal["pass", "fail", "undecided", "none"]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The verdict and one sentence for each bound that is not met, or not provably."""
+
+    status: Status
+    reasons: tuple[str, ...] = field(default=())
+
+
+def accuracy_gate(agreement: Agreement, budget: Budget) -> Gate:
+    """Judge drop and agreement. Passes when the whole 95 % interval is within the budget, fails when none of it is.
+
+    In between it is undecided, with the number of images at which an interval of this centre would decide (its width
+    shrinks with the square root of n).
+    """
+    found: list[tuple[Status, str]] = []
+    if budget.max_drop is not None:
+        if agreement.drop is None or agreement.drop_ci95 is None:
+            found.append(("undecided", "max_drop needs labels, and the images have none"))
+        else:
+            low, high = agreement.drop_ci95
+            status = _status(low, high, budget.max_drop)
+            text = f"drop {agreement.drop:.2f} points [{low:.2f}, {high:.2f}], budget {budget.max_drop:g}"
+            found.append((status, text + _needed(status, agreement.n, agreement.drop, low, high, budget.max_drop)))
+    if budget.min_agreement is not None:
+        low, high = agreement.agreement_ci95
+        status = _status(-high, -low, -budget.min_agreement)
+        text = f"agreement {agreement.agreement:.2f} % [{low:.2f}, {high:.2f}], budget {budget.min_agreement:g}"
+        found.append(
+            (status, text + _needed(status, agreement.n, agreement.agreement, low, high, budget.min_agreement))
+        )
+    return combine(found)
+
+
+def bound_gate(what: str, value: float, bound: float | None, unit: str, flags: tuple[str, ...] = ()) -> Gate:
+    """Judge one measured value against an upper bound; a flagged measurement decides nothing."""
+    if bound is None:
+        return Gate("none")
+    text = f"{what} {value:.4g} {unit}, budget {bound:g}"
+    if value > bound:
+        return combine([("fail", text)])
+    return combine(
+        [("undecided", f"{text}; the measurement is flagged {', '.join(flags)}") if flags else ("pass", text)]
+    )
+
+
+def combine(found: list[tuple[Status, str]]) -> Gate:
+    """One gate of several bounds: a failure outweighs an undecided one, which outweighs a pass."""
+    for status in ("fail", "undecided"):
+        if any(each == status for each, _ in found):
+            return Gate(status, tuple(text for each, text in found if each in ("fail", "undecided")))
+    return Gate("pass" if any(each == "pass" for each, _ in found) else "none")
+
+
+def join(gates: list[Gate]) -> Gate:
+    """One gate of several gates."""
+    found: list[tuple[Status, str]] = []
+    for gate in gates:
+        found += [(gate.status, reason) for reason in gate.reasons] or [(gate.status, "")]
+    return combine(found)
+
+
+def _status(low: float, high: float, bound: float) -> Status:
+    if high <= bound:
+        return "pass"
+    return "fail" if low > bound else "undecided"
+
+
+def _needed(status: Status, n: int, centre: float, low: float, high: float, bound: float) -> str:
+    if status != "undecided":
+        return ""
+    distance = abs(centre - bound)
+    if distance < 1e-9:
+        return "; undecided: the estimate lies on the bound"
+    half = (high - low) / 2
+    return f"; undecided: needs about {math.ceil(n * (half / distance) ** 2 * 1.1):,} images"
