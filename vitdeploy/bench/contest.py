@@ -48,7 +48,7 @@ class Protocol:
 
     `batch`: the first is for "single", the last for "offline". `duration` is per artifact and scenario, measured in
     blocks of `block_seconds`, in at least `min_rounds` rounds. `warmup` is the least per artifact and batch; it goes on
-    until block medians are steady within 2 %, for at most three times as long. `threads` 0 is each runtime's own choice.
+    until block medians are steady within 2 %, at most three times as long. `threads` 0 is each runtime's own choice.
     `timeout` is the longest that a worker may take for one answer.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import queue
 import signal
@@ -126,10 +127,8 @@ class WorkerProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        try:
+        with contextlib.suppress(OSError):  # what was not flushed yet cannot reach a dead process
             self._commands.close()
-        except OSError:  # what was not flushed yet cannot reach a dead process
-            pass
         self._reader.join(timeout=EXIT_SECONDS)
 
 

@@ -85,7 +85,7 @@ class Session:
             raise ValueError(f"unknown command {command['do']!r}")
         except VitdeployError as error:
             return {"error": error.to_dict()}
-        except Exception as error:  # noqa: BLE001 - a bug, which the parent reports with this traceback
+        except Exception as error:
             traceback.print_exc()
             return {"error": VitdeployError(f"{type(error).__name__}: {str(error)[:300]}").to_dict()}
 

@@ -64,6 +64,8 @@ def command(
         lines.append(
             f"{row['artifact']:<{width}}{latency}{row['throughput']:>10.1f}  {' '.join(row['flags'])}".rstrip()
         )
-    for ratio in found["ratios"]:
-        lines.append(f"{ratio['metric']} {ratio['a']} / {ratio['b']}: {interval(ratio['ratio'], ratio['ci95'], 3)}")
+    lines += [
+        f"{ratio['metric']} {ratio['a']} / {ratio['b']}: {interval(ratio['ratio'], ratio['ci95'], 3)}"
+        for ratio in found["ratios"]
+    ]
     console.finish(found, lines, None)

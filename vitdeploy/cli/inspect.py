@@ -28,9 +28,8 @@ def _bundle(path: Path) -> tuple[dict[str, Any], list[str]]:
 
     manifest = read_bundle(path)
     verify_files(path, manifest)
-    lines = [
-        f"bundle {manifest.name}: {manifest.task}, format {manifest.format}, {len(manifest.files)} files, all digests match"
-    ]
+    count = len(manifest.files)
+    lines = [f"bundle {manifest.name}: {manifest.task}, format {manifest.format}, {count} files, all digests match"]
     for name, graph in manifest.graphs.items():
         lines.append(f"graph {name}: {'; '.join(map(str, graph.inputs))} -> {'; '.join(map(str, graph.outputs))}")
     pre = manifest.preprocess

@@ -66,7 +66,7 @@ def command(
         verdict, report = write_run(job, artifacts, bench, out)
     console.finish(
         report,
-        _table(report) + ["", verdict.sentence],
+        [*_table(report), "", verdict.sentence],
         out,
         f"open {out / 'report.html'}, or: vitdeploy predict {out} IMAGE",
     )

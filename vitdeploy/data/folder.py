@@ -34,7 +34,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class DataSplit:
-    """Images that choices may be made on, images that they are judged on, and the class names; never an image in both."""
+    """Images that choices may be made on, images that they are judged on (none is both), and the class names."""
 
     calibration: tuple[Sample, ...]
     evaluation: tuple[Sample, ...]

@@ -31,7 +31,7 @@ def check_parity(
 ) -> list[Parity]:
     """Compare the ONNX file with the loaded reference on seeded random pixels.
 
-    A graph with a dynamic batch is run at 1, 2 and 5; one with a fixed batch three times at that batch, on other pixels.
+    A graph with a dynamic batch is run at 1, 2 and 5; one with a fixed batch thrice at that batch, on other pixels.
 
     Raises:
         ExportError: a batch that does not run (a batch baked into a constant), or a difference above 1e-4.

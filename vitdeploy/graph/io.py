@@ -1,4 +1,4 @@
-"""Read and write ONNX files: one file, the lowest IR version that holds the opset, the same bytes for the same graph."""
+"""Read and write ONNX: one file, the lowest IR version that holds the opset, the same bytes for the same graph."""
 
 from __future__ import annotations
 

@@ -42,13 +42,13 @@ def gemm_to_matmul(model: ir.Model) -> None:
     for node in list(model.graph):
         if node.op_type != "Gemm" or node.attributes.get_float("alpha", 1.0) != 1.0:
             continue
-        if node.attributes.get_float("beta", 1.0) != 1.0 or node.attributes.get_int("transA", 0):
+        if node.attributes.get_float("beta", 1.0) != 1.0 or node.attributes.get_int("transA", False):
             continue
         weight = constant(node.inputs[1])
         bias = node.inputs[2] if len(node.inputs) > 2 else None
         if weight is None:
             continue
-        if node.attributes.get_int("transB", 0):
+        if node.attributes.get_int("transB", False):
             weight = np.ascontiguousarray(weight.T)
         stem = str(node.name).removesuffix("/Gemm")
         new_weight = ir.Value(name=f"{stem}.weight_t", const_value=ir.tensor(weight, name=f"{stem}.weight_t"))

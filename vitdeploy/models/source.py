@@ -9,7 +9,7 @@ import torch
 
 from vitdeploy.models.catalog import adapt_to_checkpoint, config_for
 from vitdeploy.models.checkpoint import load_state, read_checkpoint
-from vitdeploy.models.vit import ViTConfig, VisionTransformer
+from vitdeploy.models.vit import VisionTransformer, ViTConfig
 from vitdeploy.spec import PreprocessSpec
 
 SEED = 0

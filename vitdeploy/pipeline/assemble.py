@@ -118,7 +118,7 @@ def _calibration(artifacts: Mapping[str, Artifact]) -> dict[str, str]:
 
 
 def _golden(job: Job, artifacts: Mapping[str, Artifact], shipped: list[Candidate]) -> Golden:
-    """The first evaluation images with the original's logits. An engine's tolerance is twice what was measured on all."""
+    """The first evaluation images with the original's logits; the tolerance is twice what was measured on all."""
     samples = job.split.evaluation[:GOLDEN_IMAGES]
     return Golden(
         inputs=np.stack([load_pixels(sample.path, job.preprocess) for sample in samples]),

@@ -1,4 +1,4 @@
-"""A recipe meets this machine: files found and hashed, images readable and split, runtimes there. All before any work."""
+"""A recipe meets this machine: files hashed, images readable and split, runtimes there. All before any work."""
 
 from __future__ import annotations
 

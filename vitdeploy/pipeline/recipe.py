@@ -106,7 +106,7 @@ class BudgetSection(Section):
 
 
 class BenchSection(Section):
-    """`batch`: the first for the scenario `single`, the last for `offline`. `duration`: seconds an artifact and scenario."""
+    """`batch`: the first for `single`, the last for `offline`. `duration`: seconds an artifact and scenario."""
 
     scenarios: Annotated[tuple[Literal["single", "offline"], ...], Field(min_length=1, strict=False)] = (
         "single",
@@ -267,7 +267,7 @@ def _plain(location: tuple[int | str, ...]) -> list[int | str]:
     return [
         part
         for part in location
-        if isinstance(part, int) or part.isidentifier() and part not in ("int", "constrained", "tuple")
+        if isinstance(part, int) or (part.isidentifier() and part not in ("int", "constrained", "tuple"))
     ]
 
 

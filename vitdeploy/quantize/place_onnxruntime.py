@@ -1,8 +1,9 @@
 """ONNX Runtime CPU: QuantizeLinear and com.microsoft.MatMulIntegerToFloat, written into the graph.
 
-Plain Q/DQ around MatMul + bias Add is slower than float here: MatMulAddFusion turns the pair into a Gemm, which the Q/DQ
-fusion does not take. The fused operator has an INT8 product, a float output and the bias inside, with no session option
-needed. Only uint8 x int8 has VNNI kernels. Convolutions stay float: there is no INT8 convolution with a float output.
+Plain Q/DQ around MatMul + bias Add is slower than float here: MatMulAddFusion turns the pair into a Gemm, which the
+Q/DQ fusion does not take. The fused operator has an INT8 product, a float output and the bias inside, with no session
+option needed. Only uint8 x int8 has VNNI kernels. Convolutions stay float: there is no INT8 convolution with a float
+output.
 """
 
 from __future__ import annotations

@@ -35,8 +35,6 @@ def write(model: ir.Model, linears: Sequence[Linear], ranges: Mapping[str, Range
 
 
 def _weight(model: ir.Model, linear: Linear) -> ir.Value:
-    old = linear.node.inputs[1]
-    assert old is not None
     quantized, scales = quantize_weight(linear.weight, linear.out_axis)
     stem = f"{linear.name}.weight"
     node = ir.node(
@@ -47,7 +45,4 @@ def _weight(model: ir.Model, linear: Linear) -> ir.Value:
     )
     node.outputs[0].name = f"{stem}/dequantized"
     model.graph.insert_before(linear.node, node)
-    if len(list(old.uses())) <= 1 and old.name in model.graph.initializers:
-        linear.node.replace_input_with(1, node.outputs[0])
-        del model.graph.initializers[old.name]
     return node.outputs[0]

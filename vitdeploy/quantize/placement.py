@@ -1,7 +1,7 @@
 """Where Q/DQ stands: one placement per target, each from the same calibration.
 
-What is common to all targets is here: which layers are placed, and the record of it. The form that a target is fast with
-is in `place_<back end>.py`.
+What is common to all targets is here: which layers are placed, and the record of it. The form that a target is fast
+with is in `place_<back end>.py`.
 """
 
 from __future__ import annotations

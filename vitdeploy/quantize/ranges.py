@@ -1,7 +1,7 @@
 """From ranges to scales and zero points, and from float weights to INT8.
 
-Activations: uint8, asymmetric, one scale and zero point a tensor. Weights: int8, symmetric, one scale an output channel,
-values -127..127. Source: ONNX QuantizeLinear, q = saturate(round(x / scale) + zero_point), round half to even.
+Activations: uint8, asymmetric, one scale and zero point a tensor. Weights: int8, symmetric, one scale an output
+channel, values -127..127. Source: ONNX QuantizeLinear, q = saturate(round(x / scale) + zero_point), round half to even.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -28,10 +29,9 @@ PRECISION_HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32"}
 
 def require() -> ModuleType:
     try:
-        import openvino
+        return importlib.import_module("openvino")
     except ModuleNotFoundError:
         raise MissingPackageError("openvino", "openvino", "running a graph on OpenVINO") from None
-    return openvino
 
 
 def compile_model(model_file: str | Path, *, batch: int | None, options: Mapping[str, str], threads: int = 0) -> Any:

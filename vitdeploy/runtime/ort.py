@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,10 +28,9 @@ DTYPES = {
 
 def require() -> ModuleType:
     try:
-        import onnxruntime
+        return importlib.import_module("onnxruntime")
     except ModuleNotFoundError:
         raise MissingPackageError("onnxruntime", "onnxruntime", "running a graph on ONNX Runtime") from None
-    return onnxruntime
 
 
 def open_session(
@@ -55,13 +55,11 @@ def open_session(
     if profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = os.fspath(profile)
-    model = graph if isinstance(graph, bytes) else os.fspath(graph)
+    model, shown = (graph, "the graph") if isinstance(graph, bytes) else (os.fspath(graph), os.fspath(graph))
     try:
         session = runtime.InferenceSession(model, options, providers=[CPU_PROVIDER])
     except Exception as error:  # the bindings raise their own C++ exception types, without a common base
-        raise EngineError(
-            f"ONNX Runtime refuses {'the graph' if isinstance(graph, bytes) else model}", found=_first_line(error)
-        ) from None
+        raise EngineError(f"ONNX Runtime refuses {shown}", found=_first_line(error)) from None
     if session.get_providers()[0] != CPU_PROVIDER:
         raise CapabilityError(
             "ONNX Runtime chose another provider", found=session.get_providers()[0], wanted=CPU_PROVIDER

@@ -18,7 +18,7 @@ def canonical_json(value: Any) -> str:
 def artifact_key(
     kind: str, version: int, config: Mapping[str, Any], inputs: Mapping[str, str], tools: Mapping[str, str]
 ) -> str:
-    """The key of what stage `kind`, in `version`, makes from `config` and inputs with these digests, with these tools."""
+    """The key of what stage `kind` in `version` makes from `config` and inputs of these digests with these tools."""
     parts = {
         "format": FORMAT,
         "kind": kind,

@@ -84,7 +84,7 @@ class Store:
         tools: Mapping[str, str],
         write: Callable[[Path], None],
     ) -> Artifact:
-        """Let `write` fill an empty folder, then publish it under `key`. Whoever publishes first wins; both are equal."""
+        """Let `write` fill an empty folder, then publish it under `key`. Whoever is first wins; both are equal."""
         folder = self._folder(key)
         with storage_errors(self.root):
             folder.parent.mkdir(parents=True, exist_ok=True)

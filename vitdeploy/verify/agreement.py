@@ -73,7 +73,7 @@ def compare(logits: Logits, reference: Logits, labels: npt.NDArray[np.int64] | N
 def kl_divergence(p_logits: npt.NDArray[np.float64], q_logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """KL(p || q) = sum p (log p - log q) in nats, of the softmax over the last axis; never below zero."""
     log_p, log_q = _log_softmax(p_logits), _log_softmax(q_logits)
-    return np.maximum((np.exp(log_p) * (log_p - log_q)).sum(axis=-1), 0.0)
+    return np.asarray(np.maximum((np.exp(log_p) * (log_p - log_q)).sum(axis=-1), 0.0))
 
 
 def _log_softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
