@@ -7,7 +7,7 @@ reports every field that does not fit. Nothing here imports more than the standa
 from __future__ import annotations
 
 import dataclasses
-import math
+import sys
 import types
 import typing
 from dataclasses import dataclass, field
@@ -238,7 +238,8 @@ def _decode(kind: Any, data: Any, path: str, problems: list[str]) -> Any:
             return _expect(False, data, path, "an object", problems)
         return {key: _decode(args[1], item, f"{path}.{key}", problems) for key, item in data.items()}
     if kind is float:
-        fits = isinstance(data, int | float) and not isinstance(data, bool) and math.isfinite(data)
+        # Not math.isfinite: it fails on integers beyond the range of float.
+        fits = isinstance(data, int | float) and not isinstance(data, bool) and abs(data) <= sys.float_info.max
         return float(data) if fits else _expect(False, data, path, "a finite number", problems)
     if kind is types.NoneType:
         return _expect(data is None, data, path, "null", problems)

@@ -1,10 +1,12 @@
 """Read a bundle folder: `manifest.json`, format 1, and the digests of the files that it lists.
 
 Rules of the format, each with its error:
-- `manifest.json` is UTF-8 JSON of at most 8 MiB, without duplicate keys, and decodes as `spec.Manifest`.
+- `manifest.json` is UTF-8 JSON of at most 8 MiB, without duplicate keys or NaN, and decodes as `spec.Manifest`.
+- `preprocess` has 1 or 3 channels with a std above 0 each, and sides of 1 to 8192 pixels.
+- every engine has a file, inputs and outputs, a batch of at least 1, and no runtime option but vitdeploy's own.
 - every path is relative, of segments in `[A-Za-z0-9._-]`, none of them `.` or `..`, at most 240 characters.
 - every file that a graph, engine, golden set or the labels name stands in `files`.
-- a listed file is a regular file inside the folder, of the recorded size and SHA-256.
+- a listed file is a regular file inside the folder, reached through no link, of the recorded size and SHA-256.
 """
 
 from __future__ import annotations
@@ -22,6 +24,9 @@ from vitdeploy.spec import MANIFEST_FORMAT, DecodeError, FileEntry, Manifest, de
 MANIFEST_FILE = "manifest.json"
 MAX_MANIFEST_BYTES = 8 * 1024 * 1024
 MAX_FILES = 10_000
+MAX_SIDE = 8192
+# A runtime has options that name files to read or folders to write; a bundle must not set those.
+ENGINE_OPTIONS = {"INFERENCE_PRECISION_HINT"}
 _SEGMENT = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -50,7 +55,9 @@ def read_bundle(folder: Path) -> Manifest:
             wanted=f"at most {MAX_MANIFEST_BYTES:,} bytes",
         )
     try:
-        data = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_no_duplicates)
+        data = json.loads(
+            path.read_text(encoding="utf-8"), object_pairs_hook=_no_duplicates, parse_constant=_no_constant
+        )
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"{path} is not JSON", found=str(error)[:200]) from None
     if isinstance(data, dict) and isinstance(data.get("format"), int) and data["format"] > MANIFEST_FORMAT:
@@ -64,7 +71,10 @@ def read_bundle(folder: Path) -> Manifest:
         manifest = decode(Manifest, data)
     except DecodeError as error:
         shown = "; ".join(error.problems[:5])
-        raise ManifestError(f"{path} does not fit format {MANIFEST_FORMAT}", found=shown) from None
+        raise ManifestError(f"{path} does not fit format {MANIFEST_FORMAT}", found=_printable(shown)) from None
+    except RecursionError:
+        raise ManifestError(f"{path} is nested too deeply") from None
+    _check_values(path, manifest)
     _check_paths(path, manifest)
     return manifest
 
@@ -74,6 +84,41 @@ def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(set(keys)) != len(keys):
         raise ValueError(f"duplicate key {next(key for key in keys if keys.count(key) > 1)!r}")
     return dict(pairs)
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON value")
+
+
+def _printable(text: str) -> str:
+    """Text of a foreign file, fit to be shown in a terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:500])
+
+
+def _check_values(path: Path, manifest: Manifest) -> None:
+    spec = manifest.preprocess
+    sides = (spec.resize, *spec.crop)
+    if (
+        spec.channels not in (1, 3)
+        or len(spec.std) != spec.channels
+        or min(spec.std) <= 0
+        or not all(1 <= side <= MAX_SIDE for side in sides)
+    ):
+        raise ManifestError(
+            f"{path} has a preprocessing that is not allowed",
+            found=f"sides {sides}, mean {spec.mean[:4]}, std {spec.std[:4]}",
+            wanted=f"sides of 1 to {MAX_SIDE} pixels, 1 or 3 channels, a std above 0 for each",
+        )
+    if manifest.format != MANIFEST_FORMAT:
+        raise ManifestError(f"{path} has an unknown format", found=str(manifest.format), wanted=str(MANIFEST_FORMAT))
+    for engine in manifest.engines:
+        foreign = sorted(set(engine.options) - ENGINE_OPTIONS)
+        if foreign or engine.batch < 1 or not (engine.files and engine.inputs and engine.outputs):
+            raise ManifestError(
+                f"{path} has an engine that is not allowed",
+                found=_printable(f"{len(engine.files)} files, batch {engine.batch}, options {foreign}"),
+                wanted=f"a file, inputs, outputs, a batch of at least 1, options among {sorted(ENGINE_OPTIONS)}",
+            )
 
 
 def _check_paths(path: Path, manifest: Manifest) -> None:
@@ -96,7 +141,7 @@ def _check_paths(path: Path, manifest: Manifest) -> None:
     named += [manifest.labels] if manifest.labels else []
     missing = sorted(set(named) - set(listed))
     if missing:
-        raise ManifestError(f"{path} uses files that it does not list", found=", ".join(missing[:5]))
+        raise ManifestError(f"{path} uses files that it does not list", found=_printable(", ".join(missing[:5])))
 
 
 def verify_files(folder: Path, manifest: Manifest, names: Iterable[str] | None = None) -> None:
@@ -112,7 +157,8 @@ def verify_files(folder: Path, manifest: Manifest, names: Iterable[str] | None =
 
 def verify_file(folder: Path, entry: FileEntry) -> None:
     path = folder / entry.path
-    if path.is_symlink() or not path.is_file():
+    inside = (path, *path.parents)[: entry.path.count("/") + 1]
+    if any(part.is_symlink() for part in inside) or not path.is_file():
         raise DigestError(f"{path} is missing or not a regular file", fix="copy the bundle again, or make it again")
     size = path.stat().st_size
     if size != entry.bytes or file_sha256(path) != entry.sha256:

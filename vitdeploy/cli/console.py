@@ -39,7 +39,7 @@ class Console:
                 self._tasks[text] = self._bars.add_task(text, total=total)
             self._bars.update(self._tasks[text], completed=done, total=total)
             return
-        quarter = 4 * done // max(total, 1)
+        quarter = 4 * done // total if total > 1 else 0
         if quarter > self._shown.get(text, -1):
             self._shown[text] = quarter
             click.echo(f"{text}  {done}/{total}" if total > 1 else text, err=True)

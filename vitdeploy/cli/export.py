@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import click
@@ -15,37 +16,51 @@ from vitdeploy.cli.console import Console, output_options
     "--checkpoint", type=click.Path(path_type=Path), help="Weights: .safetensors, or .pt/.pth with plain weights."
 )
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for model.onnx.")
-@click.option("--opset", type=click.Choice(["18", "19", "20"]), default="20", show_default=True)
-@click.option("--batch", default="dynamic", show_default=True, help="A fixed batch, or dynamic.")
+@click.option("--opset", type=click.Choice(["18", "19", "20"]), help="Default: 20, or the recipe's.")
+@click.option("--batch", help="A fixed batch, or dynamic. Default: dynamic, or the recipe's.")
 @click.option("--no-preprocess", is_flag=True, help="Take normalised float NCHW instead of uint8 NHWC images.")
 @output_options
 def command(
-    console: Console, source: str, checkpoint: Path | None, output: Path, opset: str, batch: str, no_preprocess: bool
+    console: Console,
+    source: str,
+    checkpoint: Path | None,
+    output: Path,
+    opset: str | None,
+    batch: str | None,
+    no_preprocess: bool,
 ) -> None:
     """A model to ONNX, compared with PyTorch at three batch sizes.
 
-    SOURCE is a built-in architecture such as vit_base_patch16_224 or, spelled out, vit_w192d4h3_patch4_32. Without a
-    checkpoint the weights are seeded random numbers.
+    SOURCE is a built-in architecture such as vit_base_patch16_224 (spelled out: vit_w192d4h3_patch4_32), with the
+    preprocessing of timm's augreg checkpoints; or a recipe (.yaml), whose source, preprocess and export are taken.
+    Without a checkpoint the weights are seeded random numbers.
     """
     from vitdeploy.pipeline.stages import MODEL_FILE, ExportConfig, export
     from vitdeploy.store.publish import replacing
 
-    if batch != "dynamic" and not (batch.isdigit() and int(batch) > 0):
+    config = ExportConfig(source, source, None, 20, None, True)
+    if source.endswith((".yaml", ".yml")):
+        from vitdeploy.pipeline.recipe import load_recipe
+
+        recipe = load_recipe(Path(source))
+        config = recipe.to_export()
+        checkpoint = checkpoint or (Path(recipe.source.checkpoint) if recipe.source.checkpoint else None)
+    if batch is not None and batch != "dynamic" and not (batch.isdigit() and int(batch) > 0):
         raise click.BadParameter("wanted a number above 0, or dynamic", param_hint="--batch")
-    config = ExportConfig(
-        model=source,
-        name=source,
-        preprocess=None,
-        opset=int(opset),
-        batch=None if batch == "dynamic" else int(batch),
-        in_graph=not no_preprocess,
+    config = dataclasses.replace(
+        config,
+        opset=int(opset) if opset else config.opset,
+        batch=config.batch if batch is None else None if batch == "dynamic" else int(batch),
+        in_graph=config.in_graph and not no_preprocess,
     )
+    if checkpoint is None:
+        console.note("no checkpoint given: the weights are seeded random numbers")
     with console, replacing(output, (MODEL_FILE,)) as work:
         facts = export(config, checkpoint, work, console.progress)
     worst = max(row["max_relative_difference"] for row in facts["parity"])
     batches = ", ".join(str(row["batch"]) for row in facts["parity"])
     lines = [
-        f"{source}: {facts['model']['parameters']:,} parameters, {facts['model']['classes']} classes, "
+        f"{config.model}: {facts['model']['parameters']:,} parameters, {facts['model']['classes']} classes, "
         f"opset {facts['opset']}, IR {facts['ir_version']}",
         f"largest difference from PyTorch (max|a-b| / max|b|) at batch {batches}: {worst:.1e}",
     ]

@@ -45,6 +45,8 @@ def command(
     out = output or Path("out") / loaded.name
     check_replaceable(out, BUNDLE_FILES)
     store = default_store()
+    if loaded.source.checkpoint is None:
+        console.note("source.checkpoint is not set: the weights are seeded random numbers, and so is the accuracy")
     with console:
         job = prepare(loaded, skip_bad=skip_bad, progress=console.progress)
         plan = make_plan(job)
@@ -66,7 +68,7 @@ def command(
         verdict, report = write_run(job, artifacts, bench, out)
     console.finish(
         report,
-        [*_table(report), "", verdict.sentence],
+        [*_table(report), "", verdict.sentence, *verdict.remarks],
         out,
         f"open {out / 'report.html'}, or: vitdeploy predict {out} IMAGE",
     )

@@ -71,15 +71,13 @@ def config_for(name: str) -> ViTConfig:
             depth=depth,
             heads=heads,
         )
-    except (ValueError, ZeroDivisionError) as error:
+    except ValueError as error:
         raise UnknownModelError(f"{name!r} cannot be built", found=str(error)) from None
 
 
 def adapt_to_checkpoint(config: ViTConfig, state: Mapping[str, Tensor]) -> ViTConfig:
     """The configuration with the number of classes and channels that the checkpoint's head and patch embedding have."""
     head, patches = state.get("head.weight"), state.get("patch_embed.proj.weight")
-    return replace(
-        config,
-        num_classes=int(head.shape[0]) if head is not None and head.ndim == 2 else config.num_classes,
-        in_channels=int(patches.shape[1]) if patches is not None and patches.ndim == 4 else config.in_channels,
-    )
+    classes = int(head.shape[0]) if head is not None and head.ndim == 2 else 0
+    channels = int(patches.shape[1]) if patches is not None and patches.ndim == 4 else 0
+    return replace(config, num_classes=classes or config.num_classes, in_channels=channels or config.in_channels)

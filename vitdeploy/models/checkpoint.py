@@ -7,6 +7,7 @@ restricted unpickler only (`weights_only=True`), with no fallback.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -57,18 +58,19 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
     import pickle
 
     try:
-        loaded = torch.load(path, map_location="cpu", weights_only=True)
+        with path.open("rb") as file:  # a path would let PyTorch choose the reader by its suffix
+            loaded = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        reason = str(error).split("WeightsUnpickler error:")[-1].strip().splitlines()[0]
         raise PickleError(
             f"{path} is a pickle that holds more than plain weights, so it is not loaded",
-            found=reason[:200],
+            found=_refused(str(error)),
             wanted="a state dict of tensors",
             fix="where you trust it: safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')",
         ) from None
     except Exception as error:  # truncated archives raise RuntimeError, EOFError, zipfile errors ...
+        lines = str(error).splitlines() or [type(error).__name__]
         raise CheckpointError(
-            f"{path} is not a whole PyTorch checkpoint", found=str(error).splitlines()[0][:200], fix="download it again"
+            f"{path} is not a whole PyTorch checkpoint", found=lines[0][:200], fix="download it again"
         ) from None
     if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
         kinds = (
@@ -83,6 +85,15 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
             fix="save model.state_dict() alone",
         )
     return dict(loaded)
+
+
+def _refused(text: str) -> str:
+    """What the restricted unpickler refused, without PyTorch's advice on how to run it all the same."""
+    named = re.search(r"GLOBAL (\S+)", text)
+    if named is not None:
+        return named[1]
+    lines = text.split("WeightsUnpickler error:")[-1].strip().splitlines()
+    return lines[0][:200] if lines else "not readable by the restricted unpickler"
 
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:

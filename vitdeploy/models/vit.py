@@ -36,6 +36,10 @@ class ViTConfig:
 
     def __post_init__(self) -> None:
         height, width = self.image_size
+        sizes = {"image": min(height, width), "patch": self.patch_size, "width": self.width, "depth": self.depth}
+        sizes |= {"heads": self.heads, "channels": self.in_channels, "classes": self.num_classes}
+        if min(sizes.values()) < 1:
+            raise ValueError(f"sizes of 0: {', '.join(name for name, size in sizes.items() if size < 1)}")
         if height % self.patch_size or width % self.patch_size:
             raise ValueError(f"image size {height}x{width} is not divisible by the patch size {self.patch_size}")
         if self.width % self.heads:

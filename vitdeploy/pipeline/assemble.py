@@ -60,7 +60,8 @@ def write_run(
     """
     contenders = candidates(job)
     gates = _gates(job, artifacts, bench)
-    verdict = decide(contenders, gates, bench["results"], bench["ratios"])
+    verified = {c.artifact: _verified(artifacts, c) for c in contenders}
+    verdict = decide(contenders, gates, verified, bench["results"], bench["ratios"])
     examples, images = _examples(job, artifacts)
     report = _report(job, artifacts, bench, gates, verdict, examples)
     shipped = sorted((c for c in contenders if c.shipped), key=lambda c: _p50(bench, c.artifact))
@@ -144,6 +145,7 @@ def _report(
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "verdict": {
             "sentence": verdict.sentence,
+            "remarks": list(verdict.remarks),
             "recommended": verdict.recommended,
             "gate": verdict.gate.status,
             "reasons": [f"{name}: {reason}" for name, gate in gates.items() for reason in gate.reasons],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from vitdeploy.errors import DataError
 from vitdeploy.pipeline import stages
 from vitdeploy.pipeline.job import Job, tool_versions
-from vitdeploy.pipeline.stages import MODEL_FILE, ExportConfig, PlaceConfig, Progress
+from vitdeploy.pipeline.stages import MODEL_FILE, PlaceConfig, Progress
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.spec import TARGETS, Precision, encode
 from vitdeploy.store.store import Artifact
@@ -73,15 +73,7 @@ def make_plan(job: Job) -> list[Step]:
 
 
 def _export(job: Job) -> Step:
-    recipe = job.recipe
-    config = ExportConfig(
-        model=recipe.source.model,
-        name=recipe.name,
-        preprocess=job.preprocess,
-        opset=recipe.export.opset,
-        batch=None if recipe.export.batch == "dynamic" else recipe.export.batch,
-        in_graph=recipe.export.preprocess,
-    )
+    config = replace(job.recipe.to_export(), preprocess=job.preprocess)
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         facts = stages.export(config, job.checkpoint, out, progress)

@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from vitdeploy.errors import MissingFileError, RecipeError
+from vitdeploy.pipeline.stages import ExportConfig
 from vitdeploy.spec import TARGETS, Budget, Interpolation, Precision, PreprocessSpec
 
 MAX_BYTES = 1 << 20
@@ -157,6 +158,17 @@ class Recipe(Section):
 
     def to_budget(self) -> Budget:
         return Budget(**self.budget.model_dump())
+
+    def to_export(self) -> ExportConfig:
+        """What the export stage is a function of, beside the checkpoint; preprocessing None: the architecture's own."""
+        return ExportConfig(
+            model=self.source.model,
+            name=self.name,
+            preprocess=self.preprocess.to_spec() if self.preprocess else None,
+            opset=self.export.opset,
+            batch=None if self.export.batch == "dynamic" else self.export.batch,
+            in_graph=self.export.preprocess,
+        )
 
 
 def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:

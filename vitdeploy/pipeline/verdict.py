@@ -14,9 +14,13 @@ from vitdeploy.verify.gate import Gate, bound_gate, join
 
 @dataclass(frozen=True)
 class Verdict:
-    """`gate` judges the recipe's own engines: the budget is met when one of them meets it."""
+    """`sentence` recommends; `remarks` say what it keeps and what speaks against the engines that were asked for.
+
+    `gate` judges the recipe's own engines: the budget is met when one of them meets it.
+    """
 
     sentence: str
+    remarks: tuple[str, ...]
     recommended: str
     gate: Gate
 
@@ -37,17 +41,33 @@ def engine_gate(accuracy: Gate, budget: Budget, size: int, row: Mapping[str, Any
 def decide(
     candidates: Sequence[Candidate],
     gates: Mapping[str, Gate],
+    verified: Mapping[str, Mapping[str, Any]],
     results: Sequence[Mapping[str, Any]],
     ratios: Sequence[Mapping[str, Any]],
 ) -> Verdict:
-    """Recommend the fastest of all that may be shipped: the original, and engines whose gate does not fail."""
+    """Recommend the fastest of all that may be shipped: the original, and every engine that keeps its answers.
+
+    With a budget that is an engine whose gate passes; without one, an engine that does not provably lose accuracy.
+    """
     latency = {row["artifact"]: float(row["latency_ms"]["p50"]) for row in results}
-    allowed = [c for c in candidates if gates[c.artifact].status in ("pass", "none")]
+    allowed = [c for c in candidates if _keeps_answers(gates[c.artifact], verified[c.artifact])]
     names = [ORIGINAL, *(c.artifact for c in allowed)]
     recommended = min(names, key=lambda name: latency[name])
     shipped = [c for c in candidates if c.shipped]
     gate = _best([gates[c.artifact] for c in shipped])
-    return Verdict(_sentence(recommended, shipped, gates, ratios), recommended, gate)
+    remarks = [_kept(recommended, verified[recommended])] if recommended != ORIGINAL else []
+    for candidate in shipped:
+        remarks += _remarks(candidate, gates[candidate.artifact], verified[candidate.artifact], ratios)
+    return Verdict(_sentence(recommended, ratios), tuple(remarks), recommended, gate)
+
+
+def _keeps_answers(gate: Gate, verified: Mapping[str, Any]) -> bool:
+    return gate.status == "pass" or (gate.status == "none" and not _provably_loses(verified))
+
+
+def _provably_loses(verified: Mapping[str, Any]) -> bool:
+    """The whole interval of the drop is above zero; without labels nothing is proven."""
+    return verified["drop_ci95"] is not None and verified["drop_ci95"][0] > 0
 
 
 def _best(gates: Sequence[Gate]) -> Gate:
@@ -58,39 +78,49 @@ def _best(gates: Sequence[Gate]) -> Gate:
     return gates[0]
 
 
-def _sentence(
-    recommended: str, shipped: Sequence[Candidate], gates: Mapping[str, Gate], ratios: Sequence[Mapping[str, Any]]
-) -> str:
-    parts = []
+def _sentence(recommended: str, ratios: Sequence[Mapping[str, Any]]) -> str:
     if recommended == ORIGINAL:
-        parts.append("No engine is both within the budget and faster than the original: keep PyTorch.")
-    else:
-        ratio = _find(ratios, recommended, ORIGINAL)
-        gain = ""
-        if ratio is not None:
-            low, high = 1 / ratio["ci95"][1], 1 / ratio["ci95"][0]
-            gain = f": {1 / ratio['ratio']:.2f} times as fast as the original [{low:.2f}, {high:.2f}]"
-        parts.append(f"Ship {recommended}{gain}.")
-    for candidate in shipped:
-        ratio = _find(ratios, candidate.artifact, f"{candidate.target}-fp32")
-        if candidate.precision != "fp32" and ratio is not None:
-            parts += _against_float(candidate, ratio)
-        if gates[candidate.artifact].status in ("fail", "undecided"):
-            word = "misses the budget" if gates[candidate.artifact].status == "fail" else "is undecided"
-            parts.append(f"{candidate.artifact} {word}.")
-    return " ".join(parts)
+        return "Keep PyTorch: no engine is faster than the original and keeps its answers."
+    ratio = _find(ratios, recommended, ORIGINAL)
+    if ratio is None:
+        return f"Ship {recommended}."
+    low, high = 1 / ratio["ci95"][1], 1 / ratio["ci95"][0]
+    return f"Ship {recommended}: {1 / ratio['ratio']:.2f} times as fast as the original [{low:.2f}, {high:.2f}]."
 
 
-def _against_float(candidate: Candidate, ratio: Mapping[str, Any]) -> list[str]:
-    """Said only where it is not the expected gain."""
-    name = candidate.precision.upper()
-    if ratio["ci95"][0] > 1:
-        return [
+def _kept(recommended: str, verified: Mapping[str, Any]) -> str:
+    low, high = verified["agreement_ci95"]
+    kept = f"{recommended} gives {verified['agreement']:.2f} % of the original's answers [{low:.2f}, {high:.2f}]"
+    if verified["drop"] is None:
+        return f"{kept}."
+    low, high = verified["drop_ci95"]
+    return f"{kept}; top-1 drop {_plain(verified['drop'])} points [{_plain(low)}, {_plain(high)}]."
+
+
+def _remarks(
+    candidate: Candidate, gate: Gate, verified: Mapping[str, Any], ratios: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    """What speaks against an engine that was asked for; nothing where it is faster and keeps the answers."""
+    remarks = []
+    name, ratio = candidate.precision.upper(), _find(ratios, candidate.artifact, f"{candidate.target}-fp32")
+    if ratio is not None and ratio["ci95"][0] > 1:
+        remarks.append(
             f"{name} is slower than FP32 on {candidate.target} (latency ratio {ratio['ratio']:.2f}): ship FP32 there."
-        ]
-    if ratio["ci95"][1] >= 1:
-        return [f"{name} is no faster than FP32 on {candidate.target} (latency ratio {ratio['ratio']:.2f})."]
-    return []
+        )
+    elif ratio is not None and ratio["ci95"][1] >= 1:
+        remarks.append(f"{name} is not provably faster than FP32 on {candidate.target}.")
+    if gate.status == "none" and _provably_loses(verified):
+        low, high = verified["drop_ci95"]
+        remarks.append(f"{candidate.artifact} loses {verified['drop']:.2f} points of top-1 [{low:.2f}, {high:.2f}].")
+    if gate.status in ("fail", "undecided"):
+        word = "misses the budget" if gate.status == "fail" else "is not proven to meet the budget"
+        remarks.append(f"{candidate.artifact} {word}.")
+    return remarks
+
+
+def _plain(value: float) -> str:
+    """Two decimals, without the sign of a zero."""
+    return f"{value + 0.0 if abs(value) >= 0.005 else 0.0:.2f}"
 
 
 def _find(ratios: Sequence[Mapping[str, Any]], a: str, b: str) -> Mapping[str, Any] | None:

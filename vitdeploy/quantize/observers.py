@@ -37,8 +37,9 @@ class MinMaxObserver:
         self.low, self.high = np.inf, -np.inf
 
     def update(self, values: npt.NDArray[np.float32]) -> None:
-        self.low = min(self.low, float(values.min()))
-        self.high = max(self.high, float(values.max()))
+        # numpy's minimum, unlike Python's min, keeps a NaN once there is one.
+        self.low = float(np.minimum(self.low, values.min()))
+        self.high = float(np.maximum(self.high, values.max()))
 
     def range(self) -> Range:
         return Range(self.low, self.high)

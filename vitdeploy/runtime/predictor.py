@@ -9,7 +9,7 @@ from types import TracebackType
 import numpy as np
 
 from vitdeploy.bundle.read import read_bundle, verify_files
-from vitdeploy.errors import HostError, TargetError
+from vitdeploy.errors import HostError, ManifestError, TargetError
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.postprocess import Classification, classify
 from vitdeploy.runtime.preprocess import ImageSource, Pixels, load_pixels, to_input
@@ -51,6 +51,8 @@ class Predictor:
     def predict_batch(self, images: Sequence[ImageSource], top: int = 5) -> list[Classification]:
         """Classify images, in as many runs as the engine's batch needs; the last run is padded."""
         pixels = [load_pixels(image, self.preprocess) for image in images]
+        if not pixels:
+            return []
         return [classify(logits, self.labels, top) for logits in self.logits(pixels)]
 
     def logits(self, pixels: Sequence[Pixels]) -> Array:
@@ -119,8 +121,21 @@ def select_engines(manifest: Manifest, target: str) -> list[EngineSpec]:
 
 
 def read_labels(folder: Path, manifest: Manifest) -> list[str] | None:
-    """One label a class, or None where the bundle has none."""
+    """One label a class, or None where the bundle has none.
+
+    Raises:
+        DigestError, ManifestError: the file is not the recorded one, or has not one line a class.
+    """
     if manifest.labels is None:
         return None
     verify_files(folder, manifest, [manifest.labels])
-    return (folder / manifest.labels).read_text(encoding="utf-8").splitlines()
+    # Not splitlines(): a label may hold other characters that it takes for the end of a line.
+    labels = (folder / manifest.labels).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    for engine in manifest.engines:
+        if (len(labels),) != engine.outputs[0].shape[-1:]:
+            raise ManifestError(
+                f"{folder / manifest.labels} does not fit the engine {engine.artifact}",
+                found=f"{len(labels)} labels",
+                wanted=f"one a class: {engine.outputs[0]}",
+            )
+    return labels

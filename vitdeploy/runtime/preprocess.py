@@ -40,26 +40,33 @@ def decode(source: ImageSource, channels: int) -> Image.Image:
         ImageError: not a readable image, truncated, or larger than 64 megapixels or 64 MiB.
         TensorError: an array of another dtype or shape.
     """
-    from PIL import Image, ImageOps
+    from PIL import Image
 
     mode = {1: "L", 3: "RGB"}[channels]
     if isinstance(source, np.ndarray):
         return _from_array(source, mode)
     if isinstance(source, Image.Image):
-        return ImageOps.exif_transpose(source).convert(mode)
+        return _decode_image(source, mode, "the PIL image")
     name = "the image bytes" if isinstance(source, bytes) else str(source)
     data = source if isinstance(source, bytes) else _read(Path(source))
+    return _decode_image(io.BytesIO(data), mode, name)
+
+
+def _decode_image(source: Image.Image | io.BytesIO, mode: str, name: str) -> Image.Image:
+    """The pixels of an open PIL image, which may not have read its file yet, or of the bytes of a file."""
+    from PIL import Image
+
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            width, height = image.size
-            if width * height > MAX_PIXELS:
-                raise ImageError(
-                    f"{name} is too large to decode",
-                    found=f"{width}x{height} pixels",
-                    wanted=f"at most {MAX_PIXELS:,} pixels",
-                    fix="shrink it, or take it out of the folder",
-                )
-            return ImageOps.exif_transpose(image).convert(mode)
+        image = source if isinstance(source, Image.Image) else Image.open(source, formats=FORMATS)
+        width, height = image.size
+        if width * height > MAX_PIXELS:
+            raise ImageError(
+                f"{name} is too large to decode",
+                found=f"{width}x{height} pixels",
+                wanted=f"at most {MAX_PIXELS:,} pixels",
+                fix="shrink it, or take it out of the folder",
+            )
+        return _to_mode(image, mode)
     except ImageError:
         raise
     except Image.DecompressionBombError as error:
@@ -78,10 +85,23 @@ def decode(source: ImageSource, channels: int) -> Image.Image:
         ) from None
 
 
+def _to_mode(image: Image.Image, mode: str) -> Image.Image:
+    """Upright, in `mode`: transparency is dropped, and of 16 bits the upper 8 are kept."""
+    from PIL import Image, ImageOps
+
+    upright = ImageOps.exif_transpose(image)
+    if upright.mode.startswith("I;16") or (upright.mode == "I" and image.format == "PNG"):
+        # Pillow's own conversion to 8 bits clips, which leaves a white image.
+        upright = Image.fromarray((np.asarray(upright).clip(0, 65535) >> 8).astype(np.uint8))
+    if upright.mode == "P" and "transparency" in upright.info:
+        upright = upright.convert("RGBA")
+    return upright.convert(mode)
+
+
 def _read(path: Path) -> bytes:
     try:
         size = path.stat().st_size
-    except OSError:
+    except (OSError, ValueError):  # ValueError: a NUL in the name
         raise MissingFileError(f"no image at {path}", fix="check the path") from None
     if not path.is_file() or size > MAX_FILE_BYTES:
         raise ImageError(
@@ -112,6 +132,9 @@ def resize_and_crop(image: Image.Image, spec: PreprocessSpec) -> Pixels:
     """uint8 [crop height, crop width, channels]: short side to `spec.resize`, then the centre crop.
 
     An image smaller than the crop is padded with zeros around it, as torchvision's CenterCrop does.
+
+    Raises:
+        ImageError: so long and thin that resizing it would take more than 64 megapixels.
     """
     from PIL import Image
 
@@ -120,6 +143,13 @@ def resize_and_crop(image: Image.Image, spec: PreprocessSpec) -> Pixels:
     if short != spec.resize:
         new_long = max(1, int(spec.resize * long / short))
         size = (spec.resize, new_long) if width <= height else (new_long, spec.resize)
+        if spec.resize * new_long > MAX_PIXELS:
+            raise ImageError(
+                "an image is too long and thin",
+                found=f"{width}x{height} pixels, which resizing makes {size[0]}x{size[1]}",
+                wanted=f"at most {MAX_PIXELS:,} pixels",
+                fix="crop it, or take it out of the folder",
+            )
         image = image.resize(size, Image.Resampling[spec.interpolation.upper()])
     pixels = np.asarray(image, dtype=np.uint8)
     if pixels.ndim == 2:

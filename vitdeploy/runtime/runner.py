@@ -83,10 +83,11 @@ class Runner(ABC):
             fits = len(array.shape) == len(tensor.shape) and all(
                 isinstance(size, str) or size == found for size, found in zip(tensor.shape, array.shape, strict=True)
             )
-            if not fits or array.dtype.name != tensor.dtype or 0 in array.shape:
+            native = array.dtype.isnative  # a runtime would read swapped bytes as other numbers
+            if not fits or not native or array.dtype.name != tensor.dtype or 0 in array.shape:
                 raise TensorError(
                     f"{self.name}: input {name!r} does not fit",
-                    found=f"{array.dtype.name} {list(array.shape)}",
+                    found=f"{array.dtype.name if native else array.dtype.str} {list(array.shape)}",
                     wanted=f"{tensor.dtype} {list(tensor.shape)}",
                 )
         return {name: np.ascontiguousarray(array) for name, array in feeds.items()}

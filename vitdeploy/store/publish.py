@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
@@ -14,6 +15,8 @@ from vitdeploy.errors import OutputError, StorageError
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _REFUSED = {errno.EROFS, errno.EACCES, errno.EPERM}
+# Exactly the names that temporary_folder gives: another program's folder is never removed.
+_TEMPORARY = re.compile(r"\.tmp-([0-9]{1,9})-[0-9a-f]{12}")
 
 
 @contextlib.contextmanager
@@ -22,7 +25,7 @@ def storage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
+        if error.errno in _FULL or _numpy_short_write(error):
             raise StorageError(
                 f"no space left to write {path}",
                 found=_free_space(path),
@@ -37,6 +40,11 @@ def storage_errors(path: Path) -> Iterator[None]:
                 fix="choose another place with -o or VITDEPLOY_STORE",
             ) from error
         raise
+
+
+def _numpy_short_write(error: OSError) -> bool:
+    """numpy reports a write that the disk had no room for without an errno."""
+    return error.errno is None and re.fullmatch(r"\d+ requested and \d+ written", str(error)) is not None
 
 
 def _free_space(path: Path) -> str:
@@ -62,8 +70,8 @@ def temporary_folder(parent: Path) -> Iterator[Path]:
 def remove_abandoned(parent: Path) -> None:
     """Remove the temporary folders of processes that are no longer alive."""
     for folder in parent.glob(".tmp-*-*"):
-        number = folder.name.split("-")[1]
-        if number.isdigit() and not _alive(int(number)):
+        match = _TEMPORARY.fullmatch(folder.name)
+        if match and not _alive(int(match[1])):
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -126,11 +134,15 @@ def replacing(final: Path, ours: tuple[str, ...]) -> Iterator[Path]:
             old = final.parent / f".tmp-{os.getpid()}-{uuid.uuid4().hex[:12]}"
             sync_folder(work)
             final.rename(old)
-            work.rename(final)
+            try:
+                work.rename(final)
+            except OSError:
+                old.rename(final)
+                raise
             _sync(final.parent)
             shutil.rmtree(old, ignore_errors=True)
-        else:
-            publish(work, final)
+        elif not publish(work, final):
+            raise OutputError(f"{final} was made by another process meanwhile", fix="choose another -o")
 
 
 def check_replaceable(final: Path, ours: tuple[str, ...]) -> None:

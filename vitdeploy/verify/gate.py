@@ -85,5 +85,6 @@ def _needed(status: Status, n: int, centre: float, low: float, high: float, boun
     distance = abs(centre - bound)
     if distance < 1e-9:
         return "; undecided: the estimate lies on the bound"
-    half = (high - low) / 2
-    return f"; undecided: needs about {math.ceil(n * (half / distance) ** 2 * 1.1):,} images"
+    # The interval is not symmetric: what counts is how far it reaches on the side of the bound.
+    reach = centre - low if bound < centre else high - centre
+    return f"; undecided: needs about {math.ceil(n * (reach / distance) ** 2 * 1.1):,} images"

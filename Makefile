@@ -1,0 +1,31 @@
+# make demo: the digits recipe, from checkpoint to bundle.   make test: all tests.   Each sets up everything it needs.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+DEV    := pytest hypothesis import-linter ruff mypy types-PyYAML scikit-learn hatchling
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/.installed
+	$(BIN)/vitdeploy run recipes/digits.yaml -o out/digits
+
+test: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check vitdeploy
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q
+
+# The stamp is written last, so that an interrupted installation is done again.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "vitdeploy needs Python 3.10 or newer; try: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
+	touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(DEV)
+	touch $@
+
+clean:
+	rm -rf $(VENV) out build dist
