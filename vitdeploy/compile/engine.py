@@ -36,15 +36,16 @@ def compile_engine(graph: Path, out: Path, *, target: str, precision: Precision,
             wanted=", ".join(row.precisions),
             fix="choose one of these precisions, or another target",
         )
-    shutil.copyfile(graph, out / GRAPH_FILE)
+    placement = out / GRAPH_FILE
+    shutil.copyfile(graph, placement)
     if row.backend == "openvino":
         from vitdeploy.compile import openvino
 
-        engine = openvino.compile_graph(out, precision, batch)
+        engine = openvino.compile_graph(placement, precision, batch)
     else:
         from vitdeploy.compile import onnxruntime
 
-        engine = onnxruntime.compile_graph(out, precision, batch)
+        engine = onnxruntime.compile_graph(placement, precision, batch)
     _ran_as_placed(engine, precision, placed)
     return engine
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.compile.engine import GRAPH_FILE
 from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime import ort
 from vitdeploy.runtime.host import describe_host
@@ -28,15 +27,13 @@ FLOAT_PRODUCTS = {"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "MatMulBnb4", "M
 FLOAT_CONVOLUTIONS = {"Conv", "FusedConv", "NhwcFusedConv"}
 
 
-def compile_graph(out: Path, precision: Precision, batch: int) -> EngineSpec:
-    """The engine in folder `out`, whose `graph.onnx` is what ONNX Runtime loads."""
-    graph = out / GRAPH_FILE
-    dynamic = ort.OnnxRuntimeRunner(graph, name="probe")
-    with dynamic:
+def compile_graph(graph: Path, precision: Precision, batch: int) -> EngineSpec:
+    """The engine of a placement: the file itself is what ONNX Runtime loads."""
+    with ort.OnnxRuntimeRunner(graph, name="probe") as dynamic:
         dynamic_batch = isinstance(dynamic.inputs[0].shape[0], str)
     with ort.OnnxRuntimeRunner(graph, name="probe", batch=batch) as runner:
         inputs, outputs = runner.inputs, runner.outputs
-    events = _profile(graph, batch, {t.name: np.zeros(t.shape, t.dtype) for t in inputs}, out)
+    events = _profile(graph, batch, {t.name: np.zeros(t.shape, t.dtype) for t in inputs})
     providers = {event["args"].get("provider") for event in events}
     if providers != {ort.CPU_PROVIDER}:
         raise CapabilityError(
@@ -45,8 +42,8 @@ def compile_graph(out: Path, precision: Precision, batch: int) -> EngineSpec:
     return EngineSpec(
         target="onnxruntime-cpu",
         precision=precision,
-        graph=GRAPH_FILE,
-        files=(GRAPH_FILE,),
+        graph=graph.name,
+        files=(graph.name,),
         batch=batch,
         dynamic_batch=dynamic_batch,
         provider=ort.CPU_PROVIDER,
@@ -57,9 +54,9 @@ def compile_graph(out: Path, precision: Precision, batch: int) -> EngineSpec:
     )
 
 
-def _profile(graph: Path, batch: int, feeds: dict[str, Any], out: Path) -> list[dict[str, Any]]:
+def _profile(graph: Path, batch: int, feeds: dict[str, Any]) -> list[dict[str, Any]]:
     """The kernel events of one run."""
-    session = ort.open_session(graph, batch=batch, profile=out / "profile")
+    session = ort.open_session(graph, batch=batch, profile=graph.parent / "profile")
     session.run(None, feeds)
     path = Path(session.end_profiling())
     try:

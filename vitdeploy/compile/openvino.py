@@ -10,7 +10,6 @@ import collections
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.compile.engine import GRAPH_FILE
 from vitdeploy.errors import CapabilityError, EngineError
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.openvino import PRECISION_HINTS, OpenVinoRunner, require
@@ -21,8 +20,8 @@ NAMES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "u8": "int8", "i8": "int8
 CAPABILITIES = {"fp16": "FP16", "bf16": "BF16", "int8": "INT8"}
 
 
-def compile_graph(out: Path, precision: Precision, batch: int) -> EngineSpec:
-    """The engine in folder `out`, whose `graph.onnx` is turned into `model.xml` and `model.bin`."""
+def compile_graph(graph: Path, precision: Precision, batch: int) -> EngineSpec:
+    """The engine of a placement, which is turned into `model.xml` and `model.bin` beside it."""
     openvino = require()
     core = openvino.Core()
     available = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
@@ -34,17 +33,17 @@ def compile_graph(out: Path, precision: Precision, batch: int) -> EngineSpec:
             fix="choose fp32 or int8, or compile on the device that has it",
         )
     try:
-        model = core.read_model(str(out / GRAPH_FILE))
-        openvino.save_model(model, str(out / IR_FILES[0]), compress_to_fp16=False)
+        model = core.read_model(str(graph))
+        openvino.save_model(model, str(graph.parent / IR_FILES[0]), compress_to_fp16=False)
     except Exception as error:
         raise EngineError("OpenVINO cannot read the graph", found=str(error).strip().splitlines()[-1][:300]) from None
     options = {"INFERENCE_PRECISION_HINT": PRECISION_HINTS[precision]}
-    with OpenVinoRunner(out / IR_FILES[0], name="probe", batch=batch, options=options) as runner:
+    with OpenVinoRunner(graph.parent / IR_FILES[0], name="probe", batch=batch, options=options) as runner:
         assert isinstance(runner, OpenVinoRunner)
         return EngineSpec(
             target="openvino-cpu",
             precision=precision,
-            graph=GRAPH_FILE,
+            graph=graph.name,
             files=IR_FILES,
             batch=batch,
             dynamic_batch=bool(model.inputs[0].get_partial_shape()[0].is_dynamic),

@@ -26,7 +26,7 @@ from vitdeploy.runtime.postprocess import classify
 from vitdeploy.runtime.preprocess import load_pixels
 from vitdeploy.spec import encode
 from vitdeploy.store.publish import replacing
-from vitdeploy.store.store import Artifact
+from vitdeploy.store.store import Artifact, list_files
 from vitdeploy.verify.agreement import Agreement
 from vitdeploy.verify.gate import Gate, accuracy_gate
 
@@ -182,8 +182,6 @@ def _report(
 
 def _provenance_files(artifacts: Mapping[str, Artifact]) -> list[Any]:
     """The exported graph and every placement, by digest; the manifest lists the bundle's own files."""
-    from vitdeploy.store.store import list_files
-
     found = []
     for name, artifact in artifacts.items():
         if name == EXPORT or name.startswith("compile"):

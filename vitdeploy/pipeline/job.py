@@ -14,6 +14,7 @@ from vitdeploy.data.folder import DataSplit, Sample, digest, split
 from vitdeploy.data.pixels import Skipped, readable
 from vitdeploy.errors import MissingFileError, MissingPackageError
 from vitdeploy.models.catalog import config_for
+from vitdeploy.models.source import default_preprocess, load_original
 from vitdeploy.pipeline.recipe import Recipe
 from vitdeploy.pipeline.stages import Counter, Progress, check_precision
 from vitdeploy.spec import TARGETS, PreprocessSpec
@@ -70,8 +71,6 @@ def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress) -> Job:
 
 def own_preprocess(model: str, checkpoint: Path | None) -> PreprocessSpec:
     """The architecture's default preprocessing, with as many channels as the checkpoint's patch embedding has."""
-    from vitdeploy.models.source import default_preprocess, load_original
-
     return default_preprocess(load_original(model, checkpoint).config)
 
 

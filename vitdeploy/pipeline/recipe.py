@@ -5,6 +5,8 @@ pydantic checks it; this file says what the fields are and turns every problem i
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import difflib
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +22,8 @@ from vitdeploy.spec import TARGETS, Budget, Interpolation, Precision, Preprocess
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
 VERSION = 1
+# yaml's constructors let errors of int(), float(), datetime and their own look-ups through, as of `2001-13-45`.
+_NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
 
 Positive = Annotated[int, Field(ge=1)]
 PerChannel = Annotated[tuple[float, ...], Field(min_length=1, max_length=3)]
@@ -202,16 +206,20 @@ def _parse(path: Path) -> dict[str, Any]:
     if path.stat().st_size > MAX_BYTES:
         raise RecipeError(str(path), [f"$: {path.stat().st_size:,} bytes, wanted at most {MAX_BYTES:,}"])
     try:
-        text = path.read_text(encoding="utf-8-sig")
-        _refuse_deep(text)
-        data = yaml.load(text, Loader=_UniqueKeys)  # noqa: S506, TID251 - a SafeLoader that also refuses duplicate keys
+        data = _read_yaml(path.read_text(encoding="utf-8-sig"))
     except UnicodeDecodeError as error:
         raise RecipeError(str(path), [f"$: not UTF-8 at byte {error.start}"]) from None
-    except (yaml.YAMLError, RecursionError) as error:
+    except _NOT_YAML as error:
         raise RecipeError(str(path), ["$: not YAML: " + " ".join(str(error).split())[:300]]) from None
     if not isinstance(data, dict):
         raise RecipeError(str(path), [f"$: found {type(data).__name__}, wanted a mapping of fields"])
     return data
+
+
+def _read_yaml(text: str) -> Any:
+    """The values of one YAML document; raises one of _NOT_YAML."""
+    _refuse_deep(text)
+    return yaml.load(text, Loader=_UniqueKeys)  # noqa: S506, TID251 - a SafeLoader that also refuses duplicate keys
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -223,8 +231,8 @@ class _UniqueKeys(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        repeated = sorted({str(key) for key in keys if keys.count(key) > 1})
+        keys = collections.Counter(str(self.construct_object(key, deep=True)) for key, _ in node.value)
+        repeated = sorted(key for key, count in keys.items() if count > 1)
         if repeated:
             raise yaml.YAMLError(f"duplicate key {', '.join(repeated)} in line {node.start_mark.line + 1}")
         return super().construct_mapping(node, deep)
@@ -243,7 +251,9 @@ def _anchor(data: dict[str, Any], folder: Path) -> None:
     for section, key in (("source", "checkpoint"), ("data", "path")):
         values = data.get(section)
         if isinstance(values, dict) and isinstance(values.get(key), str):
-            values[key] = str(folder / Path(values[key]).expanduser())
+            with contextlib.suppress(RuntimeError):  # the home of a user that there is not
+                values[key] = str(Path(values[key]).expanduser())
+            values[key] = str(folder / values[key])
 
 
 def _set(data: dict[str, Any], override: str, source: str) -> None:
@@ -257,30 +267,32 @@ def _set(data: dict[str, Any], override: str, source: str) -> None:
         if not isinstance(at, dict):
             raise RecipeError(source, [f"--set {override!r}: $.{key} is not a mapping"])
     try:
-        at[keys[-1]] = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        at[keys[-1]] = _read_yaml(text)
+    except _NOT_YAML as error:
         raise RecipeError(source, [f"--set {override!r}: " + " ".join(str(error).split())[:200]]) from None
 
 
 def _problem(error: Any) -> str:
-    path = "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in _plain(error["loc"]))
     if error["type"] == "extra_forbidden":
-        siblings = _fields_at(error["loc"][:-1])
-        near = difflib.get_close_matches(str(error["loc"][-1]), siblings, n=1, cutoff=0.5)
+        name, siblings = str(error["loc"][-1]), _fields_at(error["loc"][:-1])
+        near = difflib.get_close_matches(name, siblings, n=1, cutoff=0.5)
+        path = _path(error["loc"][:-1]) + "." + (name if name.isidentifier() else ascii(name))
         return f"{path}: unknown field; " + (f"did you mean {near[0]}?" if near else f"there are {', '.join(siblings)}")
+    path = _path(error["loc"])
     if error["type"] == "missing":
         return f"{path}: missing"
     message = error["msg"].removeprefix("Value error, ")
     return f"{path}: {message[:1].lower()}{message[1:]} (found {str(error['input'])[:60]!r})"
 
 
-def _plain(location: tuple[int | str, ...]) -> list[int | str]:
-    """pydantic adds the name of the union's member to a location; it is no part of the recipe."""
-    return [
+def _path(location: tuple[int | str, ...]) -> str:
+    """`$.a.b[0]`. pydantic adds the name of the union's member to a location; it is no part of the recipe."""
+    parts = (
         part
         for part in location
         if isinstance(part, int) or (part.isidentifier() and part not in ("int", "constrained", "tuple"))
-    ]
+    )
+    return "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
 
 
 def _fields_at(location: tuple[int | str, ...]) -> list[str]:

@@ -130,6 +130,7 @@ def replacing(final: Path, ours: tuple[str, ...]) -> Iterator[Path]:
         remove_abandoned(final.parent)
     with temporary_folder(final.parent) as work, storage_errors(final):
         yield work
+        check_replaceable(final, ours)  # again: the block may have taken long
         if final.exists():
             old = final.parent / f".tmp-{os.getpid()}-{uuid.uuid4().hex[:12]}"
             sync_folder(work)
