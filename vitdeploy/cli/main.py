@@ -8,11 +8,12 @@ import signal
 import sys
 import traceback
 from types import FrameType
+from typing import Any
 
 import click
 
 from vitdeploy import __version__
-from vitdeploy.errors import VitdeployError
+from vitdeploy.errors import GateError, MissingPackageError, VitdeployError
 
 COMMANDS = {
     "run": "The whole line: recipe in, proven bundle out.",
@@ -24,6 +25,11 @@ COMMANDS = {
     "predict": "Classify images with a bundle.",
     "inspect": "What a bundle or an ONNX file holds; checks every digest.",
     "doctor": "What is installed here and which targets work.",
+}
+# What the extra `export` installs, by the names of the modules.
+EXPORT_MODULES = {
+    *("torch", "onnx", "onnxscript", "onnx_ir", "safetensors", "pydantic", "yaml"),
+    *("rich", "jinja2", "markupsafe", "matplotlib", "scipy", "platformdirs"),
 }
 
 
@@ -65,7 +71,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminate)
     as_json = "--json" in sys.argv
     try:
-        code = cli.main(standalone_mode=False)
+        code = _run()
     except click.exceptions.Exit as error:
         code = error.exit_code
     except click.ClickException as error:
@@ -74,7 +80,7 @@ def main() -> None:
         error.show()
         code = 2
     except VitdeployError as error:
-        if as_json:
+        if as_json and not isinstance(error, GateError):  # a gate is judged after the document was printed
             _print_error(error.to_dict())
         click.echo(str(error), err=True)
         _trace_if_asked()
@@ -93,6 +99,17 @@ def main() -> None:
         _trace_if_asked()
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _run() -> Any:
+    """The command of the arguments. Commands import what they need when called, so here is where a package misses."""
+    try:
+        return cli.main(standalone_mode=False)
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if name not in EXPORT_MODULES:
+            raise
+        raise MissingPackageError(name, "export", "this command") from error
 
 
 class _Terminated(BaseException):

@@ -37,7 +37,7 @@ def measure(
     Raises:
         WorkerError: a measuring process died. Errors of a runtime come through as they are.
     """
-    contest = run_contest(contestants, protocol, progress)
+    contest = run_contest(contestants, protocol, lambda text, done, total: progress("bench", done, total))
     return {
         "protocol": {
             "rounds": protocol.rounds,

@@ -136,6 +136,13 @@ class Recipe(Section):
     budget: BudgetSection = BudgetSection()
     bench: BenchSection = BenchSection()
 
+    @field_validator("vitdeploy", mode="before")
+    @classmethod
+    def _no_boolean(cls, version: Any) -> Any:
+        if version is True:  # equal to 1 for pydantic's Literal
+            raise ValueError("input should be 1")
+        return version
+
     @field_validator("targets")
     @classmethod
     def _known_targets(cls, targets: tuple[str, ...]) -> tuple[str, ...]:

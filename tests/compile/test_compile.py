@@ -1,0 +1,283 @@
+"""Compiling: what runs is counted and is what was asked for; no silent fallback."""
+
+import dataclasses
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from vitdeploy.compile.engine import compile_engine
+from vitdeploy.compile.probe import probe_target
+from vitdeploy.data.folder import split
+from vitdeploy.errors import CapabilityError, EngineError, GraphError, TargetError
+from vitdeploy.graph.io import get_metadata, graph_spec, load_graph, save_graph, set_metadata
+from vitdeploy.pipeline.stages import (
+    PlaceConfig,
+    calibrate,
+    check_precision,
+    compile_graph,
+    place_graph,
+    read_engine,
+)
+from vitdeploy.runtime.engine import make_runner
+from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.spec import TARGETS
+
+LAYERS = 4 * 2 + 2
+OPENVINO, ORT = "openvino-cpu", "onnxruntime-cpu"
+INT8_KERNELS = {OPENVINO: {"int8": LAYERS}, ORT: {"fp32": 1, "int8": LAYERS - 1}}
+
+
+@pytest.fixture(scope="module")
+def graph(small_export):
+    return small_export / "model.onnx"
+
+
+@pytest.fixture(scope="module")
+def ranges(tmp_path_factory, graph, digits):
+    out = tmp_path_factory.mktemp("ranges")
+    calibrate(graph, split(digits, "none", calibration=16, evaluation=1, seed=0).calibration, out)
+    return out / "ranges.json"
+
+
+@pytest.fixture(scope="module")
+def placements(tmp_path_factory, graph, ranges):
+    """The path of the INT8 placement of each target."""
+    paths = {}
+    for target in TARGETS:
+        out = tmp_path_factory.mktemp(target)
+        place_graph(PlaceConfig(target, "int8"), graph, ranges, out)
+        paths[target] = out / "model.onnx"
+    return paths
+
+
+@pytest.fixture
+def fixed_graph(tmp_path, graph):
+    """The float graph with its batch fixed to 3."""
+    model = load_graph(graph)
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        value.shape = ir.Shape([3, *value.shape[1:]])
+    (tmp_path / "fixed").mkdir()
+    save_graph(model, tmp_path / "fixed" / "model.onnx")
+    return tmp_path / "fixed" / "model.onnx"
+
+
+@pytest.fixture
+def out(tmp_path):
+    (tmp_path / "engine").mkdir()
+    return tmp_path / "engine"
+
+
+def needs(target):
+    return pytest.importorskip(TARGETS[target].package)
+
+
+def images(batch):
+    return np.random.default_rng(2).integers(0, 256, (batch, 32, 32, 1), dtype=np.uint8)
+
+
+# --- what ran ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_placed_layer_runs_in_an_int8_kernel(placements, out, target):
+    needs(target)
+    engine = compile_graph(placements[target], target, 1, out)
+    assert (engine.precision, engine.kernels) == ("int8", INT8_KERNELS[target])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_float_graph_runs_in_float_kernels_only(graph, out, target, batch):
+    needs(target)
+    engine = compile_graph(graph, target, batch, out)
+    assert (engine.precision, engine.kernels) == ("fp32", {"fp32": LAYERS})
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_ignored_layers_run_in_float_kernels(tmp_path, graph, ranges, out, target):
+    needs(target)
+    place_graph(PlaceConfig(target, "int8", ("*.mlp.fc2", "head")), graph, ranges, tmp_path)
+    engine = compile_graph(tmp_path / "model.onnx", target, 1, out)
+    counts = INT8_KERNELS[target]
+    assert engine.kernels == {"fp32": counts.get("fp32", 0) + 3, "int8": counts["int8"] - 3}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_the_record_says_how_the_engine_is_loaded(placements, out, target):
+    needs(target)
+    engine = compile_graph(placements[target], target, 2, out)
+    assert engine == read_engine(out)
+    assert (engine.target, engine.batch, engine.dynamic_batch) == (target, 2, True)
+    assert [tensor.shape for tensor in (*engine.inputs, *engine.outputs)] == [(2, 32, 32, 1), (2, 10)]
+    assert all((out / file).is_file() for file in (*engine.files, engine.graph))
+    assert {file.name for file in out.iterdir()} == {*engine.files, engine.graph, "engine.json"}  # no profile is left
+    assert engine.device[TARGETS[target].package]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_float_engine_gives_the_answers_of_its_graph_at_any_batch(graph, out, target, batch):
+    needs(target)
+    engine = compile_graph(graph, target, 1, out)
+    feeds = {"image": images(batch)}
+    with OnnxRuntimeRunner(graph, name="graph") as runner:
+        wanted = runner.infer(feeds)["logits"]
+    with make_runner(out, engine, batch=batch) as runner:
+        ours = runner.infer(feeds)["logits"]
+    assert np.abs(ours - wanted).max() <= 1e-4 * np.abs(wanted).max()
+
+
+# --- refusals ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_float_graph_is_no_int8_engine(graph, out, target):
+    needs(target)
+    with pytest.raises(CapabilityError, match="did not run the graph in INT8") as caught:
+        compile_engine(graph, out, target=target, precision="int8", batch=1, placed=0)
+    assert str({"fp32": LAYERS}) in caught.value.found
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_fewer_int8_kernels_than_placed_layers_are_refused(placements, out, target):
+    needs(target)
+    placed = INT8_KERNELS[target]["int8"]
+    with pytest.raises(CapabilityError, match="did not run the graph in INT8") as caught:
+        compile_engine(placements[target], out, target=target, precision="int8", batch=1, placed=placed + 1)
+    assert caught.value.found.startswith(f"{placed} of {placed + 1} placed layers")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_int8_graph_is_no_fp32_engine(placements, out, target):
+    needs(target)
+    with pytest.raises(CapabilityError, match="did not run the graph in fp32"):
+        compile_engine(placements[target], out, target=target, precision="fp32", batch=1, placed=0)
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_placement_without_any_int8_layer_is_no_int8_engine(tmp_path, graph, ranges, out, target):
+    needs(target)
+    place_graph(PlaceConfig(target, "int8", ("*",)), graph, ranges, tmp_path)
+    with pytest.raises(CapabilityError, match="did not run the graph in INT8"):
+        compile_graph(tmp_path / "model.onnx", target, 1, out)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_onnxruntime_has_no_half_precision_on_the_cpu(graph, out, precision):
+    with pytest.raises(CapabilityError, match=f"{ORT} cannot run {precision}") as caught:
+        compile_engine(graph, out, target=ORT, precision=precision, batch=1, placed=0)
+    assert caught.value.wanted == "fp32, int8"
+    assert caught.value.exit_code == 4
+    assert not list(out.iterdir())
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_half_precision_is_refused_before_any_work(tmp_path, graph, precision):
+    with pytest.raises(CapabilityError):
+        place_graph(PlaceConfig(ORT, precision), graph, None, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def openvino_capabilities():
+    return needs(OPENVINO).Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_openvino_refuses_half_precision_on_a_cpu_without_it(graph, out, precision):
+    if precision.upper() in openvino_capabilities():
+        pytest.skip(f"this CPU has {precision} for OpenVINO")
+    with pytest.raises(CapabilityError, match=f"this CPU has no {precision}") as caught:
+        compile_engine(graph, out, target=OPENVINO, precision=precision, batch=1, placed=0)
+    assert caught.value.wanted == precision.upper()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_openvino_runs_half_precision_on_a_cpu_with_it(graph, out, precision):
+    if precision.upper() not in openvino_capabilities():
+        pytest.skip(f"this CPU has no {precision} for OpenVINO")
+    engine = compile_engine(graph, out, target=OPENVINO, precision=precision, batch=1, placed=0)
+    assert engine.kernels == {precision: LAYERS}
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_fixed_batch_cannot_be_compiled_at_another(fixed_graph, out, target):
+    with pytest.raises(TargetError, match="has the fixed batch 3") as caught:
+        compile_graph(fixed_graph, target, 1, out)
+    assert (caught.value.found, caught.value.wanted) == ("--batch 1", "batch 3")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_fixed_batch_is_compiled_at_its_own(fixed_graph, out, target):
+    needs(target)
+    engine = compile_graph(fixed_graph, target, 3, out)
+    assert (engine.batch, engine.dynamic_batch, engine.kernels) == (3, False, {"fp32": LAYERS})
+
+
+@pytest.mark.parametrize(("placed", "other"), [(ORT, OPENVINO), (OPENVINO, ORT)])
+def test_a_graph_placed_for_another_target_is_refused(placements, out, placed, other):
+    with pytest.raises(TargetError, match="placed for another target") as caught:
+        compile_graph(placements[placed], other, 1, out)
+    assert (caught.value.found, caught.value.wanted) == (placed, other)
+
+
+def test_an_unknown_target_is_refused(graph, out):
+    with pytest.raises(TargetError, match="abacus"):
+        compile_engine(graph, out, target="abacus", precision="fp32", batch=1, placed=0)
+    with pytest.raises(TargetError, match="abacus"):
+        check_precision("abacus", "fp32")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_file_that_is_no_graph_is_refused_by_the_runtime(tmp_path, out, target):
+    needs(target)
+    (tmp_path / "model.onnx").write_bytes(b"no graph")
+    with pytest.raises(EngineError):
+        compile_engine(tmp_path / "model.onnx", out, target=target, precision="fp32", batch=1, placed=0)
+
+
+def test_int8_without_calibration_is_refused(tmp_path, graph):
+    with pytest.raises(GraphError, match="INT8 needs calibration"):
+        place_graph(PlaceConfig(ORT, "int8"), graph, None, tmp_path)
+
+
+def test_a_placement_cannot_be_calibrated_again(tmp_path, placements, digits):
+    samples = split(digits, "none", calibration=4, evaluation=1, seed=0).calibration
+    with pytest.raises(GraphError, match="quantized or placed already") as caught:
+        calibrate(placements[OPENVINO], samples, tmp_path)
+    assert caught.value.found == "int8 for openvino-cpu"
+
+
+def test_calibrating_a_fixed_batch_needs_that_many_images(tmp_path, fixed_graph, digits):
+    samples = split(digits, "none", calibration=2, evaluation=1, seed=0).calibration
+    with pytest.raises(GraphError, match="fixed batch 3") as caught:
+        calibrate(fixed_graph, samples, tmp_path)
+    assert caught.value.found == "2 calibration images"
+
+
+# --- placements and probes --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_placement_says_its_target_and_precision_and_keeps_its_tensors(graph, placements, target):
+    before, after = load_graph(graph), load_graph(placements[target])
+    metadata = get_metadata(before, "model.onnx")
+    placed = dataclasses.replace(metadata, target=target, precision="int8")
+    assert get_metadata(after, "model.onnx") == placed
+    assert graph_spec(after, "model.onnx") == graph_spec(before, "model.onnx")
+    set_metadata(before, placed)
+    assert before.metadata_props == after.metadata_props
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_int8_graph_is_smaller_than_half_of_the_float_one(graph, placements, target):
+    assert placements[target].stat().st_size < 0.6 * graph.stat().st_size
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_probe_says_that_an_installed_target_works(target):
+    needs(target)
+    result = probe_target(target)
+    assert result["works"], result["detail"]
+    assert {"fp32", "int8"} <= set(result["precisions"])
+    assert result["version"] in result["detail"]

@@ -1,0 +1,245 @@
+"""A run that is killed in the middle of any stage, and started again, ends in the bundle of a run that was left alone.
+
+One store is used for the whole chain: each run resumes where the one before was killed. A last run is left to finish;
+what it publishes is compared, byte by byte, with what the same stages make in a store of their own.
+"""
+
+import hashlib
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import vitdeploy
+
+pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
+
+ROOT = Path(vitdeploy.__file__).parents[1]
+STEPS = [
+    "export",
+    "calibrate",
+    *("place onnxruntime-cpu-int8", "compile onnxruntime-cpu-int8"),
+    *("place onnxruntime-cpu-fp32", "compile onnxruntime-cpu-fp32"),
+    "reference",
+    *("verify onnxruntime-cpu-int8", "verify onnxruntime-cpu-fp32"),
+]
+# Each stage with the line that says it has begun (or that the kill before came too late for it), and the longest delay.
+STAGES = {
+    "export": ("export to ONNX|reused export", 2.0),
+    "calibrate": ("calibrate", 0.05),
+    "place": ("place ", 0.01),
+    "compile": ("compile ", 0.05),
+    "reference": ("original on the evaluation images|reused reference", 0.1),
+    "verify": ("on the evaluation images|reused verify", 0.05),
+    "bench": ("single, round 2 of", 0.5),
+}
+# The same stages in one process, without the command line; the measurements, which always differ, come from outside.
+UNINTERRUPTED = """
+import json, sys
+from pathlib import Path
+from vitdeploy.pipeline.assemble import write_run
+from vitdeploy.pipeline.job import prepare
+from vitdeploy.pipeline.plan import make_plan
+from vitdeploy.pipeline.recipe import load_recipe
+from vitdeploy.pipeline.run import run_plan
+from vitdeploy.pipeline.stages import silent
+from vitdeploy.store.store import Store
+
+recipe, store, out = map(Path, sys.argv[1:])
+job = prepare(load_recipe(recipe), skip_bad=False, progress=silent)
+artifacts = run_plan(make_plan(job), Store(store), resume=True, progress=silent)
+write_run(job, artifacts, json.load(sys.stdin)["bench"], out)
+"""
+
+
+class Child:
+    """`vitdeploy run` in a session of its own, with the lines that it writes."""
+
+    def __init__(self, home, *options):
+        (home / "tmp").mkdir(exist_ok=True)
+        environment = {"PYTHONPATH": str(ROOT), "VITDEPLOY_STORE": str(home / "store"), "TMPDIR": str(home / "tmp")}
+        command = ["-u", "-m", "vitdeploy.cli.main", "run", "recipe.yaml", "-o", "out/bundle", "-v", *options]
+        self.process = subprocess.Popen(
+            [sys.executable, *command],
+            cwd=home,
+            env={**os.environ, **environment},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.lines = []
+
+    def wait_for(self, pattern):
+        for line in self.process.stderr:
+            self.lines.append(line.rstrip("\n"))
+            if re.search(pattern, line):
+                return
+        pytest.fail(f"ended without a line like {pattern!r}:\n" + "\n".join(self.lines))
+
+    def signal(self, number, *, group=True):
+        (os.killpg if group else os.kill)(self.process.pid, number)
+
+    def end(self):
+        """Its exit status, when it and all its children are gone."""
+        with self.process.stderr as rest:
+            self.lines += rest.read().splitlines()
+        status = self.process.wait(timeout=60)
+        deadline = time.monotonic() + 20
+        while (left := processes_of(self.process.pid)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not left, f"children outlived their parent: {left}"
+        return status
+
+
+def processes_of(session):
+    """The processes of a session that still run."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, _, _, number = stat.read_text().rpartition(")")[2].split()[:4]
+        except OSError:  # it has just ended
+            continue
+        if int(number) == session and state != "Z":
+            found.append(int(stat.parent.name))
+    return found
+
+
+def digests(bundle):
+    """The digest of every file of a bundle that must not depend on how it was made."""
+    names = ["model.onnx", "labels.txt", "calibration.json", "golden/inputs.npy", "golden/outputs.npy"]
+    names += [path.relative_to(bundle).as_posix() for path in bundle.glob("engines/*/graph.onnx")]
+    return {name: hashlib.sha256((bundle / name).read_bytes()).hexdigest() for name in names}
+
+
+def temporary(home):
+    return [str(path) for path in home.rglob(".tmp-*")] + [str(path) for path in (home / "tmp").glob("vitdeploy*")]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory, digits, small_checkpoint):
+    """A folder with the recipe, and with its own store, output and temporary files."""
+    home = tmp_path_factory.mktemp("killed")
+    (home / "recipe.yaml").write_text(
+        "vitdeploy: 1\n"
+        "name: killed\n"
+        f"source: {{model: vit_w32d2h2_patch8_32, checkpoint: {small_checkpoint}}}\n"
+        "preprocess: {resize: 32, crop: 32, mean: [0.5], std: [0.5]}\n"
+        f"data: {{path: {digits}, calibration: {{images: 32}}, evaluation: {{images: 64}}}}\n"
+        "targets: [onnxruntime-cpu]\n"
+        "bench: {scenarios: [single], batch: [1], duration: 0.5}\n",
+        encoding="utf-8",
+    )
+    return home
+
+
+@pytest.fixture(scope="module")
+def chain(home):
+    """A run interrupted, then runs killed in stage after stage, then one left to finish, and one never disturbed."""
+    statuses, published = {}, []
+    interrupted = Child(home)
+    interrupted.wait_for("export to ONNX")
+    time.sleep(random.uniform(0, 2))
+    interrupted.signal(signal.SIGINT)
+    status, left = interrupted.end(), temporary(home)
+
+    for stage, (line, delay) in STAGES.items():
+        child = Child(home)
+        child.wait_for(line)
+        time.sleep(random.uniform(0, delay))
+        child.signal(signal.SIGKILL, group=stage != "bench")  # measuring processes must notice that they are alone
+        statuses[stage] = child.end()
+        published += [(stage, path.name) for path in (home / "out").glob("[!.]*")]
+
+    child = Child(home)
+    child.wait_for("round 12 of 12  36/36")
+    deadline = time.monotonic() + 60
+    while not list((home / "out").glob(".tmp-*/*")) and time.monotonic() < deadline:
+        time.sleep(0.002)
+    child.signal(signal.SIGKILL)
+    statuses["bundle"] = child.end()
+    published += [("bundle", path.name) for path in (home / "out").glob("[!.]*")]
+
+    last = Child(home)
+    calm = subprocess.Popen(
+        [sys.executable, "-c", UNINTERRUPTED, home / "recipe.yaml", home / "calm-store", home / "calm"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        text=True,
+    )
+    last_status = last.end()
+    calm.communicate((home / "out/bundle/report.json").read_text(encoding="utf-8"), timeout=120)
+    return SimpleNamespace(
+        interrupted=SimpleNamespace(status=status, left=left, lines=interrupted.lines),
+        statuses=statuses,
+        published=published,
+        last=SimpleNamespace(status=last_status, lines=last.lines),
+        calm_status=calm.returncode,
+    )
+
+
+def test_an_interrupt_in_the_export_leaves_nothing_behind(chain):
+    assert chain.interrupted.status == 130
+    assert "interrupted; the same command goes on" in chain.interrupted.lines[-1]
+    assert chain.interrupted.left == []
+
+
+def test_every_stage_was_killed_while_the_run_was_alive(chain):
+    assert chain.statuses == dict.fromkeys([*STAGES, "bundle"], -signal.SIGKILL)
+
+
+def test_no_killed_run_has_published_anything(chain):
+    assert chain.published == []
+
+
+def test_the_run_after_the_kills_makes_the_bundle_of_an_undisturbed_run(chain, home):
+    assert (chain.last.status, chain.calm_status) == (0, 0)
+    made = digests(home / "out/bundle")
+    assert len(made) == 6
+    assert made == digests(home / "calm")
+
+
+def test_the_run_after_the_kills_makes_no_finished_stage_again(chain):
+    assert [line for line in chain.last.lines if line.startswith(("made", "reused"))] == [f"reused {s}" for s in STEPS]
+
+
+def test_what_the_killed_runs_left_behind_is_cleared_away(chain, home):
+    assert [path for path in temporary(home) if "/tmp/vitdeploy" not in path.removeprefix(str(home))] == []
+    assert not (home / "store" / "quarantine").exists()
+
+
+def test_an_interrupt_in_the_bench_ends_all_and_keeps_the_old_bundle(chain, home):
+    before = digests(home / "out/bundle"), set(temporary(home))
+    child = Child(home)
+    child.wait_for("single, round 1 of")
+    assert len(processes_of(child.process.pid)) == 4
+    child.signal(signal.SIGINT)
+    assert child.end() == 130
+    assert (digests(home / "out/bundle"), set(temporary(home))) == before
+
+
+def test_a_termination_in_the_bench_ends_all_and_keeps_the_old_bundle(chain, home):
+    before = digests(home / "out/bundle"), set(temporary(home))
+    child = Child(home, "--no-resume")
+    child.wait_for("single, round 1 of")
+    child.signal(signal.SIGTERM, group=False)
+    assert child.end() == 143
+    assert (digests(home / "out/bundle"), set(temporary(home))) == before
+    assert [line for line in child.lines if line.startswith(("made", "reused"))] == [f"made {step}" for step in STEPS]
+
+
+def test_the_report_of_the_last_run_is_whole(chain, home):
+    report = json.loads((home / "out/bundle/report.json").read_text(encoding="utf-8"))
+    assert [row["artifact"] for row in report["bench"]["results"]] == [
+        "pytorch",
+        "onnxruntime-cpu-int8",
+        "onnxruntime-cpu-fp32",
+    ]

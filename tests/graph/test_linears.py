@@ -1,0 +1,97 @@
+"""Every linear and convolution with constant weights is found, under the name of its module."""
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from safetensors.numpy import load_file
+
+from vitdeploy.graph.io import load_graph
+from vitdeploy.graph.linears import count_int8, find_linears
+
+DEPTH = 2
+PARTS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+
+
+@pytest.fixture(scope="module")
+def linears(small_export):
+    return find_linears(load_graph(small_export / "model.onnx"))
+
+
+def test_a_vit_has_four_linears_a_block_its_patch_embedding_and_its_head(linears):
+    assert len(linears) == 4 * DEPTH + 2
+    assert [linear.name for linear in linears] == [
+        "patch_embed.proj",
+        *(f"blocks.{i}.{part}" for i in range(DEPTH) for part in PARTS),
+        "head",
+    ]
+
+
+def test_only_the_patch_embedding_is_a_convolution(linears):
+    assert [linear.name for linear in linears if linear.kind == "conv"] == ["patch_embed.proj"]
+
+
+def test_weights_and_biases_are_those_of_the_checkpoint(linears, small_checkpoint):
+    state = load_file(small_checkpoint)
+    for linear in linears:
+        weight = state[f"{linear.name}.weight"]
+        np.testing.assert_array_equal(linear.weight, weight.T if linear.kind == "matmul" else weight)
+        np.testing.assert_array_equal(linear.bias, state[f"{linear.name}.bias"])
+
+
+def test_out_axis_is_the_axis_of_the_output_channels(linears, small_checkpoint):
+    state = load_file(small_checkpoint)
+    found = {linear.name: linear.weight.shape[linear.out_axis] for linear in linears}
+    assert found == {name: len(state[f"{name}.bias"]) for name in found}
+
+
+def test_output_is_behind_the_bias(linears):
+    producers = {linear.name: linear.output.producer().op_type for linear in linears}
+    assert producers.pop("patch_embed.proj") == "Conv"
+    assert set(producers.values()) == {"Add"}
+
+
+def test_products_of_attention_are_not_linears(small_export, linears):
+    products = [node for node in load_graph(small_export / "model.onnx").graph if node.op_type == "MatMul"]
+    assert len(products) == 4 * DEPTH + 1 + 2 * DEPTH
+    assert not [linear for linear in linears if linear.name.endswith("attn")]
+
+
+def test_a_float_graph_has_no_int8_layer(small_export):
+    assert count_int8(load_graph(small_export / "model.onnx")) == 0
+
+
+def two_layers(second, *, outputs=("y",)):
+    """x @ w, then the given node."""
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, [2, 3])
+    product = helper.make_node("MatMul", ["x", "w"], ["product"], name="fc/MatMul")
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 4]) for name in outputs]
+    constants = [
+        numpy_helper.from_array(np.ones((3, 4), np.float32), "w"),
+        numpy_helper.from_array(np.ones(4, np.float32), "b"),
+        numpy_helper.from_array(np.ones((2, 4), np.float32), "matrix"),
+    ]
+    return ir.from_proto(helper.make_model(helper.make_graph([product, second], "test", [x], values, constants)))
+
+
+@pytest.mark.parametrize("order", [["product", "b"], ["b", "product"]], ids=str)
+def test_a_bias_is_found_on_either_side_of_the_add(order):
+    [linear] = find_linears(two_layers(helper.make_node("Add", order, ["y"])))
+    np.testing.assert_array_equal(linear.bias, np.ones(4, np.float32))
+    assert linear.bias_add is not None
+
+
+@pytest.mark.parametrize(
+    ("second", "outputs"),
+    [
+        (helper.make_node("Relu", ["product"], ["y"]), ("y",)),
+        (helper.make_node("Add", ["product", "matrix"], ["y"]), ("y",)),
+        (helper.make_node("Add", ["product", "product"], ["y"]), ("y",)),
+        (helper.make_node("Add", ["product", "b"], ["y"]), ("y", "product")),
+    ],
+    ids=["no add", "matrix", "itself", "product is read elsewhere"],
+)
+def test_an_add_that_is_no_bias_is_not_taken_for_one(second, outputs):
+    [linear] = find_linears(two_layers(second, outputs=outputs))
+    assert (linear.name, linear.bias, linear.bias_add) == ("fc", None, None)
+    assert linear.output.name == "product"

@@ -1,0 +1,229 @@
+"""Checkpoint files: what loads, and what is refused with its reason."""
+
+import os
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from vitdeploy.errors import CheckpointError, MissingFileError, NonFiniteWeightsError, PickleError
+from vitdeploy.models.catalog import config_for
+from vitdeploy.models.checkpoint import load_state, read_checkpoint
+from vitdeploy.models.source import load_original
+from vitdeploy.models.vit import VisionTransformer
+
+MODEL = "vit_w16d2h2_patch8_16"
+OLD_FORMAT = {"_use_new_zipfile_serialization": False}
+
+
+@pytest.fixture
+def state():
+    torch.manual_seed(3)
+    return VisionTransformer(config_for(MODEL)).state_dict()
+
+
+class Shell:
+    """Unpickling it runs a command."""
+
+    def __init__(self, command):
+        self.command = command
+
+    def __reduce__(self):
+        return os.system, (self.command,)
+
+
+def same(a, b):
+    return list(a) == list(b) and all(torch.equal(a[name], b[name]) for name in a)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------------
+
+
+def test_safetensors_round_trip(tmp_path, state):
+    save_file(state, tmp_path / "weights.safetensors")
+    read = read_checkpoint(tmp_path / "weights.safetensors")
+    assert same(dict(sorted(read.items())), dict(sorted(state.items())))
+
+
+@pytest.mark.parametrize("options", [{}, OLD_FORMAT], ids=["zip", "old"])
+def test_pt_round_trip(tmp_path, state, options):
+    torch.save(state, tmp_path / "weights.pt", **options)
+    assert same(read_checkpoint(tmp_path / "weights.pt"), state)
+
+
+def test_content_decides_and_not_the_name(tmp_path, state):
+    save_file(state, tmp_path / "weights.pt")
+    torch.save(state, tmp_path / "weights.safetensors")
+    assert read_checkpoint(tmp_path / "weights.pt").keys() == state.keys()
+    assert read_checkpoint(tmp_path / "weights.safetensors").keys() == state.keys()
+
+
+@pytest.mark.parametrize("name", ["absent.safetensors", "."])
+def test_a_missing_file_is_named(tmp_path, name):
+    with pytest.raises(MissingFileError) as caught:
+        read_checkpoint(tmp_path / name)
+    assert str(tmp_path / name) in caught.value.message
+
+
+def test_a_git_lfs_pointer_is_recognised(tmp_path):
+    path = tmp_path / "weights.safetensors"
+    path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 123\n")
+    with pytest.raises(CheckpointError, match="git-lfs pointer") as caught:
+        read_checkpoint(path)
+    assert caught.value.fix == "git lfs pull"
+
+
+@pytest.mark.parametrize("kept", [0, 5, 100, 0.5, 0.999])
+def test_a_truncated_safetensors_file_is_refused(tmp_path, state, kept):
+    path = tmp_path / "weights.safetensors"
+    save_file(state, path)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
+    with pytest.raises(CheckpointError, match="not a whole safetensors file"):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize("start", [b"", b"PK\x03\x04", b"\x80"], ids=["bytes", "zip", "pickle"])
+def test_random_bytes_are_refused(tmp_path, start):
+    path = tmp_path / "weights.pt"
+    path.write_bytes(start + bytes((i * 167 + 13) % 256 for i in range(4096)))
+    with pytest.raises((CheckpointError, PickleError)):
+        read_checkpoint(path)
+
+
+@pytest.mark.parametrize("options", [{}, OLD_FORMAT], ids=["zip", "old"])
+@pytest.mark.parametrize("kept", [64, 0.3, 0.9])
+def test_a_truncated_pt_is_refused(tmp_path, state, options, kept):
+    path = tmp_path / "weights.pt"
+    torch.save(state, path, **options)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
+    with pytest.raises(CheckpointError, match="not a whole PyTorch checkpoint") as caught:
+        read_checkpoint(path)
+    assert caught.value.found
+
+
+@pytest.mark.parametrize("form", ["pickle", "zip", "old"])
+@pytest.mark.parametrize("name", ["weights.pt", "weights.safetensors"])
+def test_a_pickle_that_runs_code_is_refused_and_nothing_runs(tmp_path, form, name):
+    witness = tmp_path / "witness"
+    evil = {"head.weight": Shell(f"echo ran > '{witness}'")}
+    if form == "pickle":
+        (tmp_path / name).write_bytes(pickle.dumps(evil, protocol=2))
+    else:
+        torch.save(evil, tmp_path / name, **({} if form == "zip" else OLD_FORMAT))
+    with pytest.raises(PickleError) as caught:
+        read_checkpoint(tmp_path / name)
+    assert not witness.exists()
+    assert caught.value.exit_code == 3
+    assert caught.value.found == f"{os.name if os.name == 'nt' else 'posix'}.system"
+    assert "weights_only" not in str(caught.value)  # no advice on how to run it all the same
+
+
+def test_the_witness_of_that_test_works(tmp_path):
+    witness = tmp_path / "witness"
+    data = pickle.dumps(Shell(f"echo ran > '{witness}'"), protocol=2)
+    pickle.loads(data)  # noqa: TID251
+    assert witness.exists()
+
+
+def test_a_whole_module_is_refused_as_more_than_weights(tmp_path):
+    torch.save(nn.Linear(2, 2), tmp_path / "model.pt")
+    with pytest.raises(PickleError) as caught:
+        read_checkpoint(tmp_path / "model.pt")
+    assert caught.value.found == "torch.nn.modules.linear.Linear"
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        ({"epoch": 3, "model": {"w": torch.ones(2)}}, "epoch: int, model: dict"),
+        ([torch.ones(2)], "list"),
+        (torch.ones(2), "Tensor"),
+    ],
+    ids=["training state", "list", "tensor"],
+)
+def test_a_pickle_that_is_not_a_flat_state_dict_says_what_it_holds(tmp_path, content, found):
+    torch.save(content, tmp_path / "weights.pt")
+    with pytest.raises(CheckpointError, match="not a flat state dict") as caught:
+        read_checkpoint(tmp_path / "weights.pt")
+    assert caught.value.found == found
+
+
+# --- loading ----------------------------------------------------------------------------------------------------------
+
+
+def refusal(state):
+    with pytest.raises(CheckpointError) as caught:
+        load_state(VisionTransformer(config_for(MODEL)), state, "weights.pt")
+    return caught.value.found
+
+
+def test_missing_keys_are_counted_and_the_first_are_listed(state):
+    found = refusal({name: tensor for name, tensor in state.items() if not name.startswith("blocks.1.")})
+    assert found.startswith("12 missing: blocks.1.norm1.weight, blocks.1.norm1.bias, ")
+    assert found.endswith(" and 7 more")
+
+
+def test_unexpected_keys_are_counted_and_the_first_are_listed(state):
+    found = refusal({**state, **{f"extra.{i}": torch.zeros(1) for i in range(6)}})
+    assert found == "6 unexpected: extra.0, extra.1, extra.2, extra.3, extra.4 and 1 more"
+
+
+def test_misshapen_tensors_are_listed_with_both_shapes(state):
+    found = refusal({**state, "pos_embed": torch.zeros(1, 10, 16)})
+    assert found == "1 other shape: pos_embed [1, 10, 16] (the model: [1, 5, 16])"
+
+
+def test_a_renamed_key_is_shown_beside_its_likely_new_name(state):
+    renamed = {f"module.{name}": tensor for name, tensor in state.items()}
+    found = refusal(renamed)
+    assert "32 missing: cls_token, pos_embed" in found
+    assert "patch_embed.proj.weight (the checkpoint has module.patch_embed.proj.weight)" in found
+    assert "32 unexpected: module.cls_token" in found
+
+
+def test_a_refused_checkpoint_leaves_the_model_as_it_was(state):
+    model = VisionTransformer(config_for(MODEL))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(CheckpointError):
+        load_state(model, {**state, "extra": torch.zeros(1)}, "weights.pt")
+    assert same(before, model.state_dict())
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_weights_that_are_not_finite_are_refused_by_name_and_count(state, value):
+    state["blocks.1.mlp.fc2.weight"].view(-1)[:3] = value
+    with pytest.raises(NonFiniteWeightsError) as caught:
+        load_state(VisionTransformer(config_for(MODEL)), state, "weights.pt")
+    assert "blocks.1.mlp.fc2.weight" in caught.value.message
+    assert caught.value.found == "3 of 1024 are NaN or infinite"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_half_precision_weights_load_as_float32(tmp_path, state, dtype):
+    half = {name: tensor.to(dtype) for name, tensor in state.items()}
+    save_file(half, tmp_path / "half.safetensors")
+    loaded = load_original(MODEL, tmp_path / "half.safetensors").module.state_dict()
+    assert {tensor.dtype for tensor in loaded.values()} == {torch.float32}
+    assert same(loaded, {name: tensor.float() for name, tensor in half.items()})
+
+
+def test_load_original_takes_classes_and_channels_from_the_file(tmp_path, state):
+    state["head.weight"], state["head.bias"] = torch.ones(4, 16), torch.ones(4)
+    state["patch_embed.proj.weight"] = torch.ones(16, 1, 8, 8)
+    save_file(state, tmp_path / "weights.safetensors")
+    original = load_original(MODEL, tmp_path / "weights.safetensors")
+    assert (original.config.num_classes, original.config.in_channels) == (4, 1)
+    assert not original.module.training
+    assert original.parameters == sum(tensor.numel() for tensor in state.values())
+    assert original.module(torch.zeros(2, 1, 16, 16)).shape == (2, 4)
+
+
+def test_a_checkpoint_of_another_patch_size_is_refused(tmp_path, state):
+    save_file(state, tmp_path / "weights.safetensors")
+    with pytest.raises(CheckpointError, match="does not fit the architecture") as caught:
+        load_original("vit_w16d2h2_patch4_16", tmp_path / "weights.safetensors")
+    assert "patch_embed.proj.weight [16, 3, 8, 8] (the model: [16, 3, 4, 4])" in caught.value.found

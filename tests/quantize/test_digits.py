@@ -1,0 +1,150 @@
+"""INT8 of a real trained model: both engines against a float simulation of their placement, answers, and memory."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from vitdeploy.data.folder import split
+from vitdeploy.data.pixels import readable
+from vitdeploy.pipeline.stages import (
+    ExportConfig,
+    PlaceConfig,
+    calibrate,
+    compile_graph,
+    export,
+    place_graph,
+)
+from vitdeploy.runtime.engine import make_runner
+from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.spec import TARGETS, PreprocessSpec
+from vitdeploy.verify.agreement import compare
+from vitdeploy.verify.collect import collect_from_pixels
+
+ROOT = Path(__file__).parent.parent.parent
+PREPROCESS = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))
+CONVOLUTION = "patch_embed.proj"
+SIMULATED_IMAGES = 96
+
+
+@pytest.fixture(scope="module")
+def parts(digits):
+    return split(digits, "folders", calibration=128, evaluation="all", seed=0)
+
+
+@pytest.fixture(scope="module")
+def images(parts):
+    """uint8 [32, 32, 1] each, of the 640 evaluation images."""
+    return [pixels for _, pixels in readable(parts.evaluation, PREPROCESS, None)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, digits, parts):
+    """model.onnx of the digits model and ranges.json of all its calibration images."""
+    out = tmp_path_factory.mktemp("digits")
+    config = ExportConfig("vit_w192d4h3_patch4_32", "digits", PREPROCESS, 20, None, True)
+    export(config, digits / "vit_digits.safetensors", out)
+    calibrate(out / "model.onnx", parts.calibration, out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def float_logits(folder, images):
+    return collect_from_pixels(OnnxRuntimeRunner(folder / "model.onnx", name="float"), images, PREPROCESS)
+
+
+def placed(folder, out, target, ignore=()):
+    place_graph(PlaceConfig(target, "int8", ignore), folder / "model.onnx", folder / "ranges.json", out)
+    return out / "model.onnx"
+
+
+def engine_logits(graph, out, target, images):
+    (out / "engine").mkdir()
+    engine = compile_graph(graph, target, 8, out / "engine")
+    return collect_from_pixels(make_runner(out / "engine", engine), images, PREPROCESS)
+
+
+def simulated_logits(graph, images):
+    """Q/DQ computed node by node in float: no fusion, no INT8 kernel."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+    return session.run(["logits"], {"image": np.stack(images)})[0]
+
+
+@pytest.fixture(scope="module")
+def simulation(tmp_path_factory, folder, images):
+    """Every linear fake-quantized, the convolution in float: what both targets can be asked for."""
+    graph = placed(folder, tmp_path_factory.mktemp("simulation"), "openvino-cpu", (CONVOLUTION,))
+    return simulated_logits(graph, images[:SIMULATED_IMAGES])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_engines_compute_what_the_placement_says(tmp_path, folder, images, float_logits, simulation, target):
+    """The rounding of float sums may tip a value to the next step; that is small against the effect of INT8 itself."""
+    pytest.importorskip(TARGETS[target].package)
+    graph = placed(folder, tmp_path, target, (CONVOLUTION,))
+    ours = engine_logits(graph, tmp_path, target, images[:SIMULATED_IMAGES])
+    largest = np.abs(simulation).max()
+    effect = np.abs(simulation - float_logits[:SIMULATED_IMAGES])
+    difference = np.abs(ours - simulation)
+    assert effect.mean() > 1e-4 * largest
+    assert difference.mean() <= 0.4 * effect.mean()
+    assert difference.max() <= 0.01 * largest
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_int8_gives_the_answers_of_float_on_the_evaluation_images(
+    tmp_path, folder, parts, images, float_logits, target
+):
+    pytest.importorskip(TARGETS[target].package)
+    logits = engine_logits(placed(folder, tmp_path, target), tmp_path, target, images)
+    labels = np.array([sample.label for sample in parts.evaluation])
+    found = compare(logits, float_logits, labels)
+    assert found.n == 640
+    assert found.agreement >= 99.0
+    assert found.reference_top1 == pytest.approx(100 * 629 / 640)
+    assert abs(found.drop) <= 1.0
+
+
+OBSERVE = """
+import json, resource, sys
+from pathlib import Path
+import numpy as np
+from vitdeploy.data.folder import scan
+from vitdeploy.data.pixels import batches
+from vitdeploy.graph.io import get_metadata, load_graph
+from vitdeploy.quantize.observers import observe
+
+model = load_graph(Path(sys.argv[1]))
+spec = get_metadata(model, sys.argv[1]).preprocess
+few = list(batches(scan(Path(sys.argv[2]), "folders")[0][:16], spec, 4))
+ranges = observe(model, (batch for _ in range(int(sys.argv[3])) for batch in few), spec)
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform != "darwin" else 1024**2)
+print(json.dumps({"peak": peak, "ranges": {name: [found.low, found.high] for name, found in ranges.items()}}))
+"""
+
+
+def test_memory_does_not_grow_with_the_number_of_calibration_images(folder, digits):
+    """16 images shown once and 16 times, each in a process of its own; the same ranges follow."""
+    pytest.importorskip("resource")
+    few, many = (
+        json.loads(
+            subprocess.run(
+                [sys.executable, "-c", OBSERVE, str(folder / "model.onnx"), str(digits / "calibration"), str(times)],
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+                capture_output=True,
+                check=True,
+                text=True,
+                timeout=120,
+            ).stdout
+        )
+        for times in (1, 16)
+    )
+    assert many["ranges"] == few["ranges"]
+    assert many["peak"] - few["peak"] < 30  # MiB

@@ -1,0 +1,293 @@
+"""The runners: input checks, life-cycle, threads, and what goes wrong with a runtime."""
+
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from vitdeploy.errors import EngineError, MissingPackageError, TargetError, TensorError
+from vitdeploy.runtime.engine import make_runner
+from vitdeploy.runtime.openvino import OpenVinoRunner
+from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.runtime.runner import Runner
+from vitdeploy.spec import EngineSpec, TensorSpec
+
+RUNNERS = {"onnxruntime": OnnxRuntimeRunner, "openvino": OpenVinoRunner}
+
+
+class Echo(Runner):
+    """Gives its inputs back; has one input of pixels and one of numbers."""
+
+    def _load(self):
+        self.inputs = (TensorSpec("image", "uint8", ("batch", 4, 4, 3)), TensorSpec("scale", "float32", (1,)))
+        self.outputs = self.inputs
+        self.provider = "echo"
+
+    def _infer(self, feeds):
+        return dict(feeds)
+
+    def _close(self):
+        self.provider = ""
+
+
+@pytest.fixture
+def echo():
+    with Echo("echo") as runner:
+        yield runner
+
+
+@pytest.fixture(params=RUNNERS)
+def runtime(request):
+    pytest.importorskip(request.param, reason=f"pip install 'vitdeploy[{request.param}]'")
+    return request.param
+
+
+@pytest.fixture
+def small(runtime, small_export):
+    """The small model on each runtime, pinned to a batch of 2."""
+    with RUNNERS[runtime](small_export / "model.onnx", name="small", batch=2) as runner:
+        yield runner
+
+
+def images(count, seed=0):
+    return np.random.default_rng(seed).integers(0, 256, (count, 32, 32, 1), np.uint8)
+
+
+def feeds(**changes):
+    return {"image": np.zeros((2, 4, 4, 3), np.uint8), "scale": np.ones(1, np.float32), **changes}
+
+
+# --- checks -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_fits_is_passed_on(echo):
+    given = feeds(image=np.full((5, 4, 4, 3), 7, np.uint8))
+    assert np.array_equal(echo.infer(given)["image"], given["image"])
+
+
+@pytest.mark.parametrize("names", [(), ("image",), ("image", "scale", "more"), ("pixels", "scale")])
+def test_other_input_names_are_refused(echo, names):
+    with pytest.raises(TensorError, match="wrong input names") as caught:
+        echo.infer({name: np.zeros((2, 4, 4, 3), np.uint8) for name in names})
+    assert caught.value.wanted == "image, scale"
+    assert caught.value.found == (", ".join(names) or "none")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8", "uint16", "bool", "int64"])
+def test_another_dtype_is_refused(echo, dtype):
+    with pytest.raises(TensorError, match="'image' does not fit") as caught:
+        echo.infer(feeds(image=np.zeros((2, 4, 4, 3), dtype)))
+    assert caught.value.found == f"{dtype} [2, 4, 4, 3]"
+    assert caught.value.wanted == "uint8 ['batch', 4, 4, 3]"
+
+
+@pytest.mark.parametrize("shape", [(4, 4, 3), (2, 3, 4, 4), (2, 4, 4, 1), (2, 4, 4, 3, 1), (), (0, 4, 4, 3)])
+def test_another_shape_and_an_empty_batch_are_refused(echo, shape):
+    with pytest.raises(TensorError, match="does not fit") as caught:
+        echo.infer(feeds(image=np.zeros(shape, np.uint8)))
+    assert str(list(shape)) in caught.value.found
+
+
+def test_numbers_in_the_other_byte_order_are_refused(echo):
+    swapped = np.ones(1, np.dtype(np.float32).newbyteorder("S"))
+    with pytest.raises(TensorError, match="'scale' does not fit"):
+        echo.infer(feeds(scale=swapped))
+
+
+def test_what_is_not_contiguous_is_made_so(echo):
+    turned = np.arange(2 * 4 * 4 * 3, dtype=np.uint8).reshape(2, 3, 4, 4).transpose(0, 2, 3, 1)
+    checked = echo.check(feeds(image=turned))["image"]
+    assert checked.flags.c_contiguous
+    assert np.array_equal(checked, turned)
+
+
+# --- life-cycle -------------------------------------------------------------------------------------------------------
+
+
+def test_infer_before_load_is_a_mistake_of_the_caller():
+    with pytest.raises(RuntimeError, match=r"load\(\) must be called before infer\(\)"):
+        Echo("echo").infer(feeds())
+
+
+def test_infer_after_close_is_a_mistake_of_the_caller(small):
+    small.close()
+    with pytest.raises(RuntimeError, match="load"):
+        small.infer({"image": images(2)})
+
+
+def test_a_closed_runner_can_be_opened_again(small):
+    before = small.infer({"image": images(2)})["logits"]
+    small.close()
+    small.close()
+    assert np.array_equal(small.load().infer({"image": images(2)})["logits"], before)
+
+
+def test_loading_twice_loads_once(small):
+    inputs = small.inputs
+    assert small.load() is small
+    assert small.inputs is inputs
+
+
+def test_a_loaded_runner_says_what_it_takes_and_gives(small):
+    assert [str(tensor) for tensor in small.inputs] == ["image: uint8[2, 32, 32, 1]"]
+    assert [str(tensor) for tensor in small.outputs] == ["logits: float32[2, 10]"]
+    assert "CPU" in small.provider
+
+
+def test_without_a_batch_any_batch_runs(runtime, small_export):
+    with RUNNERS[runtime](small_export / "model.onnx", name="small") as runner:
+        assert isinstance(runner.inputs[0].shape[0], str)
+        shapes = [runner.infer({"image": images(count)})["logits"].shape for count in (1, 3)]
+    assert shapes == [(1, 10), (3, 10)]
+
+
+def test_another_batch_than_the_pinned_one_is_refused(small):
+    with pytest.raises(TensorError) as caught:
+        small.infer({"image": images(3)})
+    assert caught.value.found == "uint8 [3, 32, 32, 1]"
+
+
+# --- outputs ----------------------------------------------------------------------------------------------------------
+
+
+def test_outputs_are_not_overwritten_by_the_next_call(small):
+    first = small.infer({"image": images(2, seed=1)})["logits"]
+    kept = first.copy()
+    second = small.infer({"image": images(2, seed=2)})["logits"]
+    assert np.array_equal(first, kept)
+    assert not np.array_equal(first, second)
+
+
+def test_outputs_stay_after_close(small):
+    output = small.infer({"image": images(2)})["logits"]
+    kept = output.copy()
+    small.close()
+    assert np.array_equal(output, kept)
+
+
+def test_inputs_are_not_changed(small):
+    given = images(2)
+    small.infer({"image": given})
+    assert np.array_equal(given, images(2))
+
+
+def test_eight_threads_give_the_answers_of_one(small):
+    batches = [images(2, seed) for seed in range(24)]
+    alone = [small.infer({"image": batch})["logits"] for batch in batches]
+    with ThreadPoolExecutor(8) as pool:
+        together = list(pool.map(lambda batch: small.infer({"image": batch})["logits"], batches))
+    assert all(np.array_equal(a, b) for a, b in zip(alone, together, strict=True))
+
+
+def test_both_runtimes_agree(small_export):
+    logits = {}
+    for name, kind in RUNNERS.items():
+        pytest.importorskip(name, reason=f"pip install 'vitdeploy[{name}]'")
+        with kind(small_export / "model.onnx", name=name, batch=4) as runner:
+            logits[name] = runner.infer({"image": images(4)})["logits"]
+    np.testing.assert_allclose(logits["onnxruntime"], logits["openvino"], rtol=0, atol=1e-4)
+
+
+def test_the_number_of_threads_does_not_change_the_answer(runtime, small, small_export):
+    with RUNNERS[runtime](small_export / "model.onnx", name="one thread", batch=2, threads=1) as runner:
+        alone = runner.infer({"image": images(2)})["logits"]
+    np.testing.assert_allclose(alone, small.infer({"image": images(2)})["logits"], rtol=0, atol=1e-5)
+
+
+# --- what goes wrong with a runtime -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", RUNNERS)
+def test_a_missing_runtime_is_named_with_its_extra(name, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(MissingPackageError) as caught:
+        RUNNERS[name](tmp_path / "model.onnx", name="engine").load()
+    assert (caught.value.package, caught.value.extra) == (name, name)
+    assert caught.value.fix == f"pip install 'vitdeploy[{name}]'"
+
+
+def broken_graph(path, kind, good):
+    data = good.read_bytes()
+    path.write_bytes({"empty": b"", "text": b"<html></html>", "cut": data[: len(data) // 2]}[kind])
+    return path
+
+
+@pytest.mark.parametrize("kind", ["empty", "text", "cut"])
+def test_a_broken_graph_is_an_engine_error(runtime, kind, tmp_path, small_export):
+    graph = broken_graph(tmp_path / "model.onnx", kind, small_export / "model.onnx")
+    with pytest.raises(EngineError, match="refuses") as caught:
+        RUNNERS[runtime](graph, name="broken").load()
+    assert caught.value.exit_code == 4
+    assert str(graph) in caught.value.message
+    assert caught.value.found
+
+
+def test_a_graph_that_is_not_there_is_an_engine_error(runtime, tmp_path):
+    with pytest.raises(EngineError):
+        RUNNERS[runtime](tmp_path / "absent.onnx", name="absent").load()
+
+
+def test_a_runner_that_failed_to_load_can_be_tried_again(runtime, tmp_path, small_export):
+    graph = broken_graph(tmp_path / "model.onnx", "text", small_export / "model.onnx")
+    runner = RUNNERS[runtime](graph, name="mended", batch=2)
+    with pytest.raises(EngineError):
+        runner.load()
+    graph.write_bytes((small_export / "model.onnx").read_bytes())
+    assert runner.load().infer({"image": images(2)})["logits"].shape == (2, 10)
+    runner.close()
+
+
+def test_a_graph_that_fails_while_running_is_an_engine_error(tmp_path):
+    pytest.importorskip("onnxruntime", reason="pip install 'vitdeploy[onnxruntime]'")
+    onnx = pytest.importorskip("onnx", reason="pip install 'vitdeploy[export]'")
+    number, helper = onnx.TensorProto, onnx.helper
+    graph = helper.make_graph(
+        [helper.make_node("Gather", ["table", "index"], ["row"])],
+        "gather",
+        [helper.make_tensor_value_info("table", number.FLOAT, [4]), helper.make_tensor_value_info("index", 7, [1])],
+        [helper.make_tensor_value_info("row", number.FLOAT, [1])],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9), tmp_path / "g.onnx")
+    with OnnxRuntimeRunner(tmp_path / "g.onnx", name="gather") as runner:
+        table = np.arange(4, dtype=np.float32)
+        assert runner.infer({"table": table, "index": np.array([3])})["row"].tolist() == [3.0]
+        with pytest.raises(EngineError, match="gather: ONNX Runtime failed"):
+            runner.infer({"table": table, "index": np.array([9])})
+
+
+# --- engines ----------------------------------------------------------------------------------------------------------
+
+
+def engine(target="onnxruntime-cpu", batch=2, dynamic_batch=False):
+    return EngineSpec(target, "fp32", "model.onnx", ("model.onnx",), batch, dynamic_batch, "CPU", (), ())
+
+
+def test_a_static_engine_has_one_batch(tmp_path):
+    with pytest.raises(TargetError, match="onnxruntime-cpu-fp32 cannot run at batch 4") as caught:
+        make_runner(tmp_path, engine(), batch=4)
+    assert caught.value.found == "a graph with the fixed batch 2"
+
+
+@pytest.mark.parametrize("batch", [None, 2])
+def test_a_static_engine_runs_at_its_own_batch(small_export, batch):
+    assert make_runner(small_export, engine(), batch=batch).batch == 2
+
+
+def test_a_dynamic_engine_runs_at_any_batch(small_export, runtime):
+    for batch in (None, 1, 5):
+        with make_runner(small_export, engine(f"{runtime}-cpu", dynamic_batch=True), batch=batch) as runner:
+            assert runner.infer({"image": images(batch or 2)})["logits"].shape == (batch or 2, 10)
+
+
+@pytest.mark.parametrize(("target", "kind"), [("onnxruntime-cpu", OnnxRuntimeRunner), ("openvino-cpu", OpenVinoRunner)])
+def test_each_target_has_its_runner(tmp_path, target, kind):
+    runner = make_runner(tmp_path, engine(target))
+    assert type(runner) is kind
+    assert runner.name == f"{target}-fp32"
+
+
+def test_an_unknown_target_is_refused(tmp_path):
+    with pytest.raises(TargetError, match="'tpu'") as caught:
+        make_runner(tmp_path, engine("tpu"))
+    assert "openvino-cpu" in caught.value.wanted

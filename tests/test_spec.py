@@ -1,0 +1,191 @@
+"""encode and decode: nothing is lost on the way, and nothing that does not fit gets in."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vitdeploy.spec import (
+    Budget,
+    DecodeError,
+    EngineSpec,
+    FileEntry,
+    GoldenSpec,
+    GraphSpec,
+    Manifest,
+    PreprocessSpec,
+    TensorSpec,
+    decode,
+    encode,
+)
+
+names = st.text(max_size=12)
+numbers = st.floats(allow_nan=False, allow_infinity=False)
+sizes = st.integers(0, 10**12)
+tables = st.dictionaries(names, names, max_size=3)
+tensors = st.builds(TensorSpec, names, names, st.lists(st.one_of(sizes, names), max_size=4).map(tuple))
+tensor_lists = st.lists(tensors, max_size=2).map(tuple)
+preprocessings = st.builds(
+    PreprocessSpec,
+    sizes,
+    st.tuples(sizes, sizes),
+    st.sampled_from(["nearest", "bilinear", "bicubic", "lanczos"]),
+    st.lists(numbers, max_size=3).map(tuple),
+    st.lists(numbers, max_size=3).map(tuple),
+)
+engines = st.builds(
+    EngineSpec,
+    target=names,
+    precision=names,
+    graph=names,
+    files=st.lists(names, max_size=3).map(tuple),
+    batch=sizes,
+    dynamic_batch=st.booleans(),
+    provider=names,
+    inputs=tensor_lists,
+    outputs=tensor_lists,
+    kernels=st.dictionaries(names, sizes, max_size=3),
+    options=tables,
+    device=tables,
+)
+json_values = st.recursive(
+    st.none() | st.booleans() | sizes | numbers | names,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
+    max_leaves=5,
+)
+manifests = st.builds(
+    Manifest,
+    format=sizes,
+    name=names,
+    task=st.just("classification"),
+    graphs=st.dictionaries(names, st.builds(GraphSpec, names, tensor_lists, tensor_lists), max_size=2),
+    preprocess=preprocessings,
+    labels=st.none() | names,
+    engines=st.lists(engines, max_size=2).map(tuple),
+    golden=st.none() | st.builds(GoldenSpec, names, names, st.dictionaries(names, numbers, max_size=2)),
+    files=st.lists(st.builds(FileEntry, names, sizes, names), max_size=3).map(tuple),
+    provenance=st.dictionaries(names, json_values, max_size=3),
+)
+PREPROCESS = {"resize": 32, "crop": [32, 32], "interpolation": "bicubic", "mean": [0.5], "std": [0.5]}
+TENSOR = {"name": "x", "dtype": "uint8", "shape": ["batch", 32, 32, 1]}
+
+
+def problems_of(cls, data):
+    with pytest.raises(DecodeError) as caught:
+        decode(cls, data)
+    return caught.value.problems
+
+
+@pytest.mark.parametrize(
+    ("cls", "strategy"), [(Manifest, manifests), (EngineSpec, engines), (PreprocessSpec, preprocessings)]
+)
+def test_decode_gives_back_what_was_encoded(cls, strategy):
+    @settings(deadline=None, max_examples=60)
+    @given(strategy)
+    def check(value):
+        text = json.dumps(encode(value), allow_nan=False)
+        assert decode(cls, json.loads(text)) == value
+
+    check()
+
+
+def test_fields_with_a_default_may_be_absent():
+    assert decode(Budget, {}) == Budget()
+    assert decode(PreprocessSpec, {"resize": 8, "crop": [8, 8]}) == PreprocessSpec(8, (8, 8))
+
+
+def test_a_whole_number_is_a_number():
+    decoded = decode(Budget, {"max_drop": 1})
+    assert decoded.max_drop == 1.0
+    assert isinstance(decoded.max_drop, float)
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"extra": 1}, "$.extra: unknown field"),
+        ({"resize": "32"}, "$.resize: found '32', wanted an integer"),
+        ({"resize": 32.0}, "$.resize: found '32.0', wanted an integer"),
+        ({"resize": True}, "$.resize: found 'True', wanted an integer"),
+        ({"resize": None}, "$.resize: found 'None', wanted an integer"),
+        ({"crop": [32]}, "$.crop: found '[32]', wanted a list of 2"),
+        ({"crop": [1, 2, 3]}, "$.crop: found '[1, 2, 3]', wanted a list of 2"),
+        ({"crop": 32}, "$.crop: found '32', wanted a list"),
+        ({"crop": [32, "x"]}, "$.crop[1]: found 'x', wanted an integer"),
+        (
+            {"interpolation": "cubic"},
+            "$.interpolation: found 'cubic', wanted one of nearest, bilinear, bicubic, lanczos",
+        ),
+        ({"interpolation": []}, "$.interpolation: found '[]', wanted one of nearest, bilinear, bicubic, lanczos"),
+        ({"mean": [math.nan]}, "$.mean[0]: found 'nan', wanted a finite number"),
+        ({"mean": [0.1, -math.inf]}, "$.mean[1]: found '-inf', wanted a finite number"),
+        ({"mean": [False]}, "$.mean[0]: found 'False', wanted a finite number"),
+        ({"std": ["0.5"]}, "$.std[0]: found '0.5', wanted a finite number"),
+        ({"std": {}}, "$.std: found '{}', wanted a list"),
+    ],
+)
+def test_a_misfit_is_named_with_its_path(change, problem):
+    assert problems_of(PreprocessSpec, {**PREPROCESS, **change}) == [problem]
+
+
+def test_a_number_beyond_the_range_of_float_is_a_misfit():
+    (problem,) = problems_of(PreprocessSpec, {**PREPROCESS, "mean": [10**400]})
+    assert problem.startswith("$.mean[0]: found '1000")
+
+
+@pytest.mark.parametrize("missing", ["resize", "crop"])
+def test_a_missing_field_is_named(missing):
+    data = {key: value for key, value in PREPROCESS.items() if key != missing}
+    assert problems_of(PreprocessSpec, data) == [f"$.{missing}: missing"]
+
+
+@pytest.mark.parametrize("data", [None, [], "x", 1, True])
+def test_an_object_is_wanted_where_there_is_none(data):
+    assert problems_of(PreprocessSpec, data) == [f"$: found {str(data)!r}, wanted an object"]
+
+
+@pytest.mark.parametrize("size", [1.5, True, None, [1]])
+def test_an_axis_is_a_whole_number_or_a_name(size):
+    found = problems_of(TensorSpec, {**TENSOR, "shape": [size]})
+    assert found == [f"$.shape[0]: found {str(size)!r}, wanted an integer or a string"]
+
+
+def test_all_misfits_are_reported_at_once():
+    golden = {"inputs": 1, "outputs": "o.npy", "tolerance": {"openvino-cpu": math.nan}}
+    data = {
+        "format": True,
+        "task": "detection",
+        "graphs": {"model": {"file": "m.onnx", "inputs": [{**TENSOR, "shape": 3}], "outputs": []}},
+        "preprocess": {**PREPROCESS, "crop": [1]},
+        "labels": 5,
+        "engines": [],
+        "golden": golden,
+        "files": [{"path": "a", "bytes": "1", "sha256": "x", "mode": 7}],
+        "surprise": None,
+    }
+    paths = {problem.split(":")[0] for problem in problems_of(Manifest, data)}
+    assert paths == {
+        "$.format",
+        "$.name",
+        "$.task",
+        "$.graphs.model.inputs[0].shape",
+        "$.preprocess.crop",
+        "$.labels",
+        "$.golden",
+        "$.files[0].bytes",
+        "$.files[0].mode",
+        "$.surprise",
+    }
+
+
+def test_a_long_value_is_cut_in_the_message():
+    (problem,) = problems_of(PreprocessSpec, {**PREPROCESS, "resize": "x" * 1000})
+    assert len(problem) < 120
+
+
+def test_a_dynamic_batch_is_pinned_and_a_fixed_one_stays():
+    assert TensorSpec("x", "uint8", ("batch", 3)).with_batch(4).shape == (4, 3)
+    assert TensorSpec("x", "uint8", (2, 3)).with_batch(4).shape == (2, 3)
+    assert TensorSpec("x", "uint8", ()).with_batch(4).shape == ()

@@ -1,0 +1,160 @@
+"""A gate passes or fails only when the whole interval says so."""
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from vitdeploy.spec import Budget
+from vitdeploy.verify.agreement import Agreement, compare
+from vitdeploy.verify.gate import Gate, accuracy_gate, bound_gate, combine, join
+from vitdeploy.verify.intervals import wilson
+
+
+def agreement_of(same: int, n: int) -> Agreement:
+    """An artifact that gives the original's answer for `same` of n images, without labels."""
+    reference = np.tile(np.array([1.0, 0.0], np.float32), (n, 1))
+    ours = reference.copy()
+    ours[same:] = ours[same:, ::-1]
+    return compare(ours, reference, None)
+
+
+def with_drop(drop: float, low: float, high: float, n: int = 1000) -> Agreement:
+    return dataclasses.replace(agreement_of(n, n), drop=drop, drop_ci95=(low, high))
+
+
+def images_needed(gate: Gate) -> int:
+    [reason] = gate.reasons
+    match = re.search(r"needs about ([\d,]+) images", reason)
+    assert match is not None, reason
+    return int(match[1].replace(",", ""))
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "status"),
+    [(-0.5, 0.9, "pass"), (-0.5, 1.0, "pass"), (0.2, 1.1, "undecided"), (1.0, 2.0, "undecided"), (1.1, 2.0, "fail")],
+)
+def test_drop_is_judged_by_its_whole_interval(low, high, status):
+    gate = accuracy_gate(with_drop((low + high) / 2, low, high), Budget(max_drop=1.0))
+    assert gate.status == status
+    assert bool(gate.reasons) == (status != "pass")
+
+
+@pytest.mark.parametrize(
+    ("same", "n", "status"),
+    [(1000, 1000, "pass"), (990, 1000, "pass"), (975, 1000, "undecided"), (965, 1000, "undecided"), (940, 1000, "fail")],
+)
+def test_agreement_is_judged_by_its_whole_interval(same, n, status):
+    found = agreement_of(same, n)
+    low, high = found.agreement_ci95
+    assert (low >= 97, high < 97) == (status == "pass", status == "fail")
+    assert accuracy_gate(found, Budget(min_agreement=97.0)).status == status
+
+
+def test_a_perfect_score_on_few_images_proves_little():
+    gate = accuracy_gate(agreement_of(20, 20), Budget(min_agreement=97.0))
+    assert gate.status == "undecided"
+    assert images_needed(gate) > 20
+
+
+def test_reasons_give_the_estimate_its_interval_and_the_budget():
+    gate = accuracy_gate(with_drop(2.5, 1.5, 3.5), Budget(max_drop=1.0))
+    assert gate == Gate("fail", ("drop 2.50 points [1.50, 3.50], budget 1",))
+
+
+def test_undecided_names_the_number_of_images_that_would_decide():
+    # The interval reaches 0.6 above 0.7, the bound lies 0.3 above: (0.6 / 0.3)^2 = 4 times as many, and a tenth more.
+    gate = accuracy_gate(with_drop(0.7, 0.3, 1.3, n=500), Budget(max_drop=1.0))
+    assert gate.status == "undecided"
+    assert images_needed(gate) == 2200
+
+
+def test_the_side_of_the_interval_that_counts_is_the_one_towards_the_bound():
+    # Below the estimate the interval reaches 0.9, the bound lies 0.3 below: 9 times as many, and a tenth more.
+    gate = accuracy_gate(with_drop(1.3, 0.4, 1.5, n=100), Budget(max_drop=1.0))
+    assert images_needed(gate) == 990
+
+
+def test_an_estimate_on_the_bound_cannot_be_decided_by_any_number():
+    gate = accuracy_gate(with_drop(1.0, 0.5, 1.5), Budget(max_drop=1.0))
+    assert gate.status == "undecided"
+    assert "the estimate lies on the bound" in gate.reasons[0]
+
+
+@given(n=st.integers(5, 3000), wrong=st.integers(0, 60), bound=st.floats(80, 99.9))
+@settings(max_examples=300, deadline=None)
+def test_the_number_of_images_is_more_than_there_were_and_nearly_decides(n, wrong, bound):
+    assume(wrong <= n // 4)
+    gate = accuracy_gate(agreement_of(n - wrong, n), Budget(min_agreement=bound))
+    assume(gate.status == "undecided" and "needs about" in gate.reasons[0])
+    needed = images_needed(gate)
+    assert needed > n
+    assume(needed < 10**9)
+    share = 1 - wrong / n
+    low, high = wilson(round(share * needed), needed)
+    # Where the bound lies on the side that Wilson's interval leans to, its reach shrinks a little slower than assumed.
+    slack = 0.25 * (high - low) + 1 / needed
+    assert low + slack >= bound / 100 or high - slack < bound / 100
+
+
+def test_a_drop_without_labels_is_undecided():
+    gate = accuracy_gate(agreement_of(100, 100), Budget(max_drop=1.0))
+    assert gate == Gate("undecided", ("max_drop needs labels, and the images have none",))
+
+
+def test_without_bounds_there_is_nothing_to_judge():
+    assert accuracy_gate(agreement_of(1, 2), Budget()) == Gate("none")
+
+
+def test_a_failure_outweighs_an_undecided_bound_and_both_are_told():
+    found = dataclasses.replace(agreement_of(940, 1000), drop=0.9, drop_ci95=(0.2, 1.4))
+    gate = accuracy_gate(found, Budget(max_drop=1.0, min_agreement=97.0))
+    assert gate.status == "fail"
+    assert [reason.split()[0] for reason in gate.reasons] == ["drop", "agreement"]
+
+
+@pytest.mark.parametrize(
+    ("value", "bound", "flags", "status"),
+    [
+        (4.0, None, (), "none"),
+        (4.0, 5.0, (), "pass"),
+        (5.0, 5.0, (), "pass"),
+        (6.0, 5.0, (), "fail"),
+        (4.0, 5.0, ("throttled",), "undecided"),
+        (6.0, 5.0, ("throttled",), "fail"),
+    ],
+)
+def test_a_measured_value_is_judged_against_its_bound(value, bound, flags, status):
+    assert bound_gate("latency", value, bound, "ms", flags).status == status
+
+
+def test_a_measured_value_over_its_bound_is_told_with_its_unit():
+    assert bound_gate("latency", 6.25, 5.0, "ms").reasons == ("latency 6.25 ms, budget 5",)
+
+
+def test_a_flagged_measurement_names_its_flags():
+    [reason] = bound_gate("latency", 4.0, 5.0, "ms", ("throttled", "noisy")).reasons
+    assert reason == "latency 4 ms, budget 5; the measurement is flagged throttled, noisy"
+
+
+@pytest.mark.parametrize(
+    ("statuses", "status"),
+    [
+        ([], "none"),
+        (["none", "none"], "none"),
+        (["none", "pass"], "pass"),
+        (["pass", "undecided"], "undecided"),
+        (["undecided", "fail", "pass"], "fail"),
+    ],
+)
+def test_the_worst_of_several_decides(statuses, status):
+    assert combine([(each, f"because of {each}") for each in statuses]).status == status
+    assert join([Gate(each) for each in statuses]).status == status
+
+
+def test_joining_gates_keeps_the_reasons_of_those_that_are_not_met():
+    joined = join([Gate("pass", ("fine",)), Gate("fail", ("a", "b")), Gate("undecided", ("c",)), Gate("none")])
+    assert joined == Gate("fail", ("a", "b", "c"))
