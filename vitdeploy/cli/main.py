@@ -104,7 +104,7 @@ def main() -> None:
 def _run() -> Any:
     """The command of the arguments. Commands import what they need when called, so here is where a package misses."""
     try:
-        return cli.main(standalone_mode=False)
+        return cli.main(prog_name="vitdeploy", standalone_mode=False)
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         if name not in EXPORT_MODULES:

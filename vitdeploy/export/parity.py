@@ -38,7 +38,7 @@ def check_parity(
     """
     generator = np.random.default_rng(SEED)
     rows = []
-    with OnnxRuntimeRunner(graph, name=str(graph)) as runner:
+    with OnnxRuntimeRunner(graph, name="the exported graph") as runner:
         tensor = runner.inputs[0]
         for batch in BATCHES if fixed_batch is None else (fixed_batch,) * len(BATCHES):
             height, width = preprocess.crop
@@ -47,16 +47,16 @@ def check_parity(
             try:
                 ours = runner.infer({tensor.name: pixels if tensor.dtype == "uint8" else floats})
             except (EngineError, TensorError) as error:
-                raise _baked(graph, batch, error.found) from None
+                raise _baked(batch, error.found) from None
             theirs = reference.infer({reference.inputs[0].name: floats})[reference.outputs[0].name]
             result = ours[runner.outputs[0].name]
             if result.shape != theirs.shape:
-                raise _baked(graph, batch, f"output {list(result.shape)}, wanted {list(theirs.shape)}")
+                raise _baked(batch, f"output {list(result.shape)}, wanted {list(theirs.shape)}")
             rows.append(Parity(batch, relative_difference(result, theirs)))
     worst = max(rows, key=lambda row: row.max_relative_difference)
     if not worst.max_relative_difference <= TOLERANCE:
         raise ExportError(
-            f"{graph} is not the same function as the PyTorch model",
+            "the exported graph is not the same function as the PyTorch model",
             found=f"max|a-b| / max|b| = {worst.max_relative_difference:.2e} at batch {worst.batch}",
             wanted=f"at most {TOLERANCE:.0e}",
         )
@@ -69,9 +69,9 @@ def relative_difference(ours: np.ndarray, reference: np.ndarray) -> float:
     return float(difference / max(np.abs(reference.astype(np.float64)).max(), np.finfo(np.float64).tiny))
 
 
-def _baked(graph: Path, batch: int, found: str) -> ExportError:
+def _baked(batch: int, found: str) -> ExportError:
     return ExportError(
-        f"{graph} does not run at batch {batch}: a batch is baked into a constant of the graph",
+        f"the exported graph does not run at batch {batch}: a batch is baked into a constant of the graph",
         found=found,
         wanted="every batch size",
         fix="in the model, take sizes from the tensor, or export with a fixed --batch",

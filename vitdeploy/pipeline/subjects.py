@@ -133,13 +133,19 @@ def compile_bundle(file: Path, target: str, batch: int | None, precision: str | 
             fix="give the float graph, or leave --precision out",
         )
     chosen: Precision = metadata.precision or precision or "fp32"  # type: ignore[assignment]
+    if metadata.target not in (None, target):
+        raise TargetError(
+            f"{file} was placed for another target",
+            found=str(metadata.target),
+            wanted=target,
+            fix=f"quantize the float graph for {target}, or compile with --target {metadata.target}",
+        )
     check_precision(target, chosen)
     spec = graph_spec(model, MODEL_FILE)
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         work = Path(folder)
         placed = work / "placed.onnx"
-        if metadata.target in (None, target):
-            set_metadata(model, dataclasses.replace(metadata, target=target, precision=chosen))
+        set_metadata(model, dataclasses.replace(metadata, target=target, precision=chosen))
         save_graph(model, placed)
         (work / "engine").mkdir()
         compile_graph(placed, target, batch or fixed_batch(spec) or 1, work / "engine")
