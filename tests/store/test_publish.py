@@ -17,7 +17,7 @@ from vitdeploy.store.publish import (
     temporary_folder,
 )
 
-OURS = ("manifest.json",)
+OURS = ("manifest.json", "old.bin", "new.bin")
 
 
 def fill(folder, text="old"):
@@ -86,6 +86,11 @@ def make_foreign_folder(path):
     (path / "thesis.txt").write_text("mine", encoding="utf-8")
 
 
+def make_own_folder_with_a_foreign_file(path):
+    fill(path)
+    (path / "thesis.txt").write_text("mine", encoding="utf-8")
+
+
 def make_file(path):
     path.write_text("mine", encoding="utf-8")
 
@@ -101,7 +106,13 @@ def make_link_to_nothing(path):
 
 @pytest.mark.parametrize(
     "make",
-    [make_foreign_folder, make_file, make_link_to_an_own_folder, make_link_to_nothing],
+    [
+        make_foreign_folder,
+        make_own_folder_with_a_foreign_file,
+        make_file,
+        make_link_to_an_own_folder,
+        make_link_to_nothing,
+    ],
     ids=lambda make: make.__name__.removeprefix("make_"),
 )
 def test_what_is_not_ours_is_refused_and_left_as_it_is(tmp_path, make):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from vitdeploy.cli.console import Console, interval, output_options
+from vitdeploy.cli.console import Console, Number, interval, output_options
 
 
 @click.command("bench")
@@ -16,14 +16,14 @@ from vitdeploy.cli.console import Console, interval, output_options
 @click.option("--batch", default="1,8", show_default=True, help="Batch of the single stream, batch of offline.")
 @click.option(
     "--duration",
-    type=click.FloatRange(min=0, min_open=True, max=3600),
+    type=Number(min=0, min_open=True, max=3600),
     default=10.0,
     show_default=True,
     help="Seconds an artifact and scenario (at least 12 rounds of half a second).",
 )
 @click.option(
     "--warmup",
-    type=click.FloatRange(min=0),
+    type=Number(min=0),
     default=1.0,
     show_default=True,
     help="Least seconds of warm-up; it goes on until latency is steady.",

@@ -27,14 +27,14 @@ def command(console: Console, graph: Path, target: str, output: Path, batch: int
     `vitdeploy.runtime.load` and by predict, verify and bench.
     """
     from vitdeploy.pipeline.job import require_runtime
-    from vitdeploy.pipeline.stages import MODEL_FILE, check_precision
+    from vitdeploy.pipeline.stages import OUTPUT_NAMES, check_precision
     from vitdeploy.pipeline.subjects import compile_bundle, find_graph
     from vitdeploy.store.publish import replacing
 
     check_precision(target, precision or "fp32")
     require_runtime(target)
     file = find_graph(graph)
-    with console, replacing(output, (MODEL_FILE,)) as work:
+    with console, replacing(output, OUTPUT_NAMES) as work:
         console.progress(f"compile for {target}", 0, 1)
         manifest = compile_bundle(file, target, batch, precision, work)
         console.progress(f"compile for {target}", 1, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -104,6 +105,16 @@ def output_options(function: F) -> F:
         return function(Console(as_json, verbose, quiet), **options)
 
     return wrapper  # type: ignore[return-value]
+
+
+class Number(click.FloatRange):
+    """A finite number within bounds; click's own range lets NaN through."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number = float(super().convert(value, param, ctx))
+        if not math.isfinite(number):
+            self.fail(f"{number} is not a finite number.", param, ctx)
+        return number
 
 
 def human_bytes(count: float) -> str:

@@ -35,7 +35,7 @@ def command(
     preprocessing of timm's augreg checkpoints; or a recipe (.yaml), whose source, preprocess and export are taken.
     Without a checkpoint the weights are seeded random numbers.
     """
-    from vitdeploy.pipeline.stages import MODEL_FILE, ExportConfig, export
+    from vitdeploy.pipeline.stages import MODEL_FILE, OUTPUT_NAMES, ExportConfig, export
     from vitdeploy.store.publish import replacing
 
     config = ExportConfig(source, source, None, 20, None, True)
@@ -55,7 +55,7 @@ def command(
     )
     if checkpoint is None:
         console.note("no checkpoint given: the weights are seeded random numbers")
-    with console, replacing(output, (MODEL_FILE,)) as work:
+    with console, replacing(output, OUTPUT_NAMES) as work:
         facts = export(config, checkpoint, work, console.progress)
     worst = max(row["max_relative_difference"] for row in facts["parity"])
     batches = ", ".join(str(row["batch"]) for row in facts["parity"])

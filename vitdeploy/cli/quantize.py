@@ -35,14 +35,14 @@ def command(
     GRAPH is a folder made by `vitdeploy export`, or its model.onnx.
     """
     from vitdeploy.pipeline.images import sample_images
-    from vitdeploy.pipeline.stages import MODEL_FILE, PlaceConfig, calibrate, check_precision, place_graph
+    from vitdeploy.pipeline.stages import MODEL_FILE, OUTPUT_NAMES, PlaceConfig, calibrate, check_precision, place_graph
     from vitdeploy.pipeline.subjects import find_graph, graph_metadata
     from vitdeploy.store.publish import replacing
 
     check_precision(target, "int8")
     file = find_graph(graph)
     metadata = graph_metadata(file)
-    with console, replacing(output, (MODEL_FILE,)) as work:
+    with console, replacing(output, OUTPUT_NAMES) as work:
         chosen = sample_images(
             data, "calibration", num_samples, seed, metadata.preprocess, skip_bad=skip_bad, progress=console.progress
         )

@@ -34,16 +34,17 @@ def command(
     Checkpoint -> ONNX -> INT8 -> engines -> verified -> benched -> one folder. Exit code 5 when the budget is not met.
     """
     from vitdeploy.errors import GateError
-    from vitdeploy.pipeline.assemble import BUNDLE_FILES, bench_job, write_run
+    from vitdeploy.pipeline.assemble import bench_job, write_run
     from vitdeploy.pipeline.job import prepare
     from vitdeploy.pipeline.plan import make_plan
     from vitdeploy.pipeline.recipe import load_recipe
     from vitdeploy.pipeline.run import default_store, preview, run_plan
+    from vitdeploy.pipeline.stages import OUTPUT_NAMES
     from vitdeploy.store.publish import check_replaceable
 
     loaded = load_recipe(recipe, overrides)
     out = output or Path("out") / loaded.name
-    check_replaceable(out, BUNDLE_FILES)
+    check_replaceable(out, OUTPUT_NAMES)
     store = default_store()
     if loaded.source.checkpoint is None:
         console.note("source.checkpoint is not set: the weights are seeded random numbers, and so is the accuracy")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from vitdeploy.cli.console import Console, interval, output_options
+from vitdeploy.cli.console import Console, Number, interval, output_options
 
 
 @click.command("verify")
@@ -17,8 +17,8 @@ from vitdeploy.cli.console import Console, interval, output_options
 @click.option("--target", help="Which engine of a bundle, or what a graph is compiled for.")
 @click.option("--num-samples", type=click.IntRange(min=1), help="Evaluate on this many images. Default: all.")
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Choice of the images.")
-@click.option("--max-drop", type=click.FloatRange(min=0), help="Gate: points of top-1 that may be lost.")
-@click.option("--min-agreement", type=click.FloatRange(0, 100), help="Gate: percent of equal answers.")
+@click.option("--max-drop", type=Number(min=0), help="Gate: points of top-1 that may be lost.")
+@click.option("--min-agreement", type=Number(0, 100), help="Gate: percent of equal answers.")
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
 @output_options
 def command(

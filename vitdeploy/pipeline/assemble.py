@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 
 from vitdeploy.bench.contest import Protocol
-from vitdeploy.bundle.read import MANIFEST_FILE
 from vitdeploy.bundle.write import Golden, write_bundle
 from vitdeploy.graph.io import graph_spec, load_graph
 from vitdeploy.pipeline.job import Job, tool_versions
 from vitdeploy.pipeline.measure import ORIGINAL, engine_contestant, measure, original_contestant
 from vitdeploy.pipeline.plan import CALIBRATE, EXPORT, REFERENCE, Candidate, candidates
-from vitdeploy.pipeline.stages import MODEL_FILE, Progress, read_engine, read_json
+from vitdeploy.pipeline.stages import MODEL_FILE, OUTPUT_NAMES, Progress, read_engine, read_json
 from vitdeploy.pipeline.verdict import Verdict, decide, engine_gate
 from vitdeploy.report.html import render_html
 from vitdeploy.runtime.host import describe_host
@@ -32,7 +31,6 @@ from vitdeploy.verify.gate import Gate, accuracy_gate
 
 GOLDEN_IMAGES = 8
 EXAMPLES = 12
-BUNDLE_FILES = (MANIFEST_FILE,)
 TOOLS = ("torch", "onnx", "onnxscript", "onnxruntime", "openvino", "numpy", "pillow")
 
 
@@ -65,7 +63,7 @@ def write_run(
     examples, images = _examples(job, artifacts)
     report = _report(job, artifacts, bench, gates, verdict, examples)
     shipped = sorted((c for c in contenders if c.shipped), key=lambda c: _p50(bench, c.artifact))
-    with replacing(out, BUNDLE_FILES) as work:
+    with replacing(out, OUTPUT_NAMES) as work:
         write_bundle(
             work,
             name=job.recipe.name,

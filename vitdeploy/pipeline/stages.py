@@ -41,6 +41,11 @@ from vitdeploy.verify.diagnosis import diagnose
 
 Progress = Callable[[str, int, int], None]
 MODEL_FILE = "model.onnx"
+# Every name that a command writes at the top of an output folder; a folder with any other name is never replaced.
+OUTPUT_NAMES = (
+    *(MODEL_FILE, "export.json", "placement.json", "calibration.json", "manifest.json", "labels.txt"),
+    *("engines", "golden", "report.html", "report.json"),
+)
 
 
 def silent(text: str, done: int, total: int) -> None:

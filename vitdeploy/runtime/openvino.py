@@ -32,6 +32,12 @@ def require() -> ModuleType:
         return importlib.import_module("openvino")
     except ModuleNotFoundError:
         raise MissingPackageError("openvino", "openvino", "running a graph on OpenVINO") from None
+    except ImportError as error:
+        raise EngineError(
+            "openvino is installed but does not load",
+            found=str(error)[:300],
+            fix="pip install --force-reinstall openvino",
+        ) from None
 
 
 def compile_model(model_file: str | Path, *, batch: int | None, options: Mapping[str, str], threads: int = 0) -> Any:

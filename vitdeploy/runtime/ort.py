@@ -31,6 +31,12 @@ def require() -> ModuleType:
         return importlib.import_module("onnxruntime")
     except ModuleNotFoundError:
         raise MissingPackageError("onnxruntime", "onnxruntime", "running a graph on ONNX Runtime") from None
+    except ImportError as error:
+        raise EngineError(
+            "onnxruntime is installed but does not load",
+            found=str(error)[:300],
+            fix="pip install --force-reinstall onnxruntime",
+        ) from None
 
 
 def open_session(

@@ -118,7 +118,7 @@ def publish(folder: Path, final: Path) -> bool:
 def replacing(final: Path, ours: tuple[str, ...]) -> Iterator[Path]:
     """A temporary folder that takes the place of `final` when the block ends without an error.
 
-    An existing `final` is replaced only if it is empty or holds one of the files `ours`, which vitdeploy writes.
+    An existing `final` is replaced only if every name in it is one of `ours`, the names that vitdeploy writes.
 
     Raises:
         OutputError: `final` is a file, a link, or a folder with other things in it.
@@ -157,11 +157,11 @@ def check_replaceable(final: Path, ours: tuple[str, ...]) -> None:
             wanted="a new folder, or one that vitdeploy made",
             fix="choose another -o",
         )
-    entries = sorted(entry.name for entry in final.iterdir())
-    if entries and not set(entries) & set(ours):
+    foreign = sorted({entry.name for entry in final.iterdir()} - set(ours))
+    if foreign:
         raise OutputError(
             f"{final} holds other files, so it is not replaced",
-            found=", ".join(entries[:5]),
+            found=", ".join(foreign[:5]),
             wanted="a new folder, an empty one, or one that vitdeploy made",
             fix="choose another -o",
         )

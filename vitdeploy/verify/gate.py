@@ -85,6 +85,7 @@ def _needed(status: Status, n: int, centre: float, low: float, high: float, boun
     distance = abs(centre - bound)
     if distance < 1e-9:
         return "; undecided: the estimate lies on the bound"
-    # The interval is not symmetric: what counts is how far it reaches on the side of the bound.
-    reach = centre - low if bound < centre else high - centre
+    # What counts is how far the interval reaches on the side of the bound. Its shorter side grows into a longer one as
+    # n rises (Wilson's centre moves towards the estimate), so no less than half of the width is taken.
+    reach = max(centre - low if bound < centre else high - centre, (high - low) / 2)
     return f"; undecided: needs about {math.ceil(n * (reach / distance) ** 2 * 1.1):,} images"
