@@ -38,8 +38,8 @@ STAGES = {
     "place": ("place ", 0.01),
     "compile": ("compile ", 0.05),
     "reference": ("original on the evaluation images|reused reference", 0.1),
-    "verify": ("on the evaluation images|reused verify", 0.05),
-    "bench": ("single, round 2 of", 0.5),
+    "verify": ("(int8|fp32) on the evaluation images|reused verify", 0.05),
+    "bench": ("bench  9/36", 0.5),
 }
 # The same stages in one process, without the command line; the measurements, which always differ, come from outside.
 UNINTERRUPTED = """
@@ -120,8 +120,14 @@ def digests(bundle):
     return {name: hashlib.sha256((bundle / name).read_bytes()).hexdigest() for name in names}
 
 
-def temporary(home):
-    return [str(path) for path in home.rglob(".tmp-*")] + [str(path) for path in (home / "tmp").glob("vitdeploy*")]
+def unfinished(home):
+    """What is being written, or was: in the store, and beside the output."""
+    return [path for place in ("store", "out") for path in (home / place).rglob(".tmp-*")]
+
+
+def scratch(home):
+    """What the system's folder for temporary files holds of ours."""
+    return set((home / "tmp").glob("vitdeploy*"))
 
 
 @pytest.fixture(scope="module")
@@ -149,7 +155,7 @@ def chain(home):
     interrupted.wait_for("export to ONNX")
     time.sleep(random.uniform(0, 2))
     interrupted.signal(signal.SIGINT)
-    status, left = interrupted.end(), temporary(home)
+    status, left = interrupted.end(), [*unfinished(home), *scratch(home)]
 
     for stage, (line, delay) in STAGES.items():
         child = Child(home)
@@ -160,7 +166,7 @@ def chain(home):
         published += [(stage, path.name) for path in (home / "out").glob("[!.]*")]
 
     child = Child(home)
-    child.wait_for("round 12 of 12  36/36")
+    child.wait_for("bench  36/36")
     deadline = time.monotonic() + 60
     while not list((home / "out").glob(".tmp-*/*")) and time.monotonic() < deadline:
         time.sleep(0.002)
@@ -212,27 +218,31 @@ def test_the_run_after_the_kills_makes_no_finished_stage_again(chain):
 
 
 def test_what_the_killed_runs_left_behind_is_cleared_away(chain, home):
-    assert [path for path in temporary(home) if "/tmp/vitdeploy" not in path.removeprefix(str(home))] == []
+    assert unfinished(home) == []
     assert not (home / "store" / "quarantine").exists()
 
 
 def test_an_interrupt_in_the_bench_ends_all_and_keeps_the_old_bundle(chain, home):
-    before = digests(home / "out/bundle"), set(temporary(home))
+    before = digests(home / "out/bundle"), scratch(home)
     child = Child(home)
-    child.wait_for("single, round 1 of")
+    child.wait_for("bench  0/36")
     assert len(processes_of(child.process.pid)) == 4
+    time.sleep(random.uniform(0, 3))
     child.signal(signal.SIGINT)
     assert child.end() == 130
-    assert (digests(home / "out/bundle"), set(temporary(home))) == before
+    assert (digests(home / "out/bundle"), scratch(home)) == before
+    assert unfinished(home) == []
 
 
 def test_a_termination_in_the_bench_ends_all_and_keeps_the_old_bundle(chain, home):
-    before = digests(home / "out/bundle"), set(temporary(home))
+    before = digests(home / "out/bundle"), scratch(home)
     child = Child(home, "--no-resume")
-    child.wait_for("single, round 1 of")
+    child.wait_for("bench  0/36")
+    time.sleep(random.uniform(0, 3))
     child.signal(signal.SIGTERM, group=False)
     assert child.end() == 143
-    assert (digests(home / "out/bundle"), set(temporary(home))) == before
+    assert (digests(home / "out/bundle"), scratch(home)) == before
+    assert unfinished(home) == []
     assert [line for line in child.lines if line.startswith(("made", "reused"))] == [f"made {step}" for step in STEPS]
 
 

@@ -52,7 +52,7 @@ def command(
     from vitdeploy.pipeline.subjects import opened
 
     sizes = batch.split(",")
-    if not (1 <= len(sizes) <= 2 and all(size.isdigit() and int(size) > 0 for size in sizes)):
+    if not (1 <= len(sizes) <= 2 and all(size.isdecimal() and int(size) > 0 for size in sizes)):
         raise click.BadParameter("wanted one or two numbers above 0, such as 1,8", param_hint="--batch")
     protocol = Protocol(batch=tuple(int(size) for size in sizes), duration=duration, warmup=warmup, threads=threads)
     with console, opened(target=target, checkpoint=checkpoint) as find:

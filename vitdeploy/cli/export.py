@@ -45,7 +45,7 @@ def command(
         recipe = load_recipe(Path(source))
         config = recipe.to_export()
         checkpoint = checkpoint or (Path(recipe.source.checkpoint) if recipe.source.checkpoint else None)
-    if batch is not None and batch != "dynamic" and not (batch.isdigit() and int(batch) > 0):
+    if batch is not None and batch != "dynamic" and not (batch.isdecimal() and int(batch) > 0):
         raise click.BadParameter("wanted a number above 0, or dynamic", param_hint="--batch")
     config = dataclasses.replace(
         config,

@@ -16,7 +16,7 @@ from vitdeploy.cli.console import Console, output_options
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for model.onnx.")
 @click.option("--num-samples", type=click.IntRange(min=1), default=128, show_default=True, help="Calibration images.")
 @click.option("--ignore", multiple=True, metavar="LAYER", help="Leave this layer (or pattern with *) in float.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Choice of the images.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Choice of the images.")
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
 @output_options
 def command(

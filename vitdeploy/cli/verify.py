@@ -16,7 +16,7 @@ from vitdeploy.cli.console import Console, Number, interval, output_options
 @click.option("--data", required=True, type=click.Path(path_type=Path), help="Images, best with one folder a class.")
 @click.option("--target", help="Which engine of a bundle, or what a graph is compiled for.")
 @click.option("--num-samples", type=click.IntRange(min=1), help="Evaluate on this many images. Default: all.")
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True, help="Choice of the images.")
+@click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Choice of the images.")
 @click.option("--max-drop", type=Number(min=0), help="Gate: points of top-1 that may be lost.")
 @click.option("--min-agreement", type=Number(0, 100), help="Gate: percent of equal answers.")
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")

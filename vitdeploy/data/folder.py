@@ -50,7 +50,7 @@ def scan(folder: Path, labels: Labels) -> tuple[list[Sample], tuple[str, ...]]:
     """
     if not folder.is_dir():
         raise MissingFileError(f"no image folder at {folder}", fix="check --data, or data.path of the recipe")
-    classes = tuple(sorted(entry.name for entry in folder.iterdir() if entry.is_dir())) if labels == "folders" else ()
+    classes = _class_folders(folder) if labels == "folders" else ()
     if labels == "folders" and not classes:
         raise DataError(
             f"{folder} has no class folders",
@@ -65,6 +65,11 @@ def scan(folder: Path, labels: Labels) -> tuple[list[Sample], tuple[str, ...]]:
     if not samples:
         raise DataError(f"{folder} holds no images", wanted=f"files ending in {', '.join(sorted(SUFFIXES))}")
     return samples, classes
+
+
+def _class_folders(folder: Path) -> tuple[str, ...]:
+    """Sorted names of the sub-folders, without hidden ones such as .ipynb_checkpoints."""
+    return tuple(sorted(e.name for e in folder.iterdir() if e.is_dir() and not e.name.startswith(".")))
 
 
 def _images(folder: Path) -> list[Path]:

@@ -51,8 +51,8 @@ def find_linears(model: ir.Model) -> list[Linear]:
 
 
 def layer_name(node: ir.Node) -> str:
-    """The module path that the exporter gave the node ("blocks.0.attn.qkv/MatMul"), or the node's own name."""
-    return str(node.name).split("/")[0]
+    """The module path that the exporter gave the node ("blocks.0.attn.qkv/MatMul"), or the node's own, unique name."""
+    return str(node.name).removesuffix(f"/{node.op_type}")
 
 
 def constant(value: ir.Value | None) -> npt.NDArray[np.float32] | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from vitdeploy.errors import CheckpointError
 from vitdeploy.models.catalog import adapt_to_checkpoint, config_for
 from vitdeploy.models.checkpoint import load_state, read_checkpoint
 from vitdeploy.models.vit import VisionTransformer, ViTConfig
@@ -48,8 +49,16 @@ def load_original(name: str, checkpoint: Path | None) -> Original:
 
 
 def default_preprocess(config: ViTConfig) -> PreprocessSpec:
-    """What timm's augreg ViTs were trained with: mean = std = 0.5, bicubic, the short side resized to crop / 0.9."""
+    """What timm's augreg ViTs were trained with: mean = std = 0.5, bicubic, the short side resized to crop / 0.9.
+
+    Raises:
+        CheckpointError: the patch embedding has neither 1 nor 3 channels, so no image fits it.
+    """
     height, width = config.image_size
+    if config.in_channels not in (1, 3):
+        raise CheckpointError(
+            "the model does not take images", found=f"{config.in_channels} input channels", wanted="1 (grey) or 3 (RGB)"
+        )
     return PreprocessSpec(
         resize=int(min(height, width) / 0.9),
         crop=config.image_size,

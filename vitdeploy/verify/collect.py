@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.errors import EngineError
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.runtime.preprocess import Pixels, load_pixels
 from vitdeploy.runtime.runner import Runner
@@ -26,6 +27,7 @@ def collect_logits(
 
     Raises:
         ImageError, MissingFileError: an image cannot be used.
+        EngineError: an output is NaN or infinite.
     """
     return collect_from_pixels(runner, (load_pixels(image, preprocess) for image in images), preprocess, progress)
 
@@ -48,4 +50,13 @@ def collect_from_pixels(
         if held:
             results.append(predictor.logits(held))
             progress(len(held))
-    return np.concatenate(results).astype(np.float32, copy=False)
+    logits = np.concatenate(results).astype(np.float32, copy=False)
+    broken = int((~np.isfinite(logits)).any(axis=1).sum())
+    if broken:
+        raise EngineError(
+            f"{runner.name} gives outputs that are not finite",
+            found=f"NaN or infinity for {broken} of {len(logits)} images",
+            wanted="finite logits",
+            fix="choose another precision, or check the checkpoint",
+        )
+    return logits

@@ -1,0 +1,550 @@
+"""Every kind of bad input: its exit code, its stable code, what was found and what helps, and nothing is written."""
+
+import contextlib
+import io
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import vitdeploy
+from vitdeploy.cli.main import main
+
+MODEL = "vit_w32d2h2_patch8_32"
+ROOT = Path(vitdeploy.__file__).parents[1]
+
+
+@pytest.fixture
+def run(monkeypatch, shared_store, tmp_path):
+    """The command line in this process, which spares loading PyTorch again for each case."""
+    monkeypatch.setenv("VITDEPLOY_STORE", str(shared_store))
+    monkeypatch.chdir(tmp_path)
+    before = signal.getsignal(signal.SIGTERM)
+
+    def run(*arguments):
+        out, err = io.StringIO(), io.StringIO()
+        monkeypatch.setattr(sys, "argv", ["vitdeploy", *map(str, arguments)])
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as left:
+            main()
+        return SimpleNamespace(returncode=left.value.code, stdout=out.getvalue(), stderr=err.getvalue())
+
+    yield run
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.fixture
+def refused(run, tmp_path):
+    """Run a command that must be refused with this exit code, code and texts, and must not leave anything behind."""
+
+    def refused(exit_code, code, *arguments, says=()):
+        before = sorted(tmp_path.rglob("*"))
+        done = run(*arguments)
+        assert (done.returncode, done.stdout) == (exit_code, ""), done.stderr
+        [first] = [line for line in done.stderr.splitlines() if line.startswith("VD")]
+        assert first.startswith(f"{code}  ")
+        for text in says:
+            assert text in done.stderr
+        assert sorted(tmp_path.rglob("*")) == before
+        return done
+
+    return refused
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory, small_export):
+    """The small model compiled for ONNX Runtime. Tests copy it before they damage it."""
+    from vitdeploy.pipeline.subjects import compile_bundle
+
+    out = tmp_path_factory.mktemp("bundle")
+    compile_bundle(small_export / "model.onnx", "onnxruntime-cpu", None, None, out)
+    return out
+
+
+@pytest.fixture
+def recipe(tmp_path, digits, small_checkpoint):
+    """A recipe that runs, and how to spoil it."""
+
+    def recipe(**changes):
+        fields = {
+            "vitdeploy": 1,
+            "name": "bad-input",
+            "source": {"model": MODEL, "checkpoint": str(small_checkpoint)},
+            "preprocess": {"resize": 32, "crop": 32, "mean": [0.5], "std": [0.5]},
+            "data": {"path": str(digits), "calibration": {"images": 8}, "evaluation": {"images": 8}},
+            "targets": ["onnxruntime-cpu"],
+            **changes,
+        }
+        path = tmp_path / "recipe.yaml"
+        path.write_text(json.dumps(fields), encoding="utf-8")
+        return path
+
+    return recipe
+
+
+@pytest.fixture
+def images(tmp_path, digits):
+    """Nine images without labels, of which number 4 can be cut short."""
+
+    def images(truncated=False):
+        folder = tmp_path / "images"
+        folder.mkdir()
+        for number, path in enumerate(sorted(digits.glob("evaluation/*/*.png"))[::70][:9]):
+            content = path.read_bytes()
+            (folder / f"{number}.png").write_bytes(content[:60] if truncated and number == 4 else content)
+        return folder
+
+    return images
+
+
+# --- recipes ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_missing_recipe(refused):
+    refused(2, "VD2002", "run", "absent.yaml", says=["no recipe at absent.yaml", "fix:    recipes/"])
+
+
+def test_misspelt_fields_are_told_all_at_once(refused, recipe):
+    path = recipe(precison="int8", budgets={})
+    says = ["2 problems", "$.precison: unknown field; did you mean precision?", "did you mean budget?"]
+    refused(2, "VD2001", "run", path, "-o", "out", says=[*says, "fix:    docs/recipes.md lists every field"])
+
+
+def test_a_wrong_override(refused, recipe):
+    refused(2, "VD2001", "run", recipe(), "-o", "out", "--set", "data.sed=1", says=["did you mean seed?"])
+
+
+def test_a_missing_checkpoint(refused, recipe):
+    path = recipe(source={"model": MODEL, "checkpoint": "absent.safetensors"})
+    says = ["no checkpoint at", "absent.safetensors", "fix:    --set source.checkpoint=FILE"]
+    refused(2, "VD2002", "run", path, "-o", "out", says=says)
+
+
+def test_an_unknown_model_is_named_with_those_that_are_near(refused, recipe):
+    path = recipe(source={"model": "vit_bas_patch16_224"})
+    says = ["no built-in model is called 'vit_bas_patch16_224'", "did you mean vit_base_patch16_224"]
+    refused(2, "VD2101", "run", path, "-o", "out", says=says)
+
+
+def test_missing_images(refused, recipe):
+    path = recipe(data={"path": "absent"})
+    refused(2, "VD2002", "run", path, "-o", "out", says=["no image folder at", "fix:    check --data"])
+
+
+def test_class_folders_that_do_not_fit_the_model(refused, recipe, tmp_path, digits):
+    for name in ("0", "1", "2"):
+        shutil.copytree(digits / "calibration" / name, tmp_path / "three" / name)
+    data = {"path": "three", "calibration": {"images": 8}, "evaluation": {"images": 8}}
+    says = ["found:  3 folders, 10 outputs of the model", "wanted: one folder a class", "set data.labels to none"]
+    refused(2, "VD2301", "run", recipe(data=data), "-o", "out", says=says)
+
+
+def test_more_calibration_images_asked_for_than_there_are(refused, recipe, digits):
+    path = recipe(data={"path": str(digits), "calibration": {"images": 1000}})
+    says = ["too few images for calibration", "found:  128 images", "wanted: 1000 images", "data.calibration.images"]
+    refused(2, "VD2301", "run", path, "-o", "out", says=says)
+
+
+def test_a_precision_that_the_target_does_not_have(refused, recipe):
+    says = ["onnxruntime-cpu cannot run bf16", "found:  bf16", "wanted: fp32, int8", "or another target"]
+    refused(4, "VD4002", "run", recipe(), "-o", "out", "--set", "precision=bf16", says=says)
+
+
+@pytest.mark.parametrize("options", [(), ("--dry-run",)])
+def test_an_output_with_other_files_is_refused_before_any_work(refused, recipe, tmp_path, options):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.txt").write_text("mine", encoding="utf-8")
+    says = ["out holds other files, so it is not replaced", "found:  thesis.txt", "fix:    choose another -o"]
+    refused(2, "VD2003", "run", recipe(), "-o", "out", *options, says=says)
+
+
+# --- checkpoints ------------------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_of_another_shape(refused, small_checkpoint):
+    command = ("export", "vit_w64d2h2_patch8_32", "--checkpoint", small_checkpoint, "-o", "out")
+    says = [
+        "does not fit the architecture",
+        "other shape: cls_token [1, 1, 32] (the model: [1, 1, 64])",
+        "wanted:",
+        "fix:",
+    ]
+    refused(2, "VD2102", *command, says=says)
+
+
+def test_weights_that_are_not_numbers(refused, small_checkpoint, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(small_checkpoint)
+    state["head.bias"][3] = float("nan")
+    save_file(state, tmp_path / "nan.safetensors")
+    says = ["head.bias has values that are not finite", "found:  1 of 10 are NaN or infinite"]
+    refused(2, "VD2103", "export", MODEL, "--checkpoint", "nan.safetensors", "-o", "out", says=says)
+
+
+class Bomb:
+    """A pickle of this runs a command when it is loaded."""
+
+    def __init__(self, witness):
+        self.witness = witness
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.witness),)
+
+
+@pytest.mark.parametrize("archive", [True, False], ids=["zip", "plain"])
+def test_a_checkpoint_that_runs_code_is_refused_and_does_not_run_it(refused, tmp_path, archive):
+    import torch
+
+    witness = tmp_path / "ran"
+    torch.save({"head.bias": Bomb(witness)}, tmp_path / "w.pt", _use_new_zipfile_serialization=archive)
+    says = ["a pickle that holds more than plain weights", "found:  posix.mkdir", "safetensors.torch.save_file"]
+    refused(3, "VD3001", "export", MODEL, "--checkpoint", "w.pt", "-o", "out", says=says)
+    assert not witness.exists()
+
+
+def test_a_checkpoint_that_is_cut_short(refused, small_checkpoint, tmp_path):
+    (tmp_path / "half.safetensors").write_bytes(small_checkpoint.read_bytes()[:5000])
+    says = ["is not a whole safetensors file", "fix:    download it again"]
+    refused(2, "VD2102", "export", MODEL, "--checkpoint", "half.safetensors", "-o", "out", says=says)
+
+
+# --- images -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quantize(small_export):
+    """The arguments of quantize but its images."""
+    return ("quantize", small_export, "--target", "onnxruntime-cpu", "-o", "out", "--num-samples", 9, "--data")
+
+
+def test_an_empty_image_folder(refused, quantize, tmp_path):
+    (tmp_path / "images").mkdir()
+    refused(2, "VD2301", *quantize, "images", says=["images holds no images", "wanted: files ending in .jpeg, .jpg"])
+
+
+def test_fewer_images_than_asked_for(refused, quantize, images):
+    says = ["found:  9 images", "wanted: 10 images", "--num-samples"]
+    refused(2, "VD2301", *quantize, images(), "--num-samples", 10, says=says)
+
+
+def test_a_truncated_image_is_named(refused, quantize, images):
+    refused(2, "VD2302", *quantize, images(truncated=True), says=["images/4.png"])
+
+
+def test_a_truncated_image_is_counted_when_it_may_be_skipped(run, quantize, images):
+    done = run(*quantize, images(truncated=True), "--skip-bad", "--json")
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["calibration_images"]) == (0, 8)
+    assert [Path(path).name for path in document["skipped"]] == ["4.png"]
+    assert "skipped 1 unreadable images" in done.stderr
+
+
+def test_images_of_which_none_can_be_read(refused, quantize, tmp_path):
+    (tmp_path / "images").mkdir()
+    for number in range(9):
+        (tmp_path / "images" / f"{number}.jpg").write_bytes(b"no image")
+    refused(2, "VD2301", *quantize, "images", "--skip-bad", says=["not one image could be read", "9 unreadable files"])
+
+
+# --- graphs -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def foreign(tmp_path):
+    """A valid ONNX file of somebody else's."""
+    tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", tensors[:1], tensors[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
+    onnx.save(model, tmp_path / "foreign.onnx")
+    return tmp_path / "foreign.onnx"
+
+
+def test_a_file_that_is_no_onnx(refused, tmp_path):
+    (tmp_path / "garbage.onnx").write_bytes(b"\x08garbage" * 50)
+    says = ["garbage.onnx is not a valid ONNX file", "wanted: an ONNX model", "fix:    export it again"]
+    refused(2, "VD2202", "inspect", "garbage.onnx", says=says)
+    refused(2, "VD2202", "compile", "garbage.onnx", "--target", "onnxruntime-cpu", "-o", "out", says=says)
+
+
+@pytest.mark.parametrize("verb", ["compile", "quantize", "verify", "bench"])
+def test_a_graph_that_does_not_say_how_its_input_is_made(refused, foreign, images, verb):
+    command = {
+        "compile": ("compile", foreign, "--target", "openvino-cpu", "-o", "out"),
+        "quantize": ("quantize", foreign, "--target", "openvino-cpu", "-o", "out", "--data", images()),
+        "verify": ("verify", foreign, "--against", foreign, "--data", "images"),
+        "bench": ("bench", foreign),
+    }
+    says = ["found:  no vitdeploy metadata in the file", "wanted: a graph written by `vitdeploy export`"]
+    refused(2, "VD2202", *command[verb], says=says)
+
+
+def test_inspect_takes_a_foreign_graph_all_the_same(run, foreign):
+    done = run("inspect", foreign, "--json")
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["metadata"], document["operators"]) == (0, None, {"Relu": 1})
+
+
+def test_a_folder_without_a_graph(refused, tmp_path):
+    (tmp_path / "empty").mkdir()
+    says = ["no graph at empty", "found:  no model.onnx in the folder", "fix:    vitdeploy export"]
+    refused(2, "VD2002", "compile", "empty", "--target", "openvino-cpu", "-o", "out", says=says)
+
+
+def test_an_unknown_target(refused, small_export):
+    says = ["no target is called 'openvino-npu'", "wanted: onnxruntime-cpu, openvino-cpu"]
+    refused(2, "VD2402", "compile", small_export, "--target", "openvino-npu", "-o", "out", says=says)
+
+
+def test_half_precision_where_the_target_has_none(refused, small_export):
+    command = ("compile", small_export, "--target", "onnxruntime-cpu", "--precision", "bf16", "-o", "out")
+    refused(4, "VD4002", *command, says=["onnxruntime-cpu cannot run bf16", "wanted: fp32, int8", "fix:"])
+
+
+@pytest.mark.parametrize("make", ["file", "link", "folder"])
+def test_an_output_that_is_not_ours_stays_as_it_is(refused, small_export, tmp_path, make):
+    out = tmp_path / "out"
+    if make == "file":
+        out.write_text("mine", encoding="utf-8")
+    elif make == "link":
+        out.symlink_to(tmp_path)
+    else:
+        out.mkdir()
+        (out / "thesis.txt").write_text("mine", encoding="utf-8")
+    refused(2, "VD2003", "compile", small_export, "--target", "onnxruntime-cpu", "-o", out, says=["choose another -o"])
+
+
+# --- bundles ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def image(digits):
+    return next(digits.glob("evaluation/3/*.png"))
+
+
+@pytest.mark.parametrize("verb", ["predict", "inspect", "verify", "bench"])
+def test_an_engine_that_was_tampered_with(refused, bundle, tmp_path, image, images, verb):
+    shutil.copytree(bundle, tmp_path / "copy")
+    engine = tmp_path / "copy/engines/onnxruntime-cpu/graph.onnx"
+    content = bytearray(engine.read_bytes())
+    content[len(content) // 2] ^= 1
+    engine.write_bytes(content)
+    command = {
+        "predict": ("predict", "copy", image),
+        "inspect": ("inspect", "copy"),
+        "verify": ("verify", "copy", "--against", bundle, "--data", images()),
+        "bench": ("bench", "copy"),
+    }
+    says = ["engines/onnxruntime-cpu/graph.onnx is not the file", "found:  another SHA-256", "fix:    copy the bundle"]
+    refused(3, "VD3101", *command[verb], says=says)
+
+
+def test_a_manifest_that_names_a_path_outside(refused, bundle, tmp_path, image):
+    shutil.copytree(bundle, tmp_path / "copy")
+    manifest = tmp_path / "copy" / "manifest.json"
+    text = manifest.read_text(encoding="utf-8").replace('"engines/onnxruntime-cpu/graph.onnx"', '"../secret"')
+    manifest.write_text(text, encoding="utf-8")
+    refused(3, "VD3102", "predict", "copy", image, says=["names a path that is not allowed", "found:  '../secret'"])
+
+
+def test_a_folder_that_is_no_bundle(refused, tmp_path, image):
+    refused(
+        2, "VD2002", "predict", tmp_path, image, says=["is not a bundle", "found:  no manifest.json in it", "wanted:"]
+    )
+
+
+def test_a_target_that_the_bundle_was_not_made_for(refused, bundle, image):
+    says = ["has no engine for openvino-cpu", "found:  onnxruntime-cpu", "fix:    vitdeploy compile BUNDLE --target"]
+    refused(2, "VD2402", "predict", bundle, image, "--target", "openvino-cpu", says=says)
+
+
+def test_an_image_that_is_not_there(refused, bundle):
+    refused(2, "VD2002", "predict", bundle, "absent.png", says=["absent.png"])
+
+
+def test_an_image_that_is_none(refused, bundle, tmp_path):
+    (tmp_path / "text.png").write_text("no image", encoding="utf-8")
+    refused(2, "VD2302", "predict", bundle, "text.png", says=["text.png"])
+
+
+def test_models_of_which_none_says_how_images_are_prepared(refused, images):
+    command = ("verify", "vit_tiny_patch16_224", "--against", "vit_tiny_patch16_224", "--data", images())
+    refused(2, "VD2000", *command, says=["neither side says how images are prepared", "wanted: at least one"])
+
+
+# --- arguments --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many", "1,2,3", "1,", "", "²"])
+def test_a_batch_for_bench_that_is_no_batch(run, bundle, value):
+    done = run("bench", bundle, f"--batch={value}")
+    assert done.returncode == 2
+    assert "Invalid value for --batch: wanted one or two numbers above 0, such as 1,8" in done.stderr
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "many", "2.5", "²"])
+def test_a_batch_for_export_that_is_no_batch(run, tmp_path, value):
+    done = run("export", MODEL, "-o", "out", f"--batch={value}")
+    assert done.returncode == 2
+    assert "wanted a number above 0, or dynamic" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["quantise"], "No such command 'quantise'. Did you mean 'quantize'?"),
+        (["zzz"], "No such command 'zzz'. There are: run, export, quantize,"),
+        (["run", "r.yaml", "--dryrun"], "--dry-run"),
+        (["compile", "m.onnx"], "Missing option '--target'"),
+        (["predict", "b"], "Missing argument 'IMAGES...'"),
+        (["verify", "a", "--against", "b", "--data", "d", "--min-agreement", "101"], "0<=x<=100"),
+        (["bench", "a", "--duration", "nan"], "nan is not a finite number"),
+        (["bench", "a", "--warmup", "inf"], "inf is not a finite number"),
+        (["verify", "a", "--against", "b", "--data", "d", "--max-drop", "nan"], "nan is not a finite number"),
+        (["bench", "a", "--threads", "-1"], "x>=0"),
+        (["verify", "a", "--against", "b", "--data", "d", "--seed", str(2**32)], "0<=x<=4294967295"),
+        (["quantize", "a", "--data", "d", "--target", "t", "-o", "o", "--seed", str(2**32)], "0<=x<=4294967295"),
+        (["export", "m", "-o", "out", "--opset", "17"], "'18', '19', '20'"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_told_with_what_does(run, arguments, says):
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+
+
+def test_an_error_is_one_json_document_on_request(run):
+    done = run("run", "absent.yaml", "--json")
+    error = json.loads(done.stdout)["error"]
+    assert (error["code"], error["exit_code"], done.returncode) == ("VD2002", 2, 2)
+    assert error["message"] == "no recipe at absent.yaml"
+    assert error["fix"]
+
+
+def test_wrong_arguments_are_one_json_document_on_request(run):
+    done = run("bench", "--json")
+    assert json.loads(done.stdout)["error"]["exit_code"] == done.returncode == 2
+
+
+def test_the_exit_code_is_that_of_the_process(cli, tmp_path):
+    done = cli("predict", "absent", "image.png")
+    assert done.returncode == 2
+    assert done.stderr.startswith("VD2002  absent is not a bundle\n        found:  no such folder\n        wanted: ")
+    assert cli("quantise").returncode == 2
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- this machine -----------------------------------------------------------------------------------------------------
+
+WITHOUT = """
+import importlib.util, sys
+
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == {package!r}:
+            raise ModuleNotFoundError(f"No module named {{name!r}}", name=name)
+
+find_spec = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name == {package!r} else find_spec(name, package)
+sys.meta_path.insert(0, Blocked())
+from vitdeploy.cli.main import main
+main()
+"""
+
+
+@pytest.fixture
+def without(tmp_path, shared_store):
+    """The command line in a process where one package cannot be imported."""
+
+    def without(package, *arguments):
+        return subprocess.run(
+            [sys.executable, "-c", WITHOUT.format(package=package), *map(str, arguments)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), "VITDEPLOY_STORE": str(shared_store)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    return without
+
+
+@pytest.mark.parametrize("verb", ["run", "predict"])
+def test_a_runtime_that_is_not_installed_is_named_with_what_installs_it(without, recipe, bundle, image, tmp_path, verb):
+    commands = {
+        "run": ("openvino", "run", recipe(targets=["openvino-cpu"]), "-o", "out"),
+        "predict": ("onnxruntime", "predict", bundle, image),
+    }
+    package, *command = commands[verb]
+    done = without(package, *command)
+    assert (done.returncode, done.stdout) == (4, ""), done.stderr
+    assert done.stderr.startswith("VD4001  ")
+    assert f"needs the package {package}, which is not installed here" in done.stderr
+    assert f"fix:    pip install 'vitdeploy[{package}]'" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_package_of_the_export_extra_that_is_not_installed_is_named(without):
+    done = without("torch", "export", MODEL, "-o", "out")
+    assert done.returncode == 4, done.stderr
+    assert done.stderr.startswith("VD4001  this command needs the package torch, which is not installed here")
+    assert "fix:    pip install 'vitdeploy[export]'" in done.stderr
+
+
+def test_doctor_says_what_is_missing_and_what_installs_it(without):
+    done = without("openvino", "doctor", "--json")
+    targets = json.loads(done.stdout)["targets"]
+    assert targets["onnxruntime-cpu"]["works"] is True
+    assert targets["openvino-cpu"]["works"] is False
+    assert targets["openvino-cpu"]["fix"] == "pip install 'vitdeploy[openvino]'"
+
+
+@pytest.fixture
+def on_a_full_disk(tmp_path):
+    """The command line in a process that can write no file over 50 kB."""
+
+    def limit_files():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that a write fails with EFBIG, much as one on a full disk
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+
+    def on_a_full_disk(*arguments):
+        places = {"VITDEPLOY_STORE": str(tmp_path / "store"), "TMPDIR": str(tmp_path)}
+        return subprocess.run(
+            [sys.executable, "-m", "vitdeploy.cli.main", *map(str, arguments)],
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **places},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            preexec_fn=limit_files,
+        )
+
+    return on_a_full_disk
+
+
+def test_a_full_disk_at_the_output_leaves_nothing_half_written(on_a_full_disk, small_export, tmp_path):
+    done = on_a_full_disk("compile", small_export, "--target", "onnxruntime-cpu", "-o", "out")
+    assert done.returncode == 4, done.stderr
+    assert "VD4101  no space left to write out" in done.stderr
+    assert "bytes free" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_full_disk_at_the_store_leaves_nothing_half_written(on_a_full_disk, recipe, tmp_path):
+    path = recipe()
+    done = on_a_full_disk("run", path, "-o", "out")
+    assert done.returncode == 4, done.stderr
+    assert f"VD4101  no space left to write {tmp_path / 'store'}" in done.stderr
+    assert [entry for entry in tmp_path.rglob("*") if entry.is_file()] == [path]
+    assert not (tmp_path / "out").exists()

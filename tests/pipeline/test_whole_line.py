@@ -1,0 +1,244 @@
+"""`vitdeploy run`, once, for both targets; the other tests look at what it made."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import onnx
+import pytest
+
+import vitdeploy
+from vitdeploy.bundle.read import read_bundle, verify_files
+from vitdeploy.runtime import load
+
+TARGETS = ("openvino-cpu", "onnxruntime-cpu")
+ENGINES = ["openvino-cpu-int8", "onnxruntime-cpu-int8", "openvino-cpu-fp32", "onnxruntime-cpu-fp32"]
+STEPS = [
+    *("export", "calibrate"),
+    *(f"{verb} {engine}" for engine in ENGINES for verb in ("place", "compile")),
+    "reference",
+    *(f"verify {engine}" for engine in ENGINES),
+]
+RECIPE = """
+vitdeploy: 1
+name: whole-line
+source: {{model: vit_w32d2h2_patch8_32, checkpoint: {checkpoint}}}
+preprocess: {{resize: 32, crop: 32, interpolation: bicubic, mean: [0.5], std: [0.5]}}
+data: {{path: {digits}, labels: folders, calibration: {{images: 32}}, evaluation: {{images: 64}}, seed: 0}}
+precision: int8
+targets: [openvino-cpu, onnxruntime-cpu]
+bench: {{scenarios: [single], batch: [1], duration: 0.5}}
+"""
+
+
+@pytest.fixture(scope="module")
+def line(tmp_path_factory, digits, small_checkpoint):
+    """The finished run: its recipe, bundle, report and what it printed. Nothing in its store is touched by tests."""
+    home = tmp_path_factory.mktemp("whole")
+    recipe, store = home / "recipe.yaml", home / "store"
+    recipe.write_text(RECIPE.format(checkpoint=small_checkpoint, digits=digits), encoding="utf-8")
+    environment = {
+        **os.environ,
+        "VITDEPLOY_STORE": str(store),
+        "PYTHONPATH": str(Path(vitdeploy.__file__).parents[1]),
+    }
+    command = [sys.executable, "-m", "vitdeploy.cli.main", "run", "recipe.yaml", "-o", "bundle", "--json", "-v"]
+    done = subprocess.run(command, cwd=home, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    bundle = home / "bundle"
+    report = json.loads((bundle / "report.json").read_text(encoding="utf-8"))
+    return SimpleNamespace(recipe=recipe, store=store, bundle=bundle, report=report, done=done)
+
+
+def files(folder):
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+
+
+def test_the_bundle_holds_these_files_and_no_other(line):
+    assert files(line.bundle) == [
+        "calibration.json",
+        "engines/onnxruntime-cpu/graph.onnx",
+        "engines/openvino-cpu/graph.onnx",
+        "engines/openvino-cpu/model.bin",
+        "engines/openvino-cpu/model.xml",
+        "golden/inputs.npy",
+        "golden/outputs.npy",
+        "labels.txt",
+        "manifest.json",
+        "model.onnx",
+        "report.html",
+        "report.json",
+    ]
+
+
+def test_the_manifest_lists_every_file_with_its_digest(line):
+    manifest = read_bundle(line.bundle)
+    listed = {entry.path: entry.sha256 for entry in manifest.files}
+    found = {name: hashlib.sha256((line.bundle / name).read_bytes()).hexdigest() for name in files(line.bundle)}
+    assert found.pop("manifest.json")
+    assert listed == found
+
+
+def test_nothing_temporary_is_left_beside_the_bundle_or_in_the_store(line):
+    assert list(line.bundle.parent.rglob(".tmp-*")) == []
+
+
+def test_every_onnx_file_passes_the_checker(line):
+    graphs = sorted(line.bundle.rglob("*.onnx"))
+    assert len(graphs) == 3
+    for graph in graphs:
+        onnx.checker.check_model(onnx.load(graph), full_check="openvino" not in str(graph))
+
+
+def test_the_labels_are_the_class_folders(line):
+    assert (line.bundle / "labels.txt").read_text(encoding="utf-8").split() == list("0123456789")
+
+
+def test_one_json_document_on_standard_output_which_is_the_report(line):
+    assert json.loads(line.done.stdout) == line.report
+
+
+def test_every_step_is_made_in_order(line):
+    lines = line.done.stderr.splitlines()
+    assert [text for text in lines if text.startswith(("made", "reused"))] == [f"made {step}" for step in STEPS]
+
+
+def test_the_last_lines_name_the_bundle_and_what_to_do_next(line):
+    *_, last, following = line.done.stderr.splitlines()
+    assert re.fullmatch(r"done in \d+\.\d s, [\d.]+ [kM]B in bundle", last)
+    assert following == "next: open bundle/report.html, or: vitdeploy predict bundle IMAGE"
+
+
+def test_the_report_has_these_parts(line):
+    assert {"name", "verdict", "model", "export", "calibration", "data", "engines", "bench"} <= set(line.report)
+    assert {"examples", "environment", "provenance", "created", "format", "task"} <= set(line.report)
+    assert line.report["model"]["classes"] == 10
+    assert line.report["data"]["evaluation_images"] == 64
+    assert line.report["calibration"]["images"] == 32
+    assert max(row["max_relative_difference"] for row in line.report["export"]["parity"]) <= 1e-4
+
+
+def test_the_report_verifies_every_engine_on_all_images(line):
+    engines = line.report["engines"]
+    assert [engine["artifact"] for engine in engines] == ENGINES
+    assert [engine["shipped"] for engine in engines] == [True, True, False, False]
+    for engine in engines:
+        assert engine["verify"]["n"] == 64
+        assert engine["verify"]["agreement"] >= 90
+        assert engine["verify"]["diagnosis"].startswith("the same function" if "fp32" in engine["artifact"] else "int8")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_int8_engine_is_called_int8_because_its_kernels_are(line, target):
+    [engine] = [e for e in line.report["engines"] if e["artifact"] == f"{target}-int8"]
+    assert engine["precision"] == "int8"
+    assert engine["kernels"]["int8"] >= 8
+
+
+def test_the_bench_has_a_row_for_each_and_a_ratio_for_each_pair(line):
+    bench = line.report["bench"]
+    assert [row["artifact"] for row in bench["results"]] == ["pytorch", *ENGINES]
+    for row in bench["results"]:
+        assert 0 < row["latency_ms"]["p50"] <= row["latency_ms"]["p90"] <= row["latency_ms"]["p99"]
+    pairs = [(name, "pytorch") for name in ENGINES]
+    pairs += [(f"{target}-int8", f"{target}-fp32") for target in TARGETS]
+    assert [(ratio["a"], ratio["b"]) for ratio in bench["ratios"]] == pairs
+    assert all(ratio["ci95"][0] <= ratio["ratio"] <= ratio["ci95"][1] for ratio in bench["ratios"])
+
+
+def test_the_verdict_is_one_sentence_that_people_are_shown_too(line):
+    verdict = line.report["verdict"]
+    assert re.fullmatch(r"(Ship [a-z0-9-]+|Keep PyTorch): .*\.", verdict["sentence"])
+    assert verdict["recommended"] in ["pytorch", *ENGINES]
+    assert verdict["gate"] == "none"
+    assert verdict["sentence"] in line.done.stderr
+    assert verdict["sentence"] in (line.bundle / "report.html").read_text(encoding="utf-8")
+
+
+def test_the_html_report_loads_nothing_from_elsewhere(line):
+    html = (line.bundle / "report.html").read_text(encoding="utf-8")
+    loads = re.findall(r"""(?:src|href|srcset|action|data)\s*=\s*["']?([^"'\s>]+)|url\(["']?([^"')]+)|@import""", html)
+    assert loads
+    assert all("".join(load).startswith(("data:", "#")) for load in loads)
+    assert "<script" not in html
+
+
+def test_the_report_does_not_name_folders_of_this_machine_beside_the_recipe(line):
+    provenance = line.report["provenance"]
+    assert line.report["model"]["checkpoint"] == "small.safetensors"
+    assert provenance["source"]["checkpoint_sha256"] == line.report["model"]["checkpoint_sha256"]
+    assert provenance["recipe"]["name"] == "whole-line"
+    assert all(not Path(entry["path"]).is_absolute() for entry in provenance["files"])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_predictor_gives_the_golden_outputs_within_the_tolerance(line, target):
+    golden = read_bundle(line.bundle).golden
+    inputs, outputs = np.load(line.bundle / golden.inputs), np.load(line.bundle / golden.outputs)
+    with load(line.bundle, target) as predictor:
+        logits = predictor.logits(list(inputs))
+    assert inputs.shape == (8, 32, 32, 1)
+    assert logits.shape == outputs.shape == (8, 10)
+    assert np.abs(logits - outputs).max() / np.abs(outputs).max() <= golden.tolerance[target] < 0.2
+
+
+def test_the_engine_that_is_listed_first_is_the_faster_one(line):
+    p50 = {row["artifact"]: row["latency_ms"]["p50"] for row in line.report["bench"]["results"]}
+    listed = [engine.artifact for engine in read_bundle(line.bundle).engines]
+    assert listed == sorted(listed, key=p50.__getitem__)
+    with load(line.bundle) as predictor:
+        assert predictor.target == listed[0]
+
+
+def test_the_bundle_can_be_moved(line, tmp_path, digits):
+    moved = shutil.copytree(line.bundle, tmp_path / "elsewhere" / "moved")
+    verify_files(moved, read_bundle(moved))
+    image = next(digits.glob("evaluation/7/*.png"))
+    with load(line.bundle) as here, load(moved) as there:
+        assert here.predict(image) == there.predict(image)
+
+
+def test_inspect_reads_the_bundle_and_checks_its_digests(line, cli):
+    done = cli("inspect", line.bundle)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("bundle whole-line: classification, format 1, 11 files, all digests match\n")
+    assert "engine onnxruntime-cpu-int8: CPUExecutionProvider, batch 1," in done.stdout
+
+
+def test_predict_names_the_label_of_each_image(line, cli, digits):
+    images = sorted(digits.glob("evaluation/*/*.png"))[:3]
+    done = cli("predict", line.bundle, *images, "--target", "openvino-cpu", "--top", 2, "--json")
+    document = json.loads(done.stdout)
+    assert document["engine"] == "openvino-cpu-int8"
+    assert [entry["image"] for entry in document["predictions"]] == [str(image) for image in images]
+    for entry in document["predictions"]:
+        assert entry["label"] == entry["top"][0]["label"] in list("0123456789")
+        assert len(entry["top"]) == 2
+
+
+def test_a_dry_run_shows_what_would_be_reused_and_computes_nothing(line, cli, tmp_path):
+    before = files(line.store)
+    done = cli("run", line.recipe, "-o", tmp_path / "new", "--dry-run", "--json", store=line.store)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["plan"] == [{"step": step, "reuse": True} for step in STEPS]
+    assert files(line.store) == before
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_dry_run_makes_again_what_depends_on_a_change_and_nothing_else(line, cli):
+    before = files(line.store)
+    done = cli("run", line.recipe, "--set", "data.seed=1", "--dry-run", store=line.store)
+    assert done.returncode == 0, done.stderr
+    plan = dict(reversed(text.split(maxsplit=1)) for text in done.stdout.splitlines()[: len(STEPS)])
+    assert list(plan) == STEPS
+    unchanged = ["export", *(f"{verb} {target}-fp32" for target in TARGETS for verb in ("place", "compile"))]
+    # The digits bring their own split, so the seed chooses other images of both parts.
+    assert sorted(step for step, what in plan.items() if what == "reuse") == sorted(unchanged)
+    assert files(line.store) == before
