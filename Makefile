@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-DEV    := pytest hypothesis import-linter ruff mypy types-PyYAML scikit-learn hatchling
+DEV    := pytest pytest-xdist hypothesis import-linter ruff mypy types-PyYAML scikit-learn hatchling
 
 .PHONY: demo test lint clean
 
@@ -13,7 +13,7 @@ test: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check vitdeploy
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n 2 --dist loadfile
 
 # The stamp is written last, so that an interrupted installation is done again.
 $(VENV)/.installed: pyproject.toml constraints.txt
