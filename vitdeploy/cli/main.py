@@ -105,11 +105,21 @@ def _run() -> Any:
     """The command of the arguments. Commands import what they need when called, so here is where a package misses."""
     try:
         return cli.main(prog_name="vitdeploy", standalone_mode=False)
-    except ModuleNotFoundError as error:
-        name = (error.name or "").partition(".")[0]
-        if name not in EXPORT_MODULES:
-            raise
-        raise MissingPackageError(name, "export", "this command") from error
+    except Exception as error:
+        interrupt = _interrupt_behind(error)
+        if interrupt is not None:
+            raise interrupt from None
+        name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
+        if name in EXPORT_MODULES:
+            raise MissingPackageError(name, "export", "this command") from error
+        raise
+
+
+def _interrupt_behind(error: BaseException | None) -> BaseException | None:
+    """The interrupt that an error arose from: libraries that are interrupted in an import fail while they unwind."""
+    while error is not None and not isinstance(error, KeyboardInterrupt | _Terminated):
+        error = error.__cause__ or error.__context__
+    return error
 
 
 class _Terminated(BaseException):
