@@ -17,7 +17,7 @@ MANIFEST_FORMAT = 1
 
 Precision = Literal["fp32", "fp16", "bf16", "int8", "mixed"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
-Task = Literal["classification"]
+Task = Literal["classification", "features", "detection", "panoptic", "sequence"]
 
 
 @dataclass(frozen=True)
@@ -42,12 +42,13 @@ class TensorSpec:
 class PreprocessSpec:
     """From a decoded image to the model's input.
 
-    The short side is resized to `resize` pixels (antialiased), a centre crop of `crop` (height, width) pixels is
+    An integer `resize` scales the short side to that many pixels and keeps the aspect; (height, width) scales both
+    sides, whatever the aspect becomes. Both are antialiased. Then a centre crop of `crop` (height, width) pixels is
     taken, and pixel values x in 0..255 become (x / 255 - mean) / std per channel. The number of channels is the length
     of `mean`: 1 for grey, 3 for RGB.
     """
 
-    resize: int
+    resize: int | tuple[int, int]
     crop: tuple[int, int]
     interpolation: Interpolation = "bicubic"
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
@@ -56,6 +57,25 @@ class PreprocessSpec:
     @property
     def channels(self) -> int:
         return len(self.mean)
+
+
+@dataclass(frozen=True)
+class PostprocessSpec:
+    """From the outputs of a detector to objects: what its tensors mean.
+
+    `scores` "softmax": "logits" [queries, classes + 1], whose last column is "no object"; "sigmoid": "logits"
+    [queries, classes], independent; "given": the graph itself gives "scores" and "labels" [queries].
+    `boxes`: how "boxes" [queries, 4] is written, relative to the model's input: 0..1 in x and in y.
+    `threshold`: the score from which an object is shown. Panoptic: `things` are the classes with instances (all others
+    are stuff), `mask_threshold` and `overlap` as in DETR's panoptic post-processing (arXiv 2005.12872, section 4.4).
+    """
+
+    scores: Literal["softmax", "sigmoid", "given"] = "softmax"
+    boxes: Literal["cxcywh", "xyxy"] = "cxcywh"
+    threshold: float = 0.5
+    things: tuple[int, ...] = ()
+    mask_threshold: float = 0.5
+    overlap: float = 0.8
 
 
 @dataclass(frozen=True)
@@ -269,4 +289,6 @@ def _expect(fits: bool, data: Any, path: str, wanted: str, problems: list[str]) 
 
 
 def _name(kind: Any) -> str:
+    if typing.get_origin(kind) is tuple:
+        return "a list"
     return {str: "a string", int: "an integer", bool: "true or false", float: "a number"}.get(kind, str(kind))

@@ -97,7 +97,7 @@ def _printable(text: str) -> str:
 
 def _check_values(path: Path, manifest: Manifest) -> None:
     spec = manifest.preprocess
-    sides = (spec.resize, *spec.crop)
+    sides = (*((spec.resize,) if isinstance(spec.resize, int) else spec.resize), *spec.crop)
     if (
         spec.channels not in (1, 3)
         or len(spec.std) != spec.channels

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from vitdeploy.cli.console import Console, human_bytes, output_options
+from vitdeploy.spec import PreprocessSpec
 
 
 @click.command("inspect")
@@ -34,7 +35,7 @@ def _bundle(path: Path) -> tuple[dict[str, Any], list[str]]:
         lines.append(f"graph {name}: {'; '.join(map(str, graph.inputs))} -> {'; '.join(map(str, graph.outputs))}")
     pre = manifest.preprocess
     lines.append(
-        f"preprocess: short side {pre.resize} {pre.interpolation}, crop {pre.crop[0]}x{pre.crop[1]}, "
+        f"preprocess: {_resize(pre)} {pre.interpolation}, crop {pre.crop[0]}x{pre.crop[1]}, "
         f"mean {list(pre.mean)}, std {list(pre.std)}"
     )
     for engine in manifest.engines:
@@ -77,3 +78,9 @@ def _graph(path: Path) -> tuple[dict[str, Any], list[str]]:
         "metadata": metadata,
     }
     return document, lines
+
+
+def _resize(spec: PreprocessSpec) -> str:
+    if isinstance(spec.resize, int):
+        return f"short side {spec.resize}"
+    return f"resize to {spec.resize[0]}x{spec.resize[1]}"

@@ -41,9 +41,9 @@ class SourceSection(Section):
 
 
 class PreprocessSection(Section):
-    """See `spec.PreprocessSpec`; `crop` may be one side of a square."""
+    """See `spec.PreprocessSpec`; `resize` is a short side or [height, width], `crop` may be one side of a square."""
 
-    resize: Positive
+    resize: Positive | Annotated[tuple[Positive, Positive], Field(strict=False)]
     crop: Positive | Annotated[tuple[Positive, Positive], Field(strict=False)]
     interpolation: Interpolation = "bicubic"
     mean: Annotated[PerChannel, Field(strict=False)]

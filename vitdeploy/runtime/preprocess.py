@@ -129,7 +129,7 @@ def _from_array(array: npt.NDArray[Any], mode: str) -> Image.Image:
 
 
 def resize_and_crop(image: Image.Image, spec: PreprocessSpec) -> Pixels:
-    """uint8 [crop height, crop width, channels]: short side to `spec.resize`, then the centre crop.
+    """uint8 [crop height, crop width, channels]: resized as `spec.resize` says, then the centre crop.
 
     An image smaller than the crop is padded with zeros around it, as torchvision's CenterCrop does.
 
@@ -139,11 +139,9 @@ def resize_and_crop(image: Image.Image, spec: PreprocessSpec) -> Pixels:
     from PIL import Image
 
     width, height = image.size
-    short, long = min(width, height), max(width, height)
-    if short != spec.resize:
-        new_long = max(1, int(spec.resize * long / short))
-        size = (spec.resize, new_long) if width <= height else (new_long, spec.resize)
-        if spec.resize * new_long > MAX_PIXELS:
+    size = _resized(width, height, spec.resize)
+    if size != (width, height):
+        if size[0] * size[1] > MAX_PIXELS:
             raise ImageError(
                 "an image is too long and thin",
                 found=f"{width}x{height} pixels, which resizing makes {size[0]}x{size[1]}",
@@ -155,6 +153,16 @@ def resize_and_crop(image: Image.Image, spec: PreprocessSpec) -> Pixels:
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
     return _centre_crop(pixels, *spec.crop)
+
+
+def _resized(width: int, height: int, resize: int | tuple[int, int]) -> tuple[int, int]:
+    """(width, height) after resizing; the long side is truncated to whole pixels as in torchvision."""
+    if not isinstance(resize, int):
+        return resize[1], resize[0]
+    if min(width, height) == resize:
+        return width, height
+    long = max(1, int(resize * max(width, height) / min(width, height)))
+    return (resize, long) if width <= height else (long, resize)
 
 
 def _centre_crop(pixels: Pixels, crop_height: int, crop_width: int) -> Pixels:
