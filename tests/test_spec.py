@@ -156,7 +156,7 @@ def test_all_misfits_are_reported_at_once():
     golden = {"inputs": 1, "outputs": "o.npy", "tolerance": {"openvino-cpu": math.nan}}
     data = {
         "format": True,
-        "task": "detection",
+        "task": "poetry",
         "graphs": {"model": {"file": "m.onnx", "inputs": [{**TENSOR, "shape": 3}], "outputs": []}},
         "preprocess": {**PREPROCESS, "crop": [1]},
         "labels": 5,
