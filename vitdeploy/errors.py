@@ -8,6 +8,7 @@ VitdeployError                     exit 1   a bug of ours when raised as such
 │   ├── UnknownModelError          VD2101   no such built-in architecture
 │   ├── CheckpointError            VD2102   keys, shapes or class count do not fit the architecture
 │   ├── NonFiniteWeightsError      VD2103   NaN or infinity in the weights
+│   ├── UserCodeError              VD2104   a function of the user's that gives no model
 │   ├── ExportError                VD2201   the exported graph is not the same function as the model
 │   ├── GraphError                 VD2202   not an ONNX file, or not one that this step can work on
 │   ├── DataError                  VD2301   an image folder that cannot be used
@@ -17,11 +18,13 @@ VitdeployError                     exit 1   a bug of ours when raised as such
 ├── UnsafeError                    exit 3   refused as unsafe
 │   ├── PickleError                VD3001   a pickle that is more than plain weights
 │   ├── DigestError                VD3101   bytes differ from the digest recorded for them
-│   └── ManifestError              VD3102   a manifest that breaks a rule of the format
+│   ├── ManifestError              VD3102   a manifest that breaks a rule of the format
+│   └── UnsafeGraphError           VD3103   an ONNX file that reaches outside its folder, or of absurd sizes
 ├── HostError                      exit 4   this machine lacks something
 │   ├── MissingPackageError        VD4001   a package is not installed; names the extra that installs it
 │   ├── CapabilityError            VD4002   the runtime or CPU cannot do what was asked
 │   ├── StorageError               VD4101   the disk is full, read-only or not writable
+│   ├── HubError                   VD4102   a model hub that cannot be reached, or does not have it
 │   ├── EngineError                VD4201   a runtime refused or failed on a graph
 │   └── WorkerError                VD4202   a measuring process died
 └── GateError                      exit 5, VD5001   a budget is not met, or not provably met
@@ -98,6 +101,10 @@ class NonFiniteWeightsError(InputError):
     code = "VD2103"
 
 
+class UserCodeError(InputError):
+    code = "VD2104"
+
+
 class ExportError(InputError):
     code = "VD2201"
 
@@ -139,6 +146,10 @@ class ManifestError(UnsafeError):
     code = "VD3102"
 
 
+class UnsafeGraphError(UnsafeError):
+    code = "VD3103"
+
+
 class HostError(VitdeployError):
     code = "VD4000"
     exit_code = 4
@@ -162,6 +173,10 @@ class CapabilityError(HostError):
 
 class StorageError(HostError):
     code = "VD4101"
+
+
+class HubError(HostError):
+    code = "VD4102"
 
 
 class EngineError(HostError):
