@@ -1,0 +1,120 @@
+"""Model folders: a local one, or one of the Hugging Face hub where there is a network.
+
+    hf:FOLDER            a folder with config.json and model.safetensors; never needs the network
+    hf:OWNER/NAME[@REV]  that repository; REV a branch, tag or commit
+    timm:NAME[.TAG]      the repository timm/NAME.TAG, where timm keeps its weights
+
+What was taken is recorded as a commit, so that a second run takes the same.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitdeploy.errors import CheckpointError, HubError, MissingFileError, MissingPackageError
+
+CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
+WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+INDEX = "model.safetensors.index.json"
+WANTED = [CONFIG, PREPROCESSOR, *WEIGHTS, INDEX, "model-*-of-*.safetensors"]
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """`revision` is the hub's commit, None for a folder of the user's own."""
+
+    path: Path
+    repository: str | None = None
+    revision: str | None = None
+
+    @property
+    def weights(self) -> tuple[Path, ...]:
+        """The files that hold the weights, in order.
+
+        Raises:
+            MissingFileError: the folder has none.
+        """
+        index = self.path / INDEX
+        if index.is_file():
+            return tuple(self.path / name for name in _shards(index))
+        for name in WEIGHTS:
+            if (self.path / name).is_file():
+                return (self.path / name,)
+        raise MissingFileError(
+            f"no weights in {self.path}",
+            found=", ".join(sorted(entry.name for entry in self.path.iterdir())[:8]) or "an empty folder",
+            wanted=" or ".join(WEIGHTS),
+            fix="copy the whole folder of the model",
+        )
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that the model is a function of."""
+        configs = (self.path / name for name in (CONFIG, PREPROCESSOR))
+        return (*(path for path in configs if path.is_file()), *self.weights)
+
+
+def _shards(index: Path) -> list[str]:
+    try:
+        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+    except (ValueError, KeyError, AttributeError, TypeError):
+        raise CheckpointError(f"{index} is not a weight index", fix="download it again") from None
+    if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
+        raise CheckpointError(f"{index} names files outside its folder", found=str(names)[:200])
+    return names
+
+
+def is_hub_name(model: str) -> bool:
+    return model.startswith(("hf:", "timm:"))
+
+
+def locate(model: str) -> ModelFolder:
+    """The folder of `hf:...` or `timm:...`, downloaded where it has to be.
+
+    Raises:
+        MissingFileError: a path that is no folder.
+        MissingPackageError: huggingface_hub is not installed.
+        HubError: the hub cannot be reached, or has no such repository.
+    """
+    library, _, name = model.partition(":")
+    folder = Path(name).expanduser()
+    if library == "hf" and folder.is_dir():
+        return ModelFolder(folder)
+    if library == "hf" and (name.startswith((".", "/", "~")) or name.count("/") != 1):
+        raise MissingFileError(
+            f"no folder at {name}",
+            wanted="hf:FOLDER with config.json and model.safetensors, or hf:OWNER/NAME of the Hugging Face hub",
+            fix="check the path",
+        )
+    repository, _, revision = (f"timm/{name}" if library == "timm" else name).partition("@")
+    return _download(repository, revision or None)
+
+
+def _download(repository: str, revision: str | None) -> ModelFolder:
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+    except ModuleNotFoundError:
+        raise MissingPackageError("huggingface_hub", "hub", f"downloading {repository}") from None
+    try:
+        path = Path(snapshot_download(repository, revision=revision, allow_patterns=WANTED))
+    except HFValidationError as error:
+        raise HubError(f"{repository!r} is not the name of a repository", found=str(error)[:200]) from None
+    except (HfHubHTTPError, OSError, ValueError) as error:
+        # A missing repository is an HTTP error, a missing network an OSError or one of its cached kinds.
+        raise HubError(
+            f"{repository} cannot be downloaded from the Hugging Face hub",
+            found=" ".join(str(error).split())[:200] or type(error).__name__,
+            wanted="a network, and a repository of that name" + (f" at {revision}" if revision else ""),
+            fix=f"where there is a network: hf download {repository} --local-dir DIR; copy DIR here, then hf:DIR",
+        ) from None
+    return ModelFolder(path, repository, path.name)
+
+
+def pinned(model: str, folder: ModelFolder) -> str:
+    """The name under which the same files are found again: a local folder, or the repository at its commit."""
+    if folder.repository is None:
+        return f"hf:{folder.path.resolve()}"
+    return f"hf:{folder.repository}@{folder.revision}"
