@@ -79,6 +79,16 @@ class PostprocessSpec:
 
 
 @dataclass(frozen=True)
+class SequenceSpec:
+    """How an encoder-decoder's tokens are decoded: which tokens start, end and pad, and the most that it can write."""
+
+    start: int
+    end: int
+    pad: int
+    max_length: int
+
+
+@dataclass(frozen=True)
 class Target:
     """One row of the capability table: a back end on a device."""
 
@@ -140,6 +150,9 @@ class EngineSpec:
     that really ran: "int8" only when every linear and convolution placed in INT8 ran in an INT8 kernel. `kernels`
     counts linears and convolutions by the precision they ran in. `batch` is the batch the engine is compiled at unless
     the caller asks for another (only a graph with a dynamic batch can be compiled at another).
+
+    An encoder-decoder's engine is of two `parts`, "encoder" and "decoder_step", each with its own files; `sequence`
+    says how they are run together, and `inputs` and `outputs` are those of the whole.
     """
 
     target: str
@@ -154,6 +167,9 @@ class EngineSpec:
     kernels: dict[str, int] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
     device: dict[str, str] = field(default_factory=dict)
+    part: str = "model"
+    parts: tuple[EngineSpec, ...] = ()
+    sequence: SequenceSpec | None = None
 
     @property
     def artifact(self) -> str:
@@ -176,18 +192,22 @@ class GoldenSpec:
 
 @dataclass(frozen=True)
 class Manifest:
-    """`manifest.json` of a bundle, format 1. Data only: no field can name code."""
+    """`manifest.json` of a bundle, format 1. Data only: no field can name code.
+
+    `preprocess` is None where the input is no image; `postprocess` is there for detection and panoptic segmentation.
+    """
 
     format: int
     name: str
     task: Task
     graphs: dict[str, GraphSpec]
-    preprocess: PreprocessSpec
+    preprocess: PreprocessSpec | None
     labels: str | None
     engines: tuple[EngineSpec, ...]
     golden: GoldenSpec | None
     files: tuple[FileEntry, ...]
     provenance: dict[str, Any] = field(default_factory=dict)
+    postprocess: PostprocessSpec | None = None
 
 
 def encode(value: Any) -> Any:

@@ -17,9 +17,9 @@ from vitdeploy.errors import ExportError
 from vitdeploy.export.tidy import tidy
 from vitdeploy.graph.io import BATCH, GraphMetadata, set_metadata
 from vitdeploy.graph.normalise import normalise
-from vitdeploy.spec import PreprocessSpec
+from vitdeploy.spec import PostprocessSpec, PreprocessSpec, Task
 
-INPUT, OUTPUT = "image", "logits"
+INPUT = "image"
 
 
 class PixelsIn(nn.Module):
@@ -39,7 +39,7 @@ class PixelsIn(nn.Module):
         self.register_buffer("scale", (1 / (255 * std)).float())
         self.register_buffer("shift", (-mean / std).float())
 
-    def forward(self, image: Tensor) -> Tensor:
+    def forward(self, image: Tensor) -> Tensor | tuple[Tensor, ...]:
         return self.model(image.permute(0, 3, 1, 2).float() * self.scale + self.shift)
 
 
@@ -50,7 +50,7 @@ class TensorIn(nn.Module):
         super().__init__()
         self.model = model
 
-    def forward(self, image: Tensor) -> Tensor:
+    def forward(self, image: Tensor) -> Tensor | tuple[Tensor, ...]:
         return self.model(image)
 
 
@@ -89,8 +89,11 @@ def export_graph(
     opset: int,
     batch: int | None,
     in_graph: bool,
+    task: Task = "classification",
+    outputs: Sequence[str] = ("logits",),
+    postprocess: PostprocessSpec | None = None,
 ) -> ir.Model:
-    """The ONNX graph of `model` (float32 [batch, channels, height, width] -> float32 [batch, classes]).
+    """The ONNX graph of `model` (float32 [batch, channels, height, width] -> the tensors named by `outputs`).
 
     Args:
         batch: a fixed batch, or None for a dynamic axis named "batch".
@@ -118,7 +121,7 @@ def export_graph(
                 dynamic_shapes=shapes,
                 opset_version=opset,
                 input_names=[INPUT],
-                output_names=[OUTPUT],
+                output_names=list(outputs),
                 verbose=False,
                 custom_translation_table={torch.ops.aten.scaled_dot_product_attention.default: attention},
             )
@@ -133,7 +136,7 @@ def export_graph(
     tidy(graph, prefix="model")
     normalise(graph)
     graph.graph.name = name
-    set_metadata(graph, GraphMetadata(name, "classification", preprocess))
+    set_metadata(graph, GraphMetadata(name, task, preprocess, postprocess=postprocess))
     return graph
 
 

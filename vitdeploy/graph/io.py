@@ -10,7 +10,18 @@ import onnx
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError, MissingFileError
-from vitdeploy.spec import DecodeError, GraphSpec, Precision, PreprocessSpec, Task, TensorSpec, decode, encode
+from vitdeploy.spec import (
+    DecodeError,
+    GraphSpec,
+    PostprocessSpec,
+    Precision,
+    PreprocessSpec,
+    SequenceSpec,
+    Task,
+    TensorSpec,
+    decode,
+    encode,
+)
 
 MAX_BYTES = 2**31 - 1
 METADATA_KEY = "vitdeploy"
@@ -26,9 +37,18 @@ class GraphMetadata:
 
     name: str
     task: Task
-    preprocess: PreprocessSpec
+    preprocess: PreprocessSpec | None
     target: str | None = None
     precision: Precision | None = None
+    postprocess: PostprocessSpec | None = None
+    sequence: SequenceSpec | None = None
+
+    @property
+    def images(self) -> PreprocessSpec:
+        """How images become the input; raises GraphError where the input is no image."""
+        if self.preprocess is None:
+            raise GraphError(f"{self.name} takes no images", found=f"a graph for the task {self.task}")
+        return self.preprocess
 
 
 def load_graph(path: Path) -> ir.Model:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -140,8 +140,8 @@ def calibrate(graph: Path, samples: Sequence[Sample], out: Path, progress: Progr
         )
     count = Counter(progress, "calibrate", len(samples))
     size = fixed_batch(graph_spec(model, MODEL_FILE)) or BATCH
-    pixels = batches(samples, metadata.preprocess, size)
-    ranges = observe(model, _whole(pixels, size, len(samples)) if size != BATCH else pixels, metadata.preprocess, count)
+    pixels = batches(samples, metadata.images, size)
+    ranges = observe(model, _whole(pixels, size, len(samples)) if size != BATCH else pixels, metadata.images, count)
     write_json(out / "ranges.json", {name: asdict(found) for name, found in sorted(ranges.items())})
 
 
@@ -173,10 +173,7 @@ def place_graph(config: PlaceConfig, graph: Path, ranges: Path | None, out: Path
         observed = {name: Range(**values) for name, values in read_json(ranges).items()}
         placed = asdict(place(model, observed, config.target, config.ignore))
         drop_unused(model)
-    set_metadata(
-        model,
-        GraphMetadata(metadata.name, metadata.task, metadata.preprocess, config.target, config.precision),
-    )
+    set_metadata(model, replace(metadata, target=config.target, precision=config.precision))
     save_graph(model, out / MODEL_FILE)
     write_json(out / "placement.json", placed)
     return placed
