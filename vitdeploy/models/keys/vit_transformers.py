@@ -1,0 +1,268 @@
+"""ViTs with the keys of Hugging Face transformers: ViT, ViT-MAE, DeiT, DINOv2 (with registers), CLIP, SigLIP.
+
+Two generations of names exist for ViT, MAE, DeiT and DINOv2: those of files (hubs, and whatever `save_pretrained`
+writes) and those of the modules of transformers 5 (`model.state_dict()`). Both are read, for example
+
+    file    encoder.layer.0.attention.attention.query.weight    encoder.layer.0.mlp.weights_in.weight
+    module  layers.0.attention.q_proj.weight                    encoder.layer.0.mlp.gate_proj.weight, up_proj.weight
+
+What the tensors cannot show (heads, epsilon, activation) comes from `config.json`, by `model_type`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from vitdeploy.errors import CheckpointError
+from vitdeploy.models.family import Hints
+from vitdeploy.models.keys.facts import (
+    Conventions,
+    Mapped,
+    as_rows,
+    facts_of,
+    heads_for,
+    image_size_for,
+    left_out,
+    listed,
+    merge_attention,
+    require,
+)
+from vitdeploy.models.keys.transformers_config import Settings, settings_for
+
+PREFIXES = ("", "vit.", "deit.", "dinov2.", "dinov2_with_registers.", "vision_model.")
+
+_STEM = {
+    "embeddings.cls_token": "cls_token",
+    "embeddings.class_embedding": "cls_token",
+    "embeddings.distillation_token": "dist_token",
+    "embeddings.register_tokens": "reg_token",
+    "embeddings.position_embeddings": "pos_embed",
+    "embeddings.position_embedding.weight": "pos_embed",
+    "embeddings.patch_embeddings.projection": "patch_embed.proj",
+    "embeddings.patch_embedding": "patch_embed.proj",
+    "pre_layrnorm": "norm_pre",
+    "layernorm": "norm",
+    "post_layernorm": "norm",
+    "head.probe": "attn_pool.latent",
+    "head.attention.in_proj_weight": "attn_pool.in_proj.weight",
+    "head.attention.in_proj_bias": "attn_pool.in_proj.bias",
+    "head.attention.out_proj": "attn_pool.proj",
+    "head.layernorm": "attn_pool.norm",
+    "head.mlp.fc1": "attn_pool.mlp.fc1",
+    "head.mlp.fc2": "attn_pool.mlp.fc2",
+}
+_BLOCK = {
+    "layernorm_before": "norm1",
+    "layernorm_after": "norm2",
+    "layer_norm1": "norm1",
+    "layer_norm2": "norm2",
+    "norm1": "norm1",
+    "norm2": "norm2",
+    **{f"attention.attention.{name}": f"attn.{name[0]}" for name in ("query", "key", "value")},
+    **{f"attention.{name}_proj": f"attn.{name}" for name in "qkv"},
+    **{f"self_attn.{name}_proj": f"attn.{name}" for name in "qkv"},
+    "attention.output.dense": "attn.proj",
+    "attention.o_proj": "attn.proj",
+    "self_attn.out_proj": "attn.proj",
+    "intermediate.dense": "mlp.fc1",
+    "output.dense": "mlp.fc2",
+    "mlp.fc1": "mlp.fc1",
+    "mlp.fc2": "mlp.fc2",
+    "mlp.weights_in": "mlp.fc1",
+    "mlp.weights_out": "mlp.fc2",
+    "mlp.gate_proj": "mlp.gate",
+    "mlp.up_proj": "mlp.up",
+    "mlp.down_proj": "mlp.fc2",
+    "layer_scale1.lambda1": "ls1.gamma",
+    "layer_scale2.lambda1": "ls2.gamma",
+}
+_HEADS = {
+    "classifier": "head",
+    "cls_classifier": "head",
+    "distillation_classifier": "head_dist",
+    "visual_projection": "head",
+}
+# Parts of these models that the image encoder at inference has no use for.
+_UNUSED = ("decoder.", "text_model.", "pooler.")
+_UNUSED_NAMES = {
+    "embeddings.mask_token",
+    "embeddings.position_ids",
+    "text_projection.weight",
+    "logit_scale",
+    "logit_bias",
+}
+_BLOCK_KEY = re.compile(r"(?:encoder\.layers?|layers)\.(\d+)\.(.+)")
+
+
+@dataclass(frozen=True)
+class _Sorted:
+    """The tensors under timm's names, and the keys of those without one, by why."""
+
+    state: dict[str, Tensor]
+    unused: list[str]
+    unknown: list[str]
+
+
+def to_timm(state: Mapping[str, Tensor], hints: Hints) -> Mapped | None:
+    """The state dict under timm's names; None where its keys are not those of these models.
+
+    Raises:
+        CheckpointError: tensors are missing, unknown or of odd shapes, or heads or image size cannot be known.
+    """
+    tower = _tower(state)
+    if tower is None:
+        return None
+    prefix, kind = tower
+    settings = settings_for(kind, hints.config)
+    if settings is None:
+        return None
+    style = f"transformers' {kind}"
+    found = _renamed(state, prefix)
+    if found.unknown:
+        raise CheckpointError(
+            f"the state dict has the names of {style}, and tensors that this model does not have",
+            found=f"{len(found.unknown)} unknown: {listed(found.unknown)}",
+            fix="it may be another class of transformers: give the model's folder or repository, as hf:...",
+        )
+    notes = [*settings.notes, *left_out(found.unused, "no part of the image encoder")]
+    tensors = _gated(found.state)
+    require(tensors, style, stem=_required(kind))
+    tensors = _pooled(as_rows(merge_attention(tensors, notes)))
+    conventions = _conventions(tensors, kind, "classifier.weight" in state, settings, notes)
+    tensors = _with_registers(_with_head_bias(tensors, notes))
+    width, patch = int(tensors["patch_embed.proj.weight"].shape[0]), int(tensors["patch_embed.proj.weight"].shape[2])
+    heads = heads_for(width, hints, settings.heads, notes)
+    prefix_rows = 0 if "reg_token" in tensors else ("cls_token" in tensors) + ("dist_token" in tensors)
+    patches = int(tensors["pos_embed"].shape[1]) - prefix_rows
+    image_size = image_size_for(patches, patch, hints, settings.image_size, notes)
+    return Mapped(tensors, facts_of(tensors, heads, image_size, conventions), tuple(notes))
+
+
+def _tower(state: Mapping[str, Tensor]) -> tuple[str, str] | None:
+    """Where the image encoder's keys begin, and the kind of model, by `model_type`."""
+    for prefix in PREFIXES:
+        embeddings = prefix + "embeddings."
+        if embeddings + "patch_embeddings.projection.weight" in state:
+            if embeddings + "register_tokens" in state:
+                return prefix, "dinov2_with_registers"
+            if any(key.startswith(prefix) and key.endswith(".layer_scale1.lambda1") for key in state):
+                return prefix, "dinov2"
+            if embeddings + "distillation_token" in state:
+                return prefix, "deit"
+            return prefix, "vit_mae" if "decoder.decoder_pos_embed" in state else "vit"
+        if embeddings + "patch_embedding.weight" in state:
+            return prefix, "clip" if embeddings + "class_embedding" in state else "siglip"
+    return None
+
+
+def _required(kind: str) -> tuple[str, ...]:
+    if kind == "siglip":
+        return ("norm.weight",)
+    return ("norm.weight", "cls_token", *(("norm_pre.weight",) if kind == "clip" else ()))
+
+
+def _renamed(state: Mapping[str, Tensor], prefix: str) -> _Sorted:
+    found = _Sorted({}, [], [])
+    for key, tensor in state.items():
+        inner = key.removeprefix(prefix)
+        if key.startswith(_UNUSED) or inner.startswith(_UNUSED) or key in _UNUSED_NAMES or inner in _UNUSED_NAMES:
+            found.unused.append(key)
+            continue
+        block = _BLOCK_KEY.fullmatch(inner) if key.startswith(prefix) else None
+        path, names = (block[2], _BLOCK) if block else (inner, _STEM) if key.startswith(prefix) else (key, _HEADS)
+        name = _lookup(path, names) or _lookup(key, _HEADS)
+        if name is None:
+            found.unknown.append(key)
+        else:
+            found.state[f"blocks.{block[1]}.{name}" if block else name] = tensor
+    return found
+
+
+def _lookup(path: str, names: Mapping[str, str]) -> str | None:
+    """The new name of a parameter, named alone or as `weight` or `bias` of a layer."""
+    if path in names:
+        return names[path]
+    layer, _, kind = path.rpartition(".")
+    return f"{names[layer]}.{kind}" if layer in names and kind in ("weight", "bias") else None
+
+
+def _gated(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """A SwiGLU's gate and up as one first linear, gate first, where both are there."""
+    merged = dict(state)
+    for gate in [key for key in state if ".mlp.gate." in key]:
+        up = gate.replace(".mlp.gate.", ".mlp.up.")
+        if up in state and state[up].shape == state[gate].shape:
+            merged[gate.replace(".mlp.gate.", ".mlp.fc1.")] = torch.cat([merged.pop(gate), merged.pop(up)])
+    return merged
+
+
+def _pooled(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The attention pooling's input projection as a query and a key-value linear."""
+    split = dict(state)
+    for kind in ("weight", "bias"):
+        rows = split.pop(f"attn_pool.in_proj.{kind}", None)
+        if rows is not None:
+            third = rows.shape[0] // 3
+            split[f"attn_pool.q.{kind}"], split[f"attn_pool.kv.{kind}"] = rows[:third], rows[third:]
+    return split
+
+
+def _with_head_bias(state: dict[str, Tensor], notes: list[str]) -> dict[str, Tensor]:
+    if "head.weight" not in state or "head.bias" in state:
+        return state
+    notes.append("the head has no bias in the file: zero")
+    return state | {"head.bias": state["head.weight"].new_zeros(state["head.weight"].shape[0])}
+
+
+def _conventions(
+    state: dict[str, Tensor], kind: str, classifier: bool, settings: Settings, notes: list[str]
+) -> Conventions:
+    """What the model's class does between the last block and the head; drops the tensors that it does not use there."""
+    known = Conventions(settings.layer_norm_eps, settings.activation, "token")
+    if kind == "clip" and classifier:  # CLIPForImageClassification
+        _drop(state, "norm.", "the classifier reads tokens that are not normalised", notes)
+        return replace(known, pooling="average", final_norm="none")
+    if kind == "siglip" and (classifier or "attn_pool.latent" not in state):  # SiglipForImageClassification
+        _drop(state, "attn_pool.", "the classifier reads the mean of the patch tokens", notes)
+        if not classifier:
+            notes.append("no attention pooling in the file: features are the mean of the patch tokens")
+        return replace(known, pooling="average")
+    if kind == "siglip":
+        return replace(known, pooling="attention")
+    if kind.startswith("dinov2") and classifier:
+        width = int(state["patch_embed.proj.weight"].shape[0])
+        if state["head.weight"].shape[1] != 2 * width:
+            raise CheckpointError(
+                "the classifier does not fit DINOv2's features",
+                found=f"{state['head.weight'].shape[1]} inputs",
+                wanted=f"{2 * width}: the class token beside the mean of the patch tokens",
+            )
+        return replace(known, pooling="token_and_average")
+    return known
+
+
+def _drop(state: dict[str, Tensor], prefix: str, why: str, notes: list[str]) -> None:
+    dropped = [key for key in state if key.startswith(prefix)]
+    notes += left_out(dropped, why)
+    for key in dropped:
+        del state[key]
+
+
+def _with_registers(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """With registers, the class token has its position added to it: the sum that the model makes, made once.
+
+    DeiT's distillation token without its own head is a register too: DeiTForImageClassification reads the class token.
+    """
+    positions = state["pos_embed"]
+    rest = {key: tensor for key, tensor in state.items() if key != "dist_token"}
+    if "dist_token" in state and "head_dist.weight" not in state:
+        rest["reg_token"] = state["dist_token"] + positions[:, 1:2]
+        return rest | {"cls_token": state["cls_token"] + positions[:, :1], "pos_embed": positions[:, 2:]}
+    if "reg_token" in state:
+        return state | {"cls_token": state["cls_token"] + positions[:, :1], "pos_embed": positions[:, 1:]}
+    return state
