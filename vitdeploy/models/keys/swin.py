@@ -1,17 +1,17 @@
 """Swin Transformer checkpoints of other libraries, renamed to the keys of `vitdeploy.models.swin`.
 
-    timm            layers.1.downsample, head.fc: from timm 0.9 on, and ours
-    original        layers.0.downsample, head: Microsoft's release and timm before 0.9, which merge patches at the end of
-                    a stage; they also store relative_position_index and attn_mask
-    torchvision     features.1.0.attn, features.2.reduction: stages and mergings alternate in one list
-    transformers    encoder.layers.0.blocks.0.attention: query, key and value apart; named `attention.self.query` in
-                    files, and `attention.q_proj` in the modules of transformers 5
+timm            layers.1.downsample, head.fc: from timm 0.9 on, and ours
+original        layers.0.downsample, head: Microsoft's release and timm before 0.9, which merge patches at the end of
+                a stage; they also store relative_position_index and attn_mask
+torchvision     features.1.0.attn, features.2.reduction: stages and mergings alternate in one list
+transformers    encoder.layers.0.blocks.0.attention: query, key and value apart; named `attention.self.query` in
+                files, and `attention.q_proj` in the modules of transformers 5
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -89,7 +89,9 @@ def _original(key: str) -> str:
 def _torchvision(key: str) -> str:
     key = re.sub(r"^features\.0\.0\.", "patch_embed.proj.", key)
     key = re.sub(r"^features\.0\.2\.", "patch_embed.norm.", key)
-    key = re.sub(r"^features\.(\d+)\.(?=reduction|norm\.)", lambda found: f"layers.{int(found[1]) // 2}.downsample.", key)
+    key = re.sub(
+        r"^features\.(\d+)\.(?=reduction|norm\.)", lambda found: f"layers.{int(found[1]) // 2}.downsample.", key
+    )
     key = re.sub(r"^features\.(\d+)\.(?=\d)", lambda found: f"layers.{int(found[1]) // 2}.blocks.", key)
     key = key.replace(".mlp.0.", ".mlp.fc1.").replace(".mlp.3.", ".mlp.fc2.")
     return re.sub(r"^head\.", "head.fc.", key)
@@ -102,13 +104,14 @@ def _transformers(key: str) -> str:
 
 
 def _join_qkv(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
-    """Weights and biases of three linears, one below the other; those of an incomplete triple are left as they are."""
+    """Weights and biases of three linears, one below the other; three that are not alike are left as they are."""
     joined = dict(state)
     count = 0
     for key in state:
         stem, found, kind = key.partition(".attn.query.")
         names = [f"{stem}.attn.{part}.{kind}" for part in ("query", "key", "value")]
-        if found and all(name in state for name in names):
+        shapes = {state[name].shape if name in state else None for name in names} if found else set()
+        if len(shapes) == 1 and shapes != {torch.Size([])}:
             joined[f"{stem}.attn.qkv.{kind}"] = torch.cat([joined.pop(name) for name in names])
             count += kind == "weight"
     return joined, count
