@@ -1,4 +1,4 @@
-"""transformers' own modules against timm's with the mapped weights, from module keys and from saved files."""
+"""transformers' own modules against ours with the mapped weights, from module keys and from saved files."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.models.keys.timm_vit import difference, randomise, timm_output
+from tests.models.keys.proof import answer, difference, loaded, randomise
 from tests.references import reference
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.family import Hints
-from vitdeploy.models.keys.vit_transformers import to_timm
+from vitdeploy.models.keys.vit_transformers import recognise
+from vitdeploy.models.vit import ViTConfig
 
 SHAPE = {
     "hidden_size": 32,
@@ -34,8 +35,7 @@ def vision(transformers, name, **extra):
 
 
 def both(transformers, name, **extra):
-    config = getattr(transformers, f"{name}Config")(vision_config=SHAPE, text_config=TEXT, **extra)
-    return config
+    return getattr(transformers, f"{name}Config")(vision_config=SHAPE, text_config=TEXT, **extra)
 
 
 def logits(output):
@@ -109,23 +109,203 @@ def expected(model, result, image):
     return result(model(image, **noise))
 
 
+def saved(model, folder):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model.save_pretrained(folder)
+    return load_file(folder / "model.safetensors")
+
+
 @pytest.mark.parametrize("keys", ["module", "file"])
 @pytest.mark.parametrize("case", CASES)
 def test_mapped_weights_compute_what_the_model_computes(case, keys, tmp_path):
     model, result = build(case)
     config = model.config.to_dict()
-    if keys == "module":
-        state = model.state_dict()
-    else:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            model.save_pretrained(tmp_path)
-        state = load_file(tmp_path / "model.safetensors")
-    mapped = to_timm(state, Hints(config=config))
+    state = model.state_dict() if keys == "module" else saved(model, tmp_path)
+    recognised = recognise(state, Hints(config=config))
     sizes = config.get("vision_config", config)
-    image = torch.randn(2, sizes["num_channels"], *mapped.facts.image_size, dtype=torch.float64)
-    theirs, theirs_tokens = expected(model, result, image)
-    ours, ours_tokens = timm_output(mapped, image)
+    image = torch.randn(2, sizes["num_channels"], *recognised.config.image_size, dtype=torch.float64)
+    theirs, their_tokens = expected(model, result, image)
+    ours, our_tokens = answer(loaded(recognised), image)
     assert difference(ours, theirs) <= 1e-10
-    if theirs_tokens is not None:
-        assert difference(ours_tokens, theirs_tokens) <= 1e-10
+    if their_tokens is not None:
+        assert difference(our_tokens, their_tokens) <= 1e-10
+
+
+# Names in files on the hub, written before transformers 5, that no module of it has any more.
+OLD_FILES = {
+    "CLIPVisionModel": lambda key: f"vision_model.{key}",
+    "SiglipVisionModel": lambda key: f"vision_model.{key}",
+    "DeiTModel": lambda key: f"deit.{key}",
+    "Dinov2Model": lambda key: f"dinov2.{key}",
+}
+
+
+@pytest.mark.parametrize("case", OLD_FILES)
+def test_a_prefix_of_the_base_model_changes_nothing(case):
+    model, _ = build(case)
+    hints = Hints(config=model.config.to_dict())
+    plain = recognise(model.state_dict(), hints)
+    state = {OLD_FILES[case](key): tensor for key, tensor in model.state_dict().items()}
+    state["vision_model.embeddings.position_ids" if "vision" in case.lower() else "logit_scale"] = torch.arange(17)
+    prefixed = recognise(state, hints)
+    assert prefixed.config == plain.config
+    assert all(torch.equal(prefixed.state[key], tensor) for key, tensor in plain.state.items())
+
+
+@pytest.fixture(scope="module")
+def vit():
+    """State dict and config of a ViT classifier of width 192, which published models have with 3 heads."""
+    transformers = reference("transformers")
+    config = transformers.ViTConfig(
+        **{**SHAPE, "hidden_size": 192, "num_attention_heads": 6, "num_hidden_layers": 1}, **LABELS
+    )
+    return transformers.ViTForImageClassification(config).state_dict(), config.to_dict()
+
+
+def test_the_config_of_the_folder_says_what_the_tensors_cannot(vit):
+    state, config = vit
+    assert recognise(state, Hints(config=config)).config == ViTConfig(
+        image_size=(32, 32),
+        patch_size=8,
+        width=192,
+        depth=1,
+        heads=6,
+        mlp_ratio=0.25,
+        num_classes=5,
+        layer_norm_eps=1e-3,
+    )
+
+
+def test_without_a_config_defaults_are_named_in_notes(vit):
+    found = recognise(vit[0], Hints())
+    assert (found.config.heads, found.config.layer_norm_eps, found.config.activation) == (3, 1e-12, "gelu")
+    assert found.notes == (
+        "no transformers config.json: activation gelu and epsilon 1e-12, as its vit has by default",
+        "3 heads, as published models of width 192 have; --heads says otherwise",
+    )
+
+
+def test_a_flag_is_stronger_than_the_config(vit):
+    state, config = vit
+    assert recognise(state, Hints(heads=2, config=config)).config.heads == 2
+
+
+def test_notes_name_what_is_left_out():
+    notes = {
+        case: recognise(model.state_dict(), Hints(config=model.config.to_dict())).notes
+        for case, model in ((case, build(case)[0]) for case in ("ViTModel", "ViTMAEForPreTraining", "CLIPModel"))
+    }
+    assert notes["ViTModel"] == ("left out, no part of the image encoder: pooler.dense (2 tensors)",)
+    assert notes["ViTMAEForPreTraining"][0].startswith("left out, no part of the image encoder: decoder.")
+    assert "text_model.*" in notes["CLIPModel"][0]
+
+
+def test_a_bias_that_only_the_query_has_is_zero_for_key_and_value(vit):
+    state, config = vit
+    state = {key: t + 1 for key, t in state.items() if not key.endswith(("k_proj.bias", "v_proj.bias"))}
+    found = recognise(state, Hints(config=config))
+    bias = found.state["blocks.0.attn.qkv.bias"]
+    assert bias[:192].eq(1).all() and bias[192:].eq(0).all()
+    assert found.notes == ("2 biases of query, key or value are not in the file: zero",)
+
+
+def test_an_image_that_the_patches_do_not_divide_keeps_its_size():
+    transformers = reference("transformers")
+    model = randomise(transformers.SiglipVisionModel(vision(transformers, "SiglipVision", image_size=36)))
+    found = recognise(model.state_dict(), Hints(config=model.config.to_dict()))
+    image = torch.randn(1, 3, 36, 36, dtype=torch.float64)
+    assert found.config.image_size == (36, 36)
+    assert found.notes == ("image size 36x36: patches of 8 leave its last rows or columns out",)
+    with torch.no_grad():
+        assert difference(answer(loaded(found), image)[0], model(image).pooler_output) <= 1e-10
+
+
+def test_a_siglip_without_pooling_head_gives_the_mean_and_says_so():
+    transformers = reference("transformers")
+    model = transformers.SiglipVisionModel(vision(transformers, "SiglipVision", vision_use_head=False))
+    found = recognise(model.state_dict(), Hints(config=model.config.to_dict()))
+    assert found.config.pooling == "average"
+    assert found.notes == ("no attention pooling in the file: features are the mean of the patch tokens",)
+
+
+def without(state, ending):
+    return {key: tensor for key, tensor in state.items() if not key.endswith(ending)}
+
+
+def replaced(state, ending, tensor):
+    return {key: tensor if key.endswith(ending) else old for key, old in state.items()}
+
+
+FAULTS = {
+    "a tensor of another class": (
+        lambda s: s | {"vit.encoder.mid_position_embeddings": torch.zeros(1)},
+        {},
+        "1 unknown: vit.encoder.mid_position_embeddings",
+    ),
+    "two generations of names at once": (
+        lambda s: s | {"vit.encoder.layer.0.layernorm_before.bias": torch.zeros(192)},
+        {},
+        "1 unknown: vit.encoder.layer.0.layernorm_before.bias",
+    ),
+    "a truncated file": (lambda s: without(s, "fc1.weight"), {}, "1 missing: blocks.0.mlp.fc1.weight"),
+    "other axes": (lambda s: replaced(s, "q_proj.weight", torch.zeros(9)), {}, "blocks.0.attn.q.weight of [9]"),
+    "other rows": (lambda s: replaced(s, "cls_token", torch.zeros(1, 1, 5)), {}, "cls_token of [1, 1, 5]"),
+    "query unlike key": (
+        lambda s: replaced(s, "q_proj.weight", torch.zeros(96, 192)),
+        {},
+        "[96, 192], [192, 192], [192, 192]",
+    ),
+    "patches not square": (lambda s: replaced(s, "projection.weight", torch.zeros(192, 3, 8, 4)), {}, "8x4"),
+    "positions of no square": (
+        lambda s: replaced(s, "position_embeddings", torch.zeros(1, 7, 192)),
+        {},
+        "one of 8x48, 16x24, 24x16, 48x8",
+    ),
+    "no positions but the class token's": (
+        lambda s: replaced(s, "position_embeddings", torch.zeros(1, 1, 192)),
+        {},
+        "at least one patch",
+    ),
+    "heads that do not divide": (lambda s: s, {"num_attention_heads": 7}, "7 heads, width 192"),
+    "heads that are no number": (lambda s: s, {"num_attention_heads": "6"}, "num_attention_heads '6'"),
+    "an activation of another world": (lambda s: s, {"hidden_act": "mish"}, "hidden_act 'mish'"),
+    "a config of another model": (lambda s: s, {"model_type": "clip"}, "model_type clip, tensors of vit"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_every_fault_is_named(fault, vit):
+    change, changed, message = FAULTS[fault]
+    state, config = vit
+    with pytest.raises(CheckpointError) as raised:
+        recognise(change(state), Hints(config={**config, **changed}))
+    assert message in str(raised.value)
+
+
+def test_an_unpublished_width_needs_the_flag():
+    state = build("ViTModel")[0].state_dict()
+    with pytest.raises(CheckpointError, match="--heads N, a divisor of 32"):
+        recognise(state, Hints())
+    assert recognise(state, Hints(heads=4)).config.heads == 4
+
+
+def test_an_oblong_image_needs_the_flag_or_the_config():
+    state = build("ViTForImageClassification, 32x48")[0].state_dict()
+    with pytest.raises(CheckpointError, match="--image-size HEIGHTxWIDTH"):
+        recognise(state, Hints(heads=4))
+    assert recognise(state, Hints(heads=4, image_size=(32, 48))).config.image_size == (32, 48)
+
+
+def test_a_size_flag_that_does_not_fit_is_left_to_resizing(vit):
+    state, config = vit
+    assert recognise(state, Hints(image_size=(64, 64), config=config)).config.image_size == (32, 32)
+
+
+def test_other_state_dicts_are_not_recognised(vit):
+    state, config = vit
+    transformers = reference("transformers")
+    swin = transformers.SwinModel(transformers.SwinConfig(image_size=32, embed_dim=8, depths=[1], num_heads=[1]))
+    assert recognise(swin.state_dict(), Hints()) is None
+    assert recognise({"patch_embed.proj.weight": torch.zeros(8, 3, 4, 4)}, Hints()) is None
+    assert recognise(state, Hints(config={**config, "model_type": "yolos"})) is None

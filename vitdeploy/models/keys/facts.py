@@ -1,7 +1,8 @@
-"""What a renamed state dict says of its ViT, in words that no library owns, and the arithmetic that readers share.
+"""What key readers of ViTs share: checking, merging and measuring a renamed state dict.
 
 Every reader turns its library's tensors into timm's names (`blocks.0.attn.qkv.weight`, `patch_embed.proj.weight` ...),
-which are also the names of `VisionTransformer`, and says in `ViTFacts` what names and shapes leave open.
+which are also those of `VisionTransformer`. What follows from names and shapes is measured here; what does not
+(epsilon, activation, pooling) the reader says.
 """
 
 from __future__ import annotations
@@ -9,109 +10,70 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitdeploy.errors import CheckpointError
-from vitdeploy.models.family import Hints
-from vitdeploy.models.layers import Activation
-
-Pooling = Literal["token", "average", "attention", "token_and_average"]
-FinalNorm = Literal["before_pooling", "after_pooling", "none"]
+from vitdeploy.models.deit import DeiTConfig
+from vitdeploy.models.family import Hints, Recognised
+from vitdeploy.models.vit import ViTConfig
 
 # Published models: DeiT (192, 384), ViT (768, 1024, 1280: table 1 of arXiv 2010.11929), "Scaling ViT" (512, 1408, 1664:
 # table 2 of arXiv 2106.04560), SoViT-400m (1152: arXiv 2305.13035), DINOv2 ViT-g (1536: arXiv 2304.07193).
 HEADS_OF_WIDTH = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 16, 1536: 24, 1664: 16}
 SHOWN = 5
 TOKENS = ("cls_token", "dist_token", "reg_token", "pos_embed", "attn_pool.latent")
+_SPLIT = re.compile(r"blocks\.\d+\.attn\.[qkv]\.")
 BLOCK_PARTS = ("norm1", "attn.q", "attn.k", "attn.v", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
 
 
-@dataclass(frozen=True)
-class ViTFacts:
-    """The shape and the conventions of a ViT. Sizes in pixels, `image_size` as (height, width).
+def measured(state: Mapping[str, Tensor], heads: int, image_size: tuple[int, int], **conventions: Any) -> ViTConfig:
+    """The configuration of a whole state dict under timm's names.
 
-    mlp_width: inputs of the second linear of the MLP; a SwiGLU's first linear has twice as many outputs, gate first.
-    classes: outputs of the head (classes, or the width of a CLIP projection); 0 where there is no head.
-    registers: tokens after the class token that no head reads; they have no position of their own.
-    class_position: the first rows of `pos_embed` belong to the class token and, if `distilled`, the distillation token.
-    final_norm: where the last layer norm stands: `norm` on all tokens, `fc_norm` on the pooled one, or nowhere.
-    pre_logits: width of the tanh layer before the head (`pre_logits.fc`), 0 where there is none.
+    conventions: fields of ViTConfig that names and shapes leave open.
+
+    Raises:
+        CheckpointError: sizes that make no ViT.
     """
-
-    image_size: tuple[int, int]
-    patch_size: int
-    channels: int
-    width: int
-    depth: int
-    heads: int
-    mlp_width: int
-    classes: int
-    layer_norm_eps: float
-    activation: Activation
-    pooling: Pooling
-    final_norm: FinalNorm = "before_pooling"
-    swiglu: bool = False
-    layer_scale: bool = False
-    class_token: bool = True
-    distilled: bool = False
-    registers: int = 0
-    class_position: bool = True
-    pre_norm: bool = False
-    pre_logits: int = 0
-
-
-@dataclass(frozen=True)
-class Mapped:
-    """A state dict under timm's names, what is known of its model, and one line for each thing inferred or left out."""
-
-    state: dict[str, Tensor]
-    facts: ViTFacts
-    notes: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Conventions:
-    """What tensors cannot show."""
-
-    layer_norm_eps: float
-    activation: Activation
-    pooling: Pooling
-    final_norm: FinalNorm = "before_pooling"
-
-
-def facts_of(state: Mapping[str, Tensor], heads: int, image_size: tuple[int, int], known: Conventions) -> ViTFacts:
-    """Facts of a complete state dict under timm's names (see `require`)."""
     patches, positions = state["patch_embed.proj.weight"], state["pos_embed"]
-    width, patch = int(patches.shape[0]), int(patches.shape[2])
-    tokens = (image_size[0] // patch) * (image_size[1] // patch)
-    registers = state.get("reg_token")
-    head, pre_logits = state.get("head.weight"), state.get("pre_logits.fc.weight")
-    return ViTFacts(
-        image_size=image_size,
-        patch_size=patch,
-        channels=int(patches.shape[1]),
-        width=width,
-        depth=depth_of(state),
-        heads=heads,
-        mlp_width=int(state["blocks.0.mlp.fc2.weight"].shape[1]),
-        classes=int(head.shape[0]) if head is not None else 0,
-        layer_norm_eps=known.layer_norm_eps,
-        activation=known.activation,
-        pooling=known.pooling,
-        final_norm=known.final_norm,
-        swiglu=state["blocks.0.mlp.fc1.weight"].shape[0] == 2 * state["blocks.0.mlp.fc2.weight"].shape[1],
-        layer_scale="blocks.0.ls1.gamma" in state,
-        class_token="cls_token" in state,
-        distilled="dist_token" in state,
-        registers=int(registers.shape[1]) if registers is not None else 0,
-        class_position=int(positions.shape[1]) > tokens,
-        pre_norm="norm_pre.weight" in state,
-        pre_logits=int(pre_logits.shape[0]) if pre_logits is not None else 0,
-    )
+    patch = int(patches.shape[2])
+    rows, read = state["blocks.0.mlp.fc1.weight"].shape[0], state["blocks.0.mlp.fc2.weight"].shape[1]
+    grid = (image_size[0] // patch) * (image_size[1] // patch)
+    config = DeiTConfig if "dist_token" in state else ViTConfig
+    try:
+        return config(
+            image_size=image_size,
+            patch_size=patch,
+            in_channels=int(patches.shape[1]),
+            width=int(patches.shape[0]),
+            depth=depth_of(state),
+            heads=heads,
+            mlp_ratio=int(rows) / int(patches.shape[0]),
+            num_classes=_first_axis(state, "head.weight", 0),
+            drop_remainder=bool(image_size[0] % patch or image_size[1] % patch),
+            class_token="cls_token" in state,
+            registers=_first_axis(state, "reg_token", 1),
+            prefix_positions=int(positions.shape[1]) > grid or "cls_token" not in state,
+            stem_norm="norm_pre.weight" in state,
+            qkv_bias="blocks.0.attn.qkv.bias" in state,
+            mlp="swiglu_packed" if rows == 2 * read else "mlp",
+            layer_scale="blocks.0.ls1.gamma" in state,
+            pre_logits=_first_axis(state, "pre_logits.fc.weight", 0),
+            head="projection" if "head.weight" in state and "head.bias" not in state else "linear",
+            **conventions,
+        )
+    except ValueError as error:
+        raise CheckpointError("the tensors make no Vision Transformer", found=str(error)) from None
+
+
+def recognised(style: str, state: dict[str, Tensor], config: ViTConfig, notes: list[str]) -> Recognised:
+    return Recognised("deit" if isinstance(config, DeiTConfig) else "vit", style, config, state, tuple(notes))
+
+
+def _first_axis(state: Mapping[str, Tensor], key: str, axis: int) -> int:
+    return int(state[key].shape[axis]) if key in state else 0
 
 
 def depth_of(state: Iterable[str]) -> int:
@@ -173,12 +135,13 @@ def as_rows(state: dict[str, Tensor]) -> dict[str, Tensor]:
 def merge_attention(state: dict[str, Tensor], notes: list[str]) -> dict[str, Tensor]:
     """`attn.q`, `attn.k` and `attn.v` of every block as the rows of one `attn.qkv`, in that order.
 
-    A bias that only some of the three have, or none, is zero where it is missing.
+    A bias that only some of them have is zero where it is missing.
 
     Raises:
         CheckpointError: the three differ in shape.
     """
-    merged = {key: tensor for key, tensor in state.items() if not re.match(r"blocks\.\d+\.attn\.[qkv]\.", key)}
+    merged = {key: tensor for key, tensor in state.items() if not _SPLIT.match(key)}
+    biased = any(_SPLIT.match(key) and key.endswith(".bias") for key in state)
     zeros = []
     for block in range(depth_of(state)):
         own = f"blocks.{block}.attn"
@@ -190,9 +153,10 @@ def merge_attention(state: dict[str, Tensor], notes: list[str]) -> dict[str, Ten
                 wanted="three of one shape",
             )
         merged[f"{own}.qkv.weight"] = torch.cat(weights)
-        biases = [state.get(f"{own}.{name}.bias", torch.zeros_like(weights[0][:, 0])) for name in "qkv"]
-        merged[f"{own}.qkv.bias"] = torch.cat(biases)
-        zeros += [f"{own}.{name}.bias" for name in "qkv" if f"{own}.{name}.bias" not in state]
+        if biased:
+            biases = [state.get(f"{own}.{name}.bias", torch.zeros_like(weights[0][:, 0])) for name in "qkv"]
+            merged[f"{own}.qkv.bias"] = torch.cat(biases)
+            zeros += [name for name in "qkv" if f"{own}.{name}.bias" not in state]
     if zeros:
         notes.append(f"{len(zeros)} biases of query, key or value are not in the file: zero")
     return merged

@@ -13,26 +13,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from vitdeploy.errors import CheckpointError
-from vitdeploy.models.family import Hints
+from vitdeploy.models.family import Hints, Recognised
 from vitdeploy.models.keys.facts import (
-    Conventions,
-    Mapped,
     as_rows,
-    facts_of,
     heads_for,
     image_size_for,
     left_out,
     listed,
+    measured,
     merge_attention,
+    recognised,
     require,
 )
-from vitdeploy.models.keys.transformers_config import Settings, settings_for
+from vitdeploy.models.keys.transformers_config import settings_for
+from vitdeploy.models.vit import FinalNorm, Pooling, Recipe
 
 PREFIXES = ("", "vit.", "deit.", "dinov2.", "dinov2_with_registers.", "vision_model.")
 
@@ -96,6 +96,15 @@ _UNUSED_NAMES = {
     "logit_scale",
     "logit_bias",
 }
+_RECIPES: dict[str, Recipe] = {
+    "vit": "augreg",
+    "vit_mae": "imagenet",
+    "deit": "imagenet",
+    "dinov2": "imagenet",
+    "dinov2_with_registers": "imagenet",
+    "clip": "clip",
+    "siglip": "siglip",
+}
 _BLOCK_KEY = re.compile(r"(?:encoder\.layers?|layers)\.(\d+)\.(.+)")
 
 
@@ -108,8 +117,8 @@ class _Sorted:
     unknown: list[str]
 
 
-def to_timm(state: Mapping[str, Tensor], hints: Hints) -> Mapped | None:
-    """The state dict under timm's names; None where its keys are not those of these models.
+def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
+    """The model and its renamed tensors; None where the keys or the config's model_type are not those of these models.
 
     Raises:
         CheckpointError: tensors are missing, unknown or of odd shapes, or heads or image size cannot be known.
@@ -123,6 +132,8 @@ def to_timm(state: Mapping[str, Tensor], hints: Hints) -> Mapped | None:
         return None
     style = f"transformers' {kind}"
     found = _renamed(state, prefix)
+    if not any(key.endswith(".attn.q.weight") for key in found.state):
+        return None  # Swin's and others' embeddings have the same names
     if found.unknown:
         raise CheckpointError(
             f"the state dict has the names of {style}, and tensors that this model does not have",
@@ -133,14 +144,23 @@ def to_timm(state: Mapping[str, Tensor], hints: Hints) -> Mapped | None:
     tensors = _gated(found.state)
     require(tensors, style, stem=_required(kind))
     tensors = _pooled(as_rows(merge_attention(tensors, notes)))
-    conventions = _conventions(tensors, kind, "classifier.weight" in state, settings, notes)
-    tensors = _with_registers(_with_head_bias(tensors, notes))
-    width, patch = int(tensors["patch_embed.proj.weight"].shape[0]), int(tensors["patch_embed.proj.weight"].shape[2])
+    pooling, final_norm = _pooling(tensors, kind, "classifier.weight" in state, notes)
+    width, _, patch, _ = tensors["patch_embed.proj.weight"].shape
     heads = heads_for(width, hints, settings.heads, notes)
-    prefix_rows = 0 if "reg_token" in tensors else ("cls_token" in tensors) + ("dist_token" in tensors)
-    patches = int(tensors["pos_embed"].shape[1]) - prefix_rows
+    patches = tensors["pos_embed"].shape[1] - ("cls_token" in tensors) - ("dist_token" in tensors)
     image_size = image_size_for(patches, patch, hints, settings.image_size, notes)
-    return Mapped(tensors, facts_of(tensors, heads, image_size, conventions), tuple(notes))
+    tensors = _with_registers(tensors)
+    config = measured(
+        tensors,
+        heads,
+        image_size,
+        layer_norm_eps=settings.layer_norm_eps,
+        activation=settings.activation,
+        pooling=pooling,
+        final_norm=final_norm,
+        recipe=_RECIPES[kind],
+    )
+    return recognised("transformers", tensors, config, notes)
 
 
 def _tower(state: Mapping[str, Tensor]) -> tuple[str, str] | None:
@@ -176,10 +196,11 @@ def _renamed(state: Mapping[str, Tensor], prefix: str) -> _Sorted:
         block = _BLOCK_KEY.fullmatch(inner) if key.startswith(prefix) else None
         path, names = (block[2], _BLOCK) if block else (inner, _STEM) if key.startswith(prefix) else (key, _HEADS)
         name = _lookup(path, names) or _lookup(key, _HEADS)
-        if name is None:
+        name = f"blocks.{block[1]}.{name}" if block and name else name
+        if name is None or name in found.state:
             found.unknown.append(key)
         else:
-            found.state[f"blocks.{block[1]}.{name}" if block else name] = tensor
+            found.state[name] = tensor
     return found
 
 
@@ -212,38 +233,34 @@ def _pooled(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return split
 
 
-def _with_head_bias(state: dict[str, Tensor], notes: list[str]) -> dict[str, Tensor]:
-    if "head.weight" not in state or "head.bias" in state:
-        return state
-    notes.append("the head has no bias in the file: zero")
-    return state | {"head.bias": state["head.weight"].new_zeros(state["head.weight"].shape[0])}
+def _with_registers(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Registers have no position, so the class token's is added to it here: the sum that the model makes, made once.
+
+    DeiT's distillation token without its own head is a register, with a position: DeiTForImageClassification reads the
+    class token alone.
+    """
+    if "reg_token" in state:
+        positions = state["pos_embed"]
+        return state | {"cls_token": state["cls_token"] + positions[:, :1], "pos_embed": positions[:, 1:]}
+    if "dist_token" in state and "head_dist.weight" not in state:
+        return {"reg_token" if key == "dist_token" else key: tensor for key, tensor in state.items()}
+    return state
 
 
-def _conventions(
-    state: dict[str, Tensor], kind: str, classifier: bool, settings: Settings, notes: list[str]
-) -> Conventions:
+def _pooling(state: dict[str, Tensor], kind: str, classifier: bool, notes: list[str]) -> tuple[Pooling, FinalNorm]:
     """What the model's class does between the last block and the head; drops the tensors that it does not use there."""
-    known = Conventions(settings.layer_norm_eps, settings.activation, "token")
     if kind == "clip" and classifier:  # CLIPForImageClassification
         _drop(state, "norm.", "the classifier reads tokens that are not normalised", notes)
-        return replace(known, pooling="average", final_norm="none")
+        return "average", "none"
     if kind == "siglip" and (classifier or "attn_pool.latent" not in state):  # SiglipForImageClassification
         _drop(state, "attn_pool.", "the classifier reads the mean of the patch tokens", notes)
         if not classifier:
             notes.append("no attention pooling in the file: features are the mean of the patch tokens")
-        return replace(known, pooling="average")
+        return "average", "before_pooling"
     if kind == "siglip":
-        return replace(known, pooling="attention")
-    if kind.startswith("dinov2") and classifier:
-        width = int(state["patch_embed.proj.weight"].shape[0])
-        if state["head.weight"].shape[1] != 2 * width:
-            raise CheckpointError(
-                "the classifier does not fit DINOv2's features",
-                found=f"{state['head.weight'].shape[1]} inputs",
-                wanted=f"{2 * width}: the class token beside the mean of the patch tokens",
-            )
-        return replace(known, pooling="token_and_average")
-    return known
+        return "attention", "before_pooling"
+    # Classifiers of DINOv2 read the class token beside the mean of the patch tokens.
+    return ("class_average" if kind.startswith("dinov2") and classifier else "class"), "before_pooling"
 
 
 def _drop(state: dict[str, Tensor], prefix: str, why: str, notes: list[str]) -> None:
@@ -251,18 +268,3 @@ def _drop(state: dict[str, Tensor], prefix: str, why: str, notes: list[str]) -> 
     notes += left_out(dropped, why)
     for key in dropped:
         del state[key]
-
-
-def _with_registers(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """With registers, the class token has its position added to it: the sum that the model makes, made once.
-
-    DeiT's distillation token without its own head is a register too: DeiTForImageClassification reads the class token.
-    """
-    positions = state["pos_embed"]
-    rest = {key: tensor for key, tensor in state.items() if key != "dist_token"}
-    if "dist_token" in state and "head_dist.weight" not in state:
-        rest["reg_token"] = state["dist_token"] + positions[:, 1:2]
-        return rest | {"cls_token": state["cls_token"] + positions[:, :1], "pos_embed": positions[:, 2:]}
-    if "reg_token" in state:
-        return state | {"cls_token": state["cls_token"] + positions[:, :1], "pos_embed": positions[:, 1:]}
-    return state

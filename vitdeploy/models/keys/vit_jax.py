@@ -1,0 +1,190 @@
+"""ViTs with the keys of the original JAX code: google-research/vision_transformer (augreg) and big_vision.
+
+A Flax kernel is [inputs, outputs]; one of attention has the heads as an axis: query, key and value [width, heads, e],
+out [heads, e, width]; one of a convolution is [height, width, inputs, outputs]. The two code bases differ so:
+
+                         vision_transformer                      big_vision
+    parts of a block     LayerNorm_0, _2, MlpBlock_3,            LayerNorm_0, _1, MlpBlock_0,
+                         MultiHeadDotProductAttention_1          MultiHeadDotProductAttention_0
+    blocks               Transformer/encoderblock_0 ...          also Transformer/encoderblock, stacked on a first axis
+    positions            Transformer/posembed_input/...,         pos_embedding, added before the class token comes,
+                         of the class token too                  so for patches only
+    pooling              class token                             class token, mean, or attention (MAPHead_0: SigLIP)
+
+Flax's LayerNorm has epsilon 1e-6 and its GELU is the tanh form.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from vitdeploy.errors import CheckpointError
+from vitdeploy.models.family import Hints, Recognised
+from vitdeploy.models.keys.facts import (
+    as_rows,
+    image_size_for,
+    left_out,
+    listed,
+    measured,
+    merge_attention,
+    recognised,
+    require,
+)
+
+STYLE = "JAX's ViT"
+# In this order: a text tower lies beside `img/`, an optimizer's state beside `target/`.
+PREFIXES = ("params/img/", "img/", "params/", "opt/target/", "target/", "")
+
+_NAMES = {
+    "cls": "cls_token",
+    "pos_embedding": "pos_embed",
+    "Transformer/posembed_input/pos_embedding": "pos_embed",
+    "embedding": "patch_embed.proj",
+    "Transformer/encoder_norm": "norm",
+    "pre_logits": "pre_logits.fc",
+    "head": "head",
+    "MAPHead_0/probe": "attn_pool.latent",
+    "MAPHead_0/LayerNorm_0": "attn_pool.norm",
+    "MAPHead_0/MlpBlock_0/Dense_0": "attn_pool.mlp.fc1",
+    "MAPHead_0/MlpBlock_0/Dense_1": "attn_pool.mlp.fc2",
+    "MAPHead_0/MultiHeadDotProductAttention_0/query": "attn_pool.q",
+    "MAPHead_0/MultiHeadDotProductAttention_0/key": "attn_pool.k",
+    "MAPHead_0/MultiHeadDotProductAttention_0/value": "attn_pool.v",
+    "MAPHead_0/MultiHeadDotProductAttention_0/out": "attn_pool.proj",
+}
+_PARTS = {
+    "LayerNorm_0": "norm1",
+    "LayerNorm_1": "norm2",
+    "LayerNorm_2": "norm2",
+    **{f"MlpBlock_{block}/Dense_{layer}": f"mlp.fc{layer + 1}" for block in (0, 3) for layer in (0, 1)},
+    **{
+        f"MultiHeadDotProductAttention_{layer}/{name}": f"attn.{name[0] if name != 'out' else 'proj'}"
+        for layer in (0, 1)
+        for name in ("query", "key", "value", "out")
+    },
+}
+_KINDS = {"kernel": "weight", "scale": "weight", "bias": "bias"}
+_BLOCK = re.compile(r"Transformer/encoderblock_(\d+)/(.+)")
+_STACKED = "Transformer/encoderblock/"
+
+
+def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
+    """The model and its renamed tensors; None where the keys are not those of the JAX code.
+
+    `state` is what `read_npz` gives. Heads are an axis of the kernels, so no hint is needed for them.
+
+    Raises:
+        CheckpointError: a hybrid with a ResNet, positions that are computed instead of stored, tensors missing, unknown
+            or of odd shapes, or an image size that cannot be known.
+    """
+    prefix = next((prefix for prefix in PREFIXES if f"{prefix}embedding/kernel" in state), None)
+    if prefix is None or not any(key.startswith(f"{prefix}Transformer/encoderblock") for key in state):
+        return None
+    own = {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
+    _check_variant(own)
+    notes = [
+        "GELU in its tanh form, as the JAX code computes it; ports of its weights to PyTorch use the exact form",
+        *left_out([key for key in state if not key.startswith(prefix)], "no part of the image encoder"),
+    ]
+    renamed, unknown, heads = _renamed(_unstacked(own))
+    if unknown:
+        raise CheckpointError(
+            f"the arrays have the names of {STYLE}, and some that this model does not have",
+            found=f"{len(unknown)} unknown: {listed(unknown)}",
+        )
+    require(renamed, STYLE, stem=("norm.weight",))
+    tensors = _pooled(as_rows(merge_attention(renamed, notes)))
+    rows = tensors["pos_embed"].shape[1]
+    # Old files of big_vision have the class token's position in the table, as vision_transformer has.
+    combined = "cls_token" in tensors and ("pos_embedding" not in own or _is_square(rows - 1))
+    patch = tensors["patch_embed.proj.weight"].shape[2]
+    image_size = image_size_for(rows - combined, patch, hints, None, notes)
+    pooling = "attention" if "attn_pool.latent" in tensors else "class" if "cls_token" in tensors else "average"
+    config = measured(
+        tensors,
+        heads,
+        image_size,
+        layer_norm_eps=1e-6,
+        activation="gelu_tanh",
+        pooling=pooling,
+        recipe="siglip" if pooling == "attention" else "augreg",
+    )
+    return recognised("jax", tensors, config, notes)
+
+
+def _is_square(count: int) -> bool:
+    return count > 0 and math.isqrt(count) ** 2 == count
+
+
+def _check_variant(own: Mapping[str, Tensor]) -> None:
+    if any(key.startswith(("conv_root/", "block1/")) for key in own):
+        raise CheckpointError(
+            "the model is a hybrid of ResNet and ViT, which vitdeploy does not have",
+            found="conv_root",
+            wanted="a ViT whose patches are cut from the image",
+            fix="bring it as a module of your own: --model package.module:function",
+        )
+    if not any(key.endswith("pos_embedding") for key in own):
+        raise CheckpointError(
+            "the file holds no positions: its code computes them, in a form that the arrays do not tell",
+            found="no pos_embedding",
+            wanted="learned positions",
+            fix="store the table as pos_embedding, [1, patches, width]",
+        )
+
+
+def _unstacked(own: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Blocks that a scan keeps on a first axis, one by one."""
+    flat = {key: tensor for key, tensor in own.items() if not key.startswith(_STACKED)}
+    for key in [key for key in own if key.startswith(_STACKED)]:
+        for block, tensor in enumerate(own[key] if own[key].ndim else ()):
+            flat[f"Transformer/encoderblock_{block}/{key.removeprefix(_STACKED)}"] = tensor
+    return flat
+
+
+def _renamed(own: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str], int]:
+    """The arrays under timm's names and in PyTorch's layout, the keys that have none, and the number of heads."""
+    renamed: dict[str, Tensor] = {}
+    unknown = []
+    heads = 0
+    for key, array in own.items():
+        block = _BLOCK.fullmatch(key)
+        path, names = (block[2], _PARTS) if block else (key, _NAMES)
+        layer, _, kind = path.rpartition("/")
+        if path in names:
+            name, tensor = names[path], array
+        elif layer in names and kind in _KINDS:
+            name, tensor = f"{names[layer]}.{_KINDS[kind]}", _in_torch_layout(array, layer, kind)
+            if names[layer] == "attn.q" and kind == "kernel" and array.ndim == 3:
+                heads = int(array.shape[1])
+        else:
+            unknown.append(key)
+            continue
+        renamed[f"blocks.{block[1]}.{name}" if block else name] = tensor
+    return renamed, unknown, heads
+
+
+def _in_torch_layout(array: Tensor, layer: str, kind: str) -> Tensor:
+    """Kernels with outputs first and heads side by side; an array of unexpected axes stays, for `require` to name."""
+    if kind != "kernel":
+        return array.reshape(-1)
+    if array.ndim == 4:
+        return array.permute(3, 2, 0, 1).contiguous()
+    if array.ndim == 3:
+        array = array.flatten(0, 1) if layer.endswith("/out") else array.flatten(1)
+    return array.T.contiguous() if array.ndim == 2 else array
+
+
+def _pooled(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The attention pooling's key and value as one linear."""
+    merged = dict(state)
+    for kind in ("weight", "bias"):
+        key, value = merged.pop(f"attn_pool.k.{kind}", None), merged.pop(f"attn_pool.v.{kind}", None)
+        if key is not None and value is not None and key.shape == value.shape:
+            merged[f"attn_pool.kv.{kind}"] = torch.cat([key, value])
+    return merged
