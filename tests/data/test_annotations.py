@@ -1,0 +1,174 @@
+"""Classes of data and model brought together; splits and digests of annotated images."""
+
+import pytest
+from PIL import Image
+
+from vitdeploy.data.annotations import AnnotatedSet, Category, align, folder_images, image_size, read_json
+from vitdeploy.data.folder import Sample, split
+from vitdeploy.errors import DataError, ImageError, MissingFileError
+
+COCO = (Category(1, "person"), Category(2, "bicycle"), Category(13, "stop sign"))
+NUMBERED = (Category(0, None), Category(2, None))
+
+
+class Note:
+    """An annotation of one word."""
+
+    def __init__(self, word):
+        self.word = word
+
+    def content(self):
+        return self.word.encode()
+
+
+def annotated(folder, *names):
+    """Ten-pixel images with a note each; a name that ends in ? is there, but not annotated."""
+    found = {}
+    for name in names:
+        path = folder / name.rstrip("?")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (5, 2)).save(path)
+        if not name.endswith("?"):
+            found[path] = Note(name)
+    samples = tuple(Sample(path, None) for path in sorted(found))
+    return AnnotatedSet(folder, samples, found, COCO, len(names) - len(found))
+
+
+# --- classes ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("categories", "labels", "mapping"),
+    [
+        (COCO, ["bicycle", "STOP SIGN", "cat", "person "], {1: 3, 2: 0, 13: 1}),
+        (COCO, ["a", "b", "c"], {1: 0, 2: 1, 13: 2}),
+        (COCO, ["person", "bike", "stop sign"], {1: 0, 2: 1, 13: 2}),
+        (COCO, [f"class {i}" for i in range(14)], {1: 1, 2: 2, 13: 13}),
+        (NUMBERED, ["person", "bicycle", "car"], {0: 0, 2: 2}),
+        (NUMBERED, None, {0: 0, 2: 2}),
+    ],
+    ids=["names", "positions", "positions despite one name", "ids", "numbers", "a model without names"],
+)
+def test_classes_are_found_by_name_then_position_then_number(categories, labels, mapping):
+    assert align(categories, labels) == mapping
+
+
+@pytest.mark.parametrize(
+    ("categories", "labels", "message"),
+    [
+        (COCO, ["bicycle", "person", "bus"], "class 1 \\(person\\)"),
+        (COCO, ["a", "b"], "class 2 \\(bicycle\\)"),
+        (NUMBERED, ["person", "bicycle"], "class 2 "),
+        (NUMBERED, ["N/A", "person", "bicycle"], "class 0 "),
+    ],
+    ids=["names elsewhere", "too few", "number too large", "a number that the model does not use"],
+)
+def test_classes_that_do_not_fit_are_not_guessed(categories, labels, message):
+    with pytest.raises(DataError, match=message) as caught:
+        align(categories, labels)
+    assert f"{len(labels)} labels: {labels[0]}" in caught.value.found
+
+
+def test_named_categories_of_a_model_without_names_are_not_guessed():
+    with pytest.raises(DataError, match="cannot be told") as caught:
+        align(COCO, None)
+    assert "label file" in caught.value.fix
+
+
+# --- splits and digests -----------------------------------------------------------------------------------------------
+
+
+def test_the_split_is_that_of_the_plain_folder(tmp_path):
+    data = annotated(tmp_path, *(f"{i:02}.png" for i in range(12)))
+    ours = data.split(calibration=4, evaluation=6, seed=3)
+    theirs = split(tmp_path, "none", calibration=4, evaluation=6, seed=3)
+    assert (ours.calibration, ours.evaluation) == (theirs.calibration, theirs.evaluation)
+    assert ours.classes == ("person", "bicycle", "stop sign")
+
+
+def test_only_annotated_images_are_in_the_split(tmp_path):
+    data = annotated(tmp_path, *(f"{i:02}.png" + "?" * (i % 2) for i in range(12)))
+    parts = data.split(calibration=2, evaluation="all", seed=0)
+    assert data.unannotated == 6
+    assert sorted(parts.calibration + parts.evaluation, key=lambda s: s.path) == list(data.samples)
+
+
+def test_a_folder_with_its_own_split_keeps_it(tmp_path):
+    names = [f"{part}/{i}.png" for part, n in (("calibration", 4), ("evaluation", 6)) for i in range(n)]
+    data = annotated(tmp_path, *names)
+    ours = data.split(calibration=3, evaluation="all", seed=1)
+    theirs = split(tmp_path, "none", calibration=3, evaluation="all", seed=1)
+    assert (ours.calibration, ours.evaluation) == (theirs.calibration, theirs.evaluation)
+    with pytest.raises(DataError, match="too few images for calibration"):
+        data.split(calibration=5, evaluation="all", seed=1)
+
+
+@pytest.mark.parametrize(("calibration", "evaluation"), [(4, "all"), (2, 3)])
+def test_too_few_images_are_refused(tmp_path, calibration, evaluation):
+    data = annotated(tmp_path, "0.png", "1.png", "2.png", "3.png")
+    with pytest.raises(DataError, match="too few images"):
+        data.split(calibration=calibration, evaluation=evaluation, seed=0)
+
+
+def test_the_digest_changes_with_names_annotations_and_order_but_not_with_the_place(tmp_path):
+    one, other = (annotated(tmp_path / name, "0.png", "1.png") for name in ("one", "other"))
+    assert one.digest(one.samples) == other.digest(other.samples)
+    changed = AnnotatedSet(one.folder, one.samples, {**one.annotations, one.samples[0].path: Note("?")}, COCO, 0)
+    renamed = AnnotatedSet(one.folder, one.samples, one.annotations, COCO[:2], 0)
+    digests = [one.digest(one.samples), one.digest(one.samples[::-1]), one.digest(one.samples[:1])]
+    assert len({*digests, changed.digest(one.samples), renamed.digest(one.samples)}) == 5
+
+
+# --- images and files -------------------------------------------------------------------------------------------------
+
+
+def test_images_are_found_by_their_path_and_by_a_name_that_is_unique(tmp_path):
+    annotated(tmp_path, "a/x.png", "b/x.png", "b/y.png")
+    found = folder_images(tmp_path)
+    assert {name: path.relative_to(tmp_path).as_posix() for name, path in found.items()} == {
+        "a/x.png": "a/x.png",
+        "b/x.png": "b/x.png",
+        "b/y.png": "b/y.png",
+        "y.png": "b/y.png",
+    }
+
+
+def test_the_size_is_that_of_the_upright_image(tmp_path):
+    exif = Image.Exif()
+    Image.new("RGB", (7, 3)).save(tmp_path / "flat.jpg")
+    exif[0x0112] = 6
+    Image.new("RGB", (7, 3)).save(tmp_path / "turned.jpg", exif=exif)
+    exif[0x0112] = 3
+    Image.new("RGB", (7, 3)).save(tmp_path / "upside.jpg", exif=exif)
+    assert [image_size(tmp_path / f"{name}.jpg") for name in ("flat", "turned", "upside")] == [(7, 3), (3, 7), (7, 3)]
+
+
+def test_a_file_that_is_no_image_has_no_size(tmp_path):
+    (tmp_path / "x.jpg").write_bytes(b"no")
+    with pytest.raises(ImageError, match=r"x\.jpg cannot be read"):
+        image_size(tmp_path / "x.jpg")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "is not a JSON file"),
+        ("[" * 100_000, "is not a JSON file"),
+        ("\udcff", "is not a JSON file"),
+        ("[]", "is not a COCO annotation file"),
+        ('{"images": {}}', "is not a COCO annotation file"),
+        ('{"images": [3]}', r"images\[0\] has no usable id, width"),
+        ('{"images": [{"id": 1, "width": 2}, {"id": 1}]}', r"images\[1\] has no usable width"),
+        ('{"images": [{"id": "one", "width": 2}]}', r"images\[0\] has no usable id"),
+    ],
+)
+def test_files_of_another_form_are_refused(tmp_path, text, message):
+    path = tmp_path / "x.json"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    with pytest.raises(DataError, match=message):
+        read_json(path, {"images": ("id", "width")})
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(MissingFileError, match=r"no annotation file at .*x\.json"):
+        read_json(tmp_path / "x.json", {})

@@ -1,0 +1,236 @@
+"""What detection and panoptic data have in common: categories, annotated images, their split and their digest."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, Literal, Protocol, TypeVar
+
+import numpy as np
+
+from vitdeploy.data.folder import OWN_SPLIT, DataSplit, Sample, enough, scan
+from vitdeploy.data.pixels import Skipped
+from vitdeploy.errors import DataError, ImageError, MissingFileError
+from vitdeploy.runtime.preprocess import FORMATS
+
+# What the label lists of COCO models say for the ids that the data set does not use.
+UNUSED = "n/a"
+# The types of the values in COCO's files.
+KEYS: dict[str, type] = {
+    **dict.fromkeys(("id", "image_id", "category_id", "width", "height", "isthing"), int),
+    **dict.fromkeys(("file_name", "name"), str),
+    **dict.fromkeys(("bbox", "segments_info"), list),
+}
+
+
+@dataclass(frozen=True)
+class Category:
+    """A class as the data set counts it. `name` is None where its files give numbers only.
+
+    `thing`: has instances (person); otherwise stuff (sky), in the words of arXiv 1801.00868.
+    """
+
+    id: int
+    name: str | None
+    thing: bool = True
+
+
+class Annotation(Protocol):
+    """What is known about one image."""
+
+    def content(self) -> bytes:
+        """Bytes that differ where two annotations differ."""
+
+
+A = TypeVar("A", bound=Annotation)
+
+
+@dataclass(frozen=True)
+class AnnotatedSet(Generic[A]):
+    """The annotated images below `folder`, sorted by path, and what is known about each, by `Sample.path`.
+
+    Annotations hold category ids of the data set: see `align`. `unannotated` counts the images below `folder` that the
+    annotations do not speak of; they are not among `samples`.
+    """
+
+    folder: Path
+    samples: tuple[Sample, ...]
+    annotations: Mapping[Path, A]
+    categories: tuple[Category, ...]
+    unannotated: int
+
+    def split(self, *, calibration: int, evaluation: int | Literal["all"], seed: int) -> DataSplit:
+        """Choose calibration and evaluation images as `folder.split` does, among the annotated ones.
+
+        Raises:
+            DataError: fewer images than asked for.
+        """
+        generator = np.random.RandomState(seed)
+        if all((self.folder / part).is_dir() for part in OWN_SPLIT):
+            first, second = ([s for s in self.samples if self.folder / part in s.path.parents] for part in OWN_SPLIT)
+            enough(self.folder, len(first), calibration, "calibration")
+            chosen = [first[i] for i in generator.permutation(len(first))[:calibration]]
+            rest = [second[i] for i in generator.permutation(len(second))]
+        else:
+            what = "calibration (and at least one more to evaluate)"
+            enough(self.folder, len(self.samples) - 1, calibration, what)
+            shuffled = [self.samples[i] for i in generator.permutation(len(self.samples))]
+            chosen, rest = shuffled[:calibration], shuffled[calibration:]
+        if evaluation != "all":
+            enough(self.folder, len(rest), evaluation, "evaluation")
+            rest = rest[:evaluation]
+        enough(self.folder, len(rest), 1, "evaluation")
+        return DataSplit(tuple(chosen), tuple(rest), tuple(c.name or str(c.id) for c in self.categories))
+
+    def digest(self, samples: Iterable[Sample]) -> str:
+        """SHA-256 over the categories, and over relative path and annotation of the images, in order."""
+        total = hashlib.sha256(repr(self.categories).encode())
+        for sample in samples:
+            content = hashlib.sha256(self.annotations[sample.path].content()).hexdigest()
+            total.update(f"{sample.path.relative_to(self.folder).as_posix()}\t{content}\n".encode())
+        return total.hexdigest()
+
+
+def align(categories: Sequence[Category], labels: Sequence[str] | None) -> dict[int, int]:
+    """The class index that a model with these `labels` uses for each category id; None: the model has no label names.
+
+    In this order: by name, whatever the letter case; by position, where there are as many named categories as labels
+    (COCO's 80 ids have holes up to 90, and most models count 0..79); the id itself is the index (91 labels of COCO
+    models, YOLO files). Where the names deny what the position says, nothing is guessed.
+
+    Raises:
+        DataError: no such mapping.
+    """
+    named = all(category.name is not None for category in categories)
+    if labels is None:
+        if not named:
+            return {category.id: category.id for category in categories}
+        raise DataError(
+            "the classes of the data cannot be told from the model's outputs",
+            found=f"{len(categories)} named categories, and a model without label names",
+            wanted="label names in the order of the model's classes",
+            fix="give a label file with one name a line",
+        )
+    wanted = [(category.name or "").strip().casefold() for category in categories]
+    offered = [label.strip().casefold() for label in labels]
+    position = {name: offered.index(name) for name in wanted if name and name in offered}
+    if named and len(position) == len(categories):
+        return {category.id: position[name] for category, name in zip(categories, wanted, strict=True)}
+    ordered = sorted(category.id for category in categories)
+    if named and len(ordered) == len(labels):
+        mapping = {id: index for index, id in enumerate(ordered)}
+    else:
+        mapping = {id: id for id in ordered}
+    for category, name in zip(categories, wanted, strict=True):
+        index = mapping[category.id]
+        if not 0 <= index < len(labels) or offered[index] == UNUSED or position.get(name, index) != index:
+            raise DataError(
+                f"class {category.id}{f' ({category.name})' if category.name else ''} of the data "
+                "has no counterpart among the model's",
+                found=f"{len(labels)} labels: {', '.join(labels[:4])} ...",
+                wanted="the same names, or the same classes in the same order",
+                fix="give a label file with one name a line in the order of the model's classes, "
+                "and class names with the data (classes.txt beside YOLO labels)",
+            )
+    return mapping
+
+
+def folder_images(folder: Path) -> dict[str, Path]:
+    """The images below `folder` by their path relative to it, and by file name where that is unique; errors as `scan`.
+
+    COCO's files name images by file name, whatever folders they lie in.
+    """
+    paths = [sample.path for sample in scan(folder, "none")[0]]
+    times = Counter(path.name for path in paths)
+    alone = {path.name: path for path in paths if times[path.name] == 1}
+    return {**alone, **{path.relative_to(folder).as_posix(): path for path in paths}}
+
+
+def image_size(path: Path) -> tuple[int, int]:
+    """(width, height) of the image as it is shown, upright by its EXIF orientation; reads the header only.
+
+    Raises:
+        ImageError: not an image.
+    """
+    from PIL import ExifTags, Image
+
+    try:
+        with Image.open(path, formats=FORMATS) as image:
+            width, height = image.size
+            turned = image.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+    except Exception as error:  # as in `runtime.preprocess`: decoders raise whatever they like
+        raise ImageError(
+            f"{path} cannot be read as an image",
+            found=str(error)[:200] or type(error).__name__,
+            wanted="a whole JPEG, PNG or WebP file",
+            fix="replace the file or take it out (--skip-bad goes on without such files and counts them)",
+        ) from None
+    return (height, width) if turned else (width, height)
+
+
+def size_or_skip(path: Path, skipped: Skipped | None) -> tuple[int, int] | None:
+    """`image_size`, or None for an unreadable image that is noted in `skipped`."""
+    try:
+        return image_size(path)
+    except ImageError:
+        if skipped is None:
+            raise
+        skipped.paths.append(str(path))
+        return None
+
+
+def check_size(path: Path, size: tuple[int, int], told: tuple[int, int], source: Path) -> None:
+    """Raise DataError where the annotations speak of an image of another size."""
+    if size != told:
+        raise DataError(
+            f"{path.name} is not of the size that {source.name} says",
+            found=f"{size[0]}x{size[1]} pixels (upright)",
+            wanted=f"{told[0]}x{told[1]}",
+            fix="take the images that were annotated, not resized or turned copies",
+        )
+
+
+def read_json(path: Path, keys: Mapping[str, tuple[str, ...]]) -> dict[str, list[dict[str, Any]]]:
+    """The lists of objects in a COCO file. `keys`: the wanted lists, each with the keys of its entries (see `KEYS`).
+
+    Raises:
+        MissingFileError: no such file.
+        DataError: not JSON; a list is not there; an entry lacks a key or holds a value of another type.
+    """
+    if not path.is_file():
+        raise MissingFileError(f"no annotation file at {path}", fix="check the path")
+    try:
+        document = json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is a ValueError
+        raise DataError(f"{path} is not a JSON file", found=str(error)[:200]) from None
+    for name, wanted in keys.items():
+        entries = document.get(name) if isinstance(document, dict) else None
+        if not isinstance(entries, list):
+            raise DataError(
+                f"{path} is not a COCO annotation file", found=f"no list {name!r}", wanted=f"lists {', '.join(keys)}"
+            )
+        for index, entry in enumerate(entries):
+            check_keys(path, f"{name}[{index}]", entry, wanted)
+    return {name: document[name] for name in keys}
+
+
+def check_keys(path: Path, where: str, entry: object, wanted: tuple[str, ...]) -> None:
+    """Raise DataError where an entry of a COCO file lacks a key, or has a value of another type under it."""
+    wrong = [key for key in wanted if not isinstance(entry, dict) or not isinstance(entry.get(key), KEYS[key])]
+    if wrong:
+        raise DataError(
+            f"{path}: {where} has no usable {', '.join(wrong)}",
+            found=repr(entry)[:80],
+            wanted=", ".join(f"{key} ({KEYS[key].__name__})" for key in wanted),
+        )
+
+
+def nothing_annotated(folder: Path, source: Path, found: str) -> DataError:
+    """Not one image of `folder` is spoken of in `source`."""
+    return DataError(
+        f"{source} annotates not one image of {folder}", found=found, fix="check that images and labels belong together"
+    )

@@ -1,0 +1,144 @@
+"""Panoptic annotations in COCO's form: one JSON file, and a PNG of segment ids for each image.
+
+https://cocodataset.org/#format-data, section "Panoptic Segmentation": the PNGs lie in a folder of the JSON's name
+without its suffix; a pixel's segment id is R + 256 G + 65536 B, and 0 is VOID: nobody says what is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.data.annotations import (
+    AnnotatedSet,
+    Category,
+    check_keys,
+    check_size,
+    folder_images,
+    nothing_annotated,
+    read_json,
+    size_or_skip,
+)
+from vitdeploy.data.folder import Sample
+from vitdeploy.data.pixels import Skipped
+from vitdeploy.errors import DataError, MissingFileError
+from vitdeploy.runtime.preprocess import decode
+
+VOID = 0
+KEYS = {
+    "images": ("id", "file_name", "width", "height"),
+    "annotations": ("image_id", "file_name", "segments_info"),
+    "categories": ("id", "name", "isthing"),
+}
+
+
+@dataclass(frozen=True)
+class PanopticMap:
+    """An image cut into segments.
+
+    ids: int32 [height, width], the segment of each pixel, `VOID` where there is none. classes: the class of each
+    segment. crowd: the segments that stand for more instances than could be counted.
+    """
+
+    ids: npt.NDArray[np.int32]
+    classes: Mapping[int, int]
+    crowd: frozenset[int] = field(default=frozenset())
+
+
+@dataclass(frozen=True)
+class PanopticAnnotation:
+    """The PNG of one image of `size` (width, height), and its segments: id -> category id."""
+
+    png: Path
+    size: tuple[int, int]
+    segments: Mapping[int, int]
+    crowd: frozenset[int]
+
+    def content(self) -> bytes:
+        """Bytes that differ where two annotations differ."""
+        return repr((sorted(self.segments.items()), sorted(self.crowd))).encode() + self.png.read_bytes()
+
+    def load(self, mapping: Mapping[int, int]) -> PanopticMap:
+        """The map with the class numbers of a model: `mapping` is that of `annotations.align`.
+
+        Raises:
+            ImageError: the PNG cannot be read.
+            DataError: it is not of the image's size, or holds ids that the JSON does not know.
+        """
+        pixels = np.asarray(decode(self.png, 3), np.int32)
+        if pixels.shape[1::-1] != self.size:
+            raise DataError(
+                f"{self.png} is not of the size of its image",
+                found=f"{pixels.shape[1]}x{pixels.shape[0]} pixels",
+                wanted=f"{self.size[0]}x{self.size[1]}",
+            )
+        ids = pixels @ np.array([1, 256, 65536], np.int32)
+        unknown = sorted({int(i) for i in np.unique(ids)} - set(self.segments) - {VOID})
+        if unknown:
+            raise DataError(
+                f"{self.png} holds segments that its JSON does not know",
+                found=f"ids {', '.join(map(str, unknown[:5]))}",
+                wanted="the ids of segments_info, or 0 for no segment",
+            )
+        return PanopticMap(ids, {id: mapping[category] for id, category in self.segments.items()}, self.crowd)
+
+
+PanopticSet = AnnotatedSet[PanopticAnnotation]
+
+
+def read_panoptic(images: Path, labels: Path, skipped: Skipped | None = None) -> PanopticSet:
+    """The images below `images` that the JSON file `labels` annotates. The PNGs are read by `load`, one by one.
+
+    With `skipped` given, unreadable images are noted there and left out; without, they are an error.
+
+    Raises:
+        MissingFileError: `images`, `labels` or a PNG is not there.
+        DataError: a JSON file of another form, or that speaks of other images, sizes or categories.
+        ImageError: an unreadable image and `skipped` is None.
+    """
+    paths = folder_images(images)
+    document = read_json(labels, KEYS)
+    categories = tuple(
+        Category(c["id"], c["name"], bool(c["isthing"])) for c in sorted(document["categories"], key=itemgetter("id"))
+    )
+    known = {category.id for category in categories}
+    annotated = {annotation["image_id"]: annotation for annotation in document["annotations"]}
+    listed = {paths[e["file_name"]]: e for e in document["images"] if e["file_name"] in paths and e["id"] in annotated}
+    if not listed:
+        raise nothing_annotated(images, labels, f"{len(annotated)} images of other names")
+    found = {}
+    for path in sorted(listed):
+        entry = listed[path]
+        size = size_or_skip(path, skipped)
+        if size is not None:
+            check_size(path, size, (entry["width"], entry["height"]), labels)
+            found[path] = _annotation(labels, annotated[entry["id"]], size, known)
+    samples = tuple(Sample(path, None) for path in found)
+    return AnnotatedSet(images, samples, found, categories, len(set(paths.values())) - len(listed))
+
+
+def _annotation(labels: Path, entry: Mapping[str, Any], size: tuple[int, int], known: set[int]) -> PanopticAnnotation:
+    png = labels.with_suffix("") / entry["file_name"]
+    if not png.is_file():
+        raise MissingFileError(
+            f"no segment map at {png}", fix=f"put the PNG files into a folder {labels.stem}/ beside {labels.name}"
+        )
+    segments: dict[int, int] = {}
+    crowd: set[int] = set()
+    for index, segment in enumerate(entry["segments_info"]):
+        where = f"{entry['file_name']}, segments_info[{index}]"
+        check_keys(labels, where, segment, ("id", "category_id"))
+        if segment["category_id"] not in known:
+            raise DataError(
+                f"{labels}: {where} is of a category that is not listed", found=f"category_id {segment['category_id']}"
+            )
+        segments[segment["id"]] = segment["category_id"]
+        if segment.get("iscrowd"):
+            crowd.add(segment["id"])
+    return PanopticAnnotation(png, size, segments, frozenset(crowd))
