@@ -36,7 +36,8 @@ from vitdeploy.models.positions import Grid, sincos_2d, sinusoidal
 
 Positions: TypeAlias = Literal["learned", "sinusoidal", "sincos_2d", "none"]
 Pooling: TypeAlias = Literal["class", "average", "attention", "class_average"]
-Head: TypeAlias = Literal["linear", "mlp", "projection"]
+FinalNorm: TypeAlias = Literal["before_pooling", "after_pooling", "none"]
+Head: TypeAlias = Literal["linear", "projection"]
 Recipe: TypeAlias = Literal["augreg", "imagenet", "clip", "siglip"]
 
 
@@ -52,14 +53,15 @@ class ViTConfig:
     class_token, registers: the tokens before the patches, in this order.
     prefix_positions: whether E_pos has rows for these tokens too (not in DeiT-III, nor with DINOv2's registers).
     stem_norm: LayerNorm right after equation 1, and no bias in the patch embedding (CLIP).
-    post_norm: z' = LN(z + MSA(z)) and so on, as in arXiv 1706.03762, in place of equations 2 and 3. The last block then
-        ends in a LayerNorm, so equation 4 has none.
+    post_norm: z' = LN(z + MSA(z)) and so on in place of equations 2 and 3, as in arXiv 1706.03762. There the last block
+        ends in a LayerNorm, so `final_norm` is "none".
     layer_scale: a learned factor per channel after MSA and after MLP (DeiT-III, DINOv2).
     pooling: "class": equation 4. "average" of the patches. "attention": a learned query over the patches (SigLIP).
         "class_average": class token and average side by side, twice the width (DINOv2's classifiers).
-    pool_before_norm: the LayerNorm of equation 4 follows the pooling, as `fc_norm` (MAE fine-tuned with "average").
-    head: "linear". "mlp": tanh(W y) before the linear, the paper's head for pre-training. "projection": a linear
-        without bias to the `num_classes` dimensions that CLIP shares with its text encoder.
+    final_norm: where the LayerNorm of equation 4 stands: on all tokens (`norm`), on the pooled one (`fc_norm`: MAE
+        fine-tuned with "average"), or nowhere.
+    pre_logits: width of tanh(W y) before the linear head, the paper's MLP head for pre-training; 0 for none.
+    head: "linear", or "projection": without bias, to the `num_classes` dimensions that CLIP's two encoders share.
     recipe: whose pixel statistics and crop are the default preprocessing; no term of the function.
     """
 
@@ -85,7 +87,8 @@ class ViTConfig:
     activation: Activation = "gelu"
     layer_scale: bool = False
     pooling: Pooling = "class"
-    pool_before_norm: bool = False
+    final_norm: FinalNorm = "before_pooling"
+    pre_logits: int = 0
     head: Head = "linear"
     recipe: Recipe = "augreg"
 
@@ -95,8 +98,9 @@ class ViTConfig:
         sizes |= {"heads": self.heads, "channels": self.in_channels, "MLP": self.hidden}
         if min(sizes.values()) < 1:
             raise ValueError(f"sizes of 0: {', '.join(name for name, size in sizes.items() if size < 1)}")
-        if min(self.num_classes, self.registers) < 0:
-            raise ValueError(f"{self.num_classes} classes, {self.registers} registers: neither can be negative")
+        counts = {"classes": self.num_classes, "registers": self.registers, "pre-logits": self.pre_logits}
+        if min(counts.values()) < 0:
+            raise ValueError(f"negative: {', '.join(name for name, count in counts.items() if count < 0)}")
         if min(height, width) < self.patch_size:
             raise ValueError(f"image size {height}x{width} is smaller than the patch size {self.patch_size}")
         if (height % self.patch_size or width % self.patch_size) and not self.drop_remainder:
@@ -111,8 +115,6 @@ class ViTConfig:
             raise ValueError(f"the two halves of a SwiGLU cannot share {self.hidden} rows")
         if self.pooling in ("class", "class_average") and not self.class_token:
             raise ValueError(f"pooling {self.pooling!r} needs a class token")
-        if self.post_norm and self.pool_before_norm:
-            raise ValueError("post-norm blocks leave no final norm to put after the pooling")
         if self.head == "projection" and not self.num_classes:
             raise ValueError("a projection needs num_classes, the dimensions that it projects to")
 
@@ -142,7 +144,13 @@ class ViTConfig:
 
     @property
     def pooled_width(self) -> int:
+        """Width of what the pooling gives."""
         return 2 * self.width if self.pooling == "class_average" else self.width
+
+    @property
+    def feature_width(self) -> int:
+        """Width of the features: what the linear head reads."""
+        return self.pre_logits or self.pooled_width
 
 
 class EncoderBlock(nn.Module):
@@ -171,39 +179,39 @@ class VisionTransformer(nn.Module):
     """Image in; class logits out, or features where `config.num_classes` is 0.
 
     Input: float32 [b, in_channels, height, width], normalised pixels. Output: float32 [b, num_classes], logits (of a
-    projection: the embedding). Without classes two tensors: pooled features [b, pooled_width], and the patch tokens
-    [b, num_patches, width] after the final norm (before it where `pool_before_norm` moves it).
+    projection: the embedding). Without classes two tensors: pooled features [b, feature_width], and the patch tokens
+    [b, num_patches, width], normed where the final norm stands before the pooling.
     """
 
     def __init__(self, config: ViTConfig) -> None:
         super().__init__()
         self.config = config
         width, eps = config.width, config.layer_norm_eps
-        final_norm = not (config.post_norm or config.pool_before_norm)
         self.patch_embed = PatchEmbedding(config.in_channels, width, config.patch_size, bias=not config.stem_norm)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width)) if config.class_token else None
         self.pos_embed = _position_table(config)
         self.reg_token = nn.Parameter(torch.zeros(1, config.registers, width)) if config.registers else None
         self.norm_pre = nn.LayerNorm(width, eps=eps) if config.stem_norm else nn.Identity()
         self.blocks = nn.ModuleList(EncoderBlock(config) for _ in range(config.depth))
-        self.norm = nn.LayerNorm(width, eps=eps) if final_norm else nn.Identity()
+        self.norm = nn.LayerNorm(width, eps=eps) if config.final_norm == "before_pooling" else nn.Identity()
         self.attn_pool = (
             AttentionPool(width, config.heads, config.hidden, activation=config.activation, eps=eps)
             if config.pooling == "attention"
             else None
         )
-        self.fc_norm = nn.LayerNorm(config.pooled_width, eps=eps) if config.pool_before_norm else nn.Identity()
+        after_pooling = config.final_norm == "after_pooling"
+        self.fc_norm = nn.LayerNorm(config.pooled_width, eps=eps) if after_pooling else nn.Identity()
         self.pre_logits = (
-            nn.Sequential(OrderedDict(fc=nn.Linear(config.pooled_width, config.pooled_width), act=nn.Tanh()))
-            if config.head == "mlp"
+            nn.Sequential(OrderedDict(fc=nn.Linear(config.pooled_width, config.pre_logits), act=nn.Tanh()))
+            if config.pre_logits
             else nn.Identity()
         )
-        self.head = _linear_head(config)
+        self.head = linear_head(config)
         self.initialise()
 
     def initialise(self) -> None:
         """Truncated normal of deviation 0.02 for weights and tokens, zero for biases (the paper's released code)."""
-        for parameter in (*self.prefix_tokens(), self.pos_embed):
+        for parameter in (self.cls_token, self.reg_token, self.pos_embed):
             if parameter is not None and parameter.requires_grad:
                 nn.init.trunc_normal_(parameter, std=0.02)
         for module in self.modules():
@@ -234,7 +242,7 @@ class VisionTransformer(nn.Module):
         return patches if prefix is None else torch.cat([prefix, patches], dim=1)
 
     def encode(self, image: Tensor) -> Tensor:
-        """All tokens after the final norm (before it where `pool_before_norm`): [b, prefix + num_patches, d]."""
+        """Equations 1 to 3, and the final norm where it stands before the pooling: [b, prefix + num_patches, d]."""
         x = self.norm_pre(self.embed(image))
         for block in self.blocks:
             x = block(x)
@@ -273,7 +281,8 @@ def _position_table(config: ViTConfig) -> nn.Parameter | None:
     return nn.Parameter(fixed, requires_grad=False)
 
 
-def _linear_head(config: ViTConfig) -> nn.Module:
+def linear_head(config: ViTConfig) -> nn.Module:
+    """The last linear, [b, feature_width] -> [b, num_classes]; nothing where there are no classes."""
     if not config.num_classes:
         return nn.Identity()
-    return nn.Linear(config.pooled_width, config.num_classes, bias=config.head != "projection")
+    return nn.Linear(config.feature_width, config.num_classes, bias=config.head != "projection")

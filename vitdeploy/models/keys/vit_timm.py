@@ -1,0 +1,296 @@
+"""ViTs with timm's keys, which are the model's own, and the released files that differ from them little.
+
+DeiT, DeiT-III and MAE released their checkpoints under these names, MAE's with a decoder; DINOv2's original names are
+translated. Widths, depth, tokens, norms and heads are read from names and shapes. What these cannot show (heads,
+activation, epsilon) comes from timm's `config.json` ("architecture", "model_args", "global_pool"), if there is one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitdeploy.errors import CheckpointError, UnknownModelError
+from vitdeploy.models.deit import DeiTConfig
+from vitdeploy.models.family import Hints, Recognised
+from vitdeploy.models.keys.facts import depth_of, heads_for, image_size_for, left_out
+from vitdeploy.models.layers import ACTIVATIONS
+from vitdeploy.models.positions import sincos_2d, sinusoidal
+from vitdeploy.models.vit import FinalNorm, Pooling, Positions, ViTConfig
+from vitdeploy.models.vit_names import parse_deit, parse_vit
+
+# What tells a ViT of this style from every other state dict.
+SIGNS = {"patch_embed.proj.weight": 4, "blocks.0.norm1.weight": 1, "blocks.0.attn.qkv.weight": 2}
+# A block with any other tensor is another function (relative positions, gates, parallel branches ...).
+BLOCK_TENSOR = re.compile(
+    r"blocks\.\d+\.((norm[12]|attn\.(qkv|q_norm|k_norm|proj)|mlp\.(fc1|fc1_g|fc1_x|fc2))\.(weight|bias)|ls[12]\.gamma)"
+)
+# Arguments of timm's class that change the function into one that `ViTConfig` does not have.
+FOREIGN_ARGUMENTS = {"block_fn", "attn_layer", "norm_layer", "embed_layer", "scale_attn_norm", "scale_mlp_norm"}
+TRAINING_ONLY = ("mask_token", "decoder_")
+POOLINGS: Mapping[str, Pooling] = {"token": "class", "avg": "average", "map": "attention"}
+# Stored in half precision, a table differs from its formula by 2^-9 at most.
+FORMULA_TOLERANCE = 2e-3
+
+
+def recognise_vit(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
+    """A ViT without distillation token, by timm's or DINOv2's keys; None where the state dict is something else.
+
+    Raises:
+        CheckpointError: heads, image size or positions cannot be known, or shapes contradict each other.
+    """
+    return None if "dist_token" in state else _recognise(state, hints)
+
+
+def recognise_deit(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
+    """A DeiT with distillation token, by timm's keys; None where the state dict is something else.
+
+    Raises:
+        CheckpointError: as `recognise_vit`.
+    """
+    return _recognise(state, hints) if "dist_token" in state else None
+
+
+@dataclass(frozen=True)
+class Named:
+    """What `config.json` says: the built-in model that it names, and the arguments that override it."""
+
+    model: ViTConfig | None
+    arguments: Mapping[str, Any]
+    pooling: str | None
+    image_size: tuple[int, int] | None
+
+    def argument(self, name: str, default: Any) -> Any:
+        return self.arguments.get(name, default)
+
+
+def _recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
+    original = "register_tokens" in state or "blocks.0.mlp.w12.weight" in state
+    own = _from_dinov2(state) if original else dict(state)
+    if any(key not in own or own[key].ndim != axes for key, axes in SIGNS.items()):
+        return None
+    if any(key.startswith("blocks.") and not BLOCK_TENSOR.fullmatch(key) for key in own):
+        return None
+    named = _named(hints.config)
+    if named is None:
+        return None
+    unused = [key for key in own if key.startswith(TRAINING_ONLY)]
+    notes = left_out(unused, "used in training only")
+    for key in unused:
+        del own[key]
+    try:
+        config = _config(own, hints, named, notes)
+    except ValueError as error:
+        raise CheckpointError("the state dict's shapes contradict each other", found=str(error)) from None
+    if config.head == "projection":
+        own.pop("head.bias", None)
+    family = "deit" if isinstance(config, DeiTConfig) else "vit"
+    return Recognised(family, "original" if original else "timm", config, own, tuple(notes))
+
+
+def _named(config: Mapping[str, Any]) -> Named | None:
+    """None where timm's config names a model, or arguments of one, that is not ours."""
+    name, arguments = config.get("architecture"), config.get("model_args") or {}
+    try:
+        model = (parse_vit(name) or parse_deit(name)) if isinstance(name, str) else None
+    except UnknownModelError:
+        return None
+    pooling = arguments.get("global_pool", config.get("global_pool"))
+    if (isinstance(name, str) and model is None) or FOREIGN_ARGUMENTS & set(arguments):
+        return None
+    if pooling is not None and pooling not in (*POOLINGS, ""):
+        return None
+    size = arguments.get("img_size") or (config.get("pretrained_cfg") or {}).get("input_size")
+    if isinstance(size, int):
+        size = (size, size)
+    given = tuple(size[-2:]) if isinstance(size, list | tuple) and len(size) >= 2 else None
+    return Named(model, arguments, pooling or None, given or (model.image_size if model else None))
+
+
+def _config(state: Mapping[str, Tensor], hints: Hints, named: Named, notes: list[str]) -> ViTConfig:
+    width, channels, patch, across = _shape(state, "patch_embed.proj.weight", 4)
+    if patch != across:
+        raise CheckpointError("the patches are not square", found=f"{patch}x{across}", wanted="square patches")
+    norm_width = state["blocks.0.attn.q_norm.weight"].numel() if "blocks.0.attn.q_norm.weight" in state else None
+    known_heads = width // norm_width if norm_width else named.argument("num_heads", named.model and named.model.heads)
+    if norm_width and hints.heads not in (None, known_heads):
+        raise CheckpointError(
+            "the number of heads contradicts the norms of query and key",
+            found=f"{hints.heads} heads",
+            wanted=f"{known_heads} (width {width}, norms of {norm_width})",
+        )
+    swiglu = "blocks.0.mlp.fc1_g.weight" in state
+    hidden, _ = _shape(state, "blocks.0.mlp.fc1_g.weight" if swiglu else "blocks.0.mlp.fc1.weight", 2)
+    packed = hidden == 2 * _shape(state, "blocks.0.mlp.fc2.weight", 2)[1]
+    blocks = {key.split(".")[1] for key in state if key.startswith("blocks.")}
+    if len(blocks) != depth_of(state):
+        raise CheckpointError(
+            "blocks are missing", found=f"{len(blocks)} blocks, the last is number {depth_of(state) - 1}"
+        )
+    final_norm, pooling = _ending(state, named, width, notes)
+    plain = ViTConfig(
+        patch_size=patch,
+        image_size=(patch, patch),
+        in_channels=channels,
+        width=width,
+        depth=len(blocks),
+        heads=heads_for(width, hints, known_heads, notes),
+        mlp_ratio=hidden / width,
+        class_token="cls_token" in state,
+        registers=_shape(state, "reg_token", 3)[1] if "reg_token" in state else 0,
+        stem_norm="norm_pre.weight" in state,
+        qkv_bias="blocks.0.attn.qkv.bias" in state,
+        qk_norm=norm_width is not None,
+        mlp="swiglu" if swiglu else "swiglu_packed" if packed else "mlp",
+        layer_scale="blocks.0.ls1.gamma" in state,
+        pooling=pooling,
+        final_norm=final_norm,
+        pre_logits=_shape(state, "pre_logits.fc.weight", 2)[0] if "pre_logits.fc.weight" in state else 0,
+        num_classes=_shape(state, "head.weight", 2)[0] if "head.weight" in state else 0,
+    )
+    if "dist_token" in state:
+        plain = DeiTConfig(**{field.name: getattr(plain, field.name) for field in fields(ViTConfig)})
+    config = _with_positions(_with_conventions(plain, state, named, notes), state, hints, named, notes)
+    kind = "SwiGLU" if config.mlp != "mlp" else config.activation
+    notes.append(
+        f"{config.depth} blocks of width {width}, {config.heads} heads, {kind}; patches of {patch}, "
+        f"image {config.image_size[0]}x{config.image_size[1]}, {config.num_classes or 'no'} classes"
+    )
+    return config
+
+
+def _shape(state: Mapping[str, Tensor], key: str, axes: int) -> tuple[int, ...]:
+    tensor = state.get(key)
+    if tensor is None or tensor.ndim != axes or 0 in tensor.shape:
+        raise CheckpointError(
+            "the state dict has timm's names, but not its shapes",
+            found=f"no {key}" if tensor is None else f"{key} of {list(tensor.shape)}",
+            wanted=f"{key} with {axes} axes, none of size 0",
+        )
+    return tuple(tensor.shape)
+
+
+def _ending(state: Mapping[str, Tensor], named: Named, width: int, notes: list[str]) -> tuple[FinalNorm, Pooling]:
+    """Where the final norm stands, and how tokens are pooled."""
+    if "norm.weight" in state:
+        final_norm: FinalNorm = "before_pooling"
+    elif "fc_norm.weight" in state:
+        final_norm = "after_pooling"
+    elif named.argument("final_norm", True) is False:
+        final_norm = "none"
+    else:
+        raise CheckpointError(
+            "the final norm is missing, so pre-norm and post-norm blocks cannot be told apart",
+            found="neither norm.weight nor fc_norm.weight",
+            wanted="one of them, or a config.json whose model_args say final_norm: false",
+            fix="--model package.module:function, a function that builds the model",
+        )
+    if "attn_pool.latent" in state:
+        return final_norm, "attention"
+    if "head.weight" in state and _shape(state, "head.weight", 2)[1] == 2 * width:
+        return final_norm, "class_average"
+    if named.pooling is not None:
+        return final_norm, POOLINGS[named.pooling]
+    if final_norm == "after_pooling" and "cls_token" in state:
+        notes.append("pooled by the average of the patches, as models with fc_norm are")
+    return final_norm, "class" if "cls_token" in state and final_norm != "after_pooling" else "average"
+
+
+def _with_conventions(config: ViTConfig, state: Mapping[str, Tensor], named: Named, notes: list[str]) -> ViTConfig:
+    """What neither names nor shapes show: activation, epsilon, preprocessing, and whether a head is a projection."""
+    if named.model is not None:
+        like = named.model
+    else:
+        clip, siglip = config.stem_norm, config.pooling == "attention"
+        own_features = config.layer_scale or not config.num_classes or isinstance(config, DeiTConfig)
+        like = replace(
+            config,
+            layer_norm_eps=1e-5 if clip else 1e-6,
+            recipe="clip" if clip else "siglip" if siglip else "imagenet" if own_features else "augreg",
+        )
+        others = " (OpenAI's CLIP has quick_gelu)" if clip else " (SigLIP was trained with gelu_tanh)" if siglip else ""
+        notes.append(
+            f"keys do not show the activation and the epsilon of LayerNorm: taken as gelu{others} and "
+            f"{like.layer_norm_eps:g}; naming the model tells"
+        )
+    activation = named.argument("act_layer", like.activation)
+    if activation not in ACTIVATIONS:
+        # The SiLU of a SwiGLU is named here too, and is part of it.
+        activation = like.activation
+    bias = state.get("head.bias")
+    projection = config.num_classes > 0 and (bias is None or (config.stem_norm and not bias.any()))
+    if projection:
+        notes.append(f"the head has no bias: a projection to {config.num_classes} dimensions, not classes")
+    return replace(
+        config,
+        activation=activation,
+        layer_norm_eps=like.layer_norm_eps,
+        recipe=like.recipe,
+        head="projection" if projection else "linear",
+    )
+
+
+def _with_positions(
+    config: ViTConfig, state: Mapping[str, Tensor], hints: Hints, named: Named, notes: list[str]
+) -> ViTConfig:
+    """Image size, which tokens have positions, and the formula that the table follows, if any."""
+    patch, prefix = config.patch_size, config.prefix
+    if "pos_embed" not in state:
+        size = hints.image_size or named.image_size
+        if named.argument("pos_embed", "learn") not in ("", "none") or size is None:
+            raise CheckpointError(
+                "there is no position table, so the positions may be rotary, or none",
+                found="no pos_embed",
+                wanted="pos_embed, or a config.json whose model_args say pos_embed: none and img_size",
+                fix="name the model: timm:NAME",
+            )
+        return replace(config, positions="none", image_size=size)
+    rows = _shape(state, "pos_embed", 3)[1]
+    told = named.arguments.get("no_embed_class")
+    excluded = bool(told) if told is not None else named.model is not None and not named.model.prefix_positions
+    choices = [rows, rows - prefix] if excluded else [rows - prefix, rows]
+    sizes = [size for size in (hints.image_size, named.image_size) if size is not None]
+    fitting = [count for count in choices for size in sizes if (size[0] // patch) * (size[1] // patch) == count]
+    square = [count for count in choices if count > 0 and math.isqrt(count) ** 2 == count]
+    patches = next(iter([*fitting, *square, *choices]))
+    configured = next((s for s in sizes if (s[0] // patch) * (s[1] // patch) == patches), None)
+    size = image_size_for(patches, patch, hints, configured, notes)
+    placed = replace(
+        config,
+        image_size=size,
+        drop_remainder=bool(size[0] % patch or size[1] % patch),
+        prefix_positions=patches != rows or prefix == 0,
+    )
+    return replace(placed, positions=_formula(state["pos_embed"], placed))
+
+
+def _formula(table: Tensor, config: ViTConfig) -> Positions:
+    prefix, width = config.positioned_prefix, config.width
+    if width % 4 == 0 and _close(table, sincos_2d(config.grid, width, prefix)):
+        return "sincos_2d"
+    if width % 2 == 0 and _close(table, sinusoidal(prefix + config.num_patches, width)):
+        return "sinusoidal"
+    return "learned"
+
+
+def _close(table: Tensor, formula: Tensor) -> bool:
+    return table.shape == formula.shape and torch.allclose(table.float(), formula, rtol=0, atol=FORMULA_TOLERANCE)
+
+
+def _from_dinov2(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The names of DINOv2's release as timm's. With registers, the class token's position is added to it, once."""
+    renamed = {
+        key.replace(".mlp.w12.", ".mlp.fc1.").replace(".mlp.w3.", ".mlp.fc2."): tensor for key, tensor in state.items()
+    }
+    if "register_tokens" in renamed and {"cls_token", "pos_embed"} <= renamed.keys():
+        positions = renamed["pos_embed"]
+        renamed["reg_token"] = renamed.pop("register_tokens")
+        renamed["cls_token"] = renamed["cls_token"] + positions[:, :1]
+        renamed["pos_embed"] = positions[:, 1:]
+    return renamed
