@@ -1,4 +1,4 @@
-"""From a model's outputs to what an app reads."""
+"""From a classifier's outputs to what an app reads, and the functions that all answers share."""
 
 from __future__ import annotations
 
@@ -49,10 +49,19 @@ def softmax(logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
     return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True))
 
 
+def sigmoid(logits: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """1 / (1 + exp(-x)) in the dtype of the logits, without overflow."""
+    small = np.exp(-np.abs(logits))
+    return np.asarray(np.where(logits >= 0, 1, small) / (1 + small))
+
+
+def label_of(index: int, labels: Sequence[str] | None) -> str:
+    """The label of a class; its number where it has none."""
+    return labels[index] if labels and 0 <= index < len(labels) else str(index)
+
+
 def classify(logits: npt.NDArray[np.float32], labels: Sequence[str] | None, count: int = 5) -> Classification:
     """The `count` best classes of one image. logits: float32 [classes]; labels: one name a class, or None."""
     scores = softmax(logits)
     best = np.argsort(-scores, kind="stable")[:count]
-    return Classification(
-        tuple(ClassScore(int(i), labels[i] if labels else str(int(i)), float(scores[i])) for i in best)
-    )
+    return Classification(tuple(ClassScore(int(i), label_of(int(i), labels), float(scores[i])) for i in best))

@@ -1,0 +1,104 @@
+"""From a detector's outputs for one image to objects with boxes in pixels of the original image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.runtime.geometry import input_window
+from vitdeploy.runtime.postprocess import label_of, sigmoid, softmax
+from vitdeploy.spec import PostprocessSpec, PreprocessSpec
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Detection:
+    """One object: its class and label, its score in 0..1, and its box in pixels of the original image.
+
+    `box` is (left, top, right, bottom) in continuous coordinates: pixel i covers i to i + 1.
+    """
+
+    index: int
+    label: str
+    score: float
+    box: tuple[float, float, float, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"index": self.index, "label": self.label, "score": self.score, "box": list(self.box)}
+
+
+@dataclass(frozen=True)
+class Detections:
+    """The answer for one image of `size` (width, height): its objects, best first."""
+
+    size: tuple[int, int]
+    objects: tuple[Detection, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        width, height = self.size
+        return {"width": width, "height": height, "objects": [found.to_dict() for found in self.objects]}
+
+
+def detect(
+    outputs: Mapping[str, Array],
+    size: tuple[int, int],
+    preprocess: PreprocessSpec,
+    postprocess: PostprocessSpec,
+    labels: Sequence[str] | None,
+) -> Detections:
+    """The objects with a score above `postprocess.threshold`.
+
+    Args:
+        outputs: by name, without the batch axis, as `PostprocessSpec` says: "boxes" [queries, 4] and either "logits" or
+            "scores" and "labels".
+        size: (width, height) of the original image, upright. Boxes are clipped to it.
+        labels: one name a class, or None.
+    """
+    scores, classes, queries = _scores(outputs, postprocess)
+    kept = np.flatnonzero(scores > postprocess.threshold)
+    kept = kept[np.argsort(-scores[kept], kind="stable")]
+    boxes = to_pixels(outputs["boxes"][queries[kept]], size, preprocess, postprocess)
+    found = zip(classes[kept].tolist(), scores[kept].tolist(), boxes.tolist(), strict=True)
+    return Detections(
+        size, tuple(Detection(index, label_of(index, labels), score, tuple(box)) for index, score, box in found)
+    )
+
+
+def _scores(outputs: Mapping[str, Array], postprocess: PostprocessSpec) -> tuple[Array, Array, Array]:
+    """Score, class and query of every candidate.
+
+    "softmax": one candidate a query, its best class (arXiv 2005.12872). "sigmoid": of all pairs of query and class the
+    best, as many as there are queries (arXiv 2010.04159 and 2304.08069 in their released code).
+    """
+    if postprocess.scores == "given":
+        scores = outputs["scores"].astype(np.float64)
+        return scores, outputs["labels"].astype(np.int64), np.arange(len(scores))
+    logits = outputs["logits"]
+    if postprocess.scores == "softmax":
+        probabilities = softmax(logits)[:, :-1]
+        classes = probabilities.argmax(axis=1)
+        return probabilities.max(axis=1), classes, np.arange(len(logits))
+    queries, count = logits.shape
+    probabilities = sigmoid(logits.astype(np.float64)).reshape(-1)
+    best = np.argsort(-probabilities, kind="stable")[:queries]
+    return probabilities[best], best % count, best // count
+
+
+def to_pixels(
+    boxes: Array, size: tuple[int, int], preprocess: PreprocessSpec, postprocess: PostprocessSpec
+) -> npt.NDArray[np.float64]:
+    """float64 [n, 4], left, top, right, bottom in the original image, of boxes relative to the model's input."""
+    corners = boxes.astype(np.float64).reshape(-1, 4)
+    if postprocess.boxes == "cxcywh":
+        centre, half = corners[:, :2], corners[:, 2:] / 2
+        corners = np.concatenate([centre - half, centre + half], axis=1)
+    window = input_window(size, preprocess)
+    start = np.array([window.left, window.top] * 2)
+    extent = np.array([window.right - window.left, window.bottom - window.top] * 2)
+    width, height = size
+    return np.asarray(np.clip(start + corners * extent, 0.0, np.array([width, height] * 2, np.float64)))

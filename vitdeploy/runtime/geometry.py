@@ -1,0 +1,33 @@
+"""Where the model's input lies in the original image: the way back through resize and crop."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vitdeploy.runtime.preprocess import _resized
+from vitdeploy.spec import PreprocessSpec
+
+
+@dataclass(frozen=True)
+class Window:
+    """The part of the original image that the model's input shows, in its pixels: left, top, right, bottom.
+
+    Coordinates are continuous: pixel i covers i to i + 1. The edges are outside of the image where the input is padded.
+    """
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+
+def input_window(size: tuple[int, int], spec: PreprocessSpec) -> Window:
+    """The window of an image of `size` (width, height) that `preprocess.resize_and_crop` makes the model's input of."""
+    edges = []
+    for original, scaled, crop in zip(size, _resized(*size, spec.resize), reversed(spec.crop), strict=True):
+        # A side smaller than the crop is padded, half of it (rounded down) before; a larger one loses half (rounded to
+        # even) of what is too much.
+        start = -((crop - scaled) // 2) if scaled < crop else round((scaled - crop) / 2)
+        edges.append((start * original / scaled, (start + crop) * original / scaled))
+    (left, right), (top, bottom) = edges
+    return Window(left, top, right, bottom)

@@ -1,0 +1,142 @@
+"""From a panoptic model's outputs for one image to a map of segments at the original image's size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.runtime.geometry import input_window
+from vitdeploy.runtime.postprocess import label_of, sigmoid, softmax
+from vitdeploy.spec import PostprocessSpec, PreprocessSpec
+
+Array = npt.NDArray[Any]
+
+# Mask values held at once: masks are upsampled in bands of rows, so that memory does not grow with the image.
+BAND_ELEMENTS = 1 << 22
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One segment: its id in the map, its class and label, its score in 0..1, its area in pixels of the map.
+
+    `isthing`: an instance of a countable class; otherwise all of the image's stuff of that class.
+    """
+
+    id: int
+    index: int
+    label: str
+    score: float
+    area: int
+    isthing: bool
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "index": self.index,
+            "label": self.label,
+            "score": self.score,
+            "area": self.area,
+            "isthing": self.isthing,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class Panoptic:
+    """The answer for one image. map: int32 [height, width] of segment ids, 0 where there is no segment."""
+
+    map: npt.NDArray[np.int32]
+    segments: tuple[Segment, ...]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything but the pixels of the map."""
+        height, width = self.map.shape
+        return {"width": width, "height": height, "segments": [segment.to_dict() for segment in self.segments]}
+
+
+def segment(
+    outputs: Mapping[str, Array],
+    size: tuple[int, int],
+    preprocess: PreprocessSpec,
+    postprocess: PostprocessSpec,
+    labels: Sequence[str] | None,
+) -> Panoptic:
+    """Every pixel to the query whose mask, weighed by its score, is the largest there.
+
+    Queries count whose best class is not "no object" and has a score above `threshold`. One is dropped where its pixels
+    are less than `overlap` of those where its weighed mask reaches `mask_threshold`: the others hide it. Segments of
+    one stuff class are fused; the fused segment has the best of their scores.
+
+    The same function as `post_process_panoptic_segmentation` of transformers' DetrImageProcessor, whose ids are not
+    always unique after a fusion, as they are here, and which lists a fused segment once for each of its parts.
+
+    Args:
+        outputs: by name, without the batch axis: "logits" [queries, classes + 1] and "masks" [queries, height, width],
+            logits of masks relative to the model's input.
+        size: (width, height) of the original image, upright. What the model's input does not show has no segment.
+        labels: one name a class, or None.
+    """
+    probabilities = softmax(outputs["logits"])
+    classes, scores = probabilities.argmax(axis=1), probabilities.max(axis=1)
+    kept = np.flatnonzero((classes != probabilities.shape[1] - 1) & (scores > postprocess.threshold))
+    classes, scores = classes[kept], scores[kept]
+    winners = np.full((size[1], size[0]), -1, np.int32)
+    if not len(kept):
+        return Panoptic(winners + 1, ())
+    areas, reached = np.zeros(len(kept), np.int64), np.zeros(len(kept), np.int64)
+    masks = sigmoid(outputs["masks"][kept])
+    for rows, columns, band in _bands(masks, size, preprocess):
+        band *= scores[:, None, None].astype(band.dtype)
+        best = band.argmax(axis=0)
+        winners[rows, columns] = best
+        areas += np.bincount(best.reshape(-1), minlength=len(kept))
+        reached += (band >= postprocess.mask_threshold).sum(axis=(1, 2))
+    shown = (areas > 0) & (reached > 0) & (areas / np.maximum(reached, 1) >= postprocess.overlap)
+    segments: list[Segment] = []
+    ids = np.zeros(len(kept) + 1, np.int32)  # of each kept query; the last is that of pixels without any (winner -1)
+    fused: dict[int, int] = {}
+    for query in np.flatnonzero(shown).tolist():
+        index, score, area = int(classes[query]), float(scores[query]), int(areas[query])
+        isthing = index in postprocess.things
+        if index in fused:
+            old = segments[fused[index] - 1]
+            segments[old.id - 1] = replace(old, score=max(old.score, score), area=old.area + area)
+            ids[query] = old.id
+            continue
+        ids[query] = len(segments) + 1
+        segments.append(Segment(len(segments) + 1, index, label_of(index, labels), score, area, isthing))
+        if not isthing:
+            fused[index] = len(segments)
+    return Panoptic(ids[winners], tuple(segments))
+
+
+def _bands(masks: Array, size: tuple[int, int], preprocess: PreprocessSpec) -> Iterator[tuple[slice, slice, Array]]:
+    """The masks, bilinear, at the original image's size, a band of rows at a time: its rows and columns, its values.
+
+    Where the input shows the whole image it is `torch.nn.functional.interpolate(masks, size, mode="bilinear",
+    align_corners=False)`: no antialiasing, also where the image is smaller than the masks.
+    """
+    window = input_window(size, preprocess)
+    rows, y_low, y_high, y_share = _samples(size[1], window.top, window.bottom, masks.shape[1])
+    columns, x_low, x_high, x_share = _samples(size[0], window.left, window.right, masks.shape[2])
+    y_share, x_share = y_share.astype(masks.dtype)[:, None], x_share.astype(masks.dtype)
+    step = max(1, BAND_ELEMENTS // max(1, len(masks) * len(x_low)))
+    for start in range(0, len(y_low), step):
+        part = slice(start, start + step)
+        tall = masks[:, y_low[part]] * (1 - y_share[part]) + masks[:, y_high[part]] * y_share[part]
+        band = tall[:, :, x_low] * (1 - x_share) + tall[:, :, x_high] * x_share
+        yield slice(rows.start + start, rows.start + start + band.shape[1]), columns, band
+
+
+def _samples(length: int, start: float, stop: float, count: int) -> tuple[slice, Array, Array, Array]:
+    """For the pixels of an image side whose centres lie in start..stop, which is divided into `count` cells: which
+    pixels they are, the two nearest cell centres of each, and the second one's share."""
+    centres = np.arange(length) + 0.5
+    inside = np.flatnonzero((centres >= start) & (centres <= stop))
+    position = np.clip((centres[inside] - start) * count / (stop - start) - 0.5, 0, count - 1)
+    low = np.floor(position).astype(np.int64)
+    first = int(inside[0]) if len(inside) else 0
+    return slice(first, first + len(inside)), low, np.minimum(low + 1, count - 1), position - low
