@@ -1,0 +1,151 @@
+"""Token arrays from a `.npz` file, and their split into calibration and evaluation sequences.
+
+    source   int64 [n, source_length], what the encoder reads: tokens, then padding
+    target   int64 [n, target_length], what is to be written: tokens and the end token, no start, then padding; optional
+
+Written with `numpy.savez(path, source=..., target=...)`, compressed or not. The file is not trusted: sizes are read
+from its directory and from the arrays' headers before anything is allocated, and nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+import zlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.errors import DataError, MissingFileError
+
+MAX_BYTES = 1 << 28  # of one array: 33 million tokens
+MAX_HEADER = 10_000
+MEMBERS = ("source", "target")
+
+Array = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """int64 [n, source_length], and [n, target_length] or None."""
+
+    source: Array
+    target: Array | None
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def take(self, chosen: npt.NDArray[np.intp]) -> Tokens:
+        return Tokens(self.source[chosen], None if self.target is None else self.target[chosen])
+
+
+def read_tokens(path: Path) -> Tokens:
+    """The arrays of a `.npz`.
+
+    Raises:
+        MissingFileError: no such file.
+        DataError: no .npz; no `source`; members of other names; an array of another dtype or number of axes, without
+            elements, over 256 MiB, or with negative tokens; another number of targets than of sources.
+    """
+    if not path.is_file():
+        raise MissingFileError(f"no token file at {path}", fix="check --data, or data.path of the recipe")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
+            _check_names(path, [info.filename.removesuffix(".npy") for info in archive.infolist()])
+            arrays = {name: _read(path, archive, members[name]) for name in members}
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, OSError) as error:
+        raise DataError(
+            f"{path} is no whole .npz file",
+            found=str(error)[:200] or type(error).__name__,
+            wanted="a file that numpy.savez(path, source=..., target=...) writes",
+        ) from None
+    tokens = Tokens(arrays["source"], arrays.get("target"))
+    if tokens.target is not None and len(tokens.target) != len(tokens.source):
+        raise DataError(
+            f"{path} has another number of targets than of sources",
+            found=f"{len(tokens.target)} targets",
+            wanted=f"{len(tokens.source)}",
+        )
+    return tokens
+
+
+def _check_names(path: Path, names: list[str]) -> None:
+    if "source" not in names or len(set(names)) != len(names) or not set(names) <= set(MEMBERS):
+        raise DataError(
+            f"{path} does not hold tokens",
+            found=f"arrays {', '.join(names[:10]) or 'none'}",
+            wanted="source, and target where it is known",
+        )
+
+
+def _read(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
+    """One member, after its directory entry and its header agree on a size that is bearable."""
+    wanted = f"int64 [n, length] of at most {MAX_BYTES >> 20} MiB"
+    if info.file_size > MAX_BYTES:
+        raise DataError(f"{path}: {info.filename} is too large", found=f"{info.file_size:,} bytes", wanted=wanted)
+    with archive.open(info) as file:
+        shape, fortran, dtype = _header(path, file)
+        size = info.file_size - file.tell()
+        fits = dtype == np.dtype("<i8") and len(shape) == 2 and min(shape) > 0 and 8 * shape[0] * shape[1] == size
+        if not fits:
+            raise DataError(
+                f"{path}: {info.filename} is no array of tokens",
+                found=f"{dtype} {list(shape)} in {size:,} bytes",
+                wanted=wanted,
+                fix="np.savez(path, source=source.astype(np.int64), ...)",
+            )
+        array = np.frombuffer(bytearray(file.read()), "<i8").reshape(shape, order="F" if fortran else "C")
+    if (array < 0).any():
+        raise DataError(f"{path}: {info.filename} has negative tokens", found=str(int(array.min())), wanted="0 or more")
+    return np.ascontiguousarray(array, np.int64)
+
+
+def _header(path: Path, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype[np.generic]]:
+    try:
+        version = np.lib.format.read_magic(file)
+        read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}[version]
+        shape, fortran, dtype = read(file, max_header_size=MAX_HEADER)
+    except (ValueError, KeyError, SyntaxError) as error:
+        raise DataError(
+            f"{path} holds something else than arrays", found=str(error).splitlines()[0][:200], wanted="int64 arrays"
+        ) from None
+    return shape, fortran, dtype
+
+
+def split(
+    tokens: Tokens, *, calibration: int, evaluation: int | Literal["all"], seed: int, source: str = "the token file"
+) -> tuple[Tokens, Tokens]:
+    """Choose sequences that choices may be made on, and sequences that they are judged on: none is both.
+
+    As for images (`data.folder.split`): rows are permuted by `numpy.random.RandomState(seed)`, the first `calibration`
+    of them calibrate, the next `evaluation` (or all others) evaluate. `source` names the file in errors.
+
+    Raises:
+        DataError: fewer sequences than asked for.
+    """
+    order = np.random.RandomState(seed).permutation(len(tokens))
+    asked = calibration + (1 if evaluation == "all" else evaluation)
+    if len(tokens) < asked:
+        others = "at least one" if evaluation == "all" else str(evaluation)
+        raise DataError(
+            f"{source} has too few sequences",
+            found=f"{len(tokens)} sequences",
+            wanted=f"{calibration} to calibrate and {others} to evaluate",
+            fix="add sequences, or ask for fewer",
+        )
+    rest = order[calibration:] if evaluation == "all" else order[calibration:asked]
+    return tokens.take(order[:calibration]), tokens.take(rest)
+
+
+def digest(tokens: Tokens) -> str:
+    """SHA-256 over shapes and values, in order; the same for every way in which the file may be compressed."""
+    total = hashlib.sha256()
+    for name, array in zip(MEMBERS, (tokens.source, tokens.target), strict=True):
+        if array is not None:
+            total.update(f"{name} {array.shape}\n".encode())
+            total.update(array.astype("<i8").tobytes())
+    return total.hexdigest()
