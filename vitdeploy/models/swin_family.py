@@ -237,12 +237,12 @@ def _tables(weights: Mapping[str, Tensor]) -> list[list[Tensor]]:
 def _windows(rows: Sequence[int], image_size: tuple[int, int], patch: int, *, shrunk: bool) -> tuple[int, ...]:
     """The side of each stage's window from the number of rows of its bias tables.
 
-    A `shrunk` window is known only as far as the resolution goes; then it is taken to be that of the stage before.
+    A window that may have `shrunk` with the resolution is known only as far as that goes, and taken to be no larger.
     """
-    sides: list[int] = []
+    sides = []
     height, width = (size // patch for size in image_size)
     for count in rows:
-        candidates = [*sides[-1:], *range(1, count // 2 + 2)] if shrunk else []
+        candidates = range(1, count // 2 + 2) if shrunk else ()
         fitting = (side for side in candidates if _rows((min(side, height), min(side, width))) == count)
         sides.append(next(fitting, 0) or _square_side(count))
         height, width = -(-height // 2), -(-width // 2)
