@@ -25,6 +25,8 @@ SHAPE = {
     "layer_norm_eps": 1e-3,
 }
 LABELS = {"num_labels": 5}
+DECODER = {"decoder_num_hidden_layers": 1, "decoder_hidden_size": 16, "decoder_num_attention_heads": 2}
+DECODER |= {"decoder_intermediate_size": 16}
 DINO = {"mlp_ratio": 2}
 TEXT = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 50, "intermediate_size": 32}
 TEXT |= {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
@@ -60,8 +62,8 @@ CASES = {
     ),
     "ViTForImageClassification, 32x48": (lambda t: vision(t, "ViT", image_size=[32, 48], **LABELS), logits),
     "ViTForMaskedImageModeling": (lambda t: vision(t, "ViT"), None),
-    "ViTMAEModel": (lambda t: vision(t, "ViTMAE", mask_ratio=0.0), cls_of_last),
-    "ViTMAEForPreTraining": (lambda t: vision(t, "ViTMAE", mask_ratio=0.0, decoder_num_hidden_layers=1), None),
+    "ViTMAEModel": (lambda t: vision(t, "ViTMAE", mask_ratio=0.0, **DECODER), cls_of_last),
+    "ViTMAEForPreTraining": (lambda t: vision(t, "ViTMAE", mask_ratio=0.0, **DECODER), None),
     "DeiTModel": (lambda t: vision(t, "DeiT"), cls_of_last),
     "DeiTForImageClassification": (lambda t: vision(t, "DeiT", **LABELS), logits),
     "DeiTForImageClassificationWithTeacher": (lambda t: vision(t, "DeiT", **LABELS), logits),
