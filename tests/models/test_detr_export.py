@@ -1,4 +1,4 @@
-"""The exported graph of a DETR with masks: the same function on both runtimes at any batch, and made of what runtimes fuse."""
+"""The exported graph of a DETR with masks: the same function on both runtimes, and made of what they fuse."""
 
 from collections import Counter
 
