@@ -1,31 +1,122 @@
-"""Bring an exported graph into the one form that the later passes know."""
+"""Bring a graph, ours or made by others, into the one form that the later passes know.
+
+The canonical form:
+
+* a linear is MatMul(x, W) with W a constant [in, out], and an Add of its bias [out]; no Gemm, no Transpose of a weight;
+* a convolution holds the batch normalisation, scale and shift that followed it;
+* layer normalisation is one LayerNormalization; GELU is one Gelu from opset 20 on (below, what its exporter wrote);
+* attention is MatMul(scale * q, Transpose(k)), the Add of a mask where there is one, Softmax(axis=-1), MatMul(v);
+* a Reshape takes its shape from a constant, -1 for the free size; a free size that anything else needs is read from the
+  graph's input by one chain Shape(input, start, end) -> [Mul] -> Concat;
+* constants are initializers; no Identity, Dropout, Cast to the same type, dead code or shape arithmetic.
+"""
 
 from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import (
     LiftConstantsToInitializersPass,
+    NameFixPass,
     RemoveUnusedNodesPass,
     RemoveUnusedOpsetsPass,
     TopologicalSortPass,
 )
 from onnxscript import optimizer
 
+from vitdeploy.graph.canonical.attention import canonical_attention
+from vitdeploy.graph.canonical.convolution import fold_into_convolutions
+from vitdeploy.graph.canonical.gelu import fuse_gelu
+from vitdeploy.graph.canonical.infer import Inference
+from vitdeploy.graph.canonical.layer_norm import fuse_layer_norm
+from vitdeploy.graph.canonical.operators import Operators
+from vitdeploy.graph.canonical.redundant import remove_redundant
+from vitdeploy.graph.canonical.shapes import resolve_shapes
+from vitdeploy.graph.canonical.sizes import UNKNOWN, product
+from vitdeploy.graph.canonical.upgrade import upgrade_opset
 from vitdeploy.graph.linears import constant
 
 # Constants up to this size are computed at export: the largest are position embeddings, not weights.
 FOLD_ELEMENTS = 1 << 26
+# The oldest opset that has all operators of the canonical form except Gelu, and what an older graph is raised to.
+LOWEST_OPSET, OPSET = 18, 20
+# Each round may show the next one a constant: shapes -> folded indices -> shapes. Swin's masks take three.
+ROUNDS = 8
 
 
-def normalise(model: ir.Model) -> None:
-    """Fold constants, write every linear as MatMul + Add, drop what nothing reads. Changes the model in place."""
-    optimizer.fold_constants(
-        model, onnx_shape_inference=True, input_size_limit=FOLD_ELEMENTS, output_size_limit=FOLD_ELEMENTS
-    )
+@dataclass(frozen=True)
+class Normalised:
+    """How often each pass found something to rewrite, by the name of the pass."""
+
+    passes: dict[str, int]
+
+
+def normalise(model: ir.Model, opset: int | None = None) -> Normalised:
+    """Rewrite `model` into the canonical form, in place; its function stays the same up to rounding.
+
+    Args:
+        opset: raise the graph to this opset if it is lower. By default graphs below 18 are raised to 20.
+
+    Raises:
+        GraphError: the graph's opset cannot be raised.
+    """
+    version = model.graph.opset_imports.get("", 0)
+    wanted = opset or (OPSET if version < LOWEST_OPSET else version)
+    NameFixPass()(model)
     LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    gemm_to_matmul(model)
+    counts = {"opset": int(upgrade_opset(model, wanted))}
+    for name, rewrite in _PASSES.items():
+        counts[name] = rewrite(model)
     drop_unused(model)
+    NameFixPass()(model)
+    return Normalised(counts)
+
+
+def _settle(model: ir.Model) -> int:
+    """Fold constants, shapes and redundant nodes, until there is nothing left to do."""
+    total, operators = 0, Operators(model.graph.opset_imports)
+    for _ in range(ROUNDS):
+        known = Inference(model, operators)
+        _fold_constants(model, known)
+        changed = resolve_shapes(model, known) + remove_redundant(model, known)
+        RemoveUnusedNodesPass()(model)
+        total += changed
+        if not changed:
+            break
+    return total
+
+
+def _fold_constants(model: ir.Model, known: Inference) -> None:
+    """Compute what depends on constants alone; the results are initializers."""
+
+    def fits(node: ir.Node) -> bool | None:
+        for output in node.outputs:
+            dims = known.dims_of(output)
+            size = product(dims) if dims is not None else UNKNOWN
+            if not isinstance(size, int) or size > FOLD_ELEMENTS:
+                return False
+        return None
+
+    logger = logging.getLogger("onnxscript")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it warns of each operator with several outputs, which concerns no user
+    try:
+        optimizer.fold_constants(
+            model,
+            onnx_shape_inference=False,
+            input_size_limit=FOLD_ELEMENTS,
+            output_size_limit=FOLD_ELEMENTS,
+            should_fold=fits,
+        )
+    finally:
+        logger.setLevel(level)
+    if any(node.op_type == "Constant" for node in model.graph):
+        LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    RemoveUnusedNodesPass()(model)
 
 
 def drop_unused(model: ir.Model) -> None:
@@ -34,11 +125,12 @@ def drop_unused(model: ir.Model) -> None:
         clean(model)
 
 
-def gemm_to_matmul(model: ir.Model) -> None:
+def gemm_to_matmul(model: ir.Model) -> int:
     """Gemm with constant weights and bias, alpha = beta = 1, becomes MatMul + Add with the weight as [in, out].
 
-    Left alone: other alpha or beta, a transposed input, weights that are computed.
+    Left alone: other alpha or beta, a transposed input, weights that are computed. Returns how many were rewritten.
     """
+    count = 0
     for node in list(model.graph):
         if node.op_type != "Gemm" or node.attributes.get_float("alpha", 1.0) != 1.0:
             continue
@@ -61,3 +153,15 @@ def gemm_to_matmul(model: ir.Model) -> None:
         old, new = node.outputs[0], nodes[-1].outputs[0]
         new.type, new.shape = old.type, old.shape
         ir.convenience.replace_nodes_and_values(model.graph, node, [node], nodes, [old], [new])
+        count += 1
+    return count
+
+
+_PASSES: dict[str, Callable[[ir.Model], int]] = {
+    "shapes": _settle,
+    "layer_norm": fuse_layer_norm,
+    "gelu": fuse_gelu,
+    "attention": canonical_attention,
+    "convolution": fold_into_convolutions,
+    "gemm": gemm_to_matmul,
+}

@@ -1,0 +1,199 @@
+"""Shapes as constants: no node computes what is known, and a free size is read from the graph's input, once.
+
+A Reshape takes its shape from a constant, -1 for the size that is free; whatever else needs a free size (the Expand of
+a class token) takes it from one chain Shape(input, start, end) -> [Mul] -> Concat, shared by all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx_ir as ir
+
+from vitdeploy.graph.canonical.edit import add_constant, array_of, replace
+from vitdeploy.graph.canonical.infer import ARITHMETIC, Contents, Inference
+from vitdeploy.graph.canonical.operators import Dims
+from vitdeploy.graph.canonical.sizes import Extent, Size, Unknown
+
+INT64 = ir.DataType.INT64
+
+
+def resolve_shapes(model: ir.Model, known: Inference) -> int:
+    """Write every shape that is `known` as a constant. Returns how many inputs of nodes were rewritten."""
+    # Constants where all numbers are known, then views, then what still needs a free size.
+    rewritten = _known_numbers(model, known)
+    for node in list(model.graph):
+        if node.domain == "" and node.op_type in _RULES:
+            rewritten += _RULES[node.op_type](model, known, node)
+    return rewritten + _free_sizes(model, known)
+
+
+def _known_numbers(model: ir.Model, known: Inference) -> int:
+    """A computed tensor whose entries are all numbers is a constant."""
+    count = 0
+    for value, contents in list(known.contents.items()):
+        node = value.producer()
+        if node is None or value.is_graph_output() or value.dtype not in (INT64, ir.DataType.INT32):
+            continue
+        if not value.uses() or not all(isinstance(entry, int) for entry in contents.ravel()):
+            continue
+        constant = add_constant(model, contents.astype(value.dtype.numpy()), f"{value.name}.constant")
+        known.contents[constant] = contents
+        count += len(value.uses())
+        ir.convenience.replace_all_uses_with(value, constant)
+    return count
+
+
+def _reshape(model: ir.Model, known: Inference, node: ir.Node) -> int:
+    target = _view_shape(known.dims_of(node.inputs[0]), known.dims_of(node.outputs[0]))
+    if target is None:
+        return 0
+    current = array_of(node.inputs[1]) if node.op_type == "Reshape" else None
+    if current is not None and current.tolist() == target:
+        return 0
+    shape = add_constant(model, np.array(target, np.int64), f"{node.name}.shape")
+    new = ir.node("Reshape", [node.inputs[0], shape], name=node.name)
+    known.dims[new.outputs[0]] = known.dims[node.outputs[0]]
+    replace(model, node, [new])
+    return 1
+
+
+def _view_shape(data: Dims | None, wanted: Dims | None) -> list[int] | None:
+    """The constant that reshapes `data` to `wanted`: -1 for one free size, 0 for one that stays where it is."""
+    if wanted is None or any(isinstance(size, Unknown) for size in wanted):
+        return None
+    target, free = [], 0
+    for axis, size in enumerate(wanted):
+        if isinstance(size, int):
+            if size == 0:
+                return None
+            target.append(size)
+        elif free and data is not None and axis < len(data) and data[axis] == size:
+            target.append(0)
+        else:
+            target.append(-1)
+            free += 1
+    return target if free <= 1 else None
+
+
+def _tile(model: ir.Model, known: Inference, node: ir.Node) -> int:
+    """Repeating axes of size 1 is what Expand does."""
+    data, repeats = known.dims_of(node.inputs[0]), known.contents_of(node.inputs[1])
+    if data is None or repeats is None or len(data) != repeats.size:
+        return 0
+    if any(count != 1 and size != 1 for size, count in zip(data, repeats, strict=True)):
+        return 0
+    replace(model, node, [ir.node("Expand", list(node.inputs), name=node.name)])
+    return 1
+
+
+def _constant_of_shape(model: ir.Model, known: Inference, node: ir.Node) -> int:
+    """A constant of a free shape is the Expand of a number."""
+    attribute, contents = node.attributes.get("value"), known.contents_of(node.inputs[0])
+    if contents is None or contents.ndim != 1:
+        return 0
+    fill = np.zeros(1, np.float32) if attribute is None else attribute.as_tensor().numpy().reshape(1)
+    constant = add_constant(model, np.ascontiguousarray(fill), f"{node.name}.value")
+    replace(model, node, [ir.node("Expand", [constant, node.inputs[0]], name=node.name)])
+    return 1
+
+
+_RULES = {"Reshape": _reshape, "Flatten": _reshape, "Tile": _tile, "ConstantOfShape": _constant_of_shape}
+
+
+def _free_sizes(model: ir.Model, known: Inference) -> int:
+    """Inputs of nodes that are shapes with a free size: all from one short chain, and those equal share it."""
+    chain = _SizeChain(model, known)
+    count = 0
+    for node in list(model.graph):
+        if node.op_type in ARITHMETIC and node.outputs[0] in known.contents:
+            continue
+        for index, value in enumerate(node.inputs):
+            contents = known.contents.get(value) if value is not None else None
+            if value is None or contents is None or value.producer() is None or value.dtype != INT64:
+                continue
+            if contents.ndim == 1 and not chain.is_canonical(value):
+                short = chain.vector(contents)
+                if short is not None:
+                    node.replace_input_with(index, short)
+                    count += 1
+    return count
+
+
+class _SizeChain:
+    """Makes Shape(input, start, end), its multiples and their Concat, each only once, at the head of the graph."""
+
+    def __init__(self, model: ir.Model, known: Inference) -> None:
+        self._model = model
+        self._last: ir.Node | None = None
+        self._made: dict[tuple[Extent, ...], ir.Value] = {}
+        self._origin: dict[str, tuple[ir.Value, int]] = {}
+        for value in model.graph.inputs:
+            for axis, size in enumerate(known.dims_of(value) or ()):
+                if isinstance(size, Size) and value.name not in model.graph.initializers:
+                    self._origin.setdefault(str(size), (value, axis))
+
+    def is_canonical(self, value: ir.Value) -> bool:
+        """A Concat of constants and sizes of inputs, or one such size."""
+        node = value.producer()
+        if node is not None and node.op_type == "Concat":
+            return all(_is_size_of_input(part) or array_of(part) is not None for part in node.inputs)
+        return _is_size_of_input(value)
+
+    def vector(self, contents: Contents) -> ir.Value | None:
+        """An int64 [n] value that holds `contents`; None if a size in it is not one of the inputs'."""
+        entries: tuple[Extent, ...] = tuple(contents)
+        if entries in self._made:
+            return self._made[entries]
+        parts = []
+        for entry in entries:
+            part = self._entry(entry)
+            if part is None:
+                return None
+            parts.append(part)
+        value = parts[0] if len(parts) == 1 else self._append("Concat", parts, axis=0)
+        self._made[entries] = value
+        return value
+
+    def _entry(self, entry: Extent) -> ir.Value | None:
+        if isinstance(entry, Unknown):
+            return None
+        if (entry,) in self._made:
+            return self._made[(entry,)]
+        if isinstance(entry, int):
+            value = add_constant(self._model, np.array([entry], np.int64), f"size_{entry}")
+        elif len(entry.names) > 1 or entry.names[0] not in self._origin:
+            return None
+        elif entry.factor == 1:
+            source, axis = self._origin[entry.names[0]]
+            value = self._append("Shape", [source], start=axis, end=axis + 1)
+        else:
+            one, factor = self._entry(Size(1, entry.names)), self._entry(entry.factor)
+            assert one is not None and factor is not None
+            value = self._append("Mul", [one, factor])
+        self._made[(entry,)] = value
+        return value
+
+    def _append(self, operator: str, inputs: Sequence[ir.Value], **attributes: int) -> ir.Value:
+        node = ir.node(operator, inputs, attributes=attributes)
+        value = node.outputs[0]
+        value.dtype, value.name = INT64, f"sizes/{operator}_{len(self._made)}"
+        node.name = value.name
+        if self._last is None:
+            self._model.graph.insert_before(self._model.graph[0], node)
+        else:
+            self._model.graph.insert_after(self._last, node)
+        self._last = node
+        return value
+
+
+def _is_size_of_input(value: ir.Value | None) -> bool:
+    node = value.producer() if value is not None else None
+    return (
+        node is not None
+        and node.op_type == "Shape"
+        and node.inputs[0] is not None
+        and node.inputs[0].is_graph_input()
+        and {"start", "end"} <= node.attributes.keys()
+    )
