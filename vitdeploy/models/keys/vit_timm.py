@@ -117,14 +117,10 @@ def _config(state: Mapping[str, Tensor], hints: Hints, named: Named, notes: list
     width, channels, patch, across = _shape(state, "patch_embed.proj.weight", 4)
     if patch != across:
         raise CheckpointError("the patches are not square", found=f"{patch}x{across}", wanted="square patches")
-    norm_width = state["blocks.0.attn.q_norm.weight"].numel() if "blocks.0.attn.q_norm.weight" in state else None
-    known_heads = width // norm_width if norm_width else named.argument("num_heads", named.model and named.model.heads)
-    if norm_width and hints.heads not in (None, known_heads):
-        raise CheckpointError(
-            "the number of heads contradicts the norms of query and key",
-            found=f"{hints.heads} heads",
-            wanted=f"{known_heads} (width {width}, norms of {norm_width})",
-        )
+    known_heads = named.argument("num_heads", named.model and named.model.heads)
+    qk_norm = "blocks.0.attn.q_norm.weight" in state
+    if qk_norm:
+        known_heads = _heads_of_norms(width, _shape(state, "blocks.0.attn.q_norm.weight", 1)[0], hints)
     swiglu = "blocks.0.mlp.fc1_g.weight" in state
     hidden, _ = _shape(state, "blocks.0.mlp.fc1_g.weight" if swiglu else "blocks.0.mlp.fc1.weight", 2)
     packed = hidden == 2 * _shape(state, "blocks.0.mlp.fc2.weight", 2)[1]
@@ -146,7 +142,7 @@ def _config(state: Mapping[str, Tensor], hints: Hints, named: Named, notes: list
         registers=_shape(state, "reg_token", 3)[1] if "reg_token" in state else 0,
         stem_norm="norm_pre.weight" in state,
         qkv_bias="blocks.0.attn.qkv.bias" in state,
-        qk_norm=norm_width is not None,
+        qk_norm=qk_norm,
         mlp="swiglu" if swiglu else "swiglu_packed" if packed else "mlp",
         layer_scale="blocks.0.ls1.gamma" in state,
         pooling=pooling,
@@ -163,6 +159,18 @@ def _config(state: Mapping[str, Tensor], hints: Hints, named: Named, notes: list
         f"image {config.image_size[0]}x{config.image_size[1]}, {config.num_classes or 'no'} classes"
     )
     return config
+
+
+def _heads_of_norms(width: int, norm_width: int, hints: Hints) -> int:
+    """Each head has its own query, whose norm has as many weights as the head has channels."""
+    heads = width // norm_width
+    if width % norm_width or hints.heads not in (None, heads):
+        raise CheckpointError(
+            "the norms of query and key contradict the heads",
+            found=f"norms of {norm_width}, width {width}" + (f", --heads {hints.heads}" if hints.heads else ""),
+            wanted="as many heads as the width has norms",
+        )
+    return heads
 
 
 def _shape(state: Mapping[str, Tensor], key: str, axes: int) -> tuple[int, ...]:
@@ -261,12 +269,11 @@ def _with_positions(
     patches = next(iter([*fitting, *square, *choices]))
     configured = next((s for s in sizes if (s[0] // patch) * (s[1] // patch) == patches), None)
     size = image_size_for(patches, patch, hints, configured, notes)
-    placed = replace(
-        config,
-        image_size=size,
-        drop_remainder=bool(size[0] % patch or size[1] % patch),
-        prefix_positions=patches != rows or prefix == 0,
-    )
+    positioned = patches != rows or prefix == 0
+    if not positioned:
+        notes.append("the tokens before the patches have no positions")
+    remainder = bool(size[0] % patch or size[1] % patch)
+    placed = replace(config, image_size=size, drop_remainder=remainder, prefix_positions=positioned)
     return replace(placed, positions=_formula(state["pos_embed"], placed))
 
 
