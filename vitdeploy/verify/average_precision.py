@@ -1,0 +1,176 @@
+"""COCO's average precision for many draws of the same images at once.
+
+Which detection finds which object is decided by pycocotools, COCO's own program. Accumulating that into precision over
+recall is written here for all draws of a bootstrap together: an image that was drawn twice counts twice, as if it were
+in the list twice, and a drawn list needs no second matching (`COCOeval.accumulate` cannot take one: it reads
+`params.imgIds` by position, and needs seconds for each).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from scipy import sparse
+
+from vitdeploy.data.detection import Boxes
+from vitdeploy.errors import MissingPackageError
+
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+# COCO's: IoU .50:.05:.95, recall 0:.01:1, 100 detections a class and image, all sizes of objects.
+IOUS = np.linspace(0.5, 0.95, 10)
+RECALLS = np.linspace(0.0, 1.0, 101)
+MAX_DETECTIONS = 100
+ANY_AREA = [[0.0, 1e10]]
+
+
+@dataclass(frozen=True)
+class Objects:
+    """What a model found in one image: classes int64 [k], scores float [k], boxes float [k, 4] x0 y0 x1 y1, pixels."""
+
+    classes: npt.NDArray[np.int64]
+    scores: npt.NDArray[np.floating[Any]]
+    boxes: npt.NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class Matches:
+    """The detections of one class in all images, best score first, at T thresholds of IoU.
+
+    image: int64 [d], the index of each detection's image. right: bool [T, d], it finds an object. counted: bool [T, d],
+    it is right or wrong; others overlap what is to be ignored. positives: int64 [images], objects to be found.
+    found: bool [objects], which of these are found at the lowest IoU, by a detection of any score.
+    """
+
+    image: npt.NDArray[np.int64]
+    right: Bools
+    counted: Bools
+    positives: npt.NDArray[np.int64]
+    found: Bools
+
+
+def match(objects: Sequence[Objects], truth: Sequence[Boxes]) -> list[Matches]:
+    """Match detections with labelled objects image by image; one entry for each class that has labelled objects.
+
+    Detections of other classes count for nothing, as in COCO's mean over classes.
+
+    Raises:
+        MissingPackageError: pycocotools is not installed.
+    """
+    try:
+        coco = importlib.import_module("pycocotools.coco").COCO
+        evaluation = importlib.import_module("pycocotools.cocoeval").COCOeval
+    except ImportError:
+        raise MissingPackageError("pycocotools", "coco", "mAP") from None
+    classes = sorted({int(c) for boxes in truth for c in boxes.classes})
+    if not classes:
+        return []
+    with contextlib.redirect_stdout(io.StringIO()):  # it tells its progress on standard output
+        labelled, detected = coco(), coco()
+        labelled.dataset, detected.dataset = _documents(objects, truth, classes)
+        labelled.createIndex()
+        detected.createIndex()
+        run = evaluation(labelled, detected, "bbox")
+        run.params.areaRng, run.params.areaRngLbl = ANY_AREA, ["all"]
+        run.params.maxDets, run.params.iouThrs = [MAX_DETECTIONS], IOUS
+        run.evaluate()
+    n = len(truth)
+    return [_of_class(run.evalImgs[k * n : (k + 1) * n]) for k in range(len(classes))]
+
+
+def _documents(
+    objects: Sequence[Objects], truth: Sequence[Boxes], classes: Sequence[int]
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Labels and detections as COCO's data sets. Ids start at 1, as 0 means "no match" to pycocotools."""
+    images = {
+        "images": [{"id": i} for i in range(1, len(truth) + 1)],
+        "categories": [{"id": c} for c in classes],
+    }
+    labels: list[dict[str, Any]] = []
+    for i, boxes in enumerate(truth, 1):
+        for c, (x, y, w, h), crowd, area in zip(
+            boxes.classes.tolist(),
+            _corner_and_size(boxes.boxes),
+            boxes.crowd.tolist(),
+            boxes.area.tolist(),
+            strict=True,
+        ):
+            entry = {"image_id": i, "category_id": c, "bbox": [x, y, w, h], "area": area, "iscrowd": int(crowd)}
+            labels.append({"id": len(labels) + 1, **entry})
+    detections: list[dict[str, Any]] = []
+    for i, found in enumerate(objects, 1):
+        for c, (x, y, w, h), score in zip(
+            found.classes.tolist(), _corner_and_size(found.boxes), found.scores.tolist(), strict=True
+        ):
+            entry = {"image_id": i, "category_id": c, "bbox": [x, y, w, h], "area": w * h, "score": score}
+            detections.append({"id": len(detections) + 1, **entry})
+    return {**images, "annotations": labels}, {**images, "annotations": detections}
+
+
+def _corner_and_size(boxes: npt.NDArray[Any]) -> list[list[float]]:
+    corners = np.asarray(boxes, np.float64).reshape(-1, 4)
+    return np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1).tolist()  # type: ignore[no-any-return]
+
+
+def _of_class(results: Sequence[dict[str, Any] | None]) -> Matches:
+    """The images' results for one class, put together; an image without objects and detections has None."""
+    given = [(i, result) for i, result in enumerate(results) if result is not None]
+    scores = np.concatenate([result["dtScores"] for _, result in given])
+    order = np.argsort(-scores, kind="mergesort")
+    image = np.concatenate([np.full(len(result["dtScores"]), i) for i, result in given]).astype(np.int64)
+    matched = np.concatenate([result["dtMatches"] for _, result in given], axis=1) > 0
+    counted = ~np.concatenate([result["dtIgnore"] for _, result in given], axis=1).astype(bool)
+    positives = np.zeros(len(results), np.int64)
+    for i, result in given:
+        positives[i] = int((np.asarray(result["gtIgnore"]) == 0).sum())
+    found = [result["gtMatches"][0][np.asarray(result["gtIgnore"]) == 0] > 0 for _, result in given]
+    return Matches(
+        image[order], (matched & counted)[:, order], counted[:, order], positives, np.concatenate(found).astype(bool)
+    )
+
+
+def average_precision(matches: Sequence[Matches], draws: Floats) -> Floats:
+    """AP in 0..1 at each IoU, mean over the classes: float64 [draws, T]; NaN where a draw has no object.
+
+    Args:
+        draws: float64 [draws, images], how often each image counts; one row of ones is COCO's AP itself.
+    """
+    by_class = np.stack([_of_draws(each, draws) for each in matches])
+    defined = np.isfinite(by_class)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.where(defined, by_class, 0).sum(axis=0) / defined.sum(axis=0))
+
+
+def _of_draws(matches: Matches, draws: Floats) -> Floats:
+    """AP of one class, float64 [draws, T]; NaN where a draw has none of its objects.
+
+    Only right detections move recall, and precision is highest at these; so only they are looked at. COCO's AP is the
+    mean over 101 recalls r of the best precision at any recall of at least r (0 where r is not reached).
+    """
+    positives = draws @ matches.positives
+    result = np.full((len(draws), len(matches.right)), np.nan)
+    for t, (right, counted) in enumerate(zip(matches.right, matches.counted, strict=True)):
+        at = np.flatnonzero(right)
+        shape = (len(at) + 1, draws.shape[1])
+        # Row j: how many detections of each image count between right detection j - 1 and j, j included.
+        between = sparse.csr_matrix(
+            (counted.astype(np.float64), (np.searchsorted(at, np.arange(len(right))), matches.image)), shape
+        )
+        seen = np.cumsum(between @ draws.T, axis=0)[:-1]
+        hits = np.cumsum(draws.T[matches.image[at]], axis=0)
+        with np.errstate(invalid="ignore"):
+            recall = hits / positives
+        precision = hits / (seen + np.spacing(1))
+        best = np.maximum.accumulate(precision[::-1], axis=0)[::-1]
+        reached = np.searchsorted(RECALLS, recall, side="right")
+        result[:, t] = (best * np.diff(reached, axis=0, prepend=0)).sum(axis=0) / len(RECALLS)
+    result[positives == 0] = np.nan
+    return result

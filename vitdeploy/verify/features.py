@@ -1,0 +1,97 @@
+"""Do the features of an artifact still find the same images as the original's?"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.verify.comparison import Comparison
+from vitdeploy.verify.intervals import paired_difference, wilson
+
+Features = npt.NDArray[np.float32]
+
+# Rows of the table of similarities that are held at once.
+BLOCK = 1024
+# Cosines nearer than this differ by the rounding of float32 only: images that are copies of each other are one answer.
+ROUNDING = 1e-6
+
+
+@dataclass(frozen=True)
+class FeatureComparison(Comparison):
+    """The features of an artifact against the original's. The metric is "1-NN top-1": the percent of images whose
+    nearest other image is of their own class (leave-one-out; cosine; as DINO, arXiv 2104.14294, with k = 1).
+
+    drop has the paired interval of Newcombe 1998, method 10. agreement: percent of images whose nearest other image is
+        the same as with the original's features, with its Wilson interval.
+    cosine_mean, cosine_min: between the artifact's and the original's features of an image.
+    """
+
+    cosine_mean: float
+    cosine_min: float
+
+
+def compare_features(
+    features: Features, reference: Features, labels: npt.NDArray[np.int64] | None
+) -> FeatureComparison:
+    """Compare float32 [n, width], n >= 2, with the original's for the same images; labels int64 [n] or None.
+
+    Labels of which no two are equal say nothing about neighbours and are taken as None.
+
+    Raises:
+        ValueError: other shapes, or fewer than two images.
+    """
+    if features.shape != reference.shape or features.ndim != 2 or len(features) < 2:
+        raise ValueError(f"features {features.shape} against {reference.shape}")
+    n = len(features)
+    a, b = _unit(features), _unit(reference)
+    cosine = (a * b).sum(axis=1)
+    nearest, originals = np.empty(n, np.int64), np.empty(n, np.int64)
+    same = 0
+    for start in range(0, n, BLOCK):
+        rows = np.arange(start, min(start + BLOCK, n))
+        ours, theirs = (_similarities(each, rows) for each in (a, b))
+        nearest[rows], originals[rows] = ours.argmax(axis=1), theirs.argmax(axis=1)
+        local = np.arange(len(rows))
+        same += int((theirs[local, nearest[rows]] >= theirs.max(axis=1) - ROUNDING).sum())
+    low, high = wilson(same, n)
+    value = reference_value = drop = drop_ci95 = None
+    if labels is not None and len(np.unique(labels)) < n:
+        right, originally = labels[nearest] == labels, labels[originals] == labels
+        value, reference_value = 100 * float(right.mean()), 100 * float(originally.mean())
+        drop = 100 * (int(originally.sum()) - int(right.sum())) / n
+        limits = paired_difference(
+            int((right & originally).sum()),
+            int((originally & ~right).sum()),
+            int((right & ~originally).sum()),
+            int((~right & ~originally).sum()),
+        )
+        drop_ci95 = (100 * limits[0], 100 * limits[1])
+    return FeatureComparison(
+        n=n,
+        metric=None if value is None else "1-NN top-1",
+        value=value,
+        reference_value=reference_value,
+        drop=drop,
+        drop_ci95=drop_ci95,
+        agreement=100 * same / n,
+        agreement_ci95=(100 * low, 100 * high),
+        agreement_of="images with the same nearest image",
+        max_difference=float(np.abs(features - reference).max()) / max(float(np.abs(reference).max()), 1e-300),
+        cosine_mean=float(cosine.mean()),
+        cosine_min=float(cosine.min()),
+    )
+
+
+def _unit(features: Features) -> npt.NDArray[np.float64]:
+    """Features of length 1 as float64; zeros stay zeros."""
+    wide = features.astype(np.float64)
+    return np.asarray(wide / np.maximum(np.linalg.norm(wide, axis=1, keepdims=True), 1e-300))
+
+
+def _similarities(unit: npt.NDArray[np.float64], rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Cosines of `rows` with all images, float64 [rows, n]; of an image with itself: minus infinity."""
+    table = unit[rows] @ unit.T
+    table[np.arange(len(rows)), rows] = -np.inf
+    return np.asarray(table)
