@@ -218,6 +218,15 @@ def test_a_resized_formula_is_a_table_of_values():
     assert (same, untouched) == (config, state)
 
 
+def test_the_config_says_whether_the_table_is_antialiased():
+    state = VisionTransformer(SMALL).state_dict()
+    tables = [
+        FAMILY.resize(replace(SMALL, antialias_positions=antialias), state, (16, 16))[1]["pos_embed"]
+        for antialias in (True, False)
+    ]
+    assert not torch.allclose(*tables, atol=1e-4)
+
+
 def test_a_size_that_the_patch_does_not_divide_is_answered_with_those_that_it_does():
     with pytest.raises(CheckpointError) as caught:
         FAMILY.resize(SMALL, VisionTransformer(SMALL).state_dict(), (30, 48))

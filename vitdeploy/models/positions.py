@@ -58,10 +58,11 @@ def _angles(positions: Tensor, width: int) -> Tensor:
     return positions[:, None] * frequencies
 
 
-def resize_positions(table: Tensor, old: Grid, new: Grid, prefix: int) -> Tensor:
-    """The table for another grid: bicubic with antialiasing, in float32, rows of prefix tokens unchanged.
+def resize_positions(table: Tensor, old: Grid, new: Grid, prefix: int, *, antialias: bool = True) -> Tensor:
+    """The table for another grid: bicubic, in float32, rows of prefix tokens unchanged.
 
-    These are timm's choices (`resample_abs_pos_embed`), so that both load a checkpoint into the same numbers.
+    With antialiasing as timm does (`resample_abs_pos_embed`), without as transformers does (`interpolate_pos_encoding`;
+    of its ViTs only DINOv2 with registers has it), so that a model at another size is the one that its library runs.
 
     Args:
         table: [1, prefix + old rows * old columns, width], returned as it is when the grid stays the same.
@@ -70,6 +71,6 @@ def resize_positions(table: Tensor, old: Grid, new: Grid, prefix: int) -> Tensor
         return table
     width = table.shape[-1]
     image = table[:, prefix:].float().reshape(1, *old, width).permute(0, 3, 1, 2)
-    resized = F.interpolate(image, size=new, mode="bicubic", antialias=True)
+    resized = F.interpolate(image, size=new, mode="bicubic", antialias=antialias)
     patches = resized.permute(0, 2, 3, 1).reshape(1, new[0] * new[1], width).to(table.dtype)
     return torch.cat([table[:, :prefix], patches], dim=1)

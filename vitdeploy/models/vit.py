@@ -50,6 +50,7 @@ class ViTConfig:
     drop_remainder: allows an image size that the patch size does not divide; the last rows and columns are not read
         (SigLIP so400m/14 at 384).
     positions: what E_pos of equation 1 is. Whatever its origin, it is stored as the table `pos_embed`.
+    antialias_positions: how that table is resized for images of another size: see `resize_positions`.
     class_token, registers: the tokens before the patches, in this order.
     prefix_positions: whether E_pos has rows for these tokens too (not in DeiT-III, nor with DINOv2's registers).
     stem_norm: LayerNorm right after equation 1, and no bias in the patch embedding (CLIP).
@@ -76,6 +77,7 @@ class ViTConfig:
     layer_norm_eps: float = 1e-6
     drop_remainder: bool = False
     positions: Positions = "learned"
+    antialias_positions: bool = True
     class_token: bool = True
     registers: int = 0
     prefix_positions: bool = True

@@ -52,7 +52,7 @@ def describe(config: ViTConfig) -> Signature:
 def resize(
     config: Config, state: Mapping[str, Tensor], image_size: tuple[int, int]
 ) -> tuple[Config, dict[str, Tensor]]:
-    """Config and state for images of `image_size` (height, width): only the position table changes, as timm resizes it.
+    """Config and state for images of `image_size` (height, width): only the position table changes, as the config says.
 
     A table that followed a formula is then one of values, "learned".
 
@@ -72,7 +72,8 @@ def resize(
         ) from None
     if resized.grid == config.grid or config.positions == "none":
         return resized, dict(state)
-    table = resize_positions(state["pos_embed"], config.grid, resized.grid, config.positioned_prefix)
+    old, new, prefix = config.grid, resized.grid, config.positioned_prefix
+    table = resize_positions(state["pos_embed"], old, new, prefix, antialias=config.antialias_positions)
     return replace(resized, positions="learned"), {**state, "pos_embed": table}
 
 
