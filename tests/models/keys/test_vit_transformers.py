@@ -259,6 +259,11 @@ FAULTS = {
         "[96, 192], [192, 192], [192, 192]",
     ),
     "patches not square": (lambda s: replaced(s, "projection.weight", torch.zeros(192, 3, 8, 4)), {}, "8x4"),
+    "patches of nothing": (
+        lambda s: replaced(s, "projection.weight", torch.zeros(192, 3, 0, 0)),
+        {},
+        "patch_embed.proj.weight of [192, 3, 0, 0]",
+    ),
     "positions of no square": (
         lambda s: replaced(s, "position_embeddings", torch.zeros(1, 7, 192)),
         {},

@@ -100,6 +100,8 @@ def require(state: Mapping[str, Tensor], style: str, stem: Iterable[str] = ()) -
             fix="save model.state_dict() of the whole model",
         )
     width, _, height, across = _with_axes(state, "patch_embed.proj.weight", 4, style)
+    if 0 in state["patch_embed.proj.weight"].shape:
+        raise _misshapen(state, "patch_embed.proj.weight", "no axis of size 0", style)
     if height != across:
         raise CheckpointError("the patches are not square", found=f"{height}x{across}", wanted="square patches")
     for key, axes in wanted.items():
