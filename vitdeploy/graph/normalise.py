@@ -30,6 +30,7 @@ from onnxscript import optimizer
 
 from vitdeploy.graph.canonical.attention import canonical_attention
 from vitdeploy.graph.canonical.convolution import fold_into_convolutions
+from vitdeploy.graph.canonical.free_sizes import SizeChain
 from vitdeploy.graph.canonical.gelu import fuse_gelu
 from vitdeploy.graph.canonical.infer import Inference
 from vitdeploy.graph.canonical.layer_norm import fuse_layer_norm
@@ -82,8 +83,9 @@ def _settle(model: ir.Model) -> int:
     for _ in range(ROUNDS):
         known = Inference(model, operators)
         _fold_constants(model, known)
-        changed = resolve_shapes(model, known) + remove_redundant(model, known)
-        RemoveUnusedNodesPass()(model)
+        chain = SizeChain(model, known)
+        changed = resolve_shapes(model, known, chain) + remove_redundant(model, known, chain)
+        drop_unused(model)
         total += changed
         if not changed:
             break

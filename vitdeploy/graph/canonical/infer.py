@@ -190,12 +190,22 @@ def _constant_of_shape(inference: Inference, node: ir.Node) -> Dims | None:
     return tuple(target) if target is not None and target.ndim == 1 else None
 
 
+def _resize(inference: Inference, node: ir.Node) -> Dims | None:
+    """The batch of a Resize is scaled by 1, which ONNX's inference does not carry through for a free size."""
+    data, scales = inference.dims_of(node.inputs[0]), node.inputs[2] if len(node.inputs) > 2 else None
+    factors, inferred = inference.numbers(scales) if scales is not None else None, inference.dims.get(node.outputs[0])
+    if data is None or factors is None or inferred is None or len(data) != factors.size or "axes" in node.attributes:
+        return None
+    return tuple(own if factor == 1 else size for own, size, factor in zip(data, inferred, factors, strict=True))
+
+
 _DIMS: dict[str, Callable[[Inference, ir.Node], Dims | None]] = {
     "Reshape": _reshape,
     "Flatten": _flatten,
     "Expand": _expand,
     "Tile": _tile,
     "ConstantOfShape": _constant_of_shape,
+    "Resize": _resize,
 }
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.graph.canonical.edit import array_of, bypass, operands, producer, replace
+from vitdeploy.graph.canonical.free_sizes import SizeChain
 from vitdeploy.graph.canonical.infer import Inference, broadcast
 from vitdeploy.graph.canonical.operators import Dims
 from vitdeploy.graph.canonical.sizes import Unknown
@@ -20,7 +21,7 @@ BROADCASTING = frozenset(
 )
 
 
-def remove_redundant(model: ir.Model, known: Inference) -> int:
+def remove_redundant(model: ir.Model, known: Inference, chain: SizeChain) -> int:
     """Bypass every node that returns one of its inputs unchanged, as far as `known` knows. Returns how many went."""
     count = 0
     for node in list(model.graph):
@@ -29,7 +30,7 @@ def remove_redundant(model: ir.Model, known: Inference) -> int:
         source = _unchanged(known, node)
         same = source is not None and source.dtype == node.outputs[0].dtype
         bypassed = same and source is not None and bypass(model, node, source)
-        count += bypassed or _sink_expand(model, known, node)
+        count += bypassed or _sink_expand(model, known, node) or _sink_through_view(model, known, chain, node)
     return count
 
 
@@ -141,3 +142,26 @@ def _sink_expand(model: ir.Model, known: Inference, node: ir.Node) -> bool:
 
 def _equal(a: Dims, b: Dims) -> bool:
     return a == b and not any(isinstance(size, Unknown) for size in a)
+
+
+def _sink_through_view(model: ir.Model, known: Inference, chain: SizeChain, node: ir.Node) -> bool:
+    """Move the Expand of a constant behind a Cast, Unsqueeze or Tile, where it may meet an elementwise operator."""
+    expand = producer(node.inputs[0], "Expand") if node.op_type in ("Cast", "Unsqueeze", "Tile") else None
+    data = expand.inputs[0] if expand is not None else None
+    if expand is None or data is None or array_of(data) is None:
+        return False
+    before, after = known.dims_of(data), known.dims_of(expand.outputs[0])
+    wanted = known.dims_of(node.outputs[0])
+    if before is None or after is None or wanted is None or len(before) != len(after):
+        return False
+    if node.op_type == "Tile":
+        repeats = known.contents_of(node.inputs[1])
+        if repeats is None or any(a != b and count != 1 for a, b, count in zip(before, after, repeats, strict=True)):
+            return False
+    target = chain.vector(wanted)
+    if target is None:
+        return False
+    inner = ir.node(node.op_type, [data, *node.inputs[1:]], attributes=dict(node.attributes))
+    inner.outputs[0].type = node.outputs[0].type
+    replace(model, node, [inner, ir.node("Expand", [inner.outputs[0], target])])
+    return True

@@ -6,27 +6,26 @@ a class token) takes it from one chain Shape(input, start, end) -> [Mul] -> Conc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.graph.canonical.edit import add_constant, array_of, replace
-from vitdeploy.graph.canonical.infer import ARITHMETIC, Contents, Inference
+from vitdeploy.graph.canonical.free_sizes import SizeChain
+from vitdeploy.graph.canonical.infer import ARITHMETIC, Inference
 from vitdeploy.graph.canonical.operators import Dims
-from vitdeploy.graph.canonical.sizes import Extent, Size, Unknown
+from vitdeploy.graph.canonical.sizes import Unknown
 
 INT64 = ir.DataType.INT64
 
 
-def resolve_shapes(model: ir.Model, known: Inference) -> int:
+def resolve_shapes(model: ir.Model, known: Inference, chain: SizeChain) -> int:
     """Write every shape that is `known` as a constant. Returns how many inputs of nodes were rewritten."""
     # Constants where all numbers are known, then views, then what still needs a free size.
     rewritten = _known_numbers(model, known)
     for node in list(model.graph):
         if node.domain == "" and node.op_type in _RULES:
             rewritten += _RULES[node.op_type](model, known, node)
-    return rewritten + _free_sizes(model, known)
+    return rewritten + _free_sizes(model, known, chain)
 
 
 def _known_numbers(model: ir.Model, known: Inference) -> int:
@@ -102,9 +101,8 @@ def _constant_of_shape(model: ir.Model, known: Inference, node: ir.Node) -> int:
 _RULES = {"Reshape": _reshape, "Flatten": _reshape, "Tile": _tile, "ConstantOfShape": _constant_of_shape}
 
 
-def _free_sizes(model: ir.Model, known: Inference) -> int:
+def _free_sizes(model: ir.Model, known: Inference, chain: SizeChain) -> int:
     """Inputs of nodes that are shapes with a free size: all from one short chain, and those equal share it."""
-    chain = _SizeChain(model, known)
     count = 0
     for node in list(model.graph):
         if node.op_type in ARITHMETIC and node.outputs[0] in known.contents:
@@ -114,86 +112,8 @@ def _free_sizes(model: ir.Model, known: Inference) -> int:
             if value is None or contents is None or value.producer() is None or value.dtype != INT64:
                 continue
             if contents.ndim == 1 and not chain.is_canonical(value):
-                short = chain.vector(contents)
+                short = chain.vector(tuple(contents))
                 if short is not None:
                     node.replace_input_with(index, short)
                     count += 1
     return count
-
-
-class _SizeChain:
-    """Makes Shape(input, start, end), its multiples and their Concat, each only once, at the head of the graph."""
-
-    def __init__(self, model: ir.Model, known: Inference) -> None:
-        self._model = model
-        self._last: ir.Node | None = None
-        self._made: dict[tuple[Extent, ...], ir.Value] = {}
-        self._origin: dict[str, tuple[ir.Value, int]] = {}
-        for value in model.graph.inputs:
-            for axis, size in enumerate(known.dims_of(value) or ()):
-                if isinstance(size, Size) and value.name not in model.graph.initializers:
-                    self._origin.setdefault(str(size), (value, axis))
-
-    def is_canonical(self, value: ir.Value) -> bool:
-        """A Concat of constants and sizes of inputs, or one such size."""
-        node = value.producer()
-        if node is not None and node.op_type == "Concat":
-            return all(_is_size_of_input(part) or array_of(part) is not None for part in node.inputs)
-        return _is_size_of_input(value)
-
-    def vector(self, contents: Contents) -> ir.Value | None:
-        """An int64 [n] value that holds `contents`; None if a size in it is not one of the inputs'."""
-        entries: tuple[Extent, ...] = tuple(contents)
-        if entries in self._made:
-            return self._made[entries]
-        parts = []
-        for entry in entries:
-            part = self._entry(entry)
-            if part is None:
-                return None
-            parts.append(part)
-        value = parts[0] if len(parts) == 1 else self._append("Concat", parts, axis=0)
-        self._made[entries] = value
-        return value
-
-    def _entry(self, entry: Extent) -> ir.Value | None:
-        if isinstance(entry, Unknown):
-            return None
-        if (entry,) in self._made:
-            return self._made[(entry,)]
-        if isinstance(entry, int):
-            value = add_constant(self._model, np.array([entry], np.int64), f"size_{entry}")
-        elif len(entry.names) > 1 or entry.names[0] not in self._origin:
-            return None
-        elif entry.factor == 1:
-            source, axis = self._origin[entry.names[0]]
-            value = self._append("Shape", [source], start=axis, end=axis + 1)
-        else:
-            one, factor = self._entry(Size(1, entry.names)), self._entry(entry.factor)
-            assert one is not None and factor is not None
-            value = self._append("Mul", [one, factor])
-        self._made[(entry,)] = value
-        return value
-
-    def _append(self, operator: str, inputs: Sequence[ir.Value], **attributes: int) -> ir.Value:
-        node = ir.node(operator, inputs, attributes=attributes)
-        value = node.outputs[0]
-        value.dtype, value.name = INT64, f"sizes/{operator}_{len(self._made)}"
-        node.name = value.name
-        if self._last is None:
-            self._model.graph.insert_before(self._model.graph[0], node)
-        else:
-            self._model.graph.insert_after(self._last, node)
-        self._last = node
-        return value
-
-
-def _is_size_of_input(value: ir.Value | None) -> bool:
-    node = value.producer() if value is not None else None
-    return (
-        node is not None
-        and node.op_type == "Shape"
-        and node.inputs[0] is not None
-        and node.inputs[0].is_graph_input()
-        and {"start", "end"} <= node.attributes.keys()
-    )
