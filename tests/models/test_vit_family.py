@@ -17,7 +17,6 @@ from tests.models.vit_samples import (
 )
 from tests.references import reference
 from vitdeploy.errors import CheckpointError, UnknownModelError
-from vitdeploy.models.catalog import COMMON_NAMES, config_for
 from vitdeploy.models.positions import sincos_2d
 from vitdeploy.models.vit import VisionTransformer, ViTConfig
 from vitdeploy.models.vit_family import DEIT_FAMILY, FAMILY
@@ -69,9 +68,18 @@ def test_every_built_in_name_is_built_as_timm_builds_it(name, monkeypatch):
     assert not theirs, "arguments of timm that change the function"
 
 
-@pytest.mark.parametrize("name", [*COMMON_NAMES, "vit_w192d4h3_patch4_32", "vit_w32d2h2_patch8_32x48"])
-def test_names_of_plain_vits_mean_what_they_always_meant(name):
-    assert parse_vit(name) == config_for(name)
+@pytest.mark.parametrize(
+    ("name", "config"),
+    [
+        ("vit_base_patch16_224", ViTConfig()),
+        ("vit_small_patch32_384", ViTConfig((384, 384), 32, width=384, depth=12, heads=6)),
+        ("vit_huge_patch14_224", ViTConfig((224, 224), 14, width=1280, depth=32, heads=16)),
+        ("vit_w192d4h3_patch4_32", ViTConfig((32, 32), 4, width=192, depth=4, heads=3)),
+        ("vit_w32d2h2_patch8_32x48", ViTConfig((32, 48), 8, width=32, depth=2, heads=2)),
+    ],
+)
+def test_names_of_plain_vits_change_nothing_but_sizes(name, config):
+    assert parse_vit(name) == config
 
 
 def test_a_size_of_ones_own_works_in_every_pattern():
@@ -241,7 +249,3 @@ def test_a_distilled_model_keeps_its_type_and_both_prefix_rows():
     assert type(resized) is type(config)
     assert torch.equal(other["pos_embed"][:, :2], state["pos_embed"][:, :2])
     DEIT_FAMILY.build(resized).load_state_dict(other, strict=True)
-
-
-def test_the_default_configuration_is_the_papers_base_model():
-    assert parse_vit("vit_base_patch16_224") == ViTConfig()

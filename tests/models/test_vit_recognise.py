@@ -20,8 +20,8 @@ from tests.references import reference
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.deit import DeiTConfig, DistilledVisionTransformer
 from vitdeploy.models.family import Hints
-from vitdeploy.models.keys.vit_timm import recognise_deit, recognise_vit
 from vitdeploy.models.vit import VisionTransformer, ViTConfig
+from vitdeploy.models.vit_family import recognise_deit, recognise_vit
 from vitdeploy.models.vit_names import parse_deit, parse_vit
 
 HINTS = Hints(heads=4, image_size=(32, 48))
@@ -197,6 +197,18 @@ def test_the_original_dinov2_is_translated_as_timm_translates_it(registers, swig
     assert (found.config.registers, found.config.prefix_positions) == (registers, registers == 0)
     assert ("the tokens before the patches have no positions" in found.notes) is (registers > 0)
     VisionTransformer(found.config).load_state_dict(found.state, strict=True)
+
+
+@pytest.mark.parametrize(("kind", "recognise"), [("ViT", recognise_vit), ("DeiT", recognise_deit)])
+def test_the_family_reads_other_libraries_keys_too(kind, recognise):
+    transformers = reference("transformers")
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+    config = getattr(transformers, f"{kind}Config")(**sizes, image_size=32, patch_size=8)
+    name = "DeiTForImageClassificationWithTeacher" if kind == "DeiT" else "ViTForImageClassification"
+    state = getattr(transformers, name)(config).state_dict()
+    found = recognise(state, Hints(heads=4))
+    assert (found.family, found.style) == (kind.lower(), "transformers")
+    assert (recognise_vit if kind == "DeiT" else recognise_deit)(state, Hints(heads=4)) is None
 
 
 # --- image size and heads ---------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from torch import Tensor
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.config_files import IMAGENET_MEAN, IMAGENET_STD, timm_preprocess
 from vitdeploy.models.deit import DistilledVisionTransformer
-from vitdeploy.models.family import Family, Signature
-from vitdeploy.models.keys.vit_timm import recognise_deit, recognise_vit
+from vitdeploy.models.family import Family, Hints, Recognised, Signature
+from vitdeploy.models.keys import vit_jax, vit_timm, vit_torchvision, vit_transformers
 from vitdeploy.models.positions import resize_positions
 from vitdeploy.models.vit import Recipe, VisionTransformer, ViTConfig
 from vitdeploy.models.vit_names import DEIT_NAMES, VIT_NAMES, parse_deit, parse_vit
@@ -29,6 +29,7 @@ RECIPES: Mapping[Recipe, tuple[tuple[float, ...], tuple[float, ...], float, floa
     "siglip": (HALF, HALF, 0.9, 0.9),
 }
 LARGE = 384
+READERS = (vit_timm.recognise, vit_transformers.recognise, vit_torchvision.recognise, vit_jax.recognise)
 Config = TypeVar("Config", bound=ViTConfig)
 
 
@@ -90,6 +91,21 @@ def preprocess(config: ViTConfig) -> PreprocessSpec:
     mean, std, small, large = RECIPES[config.recipe]
     share = small if min(config.image_size) < LARGE else large
     return timm_preprocess({"mean": mean, "std": std, "crop_pct": share}, config.in_channels, config.image_size)
+
+
+def recognise_vit(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
+    """A ViT without distillation token in any key style; errors as the readers'."""
+    return _read(state, hints, "vit")
+
+
+def recognise_deit(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
+    """A DeiT with distillation token in any key style; errors as the readers'."""
+    return _read(state, hints, "deit")
+
+
+def _read(state: Mapping[str, Tensor], hints: Hints, family: str) -> Recognised | None:
+    found = next((found for reader in READERS if (found := reader(state, hints)) is not None), None)
+    return found if found is not None and found.family == family else None
 
 
 FAMILY = Family(

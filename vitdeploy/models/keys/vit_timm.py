@@ -19,7 +19,7 @@ from torch import Tensor
 from vitdeploy.errors import CheckpointError, UnknownModelError
 from vitdeploy.models.deit import DeiTConfig
 from vitdeploy.models.family import Hints, Recognised
-from vitdeploy.models.keys.facts import depth_of, heads_for, image_size_for, left_out
+from vitdeploy.models.keys.facts import depth_of, heads_for, image_size_for, left_out, recognised
 from vitdeploy.models.layers import ACTIVATIONS
 from vitdeploy.models.positions import sincos_2d, sinusoidal
 from vitdeploy.models.vit import FinalNorm, Pooling, Positions, ViTConfig
@@ -39,38 +39,12 @@ POOLINGS: Mapping[str, Pooling] = {"token": "class", "avg": "average", "map": "a
 FORMULA_TOLERANCE = 2e-3
 
 
-def recognise_vit(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
-    """A ViT without distillation token, by timm's or DINOv2's keys; None where the state dict is something else.
+def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
+    """A ViT, or a DeiT with distillation token, by timm's or DINOv2's keys; None where the state dict has others.
 
     Raises:
         CheckpointError: heads, image size or positions cannot be known, or shapes contradict each other.
     """
-    return None if "dist_token" in state else _recognise(state, hints)
-
-
-def recognise_deit(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
-    """A DeiT with distillation token, by timm's keys; None where the state dict is something else.
-
-    Raises:
-        CheckpointError: as `recognise_vit`.
-    """
-    return _recognise(state, hints) if "dist_token" in state else None
-
-
-@dataclass(frozen=True)
-class Named:
-    """What `config.json` says: the built-in model that it names, and the arguments that override it."""
-
-    model: ViTConfig | None
-    arguments: Mapping[str, Any]
-    pooling: str | None
-    image_size: tuple[int, int] | None
-
-    def argument(self, name: str, default: Any) -> Any:
-        return self.arguments.get(name, default)
-
-
-def _recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
     original = "register_tokens" in state or "blocks.0.mlp.w12.weight" in state
     own = _from_dinov2(state) if original else dict(state)
     if any(key not in own or own[key].ndim != axes for key, axes in SIGNS.items()):
@@ -90,8 +64,20 @@ def _recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
         raise CheckpointError("the state dict's shapes contradict each other", found=str(error)) from None
     if config.head == "projection":
         own.pop("head.bias", None)
-    family = "deit" if isinstance(config, DeiTConfig) else "vit"
-    return Recognised(family, "original" if original else "timm", config, own, tuple(notes))
+    return recognised("original" if original else "timm", own, config, notes)
+
+
+@dataclass(frozen=True)
+class Named:
+    """What `config.json` says: the built-in model that it names, and the arguments that override it."""
+
+    model: ViTConfig | None
+    arguments: Mapping[str, Any]
+    pooling: str | None
+    image_size: tuple[int, int] | None
+
+    def argument(self, name: str, default: Any) -> Any:
+        return self.arguments.get(name, default)
 
 
 def _named(config: Mapping[str, Any]) -> Named | None:
