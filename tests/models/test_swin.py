@@ -175,14 +175,21 @@ def test_the_mask_keeps_apart_what_only_the_cyclic_shift_brought_together():
     assert (mask[5] == 0).mean() == 0.25  # the corner: four quarters
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("swin_tiny_patch4_window7_224", TINY_PARAMETERS)])
-def test_number_of_parameters_is_the_published_one(name, parameters):
+def test_number_of_parameters_is_the_published_one():
     with torch.device("meta"):
-        model = SwinTransformer(FAMILY.names[name])
-    assert sum(parameter.numel() for parameter in model.parameters()) == parameters
+        model = SwinTransformer(FAMILY.names["swin_tiny_patch4_window7_224"])
+    assert sum(parameter.numel() for parameter in model.parameters()) == TINY_PARAMETERS
 
 
-@pytest.mark.parametrize("name", FAMILY.names)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "swin_tiny_patch4_window7_224",
+        "swin_small_patch4_window7_224",
+        "swin_base_patch4_window12_384",
+        "swin_large_patch4_window7_224",
+    ],
+)
 def test_built_in_names_have_timms_parameters(name):
     timm = reference("timm")
     with torch.device("meta"):

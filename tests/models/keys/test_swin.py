@@ -384,7 +384,7 @@ STATES = {
 def test_a_damaged_state_dict_is_read_or_refused_but_never_a_bug(style):
     whole = STATES[style]()
 
-    @settings(max_examples=60, deadline=None, derandomize=True)
+    @settings(max_examples=25, deadline=None, derandomize=True)
     @given(
         st.lists(st.sampled_from(sorted(whole)), max_size=4),
         st.dictionaries(st.sampled_from(sorted(whole)), st.lists(st.integers(0, 5), max_size=4), max_size=3),
