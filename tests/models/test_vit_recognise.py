@@ -113,6 +113,14 @@ def test_the_last_note_sums_the_model_up():
     )
 
 
+@pytest.mark.parametrize(("mlp", "heads"), [("mlp", 16), ("swiglu_packed", 24)])
+def test_of_the_two_published_models_of_width_1536_only_dinov2_has_a_swiglu(mlp, heads):
+    config = replace(WIDE, width=1536, heads=heads, mlp=mlp, mlp_ratio=1 / 16)
+    found = recognise_vit(VisionTransformer(config).state_dict(), Hints())
+    assert found.config.heads == heads
+    assert sum("--heads says otherwise" in note for note in found.notes) == 1
+
+
 def test_norms_of_query_and_key_tell_the_heads():
     found = recognise_vit(state_of(replace(SMALL, qk_norm=True)), Hints(image_size=(32, 48)))
     assert found.config.heads == 4

@@ -23,8 +23,10 @@ from vitdeploy.models.keys.facts import depth_of, heads_for, image_size_for, lef
 from vitdeploy.models.layers import ACTIVATIONS
 from vitdeploy.models.positions import sincos_2d, sinusoidal
 from vitdeploy.models.vit import FinalNorm, Pooling, Positions, ViTConfig
-from vitdeploy.models.vit_names import parse_deit, parse_vit
+from vitdeploy.models.vit_names import SIZES, parse_deit, parse_vit
 
+# The published width with two numbers of heads: DINOv2's giant has 24, and SwiGLU.
+GIANTOPT = SIZES["giantopt"]
 # What tells a ViT of this style from every other state dict.
 SIGNS = {"patch_embed.proj.weight": 4, "blocks.0.norm1.weight": 1, "blocks.0.attn.qkv.weight": 2}
 # A block with any other tensor is another function (relative positions, gates, parallel branches ...).
@@ -115,6 +117,9 @@ def _config(state: Mapping[str, Tensor], hints: Hints, named: Named, notes: list
         raise CheckpointError(
             "blocks are missing", found=f"{len(blocks)} blocks, the last is number {depth_of(state) - 1}"
         )
+    if not (known_heads or hints.heads or swiglu or packed) and width == GIANTOPT.width:
+        known_heads = GIANTOPT.heads
+        notes.append(f"{known_heads} heads, as SigLIP 2's model of width {width} has; --heads says otherwise")
     final_norm, pooling = _ending(state, named, width, notes)
     plain = ViTConfig(
         patch_size=patch,
