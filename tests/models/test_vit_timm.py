@@ -162,3 +162,10 @@ def test_a_fixed_table_is_added_like_a_learned_one_and_kept_by_the_initialisatio
 def test_sizes_that_make_no_model_are_refused(change, reason):
     with pytest.raises(ValueError, match=reason.replace("(", r"\(")):
         replace(SMALL, **change)
+
+
+def test_a_ratio_that_was_measured_gives_the_rows_that_it_was_measured_on():
+    """98 * (h / 98) is below h for some h in floating point."""
+    rows = range(1, 400)
+    assert any(int(98 * (h / 98)) != h for h in rows)
+    assert [replace(SMALL, width=98, heads=2, mlp_ratio=h / 98).hidden for h in rows] == list(rows)
