@@ -1,0 +1,57 @@
+"""Exact rewrites of a float graph, in the order in which they help each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import onnx_ir as ir
+
+from vitdeploy.graph.biases import drop_key_bias, fold_value_bias
+from vitdeploy.graph.class_token import class_token_only
+from vitdeploy.graph.fold_scale import fold_attention_scale
+from vitdeploy.graph.image_norm import fold_image_normalisation
+from vitdeploy.graph.layer_scale import fold_layer_scale
+from vitdeploy.graph.qkv import merge_qkv, split_qkv
+
+
+@dataclass(frozen=True)
+class OptimizeOptions:
+    """Which rewrites run. Every one is exact up to the rounding of new float32 weights.
+
+    `qkv`: "merged" gives query, key and value one linear where they read the same tensor, "separate" one each; "keep"
+    leaves them as they are, but for the last block where `class_token_only` divides them.
+    """
+
+    fold_layer_scale: bool = True
+    fold_attention_scale: bool = True
+    drop_key_bias: bool = True
+    fold_value_bias: bool = True
+    fold_image_normalisation: bool = True
+    class_token_only: bool = True
+    qkv: Literal["keep", "merged", "separate"] = "keep"
+
+
+def optimize(model: ir.Model, options: OptimizeOptions | None = None) -> dict[str, int]:
+    """Run the chosen rewrites, in place. A second run changes nothing.
+
+    Args:
+        model: a graph as `normalise` leaves it: linears as MatMul + Add, constants folded.
+
+    Returns: how many places each rewrite that ran has changed, by its name, in the order of the run.
+    """
+    options = options or OptimizeOptions()
+    # LayerScale first: then the projection that takes the value's bias is a plain linear. Folds of merged weights
+    # before the class token and qkv, so that they find them in the exporter's form and the division copies the result.
+    rewrites: dict[str, tuple[bool, Callable[[ir.Model], int]]] = {
+        "fold_layer_scale": (options.fold_layer_scale, fold_layer_scale),
+        "fold_attention_scale": (options.fold_attention_scale, fold_attention_scale),
+        "drop_key_bias": (options.drop_key_bias, drop_key_bias),
+        "fold_value_bias": (options.fold_value_bias, fold_value_bias),
+        "fold_image_normalisation": (options.fold_image_normalisation, fold_image_normalisation),
+        "class_token_only": (options.class_token_only, class_token_only),
+        "merge_qkv": (options.qkv == "merged", merge_qkv),
+        "split_qkv": (options.qkv == "separate", split_qkv),
+    }
+    return {name: rewrite(model) for name, (chosen, rewrite) in rewrites.items() if chosen}
