@@ -249,7 +249,8 @@ class SwinBlock(nn.Module):
         self.norm1 = nn.LayerNorm(stage.width)
         self.attn = WindowAttention(stage, config, any(self.shift))
         self.norm2 = nn.LayerNorm(stage.width)
-        self.mlp = MLP(stage.width, int(stage.width * config.mlp_ratio))
+        # Rounded down, but not from a product that only an error of rounding keeps below the whole number.
+        self.mlp = MLP(stage.width, int(stage.width * config.mlp_ratio + 1e-6))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attend(self.norm1(x))

@@ -122,8 +122,8 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
     if read is None:
         return None
     style, weights, notes = read
-    patches, hidden = weights.get("patch_embed.proj.weight"), weights.get("layers.0.blocks.0.mlp.fc1.weight")
-    if patches is None or patches.ndim != 4 or not patches.numel() or hidden is None or hidden.ndim != 2:
+    patches = weights.get("patch_embed.proj.weight")
+    if patches is None or patches.ndim != 4 or not patches.numel():
         return None
     _refuse_variants(state, hints.config)
     tables = _tables(weights)
@@ -140,6 +140,8 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
     classes = 0 if head is None or head.ndim != 2 else len(head)
     if not classes:
         notes.append("no classification head: a feature extractor")
+    # Of the last stage, which is the widest: other libraries round down ratios that are no whole numbers.
+    hidden = weights.get(f"layers.{len(tables) - 1}.blocks.0.mlp.fc2.weight")
     border = _BORDERS.get(style, "timm")
     try:
         config = SwinConfig(
@@ -150,7 +152,9 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
             depths=tuple(len(stage) for stage in tables),
             heads=tuple(stage[0].shape[1] for stage in tables),
             windows=_windows([len(stage[0]) for stage in tables], image_size, patch, shrunk=border == "timm"),
-            mlp_ratio=len(hidden) / width,
+            mlp_ratio=hidden.shape[1] / hidden.shape[0]
+            if hidden is not None and hidden.ndim == 2 and hidden.numel()
+            else 4.0,
             num_classes=classes,
             patch_norm="patch_embed.norm.weight" in weights,
             qkv_bias="layers.0.blocks.0.attn.qkv.bias" in weights,

@@ -128,6 +128,18 @@ def test_timms_state_dict_tells_the_configuration_and_loads_as_it_is(config):
         assert difference(logits, theirs(image_of(config.image_size))) <= 1e-10
 
 
+@pytest.mark.parametrize(("width", "ratio"), [(16, 8 / 3), (112, 61 / 112)])
+def test_an_mlp_of_no_whole_ratio_has_its_sizes(width, ratio):
+    """timm gives 42 and 85 hidden features for the first; the second's 61 are more than 112 * (61 / 112) in floats."""
+    config = replace(SMALL, width=width, mlp_ratio=ratio)
+    state = {**SwinTransformer(config).state_dict()}
+    ours, _ = read(state)
+    assert [block.mlp.fc1.out_features for block in (ours.layers[0].blocks[0], ours.layers[1].blocks[0])] == [
+        state[f"layers.{i}.blocks.0.mlp.fc1.weight"].shape[0] for i in (0, 1)
+    ]
+    assert state["layers.0.blocks.0.mlp.fc1.weight"].shape[0] == {16: 42, 112: 61}[width]
+
+
 def test_the_image_size_is_assumed_and_said_so():
     _, found = read(of_timm(SMALL).state_dict())
     assert found.notes == ("image size is not in the checkpoint: 32x32, at which the last stage is one window",)
@@ -349,7 +361,6 @@ def test_variants_that_we_do_not_have_are_refused(extra, config, found):
 
 def test_blocks_of_a_stage_that_are_missing_are_named():
     state = {key: value for key, value in SwinTransformer(SMALL).state_dict().items() if ".blocks.0." not in key}
-    state |= {"layers.0.blocks.0.mlp.fc1.weight": torch.zeros(64, 16)}
     state = {key: value for key, value in state.items() if not key.startswith("layers.0.blocks.1.")}
     with pytest.raises(CheckpointError, match="stage 0 of a Swin Transformer cannot be read"):
         recognise(state, Hints())
