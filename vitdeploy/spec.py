@@ -80,12 +80,14 @@ class PostprocessSpec:
 
 @dataclass(frozen=True)
 class SequenceSpec:
-    """How an encoder-decoder's tokens are decoded: which tokens start, end and pad, and the most that it can write."""
+    """How an encoder-decoder's tokens are decoded: which tokens start, end and pad, how many it can read and write, and
+    how many different ones a source may have."""
 
     start: int
     end: int
     pad: int
     max_length: int
+    source_vocabulary: int
 
 
 @dataclass(frozen=True)
@@ -181,8 +183,8 @@ class EngineSpec:
 class GoldenSpec:
     """Inputs and the original model's outputs for them, to check an engine wherever it is loaded.
 
-    `inputs` and `outputs` are .npy files; `tolerance` is, per target, the largest max|a-b| / max|b| over the outputs
-    that was measured when the bundle was made, doubled.
+    `inputs` and `outputs` are .npz files of arrays by tensor name; `tolerance` is, per target, the largest
+    max|a-b| / max|b| over the outputs that was measured when the bundle was made, doubled.
     """
 
     inputs: str

@@ -19,7 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from vitdeploy.errors import DigestError, ManifestError, MissingFileError
-from vitdeploy.spec import MANIFEST_FORMAT, DecodeError, FileEntry, Manifest, decode
+from vitdeploy.spec import (
+    MANIFEST_FORMAT,
+    DecodeError,
+    EngineSpec,
+    FileEntry,
+    Manifest,
+    PreprocessSpec,
+    decode,
+)
 
 MANIFEST_FILE = "manifest.json"
 MAX_MANIFEST_BYTES = 8 * 1024 * 1024
@@ -96,7 +104,19 @@ def _printable(text: str) -> str:
 
 
 def _check_values(path: Path, manifest: Manifest) -> None:
-    spec = manifest.preprocess
+    if manifest.preprocess is not None:
+        _check_preprocess(path, manifest.preprocess)
+    elif manifest.task != "sequence":
+        raise ManifestError(f"{path} does not say how images are prepared", wanted="preprocess")
+    if manifest.task in ("detection", "panoptic") and manifest.postprocess is None:
+        raise ManifestError(f"{path} does not say how objects are read from the outputs", wanted="postprocess")
+    if manifest.format != MANIFEST_FORMAT:
+        raise ManifestError(f"{path} has an unknown format", found=str(manifest.format), wanted=str(MANIFEST_FORMAT))
+    for engine in manifest.engines:
+        _check_engine(path, engine)
+
+
+def _check_preprocess(path: Path, spec: PreprocessSpec) -> None:
     sides = (*((spec.resize,) if isinstance(spec.resize, int) else spec.resize), *spec.crop)
     if (
         spec.channels not in (1, 3)
@@ -109,16 +129,18 @@ def _check_values(path: Path, manifest: Manifest) -> None:
             found=f"sides {sides}, mean {spec.mean[:4]}, std {spec.std[:4]}",
             wanted=f"sides of 1 to {MAX_SIDE} pixels, 1 or 3 channels, a std above 0 for each",
         )
-    if manifest.format != MANIFEST_FORMAT:
-        raise ManifestError(f"{path} has an unknown format", found=str(manifest.format), wanted=str(MANIFEST_FORMAT))
-    for engine in manifest.engines:
-        foreign = sorted(set(engine.options) - ENGINE_OPTIONS)
-        if foreign or engine.batch < 1 or not (engine.files and engine.inputs and engine.outputs):
-            raise ManifestError(
-                f"{path} has an engine that is not allowed",
-                found=_printable(f"{len(engine.files)} files, batch {engine.batch}, options {foreign}"),
-                wanted=f"a file, inputs, outputs, a batch of at least 1, options among {sorted(ENGINE_OPTIONS)}",
-            )
+
+
+def _check_engine(path: Path, engine: EngineSpec) -> None:
+    foreign = sorted(set(engine.options) - ENGINE_OPTIONS)
+    if foreign or engine.batch < 1 or not (engine.files and engine.inputs and engine.outputs):
+        raise ManifestError(
+            f"{path} has an engine that is not allowed",
+            found=_printable(f"{len(engine.files)} files, batch {engine.batch}, options {foreign}"),
+            wanted=f"a file, inputs, outputs, a batch of at least 1, options among {sorted(ENGINE_OPTIONS)}",
+        )
+    for part in engine.parts:
+        _check_engine(path, part)
 
 
 def _check_paths(path: Path, manifest: Manifest) -> None:
@@ -136,12 +158,16 @@ def _check_paths(path: Path, manifest: Manifest) -> None:
     if len(set(listed)) != len(listed):
         raise ManifestError(f"{path} lists a file twice")
     named = [graph.file for graph in manifest.graphs.values()]
-    named += [name for engine in manifest.engines for name in (engine.graph, *engine.files)]
+    named += [name for engine in manifest.engines for name in _engine_files(engine)]
     named += [manifest.golden.inputs, manifest.golden.outputs] if manifest.golden else []
     named += [manifest.labels] if manifest.labels else []
     missing = sorted(set(named) - set(listed))
     if missing:
         raise ManifestError(f"{path} uses files that it does not list", found=_printable(", ".join(missing[:5])))
+
+
+def _engine_files(engine: EngineSpec) -> list[str]:
+    return [engine.graph, *engine.files, *(name for part in engine.parts for name in _engine_files(part))]
 
 
 def verify_files(folder: Path, manifest: Manifest, names: Iterable[str] | None = None) -> None:

@@ -21,19 +21,22 @@ from vitdeploy.spec import (
     GoldenSpec,
     GraphSpec,
     Manifest,
+    PostprocessSpec,
     PreprocessSpec,
+    Task,
     encode,
 )
 
-GRAPH_FILE, LABELS_FILE = "model.onnx", "labels.txt"
+LABELS_FILE = "labels.txt"
+WEIGHTS_SUFFIX = ".onnx.data"
 
 
 @dataclass(frozen=True)
 class Golden:
-    """uint8 [n, height, width, channels] images, float32 [n, classes] logits of the original, tolerance a target."""
+    """What the engines are fed and what the original then gives, by tensor name; the tolerance of each target."""
 
-    inputs: npt.NDArray[np.uint8]
-    outputs: npt.NDArray[np.float32]
+    inputs: Mapping[str, npt.NDArray[Any]]
+    outputs: Mapping[str, npt.NDArray[Any]]
     tolerance: dict[str, float]
 
 
@@ -41,9 +44,10 @@ def write_bundle(
     out: Path,
     *,
     name: str,
-    graph: Path,
-    graph_spec: GraphSpec,
-    preprocess: PreprocessSpec,
+    task: Task,
+    graphs: Mapping[str, tuple[Path, GraphSpec]],
+    preprocess: PreprocessSpec | None,
+    postprocess: PostprocessSpec | None = None,
     engines: Sequence[tuple[EngineSpec, Path]],
     labels: Sequence[str] = (),
     golden: Golden | None = None,
@@ -53,10 +57,13 @@ def write_bundle(
     """Fill the empty folder `out` with a bundle and return its manifest, read back and verified.
 
     Args:
-        graph: the float ONNX graph. `engines`: each with the folder that holds its files; the recommended one first.
+        graphs: the float ONNX graphs by name, one called "model" for most tasks.
+        engines: each with the folder that holds its files; the recommended one first.
         documents: further text files by name, such as report.html.
     """
-    shutil.copyfile(graph, out / GRAPH_FILE)
+    for graph, _ in graphs.values():
+        for path in with_weights(graph):
+            shutil.copyfile(path, out / path.name)
     if labels:
         (out / LABELS_FILE).write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
     for file, text in (documents or {}).items():
@@ -64,9 +71,10 @@ def write_bundle(
     manifest = Manifest(
         format=MANIFEST_FORMAT,
         name=name,
-        task="classification",
-        graphs={"model": dataclasses.replace(graph_spec, file=GRAPH_FILE)},
+        task=task,
+        graphs={key: dataclasses.replace(spec, file=graph.name) for key, (graph, spec) in graphs.items()},
         preprocess=preprocess,
+        postprocess=postprocess,
         labels=LABELS_FILE if labels else None,
         engines=tuple(_copy_engine(out, engine, folder) for engine, folder in engines),
         golden=_write_golden(out, golden) if golden else None,
@@ -82,19 +90,34 @@ def write_bundle(
 
 def _copy_engine(out: Path, engine: EngineSpec, folder: Path) -> EngineSpec:
     home = f"engines/{engine.target}"
-    (out / home).mkdir(parents=True)
-    for file in sorted({engine.graph, *engine.files}):
+    placements = {engine.graph, *(part.graph for part in engine.parts)}
+    files = {path.relative_to(folder).as_posix() for graph in placements for path in with_weights(folder / graph)}
+    for file in sorted({*files, *engine.files}):
+        (out / home / file).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(folder / file, out / home / file)
+    return _below(engine, home)
+
+
+def _below(engine: EngineSpec, home: str) -> EngineSpec:
+    """The engine with its paths below the folder `home`."""
     return dataclasses.replace(
-        engine, graph=f"{home}/{engine.graph}", files=tuple(f"{home}/{file}" for file in engine.files)
+        engine,
+        graph=f"{home}/{engine.graph}",
+        files=tuple(f"{home}/{file}" for file in engine.files),
+        parts=tuple(_below(part, home) for part in engine.parts),
     )
+
+
+def with_weights(graph: Path) -> list[Path]:
+    """An ONNX file and the external data beside it, if it has any."""
+    return [graph, *sorted(graph.parent.glob(f"*{WEIGHTS_SUFFIX}"))]
 
 
 def _write_golden(out: Path, golden: Golden) -> GoldenSpec:
     (out / "golden").mkdir()
-    np.save(out / "golden/inputs.npy", golden.inputs, allow_pickle=False)
-    np.save(out / "golden/outputs.npy", golden.outputs, allow_pickle=False)
-    return GoldenSpec("golden/inputs.npy", "golden/outputs.npy", golden.tolerance)
+    for name, arrays in (("inputs", golden.inputs), ("outputs", golden.outputs)):
+        np.savez(out / f"golden/{name}.npz", **arrays)  # type: ignore[arg-type]
+    return GoldenSpec("golden/inputs.npz", "golden/outputs.npz", golden.tolerance)
 
 
 def _entries(out: Path) -> tuple[FileEntry, ...]:

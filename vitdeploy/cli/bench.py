@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import click
 
 from vitdeploy.cli.console import Console, Number, interval, output_options
+from vitdeploy.cli.sources import source_options, to_source
 
 
 @click.command("bench")
 @click.argument("artifacts", nargs=-1, required=True)
-@click.option("--checkpoint", type=click.Path(path_type=Path), help="Weights of a built-in model among the artifacts.")
+@source_options
 @click.option("--target", help="Which engine of a bundle, or what a graph is compiled for.")
 @click.option("--batch", default="1,8", show_default=True, help="Batch of the single stream, batch of offline.")
 @click.option(
@@ -35,17 +36,17 @@ from vitdeploy.cli.console import Console, Number, interval, output_options
 def command(
     console: Console,
     artifacts: tuple[str, ...],
-    checkpoint: Path | None,
     target: str | None,
     batch: str,
     duration: float,
     warmup: float,
     threads: int,
+    **options: Any,
 ) -> None:
     """Latency and throughput, one process an artifact, in alternating blocks.
 
     ARTIFACTS are bundles (all their engines), graphs, or built-in PyTorch models. Each is compared with the last one
-    named: the ratio has a 95 % interval from the paired blocks.
+    named: the ratio has a 95 % interval from the paired blocks. The options on weights are for the models among them.
     """
     from vitdeploy.bench.contest import Protocol
     from vitdeploy.pipeline.comparison import bench_subjects
@@ -55,7 +56,7 @@ def command(
     if not (1 <= len(sizes) <= 2 and all(size.isdecimal() and int(size) > 0 for size in sizes)):
         raise click.BadParameter("wanted one or two numbers above 0, such as 1,8", param_hint="--batch")
     protocol = Protocol(batch=tuple(int(size) for size in sizes), duration=duration, warmup=warmup, threads=threads)
-    with console, opened(target=target, checkpoint=checkpoint) as find:
+    with console, opened(target=target, source=to_source(None, options)) as find:
         found = bench_subjects([subject for name in artifacts for subject in find(name)], protocol, console.progress)
     width = max(len(row["artifact"]) for row in found["results"]) + 2
     lines = [f"{'artifact':<{width}}{'p50 ms':>9}{'p90 ms':>9}{'p99 ms':>9}{'mean ms':>9}{'images/s':>10}  flags"]

@@ -27,7 +27,8 @@ def command(console: Console, graph: Path, target: str, output: Path, batch: int
     `vitdeploy.runtime.load` and by predict, verify and bench.
     """
     from vitdeploy.pipeline.job import require_runtime
-    from vitdeploy.pipeline.stages import OUTPUT_NAMES, check_precision
+    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
+    from vitdeploy.pipeline.stages.quantize import check_precision
     from vitdeploy.pipeline.subjects import compile_bundle, find_graph
     from vitdeploy.store.publish import replacing
 

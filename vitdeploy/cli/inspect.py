@@ -34,10 +34,11 @@ def _bundle(path: Path) -> tuple[dict[str, Any], list[str]]:
     for name, graph in manifest.graphs.items():
         lines.append(f"graph {name}: {'; '.join(map(str, graph.inputs))} -> {'; '.join(map(str, graph.outputs))}")
     pre = manifest.preprocess
-    lines.append(
-        f"preprocess: {_resize(pre)} {pre.interpolation}, crop {pre.crop[0]}x{pre.crop[1]}, "
-        f"mean {list(pre.mean)}, std {list(pre.std)}"
-    )
+    if pre is not None:
+        lines.append(
+            f"preprocess: {_resize(pre)} {pre.interpolation}, crop {pre.crop[0]}x{pre.crop[1]}, "
+            f"mean {list(pre.mean)}, std {list(pre.std)}"
+        )
     for engine in manifest.engines:
         size = sum(entry.bytes for entry in manifest.files if entry.path in engine.files)
         kernels = ", ".join(f"{count} {kind}" for kind, count in engine.kernels.items())

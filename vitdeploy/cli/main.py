@@ -18,11 +18,12 @@ from vitdeploy.errors import GateError, MissingPackageError, VitdeployError
 COMMANDS = {
     "run": "The whole line: recipe in, proven bundle out.",
     "export": "A model to ONNX, compared with PyTorch.",
+    "optimize": "Exact rewrites of a float graph, compared with the graph before.",
     "quantize": "A float graph to INT8 for one target, with calibration images.",
     "compile": "A graph to an engine for one target.",
     "verify": "An artifact against the original, on the same images.",
     "bench": "Latency and throughput, one process an artifact, in alternating blocks.",
-    "predict": "Classify images with a bundle.",
+    "predict": "What a bundle says to images.",
     "inspect": "What a bundle or an ONNX file holds; checks every digest.",
     "doctor": "What is installed here and which targets work.",
 }

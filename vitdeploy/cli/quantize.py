@@ -34,34 +34,36 @@ def command(
 
     GRAPH is a folder made by `vitdeploy export`, or its model.onnx.
     """
-    from vitdeploy.pipeline.images import sample_images
-    from vitdeploy.pipeline.stages import MODEL_FILE, OUTPUT_NAMES, PlaceConfig, calibrate, check_precision, place_graph
+    from vitdeploy.pipeline.stages.files import MODEL_FILE, OUTPUT_NAMES, copy_labels
+    from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, check_precision, place_graph
     from vitdeploy.pipeline.subjects import find_graph, graph_metadata
+    from vitdeploy.pipeline.tasks.images import calibration_images
     from vitdeploy.store.publish import replacing
 
     check_precision(target, "int8")
     file = find_graph(graph)
     metadata = graph_metadata(file)
     with console, replacing(output, OUTPUT_NAMES) as work:
-        chosen = sample_images(
-            data, "calibration", num_samples, seed, metadata.preprocess, skip_bad=skip_bad, progress=console.progress
+        samples, skipped = calibration_images(
+            data, num_samples, seed, metadata.images, skip_bad=skip_bad, progress=console.progress
         )
-        calibrate(file, chosen.samples, work, console.progress)
+        calibrate(file, samples, work, console.progress)
         placed = place_graph(PlaceConfig(target, "int8", ignore), file, work / "ranges.json", work)
         (work / "ranges.json").rename(work / "calibration.json")
+        copy_labels(file.parent, work)
     lines = [
         f"{len(placed['int8'])} layers in INT8 for {target}, {len(placed['float'])} in float, "
-        f"{len(chosen.samples)} calibration images"
+        f"{len(samples)} calibration images"
     ]
     lines += [f"  float: {name} ({reason})" for name, reason in placed["float"].items()]
-    if chosen.skipped:
-        lines.append(f"skipped {len(chosen.skipped)} unreadable images: {', '.join(chosen.skipped[:3])}")
+    if skipped:
+        lines.append(f"skipped {len(skipped)} unreadable images: {', '.join(skipped[:3])}")
     document = {
         "target": target,
         "int8": list(placed["int8"]),
         "float": placed["float"],
-        "calibration_images": len(chosen.samples),
-        "skipped": list(chosen.skipped),
+        "calibration_images": len(samples),
+        "skipped": list(skipped),
         "path": str(output / MODEL_FILE),
     }
     console.finish(document, lines, output, f"vitdeploy compile {output} --target {target} -o DIR")

@@ -39,17 +39,17 @@ def command(
     from vitdeploy.pipeline.plan import make_plan
     from vitdeploy.pipeline.recipe import load_recipe
     from vitdeploy.pipeline.run import default_store, preview, run_plan
-    from vitdeploy.pipeline.stages import OUTPUT_NAMES
+    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
     from vitdeploy.store.publish import check_replaceable
 
     loaded = load_recipe(recipe, overrides)
     out = output or Path("out") / loaded.name
     check_replaceable(out, OUTPUT_NAMES)
     store = default_store()
-    if loaded.source.checkpoint is None:
-        console.note("source.checkpoint is not set: the weights are seeded random numbers, and so is the accuracy")
     with console:
         job = prepare(loaded, skip_bad=skip_bad, progress=console.progress)
+        for note in job.origin.notes:
+            console.note(note)
         plan = make_plan(job)
         if dry_run:
             rows = preview(plan, store)
@@ -86,18 +86,20 @@ def _table(report: dict[str, Any]) -> list[str]:
     verified = {engine["artifact"]: engine for engine in report["engines"]}
     ratios = {(r["a"], r["b"]): r for r in report["bench"]["ratios"] if r["metric"] == "latency"}
     first = report["engines"][0]["verify"]
+    metric, noun = first["metric"] or "", report["data"]["noun"]
+    wide, rate = max(8, len(metric) + 2), max(10, len(noun) + 5)
     lines = [
-        f"{'artifact':<24}{'top-1':>8}{'agreement':>11}{'p50 ms':>9}{'p99 ms':>9}{'images/s':>10}{'size':>10}"
+        f"{'artifact':<24}{metric:>{wide}}{'agreement':>11}{'p50 ms':>9}{'p99 ms':>9}{noun + 's/s':>{rate}}{'size':>10}"
         "  latency / original"
     ]
     for row in report["bench"]["results"]:
         name, engine = row["artifact"], verified.get(row["artifact"])
-        top1 = engine["verify"]["top1"] if engine else first["reference_top1"]
+        value = engine["verify"]["value"] if engine else first["reference_value"]
         agreement = f"{engine['verify']['agreement']:.2f}" if engine else ""
-        ratio = ratios.get((name, "pytorch"))
+        ratio = ratios.get((name, "original"))
         lines.append(
-            f"{name:<24}{'' if top1 is None else format(top1, '.2f'):>8}{agreement:>11}"
-            f"{row['latency_ms']['p50']:>9.2f}{row['latency_ms']['p99']:>9.2f}{row['throughput']:>10.1f}"
+            f"{name:<24}{'' if value is None else format(value, '.2f'):>{wide}}{agreement:>11}"
+            f"{row['latency_ms']['p50']:>9.2f}{row['latency_ms']['p99']:>9.2f}{row['throughput']:>{rate}.1f}"
             f"{human_bytes(engine['bytes']) if engine else '':>10}"
             f"  {interval(ratio['ratio'], ratio['ci95']) if ratio else ''} {' '.join(row['flags'])}".rstrip()
         )

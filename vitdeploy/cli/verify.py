@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
 from vitdeploy.cli.console import Console, Number, interval, output_options
+from vitdeploy.cli.sources import source_options, to_source
 
 
 @click.command("verify")
 @click.argument("artifact")
 @click.option("--against", required=True, help="The original: a built-in model, a bundle, a folder or an .onnx file.")
-@click.option("--checkpoint", type=click.Path(path_type=Path), help="Weights of the built-in model.")
-@click.option("--data", required=True, type=click.Path(path_type=Path), help="Images, best with one folder a class.")
+@source_options
+@click.option("--data", required=True, type=click.Path(path_type=Path), help="Images, best with labels; or an .npz.")
+@click.option(
+    "--labels",
+    type=click.Choice(["folders", "none", "yolo", "coco", "panoptic"]),
+    help="Where labels come from. Default: class folders where there are any.",
+)
+@click.option("--annotations", type=click.Path(path_type=Path), help="YOLO's folder, or COCO's JSON file.")
 @click.option("--target", help="Which engine of a bundle, or what a graph is compiled for.")
 @click.option("--num-samples", type=click.IntRange(min=1), help="Evaluate on this many images. Default: all.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Choice of the images.")
@@ -25,48 +33,56 @@ def command(
     console: Console,
     artifact: str,
     against: str,
-    checkpoint: Path | None,
     data: Path,
+    labels: str | None,
+    annotations: Path | None,
     target: str | None,
     num_samples: int | None,
     seed: int,
     max_drop: float | None,
     min_agreement: float | None,
     skip_bad: bool,
+    **options: Any,
 ) -> None:
     """An artifact against the original, on the same images.
 
     First the same tensor goes through both (a difference is the graph's), then the same image (a difference is the
-    preprocessing's). With class folders, top-1 and top-5 of both and the paired drop with its 95 % interval. Exit code
-    5 when a gate is not met, or not provably met.
+    preprocessing's). With labels, the accuracy of both and the paired drop with its 95 % interval. Exit code 5 when a
+    gate is not met, or not provably met. The options on weights are those of the original.
     """
     from vitdeploy.errors import GateError
     from vitdeploy.pipeline.comparison import verify_subjects
     from vitdeploy.pipeline.subjects import opened
+    from vitdeploy.pipeline.tasks.images import labels_in
+    from vitdeploy.pipeline.tasks.kit import DataChoice
     from vitdeploy.spec import Budget
 
-    with console, opened(target=target, checkpoint=checkpoint) as find:
+    kind = labels or ("none" if data.suffix == ".npz" else labels_in(data))
+    choice = DataChoice(data, kind, annotations, 0, num_samples or "all", seed)
+    with console, opened(target=target, source=to_source(None, options)) as find:
         found, gate = verify_subjects(
             find(artifact)[0],
             find(against)[0],
-            data,
-            num_samples=num_samples,
-            seed=seed,
+            choice,
             skip_bad=skip_bad,
             budget=Budget(max_drop=max_drop, min_agreement=min_agreement),
             progress=console.progress,
         )
-    lines = [f"{found['artifact']} against {found['against']} on {found['n']} images"]
-    if found["top1"] is not None:
-        lines += [
-            f"top-1       {found['top1']:.2f} %, original {found['reference_top1']:.2f} %, "
-            f"drop {interval(found['drop'], found['drop_ci95'])} points",
-            f"top-5       {found['top5']:.2f} %, original {found['reference_top5']:.2f} %",
-        ]
+    noun = "sequence" if data.suffix == ".npz" else "image"
+    lines = [f"{found['artifact']} against {found['against']} on {found['n']} {noun}s"]
+    if found["metric"] is not None:
+        lines.append(
+            f"{found['metric']:<12}{found['value']:.2f} %, original {found['reference_value']:.2f} %, "
+            f"drop {interval(found['drop'], found['drop_ci95'])} points"
+        )
+    if found.get("top5") is not None:
+        lines.append(f"top-5       {found['top5']:.2f} %, original {found['reference_top5']:.2f} %")
+    lines.append(f"agreement   {interval(found['agreement'], found['agreement_ci95'])} % ({found['agreement_of']})")
+    distance = [f"KL {found['kl']:.2e} nats"] if "kl" in found else []
+    if "cosine_mean" in found:
+        distance.append(f"cosine {found['cosine_mean']:.6f} (least {found['cosine_min']:.6f})")
     lines += [
-        f"agreement   {interval(found['agreement'], found['agreement_ci95'])} %",
-        f"KL          {found['kl']:.2e} nats; cosine {found['cosine_mean']:.6f} (least {found['cosine_min']:.6f}); "
-        f"largest difference {found['max_difference']:.1e}",
+        f"distance    {'; '.join([*distance, 'largest difference ' + format(found['max_difference'], '.1e')])}",
         f"diagnosis   {found['diagnosis']}",
     ]
     if gate.status != "none":

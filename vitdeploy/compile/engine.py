@@ -38,6 +38,8 @@ def compile_engine(graph: Path, out: Path, *, target: str, precision: Precision,
         )
     placement = out / GRAPH_FILE
     shutil.copyfile(graph, placement)
+    for weights in graph.parent.glob(f"{graph.name}.data"):  # the graph names them, so they keep their name
+        shutil.copyfile(weights, out / weights.name)
     if row.backend == "openvino":
         from vitdeploy.compile import openvino
 

@@ -12,7 +12,7 @@ import numpy as np
 from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime import ort
 from vitdeploy.runtime.host import describe_host
-from vitdeploy.spec import EngineSpec, Precision
+from vitdeploy.spec import EngineSpec, Precision, TensorSpec
 
 INT8_KERNELS = {
     "MatMulIntegerToFloat",
@@ -33,7 +33,7 @@ def compile_graph(graph: Path, precision: Precision, batch: int) -> EngineSpec:
         dynamic_batch = isinstance(dynamic.inputs[0].shape[0], str)
     with ort.OnnxRuntimeRunner(graph, name="probe", batch=batch) as runner:
         inputs, outputs = runner.inputs, runner.outputs
-    events = _profile(graph, batch, {t.name: np.zeros(t.shape, t.dtype) for t in inputs})
+    events = _profile(graph, batch, _blank(inputs))
     providers = {event["args"].get("provider") for event in events}
     if providers != {ort.CPU_PROVIDER}:
         raise CapabilityError(
@@ -43,7 +43,7 @@ def compile_graph(graph: Path, precision: Precision, batch: int) -> EngineSpec:
         target="onnxruntime-cpu",
         precision=precision,
         graph=graph.name,
-        files=(graph.name,),
+        files=(graph.name, *sorted(path.name for path in graph.parent.glob("*.onnx.data"))),
         batch=batch,
         dynamic_batch=dynamic_batch,
         provider=ort.CPU_PROVIDER,
@@ -52,6 +52,17 @@ def compile_graph(graph: Path, precision: Precision, batch: int) -> EngineSpec:
         kernels=_kernels(events),
         device={**describe_host(), "onnxruntime": ort.require().__version__},
     )
+
+
+def _blank(inputs: tuple[TensorSpec, ...]) -> dict[str, Any]:
+    """Zeros for every input; a dynamic axis, as of a sequence's length, has one size wherever its name stands."""
+    sizes: dict[str, int] = {}
+    return {
+        tensor.name: np.zeros(
+            [s if isinstance(s, int) else sizes.setdefault(s, 2 + len(sizes)) for s in tensor.shape]
+        ).astype(tensor.dtype)
+        for tensor in inputs
+    }
 
 
 def _profile(graph: Path, batch: int, feeds: dict[str, Any]) -> list[dict[str, Any]]:

@@ -113,7 +113,9 @@ def export_graph(
         example = torch.zeros(example_batch, preprocess.channels, height, width)
     shapes = {INPUT: {0: torch.export.Dim(BATCH)}} if batch is None else None
     try:
-        with _quiet():
+        # A bias made from a parameter that requires gradients gives attention other strides in the exporter's second
+        # trace than in its first, and a view recorded in the first then fails.
+        with _quiet(), torch.no_grad():
             program = torch.onnx.export(
                 wrapped.eval(),
                 (example,),
@@ -134,7 +136,8 @@ def export_graph(
     assert program is not None
     graph = program.model
     tidy(graph, prefix="model")
-    normalise(graph)
+    with _quiet():
+        normalise(graph)
     graph.graph.name = name
     set_metadata(graph, GraphMetadata(name, task, preprocess, postprocess=postprocess))
     return graph

@@ -23,7 +23,8 @@ from vitdeploy.spec import (
     encode,
 )
 
-MAX_BYTES = 2**31 - 1
+# protobuf takes 2 GiB - 1 for the whole file; what is left is for nodes and names.
+MAX_WEIGHT_BYTES = 2**31 - 2**26
 METADATA_KEY = "vitdeploy"
 BATCH = "batch"
 
@@ -52,7 +53,7 @@ class GraphMetadata:
 
 
 def load_graph(path: Path) -> ir.Model:
-    """Parse and check an ONNX file.
+    """Parse and check an ONNX file. Weights beside it (external data) are not read before they are used.
 
     Raises:
         MissingFileError: no such file.
@@ -61,7 +62,10 @@ def load_graph(path: Path) -> ir.Model:
     if not path.is_file():
         raise MissingFileError(f"no ONNX file at {path}", wanted="a .onnx file, or a folder that holds model.onnx")
     try:
-        proto = onnx.load(str(path))
+        proto = onnx.load(str(path), load_external_data=False)
+        if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in proto.graph.initializer):
+            onnx.checker.check_model(str(path))
+            return ir.load(path)
         onnx.checker.check_model(proto)
     except Exception as error:  # protobuf, checker and external-data errors have no common base
         text = str(error).strip()
@@ -75,27 +79,54 @@ def load_graph(path: Path) -> ir.Model:
 
 
 def save_graph(model: ir.Model, path: Path) -> None:
-    """Write one deterministic file. The caller owns atomicity (stages write into a folder that is published whole).
+    """Write the graph, the same bytes for the same graph. Where it would pass protobuf's limit of 2 GB, the weights lie
+    beside it in `<name>.onnx.data`. The caller owns atomicity (stages write into a folder that is published whole).
 
     Raises:
-        GraphError: the graph is 2 GB or larger, or breaks a rule of the ONNX checker.
+        GraphError: the graph breaks a rule of the ONNX checker.
     """
+    _lower_ir_version(model)
+    if weight_bytes(model) > MAX_WEIGHT_BYTES:
+        ir.save(model, path, external_data=f"{path.name}.data")
+        _check(str(path))
+        return
+    proto = ir.to_proto(model)
+    _check(proto)
+    path.write_bytes(proto.SerializeToString(deterministic=True))
+
+
+def serialised(model: ir.Model) -> bytes:
+    """The graph as the bytes of one file.
+
+    Raises:
+        GraphError: it is too large for one file.
+    """
+    size = weight_bytes(model)
+    if size > MAX_WEIGHT_BYTES:
+        raise GraphError("the graph does not fit into memory whole", found=f"{size:,} bytes of weights")
+    _lower_ir_version(model)
+    data: bytes = ir.to_proto(model).SerializeToString(deterministic=True)
+    return data
+
+
+def weight_bytes(model: ir.Model) -> int:
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
+def _lower_ir_version(model: ir.Model) -> None:
+    """The lowest IR version that holds the opset, so that the oldest runtimes read the file."""
     standard = {domain: version for domain, version in model.opset_imports.items() if domain in ("", "ai.onnx.ml")}
     model.ir_version = onnx.helper.find_min_ir_version_for(
         [onnx.helper.make_opsetid(domain, version) for domain, version in standard.items()]
     )
-    proto = ir.to_proto(model)
-    if proto.ByteSize() > MAX_BYTES:
-        raise GraphError(
-            "the graph does not fit into one file",
-            found=f"{proto.ByteSize():,} bytes",
-            wanted=f"less than {MAX_BYTES:,} bytes",
-        )
+
+
+def _check(model: str | onnx.ModelProto) -> None:
     try:
-        onnx.checker.check_model(proto)
+        onnx.checker.check_model(model)
     except onnx.checker.ValidationError as error:
         raise GraphError("the graph breaks a rule of ONNX", found=str(error).splitlines()[0][:200]) from None
-    path.write_bytes(proto.SerializeToString(deterministic=True))
 
 
 def set_metadata(model: ir.Model, metadata: GraphMetadata) -> None:

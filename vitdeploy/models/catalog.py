@@ -1,83 +1,99 @@
-"""Built-in architectures by name.
-
-A name says everything but the number of classes and channels, which the checkpoint says:
-
-    vit_<size>_patch<patch>_<image>             size: tiny, small, base, large, huge
-    vit_w<width>d<depth>h<heads>_patch<patch>_<image>   any other
-
-<image> is a side in pixels, or <height>x<width>.
-"""
+"""The table of architectures that are ours, and what a name or a bare state dict stands for."""
 
 from __future__ import annotations
 
 import difflib
-import re
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from vitdeploy.errors import UnknownModelError
-from vitdeploy.models.vit import ViTConfig
+from vitdeploy.errors import CheckpointError, UnknownModelError
+from vitdeploy.models import detr_family, swin_family, transformer_family, vit_family
+from vitdeploy.models.family import Family, Hints, Recognised
 
-# width, depth, heads: table 1 of arXiv 2010.11929 (base, large, huge); DeiT (arXiv 2012.12877) for tiny and small.
-SIZES = {
-    "tiny": (192, 12, 3),
-    "small": (384, 12, 6),
-    "base": (768, 12, 12),
-    "large": (1024, 24, 16),
-    "huge": (1280, 32, 16),
-}
-COMMON_NAMES = (
-    "vit_tiny_patch16_224",
-    "vit_small_patch16_224",
-    "vit_base_patch16_224",
-    "vit_base_patch16_384",
-    "vit_base_patch32_224",
-    "vit_large_patch16_224",
-    "vit_huge_patch14_224",
+FAMILIES: tuple[Family, ...] = (
+    vit_family.FAMILY,
+    vit_family.DEIT_FAMILY,
+    swin_family.FAMILY,
+    detr_family.FAMILY,
+    transformer_family.FAMILY,
 )
-_NAME = re.compile(
-    r"vit_(?:(?P<size>[a-z]+)|w(?P<width>\d+)d(?P<depth>\d+)h(?P<heads>\d+))"
-    r"_patch(?P<patch>\d+)_(?P<height>\d+)(?:x(?P<image_width>\d+))?"
-)
+SHOWN = 6
 
 
-def config_for(name: str) -> ViTConfig:
-    """The configuration that a name spells out, with 1,000 classes and 3 channels until a checkpoint says otherwise.
+@dataclass(frozen=True)
+class Entry:
+    """One row of the list: a built-in name with its family, its parameters and its default image size (h, w)."""
+
+    name: str
+    family: str
+    paper: str
+    parameters: int
+    task: str
+    image_size: tuple[int, int]
+
+
+def find(name: str) -> tuple[Family, Any] | None:
+    """The family and config of a built-in name, None where it is nobody's.
 
     Raises:
-        UnknownModelError: the name is not of the form above, or its sizes contradict each other.
+        UnknownModelError: a family's name with sizes that contradict each other.
     """
-    match = _NAME.fullmatch(name)
-    if match is None or (match["size"] is not None and match["size"] not in SIZES):
-        near = difflib.get_close_matches(name, COMMON_NAMES, n=3, cutoff=0.5)
+    for family in FAMILIES:
+        config = family.names.get(name) or family.parse(name)
+        if config is not None:
+            return family, config
+    return None
+
+
+def find_or_raise(name: str) -> tuple[Family, Any]:
+    """As `find`; raises UnknownModelError with the nearest names."""
+    found = find(name)
+    if found is None:
+        near = difflib.get_close_matches(name, [n for f in FAMILIES for n in f.names], n=3, cutoff=0.5)
         raise UnknownModelError(
             f"no built-in model is called {name!r}",
             found=name,
-            wanted="vit_<tiny|small|base|large|huge>_patch<P>_<size>, or vit_w<width>d<depth>h<heads>_patch<P>_<size>",
-            fix=f"did you mean {' or '.join(near)}?" if near else "for example vit_base_patch16_224",
+            wanted="a name of `vitdeploy export list`, timm:NAME, hf:FOLDER, or an .onnx file",
+            fix=f"did you mean {' or '.join(near)}?" if near else f"if timm has it: timm:{name}",
         )
-    if match["size"] is not None:
-        width, depth, heads = SIZES[match["size"]]
-    else:
-        width, depth, heads = int(match["width"]), int(match["depth"]), int(match["heads"])
-    height = int(match["height"])
-    try:
-        return ViTConfig(
-            image_size=(height, int(match["image_width"] or height)),
-            patch_size=int(match["patch"]),
-            width=width,
-            depth=depth,
-            heads=heads,
-        )
-    except ValueError as error:
-        raise UnknownModelError(f"{name!r} cannot be built", found=str(error)) from None
+    return found
 
 
-def adapt_to_checkpoint(config: ViTConfig, state: Mapping[str, Tensor]) -> ViTConfig:
-    """The configuration with the number of classes and channels that the checkpoint's head and patch embedding have."""
-    head, patches = state.get("head.weight"), state.get("patch_embed.proj.weight")
-    classes = int(head.shape[0]) if head is not None and head.ndim == 2 else 0
-    channels = int(patches.shape[1]) if patches is not None and patches.ndim == 4 else 0
-    return replace(config, num_classes=classes or config.num_classes, in_channels=channels or config.in_channels)
+def family_named(name: str) -> Family:
+    return next(family for family in FAMILIES if family.name == name)
+
+
+def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
+    """Whose state dict this is, by keys and shapes; None where no family of ours knows it.
+
+    Raises:
+        CheckpointError: a family knows it, but not enough can be known.
+    """
+    return next((found for family in FAMILIES if (found := family.recognise(state, hints)) is not None), None)
+
+
+def unrecognised(state: Mapping[str, Tensor], source: str) -> CheckpointError:
+    keys = list(state)
+    return CheckpointError(
+        f"{source} is of no architecture that vitdeploy knows by its keys",
+        found=f"{len(keys)} tensors: {', '.join(keys[:SHOWN])}{' ...' if len(keys) > SHOWN else ''}",
+        wanted=f"a {', '.join(family.name for family in FAMILIES)} state dict",
+        fix="name it (timm:NAME --checkpoint FILE), give its folder (hf:FOLDER), or --model module:function",
+    )
+
+
+def entries(pattern: str = "*") -> Iterator[Entry]:
+    """The built-in names that match an fnmatch pattern. Parameters are counted without allocating them."""
+    for family in FAMILIES:
+        for name, config in family.names.items():
+            if fnmatchcase(name, pattern):
+                with torch.device("meta"):
+                    module = family.build(config)
+                signature = family.describe(config)
+                count = sum(parameter.numel() for parameter in module.parameters())
+                yield Entry(name, family.name, family.paper, count, signature.task, signature.image_size)

@@ -6,6 +6,7 @@ restricted unpickler only (`weights_only=True`), with no fallback.
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import re
 from collections.abc import Mapping
@@ -15,18 +16,22 @@ import torch
 from torch import Tensor, nn
 
 from vitdeploy.errors import CheckpointError, MissingFileError, NonFiniteWeightsError, PickleError
+from vitdeploy.models.keys.npz import is_npz, read_npz
+from vitdeploy.models.unwrap import unwrap
 
 _ZIP, _PICKLE, _LFS = b"PK\x03\x04", b"\x80", b"version https://git-lfs"
 SHOWN = 5
 
 
-def read_checkpoint(path: Path) -> dict[str, Tensor]:
-    """The tensors of a safetensors file, or of a `.pt`/`.pth` that holds nothing but a state dict.
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The state dict in a safetensors file, a `.pt`/`.pth` of plain weights, or a `.npz` of JAX, in float32.
+
+    Also returns what was chosen, dropped or converted on the way (see `unwrap`), a line each.
 
     Raises:
         MissingFileError: no such file.
         PickleError: a pickle that holds more than plain weights.
-        CheckpointError: not a checkpoint, truncated, or not a flat state dict.
+        CheckpointError: not a checkpoint, truncated, or without one state dict.
     """
     if not path.is_file():
         raise MissingFileError(f"no checkpoint at {path}", fix="check --checkpoint, or source.checkpoint of the recipe")
@@ -34,9 +39,11 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
         start = file.read(64)
     if start.startswith(_LFS):
         raise CheckpointError(f"{path} is a git-lfs pointer, not the weights", fix="git lfs pull")
+    if start.startswith(_ZIP) and is_npz(path):
+        return unwrap(read_npz(path))
     if start.startswith((_ZIP, _PICKLE)):
-        return _read_torch(path)
-    return _read_safetensors(path)
+        return unwrap(_read_torch(path))
+    return unwrap(_read_safetensors(path))
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -54,11 +61,13 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         ) from None
 
 
-def _read_torch(path: Path) -> dict[str, Tensor]:
+def _read_torch(path: Path) -> object:
     import pickle
 
     try:
-        with path.open("rb") as file:  # a path would let PyTorch choose the reader by its suffix
+        # A path would let PyTorch choose the reader by its suffix. Training scripts save their arguments beside the
+        # weights: a Namespace is a plain holder of values, which runs nothing when it is read.
+        with path.open("rb") as file, torch.serialization.safe_globals([argparse.Namespace]):
             loaded = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise PickleError(
@@ -72,19 +81,7 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(
             f"{path} is not a whole PyTorch checkpoint", found=lines[0][:200], fix="download it again"
         ) from None
-    if not isinstance(loaded, Mapping) or not all(isinstance(value, Tensor) for value in loaded.values()):
-        kinds = (
-            ", ".join(f"{key}: {type(value).__name__}" for key, value in list(loaded.items())[:SHOWN])
-            if isinstance(loaded, Mapping)
-            else type(loaded).__name__
-        )
-        raise CheckpointError(
-            f"{path} is not a flat state dict",
-            found=kinds,
-            wanted="parameter names mapped to tensors",
-            fix="save model.state_dict() alone",
-        )
-    return dict(loaded)
+    return loaded
 
 
 def _refused(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec, Task, TensorSpec
+from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, Task, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,8 @@ class Signature:
         features         "features" [batch, width] (pooled) and, where there are any, "patch_features" [batch, n, width]
         detection        "logits" [batch, queries, classes] and "boxes" [batch, queries, 4], read as `postprocess` says
         panoptic         detection's, and "masks" [batch, queries, height, width], logits
+
+    A model of sequences takes tokens instead (`models.transformer`): no channels, and an image size of 0.
     """
 
     task: Task
@@ -32,6 +34,7 @@ class Signature:
     channels: int
     outputs: tuple[TensorSpec, ...]
     postprocess: PostprocessSpec | None = None
+    sequence: SequenceSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -74,7 +77,7 @@ class Family:
         is, but something needed cannot be known (says which hint would tell).
     resize: config and state for another image size, exactly as timm or transformers resize (position embeddings,
         relative position bias tables); raises CheckpointError with the sizes that would do.
-    preprocess: what such models were trained with where no checkpoint says otherwise.
+    preprocess: what such models were trained with where no checkpoint says otherwise; None where they take no images.
     """
 
     name: str
@@ -85,4 +88,4 @@ class Family:
     describe: Callable[[Any], Signature]
     recognise: Callable[[Mapping[str, Tensor], Hints], Recognised | None]
     resize: Callable[[Any, Mapping[str, Tensor], tuple[int, int]], tuple[Any, dict[str, Tensor]]]
-    preprocess: Callable[[Any], PreprocessSpec]
+    preprocess: Callable[[Any], PreprocessSpec | None]

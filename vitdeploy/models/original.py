@@ -14,15 +14,16 @@ from vitdeploy.spec import PreprocessSpec
 class Original:
     """A PyTorch module in evaluation mode and float32, with everything that is known of it.
 
-    `family` is a row of the catalog, or "timm", "transformers", "function" for a module that is not ours. `labels` are
-    the checkpoint's own class names, if it has any. `notes` say what was inferred, converted or left out, a line each.
+    `family` is a row of the catalog, or "timm", "transformers", "function" for a module that is not ours. `preprocess`
+    is None where it takes no images. `labels` are the checkpoint's own class names, if it has any. `notes` say what was
+    inferred, converted or left out, a line each.
     """
 
     name: str
     family: str
     module: nn.Module
     signature: Signature
-    preprocess: PreprocessSpec
+    preprocess: PreprocessSpec | None
     labels: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
 

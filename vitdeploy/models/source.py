@@ -1,68 +1,243 @@
-"""From the recipe's source to the original model: a PyTorch module with its weights, in evaluation mode."""
+"""From a source to the original model: a PyTorch module with its weights, in evaluation mode.
+
+What a user may name:
+
+    vit_base_patch16_224              a built-in architecture; without a checkpoint its weights are seeded noise
+    vit_base_patch16_224 + FILE       with a checkpoint in any key style that its family reads
+    FILE alone                        the architecture is recognised by keys and shapes
+    timm:NAME[.TAG], hf:FOLDER ...    a model folder; the architecture is ours where we have it, the library's otherwise
+    timm:NAME + FILE                  likewise, with the weights from a file
+    package.module:function           the user's own module; never from a recipe
+"""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from vitdeploy.errors import CheckpointError
-from vitdeploy.models.catalog import adapt_to_checkpoint, config_for
+from vitdeploy.errors import CheckpointError, InputError
+from vitdeploy.models import catalog, foreign
 from vitdeploy.models.checkpoint import load_state, read_checkpoint
-from vitdeploy.models.vit import VisionTransformer, ViTConfig
+from vitdeploy.models.config_files import labels_of, read_json, timm_preprocess, transformers_preprocess
+from vitdeploy.models.family import Family, Hints
+from vitdeploy.models.hub import CONFIG, PREPROCESSOR, ModelFolder, is_hub_name, locate
+from vitdeploy.models.original import Original
+from vitdeploy.models.zero_shot import with_text_features
 from vitdeploy.spec import PreprocessSpec
 
 SEED = 0
+SEEDED = "no checkpoint given: the weights are seeded random numbers, and so is every accuracy"
 
 
 @dataclass(frozen=True)
-class Original:
-    """The model that everything else is measured against."""
+class Source:
+    """Where a model comes from: plain data, that a measuring process can be given too.
 
-    name: str
-    config: ViTConfig
-    module: VisionTransformer
+    `image_size` is (height, width), other than the checkpoint's. `heads`: for a bare state dict that cannot say it.
+    `text_features`: a .npy of float32 [classes, width], which makes a CLIP or SigLIP tower a zero-shot classifier.
+    `function` is `package.module:function`, and comes from the command line only.
+    """
+
+    model: str | None = None
+    checkpoint: Path | None = None
+    image_size: tuple[int, int] | None = None
+    heads: int | None = None
+    text_features: Path | None = None
+    function: str | None = None
 
     @property
-    def parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.module.parameters())
+    def name(self) -> str:
+        return self.function or self.model or (self.checkpoint.name if self.checkpoint else "model")
 
 
-def load_original(name: str, checkpoint: Path | None) -> Original:
-    """Build the architecture `name` and load `checkpoint` into it; without one, the weights are seeded noise.
-
-    Raises:
-        UnknownModelError, MissingFileError, CheckpointError, NonFiniteWeightsError, PickleError.
-    """
-    config = config_for(name)
-    if checkpoint is None:
-        torch.manual_seed(SEED)
-        return Original(name, config, VisionTransformer(config).eval())
-    state = read_checkpoint(checkpoint)
-    config = adapt_to_checkpoint(config, state)
-    with torch.device("meta"):
-        module = VisionTransformer(config)
-    module = module.to_empty(device="cpu")
-    load_state(module, state, str(checkpoint))
-    return Original(name, config, module.eval())
-
-
-def default_preprocess(config: ViTConfig) -> PreprocessSpec:
-    """What timm's augreg ViTs were trained with: mean = std = 0.5, bicubic, the short side resized to crop / 0.9.
+def located(source: Source) -> tuple[Source, ModelFolder | None]:
+    """The same source with its files on this machine (downloaded where it names a hub), and the folder they lie in.
 
     Raises:
-        CheckpointError: the patch embedding has neither 1 nor 3 channels, so no image fits it.
+        InputError: neither a model nor a checkpoint is named.
+        MissingFileError, HubError, MissingPackageError: the files cannot be had.
     """
-    height, width = config.image_size
-    if config.in_channels not in (1, 3):
+    if source.model is None and source.checkpoint is None and source.function is None:
+        raise InputError("no model is named", wanted="a model, a checkpoint, or both", fix="vitdeploy export list")
+    if source.model is None or not is_hub_name(source.model) or (source.checkpoint and source.model[:5] == "timm:"):
+        return source, None
+    folder = locate(source.model)
+    return dataclasses.replace(source, model=f"hf:{folder.path}"), folder
+
+
+def load_original(source: Source) -> Original:
+    """Build the model and load its weights.
+
+    Raises:
+        UnknownModelError, MissingFileError, CheckpointError, NonFiniteWeightsError, PickleError, UserCodeError,
+        MissingPackageError, HubError.
+    """
+    original = _load(source)
+    if source.text_features is not None:
+        original = with_text_features(original, source.text_features)
+    return original
+
+
+def _load(source: Source) -> Original:
+    if source.function is not None:
+        return foreign.from_function(source.function, source.image_size)
+    local, folder = located(source)
+    if folder is not None:
+        return _from_folder(local, folder, source.name)
+    if source.model is not None and source.model.startswith("timm:"):
+        return _from_timm_name(source, source.model.removeprefix("timm:"))
+    if source.model is None:
+        return _from_checkpoint(source)
+    family, config = catalog.find_or_raise(source.model)
+    if source.checkpoint is None:
+        return _seeded(source, family, config)
+    state, notes = read_checkpoint(source.checkpoint)
+    return _recognised(source, state, {"architecture": source.model}, family.preprocess(config), notes)
+
+
+def _from_checkpoint(source: Source) -> Original:
+    assert source.checkpoint is not None
+    state, notes = read_checkpoint(source.checkpoint)
+    return _recognised(source, state, {}, None, notes)
+
+
+def _from_timm_name(source: Source, name: str) -> Original:
+    """timm:NAME with a checkpoint file: ours where the family knows the name, else timm's own module."""
+    architecture = name.partition(".")[0]
+    found = catalog.find(architecture)
+    assert source.checkpoint is not None
+    state, notes = read_checkpoint(source.checkpoint)
+    if found is not None:
+        family, config = found
+        return _recognised(source, state, {"architecture": architecture}, family.preprocess(config), notes)
+    return _noted(foreign.from_timm(architecture, {}, state, source.image_size), source.name, notes)
+
+
+def _from_folder(source: Source, folder: ModelFolder, name: str) -> Original:
+    """A folder with config.json: the architecture is ours where a family recognises the weights."""
+    config = read_json(folder.path / CONFIG)
+    files = (source.checkpoint,) if source.checkpoint else folder.weights
+    state: dict[str, Tensor] = {}
+    notes: tuple[str, ...] = ()
+    for file in files:
+        part, notes = read_checkpoint(file)
+        state |= part
+    if folder.revision:
+        notes = (f"{folder.repository} at {folder.revision}", *notes)
+    hints = Hints(source.heads, source.image_size, config)
+    found = catalog.recognise(state, hints)
+    if found is None and "architecture" in config:
+        return _noted(foreign.from_timm(config["architecture"], config, state, source.image_size), name, notes)
+    if found is None:
+        spec, remarks = _folder_preprocess(folder, config, 3, source.image_size or _config_size(config))
+        size = source.image_size or spec.crop
+        return _noted(foreign.from_transformers(folder.path, config, spec, size), name, (*notes, *remarks))
+    family = catalog.family_named(found.family)
+    config_of = found.config
+    signature = family.describe(config_of)
+    preprocess, remarks = _folder_preprocess(folder, config, signature.channels, signature.image_size)
+    original = _built(source, family, config_of, found.state, preprocess, (*notes, *found.notes, *remarks))
+    return dataclasses.replace(original, name=name, labels=_fitting(labels_of(config), original))
+
+
+def _folder_preprocess(
+    folder: ModelFolder, config: Mapping[str, Any], channels: int, size: tuple[int, int]
+) -> tuple[PreprocessSpec, tuple[str, ...]]:
+    if "pretrained_cfg" in config:
+        return timm_preprocess(config["pretrained_cfg"], channels, size), ()
+    file = folder.path / PREPROCESSOR
+    if file.is_file():
+        return transformers_preprocess(read_json(file), channels, size)
+    half = (0.5,) * channels
+    note = f"no {PREPROCESSOR}: mean = std = 0.5 and a plain resize are assumed"
+    return PreprocessSpec(size, size, "bilinear", half, half), (note,)
+
+
+def _config_size(config: Mapping[str, Any]) -> tuple[int, int]:
+    size = config.get("image_size", 224)
+    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+
+
+def _recognised(
+    source: Source,
+    state: dict[str, Tensor],
+    config: Mapping[str, Any],
+    preprocess: PreprocessSpec | None,
+    notes: tuple[str, ...],
+) -> Original:
+    """A state dict in some family's key style; of that architecture, where `config` names one."""
+    hints = Hints(source.heads, source.image_size, config)
+    found = catalog.recognise(state, hints)
+    if found is None:
+        raise catalog.unrecognised(state, str(source.checkpoint))
+    family = catalog.family_named(found.family)
+    preprocess = preprocess or family.preprocess(found.config)
+    return _built(source, family, found.config, found.state, preprocess, (*notes, *found.notes))
+
+
+def _seeded(source: Source, family: Family, config: Any) -> Original:
+    torch.manual_seed(SEED)
+    module = family.build(config)
+    return _built(source, family, config, module.state_dict(), family.preprocess(config), (SEEDED,), module)
+
+
+def _built(
+    source: Source,
+    family: Family,
+    config: Any,
+    state: Mapping[str, Tensor],
+    preprocess: PreprocessSpec | None,
+    notes: tuple[str, ...],
+    module: nn.Module | None = None,
+) -> Original:
+    """The module of a config with a state that fits it, at the image size that the source asks for."""
+    own = family.describe(config).image_size
+    if source.image_size is not None and source.image_size != own:
+        config, state = family.resize(config, state, source.image_size)
+        preprocess = _scaled(preprocess, own, source.image_size) if preprocess else None
+        notes = (*notes, f"resized from {own[0]}x{own[1]} to {source.image_size[0]}x{source.image_size[1]} pixels")
+        module = None
+    if module is None:
+        with torch.device("meta"):
+            module = family.build(config)
+        module = module.to_empty(device="cpu")
+        load_state(module, state, str(source.checkpoint or source.name))
+    signature = family.describe(config)
+    return Original(source.name, family.name, module.eval(), signature, preprocess, notes=notes)
+
+
+def _scaled(spec: PreprocessSpec, own: tuple[int, int], wanted: tuple[int, int]) -> PreprocessSpec:
+    """The preprocessing for another size: the same share of the resized image is cropped."""
+    if isinstance(spec.resize, int):
+        resize: int | tuple[int, int] = int(spec.resize * min(wanted) / min(own))
+        if wanted[0] != wanted[1]:
+            # The short side of an image is not the short side of the model's input: both sides are scaled.
+            resize = (int(spec.resize * wanted[0] / min(own)), int(spec.resize * wanted[1] / min(own)))
+    else:
+        resize = (int(spec.resize[0] * wanted[0] / own[0]), int(spec.resize[1] * wanted[1] / own[1]))
+    return dataclasses.replace(spec, resize=resize, crop=wanted)
+
+
+def _fitting(labels: tuple[str, ...], original: Original) -> tuple[str, ...]:
+    """The config's labels, where there is one a class."""
+    return labels if original.classes in (None, len(labels)) else ()
+
+
+def _noted(original: Original, name: str, notes: tuple[str, ...]) -> Original:
+    return dataclasses.replace(original, name=name, notes=(*notes, *original.notes))
+
+
+def refuse_unusable(original: Original) -> None:
+    """Raise CheckpointError where no image fits the model."""
+    if original.signature.task != "sequence" and original.signature.channels not in (1, 3):
         raise CheckpointError(
-            "the model does not take images", found=f"{config.in_channels} input channels", wanted="1 (grey) or 3 (RGB)"
+            "the model does not take images",
+            found=f"{original.signature.channels} input channels",
+            wanted="1 (grey) or 3 (RGB)",
         )
-    return PreprocessSpec(
-        resize=int(min(height, width) / 0.9),
-        crop=config.image_size,
-        interpolation="bicubic",
-        mean=(0.5,) * config.in_channels,
-        std=(0.5,) * config.in_channels,
-    )

@@ -18,12 +18,13 @@ import torch
 from torch import Tensor
 
 from vitdeploy.errors import CheckpointError, UnknownModelError
-from vitdeploy.models.family import Hints, Recognised
+from vitdeploy.models.family import Family, Hints, Recognised, Signature
 from vitdeploy.models.positions import sinusoidal
 from vitdeploy.models.transformer import Transformer, TransformerConfig
+from vitdeploy.runtime.engine import SEQUENCE_OUTPUTS
+from vitdeploy.spec import SequenceSpec
 
-FAMILY = "transformer"
-PAPER = "arXiv 1706.03762"
+NAME = "transformer"
 NAMES = {
     "transformer_base": TransformerConfig(),
     "transformer_big": TransformerConfig(width=1024, heads=16, hidden=4096),
@@ -89,7 +90,7 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
     else:
         return None
     config = _configure(weights, _untold(hints, told, notes))
-    return Recognised(FAMILY, style, config, weights, tuple(notes))
+    return Recognised(NAME, style, config, weights, tuple(notes))
 
 
 def _configure(weights: Mapping[str, Tensor], fields: dict[str, Any]) -> TransformerConfig:
@@ -251,3 +252,28 @@ def _sinusoidal_length(key: str, table: Tensor) -> int:
             wanted="sinusoidal positions",
         )
     return len(rows)
+
+
+def describe(config: TransformerConfig) -> Signature:
+    """Tokens in, tokens out: no image at all."""
+    spec = SequenceSpec(config.start, config.end, config.pad, config.max_length, config.source_vocabulary)
+    return Signature("sequence", (0, 0), 0, SEQUENCE_OUTPUTS, sequence=spec)
+
+
+def resize(
+    config: TransformerConfig, state: Mapping[str, Tensor], image_size: tuple[int, int]
+) -> tuple[TransformerConfig, dict[str, Tensor]]:
+    raise CheckpointError("a Transformer takes tokens, no images", found=f"an image size of {image_size}")
+
+
+FAMILY = Family(
+    name=NAME,
+    paper="arXiv 1706.03762",
+    names=NAMES,
+    parse=parse,
+    build=build,
+    describe=describe,
+    recognise=recognise,
+    resize=resize,
+    preprocess=lambda config: None,
+)

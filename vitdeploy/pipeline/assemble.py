@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,24 +11,26 @@ from typing import Any
 import numpy as np
 
 from vitdeploy.bench.contest import Protocol
-from vitdeploy.bundle.write import Golden, write_bundle
+from vitdeploy.bundle.write import write_bundle
 from vitdeploy.graph.io import graph_spec, load_graph
 from vitdeploy.pipeline.job import Job, tool_versions
-from vitdeploy.pipeline.measure import ORIGINAL, engine_contestant, measure, original_contestant
-from vitdeploy.pipeline.plan import CALIBRATE, EXPORT, REFERENCE, Candidate, candidates
-from vitdeploy.pipeline.stages import MODEL_FILE, OUTPUT_NAMES, Progress, read_engine, read_json
+from vitdeploy.pipeline.measure import engine_contestant, measure, original_contestant
+from vitdeploy.pipeline.origin import ORIGINAL
+from vitdeploy.pipeline.plan import CALIBRATE, EXPORT, OPTIMIZE, REFERENCE, Candidate, candidates
+from vitdeploy.pipeline.progress import Progress
+from vitdeploy.pipeline.stages.compile import read_engine
+from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, graphs_in, read_json
+from vitdeploy.pipeline.stages.verify import read_answers
+from vitdeploy.pipeline.tasks.golden import golden_of
 from vitdeploy.pipeline.verdict import Verdict, decide, engine_gate
 from vitdeploy.report.html import render_html
 from vitdeploy.runtime.host import describe_host
-from vitdeploy.runtime.postprocess import classify
-from vitdeploy.runtime.preprocess import load_pixels
-from vitdeploy.spec import encode
+from vitdeploy.spec import GraphSpec, encode
 from vitdeploy.store.publish import replacing
 from vitdeploy.store.store import Artifact, list_files
-from vitdeploy.verify.agreement import Agreement
+from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.gate import Gate, accuracy_gate
 
-GOLDEN_IMAGES = 8
 EXAMPLES = 12
 TOOLS = ("torch", "onnx", "onnxscript", "onnxruntime", "openvino", "numpy", "pillow")
 
@@ -38,7 +39,7 @@ def bench_job(job: Job, artifacts: Mapping[str, Artifact], progress: Progress) -
     """Measure the original and every candidate: each against the original, each INT8 against its own FP32."""
     contenders = candidates(job)
     bench = job.recipe.bench
-    contestants = [original_contestant(job.recipe.source.model, job.checkpoint)]
+    contestants = [original_contestant(job.origin.source)]
     for candidate in contenders:
         folder = artifacts[candidate.step("compile")].path
         contestants.append(engine_contestant(read_engine(folder), folder, candidate.artifact))
@@ -67,12 +68,13 @@ def write_run(
         write_bundle(
             work,
             name=job.recipe.name,
-            graph=artifacts[EXPORT].path / MODEL_FILE,
-            graph_spec=graph_spec(load_graph(artifacts[EXPORT].path / MODEL_FILE), MODEL_FILE),
-            preprocess=job.preprocess,
+            task=job.origin.task,
+            graphs=_graphs(artifacts[OPTIMIZE].path),
+            preprocess=job.origin.preprocess,
+            postprocess=job.origin.postprocess,
             engines=[(read_engine(f), f) for f in (artifacts[c.step("compile")].path for c in shipped)],
-            labels=job.split.classes,
-            golden=_golden(job, artifacts, shipped),
+            labels=job.labels,
+            golden=golden_of(job, {c.target: _verified(artifacts, c)["max_difference"] for c in shipped}),
             documents={
                 "report.json": json.dumps(report, indent=1, allow_nan=False) + "\n",
                 "report.html": render_html(report, images),
@@ -83,16 +85,18 @@ def write_run(
     return verdict, report
 
 
+def _graphs(folder: Path) -> dict[str, tuple[Path, GraphSpec]]:
+    return {name: (file, graph_spec(load_graph(file), file.name)) for name, file in graphs_in(folder).items()}
+
+
 def _gates(job: Job, artifacts: Mapping[str, Artifact], bench: dict[str, Any]) -> dict[str, Gate]:
     budget = job.recipe.to_budget()
     rows = {row["artifact"]: row for row in bench["results"]}
     gates = {}
     for candidate in candidates(job):
-        verified = _verified(artifacts, candidate)
-        fields = {name: verified[name] for name in Agreement.__dataclass_fields__}
-        gates[candidate.artifact] = engine_gate(
-            accuracy_gate(Agreement(**fields), budget), budget, _size(artifacts, candidate), rows[candidate.artifact]
-        )
+        accuracy = accuracy_gate(Comparison.of(_verified(artifacts, candidate)), budget)
+        size, row = _size(artifacts, candidate), rows[candidate.artifact]
+        gates[candidate.artifact] = engine_gate(accuracy, budget, size, row)
     return gates
 
 
@@ -116,14 +120,9 @@ def _calibration(artifacts: Mapping[str, Artifact]) -> dict[str, str]:
     return {"calibration.json": (artifacts[CALIBRATE].path / "ranges.json").read_text(encoding="utf-8")}
 
 
-def _golden(job: Job, artifacts: Mapping[str, Artifact], shipped: list[Candidate]) -> Golden:
-    """The first evaluation images with the original's logits; the tolerance is twice what was measured on all."""
-    samples = job.split.evaluation[:GOLDEN_IMAGES]
-    return Golden(
-        inputs=np.stack([load_pixels(sample.path, job.preprocess) for sample in samples]),
-        outputs=np.load(artifacts[REFERENCE].path / "logits.npy")[:GOLDEN_IMAGES],
-        tolerance={c.target: 2 * _verified(artifacts, c)["max_difference"] for c in shipped},
-    )
+def _checkpoint(job: Job) -> str | None:
+    """The name of the file or files that the weights came from."""
+    return next((name for name in job.origin.digests if not name.endswith((".json", ".npy"))), None)
 
 
 def _report(
@@ -135,11 +134,12 @@ def _report(
     examples: list[dict[str, Any]],
 ) -> dict[str, Any]:
     exported = read_json(artifacts[EXPORT].path / "export.json")
+    digests, checkpoint = job.origin.digests, _checkpoint(job)
     data = job.recipe.data
     return {
         "format": 1,
         "name": job.recipe.name,
-        "task": "classification",
+        "task": job.origin.task,
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "verdict": {
             "sentence": verdict.sentence,
@@ -148,21 +148,20 @@ def _report(
             "gate": verdict.gate.status,
             "reasons": [f"{name}: {reason}" for name, gate in gates.items() for reason in gate.reasons],
         },
-        "model": {
-            **exported["model"],
-            "checkpoint": job.checkpoint.name if job.checkpoint else None,
-            "checkpoint_sha256": job.checkpoint_sha256,
-        },
+        "model": {**exported["model"], "checkpoint": checkpoint, "checkpoint_sha256": digests.get(checkpoint or "")},
         "export": {key: exported[key] for key in ("opset", "ir_version", "bytes", "parity", "tolerance")},
-        "calibration": {"images": len(job.split.calibration), "digest": job.calibration_digest}
+        "optimize": read_json(artifacts[OPTIMIZE].path / "optimize.json"),
+        "calibration": {"images": len(job.data.calibration), "digest": job.data.calibration_digest}
         if CALIBRATE in artifacts
         else None,
         "data": {
             "path": data.path,
             "labels": data.labels,
-            "evaluation_images": len(job.split.evaluation),
-            "calibration_images": len(job.split.calibration),
-            "skipped": len(job.skipped),
+            "noun": job.kit.noun,
+            "evaluation_images": len(job.data.evaluation),
+            "calibration_images": len(job.data.calibration),
+            "skipped": len(job.data.skipped),
+            **job.data.facts,
         },
         "engines": [_engine(artifacts, candidate, gates[candidate.artifact]) for candidate in candidates(job)],
         "bench": bench,
@@ -170,8 +169,8 @@ def _report(
         "environment": {**describe_host(), **tool_versions(TOOLS)},
         "provenance": {
             "recipe": job.recipe.model_dump(mode="json"),
-            "source": {"model": job.recipe.source.model, "checkpoint_sha256": job.checkpoint_sha256},
-            "data": {"calibration": job.calibration_digest, "evaluation": job.evaluation_digest},
+            "source": {"model": job.recipe.source.model, "revision": job.origin.revision, "sha256": dict(digests)},
+            "data": {"calibration": job.data.calibration_digest, "evaluation": job.data.evaluation_digest},
             "tools": tool_versions(TOOLS),
             "files": [encode(entry) for entry in _provenance_files(artifacts)],
         },
@@ -207,47 +206,27 @@ def _engine(artifacts: Mapping[str, Artifact], candidate: Candidate, gate: Gate)
 
 
 def _examples(job: Job, artifacts: Mapping[str, Artifact]) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
-    """Images where an engine differs from the original first, then evenly spread ones; with every answer."""
-    labels = list(job.split.classes) or None
-    reference = np.load(artifacts[REFERENCE].path / "logits.npy")
-    answers = {c.artifact: np.load(artifacts[c.step("verify")].path / "logits.npy") for c in candidates(job)}
+    """Samples where an engine differs from the original first, then evenly spread ones; with every answer."""
+    reference = read_answers(artifacts[REFERENCE].path)
+    answers = {c.artifact: read_answers(artifacts[c.step("verify")].path) for c in candidates(job)}
     differs = np.zeros(len(reference), bool)
-    for logits in answers.values():
-        differs |= logits.argmax(axis=1) != reference.argmax(axis=1)
+    for found in answers.values():
+        differs |= job.kit.differs(found, reference)
     chosen = [int(i) for i in np.flatnonzero(differs)[: EXAMPLES // 2]]
     spread = np.linspace(0, len(reference) - 1, EXAMPLES).round().astype(int)
     chosen += [int(i) for i in spread if int(i) not in chosen]
+    labels = job.labels or None
     examples, images = [], {}
     for i in list(dict.fromkeys(chosen))[:EXAMPLES]:
-        sample = job.split.evaluation[i]
-        name = f"{i}.png"
-        images[name] = _png(load_pixels(sample.path, job.preprocess))
+        name, picture = f"{i}.png", job.kit.picture(job.data, i)
+        if picture is not None:
+            images[name] = picture
         examples.append(
             {
-                "image": name,
-                "label": job.split.classes[sample.label] if sample.label is not None else None,
-                "reference": _answer(reference[i], labels),
-                "engines": {artifact: _answer(logits[i], labels) for artifact, logits in answers.items()},
+                "image": name if picture is not None else None,
+                "label": job.kit.truth_of(job.data, i, labels),
+                "reference": job.kit.show(reference, i, labels),
+                "engines": {artifact: job.kit.show(found, i, labels) for artifact, found in answers.items()},
             }
         )
     return examples, images
-
-
-def _answer(logits: np.ndarray, labels: list[str] | None) -> dict[str, Any]:
-    best = classify(logits, labels, 1)
-    return {"label": best.label, "score": best.score}
-
-
-def _png(pixels: np.ndarray) -> bytes:
-    """The preprocessed image as the model sees it, at most 224 pixels wide and enlarged where it is tiny."""
-    from PIL import Image
-
-    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
-    short = min(image.size)
-    if short < 96:
-        factor = -(-96 // short)
-        image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
-    image.thumbnail((224, 224))
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG", optimize=True)
-    return buffer.getvalue()

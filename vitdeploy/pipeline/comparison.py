@@ -1,83 +1,88 @@
-"""`verify` and `bench` on subjects: two artifacts on the same images, many artifacts in one contest."""
+"""`verify` and `bench` on subjects: two artifacts on the same samples, many artifacts in one contest."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from vitdeploy.bench.contest import Protocol
 from vitdeploy.errors import InputError
-from vitdeploy.pipeline.images import sample_images
 from vitdeploy.pipeline.measure import measure
-from vitdeploy.pipeline.plan import check_classes
-from vitdeploy.pipeline.stages import Counter, Progress, agreement_of
+from vitdeploy.pipeline.progress import Counter, Progress
+from vitdeploy.pipeline.stages.verify import judge
 from vitdeploy.pipeline.subjects import Subject
-from vitdeploy.runtime.preprocess import load_pixels
-from vitdeploy.spec import Budget, PreprocessSpec
-from vitdeploy.verify.agreement import Agreement
-from vitdeploy.verify.collect import collect_from_pixels, collect_logits
+from vitdeploy.pipeline.tasks.kit import DataChoice, Kit, Setting
+from vitdeploy.pipeline.tasks.kits import make_kit
+from vitdeploy.runtime.runner import Runner
+from vitdeploy.spec import Budget
+from vitdeploy.verify.collect import Answers
+from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.gate import Gate, accuracy_gate
 
 
 def verify_subjects(
-    ours: Subject,
-    theirs: Subject,
-    data: Path,
-    *,
-    num_samples: int | None,
-    seed: int,
-    skip_bad: bool,
-    budget: Budget,
-    progress: Progress,
+    ours: Subject, theirs: Subject, choice: DataChoice, *, skip_bad: bool, budget: Budget, progress: Progress
 ) -> tuple[dict[str, Any], Gate]:
     """The facts and the gate of `ours` against `theirs`, one runtime after the other.
 
     Raises:
-        InputError: no side says how images are prepared. Errors of data and engines come through.
+        InputError: no side says how images are prepared, or the two are for other tasks or classes. Errors of data and
+            engines come through.
     """
-    own = ours.preprocess or theirs.preprocess
-    other = theirs.preprocess or ours.preprocess
-    if own is None or other is None:
+    own, other = _settings(ours, theirs)
+    kit, reference_kit = make_kit(own), make_kit(other)
+    data = kit.load(choice, skip_bad=skip_bad, progress=progress)
+
+    def run(by: Kit, runner: Runner, name: str) -> Answers:
+        return by.answers(runner, data.evaluation, Counter(progress, name, len(data.evaluation)))
+
+    answers = run(kit, ours.runner(), ours.name)
+    reference = run(reference_kit, theirs.runner(), theirs.name)
+    same_tensor = None
+    if own.preprocess != other.preprocess and _same_shape(own, other):
+        # The original's answers for our geometry: resized and cropped our way, normalised as the original wants it.
+        mixed = make_kit(
+            dataclasses.replace(
+                other, preprocess=dataclasses.replace(own.images, mean=other.images.mean, std=other.images.std)
+            )
+        )
+        same_tensor = run(mixed, theirs.runner(), f"{theirs.name} on the same tensor")
+    found = judge(kit, answers, reference, data, ours.precision, (own.preprocess, other.preprocess), same_tensor)
+    gate = accuracy_gate(Comparison.of(found), budget)
+    return {
+        "artifact": ours.name,
+        "against": theirs.name,
+        **found,
+        "skipped": list(data.skipped),
+        "gate": {"status": gate.status, "reasons": list(gate.reasons)},
+    }, gate
+
+
+def _settings(ours: Subject, theirs: Subject) -> tuple[Setting, Setting]:
+    """How each side reads its samples; a side without preprocessing of its own takes the other's."""
+    own, other = ours.setting, theirs.setting
+    if not ours.own and not theirs.own and own.preprocess is not None:
         raise InputError(
             "neither side says how images are prepared",
             found="two built-in models",
             wanted="at least one exported graph or bundle",
         )
-    chosen = sample_images(data, "evaluation", num_samples, seed, own, skip_bad=skip_bad, progress=progress)
-    paths = [sample.path for sample in chosen.samples]
-    logits = collect_logits(ours.runner(), paths, own, Counter(progress, ours.name, len(paths)))
-    check_classes(chosen.classes, logits.shape[1])
-    reference = collect_logits(theirs.runner(), paths, other, Counter(progress, theirs.name, len(paths)))
-    if reference.shape != logits.shape:
+    if own.task != other.task or own.classes != other.classes:
         raise InputError(
-            "the two models have other classes",
-            found=f"{logits.shape[1]} against {reference.shape[1]}",
-            wanted="the same number of classes",
+            "the two models answer other questions",
+            found=f"{own.task} with {own.classes} classes against {other.task} with {other.classes}",
+            wanted="the same task, and the same number of classes",
         )
-    same_tensor = None
-    if own != other and (own.crop, own.channels) == (other.crop, other.channels):
-        same_tensor = _on_our_tensor(theirs, own, other, paths, progress)
-    found = agreement_of(logits, reference, chosen.samples, ours.precision, own, other, same_tensor)
-    fields = {name: found[name] for name in Agreement.__dataclass_fields__}
-    gate = accuracy_gate(Agreement(**fields), budget)
-    return {
-        "artifact": ours.name,
-        "against": theirs.name,
-        **found,
-        "skipped": list(chosen.skipped),
-        "gate": {"status": gate.status, "reasons": list(gate.reasons)},
-    }, gate
+    if not ours.own:
+        own = dataclasses.replace(own, preprocess=other.preprocess)
+    if not theirs.own:
+        other = dataclasses.replace(other, preprocess=own.preprocess)
+    return own, other
 
 
-def _on_our_tensor(
-    theirs: Subject, own: PreprocessSpec, other: PreprocessSpec, paths: Sequence[Path], progress: Progress
-) -> np.ndarray:
-    """The original's answers for our geometry: resized and cropped our way, normalised as the original wants it."""
-    count = Counter(progress, f"{theirs.name} on the same tensor", len(paths))
-    return collect_from_pixels(theirs.runner(), (load_pixels(path, own) for path in paths), other, count)
+def _same_shape(own: Setting, other: Setting) -> bool:
+    return (own.images.crop, own.images.channels) == (other.images.crop, other.images.channels)
 
 
 def bench_subjects(subjects: Sequence[Subject], protocol: Protocol, progress: Progress) -> dict[str, Any]:

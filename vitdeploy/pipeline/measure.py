@@ -9,17 +9,17 @@ from typing import Any
 
 from vitdeploy.bench.contest import Contest, Contestant, Protocol, run_contest
 from vitdeploy.bench.summary import block_medians, rows, samples
-from vitdeploy.pipeline.stages import Progress
+from vitdeploy.models.source import Source
+from vitdeploy.pipeline.origin import ORIGINAL, to_request
+from vitdeploy.pipeline.progress import Progress
 from vitdeploy.spec import EngineSpec, encode
 from vitdeploy.verify.intervals import log_ratio
 
-ORIGINAL = "pytorch"
 
-
-def original_contestant(model: str, checkpoint: Path | None, name: str = ORIGINAL) -> Contestant:
-    """The PyTorch model in eager mode, in a process of its own."""
-    request = {"model": model, "checkpoint": str(checkpoint.resolve()) if checkpoint else None}
-    return Contestant(name, "torch", "fp32", (sys.executable, "-m", "vitdeploy.pipeline.reference_worker"), request)
+def original_contestant(source: Source, name: str = ORIGINAL) -> Contestant:
+    """The original (a PyTorch model in eager mode, or an ONNX file), in a process of its own."""
+    argv = (sys.executable, "-m", "vitdeploy.pipeline.reference_worker")
+    return Contestant(name, "original", "fp32", argv, to_request(source))
 
 
 def engine_contestant(engine: EngineSpec, folder: Path, name: str | None = None) -> Contestant:

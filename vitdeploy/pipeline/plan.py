@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from vitdeploy.errors import DataError
-from vitdeploy.pipeline import stages
 from vitdeploy.pipeline.job import Job, tool_versions
-from vitdeploy.pipeline.stages import MODEL_FILE, PlaceConfig, Progress
+from vitdeploy.pipeline.origin import Origin
+from vitdeploy.pipeline.progress import Progress
+from vitdeploy.pipeline.stages import compile as compiling
+from vitdeploy.pipeline.stages import verify as judging
+from vitdeploy.pipeline.stages.export import export
+from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, write_json
+from vitdeploy.pipeline.stages.optimize import optimize
+from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graphs
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.spec import TARGETS, Precision, encode
 from vitdeploy.store.store import Artifact
 
 Folders = Mapping[str, Artifact]
-EXPORT, CALIBRATE, REFERENCE = "export", "calibrate", "reference"
-EXPORT_TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir", "numpy")
+EXPORT, OPTIMIZE, CALIBRATE, REFERENCE = "export", "optimize", "calibrate", "reference"
+EXPORT_TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir", "numpy", "timm", "transformers")
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ def candidates(job: Job) -> list[Candidate]:
 
 def make_plan(job: Job) -> list[Step]:
     """All storable steps of a job; measuring and bundling come after them and are never stored."""
-    steps = [_export(job)]
+    steps = [_export(job), _optimize(job)]
     if job.recipe.precision == "int8":
         steps.append(_calibrate(job))
     for candidate in candidates(job):
@@ -72,45 +75,57 @@ def make_plan(job: Job) -> list[Step]:
     return steps
 
 
+def _original(origin: Origin) -> dict[str, Any]:
+    """What answers of the original depend on, beside the bytes of its files; no path of this machine is part of it."""
+    source = origin.source
+    return {
+        "model": None if origin.digests and source.checkpoint is None else source.model,
+        "image_size": source.image_size,
+        "heads": source.heads,
+        "preprocess": encode(origin.preprocess),
+        "postprocess": encode(origin.postprocess),
+        "labels": list(origin.labels),
+    }
+
+
 def _export(job: Job) -> Step:
-    config = replace(job.recipe.to_export(), preprocess=job.preprocess)
+    config = job.recipe.to_export()
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
-        facts = stages.export(config, job.checkpoint, out, progress)
-        check_classes(job.split.classes, facts["model"]["classes"])
+        export(job.origin, config, out, progress)
 
     return Step(
         EXPORT,
         "export",
         write,
-        encode(config),
-        outside={"checkpoint": job.checkpoint_sha256 or "none"},
+        {**_original(job.origin), **encode(config)},
+        outside=dict(job.origin.digests),
         tools=tool_versions(EXPORT_TOOLS),
+        version=2,
     )
 
 
-def check_classes(classes: tuple[str, ...], outputs: int) -> None:
-    """Raise DataError where labels come from folders and there is not one folder a class."""
-    if classes and len(classes) != outputs:
-        raise DataError(
-            "the class folders do not fit the model",
-            found=f"{len(classes)} folders, {outputs} outputs of the model",
-            wanted="one folder a class, in the model's class order by name",
-            fix="add the missing folders (they may be empty), or set data.labels to none",
-        )
+def _optimize(job: Job) -> Step:
+    options = job.recipe.optimize.to_options()
+
+    def write(folders: Folders, out: Path, progress: Progress) -> None:
+        optimize(graphs_in(folders[EXPORT].path), options, out, progress)
+
+    tools = tool_versions(("onnx", "onnxscript", "onnx-ir", "onnxruntime", "numpy"))
+    return Step(OPTIMIZE, "optimize", write, asdict(options), (EXPORT,), tools=tools)
 
 
 def _calibrate(job: Job) -> Step:
     def write(folders: Folders, out: Path, progress: Progress) -> None:
-        stages.calibrate(folders[EXPORT].path / MODEL_FILE, job.split.calibration, out, progress)
+        calibrate(folders[OPTIMIZE].path / MODEL_FILE, job.data.calibration, out, progress)
 
     return Step(
         CALIBRATE,
         "calibrate",
         write,
         {"observer": "minmax"},
-        (EXPORT,),
-        {"images": job.calibration_digest},
+        (OPTIMIZE,),
+        {"images": job.data.calibration_digest},
         tool_versions(("onnxruntime", "pillow", "numpy")),
     )
 
@@ -122,7 +137,7 @@ def _place(candidate: Candidate) -> Step:
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         ranges = folders[CALIBRATE].path / "ranges.json" if quantized else None
         progress(candidate.step("place"), 0, 1)
-        stages.place_graph(config, folders[EXPORT].path / MODEL_FILE, ranges, out)
+        place_graphs(config, folders[OPTIMIZE].path, ranges, out)
         progress(candidate.step("place"), 1, 1)
 
     return Step(
@@ -130,8 +145,9 @@ def _place(candidate: Candidate) -> Step:
         "place",
         write,
         asdict(config),
-        (EXPORT, CALIBRATE) if quantized else (EXPORT,),
+        (OPTIMIZE, CALIBRATE) if quantized else (OPTIMIZE,),
         tools=tool_versions(("onnx", "onnx-ir", "numpy")),
+        version=2,
     )
 
 
@@ -139,9 +155,8 @@ def _compile(job: Job, candidate: Candidate) -> Step:
     batch = job.recipe.engine_batch
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
-        placed = folders[candidate.step("place")].path
         progress(candidate.step("compile"), 0, 1)
-        stages.compile_graph(placed / MODEL_FILE, candidate.target, batch, out)
+        compiling.compile_graphs(folders[candidate.step("place")].path, candidate.target, batch, out)
         progress(candidate.step("compile"), 1, 1)
 
     return Step(
@@ -151,52 +166,50 @@ def _compile(job: Job, candidate: Candidate) -> Step:
         {"target": candidate.target, "batch": batch},
         (candidate.step("place"),),
         tools=_target_tools(candidate),
+        version=2,
     )
 
 
 def _reference(job: Job) -> Step:
     def write(folders: Folders, out: Path, progress: Progress) -> None:
-        stages.run_reference(
-            job.recipe.source.model, job.checkpoint, job.preprocess, job.split.evaluation, out, progress
-        )
+        judging.run_reference(job.origin, job.kit, job.data.evaluation, out, progress)
 
-    config = {"model": job.recipe.source.model, "preprocess": encode(job.preprocess)}
-    outside = {"checkpoint": job.checkpoint_sha256 or "none", "images": job.evaluation_digest}
     return Step(
         REFERENCE,
         "reference",
         write,
-        config,
+        _original(job.origin),
         (),
-        outside,
-        {**tool_versions(("torch", "pillow", "numpy")), "host": str(describe_host())},
+        {**job.origin.digests, "samples": job.data.evaluation_digest},
+        {**tool_versions(("torch", "timm", "transformers", "pillow", "numpy")), "host": str(describe_host())},
+        version=2,
     )
 
 
 def _verify(job: Job, candidate: Candidate) -> Step:
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         folder = folders[candidate.step("compile")].path
-        engine = stages.read_engine(folder)
-        samples = job.split.evaluation
-        stages.run_engine(engine, folder, job.preprocess, samples, out, progress)
-        found = stages.agreement_of(
-            np.load(out / "logits.npy"),
-            np.load(folders[REFERENCE].path / "logits.npy"),
-            samples,
+        engine = compiling.read_engine(folder)
+        judging.run_engine(engine, folder, job.kit, job.data.evaluation, out, progress)
+        found = judging.judge(
+            job.kit,
+            judging.read_answers(out),
+            judging.read_answers(folders[REFERENCE].path),
+            job.data,
             engine.precision,
-            job.preprocess,
-            job.preprocess,
+            (job.origin.preprocess, job.origin.preprocess),
         )
-        stages.write_json(out / "verify.json", found)
+        write_json(out / "verify.json", found)
 
     return Step(
         candidate.step("verify"),
         "verify",
         write,
-        {"preprocess": encode(job.preprocess)},
+        {"preprocess": encode(job.origin.preprocess), "postprocess": encode(job.origin.postprocess)},
         (candidate.step("compile"), REFERENCE),
-        {"images": job.evaluation_digest},
-        {**_target_tools(candidate), **tool_versions(("pillow", "numpy", "scipy"))},
+        {"samples": job.data.evaluation_digest},
+        {**_target_tools(candidate), **tool_versions(("pillow", "numpy", "scipy", "pycocotools"))},
+        version=2,
     )
 
 

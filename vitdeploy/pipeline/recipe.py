@@ -16,12 +16,20 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from vitdeploy.errors import MissingFileError, RecipeError
-from vitdeploy.pipeline.stages import ExportConfig
-from vitdeploy.spec import TARGETS, Budget, Interpolation, Precision, PreprocessSpec
+from vitdeploy.graph.optimize import OptimizeOptions
+from vitdeploy.models.source import Source
+from vitdeploy.pipeline.origin import Overrides
+from vitdeploy.pipeline.stages.export import ExportConfig
+from vitdeploy.pipeline.tasks.kit import DataChoice
+from vitdeploy.spec import TARGETS, Budget, Interpolation, PostprocessSpec, Precision, PreprocessSpec
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
-VERSION = 1
+# Fields that name files: relative to the recipe, so that it runs from anywhere.
+PATHS = (
+    *(("source", key) for key in ("model", "checkpoint", "labels", "text_features")),
+    *(("data", key) for key in ("path", "annotations")),
+)
 # yaml's constructors let errors of int(), float(), datetime and their own look-ups through, as of `2001-13-45`.
 _NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
 
@@ -33,18 +41,35 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class SourceSection(Section):
-    """Where the model comes from: a built-in architecture and a checkpoint (none: seeded random weights)."""
+Side = Positive | Annotated[tuple[Positive, Positive], Field(strict=False)]
 
-    model: str
+
+class SourceSection(Section):
+    """Where the model comes from; see `models.source` for what `model` may name.
+
+    `image_size`: other than the checkpoint's; one side or [height, width]. `heads`: for a bare state dict that cannot
+    say it. `labels`: a file with one class name a line. `text_features`: see `models.zero_shot`.
+    """
+
+    model: str | None = None
     checkpoint: str | None = None
+    image_size: Side | None = None
+    heads: Positive | None = None
+    labels: str | None = None
+    text_features: str | None = None
+
+    @model_validator(mode="after")
+    def _named(self) -> SourceSection:
+        if self.model is None and self.checkpoint is None:
+            raise ValueError("names neither a model nor a checkpoint")
+        return self
 
 
 class PreprocessSection(Section):
     """See `spec.PreprocessSpec`; `resize` is a short side or [height, width], `crop` may be one side of a square."""
 
-    resize: Positive | Annotated[tuple[Positive, Positive], Field(strict=False)]
-    crop: Positive | Annotated[tuple[Positive, Positive], Field(strict=False)]
+    resize: Side
+    crop: Side
     interpolation: Interpolation = "bicubic"
     mean: Annotated[PerChannel, Field(strict=False)]
     std: Annotated[PerChannel, Field(strict=False)]
@@ -62,6 +87,17 @@ class PreprocessSection(Section):
         return PreprocessSpec(self.resize, crop, self.interpolation, self.mean, self.std)
 
 
+class PostprocessSection(Section):
+    """See `spec.PostprocessSpec`; for detectors and panoptic models."""
+
+    scores: Literal["softmax", "sigmoid", "given"] = "softmax"
+    boxes: Literal["cxcywh", "xyxy"] = "cxcywh"
+    threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
+    things: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] = ()
+    mask_threshold: Annotated[float, Field(ge=0, le=1)] = 0.5
+    overlap: Annotated[float, Field(ge=0, le=1)] = 0.8
+
+
 class CalibrationSection(Section):
     images: Positive = 128
 
@@ -71,10 +107,15 @@ class EvaluationSection(Section):
 
 
 class DataSection(Section):
-    """Images with one folder a class (`labels: folders`) or without labels (`none`)."""
+    """A folder of images, or an .npz of token arrays.
+
+    `labels`: class folders (`folders`), none, or what lies at `annotations`: a folder of YOLO files (`yolo`), COCO's
+    instances JSON (`coco`), COCO's panoptic JSON with its folder of PNGs (`panoptic`).
+    """
 
     path: str
-    labels: Literal["folders", "none"] = "folders"
+    labels: Literal["folders", "none", "yolo", "coco", "panoptic"] = "folders"
+    annotations: str | None = None
     calibration: CalibrationSection = CalibrationSection()
     evaluation: EvaluationSection = EvaluationSection()
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
@@ -87,18 +128,19 @@ class ExportSection(Section):
 
 
 class OptimizeSection(Section):
-    """Graph rewrites. The fields are part of the schema; this version has no rewrite to switch on yet."""
+    """Graph rewrites: the exact ones (see `graph.optimize.OptimizeOptions`). This version merges no tokens."""
 
-    class_token_only: bool = False
-    token_merging: str = "none"
+    fold_layer_scale: bool = True
+    fold_attention_scale: bool = True
+    drop_key_bias: bool = True
+    fold_value_bias: bool = True
+    fold_image_normalisation: bool = True
+    class_token_only: bool = True
+    qkv: Literal["keep", "merged", "separate"] = "keep"
+    token_merging: Literal["none"] = "none"
 
-    @model_validator(mode="after")
-    def _not_yet(self) -> OptimizeSection:
-        if self.class_token_only or self.token_merging != "none":
-            raise ValueError(
-                "this version has no such rewrite yet; wanted class_token_only: false, token_merging: none"
-            )
-        return self
+    def to_options(self) -> OptimizeOptions:
+        return OptimizeOptions(**self.model_dump(exclude={"token_merging"}))
 
 
 class BudgetSection(Section):
@@ -128,6 +170,7 @@ class Recipe(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     source: SourceSection
     preprocess: PreprocessSection | None = None
+    postprocess: PostprocessSection | None = None
     data: DataSection
     export: ExportSection = ExportSection()
     optimize: OptimizeSection = OptimizeSection()
@@ -170,12 +213,39 @@ class Recipe(Section):
     def to_budget(self) -> Budget:
         return Budget(**self.budget.model_dump())
 
-    def to_export(self) -> ExportConfig:
-        """What the export stage is a function of, beside the checkpoint; preprocessing None: the architecture's own."""
-        return ExportConfig(
-            model=self.source.model,
-            name=self.name,
+    def to_source(self) -> Source:
+        source = self.source
+        size = (source.image_size, source.image_size) if isinstance(source.image_size, int) else source.image_size
+        return Source(
+            model=source.model,
+            checkpoint=Path(source.checkpoint) if source.checkpoint else None,
+            image_size=size,
+            heads=source.heads,
+            text_features=Path(source.text_features) if source.text_features else None,
+        )
+
+    def to_overrides(self) -> Overrides:
+        return Overrides(
             preprocess=self.preprocess.to_spec() if self.preprocess else None,
+            postprocess=PostprocessSpec(**self.postprocess.model_dump()) if self.postprocess else None,
+            labels=Path(self.source.labels) if self.source.labels else None,
+        )
+
+    def to_choice(self) -> DataChoice:
+        data = self.data
+        return DataChoice(
+            path=Path(data.path),
+            labels=data.labels,
+            annotations=Path(data.annotations) if data.annotations else None,
+            calibration=data.calibration.images,
+            evaluation=data.evaluation.images,
+            seed=data.seed,
+        )
+
+    def to_export(self) -> ExportConfig:
+        """What the export stage is a function of, beside the original."""
+        return ExportConfig(
+            name=self.name,
             opset=self.export.opset,
             batch=None if self.export.batch == "dynamic" else self.export.batch,
             in_graph=self.export.preprocess,
@@ -255,12 +325,25 @@ def _refuse_deep(text: str) -> None:
 
 def _anchor(data: dict[str, Any], folder: Path) -> None:
     """Make the recipe's own paths relative to the recipe, so that it runs from anywhere."""
-    for section, key in (("source", "checkpoint"), ("data", "path")):
+    for section, key in PATHS:
         values = data.get(section)
         if isinstance(values, dict) and isinstance(values.get(key), str):
+            if key == "model":
+                values[key] = _anchored_model(values[key], folder)
+                continue
             with contextlib.suppress(RuntimeError):  # the home of a user that there is not
                 values[key] = str(Path(values[key]).expanduser())
             values[key] = str(folder / values[key])
+
+
+def _anchored_model(model: str, folder: Path) -> str:
+    """A model is a path where it is an ONNX file, or a folder after `hf:` that is there."""
+    if model.endswith(".onnx"):
+        return str(folder / Path(model).expanduser())
+    name = model.removeprefix("hf:")
+    if name != model and (folder / name).is_dir():
+        return f"hf:{folder / name}"
+    return model
 
 
 def _set(data: dict[str, Any], override: str, source: str) -> None:

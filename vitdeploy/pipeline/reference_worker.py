@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import functools
 import sys
-from pathlib import Path
 from typing import Any
 
 from vitdeploy.bench.worker import serve
-from vitdeploy.models.reference import TorchRunner
-from vitdeploy.models.source import Original, load_original
+from vitdeploy.models.original import Original
+from vitdeploy.models.source import Source, load_original
+from vitdeploy.pipeline.origin import from_request, is_onnx, reference_runner
 from vitdeploy.runtime.runner import Runner
 
 
 @functools.lru_cache(maxsize=1)
-def _original(model: str, checkpoint: str | None) -> Original:
-    return load_original(model, Path(checkpoint) if checkpoint else None)
+def _original(source: Source) -> Original | None:
+    return None if is_onnx(source) else load_original(source)
 
 
 def make_runner(request: dict[str, Any]) -> Runner:
-    """The runner of {"model": name, "checkpoint": path or null, "threads": number}; any batch goes."""
-    return TorchRunner(_original(request["model"], request["checkpoint"]), threads=int(request["threads"]))
+    """The runner of a source (`origin.to_request`) with "threads" and "batch" beside it; any batch goes."""
+    source = from_request(request)
+    return reference_runner(source, threads=int(request["threads"]), original=_original(source))
 
 
 if __name__ == "__main__":

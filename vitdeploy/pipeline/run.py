@@ -9,7 +9,7 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from vitdeploy.pipeline.plan import Step
-from vitdeploy.pipeline.stages import Progress
+from vitdeploy.pipeline.progress import Progress
 from vitdeploy.store.key import artifact_key
 from vitdeploy.store.store import Artifact, Store
 

@@ -22,25 +22,33 @@ from vitdeploy.graph.io import (
     save_graph,
     set_metadata,
 )
-from vitdeploy.models.reference import TorchRunner
-from vitdeploy.models.source import load_original
+from vitdeploy.models.source import Source
+from vitdeploy.pipeline.job import setting_of
 from vitdeploy.pipeline.measure import engine_contestant, original_contestant
-from vitdeploy.pipeline.stages import MODEL_FILE, check_precision, compile_graph, read_engine
+from vitdeploy.pipeline.origin import find_origin, reference_runner
+from vitdeploy.pipeline.stages.compile import compile_graphs, read_engine
+from vitdeploy.pipeline.stages.files import LABELS_FILE, MODEL_FILE, graphs_in
+from vitdeploy.pipeline.stages.quantize import check_precision
+from vitdeploy.pipeline.tasks.kit import Setting
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.runtime.predictor import select_engines
+from vitdeploy.runtime.predictor import number_of_classes, read_labels, select_engines
 from vitdeploy.runtime.runner import Runner
-from vitdeploy.spec import EngineSpec, Manifest, Precision, PreprocessSpec
+from vitdeploy.spec import EngineSpec, Manifest, Precision
 
 DEFAULT_TARGET = "onnxruntime-cpu"
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One artifact to verify or bench. `preprocess` None: it takes the other side's."""
+    """One artifact to verify or bench, and how its inputs and outputs are read.
+
+    `own` is False where the setting is only the architecture's default: the other side's preprocessing is taken then.
+    """
 
     name: str
     precision: str
-    preprocess: PreprocessSpec | None
+    setting: Setting
+    own: bool
     runner: Callable[[], Runner]
     contestant: Callable[[str], Contestant]
 
@@ -49,15 +57,17 @@ Finder = Callable[[str], list[Subject]]
 
 
 @contextlib.contextmanager
-def opened(*, target: str | None, checkpoint: Path | None) -> Iterator[Finder]:
+def opened(*, target: str | None, source: Source) -> Iterator[Finder]:
     """A finder of subjects by what the user typed; graphs are compiled into a folder that goes at the end."""
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         work = Path(folder)
-        yield lambda text: find_subjects(text, target=target, checkpoint=checkpoint, work=work)
+        yield lambda text: find_subjects(text, target=target, source=source, work=work)
 
 
-def find_subjects(text: str, *, target: str | None, checkpoint: Path | None, work: Path) -> list[Subject]:
-    """The subjects of an argument: every engine of a bundle (or the one for `target`), a graph, or a built-in model.
+def find_subjects(text: str, *, target: str | None, source: Source, work: Path) -> list[Subject]:
+    """The subjects of an argument: every engine of a bundle (or the one for `target`), a graph, or a model.
+
+    `source` has what the command line says of a model beside its name.
 
     Raises:
         UnknownModelError: neither a path nor a built-in model. Errors of reading and compiling come through.
@@ -65,17 +75,23 @@ def find_subjects(text: str, *, target: str | None, checkpoint: Path | None, wor
     path = Path(text)
     if path.is_dir() and is_bundle(path):
         return _bundle_subjects(path, target)
-    if path.exists() or path.suffix == ".onnx" or "/" in text:
+    named = text.startswith(("hf:", "timm:"))
+    if not named and (path.exists() or path.suffix == ".onnx" or "/" in text):
         compiled = work / f"graph{len(list(work.iterdir()))}"
         compiled.mkdir()
         file = find_graph(path)
         chosen = target or graph_metadata(file).target or DEFAULT_TARGET
         compile_bundle(file, chosen, None, None, compiled)
         return [dataclasses.replace(s, name=str(path)) for s in _bundle_subjects(compiled, None)]
-    original = load_original(text, checkpoint)
+    origin = find_origin(dataclasses.replace(source, model=text))
     return [
         Subject(
-            text, "fp32", None, lambda: TorchRunner(original), lambda name: original_contestant(text, checkpoint, name)
+            text,
+            "fp32",
+            setting_of(origin),
+            named,
+            lambda: reference_runner(origin.source),
+            lambda name: original_contestant(origin.source, name),
         )
     ]
 
@@ -83,26 +99,30 @@ def find_subjects(text: str, *, target: str | None, checkpoint: Path | None, wor
 def _bundle_subjects(folder: Path, target: str | None) -> list[Subject]:
     manifest = read_bundle(folder)
     verify_files(folder, manifest)
-    return [_engine_subject(folder, manifest, engine) for engine in select_engines(manifest, target or "auto")]
+    labels = tuple(read_labels(folder, manifest) or ())
+    return [_engine_subject(folder, manifest, engine, labels) for engine in select_engines(manifest, target or "auto")]
 
 
-def _engine_subject(folder: Path, manifest: Manifest, engine: EngineSpec) -> Subject:
+def _engine_subject(folder: Path, manifest: Manifest, engine: EngineSpec, labels: tuple[str, ...]) -> Subject:
+    classes = number_of_classes(engine.outputs, manifest.postprocess)
+    setting = Setting(manifest.task, manifest.preprocess, manifest.postprocess, engine.sequence, labels, classes)
     return Subject(
         f"{folder}:{engine.artifact}",
         engine.precision,
-        manifest.preprocess,
+        setting,
+        True,
         lambda: make_runner(folder, engine),
         lambda name: engine_contestant(engine, folder, name),
     )
 
 
 def find_graph(path: Path) -> Path:
-    """The ONNX file of a folder that holds model.onnx, or the file itself.
+    """The ONNX file of a folder that holds model.onnx (or encoder.onnx), or the file itself.
 
     Raises:
         MissingFileError: neither.
     """
-    file = path / MODEL_FILE if path.is_dir() else path
+    file = next(iter(graphs_in(path).values()), path / MODEL_FILE) if path.is_dir() else path
     if not file.is_file():
         raise MissingFileError(
             f"no graph at {path}",
@@ -118,13 +138,12 @@ def graph_metadata(file: Path) -> GraphMetadata:
 
 
 def compile_bundle(file: Path, target: str, batch: int | None, precision: str | None, out: Path) -> Manifest:
-    """Compile one graph for `target` into the empty folder `out`, as a bundle with one engine.
+    """Compile a graph (with its sibling, for an encoder-decoder) for `target` into the empty folder `out`.
 
     Raises:
         TargetError: the graph was placed for another target or precision.
     """
-    model = load_graph(file)
-    metadata = get_metadata(model, str(file))
+    metadata = graph_metadata(file)
     if precision is not None and metadata.precision not in (None, precision):
         raise TargetError(
             f"{file} is placed in {metadata.precision}",
@@ -141,22 +160,34 @@ def compile_bundle(file: Path, target: str, batch: int | None, precision: str | 
             fix=f"quantize the float graph for {target}, or compile with --target {metadata.target}",
         )
     check_precision(target, chosen)
-    spec = graph_spec(model, MODEL_FILE)
+    graphs = graphs_in(file.parent) if metadata.task == "sequence" else {"model": file}
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
-        work = Path(folder)
-        placed = work / "placed.onnx"
-        set_metadata(model, dataclasses.replace(metadata, target=target, precision=chosen))
-        save_graph(model, placed)
-        (work / "engine").mkdir()
-        compile_graph(placed, target, batch or fixed_batch(spec) or 1, work / "engine")
+        placed, made = Path(folder) / "placed", Path(folder) / "engine"
+        placed.mkdir()
+        made.mkdir()
+        specs = {}
+        for name, graph in graphs.items():
+            model = load_graph(graph)
+            specs[name] = graph_spec(model, graph.name)
+            set_metadata(model, dataclasses.replace(metadata, target=target, precision=chosen))
+            save_graph(model, placed / f"{name}.onnx")
+        compile_graphs(placed, target, batch or fixed_batch(next(iter(specs.values()))) or 1, made)
         return write_bundle(
             out,
             name=metadata.name if _is_name(metadata.name) else "model",
-            graph=file,
-            graph_spec=spec,
+            task=metadata.task,
+            graphs={name: (graph, specs[name]) for name, graph in graphs.items()},
             preprocess=metadata.preprocess,
-            engines=[(read_engine(work / "engine"), work / "engine")],
+            postprocess=metadata.postprocess,
+            labels=_labels_beside(file),
+            engines=[(read_engine(made), made)],
         )
+
+
+def _labels_beside(graph: Path) -> list[str]:
+    """The class names that `export` wrote beside the graph."""
+    file = graph.parent / LABELS_FILE
+    return file.read_text(encoding="utf-8").removesuffix("\n").split("\n") if file.is_file() else []
 
 
 def _is_name(name: str) -> bool:

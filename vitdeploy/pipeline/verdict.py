@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitdeploy.pipeline.measure import ORIGINAL
+from vitdeploy.pipeline.origin import ORIGINAL
 from vitdeploy.pipeline.plan import Candidate
 from vitdeploy.spec import Budget
 from vitdeploy.verify.gate import Gate, bound_gate, join
@@ -80,7 +80,7 @@ def _best(gates: Sequence[Gate]) -> Gate:
 
 def _sentence(recommended: str, ratios: Sequence[Mapping[str, Any]]) -> str:
     if recommended == ORIGINAL:
-        return "Keep PyTorch: no engine is faster than the original and keeps its answers."
+        return "Keep the original: no engine is faster and keeps its answers."
     ratio = _find(ratios, recommended, ORIGINAL)
     if ratio is None:
         return f"Ship {recommended}."
@@ -94,7 +94,7 @@ def _kept(recommended: str, verified: Mapping[str, Any]) -> str:
     if verified["drop"] is None:
         return f"{kept}."
     low, high = verified["drop_ci95"]
-    return f"{kept}; top-1 drop {_plain(verified['drop'])} points [{_plain(low)}, {_plain(high)}]."
+    return f"{kept}; {verified['metric']} drop {_plain(verified['drop'])} points [{_plain(low)}, {_plain(high)}]."
 
 
 def _remarks(
@@ -111,7 +111,9 @@ def _remarks(
         remarks.append(f"{name} is not provably faster than FP32 on {candidate.target}.")
     if gate.status == "none" and _provably_loses(verified):
         low, high = verified["drop_ci95"]
-        remarks.append(f"{candidate.artifact} loses {verified['drop']:.2f} points of top-1 [{low:.2f}, {high:.2f}].")
+        remarks.append(
+            f"{candidate.artifact} loses {verified['drop']:.2f} points of {verified['metric']} [{low:.2f}, {high:.2f}]."
+        )
     if gate.status in ("fail", "undecided"):
         word = "misses the budget" if gate.status == "fail" else "is not proven to meet the budget"
         remarks.append(f"{candidate.artifact} {word}.")

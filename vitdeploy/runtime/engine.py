@@ -6,7 +6,14 @@ from pathlib import Path
 
 from vitdeploy.errors import TargetError
 from vitdeploy.runtime.runner import Runner
-from vitdeploy.spec import TARGETS, EngineSpec
+from vitdeploy.spec import TARGETS, EngineSpec, TensorSpec
+
+# What an encoder-decoder's engine takes and gives as a whole.
+SEQUENCE_INPUTS = (TensorSpec("source", "int64", ("batch", "source_length")),)
+SEQUENCE_OUTPUTS = (
+    TensorSpec("tokens", "int64", ("batch", "target_length")),
+    TensorSpec("logits", "float32", ("batch", "target_length", "vocabulary")),
+)
 
 
 def make_runner(folder: Path, engine: EngineSpec, *, batch: int | None = None, threads: int = 0) -> Runner:
@@ -25,6 +32,8 @@ def make_runner(folder: Path, engine: EngineSpec, *, batch: int | None = None, t
             fix="export with a dynamic batch, or with the batch that you need",
         )
     size = batch or engine.batch
+    if engine.parts:
+        return _sequence_runner(folder, engine, size, threads)
     target = TARGETS.get(engine.target)
     if target is not None and target.backend == "onnxruntime":
         from vitdeploy.runtime.ort import OnnxRuntimeRunner
@@ -37,3 +46,19 @@ def make_runner(folder: Path, engine: EngineSpec, *, batch: int | None = None, t
             folder / engine.files[0], name=engine.artifact, batch=size, options=engine.options, threads=threads
         )
     raise TargetError(f"no back end for the target {engine.target!r}", wanted=", ".join(TARGETS))
+
+
+def _sequence_runner(folder: Path, engine: EngineSpec, batch: int, threads: int) -> Runner:
+    from vitdeploy.runtime.sequence_runner import SequenceRunner
+
+    parts = {part.part: part for part in engine.parts}
+    if engine.sequence is None or set(parts) != {"encoder", "decoder_step"}:
+        raise TargetError(
+            f"{engine.artifact} cannot be run",
+            found=f"parts {', '.join(parts)}",
+            wanted="the parts encoder and decoder_step, and how to decode with them",
+        )
+    encoder, step = (
+        make_runner(folder, parts[name], batch=batch, threads=threads) for name in ("encoder", "decoder_step")
+    )
+    return SequenceRunner(encoder, step, engine.sequence, name=engine.artifact)

@@ -178,7 +178,13 @@ def _centre_crop(pixels: Pixels, crop_height: int, crop_width: int) -> Pixels:
 
 def load_pixels(source: ImageSource, spec: PreprocessSpec) -> Pixels:
     """uint8 [crop height, crop width, channels] of any image source; errors as `decode`."""
-    return resize_and_crop(decode(source, spec.channels), spec)
+    return load_image(source, spec)[0]
+
+
+def load_image(source: ImageSource, spec: PreprocessSpec) -> tuple[Pixels, tuple[int, int]]:
+    """The pixels as `load_pixels`, and (width, height) of the upright image that they were made from."""
+    image = decode(source, spec.channels)
+    return resize_and_crop(image, spec), image.size
 
 
 def normalise(pixels: Pixels, spec: PreprocessSpec) -> npt.NDArray[np.float32]:

@@ -45,6 +45,10 @@ class Runner(ABC):
     def _load(self) -> None:
         """Make ready to infer; set `inputs`, `outputs` and `provider`."""
 
+    def example(self, batch: int) -> dict[str, Array] | None:
+        """Inputs to measure with, where random ones of the right shape would not do; None where they would."""
+        return None
+
     @abstractmethod
     def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Outputs by name, in arrays that a later call does not touch. `feeds` are checked and contiguous."""

@@ -8,34 +8,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.intervals import paired_difference, wilson
 
 Logits = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Agreement:
-    """One artifact against the original on n images. Percents are 0..100; accuracy fields are None without labels.
+class Agreement(Comparison):
+    """A classifier against the original. The metric is top-1; accuracy fields are None without labels.
 
-    drop: points of top-1 that the artifact loses (negative: it gains), with its paired 95 % interval (Newcombe 1998,
-        method 10). agreement: percent of images with the original's top-1 answer, with its Wilson interval.
+    drop has its paired interval after Newcombe 1998, method 10; agreement its Wilson interval.
     kl: mean over images of KL(original || artifact) of the softmax outputs, in nats. cosine: of the logits, per image.
-    max_difference: max|a - b| / max|b| over all logits, b the original's.
     """
 
-    n: int
     top1: float | None
     reference_top1: float | None
     top5: float | None
     reference_top5: float | None
-    drop: float | None
-    drop_ci95: tuple[float, float] | None
-    agreement: float
-    agreement_ci95: tuple[float, float]
     kl: float
     cosine_mean: float
     cosine_min: float
-    max_difference: float
 
 
 def compare(logits: Logits, reference: Logits, labels: npt.NDArray[np.int64] | None) -> Agreement:
@@ -55,6 +48,10 @@ def compare(logits: Logits, reference: Logits, labels: npt.NDArray[np.int64] | N
     low, high = wilson(same, n)
     return Agreement(
         n=n,
+        metric=None if labels is None else "top-1",
+        value=accuracy.get("top1"),
+        reference_value=accuracy.get("reference_top1"),
+        agreement_of="images with the same top-1 answer",
         top1=accuracy.get("top1"),
         reference_top1=accuracy.get("reference_top1"),
         top5=accuracy.get("top5"),

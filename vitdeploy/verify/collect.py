@@ -2,61 +2,105 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from vitdeploy.errors import EngineError
 from vitdeploy.runtime.predictor import Predictor
-from vitdeploy.runtime.preprocess import Pixels, load_pixels
-from vitdeploy.runtime.runner import Runner
+from vitdeploy.runtime.preprocess import Pixels
+from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import PreprocessSpec
 
 CHUNK = 8
+SIZE = "size"
+
+# (outputs of one image, its original (width, height)) -> what is kept of them.
+Keep = Callable[[Mapping[str, Array], tuple[int, int]], Mapping[str, Array]]
 
 
-def collect_logits(
+@dataclass(frozen=True)
+class Answers:
+    """What is kept of an artifact's answers: by name, one array an image, in the order of the images."""
+
+    columns: Mapping[str, tuple[Array, ...]]
+
+    def __len__(self) -> int:
+        return max((len(column) for column in self.columns.values()), default=0)
+
+    def stacked(self, name: str) -> Array:
+        """[images, ...] of a column whose arrays have one shape."""
+        return np.stack(self.columns[name])
+
+    def save(self, path: Path) -> None:
+        """Write an .npz: a column of one shape as one array, any other as `name.0`, `name.1` ..."""
+        arrays: dict[str, Array] = {}
+        for name, column in self.columns.items():
+            if len({array.shape for array in column}) == 1:
+                arrays[name] = np.stack(column)
+            else:
+                arrays |= {f"{name}.{i}": array for i, array in enumerate(column)}
+        np.savez(path, **arrays)  # type: ignore[arg-type]
+
+    @classmethod
+    def load(cls, path: Path) -> Answers:
+        columns: dict[str, list[Array]] = {}
+        with np.load(path, allow_pickle=False) as file:
+            for key in file.files:
+                name, dot, _ = key.partition(".")
+                columns.setdefault(name, []).extend([file[key]] if dot else file[key])
+        return cls({name: tuple(column) for name, column in columns.items()})
+
+
+def everything(outputs: Mapping[str, Array], size: tuple[int, int]) -> Mapping[str, Array]:
+    """Keep every output, and the original size as int64 [width, height]."""
+    return {**outputs, SIZE: np.array(size, np.int64)}
+
+
+def collect(
     runner: Runner,
-    images: Sequence[Path],
+    images: Iterable[tuple[Pixels, tuple[int, int]]],
     preprocess: PreprocessSpec,
+    keep: Keep = everything,
     progress: Callable[[int], None] = lambda images: None,
-) -> npt.NDArray[np.float32]:
-    """float32 [n, classes] for n image files, at most `CHUNK` images in memory at a time.
+) -> Answers:
+    """The answers for preprocessed images with their original sizes, at most `CHUNK` images in memory at a time.
 
     Raises:
-        ImageError, MissingFileError: an image cannot be used.
         EngineError: an output is NaN or infinite.
     """
-    return collect_from_pixels(runner, (load_pixels(image, preprocess) for image in images), preprocess, progress)
+    columns: dict[str, list[Array]] = {}
+    broken = 0
 
+    def run(held: list[tuple[Pixels, tuple[int, int]]]) -> int:
+        outputs = predictor.outputs([pixels for pixels, _ in held])
+        for i, (_, size) in enumerate(held):
+            for name, array in keep({name: output[i] for name, output in outputs.items()}, size).items():
+                columns.setdefault(name, []).append(array)
+        progress(len(held))
+        return sum(not _finite(output[i] for output in outputs.values()) for i in range(len(held)))
 
-def collect_from_pixels(
-    runner: Runner,
-    pixels: Iterable[Pixels],
-    preprocess: PreprocessSpec,
-    progress: Callable[[int], None] = lambda images: None,
-) -> npt.NDArray[np.float32]:
-    """The same for images that are already resized and cropped, uint8 [height, width, channels] each."""
-    results, held = [], []
-    with Predictor(runner, preprocess, None) as predictor:
-        for image in pixels:
+    with Predictor(runner, preprocess) as predictor:
+        held = []
+        for image in images:
             held.append(image)
             if len(held) == CHUNK:
-                results.append(predictor.logits(held))
-                progress(len(held))
+                broken += run(held)
                 held = []
         if held:
-            results.append(predictor.logits(held))
-            progress(len(held))
-    logits = np.concatenate(results).astype(np.float32, copy=False)
-    broken = int((~np.isfinite(logits)).any(axis=1).sum())
+            broken += run(held)
+    answers = Answers({name: tuple(column) for name, column in columns.items()})
     if broken:
         raise EngineError(
             f"{runner.name} gives outputs that are not finite",
-            found=f"NaN or infinity for {broken} of {len(logits)} images",
-            wanted="finite logits",
+            found=f"NaN or infinity for {broken} of {len(answers)} images",
+            wanted="finite outputs",
             fix="choose another precision, or check the checkpoint",
         )
-    return logits
+    return answers
+
+
+def _finite(arrays: Iterable[Array]) -> bool:
+    return all(array.dtype.kind != "f" or bool(np.isfinite(array).all()) for array in arrays)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -27,3 +30,8 @@ class Comparison:
     agreement_ci95: tuple[float, float]
     agreement_of: str
     max_difference: float
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> Comparison:
+        """The comparison that a task's facts begin with, whatever else they say."""
+        return cls(**{field.name: facts[field.name] for field in dataclasses.fields(Comparison)})

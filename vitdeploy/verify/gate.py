@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from vitdeploy.spec import Budget
-from vitdeploy.verify.agreement import Agreement
+from vitdeploy.verify.comparison import Comparison
 
 Status = Literal["pass", "fail", "undecided", "none"]
 
@@ -20,7 +20,7 @@ class Gate:
     reasons: tuple[str, ...] = field(default=())
 
 
-def accuracy_gate(agreement: Agreement, budget: Budget) -> Gate:
+def accuracy_gate(agreement: Comparison, budget: Budget) -> Gate:
     """Judge drop and agreement. Passes when the whole 95 % interval is within the budget, fails when none of it is.
 
     In between it is undecided, with the number of images at which an interval of this centre would decide (its width

@@ -159,6 +159,7 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
         pooling=pooling,
         final_norm=final_norm,
         recipe=_RECIPES[kind],
+        antialias_positions=kind == "dinov2_with_registers",
     )
     return recognised("transformers", tensors, config, notes)
 

@@ -1,0 +1,56 @@
+"""The options that say more of a model than its name, shared by the commands that take one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from vitdeploy.models.source import Source
+
+F = TypeVar("F", bound=Callable[..., Any])
+NAMES = ("checkpoint", "image_size", "heads", "text_features", "function")
+
+
+class ImageSize(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
+    """A side in pixels, or HEIGHTxWIDTH."""
+
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        sides = str(value).lower().split("x")
+        if not (1 <= len(sides) <= 2 and all(side.isdecimal() and int(side) > 0 for side in sides)):
+            self.fail(f"{value!r} is no image size; wanted 384, or 256x320 (height x width).", param, ctx)
+        return int(sides[0]), int(sides[-1])
+
+
+def source_options(function: F) -> F:
+    """--checkpoint, --image-size, --heads, --text-features, --model."""
+    options = (
+        click.option(
+            "--checkpoint",
+            type=click.Path(path_type=Path),
+            help="Weights: .safetensors, .pt/.pth with plain weights, or JAX's .npz.",
+        ),
+        click.option("--image-size", type=ImageSize(), help="Other than the checkpoint's: 384, or 256x320 (HxW)."),
+        click.option("--heads", type=click.IntRange(min=1), help="Attention heads, where no config file says it."),
+        click.option(
+            "--text-features", type=click.Path(path_type=Path), help="Zero-shot: .npy, float32 [classes, width]."
+        ),
+        click.option("--model", "function", metavar="PACKAGE.MODULE:FUNCTION", help="Your own torch.nn.Module."),
+    )
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+def to_source(model: str | None, options: dict[str, Any]) -> Source:
+    """The source of these options, which are taken out of `options`."""
+    from vitdeploy.models.source import Source
+
+    return Source(model=model, **{name: options.pop(name) for name in NAMES})

@@ -1,0 +1,122 @@
+"""An ONNX file that somebody else exported, as a model of one of our tasks: one image in, outputs by our names.
+
+Detectors differ in what they call their outputs and in whether post-processing is part of the graph. What is known:
+
+    logits, pred_logits + boxes, pred_boxes [+ masks, pred_masks]     DETR and its kin as optimum and others export them
+    labels + boxes + scores, and an input orig_target_sizes           RT-DETR, D-FINE, DEIM as their code exports them
+    one float tensor [batch, classes]                                 a classifier
+    anything else with one of [batch, width] or [batch, n, width]     features
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+
+from vitdeploy.errors import GraphError
+from vitdeploy.graph.admit import admit
+from vitdeploy.graph.bind import bind_input
+from vitdeploy.graph.io import BATCH
+from vitdeploy.graph.normalise import drop_unused
+from vitdeploy.spec import PostprocessSpec, Task
+
+IMAGE, SIZES = "image", "orig_target_sizes"
+ALIASES = {
+    "pred_logits": "logits",
+    "pred_boxes": "boxes",
+    "pred_masks": "masks",
+    "last_hidden_state": "patch_features",
+    "pooler_output": "features",
+    "image_embeds": "features",
+}
+
+
+@dataclass(frozen=True)
+class ForeignGraph:
+    """The graph with an input "image" and the task's outputs. `notes` say what was decided, a line each."""
+
+    model: ir.Model
+    task: Task
+    postprocess: PostprocessSpec | None
+    parameters: int
+    notes: tuple[str, ...]
+
+
+def import_graph(path: Path) -> ForeignGraph:
+    """Read a file of unknown origin and say what it is for. Its function is that of the file.
+
+    Raises:
+        UnsafeGraphError, GraphError, MissingFileError: the file is refused; or its inputs and outputs are of no task.
+    """
+    model = admit(path)
+    notes = []
+    if any(value.name == SIZES for value in model.graph.inputs):
+        # Boxes then come out relative to the image: what the size would scale them to, post-processing does.
+        bind_input(model, SIZES, np.ones((1, 2), np.int64))
+        notes.append(f"the input {SIZES} is bound to 1: boxes are relative to the image")
+    _rename_input(model, path)
+    task, postprocess = _task(model, path)
+    _batch(model)
+    drop_unused(model)
+    size = sum(value.const_value.size for value in model.graph.initializers.values() if value.const_value is not None)
+    notes.append(f"imported from {path.name}: {task}, opset {model.opset_imports.get('')}")
+    return ForeignGraph(model, task, postprocess, int(size), tuple(notes))
+
+
+def _rename_input(model: ir.Model, path: Path) -> None:
+    inputs = model.graph.inputs
+    if len(inputs) != 1 or inputs[0].shape is None or len(inputs[0].shape) != 4 or inputs[0].dtype != ir.DataType.FLOAT:
+        raise GraphError(
+            f"{path} does not take one image",
+            found="; ".join(f"{v.name}: {v.dtype}{list(v.shape) if v.shape is not None else ''}" for v in inputs),
+            wanted="one input, float32 [batch, channels, height, width]",
+            fix="export it with one image input",
+        )
+    inputs[0].name = IMAGE
+
+
+def _task(model: ir.Model, path: Path) -> tuple[Task, PostprocessSpec | None]:
+    """Name the outputs as the task does, and drop all others."""
+    found = {ALIASES.get(str(value.name), str(value.name)): value for value in model.graph.outputs}
+    if {"labels", "boxes", "scores"} <= set(found):
+        _keep(model, found, ["labels", "boxes", "scores"])
+        return "detection", PostprocessSpec(scores="given", boxes="xyxy")
+    if {"logits", "boxes"} <= set(found):
+        names = ["logits", "boxes", *(["masks"] if "masks" in found else [])]
+        _keep(model, found, names)
+        return ("panoptic" if "masks" in found else "detection"), PostprocessSpec()
+    floats = {name: value for name, value in found.items() if value.dtype == ir.DataType.FLOAT}
+    if "features" in floats:
+        _keep(model, floats, ["features", *(["patch_features"] if "patch_features" in floats else [])])
+        return "features", None
+    flat = [name for name, value in floats.items() if value.shape is not None and len(value.shape) == 2]
+    if len(flat) == 1 or "logits" in flat:
+        chosen = "logits" if "logits" in flat else flat[0]
+        _keep(model, {"logits": floats[chosen]}, ["logits"])
+        return "classification", None
+    raise GraphError(
+        f"the outputs of {path} are of no task that vitdeploy has",
+        found="; ".join(f"{v.name}: {v.dtype}{list(v.shape) if v.shape is not None else ''}" for v in found.values()),
+        wanted="logits [batch, classes]; logits and boxes; labels, boxes and scores; or features [batch, width]",
+        fix="export it with outputs of these names",
+    )
+
+
+def _keep(model: ir.Model, found: dict[str, ir.Value], names: list[str]) -> None:
+    del model.graph.outputs[:]
+    for name in names:
+        found[name].name = name
+        model.graph.outputs.append(found[name])
+
+
+def _batch(model: ir.Model) -> None:
+    """Call the leading axis by our name where it is dynamic."""
+    image = model.graph.inputs[0]
+    assert image.shape is not None
+    if not isinstance(image.shape[0], int):
+        for value in (image, *model.graph.outputs):
+            if value.shape is not None and len(value.shape) and not isinstance(value.shape[0], int):
+                value.shape = ir.Shape([BATCH, *value.shape[1:]])

@@ -1,0 +1,215 @@
+"""The original of a job: what it is, and how it is run. Everything that a command makes is compared with it.
+
+It is a PyTorch module, or an ONNX file that somebody else exported; both run behind the same `Runner`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.bundle.read import file_sha256
+from vitdeploy.errors import CheckpointError, MissingFileError
+from vitdeploy.graph.foreign import import_graph
+from vitdeploy.graph.io import graph_spec, serialised
+from vitdeploy.models.original import Original
+from vitdeploy.models.reference import torch_runner
+from vitdeploy.models.source import Source, load_original, located, refuse_unusable
+from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.runtime.predictor import number_of_classes
+from vitdeploy.runtime.runner import Runner
+from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, Task, TensorSpec, encode
+
+ORIGINAL = "original"
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What the user says of a model instead of its checkpoint; None leaves what is there."""
+
+    preprocess: PreprocessSpec | None = None
+    postprocess: PostprocessSpec | None = None
+    labels: Path | None = None
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What is known of the original. `source` names files of this machine only.
+
+    `classes` is None for a model without classes, and where its outputs do not say how many there are. `labels` are the
+    model's own class names, () without any. `digests` are SHA-256 by file name of all that it was read from.
+    """
+
+    source: Source
+    task: Task
+    image_size: tuple[int, int]
+    channels: int
+    outputs: tuple[TensorSpec, ...]
+    parameters: int
+    preprocess: PreprocessSpec | None
+    postprocess: PostprocessSpec | None = None
+    sequence: SequenceSpec | None = None
+    labels: tuple[str, ...] = ()
+    family: str = ""
+    revision: str | None = None
+    notes: tuple[str, ...] = ()
+    digests: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return self.source.name
+
+    @property
+    def classes(self) -> int | None:
+        return number_of_classes(self.outputs, self.postprocess)
+
+    @property
+    def images(self) -> PreprocessSpec:
+        assert self.preprocess is not None, "asked of a model that takes no images"
+        return self.preprocess
+
+    def facts(self) -> dict[str, Any]:
+        """The `model` part of a report."""
+        return {
+            "source": self.name,
+            "family": self.family,
+            "task": self.task,
+            "parameters": self.parameters,
+            "image_size": list(self.image_size),
+            "channels": self.channels,
+            "classes": self.classes,
+            "revision": self.revision,
+            "notes": list(self.notes),
+        }
+
+
+def is_onnx(source: Source) -> bool:
+    return source.model is not None and source.model.endswith(".onnx")
+
+
+def find_origin(source: Source, overrides: Overrides | None = None) -> Origin:
+    """Read the original once, and say what it is. Errors of reading it come through.
+
+    Raises:
+        CheckpointError: an override does not fit it.
+    """
+    given = overrides or Overrides()
+    origin = _of_graph(source, given) if is_onnx(source) else _of_module(source)
+    preprocess, postprocess = given.preprocess or origin.preprocess, given.postprocess or origin.postprocess
+    if preprocess is not None and (preprocess.crop != origin.image_size or preprocess.channels != origin.channels):
+        raise CheckpointError(
+            f"the preprocessing does not fit {origin.name}",
+            found=f"crop {preprocess.crop[0]}x{preprocess.crop[1]}, {preprocess.channels} channels",
+            wanted=f"crop {origin.image_size[0]}x{origin.image_size[1]}, {origin.channels} channels",
+            fix="change preprocess.crop, mean and std, or choose the model of that size",
+        )
+    origin = dataclasses.replace(origin, preprocess=preprocess, postprocess=postprocess)
+    return dataclasses.replace(origin, labels=_labels(given.labels, origin)) if given.labels else origin
+
+
+def _of_module(source: Source) -> Origin:
+    local, folder = located(source)
+    original = load_original(local)
+    refuse_unusable(original)
+    files = folder.files if folder is not None else ()
+    signature = original.signature
+    return Origin(
+        source=local,
+        task=signature.task,
+        image_size=signature.image_size,
+        channels=signature.channels,
+        outputs=signature.outputs,
+        parameters=original.parameters,
+        preprocess=original.preprocess,
+        postprocess=signature.postprocess,
+        sequence=signature.sequence,
+        labels=original.labels,
+        family=original.family,
+        revision=folder.revision if folder is not None else None,
+        notes=original.notes,
+        digests=_digests([*files, *(path for path in (source.checkpoint, source.text_features) if path)]),
+    )
+
+
+def _of_graph(source: Source, given: Overrides) -> Origin:
+    graph = import_graph(_graph_file(source))
+    spec = graph_spec(graph.model, "")
+    image = spec.inputs[0]
+    _, channels, height, width = (size if isinstance(size, int) else 0 for size in image.shape)
+    if not (height and width):
+        if given.preprocess is None:
+            raise CheckpointError(
+                f"{source.model} takes images of any size",
+                found=str(image),
+                wanted="one size",
+                fix="give preprocess: with a crop",
+            )
+        height, width = given.preprocess.crop
+    notes = list(graph.notes)
+    if given.preprocess is None:
+        notes.append("an ONNX file does not say how images are prepared: / 255 and a plain resize are assumed")
+    zeros, ones = (0.0,) * channels, (1.0,) * channels
+    return Origin(
+        source=source,
+        task=graph.task,
+        image_size=(height, width),
+        channels=channels,
+        outputs=spec.outputs,
+        parameters=graph.parameters,
+        preprocess=PreprocessSpec((height, width), (height, width), "bilinear", zeros, ones),
+        postprocess=graph.postprocess,
+        family="onnx",
+        notes=tuple(notes),
+        digests=_digests([_graph_file(source)]),
+    )
+
+
+def _graph_file(source: Source) -> Path:
+    assert source.model is not None
+    path = Path(source.model)
+    if not path.is_file():
+        raise MissingFileError(f"no ONNX file at {path}", fix="check the path")
+    return path
+
+
+def _digests(files: list[Path]) -> dict[str, str]:
+    return {path.name: file_sha256(path) for path in files}
+
+
+def _labels(path: Path, origin: Origin) -> tuple[str, ...]:
+    """One name a line, in the order of the model's classes."""
+    if not path.is_file():
+        raise MissingFileError(f"no label file at {path}", wanted="a text file with one class name a line")
+    labels = tuple(path.read_text(encoding="utf-8").removesuffix("\n").split("\n"))
+    if origin.classes not in (None, len(labels)):
+        raise CheckpointError(
+            f"{path} does not fit {origin.name}", found=f"{len(labels)} lines", wanted=f"one a class: {origin.classes}"
+        )
+    return labels
+
+
+def reference_runner(source: Source, *, threads: int = 0, original: Original | None = None) -> Runner:
+    """The runner (not loaded yet) of the original: PyTorch eager, or ONNX Runtime for an ONNX file."""
+    if is_onnx(source):
+        graph = import_graph(_graph_file(source))
+        return OnnxRuntimeRunner(serialised(graph.model), name=ORIGINAL, threads=threads)
+    return torch_runner(original or load_original(source), threads=threads)
+
+
+def to_request(source: Source) -> dict[str, Any]:
+    """The source as JSON values, for a measuring process in any working folder."""
+    files = {name: path.resolve() for name in ("checkpoint", "text_features") if (path := getattr(source, name))}
+    if is_onnx(source):
+        files["model"] = _graph_file(source).resolve()
+    return {**encode(source), **{name: str(path) for name, path in files.items()}}
+
+
+def from_request(request: Mapping[str, Any]) -> Source:
+    """What `to_request` was given."""
+    plain = {key: value for key, value in request.items() if key in {f.name for f in dataclasses.fields(Source)}}
+    paths = {name: Path(plain[name]) for name in ("checkpoint", "text_features") if plain.get(name)}
+    size = plain.get("image_size")
+    return Source(**{**plain, **paths, "image_size": tuple(size) if size else None})

@@ -1,0 +1,105 @@
+"""From the original to its float graph, compared with it at three batch sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from vitdeploy.errors import CapabilityError
+from vitdeploy.export.parity import TOLERANCE, check_parity
+from vitdeploy.export.torch_onnx import export_graph
+from vitdeploy.graph.foreign import import_graph
+from vitdeploy.graph.io import GraphMetadata, fixed_batch, graph_spec, save_graph, set_metadata
+from vitdeploy.graph.normalise import normalise
+from vitdeploy.graph.pixels import take_pixels
+from vitdeploy.models.original import Original
+from vitdeploy.models.source import load_original
+from vitdeploy.pipeline.origin import Origin, is_onnx, reference_runner
+from vitdeploy.pipeline.progress import Progress, silent
+from vitdeploy.pipeline.stages.files import LABELS_FILE, MODEL_FILE, graphs_in, write_json
+from vitdeploy.pipeline.stages.sequence import export_sequence_model
+
+
+@dataclass(frozen=True)
+class ExportConfig:
+    """How the original is exported; `batch` None is dynamic."""
+
+    name: str
+    opset: int
+    batch: int | None
+    in_graph: bool
+
+
+def export(origin: Origin, config: ExportConfig, out: Path, progress: Progress = silent) -> dict[str, Any]:
+    """Writes the graph or graphs, export.json (what the export is, and its parity), labels.txt where there are any."""
+    if origin.task == "sequence":
+        parity, opset = export_sequence_model(origin, config.name, config.opset, out, progress)
+    else:
+        parity, opset = _export_image_model(origin, config, out, progress)
+    if origin.labels:
+        (out / LABELS_FILE).write_text("".join(f"{label}\n" for label in origin.labels), encoding="utf-8")
+    files = graphs_in(out).values()
+    facts = {
+        "model": origin.facts(),
+        "opset": opset[0],
+        "ir_version": opset[1],
+        "bytes": sum(file.stat().st_size for file in files),
+        "parity": [asdict(row) for row in parity],
+        "tolerance": TOLERANCE,
+    }
+    write_json(out / "export.json", facts)
+    return facts
+
+
+def _export_image_model(
+    origin: Origin, config: ExportConfig, out: Path, progress: Progress
+) -> tuple[Sequence[Any], tuple[int, int]]:
+    progress("load the model", 0, 3)
+    original: Original | None = None if is_onnx(origin.source) else load_original(origin.source)
+    progress("export to ONNX", 1, 3)
+    if original is None:
+        graph = _imported(origin, config)
+    else:
+        graph = export_graph(
+            original.module,
+            name=config.name,
+            preprocess=origin.images,
+            image_size=origin.image_size,
+            opset=config.opset,
+            batch=config.batch,
+            in_graph=config.in_graph,
+            task=origin.task,
+            outputs=[tensor.name for tensor in origin.outputs],
+            postprocess=origin.postprocess,
+        )
+    save_graph(graph, out / MODEL_FILE)
+    progress("compare with the original", 2, 3)
+    batch = fixed_batch(graph_spec(graph, MODEL_FILE))
+    with reference_runner(origin.source, original=original) as reference:
+        parity = check_parity(out / MODEL_FILE, reference, origin.images, fixed_batch=batch)
+    progress("compare with the original", 3, 3)
+    return parity, (graph.opset_imports[""], graph.ir_version or 0)
+
+
+def _imported(origin: Origin, config: ExportConfig) -> ir.Model:
+    """The user's ONNX file in the one form that later stages know, with its preprocessing."""
+    assert origin.source.model is not None
+    found = import_graph(Path(origin.source.model))
+    batch = fixed_batch(graph_spec(found.model, MODEL_FILE))
+    if batch != config.batch and batch is not None:
+        raise CapabilityError(
+            f"{origin.source.model} has the fixed batch {batch}",
+            found=f"export.batch: {config.batch or 'dynamic'}",
+            wanted=f"export.batch: {batch}",
+            fix=f"set export.batch and bench.batch to {batch}, or export the model again with a dynamic batch",
+        )
+    normalise(found.model)
+    if config.in_graph:
+        take_pixels(found.model, origin.images)
+    found.model.graph.name = config.name
+    set_metadata(found.model, GraphMetadata(config.name, origin.task, origin.images, postprocess=origin.postprocess))
+    return found.model

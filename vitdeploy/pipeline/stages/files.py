@@ -1,0 +1,39 @@
+"""The files that stages write."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+MODEL_FILE = "model.onnx"
+LABELS_FILE = "labels.txt"
+SEQUENCE_PARTS = ("encoder", "decoder_step")
+# Every name that a command writes at the top of an output folder; a folder with any other name is never replaced.
+OUTPUT_NAMES = (
+    *(MODEL_FILE, "encoder.onnx", "decoder_step.onnx", "model.onnx.data", LABELS_FILE),
+    *("export.json", "optimize.json", "placement.json", "calibration.json", "manifest.json"),
+    *("engines", "golden", "report.html", "report.json"),
+)
+
+
+def graphs_in(folder: Path) -> dict[str, Path]:
+    """The graphs of a stage's folder by name: {"model": ...}, or {"encoder": ..., "decoder_step": ...}."""
+    if (folder / MODEL_FILE).is_file():
+        return {"model": folder / MODEL_FILE}
+    return {part: folder / f"{part}.onnx" for part in SEQUENCE_PARTS if (folder / f"{part}.onnx").is_file()}
+
+
+def copy_labels(source: Path, out: Path) -> None:
+    """The class names that lie beside a graph go with it."""
+    if (source / LABELS_FILE).is_file():
+        shutil.copyfile(source / LABELS_FILE, out / LABELS_FILE)
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,89 @@
+"""Calibration, and the graphs of one target in one precision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.data.folder import Sample
+from vitdeploy.data.pixels import batches
+from vitdeploy.errors import CapabilityError, GraphError, TargetError
+from vitdeploy.graph.io import fixed_batch, get_metadata, graph_spec, load_graph, save_graph, set_metadata
+from vitdeploy.graph.normalise import drop_unused
+from vitdeploy.pipeline.progress import Counter, Progress, silent
+from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, read_json, write_json
+from vitdeploy.quantize.observers import BATCH, Range, observe
+from vitdeploy.quantize.placement import place
+from vitdeploy.spec import TARGETS, Precision
+
+
+def calibrate(graph: Path, samples: Sequence[Sample], out: Path, progress: Progress = silent) -> None:
+    """Writes ranges.json: the range of every layer's input over the samples."""
+    model = load_graph(graph)
+    metadata = get_metadata(model, str(graph))
+    if metadata.precision is not None:
+        raise GraphError(
+            f"{graph} is quantized or placed already",
+            found=f"{metadata.precision} for {metadata.target}",
+            wanted="the float graph written by `vitdeploy export`",
+        )
+    count = Counter(progress, "calibrate", len(samples))
+    size = fixed_batch(graph_spec(model, MODEL_FILE)) or BATCH
+    pixels = batches(samples, metadata.images, size)
+    ranges = observe(model, _whole(pixels, size, len(samples)) if size != BATCH else pixels, metadata.images, count)
+    write_json(out / "ranges.json", {name: asdict(found) for name, found in sorted(ranges.items())})
+
+
+def _whole(pixels: Any, size: int, total: int) -> Any:
+    """Only whole batches, for a graph with a fixed one."""
+    if total < size:
+        raise GraphError(
+            f"the graph has the fixed batch {size}", found=f"{total} calibration images", wanted=f"at least {size}"
+        )
+    return (batch for batch in pixels if len(batch) == size)
+
+
+@dataclass(frozen=True)
+class PlaceConfig:
+    target: str
+    precision: Precision
+    ignore: tuple[str, ...] = ()
+
+
+def place_graphs(config: PlaceConfig, folder: Path, ranges: Path | None, out: Path) -> None:
+    """Writes the placement of every graph in `folder`; errors as `place_graph`."""
+    for file in graphs_in(folder).values():
+        place_graph(config, file, ranges, out)
+
+
+def place_graph(config: PlaceConfig, graph: Path, ranges: Path | None, out: Path) -> dict[str, Any]:
+    """Writes the graph for one target in one precision under its own file name, and placement.json."""
+    check_precision(config.target, config.precision)
+    model = load_graph(graph)
+    metadata = get_metadata(model, str(graph))
+    placed: dict[str, Any] = {"target": config.target, "int8": (), "float": {}}
+    if config.precision == "int8":
+        if ranges is None:
+            raise GraphError("INT8 needs calibration", wanted="images", fix="--data DIR")
+        observed = {name: Range(**values) for name, values in read_json(ranges).items()}
+        placed = asdict(place(model, observed, config.target, config.ignore))
+        drop_unused(model)
+    set_metadata(model, replace(metadata, target=config.target, precision=config.precision))
+    save_graph(model, out / graph.name)
+    write_json(out / "placement.json", placed)
+    return placed
+
+
+def check_precision(target: str, precision: str) -> None:
+    """Raise what `compile` would, before any work is done."""
+    if target not in TARGETS:
+        raise TargetError(f"no target is called {target!r}", wanted=", ".join(TARGETS))
+    if precision not in TARGETS[target].precisions:
+        raise CapabilityError(
+            f"{target} cannot run {precision}",
+            found=precision,
+            wanted=", ".join(TARGETS[target].precisions),
+            fix="choose one of these, or another target",
+        )

@@ -1,0 +1,54 @@
+"""Answers of the original and of an engine to the evaluation samples, and what they say of each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.pipeline.origin import Origin, reference_runner
+from vitdeploy.pipeline.progress import Counter, Progress, silent
+from vitdeploy.pipeline.tasks.kit import Data, Kit
+from vitdeploy.runtime.engine import make_runner
+from vitdeploy.spec import EngineSpec, PreprocessSpec
+from vitdeploy.verify.collect import Answers
+from vitdeploy.verify.diagnosis import diagnose
+
+ANSWERS_FILE = "answers.npz"
+
+
+def run_reference(origin: Origin, kit: Kit, samples: Sequence[Any], out: Path, progress: Progress = silent) -> None:
+    """Writes answers.npz: what the original says to the samples."""
+    count = Counter(progress, f"original on the evaluation {kit.noun}s", len(samples))
+    kit.answers(reference_runner(origin.source), samples, count).save(out / ANSWERS_FILE)
+
+
+def run_engine(
+    engine: EngineSpec, folder: Path, kit: Kit, samples: Sequence[Any], out: Path, progress: Progress = silent
+) -> None:
+    """Writes answers.npz: what an engine says to the samples."""
+    count = Counter(progress, f"{engine.artifact} on the evaluation {kit.noun}s", len(samples))
+    kit.answers(make_runner(folder, engine), samples, count).save(out / ANSWERS_FILE)
+
+
+def read_answers(folder: Path) -> Answers:
+    return Answers.load(folder / ANSWERS_FILE)
+
+
+def judge(
+    kit: Kit,
+    ours: Answers,
+    reference: Answers,
+    data: Data,
+    precision: str,
+    preprocess: tuple[PreprocessSpec | None, PreprocessSpec | None],
+    reference_on_our_tensor: Answers | None = None,
+) -> dict[str, Any]:
+    """What `verify` says of one artifact: on the same image, on the same tensor, and why they differ.
+
+    preprocess: of the artifact and of the original.
+    """
+    image = kit.compare(ours, reference, data)
+    tensor = image if reference_on_our_tensor is None else kit.compare(ours, reference_on_our_tensor, data)
+    same: Mapping[str, Any] = {key: tensor[key] for key in ("agreement", "max_difference")}
+    return {**image, "same_tensor": same, "diagnosis": diagnose(tensor, image, *preprocess, precision)}

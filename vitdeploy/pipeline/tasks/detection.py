@@ -1,0 +1,106 @@
+"""Detection: labelled boxes, COCO's mAP, and whether the same objects are found."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from vitdeploy.data.annotations import align
+from vitdeploy.data.detection import Boxes, read_detection
+from vitdeploy.data.folder import digest, split
+from vitdeploy.pipeline.progress import Progress
+from vitdeploy.pipeline.tasks.images import check_images
+from vitdeploy.pipeline.tasks.kit import Data, DataChoice, ImageKit, check_labels, worst_difference
+from vitdeploy.runtime.detection import Detections, detect
+from vitdeploy.runtime.postprocess import label_of
+from vitdeploy.spec import PostprocessSpec
+from vitdeploy.verify.average_precision import Objects
+from vitdeploy.verify.collect import Answers
+from vitdeploy.verify.detection import compare_detections
+
+SHOWN = 4
+
+
+class DetectionKit(ImageKit):
+    def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
+        check_labels(choice, ("yolo", "coco", "none"), self.setting.task)
+        numbers = {"calibration": choice.calibration, "evaluation": choice.evaluation, "seed": choice.seed}
+        truth: Mapping[Any, Boxes] | None = None
+        facts: dict[str, Any] = {}
+        if choice.annotations is not None and choice.labels != "none":
+            kind: Any = choice.labels
+            found = read_detection(choice.path, choice.annotations, kind)
+            mapping = align(found.categories, self.setting.labels or None)
+            truth = {path: boxes.renumbered(mapping) for path, boxes in found.annotations.items()}
+            parts = found.split(**numbers)  # type: ignore[arg-type]
+            facts = {"unannotated": found.unannotated}
+        else:
+            parts = split(choice.path, "none", **numbers)  # type: ignore[arg-type]
+        parts, skipped = check_images(parts, self.setting.images, skip_bad=skip_bad, progress=progress)
+        labelled = found.digest(parts.evaluation) if truth is not None else ""
+        return Data(
+            root=choice.path,
+            calibration=parts.calibration,
+            evaluation=parts.evaluation,
+            calibration_digest=digest(parts.calibration, choice.path),
+            evaluation_digest=digest(parts.evaluation, choice.path) + labelled,
+            truth=truth,
+            skipped=skipped,
+            facts=facts,
+        )
+
+    @property
+    def _head(self) -> PostprocessSpec:
+        assert self.setting.postprocess is not None
+        return self.setting.postprocess
+
+    def compare(self, ours: Answers, reference: Answers, data: Data) -> dict[str, Any]:
+        truth = None if data.truth is None else [data.truth[sample.path] for sample in data.evaluation]
+        names = ["scores"] if self._head.scores == "given" else ["logits", "boxes"]
+        found = compare_detections(
+            self._objects(ours),
+            self._objects(reference),
+            truth,
+            threshold=self._head.threshold,
+            max_difference=worst_difference(ours, reference, names),
+        )
+        return asdict(found)
+
+    def _objects(self, answers: Answers) -> list[Objects]:
+        """All that a model finds, whatever its score: mAP is of the whole ranking."""
+        return [_to_objects(self._detect(answers, i, 0.0, None)) for i in range(len(answers))]
+
+    def _detect(self, answers: Answers, index: int, threshold: float, labels: Sequence[str] | None) -> Detections:
+        outputs = {name: column[index] for name, column in answers.columns.items() if name != "size"}
+        width, height = (int(side) for side in answers.columns["size"][index])
+        head = dataclasses.replace(self._head, threshold=threshold)
+        return detect(outputs, (width, height), self.setting.images, head, labels)
+
+    def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:
+        objects = self._detect(answers, index, self._head.threshold, labels).objects
+        return {"label": listed([found.label for found in objects]), "score": objects[0].score if objects else None}
+
+    def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
+        if data.truth is None:
+            return None
+        return listed([label_of(int(c), labels) for c in data.truth[data.evaluation[index].path].classes])
+
+
+def _to_objects(found: Detections) -> Objects:
+    return Objects(
+        np.array([each.index for each in found.objects], np.int64),
+        np.array([each.score for each in found.objects], np.float64),
+        np.array([each.box for each in found.objects], np.float64).reshape(-1, 4),
+    )
+
+
+def listed(labels: Sequence[str]) -> str:
+    """What is there and how often, most frequent first: "3 person, 1 dog"."""
+    counts = {label: labels.count(label) for label in dict.fromkeys(labels)}
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    more = f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else ""
+    return ", ".join(f"{count} {label}" for label, count in ordered[:SHOWN]) + more or "nothing"

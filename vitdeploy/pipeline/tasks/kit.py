@@ -1,0 +1,175 @@
+"""One kit a task: the same questions, which every task answers in its own way."""
+
+from __future__ import annotations
+
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from vitdeploy.data.folder import Sample
+from vitdeploy.errors import DataError
+from vitdeploy.pipeline.progress import Progress
+from vitdeploy.runtime.preprocess import Pixels, load_image
+from vitdeploy.runtime.runner import Runner
+from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, Task
+from vitdeploy.verify.collect import Answers, collect
+
+Count = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a model's inputs and outputs are read. `labels`: its own class names, () without; `classes`: how many."""
+
+    task: Task
+    preprocess: PreprocessSpec | None
+    postprocess: PostprocessSpec | None = None
+    sequence: SequenceSpec | None = None
+    labels: tuple[str, ...] = ()
+    classes: int | None = None
+
+    @property
+    def images(self) -> PreprocessSpec:
+        assert self.preprocess is not None, "asked of a model that takes no images"
+        return self.preprocess
+
+
+@dataclass(frozen=True)
+class DataChoice:
+    """Which data, as the recipe or the command line says it; see the recipe's `data`."""
+
+    path: Path
+    labels: str
+    annotations: Path | None
+    calibration: int
+    evaluation: int | Literal["all"]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Data:
+    """Samples that choices may be made on, samples that they are judged on, and what is known of these.
+
+    `classes` are the class names that the data brings, in the model's order. `truth`: by sample path, None without.
+    """
+
+    root: Path
+    calibration: Sequence[Any]
+    evaluation: Sequence[Any]
+    calibration_digest: str
+    evaluation_digest: str
+    classes: tuple[str, ...] = ()
+    truth: Mapping[Path, Any] | None = None
+    skipped: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Kit(ABC):
+    """The task's answers to: which data, what to keep of the answers, do they agree, how are they shown."""
+
+    noun = "image"
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+
+    @abstractmethod
+    def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
+        """Find the data, read all of it once, and split it. Errors of data and images come through."""
+
+    @abstractmethod
+    def answers(self, runner: Runner, samples: Sequence[Any], progress: Count) -> Answers:
+        """What an artifact says to the samples, as much of it as `compare` and `show` need."""
+
+    @abstractmethod
+    def compare(self, ours: Answers, reference: Answers, data: Data) -> dict[str, Any]:
+        """The facts of `ours` against `reference` on the evaluation samples: the fields of `Judged`, and the task's."""
+
+    @abstractmethod
+    def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:
+        """One answer for the report: {"label": one line, "score": 0..1 or None}."""
+
+    @abstractmethod
+    def picture(self, data: Data, index: int) -> bytes | None:
+        """A PNG of one evaluation sample as the model sees it; None where it is no image."""
+
+    @abstractmethod
+    def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
+        """What is known to be in one evaluation sample, in a line; None where nothing is."""
+
+    @abstractmethod
+    def golden_inputs(self, data: Data, count: int) -> np.ndarray:
+        """The first evaluation samples as an engine takes them: uint8 [n, height, width, channels], or tokens."""
+
+    def differs(self, ours: Answers, reference: Answers) -> np.ndarray:
+        """bool [n]: where the two would be told apart at a glance."""
+        shown = (tuple(self.show(a, i, None)["label"] for i in range(len(a))) for a in (ours, reference))
+        return np.array([a != b for a, b in zip(*shown, strict=True)])
+
+
+class ImageKit(Kit):
+    """What all tasks on images share."""
+
+    def answers(self, runner: Runner, samples: Sequence[Sample], progress: Count) -> Answers:
+        return collect(runner, self.pixels(samples), self.setting.images, self.keep, progress)
+
+    def pixels(self, samples: Iterable[Sample]) -> Iterator[tuple[Pixels, tuple[int, int]]]:
+        return (load_image(sample.path, self.setting.images) for sample in samples)
+
+    def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
+        """What is kept of the outputs of one image: all of them, and its size."""
+        return {**outputs, "size": np.array(size, np.int64)}
+
+    def picture(self, data: Data, index: int) -> bytes:
+        return thumbnail(load_image(data.evaluation[index].path, self.setting.images)[0])
+
+    def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
+        label = data.evaluation[index].label
+        return data.classes[label] if label is not None else None
+
+    def golden_inputs(self, data: Data, count: int) -> np.ndarray:
+        return np.stack([pixels for pixels, _ in self.pixels(data.evaluation[:count])])
+
+
+def thumbnail(pixels: np.ndarray) -> bytes:
+    """A PNG of uint8 [height, width, channels], at most 224 pixels wide and enlarged where it is tiny."""
+    from PIL import Image
+
+    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    short = min(image.size)
+    if short < 96:
+        factor = -(-96 // short)
+        image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+    image.thumbnail((224, 224))
+    buffer = io.BytesIO()
+    image.save(buffer, "PNG", optimize=True)
+    return buffer.getvalue()
+
+
+def check_labels(choice: DataChoice, allowed: Sequence[str], task: Task) -> None:
+    """Raise DataError for a kind of labels that the task has no use for."""
+    if choice.labels not in allowed:
+        raise DataError(
+            f"labels of the kind {choice.labels!r} do not fit a model for {task}",
+            found=f"data.labels: {choice.labels}",
+            wanted=", ".join(allowed),
+            fix="change data.labels",
+        )
+    if choice.labels in ("yolo", "coco", "panoptic") and choice.annotations is None:
+        raise DataError(
+            f"labels of the kind {choice.labels!r} need a place",
+            wanted="data.annotations: the folder of YOLO files, or COCO's JSON file",
+        )
+
+
+def worst_difference(ours: Answers, reference: Answers, names: Sequence[str]) -> float:
+    """max|a - b| / max|b| over the named outputs, the worst of them."""
+    worst = 0.0
+    for name in names:
+        a, b = ours.stacked(name).astype(np.float64), reference.stacked(name).astype(np.float64)
+        worst = max(worst, float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-300)))
+    return worst

@@ -1,0 +1,90 @@
+"""Panoptic segmentation: every pixel a segment, panoptic quality, and whether images are cut the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from vitdeploy.data.annotations import align
+from vitdeploy.data.folder import digest, split
+from vitdeploy.data.panoptic import PanopticMap, read_panoptic
+from vitdeploy.pipeline.progress import Progress
+from vitdeploy.pipeline.tasks.detection import listed
+from vitdeploy.pipeline.tasks.images import check_images
+from vitdeploy.pipeline.tasks.kit import Data, DataChoice, ImageKit, check_labels, worst_difference
+from vitdeploy.runtime.panoptic import segment
+from vitdeploy.runtime.postprocess import label_of
+from vitdeploy.verify.collect import Answers
+from vitdeploy.verify.panoptic import compare_panoptic
+
+MAP, SEGMENTS = "map", "segments"
+
+
+class PanopticKit(ImageKit):
+    def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
+        check_labels(choice, ("panoptic", "none"), self.setting.task)
+        numbers = {"calibration": choice.calibration, "evaluation": choice.evaluation, "seed": choice.seed}
+        truth: Mapping[Any, Any] | None = None
+        if choice.annotations is not None and choice.labels == "panoptic":
+            found = read_panoptic(choice.path, choice.annotations)
+            mapping = align(found.categories, self.setting.labels or None)
+            truth = {path: (annotation, mapping) for path, annotation in found.annotations.items()}
+            parts = found.split(**numbers)  # type: ignore[arg-type]
+        else:
+            parts = split(choice.path, "none", **numbers)  # type: ignore[arg-type]
+        parts, skipped = check_images(parts, self.setting.images, skip_bad=skip_bad, progress=progress)
+        labelled = found.digest(parts.evaluation) if truth is not None else ""
+        return Data(
+            root=choice.path,
+            calibration=parts.calibration,
+            evaluation=parts.evaluation,
+            calibration_digest=digest(parts.calibration, choice.path),
+            evaluation_digest=digest(parts.evaluation, choice.path) + labelled,
+            truth=truth,
+            skipped=skipped,
+        )
+
+    def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
+        """The map and its segments as rows of (id, class); the masks themselves would fill the disk."""
+        assert self.setting.postprocess is not None
+        found = segment(outputs, size, self.setting.images, self.setting.postprocess, None)
+        rows = np.array([(each.id, each.index) for each in found.segments], np.int64).reshape(-1, 2)
+        return {"logits": outputs["logits"], "boxes": outputs["boxes"], MAP: found.map, SEGMENTS: rows}
+
+    def compare(self, ours: Answers, reference: Answers, data: Data) -> dict[str, Any]:
+        assert self.setting.postprocess is not None and self.setting.classes is not None
+        truth = None
+        if data.truth is not None:
+            known = [data.truth[sample.path] for sample in data.evaluation]
+            truth = (annotation.load(mapping) for annotation, mapping in known)
+        found = compare_panoptic(
+            _maps(ours),
+            _maps(reference),
+            truth,
+            classes=self.setting.classes,
+            things=self.setting.postprocess.things,
+            max_difference=worst_difference(ours, reference, ["logits", "boxes"]),
+        )
+        return asdict(found)
+
+    def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:
+        rows = answers.columns[SEGMENTS][index]
+        return {"label": listed([label_of(int(c), labels) for _, c in rows]), "score": None}
+
+    def differs(self, ours: Answers, reference: Answers) -> np.ndarray:
+        pairs = zip(ours.columns[MAP], reference.columns[MAP], strict=True)
+        return np.array([not np.array_equal(a, b) for a, b in pairs])
+
+    def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
+        if data.truth is None:
+            return None
+        annotation, mapping = data.truth[data.evaluation[index].path]
+        return listed([label_of(mapping[category], labels) for category in annotation.segments.values()])
+
+
+def _maps(answers: Answers) -> Iterator[PanopticMap]:
+    for ids, rows in zip(answers.columns[MAP], answers.columns[SEGMENTS], strict=True):
+        yield PanopticMap(ids, {int(i): int(c) for i, c in rows})

@@ -1,0 +1,66 @@
+"""What an app uses of an encoder-decoder: tokens in, tokens out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from pathlib import Path
+from types import TracebackType
+
+from vitdeploy.bundle.read import read_bundle
+from vitdeploy.errors import TargetError
+from vitdeploy.runtime.predictor import first_working
+from vitdeploy.runtime.runner import Runner
+from vitdeploy.runtime.sequence import Sequence
+from vitdeploy.runtime.sequence_runner import SequenceRunner
+
+
+class SequencePredictor:
+    """Decodes with the engines of one bundle. Use as a context manager, or call `close`."""
+
+    def __init__(self, runner: SequenceRunner) -> None:
+        self.runner: Runner = runner.load()
+        assert runner.decoder is not None
+        self._decoder = runner.decoder
+
+    @property
+    def target(self) -> str:
+        return self.runner.name
+
+    def predict(self, sources: SequenceOf[SequenceOf[int]]) -> list[Sequence]:
+        """One answer a source; a source is token numbers, padded or not.
+
+        Raises:
+            TensorError: a source that is empty, too long, or holds a token outside the vocabulary.
+        """
+        return self._decoder.predict(sources)
+
+    def close(self) -> None:
+        self.runner.close()
+
+    def __enter__(self) -> SequencePredictor:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def load_sequence(path: str | Path, target: str = "auto", *, threads: int = 0) -> SequencePredictor:
+    """The predictor of an encoder-decoder's bundle; chooses engines and checks files as `load` does.
+
+    Raises:
+        TargetError: a bundle for another task. Else as `load`.
+    """
+    folder = Path(path)
+    manifest = read_bundle(folder)
+    if manifest.task != "sequence":
+        raise TargetError(
+            f"the bundle {manifest.name} takes no tokens",
+            found=f"the task {manifest.task}",
+            wanted="a bundle for sequences",
+            fix="vitdeploy.runtime.load(BUNDLE)",
+        )
+    runner = first_working(folder, manifest, target, threads)
+    assert isinstance(runner, SequenceRunner)
+    return SequencePredictor(runner)
