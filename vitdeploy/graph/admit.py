@@ -8,6 +8,7 @@ dropped: a file could lie about them, and `normalise` infers them.
 from __future__ import annotations
 
 import math
+import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,20 +65,23 @@ def admit(path: Path) -> ir.Model:
 
 
 def _read(path: Path) -> bytes:
+    """The bytes of a regular file, opened once: what is checked is what is used. A pipe is not waited for."""
     try:
-        status = path.stat()
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError):
-        raise MissingFileError(f"no ONNX file at {shown(str(path))}", wanted="a .onnx file") from None
+        raise MissingFileError(f"no ONNX file at {shown(str(path))}", wanted="a .onnx file that can be read") from None
+    status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
         raise MissingFileError(f"{shown(str(path))} is not a file", wanted="a .onnx file")
-    if status.st_size > MAX_BYTES:
-        raise UnsafeError(
-            f"{shown(path.name)} is too large for an ONNX file",
-            found=f"{status.st_size:,} bytes",
-            wanted=f"at most {MAX_BYTES:,}; larger models keep their weights in a file beside it",
-        )
-    with path.open("rb") as file:
-        return file.read(MAX_BYTES)
+    with os.fdopen(descriptor, "rb") as file:
+        if status.st_size > MAX_BYTES:
+            raise UnsafeError(
+                f"{shown(path.name)} is too large for an ONNX file",
+                found=f"{status.st_size:,} bytes",
+                wanted=f"at most {MAX_BYTES:,}; larger models keep their weights in a file beside it",
+            )
+        return file.read(status.st_size)
 
 
 def _check_limits(proto: onnx.ModelProto, name: str) -> None:
@@ -109,7 +113,8 @@ def _subgraphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
 
 def _check_names(proto: onnx.ModelProto) -> None:
     for text in _names(proto):
-        if len(text) > MAX_NAME or not text.isprintable():
+        # protobuf gives the bytes where they are not UTF-8.
+        if isinstance(text, bytes) or len(text) > MAX_NAME or not text.isprintable():
             raise UnsafeError(
                 "the file has a name that cannot be shown",
                 found=shown(text),
@@ -120,7 +125,7 @@ def _check_names(proto: onnx.ModelProto) -> None:
         raise GraphError("two weights of the graph have the same name")
 
 
-def _names(proto: onnx.ModelProto) -> Iterator[str]:
+def _names(proto: onnx.ModelProto) -> Iterator[str | bytes]:
     for entry in proto.opset_import:
         yield entry.domain
     for graph in graphs(proto.graph):

@@ -52,7 +52,7 @@ def check_tensors(proto: onnx.ModelProto, folder: Path) -> None:
     """Check every tensor of a model whose file lies in `folder`.
 
     Raises:
-        GraphError: a type without a size, a sparse tensor.
+        GraphError: a type without a size, a sparse tensor, external data for anything but a weight.
         MissingFileError: the file of a tensor is not there.
         UnsafeError: a size that does not fit what is stored, or a file outside the folder.
     """
@@ -60,16 +60,17 @@ def check_tensors(proto: onnx.ModelProto, folder: Path) -> None:
         if graph.sparse_initializer:
             raise GraphError("the graph has sparse tensors", wanted="dense tensors: no target runs sparse ones")
         for tensor in graph.initializer:
-            _check(tensor, folder)
+            _check(tensor, folder if graph is proto.graph else None)
         for node in graph.node:
             for attribute in node.attribute:
                 if attribute.HasField("t"):
-                    _check(attribute.t, folder)
+                    _check(attribute.t, None)
                 for tensor in attribute.tensors:
-                    _check(tensor, folder)
+                    _check(tensor, None)
 
 
-def _check(tensor: onnx.TensorProto, folder: Path) -> None:
+def _check(tensor: onnx.TensorProto, folder: Path | None) -> None:
+    """Check one tensor; `folder` is where its external data may lie, None for a tensor that must have none."""
     name = shown(tensor.name)
     if tensor.data_type not in ir.DataType.__members__.values() or tensor.data_type == ir.DataType.UNDEFINED:
         raise GraphError(f"the tensor {name} has an unknown type", found=f"type {tensor.data_type}")
@@ -83,8 +84,13 @@ def _check(tensor: onnx.TensorProto, folder: Path) -> None:
         )
     elements, dtype = math.prod(tensor.dims), ir.DataType(tensor.data_type)
     if tensor.data_location == onnx.TensorProto.EXTERNAL:
-        if dtype == ir.DataType.STRING:
-            raise GraphError(f"the tensor {name} stores text in an external file", wanted="numbers")
+        if dtype.is_string() or folder is None:
+            raise GraphError(
+                f"the tensor {name} has external data",
+                found="text" if dtype.is_string() else "a tensor inside a node",
+                wanted="external data for the weights of the main graph only",
+                fix="save the model with convert_attribute=False",
+            )
         _check_external(tensor, folder, -(-elements * dtype.bitwidth // 8))
         return
     if tensor.external_data:

@@ -9,7 +9,7 @@ from vitdeploy.errors import GraphError
 from vitdeploy.graph.canonical.infer import Inference
 
 LOWEST = 11
-# Larger tensors stay outside the converter, which copies everything it is given several times.
+# Larger tensors stay outside the converter, which copies everything it is given several times; so do those on disk.
 INSIDE = 1024
 
 
@@ -46,13 +46,14 @@ def upgrade_opset(model: ir.Model, opset: int) -> bool:
 
 
 def without_weights(model: ir.Model) -> onnx.ModelProto:
-    """The graph as a small proto: initializers of more than 1,024 elements stand as inputs without a value."""
+    """The graph as a small proto: initializers of more than 1,024 elements, or on disk, stand as inputs."""
     proto = onnx.ModelProto(ir_version=max(model.ir_version, 8))
     proto.opset_import.extend(onnx.helper.make_opsetid(*item) for item in model.graph.opset_imports.items())
     large = {
         str(name): value
         for name, value in model.graph.initializers.items()
-        if value.const_value is not None and value.const_value.size > INSIDE
+        if value.const_value is not None
+        and (value.const_value.size > INSIDE or isinstance(value.const_value, ir.ExternalTensor))
     }
     for name in large:
         model.graph.initializers.pop(name)

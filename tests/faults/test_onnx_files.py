@@ -1,0 +1,421 @@
+"""Hostile and damaged ONNX files end in a typed error, before anything large is allocated, or are admitted."""
+
+import os
+import resource
+
+import numpy as np
+import onnx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
+
+from tests.graph.builder import Builder, values
+from vitdeploy.errors import GraphError, InputError, MissingFileError, UnsafeError, VitdeployError
+from vitdeploy.graph import admit as gate
+from vitdeploy.graph import stored, wire
+from vitdeploy.graph.admit import admit
+from vitdeploy.graph.normalise import normalise
+
+
+def small():
+    b = Builder(17)
+    x = b.input("x", ["batch", 3, 8, 8])
+    y = b.add("Conv", x, values(8, 3, 4, 4), values(8, seed=1), kernel_shape=[4, 4], strides=[4, 4])
+    return b.model(b.add("MatMul", b.add("Reshape", y, np.array([-1, 32], np.int64)), values(32, 16, seed=2)), rank=2)
+
+
+def written(tmp_path, proto):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(proto if isinstance(proto, bytes) else proto.SerializeToString())
+    return path
+
+
+def refused(path, error, message):
+    with pytest.raises(error, match=message) as caught:
+        admit(path)
+    assert caught.value.exit_code == (3 if error is UnsafeError else 2)
+    assert str(caught.value).replace("\n", "").isprintable()
+    assert caught.value.message
+    return caught.value
+
+
+# --- the file ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["absent.onnx", ".", "nul\0.onnx"])
+def test_what_is_not_a_file_is_missing(tmp_path, name):
+    refused(tmp_path / name, MissingFileError, "no ONNX file|not a file")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "model.onnx")
+    refused(tmp_path / "model.onnx", MissingFileError, "is not a file")
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path):
+    path = tmp_path / "model.onnx"
+    with path.open("wb") as file:
+        file.truncate(gate.MAX_BYTES + 1)  # sparse: no disk is used
+    refused(path, UnsafeError, "too large")
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"this is no model\n", bytes(range(256)) * 16, b"\x80" * 64, b"\x0b"], ids=len
+)
+def test_what_is_no_model_is_refused(tmp_path, content):
+    refused(written(tmp_path, content), GraphError, ".")
+
+
+def test_a_pickle_under_the_name_of_a_model_is_refused(tmp_path):
+    refused(written(tmp_path, b"\x80\x04\x95\x1d\x00\x00\x00\x00\x00\x00\x00\x8c\x05posix"), GraphError, "not a valid")
+
+
+@pytest.mark.parametrize("tenth", range(10))
+def test_a_truncated_file_is_refused(tmp_path, tenth):
+    content = small().SerializeToString()
+    refused(written(tmp_path, content[: len(content) * tenth // 10]), GraphError, ".")
+
+
+def field(number, payload):
+    """A length-delimited protobuf field."""
+    return bytes([number << 3 | 2]) + varint(len(payload)) + payload
+
+
+def varint(value):
+    digits = []
+    while True:
+        digits.append(value & 0x7F | (0x80 if value > 0x7F else 0))
+        value >>= 7
+        if not value:
+            return bytes(digits)
+
+
+def test_too_many_parts_are_counted_before_they_are_built(tmp_path, monkeypatch):
+    monkeypatch.setattr(wire, "MAX_FIELDS", 10_000)
+    path = written(tmp_path, field(7, field(1, b"") * 20_000))  # nodes of two bytes each
+    refused(path, UnsafeError, "too many parts")
+
+
+def test_deep_nesting_ends_in_an_error(tmp_path):
+    content = b""
+    for _ in range(40):  # a graph in an attribute of a node of a graph ...
+        content = field(1, field(5, field(6, content)))
+    refused(written(tmp_path, field(7, content)), UnsafeError, "nested too deeply")
+
+
+def test_packed_numbers_that_grow_in_memory_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(wire, "MAX_PACKED_BYTES", 1000)
+    path = written(tmp_path, field(7, field(5, field(1, bytes(1001)))))  # dims
+    refused(path, UnsafeError, "too many packed numbers")
+
+
+# --- the graph --------------------------------------------------------------------------------------------------------
+
+
+def test_too_many_nodes_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(gate, "MAX_NODES", 2)
+    refused(written(tmp_path, small()), UnsafeError, "too many nodes")
+
+
+def test_branches_in_branches_are_refused_at_a_depth(tmp_path):
+    proto, output = small(), helper.make_tensor_value_info("y", TensorProto.FLOAT, [])
+    graph = helper.make_graph([helper.make_node("Constant", [], ["y"], value_float=1.0)], "leaf", [], [output])
+    for _ in range(gate.MAX_SUBGRAPHS + 1):
+        graph = helper.make_graph([helper.make_node("If", ["c"], ["y"], then_branch=graph)], "inner", [], [output])
+    proto.graph.node.extend(graph.node)
+    refused(written(tmp_path, proto), UnsafeError, "too deeply")
+
+
+def test_functions_are_refused_by_name(tmp_path):
+    proto = small()
+    node = helper.make_node("Relu", ["a"], ["b"])
+    proto.functions.append(helper.make_function("own", "Scaled", ["a"], ["b"], [node], proto.opset_import))
+    assert refused(written(tmp_path, proto), GraphError, "functions").found == "Scaled"
+
+
+@pytest.mark.parametrize(("domain", "operator"), [("com.custom", "Rotate"), ("ai.onnx.ml", "Scaler"), ("", "Rotate")])
+def test_foreign_operators_are_named(tmp_path, domain, operator):
+    proto = small()
+    proto.opset_import.append(helper.make_opsetid(domain or "unused", 1))
+    proto.graph.node.append(helper.make_node(operator, ["x"], ["z"], domain=domain))
+    assert refused(written(tmp_path, proto), GraphError, "cannot run").found == f"{domain or 'ai.onnx'}.{operator}"
+
+
+@pytest.mark.parametrize("version", [0, 10, 24, 10**9])
+def test_opsets_out_of_range_are_refused(tmp_path, version):
+    proto = small()
+    proto.opset_import[0].version = version
+    refused(written(tmp_path, proto), GraphError, "opset that is not supported")
+
+
+def test_a_file_without_an_opset_is_refused(tmp_path):
+    proto = small()
+    del proto.opset_import[:]
+    refused(written(tmp_path, proto), GraphError, "opset that is not supported")
+
+
+@pytest.mark.parametrize("version", [0, 3, 99])
+def test_unknown_versions_of_the_format_are_refused(tmp_path, version):
+    proto = small()
+    proto.ir_version = version
+    refused(written(tmp_path, proto), GraphError, "version of the ONNX format")
+
+
+@pytest.mark.parametrize("name", ["\x1b[2Jgone", "line\nbreak", "right\u202eleft", "long" * 1000])
+@pytest.mark.parametrize("place", ["node", "output", "weight", "input", "attribute", "size", "operator"])
+def test_names_that_would_garble_a_terminal_are_refused(tmp_path, name, place):
+    proto = small()
+    graph = proto.graph
+    holder, attribute = {
+        "node": (graph.node[0], "name"),
+        "weight": (graph.initializer[0], "name"),
+        "input": (graph.input[0], "name"),
+        "attribute": (graph.node[0].attribute[0], "name"),
+        "size": (graph.input[0].type.tensor_type.shape.dim[0], "dim_param"),
+        "operator": (graph.node[0], "op_type"),
+    }.get(place, (None, ""))
+    if holder is None:
+        graph.node[0].output[0] = name
+    else:
+        setattr(holder, attribute, name)
+    error = refused(written(tmp_path, proto), UnsafeError, "cannot be shown")
+    assert error.found.isprintable() and len(error.found) < 100
+
+
+def test_two_weights_of_one_name_are_refused(tmp_path):
+    proto = small()
+    proto.graph.initializer.append(proto.graph.initializer[0])
+    refused(written(tmp_path, proto), GraphError, "same name")
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [(["batch", 3, 8], TensorProto.FLOAT), (["batch", 3, 8, 8], TensorProto.INT64), ([], TensorProto.UINT8)],
+)
+def test_a_graph_without_an_image_is_refused(tmp_path, shape, dtype):
+    b = Builder(17)
+    proto = b.model(b.add("Identity", b.input("x", shape, dtype)), types=[dtype])
+    assert refused(written(tmp_path, proto), GraphError, "no input that could be an image").found == "x"
+
+
+def test_an_input_without_a_shape_is_refused(tmp_path):
+    proto = small()
+    proto.graph.input[0].type.tensor_type.ClearField("shape")
+    refused(written(tmp_path, proto), GraphError, "no declared type and shape")
+
+
+@pytest.mark.parametrize("sizes", [[1 << 40, 3, 8, 8], [-1, 3, 8, 8]])
+def test_an_input_of_absurd_size_is_refused(tmp_path, sizes):
+    proto = small()
+    for dim, size in zip(proto.graph.input[0].type.tensor_type.shape.dim, sizes, strict=True):
+        dim.dim_value = size
+    refused(written(tmp_path, proto), UnsafeError, "absurd shape")
+
+
+# --- tensors ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dims", [[1 << 62, 1 << 62], [-1, 4], [1 << 34], [2] * 64, [1 << 62] * 100_000], ids=len)
+def test_absurd_dimensions_are_refused(tmp_path, dims):
+    proto = small()
+    del proto.graph.initializer[0].dims[:]
+    proto.graph.initializer[0].dims.extend(dims)
+    refused(written(tmp_path, proto), UnsafeError, "absurd shape")
+
+
+@pytest.mark.parametrize("dims", [[1 << 30], [8, 3, 4, 3], [0]])
+@pytest.mark.parametrize("place", ["weight", "constant"])
+def test_a_tensor_that_declares_other_than_it_holds_is_refused(tmp_path, dims, place):
+    proto = small()
+    tensor = proto.graph.initializer[0]
+    if place == "constant":
+        node = proto.graph.node.add(op_type="Constant", output=["extra"])
+        node.attribute.add(name="value", type=onnx.AttributeProto.TENSOR).t.CopyFrom(tensor)
+        tensor = node.attribute[0].t
+    del tensor.dims[:]
+    tensor.dims.extend(dims)
+    refused(written(tmp_path, proto), UnsafeError, "does not hold what it declares")
+
+
+def test_typed_data_of_the_wrong_length_is_refused(tmp_path):
+    proto = small()
+    proto.graph.initializer.append(TensorProto(name="t", data_type=TensorProto.FLOAT, dims=[3], float_data=[1, 2]))
+    refused(written(tmp_path, proto), UnsafeError, "does not hold what it declares")
+
+
+@pytest.mark.parametrize("number", [0, 99])
+def test_unknown_tensor_types_are_refused(tmp_path, number):
+    proto = small()
+    proto.graph.initializer[0].data_type = number
+    refused(written(tmp_path, proto), GraphError, "unknown type")
+
+
+def test_segments_and_sparse_tensors_are_refused(tmp_path):
+    proto = small()
+    proto.graph.initializer[0].segment.begin = 0
+    refused(written(tmp_path, proto), GraphError, "in segments")
+    proto = small()
+    proto.graph.sparse_initializer.add()
+    refused(written(tmp_path, proto), GraphError, "sparse")
+
+
+# --- external data ----------------------------------------------------------------------------------------------------
+
+SIZE = 8 * 3 * 4 * 4 * 4  # bytes of the convolution's weight
+
+
+def external(tmp_path, location="weights.bin", **entries):
+    """A model whose first weight lies in a file, in a folder of its own below `tmp_path`."""
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "weights.bin").write_bytes(bytes(SIZE))
+    (tmp_path / "secret.bin").write_bytes(bytes(SIZE))
+    proto = small()
+    tensor = proto.graph.initializer[0]
+    tensor.ClearField("raw_data")
+    tensor.data_location = TensorProto.EXTERNAL
+    for key, value in ({"location": location} | entries).items():
+        tensor.external_data.add(key=key, value=value)
+    return written(folder, proto), folder
+
+
+def test_external_data_is_admitted(tmp_path):
+    path, _ = external(tmp_path, offset="0", length=str(SIZE))
+    admit(path)
+
+
+@pytest.mark.parametrize(
+    "location",
+    [
+        "../secret.bin",
+        "sub/../../secret.bin",
+        "/etc/passwd",
+        "C:\\x.bin",
+        "C:x.bin",
+        "..\\secret.bin",
+        "",
+        "a\0b",
+        "\\x",
+    ],
+)
+def test_external_data_outside_the_folder_is_refused(tmp_path, location):
+    path, _ = external(tmp_path, location)
+    refused(path, UnsafeError, "outside the folder")
+
+
+def test_external_data_that_is_absent_is_missing(tmp_path):
+    path, _ = external(tmp_path, "absent.bin")
+    refused(path, MissingFileError, "is not there")
+
+
+@pytest.mark.parametrize("kind", ["link to a file", "link to a folder", "hard link", "pipe", "folder"])
+def test_external_data_that_is_no_file_of_its_own_is_refused(tmp_path, kind):
+    location = "data/secret.bin" if kind == "link to a folder" else "data"
+    path, folder = external(tmp_path, location)
+    if kind == "link to a file":
+        (folder / "data").symlink_to(tmp_path / "secret.bin")
+    elif kind == "link to a folder":
+        (folder / "data").symlink_to(tmp_path)
+    elif kind == "hard link":
+        (folder / "data").hardlink_to(tmp_path / "secret.bin")
+    elif kind == "pipe":
+        os.mkfifo(folder / "data")
+    else:
+        (folder / "data").mkdir()
+    refused(path, UnsafeError, "is a link|not a file of its own")
+
+
+@pytest.mark.parametrize(
+    "entries",
+    [
+        {"offset": "4"},
+        {"offset": str(1 << 40)},
+        {"length": str(SIZE + 4)},
+        {"length": str(SIZE - 4)},
+        {"length": str(1 << 50)},
+    ],
+    ids=str,
+)
+def test_external_data_beyond_its_file_is_refused(tmp_path, entries):
+    path, _ = external(tmp_path, **entries)
+    refused(path, UnsafeError, "reaches beyond")
+
+
+@pytest.mark.parametrize("value", ["-1", "1e3", "0x10", "", "9" * 30, "١"])
+@pytest.mark.parametrize("key", ["offset", "length"])
+def test_sizes_that_are_no_numbers_are_refused(tmp_path, key, value):
+    path, _ = external(tmp_path, **{key: value})
+    refused(path, UnsafeError, "not a size")
+
+
+@pytest.mark.parametrize("key", ["__class__", "basepath", "location"])
+def test_keys_that_onnx_does_not_define_are_refused(tmp_path, key):
+    path, _ = external(tmp_path)
+    proto = onnx.load(str(path), load_external_data=False)
+    proto.graph.initializer[0].external_data.add(key=key, value="weights.bin")
+    path.write_bytes(proto.SerializeToString())
+    refused(path, UnsafeError, "keys of external data")
+
+
+def test_external_data_inside_a_node_is_refused(tmp_path):
+    path, _ = external(tmp_path)
+    proto = onnx.load(str(path), load_external_data=False)
+    node = proto.graph.node.add(op_type="Constant", output=["extra"])
+    node.attribute.add(name="value", type=onnx.AttributeProto.TENSOR).t.CopyFrom(proto.graph.initializer[0])
+    path.write_bytes(proto.SerializeToString())
+    refused(path, GraphError, "has external data")
+
+
+def test_a_file_beside_data_in_the_model_is_refused(tmp_path):
+    proto = small()
+    proto.graph.initializer[0].external_data.add(key="location", value="weights.bin")
+    refused(written(tmp_path, proto), UnsafeError, "names a file")
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+CONTENT = small().SerializeToString()
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory):
+    return tmp_path_factory.mktemp("damage")
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, len(CONTENT) - 1), st.integers(0, 255)), min_size=1, max_size=6),
+    st.booleans(),
+)
+@settings(max_examples=120, deadline=2000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_flipped_bytes_give_a_typed_error_or_a_model(scratch, flips, headers):
+    """Half of the flips hit the structure: what is not the raw data of a weight."""
+    damaged = bytearray(CONTENT)
+    for position, byte in flips:
+        damaged[STRUCTURE[position % len(STRUCTURE)] if headers else position] = byte
+    path = written(scratch, bytes(damaged))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    try:
+        normalise(admit(path))
+    except (InputError, UnsafeError) as error:
+        assert isinstance(error, VitdeployError) and str(error).replace("\n", "").isprintable()
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 512 << 10  # KiB
+
+
+def _structure():
+    """The bytes of CONTENT outside all weights."""
+    weights = [tensor.raw_data for tensor in small().graph.initializer if len(tensor.raw_data) > 64]
+    inside = set()
+    for raw in weights:
+        start = CONTENT.index(raw)
+        inside.update(range(start, start + len(raw)))
+    return [position for position in range(len(CONTENT)) if position not in inside]
+
+
+STRUCTURE = _structure()
+
+
+def test_names_are_shown_escaped_and_cut():
+    assert stored.shown("a\x1b[2J\nb") == "a\\x1b[2J\\nb"
+    assert stored.shown("x" * 500) == "x" * 80 + "..."
+    assert stored.shown(b"\xff\xfe") == "��"
