@@ -10,7 +10,7 @@ from torch import nn
 from vitdeploy.errors import CheckpointError, UnknownModelError
 from vitdeploy.models.checkpoint import load_state
 from vitdeploy.models.family import Hints
-from vitdeploy.models.transformer import MASKED, KeyValue, Transformer, TransformerConfig
+from vitdeploy.models.transformer import MASKED, Transformer, TransformerConfig
 from vitdeploy.models.transformer_family import NAMES, build, parse, recognise
 
 SMALL = dict(width=16, encoder_depth=2, decoder_depth=3, heads=4, hidden=24, max_length=12)  # noqa: C408
@@ -159,7 +159,7 @@ def test_decoding_step_by_step_gives_the_logits_of_the_whole_target(config):
         whole = model(source, target)
         _, mask, cross = model.encode(source)
         empty = torch.zeros(len(source), config.heads, 0, config.width // config.heads, dtype=torch.float64)
-        past = [KeyValue(empty, empty)] * config.decoder_depth
+        past = [(empty, empty)] * config.decoder_depth
         for position in range(target.shape[1]):
             logits, past = model.step(target[:, position : position + 1], mask, cross, past)
             assert relative(logits, whole[:, position]) <= 1e-10

@@ -18,9 +18,9 @@ those of the source are computed once for all steps (`Encoded.cross`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import NamedTuple, TypeAlias, cast
 
 import torch
 import torch.nn.functional as F
@@ -82,10 +82,13 @@ class TransformerConfig:
 
 
 class KeyValue(NamedTuple):
-    """Keys and values of one attention, each [b, h, n, e]."""
+    """Keys and values of one attention, each [b, h, n, e]. A plain pair is taken for one."""
 
     key: Tensor
     value: Tensor
+
+
+Pair: TypeAlias = tuple[Tensor, Tensor]
 
 
 class Encoded(NamedTuple):
@@ -127,11 +130,11 @@ class SelfAttention(nn.Module):
         self.split = SplitHeads(heads)
         self.proj = nn.Linear(width, width)
 
-    def forward(self, x: Tensor, mask: Tensor | None, past: KeyValue | None = None) -> tuple[Tensor, KeyValue]:
+    def forward(self, x: Tensor, mask: Tensor | None, past: Pair | None = None) -> tuple[Tensor, KeyValue]:
         """x: [b, n, d]. Returns [b, n, d], and keys and values [b, h, p + n, e] of past and present."""
         query, key, value = self.split(self.qkv(x), 3)
         if past is not None:
-            key, value = torch.cat([past.key, key], dim=2), torch.cat([past.value, value], dim=2)
+            key, value = (torch.cat(pair, dim=2) for pair in zip(past, (key, value), strict=True))
         mixed = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
         return self.proj(mixed.transpose(1, 2).flatten(2)), KeyValue(key, value)
 
@@ -150,9 +153,9 @@ class CrossAttention(nn.Module):
         """Keys and values [b, h, s, e] of the memory [b, s, d]: the same for every target token."""
         return KeyValue(*self.split(self.key_value(memory), 2))
 
-    def forward(self, x: Tensor, source: KeyValue, mask: Tensor) -> Tensor:
+    def forward(self, x: Tensor, source: Pair, mask: Tensor) -> Tensor:
         (query,) = self.split(self.query(x), 1)
-        mixed = F.scaled_dot_product_attention(query, source.key, source.value, attn_mask=mask)
+        mixed = F.scaled_dot_product_attention(query, *source, attn_mask=mask)
         return self.proj(mixed.transpose(1, 2).flatten(2))
 
 
@@ -195,7 +198,7 @@ class DecoderBlock(nn.Module):
         self.norm3 = nn.LayerNorm(config.width, eps=config.layer_norm_eps)
 
     def forward(
-        self, x: Tensor, mask: Tensor | None, source: KeyValue, source_mask: Tensor, past: KeyValue | None = None
+        self, x: Tensor, mask: Tensor | None, source: Pair, source_mask: Tensor, past: Pair | None = None
     ) -> tuple[Tensor, KeyValue]:
         if self.pre_norm:
             mixed, present = self.self_attention(self.norm1(x), mask, past)
@@ -284,7 +287,7 @@ class Transformer(nn.Module):
         return Encoded(memory, mask, [block.cross_attention.read(memory) for block in blocks])
 
     def step(
-        self, token: Tensor, mask: Tensor, cross: list[KeyValue], past: list[KeyValue]
+        self, token: Tensor, mask: Tensor, cross: Sequence[Pair], past: Sequence[Pair]
     ) -> tuple[Tensor, list[KeyValue]]:
         """One more token of each target.
 
@@ -297,7 +300,7 @@ class Transformer(nn.Module):
             The logits [b, v] of the next token, and the caches [b, h, p + 1, e].
         """
         x = self._embed(token, self._embeddings[1])
-        x = x + self.positions.to(x)[past[0].key.shape[2]]
+        x = x + self.positions.to(x)[past[0][0].shape[2]]
         present = []
         for block, read, cached in zip(self.decoder, cross, past, strict=True):
             x, grown = block(x, None, read, mask, cached)

@@ -1,0 +1,189 @@
+"""Greedy decoding over the two engines of an encoder-decoder: one run a source, then one run a target token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.errors import TensorError
+from vitdeploy.runtime.postprocess import softmax
+from vitdeploy.runtime.runner import Array, Runner
+
+Tokens = npt.NDArray[np.int64]
+Logits = npt.NDArray[np.float32]
+
+PAST, PRESENT = "past_", "present_"
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """The answer for one source: its tokens, without start, end and padding.
+
+    `score` is the natural logarithm of the probability that the model gives to these tokens (and to the end after
+    them, where it came before the largest length): the sum over the steps.
+    """
+
+    tokens: tuple[int, ...]
+    score: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"tokens": list(self.tokens), "score": self.score}
+
+
+class SequenceDecoder:
+    """Turns source tokens into target tokens, always taking the likeliest next one. A context manager, or `close`.
+
+    The runners are of the graphs `encoder` and `decoder_step`: outputs of the encoder are fed by name to the inputs
+    of the same name of the decoder step, and what it returns as "present_..." is its "past_..." at the next step.
+    Where they are pinned to a batch, sources run in groups of that batch, the last one padded.
+    """
+
+    def __init__(
+        self,
+        encoder: Runner,
+        decoder_step: Runner,
+        start: int,
+        end: int,
+        pad: int,
+        max_length: int,
+        source_vocabulary: int | None = None,
+    ) -> None:
+        """Loads the runners.
+
+        Args:
+            start, end, pad: token ids: what begins a target, ends it, and fills it (and the source) up.
+            max_length: largest number of tokens of a source, and of steps.
+            source_vocabulary: number of token ids of a source, to refuse others; None leaves that to the runtime,
+                and OpenVINO reads zeros for a token that it does not have.
+        """
+        self.encoder, self.decoder_step = encoder.load(), decoder_step.load()
+        self.start, self.end, self.pad, self.max_length = start, end, pad, max_length
+        self.source_vocabulary = source_vocabulary
+        size = encoder.inputs[0].shape[0]
+        self._batch = size if isinstance(size, int) else None
+        self._source = encoder.inputs[0].name
+        self._caches = [tensor for tensor in decoder_step.inputs if tensor.name.startswith(PAST)]
+        fed = {"token", *(tensor.name for tensor in self._caches)}
+        self._passed = [tensor.name for tensor in decoder_step.inputs if tensor.name not in fed]
+
+    def decode(self, source: Tokens, steps: int | None = None) -> Tokens:
+        """int64 [b, s] -> int64 [b, t]; a row that has ended goes on with padding.
+
+        The start token is not among them; the end token is. Decoding stops when every row has ended, or after `steps`
+        tokens (None: max_length).
+
+        Raises:
+            TensorError: no int64 array of two axes, none of them empty; a source that is too long; a token outside
+                the vocabulary.
+        """
+        return self._decode(source, steps, keep_logits=False)[0]
+
+    def decode_with_logits(self, source: Tokens, steps: int | None = None) -> tuple[Tokens, Logits]:
+        """As `decode`, and float32 [b, t, v]: the logits that each token was chosen by. 0 where a row was not run."""
+        tokens, logits = self._decode(source, steps, keep_logits=True)
+        assert logits is not None
+        return tokens, logits
+
+    def predict(self, sources: SequenceOf[SequenceOf[int]]) -> list[Sequence]:
+        """One Sequence a source; sources of several lengths are padded to the longest."""
+        if not sources:
+            return []
+        padded = np.full((len(sources), max(len(source) for source in sources)), self.pad, np.int64)
+        for row, source in zip(padded, sources, strict=True):
+            row[: len(source)] = source
+        return self.sequences(*self.decode_with_logits(padded))
+
+    def sequences(self, tokens: Tokens, logits: Logits) -> list[Sequence]:
+        """The results of what `decode_with_logits` gave."""
+        answers = []
+        for row, scores in zip(tokens, logits, strict=True):
+            ends = np.flatnonzero(row == self.end)
+            steps = int(ends[0]) + 1 if len(ends) else len(row)
+            chosen = softmax(scores[:steps])[np.arange(steps), row[:steps]]
+            words = row[: steps - 1] if len(ends) else row
+            answers.append(Sequence(tuple(int(token) for token in words), float(np.log(chosen).sum())))
+        return answers
+
+    def _decode(self, source: Tokens, steps: int | None, keep_logits: bool) -> tuple[Tokens, Logits | None]:
+        self._check(source)
+        size = self._batch or len(source)
+        most = self.max_length if steps is None else min(steps, self.max_length)
+        parts = []
+        for first in range(0, len(source), size):
+            group = source[first : first + size]
+            filled = np.concatenate([group, np.repeat(group[-1:], size - len(group), axis=0)])
+            tokens, logits = self._decode_group(filled, most, keep_logits)
+            parts.append((tokens[: len(group)], None if logits is None else logits[: len(group)]))
+        longest = max(tokens.shape[1] for tokens, _ in parts)
+        tokens = np.concatenate([_lengthen(tokens, longest, self.pad) for tokens, _ in parts])
+        if not keep_logits:
+            return tokens, None
+        return tokens, np.concatenate([_lengthen(logits, longest, 0) for _, logits in parts if logits is not None])
+
+    def _decode_group(self, source: Tokens, steps: int, keep_logits: bool) -> tuple[Tokens, Logits | None]:
+        rows = len(source)
+        encoded = self.encoder.infer({self._source: source})
+        feeds: dict[str, Array] = {name: encoded[name] for name in self._passed}
+        for cache in self._caches:  # [batch, heads, past_length, head_width], with nothing in it yet
+            _, heads, _, width = cache.shape
+            feeds[cache.name] = np.zeros((rows, int(heads), 0, int(width)), cache.dtype)
+        token = np.full((rows, 1), self.start, np.int64)
+        ended = np.zeros(rows, bool)
+        tokens: list[Tokens] = []
+        logits: list[Logits] = []
+        while len(tokens) < steps and not ended.all():
+            outputs = self.decoder_step.infer({**feeds, "token": token})
+            best = outputs["logits"].argmax(axis=-1).astype(np.int64)
+            token = np.where(ended, self.pad, best)[:, None]
+            ended |= token[:, 0] == self.end
+            tokens.append(token)
+            if keep_logits:
+                logits.append(outputs["logits"])
+            for cache in self._caches:
+                feeds[cache.name] = outputs[PRESENT + cache.name.removeprefix(PAST)]
+        return np.concatenate(tokens, axis=1), np.stack(logits, axis=1) if keep_logits else None
+
+    def _check(self, source: Tokens) -> None:
+        if source.dtype != np.int64 or source.ndim != 2 or 0 in source.shape:
+            raise TensorError(
+                "the source is no array of tokens",
+                found=f"{source.dtype.name} {list(source.shape)}",
+                wanted="int64 [batch, source_length], at least one of each",
+            )
+        if source.shape[1] > self.max_length:
+            raise TensorError(
+                "the source is too long for this model",
+                found=f"{source.shape[1]} tokens",
+                wanted=f"at most {self.max_length}",
+            )
+        last = np.iinfo(np.int64).max if self.source_vocabulary is None else self.source_vocabulary - 1
+        outside = source[(source < 0) | (source > last)]
+        if len(outside):
+            raise TensorError(
+                "the source has tokens that the model does not know",
+                found=", ".join(str(token) for token in np.unique(outside)[:5]),
+                wanted="0 and above" if self.source_vocabulary is None else f"0 to {last}",
+            )
+
+    def close(self) -> None:
+        self.encoder.close()
+        self.decoder_step.close()
+
+    def __enter__(self) -> SequenceDecoder:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _lengthen(array: Array, length: int, fill: int) -> Array:
+    """[b, t, ...] -> [b, length, ...] with `fill` behind."""
+    missing = np.full((len(array), length - array.shape[1], *array.shape[2:]), fill, array.dtype)
+    return np.concatenate([array, missing], axis=1)
