@@ -55,7 +55,7 @@ def import_graph(path: Path) -> ForeignGraph:
     notes = []
     if any(value.name == SIZES for value in model.graph.inputs):
         # Boxes then come out relative to the image: what the size would scale them to, post-processing does.
-        bind_input(model, SIZES, np.ones((1, 2), np.int64))
+        bind_input(model, SIZES, np.ones(2, np.int64))
         notes.append(f"the input {SIZES} is bound to 1: boxes are relative to the image")
     _rename_input(model, path)
     task, postprocess = _task(model, path)
