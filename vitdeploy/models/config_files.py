@@ -1,13 +1,21 @@
 """What lies beside the weights: preprocessing and label names from timm's and transformers' config files.
 
-timm's `config.json` has "architecture" and "pretrained_cfg"; transformers' has "model_type", with a
-`preprocessor_config.json` beside it.
+timm's `config.json` has "architecture" and "pretrained_cfg" (old ones are that dictionary themselves); transformers'
+has "model_type", with a `preprocessor_config.json` or a `processor_config.json` beside it.
+
+Known to be ignored: flags that concern training labels only (do_reduce_labels, do_convert_annotations), do_convert_rgb
+(images always get the model's channels), and what timm and transformers would do to images of other sizes when the
+model is run at another image size. Every other step that `PreprocessSpec` cannot express is refused or noted.
 """
 
 from __future__ import annotations
 
 import json
+import math
+import sys
+import unicodedata
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +23,63 @@ from vitdeploy.errors import CheckpointError, MissingFileError
 from vitdeploy.spec import Interpolation, PreprocessSpec
 
 MAX_BYTES = 16 << 20
+MAX_SIDE = 1 << 14
 # Pillow's numbers, which transformers' files use.
 RESAMPLE: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-# Old files give one number as `size`. It was the short side for these processors and both sides for all others.
-SHORT_SIDE = ("CLIP", "Dinov2", "BitImage", "ConvNext", "Levit", "Detr", "Chinese")
+HALF = (0.5, 0.5, 0.5)
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+KNOWN_FLAGS = {"do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_pad", "pad_and_return_pixel_mask"}
+IGNORED_FLAGS = {"do_convert_rgb", "do_reduce_labels", "reduce_labels", "do_convert_annotations", "use_fast"}
+
+
+@dataclass(frozen=True)
+class Processor:
+    """An image processor class of transformers: what it does where a file leaves a key out.
+
+    `square`: one number as `size` is both sides; otherwise it is the short side. `crop`: the default `crop_size`.
+    """
+
+    size: Any
+    resample: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    square: bool = True
+    crop: Any = None
+    center_crop: bool = False
+    normalize: bool = True
+    pad: bool = False
+
+
+def _pair(side: int) -> dict[str, int]:
+    return {"height": side, "width": side}
+
+
+SHORT_224 = {"shortest_edge": 224}
+VIT = Processor(_pair(224), 2, HALF, HALF)
+CLIP = Processor(SHORT_224, 3, CLIP_MEAN, CLIP_STD, square=False, crop=_pair(224), center_crop=True)
+DETR_SIZE = {"shortest_edge": 800, "longest_edge": 1333}
+DETR = Processor(DETR_SIZE, 2, IMAGENET_MEAN, IMAGENET_STD, square=False, pad=True)
+# The class attributes of transformers 5.23.
+PROCESSORS: Mapping[str, Processor] = {
+    "ViT": VIT,
+    "DeiT": Processor(_pair(256), 3, HALF, HALF, crop=_pair(224), center_crop=True),
+    "Beit": Processor(_pair(224), 3, HALF, HALF, crop=_pair(224)),
+    "CLIP": CLIP,
+    "ChineseCLIP": CLIP,
+    "Bit": CLIP,
+    "Siglip": Processor(_pair(224), 3, HALF, HALF, square=False),
+    "Blip": Processor(_pair(384), 3, CLIP_MEAN, CLIP_STD),
+    "ConvNext": Processor({"shortest_edge": 384}, 3, HALF, HALF, square=False),
+    "DINOv3ViT": Processor(_pair(224), 2, IMAGENET_MEAN, IMAGENET_STD),
+    "Pvt": Processor(_pair(224), 3, IMAGENET_MEAN, IMAGENET_STD),
+    "Segformer": Processor(_pair(512), 2, IMAGENET_MEAN, IMAGENET_STD),
+    "Detr": DETR,
+    "ConditionalDetr": DETR,
+    "DeformableDetr": DETR,
+    "Yolos": DETR,
+    "RTDetr": Processor(_pair(640), 2, IMAGENET_MEAN, IMAGENET_STD, square=False, normalize=False),
+}
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -36,39 +96,66 @@ def read_json(path: Path) -> dict[str, Any]:
         data = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(data, dict):
             raise ValueError(f"a {type(data).__name__}")
-    except (ValueError, RecursionError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(
             f"{path} is not a config file", found=str(error)[:200], wanted="a JSON object", fix="download it again"
         ) from None
     return data
 
 
+def timm_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The `pretrained_cfg` of timm's config.json, in its present or its older flat form; None in any other file."""
+    own = config.get("pretrained_cfg")
+    if isinstance(own, Mapping):
+        return own
+    return config if "architecture" in config and "input_size" in config else None
+
+
 def timm_preprocess(config: Mapping[str, Any], channels: int, image_size: tuple[int, int]) -> PreprocessSpec:
     """What `timm.data.create_transform` does for a `pretrained_cfg`, at `image_size` (height, width).
 
-    The short side (crop mode "center") or both sides ("squash") become floor(size / crop_pct).
+    The short side (crop mode "center") or both sides ("squash") become floor(size / crop_pct). At the config's
+    `test_input_size` its `test_crop_pct` counts, as with timm's `use_test_size`. An image size that is not square is
+    squashed to, where timm keeps the aspect.
 
     Raises:
-        CheckpointError: a crop mode or interpolation that vitdeploy does not have.
+        CheckpointError: a crop mode, interpolation or number that vitdeploy does not have.
     """
-    interpolation = str(config.get("interpolation", "bicubic"))
+    named = config.get("interpolation") or "bicubic"
+    interpolation = next((name for name in RESAMPLE.values() if name == named), None)
     mode = config.get("crop_mode") or "center"
-    if interpolation not in RESAMPLE.values() or mode not in ("center", "squash"):
-        raise CheckpointError(
-            "the checkpoint's preprocessing is not one that vitdeploy has",
-            found=f"crop_mode {mode}, interpolation {interpolation}",
-            wanted=f"crop_mode center or squash, interpolation {', '.join(RESAMPLE.values())}",
-            fix="give preprocess: in a recipe",
+    if interpolation is None or mode not in ("center", "squash"):
+        raise _unsupported(
+            f"crop_mode {mode}, interpolation {named}",
+            f"crop_mode center or squash, interpolation {', '.join(RESAMPLE.values())}",
         )
-    share = float(config.get("crop_pct") or 0.875)
-    height, width = (int(side / share) for side in image_size)
+    sizes = [config.get("input_size"), config.get("test_input_size")]
+    own, test = (tuple(size[1:]) if isinstance(size, list | tuple) else None for size in sizes)
+    tested = config.get("test_crop_pct") if own != test == image_size else None
+    share = _positive(tested or config.get("crop_pct") or 0.875, "crop_pct")
+    height, width = (math.floor(side / share) for side in image_size)
     return PreprocessSpec(
         resize=height if mode == "center" and height == width else (height, width),
         crop=image_size,
-        interpolation=interpolation,  # type: ignore[arg-type]
-        mean=_per_channel(config.get("mean", IMAGENET_MEAN), channels),
-        std=_per_channel(config.get("std", IMAGENET_STD), channels),
+        interpolation=interpolation,
+        mean=_per_channel(config.get("mean") or IMAGENET_MEAN, channels, "mean"),
+        std=_deviations(config.get("std") or IMAGENET_STD, channels, "std"),
     )
+
+
+def transformers_processor(folder: Path) -> dict[str, Any] | None:
+    """The image processor's settings of a model folder, None where it has none.
+
+    `processor_config.json` with an "image_processor" inside counts before `preprocessor_config.json`, as in
+    transformers.
+
+    Raises:
+        CheckpointError: a file that is not a JSON object.
+    """
+    nested, own = folder / "processor_config.json", folder / "preprocessor_config.json"
+    if nested.is_file() and isinstance(found := read_json(nested).get("image_processor"), dict):
+        return found
+    return read_json(own) if own.is_file() else None
 
 
 def transformers_preprocess(
@@ -76,103 +163,197 @@ def transformers_preprocess(
 ) -> tuple[PreprocessSpec, tuple[str, ...]]:
     """What the image processor of a `preprocessor_config.json` does, at `image_size`, with notes for the user.
 
-    The processor's own sizes are scaled where `image_size` is not its output size.
+    Keys that the file leaves out have the values of the processor's class. The processor's own sizes are scaled where
+    `image_size` is not its output size.
 
     Raises:
-        CheckpointError: a processor that does something vitdeploy does not have.
+        CheckpointError: a processor or a setting that does something vitdeploy does not have.
     """
-    notes = []
-    crop = config.get("crop_size") if config.get("do_center_crop") else None
-    resize = _transformers_size(config)
-    own = _sides(crop) if crop is not None else resize
-    if isinstance(resize, int) and crop is None:
+    processor, name, notes = _processor(config)
+    settings = _Settings(config, processor)
+    resize, crop = settings.resize, settings.crop
+    if name == "ConvNext" and isinstance(resize, int):
+        resize, crop = _convnext(config, resize)
+    own = crop or resize
+    if not settings.resizes:
+        notes += ("the processor takes images as they are; here images of another size than the engine's are resized",)
+        resize = image_size
+    elif isinstance(own, int):
         # No crop: the processor keeps the aspect and gives images of any size (DETR). An engine has one size.
-        notes.append(
-            f"the processor keeps the aspect (short side {resize}); here both sides are resized to the engine's"
+        padding = " and pads" if settings.pad else ""
+        notes += (
+            f"the processor keeps the aspect (short side {own}){padding}; here both sides are resized to the engine's",
         )
-        spec_resize: int | tuple[int, int] = image_size
-    elif isinstance(resize, int):
-        assert not isinstance(own, int)
-        spec_resize = round(resize * min(image_size) / min(own))
+        resize = image_size
     else:
-        assert not isinstance(own, int)
-        spec_resize = (round(resize[0] * image_size[0] / own[0]), round(resize[1] * image_size[1] / own[1]))
-    scale = float(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1.0
-    if abs(scale * 255 - 1) > 1e-6:
-        raise CheckpointError(
-            "the checkpoint's preprocessing is not one that vitdeploy has",
-            found=f"rescale_factor {scale}",
-            wanted="1 / 255",
-            fix="give preprocess: in a recipe",
-        )
-    normalised = bool(config.get("do_normalize", True))
-    number = config.get("resample", 2)
-    if number not in RESAMPLE:
-        raise CheckpointError(
-            "the checkpoint's preprocessing is not one that vitdeploy has",
-            found=f"resample {number!r}",
-            wanted=", ".join(f"{key} ({name})" for key, name in RESAMPLE.items()),
-            fix="give preprocess: in a recipe",
-        )
-    return PreprocessSpec(
-        resize=spec_resize,
-        crop=image_size,
-        interpolation=RESAMPLE[number],
-        mean=_per_channel(config.get("image_mean") or (0.0,) if normalised else (0.0,), channels),
-        std=_per_channel(config.get("image_std") or (1.0,) if normalised else (1.0,), channels),
-    ), tuple(notes)
+        if settings.pad and settings.pad_size not in (None, own):
+            raise _unsupported(f"do_pad to {settings.pad_size}", "images of one size, without padding")
+        if own != image_size:
+            notes += (f"the processor gives {own[0]}x{own[1]} pixels; its sizes are scaled to the model's",)
+            resize = _scaled(resize, own, image_size)
+    mean, std = settings.normalisation(channels)
+    if settings.scale == 255.0:
+        notes += ("the processor does not divide pixel values by 255",)
+    return PreprocessSpec(resize, image_size, settings.interpolation, mean, std), notes
 
 
-def _transformers_size(config: Mapping[str, Any]) -> int | tuple[int, int]:
+def _processor(config: Mapping[str, Any]) -> tuple[Processor, str, tuple[str, ...]]:
+    """The class that a file names, in all spellings of the years, and a note where it names none."""
+    written = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
+    name = written.removesuffix("Fast").removesuffix("Pil")
+    name = name.removesuffix("ImageProcessor").removesuffix("FeatureExtractor")
+    if written and name not in PROCESSORS:
+        raise _unsupported(f"the processor {written}", f"one of {', '.join(PROCESSORS)}")
+    unknown = sorted(key for key, value in config.items() if value is True and key not in KNOWN_FLAGS | IGNORED_FLAGS)
+    if unknown:
+        raise _unsupported(", ".join(unknown), f"no steps but {', '.join(sorted(KNOWN_FLAGS))}")
+    if written:
+        return PROCESSORS[name], name, ()
+    return VIT, "ViT", ("the preprocessor's file names no class: what it leaves out is as in ViTImageProcessor",)
+
+
+class _Settings:
+    """The settings of a file with the defaults of its class, checked."""
+
+    def __init__(self, config: Mapping[str, Any], processor: Processor) -> None:
+        def value(key: str, default: Any) -> Any:
+            found = config.get(key)
+            return default if found is None else found
+
+        self.resizes = bool(value("do_resize", True))
+        crops = bool(value("do_center_crop", processor.center_crop))
+        self.crop = _sides(value("crop_size", processor.crop), "crop_size") if crops else None
+        self.resize = _size(value("size", processor.size), processor.square, crops)
+        if not self.resizes and crops:
+            raise _unsupported("a crop of images that are not resized", "do_resize with do_center_crop")
+        self.pad = bool(value("do_pad", value("pad_and_return_pixel_mask", processor.pad)))
+        pad_size = config.get("pad_size")
+        self.pad_size = None if pad_size is None else _sides(pad_size, "pad_size")
+        number = value("resample", processor.resample)
+        if isinstance(number, bool) or not isinstance(number, int) or number not in RESAMPLE:
+            raise _unsupported(f"resample {number!r}", ", ".join(f"{key} ({name})" for key, name in RESAMPLE.items()))
+        self.interpolation = RESAMPLE[number]
+        factor = _positive(value("rescale_factor", 1 / 255), "rescale_factor") if value("do_rescale", True) else 1.0
+        # Values of 1 / 255 are written with more or fewer digits.
+        self.scale = 1.0 if math.isclose(factor * 255, 1, rel_tol=1e-6) else factor * 255
+        self._mean, self._std = (0.0,), (1.0,)
+        if value("do_normalize", processor.normalize):
+            self._mean, self._std = value("image_mean", processor.mean), value("image_std", processor.std)
+
+    def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and deviation of x / 255: with the factor f of the file, f x - m is f 255 (x / 255 - m / (255 f))."""
+        mean = _per_channel(self._mean, channels, "image_mean")
+        std = _deviations(self._std, channels, "image_std")
+        return tuple(value / self.scale for value in mean), tuple(value / self.scale for value in std)
+
+
+def _convnext(config: Mapping[str, Any], side: int) -> tuple[int | tuple[int, int], tuple[int, int]]:
+    """ConvNeXt's processor: below 384 a crop of the resized image, from there on both sides are resized."""
+    if side >= 384:
+        return (side, side), (side, side)
+    return int(side / _positive(config.get("crop_pct") or 224 / 256, "crop_pct")), (side, side)
+
+
+def _scaled(resize: int | tuple[int, int], own: tuple[int, int], wanted: tuple[int, int]) -> int | tuple[int, int]:
+    """Sizes that lead to `wanted` (height, width) instead of `own`."""
+    if isinstance(resize, int):
+        if own[0] * wanted[1] == own[1] * wanted[0]:
+            return round(resize * wanted[0] / own[0])
+        # The short side of an image need not be that of the input: both sides are resized.
+        resize = (resize, resize)
+        own = (min(own), min(own))
+    return round(resize[0] * wanted[0] / own[0]), round(resize[1] * wanted[1] / own[1])
+
+
+def _size(size: Any, square: bool, crops: bool) -> int | tuple[int, int]:
     """`size`: an integer where it is the short side, (height, width) where it is both."""
-    size = (
-        config.get("size", 224) if config.get("do_resize", True) else config.get("crop_size", config.get("size", 224))
-    )
-    if isinstance(size, Mapping):
-        if "shortest_edge" in size:
-            return int(size["shortest_edge"])
-        return _sides(size)
-    processor = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
-    if isinstance(size, int) and processor.startswith(SHORT_SIDE):
-        return size
-    return _sides(size)
+    if isinstance(size, Mapping) and "shortest_edge" in size:
+        if crops and size.get("longest_edge") is not None:
+            raise _unsupported(f"size {dict(size)} with a crop", "shortest_edge alone")
+        return _side(size["shortest_edge"], "size")
+    if not square and not isinstance(size, Mapping | list | tuple):
+        return _side(size, "size")
+    return _sides(size, "size")
 
 
-def _sides(size: Any) -> tuple[int, int]:
-    if isinstance(size, int):
-        return size, size
+def _sides(size: Any, name: str) -> tuple[int, int]:
     if isinstance(size, Mapping) and {"height", "width"} <= set(size):
-        return int(size["height"]), int(size["width"])
+        return _side(size["height"], name), _side(size["width"], name)
     if isinstance(size, list | tuple) and len(size) == 2:
-        return int(size[0]), int(size[1])
-    raise CheckpointError(
+        return _side(size[0], name), _side(size[1], name)
+    if isinstance(size, int):
+        return _side(size, name), _side(size, name)
+    raise _unsupported(f"{name} {size!r}", "a number, height and width, or shortest_edge")
+
+
+def _side(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_SIDE:
+        raise _unsupported(f"{name} {value!r}", f"a whole number from 1 to {MAX_SIDE}")
+    return value
+
+
+def _number(value: Any, name: str) -> float:
+    # Not math.isfinite: it fails on integers beyond the range of float.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        raise _unsupported(f"{name} {value!r}", "finite numbers")
+    return float(value)
+
+
+def _positive(value: Any, name: str) -> float:
+    number = _number(value, name)
+    if number <= 0:
+        raise _unsupported(f"{name} {value!r}", "a number above 0")
+    return number
+
+
+def _per_channel(values: Any, channels: int, name: str) -> tuple[float, ...]:
+    """One value a channel; of RGB values for a grey model, the mean."""
+    listed = values if isinstance(values, list | tuple) and values else (values,)
+    numbers = tuple(_number(value, name) for value in listed)
+    if len(numbers) == channels:
+        return numbers
+    if len(numbers) != 1 and channels != 1:
+        raise _unsupported(f"{name} {values!r}", f"{channels} numbers, one a channel")
+    return (sum(numbers) / len(numbers),) * channels
+
+
+def _deviations(values: Any, channels: int, name: str) -> tuple[float, ...]:
+    return tuple(_positive(value, name) for value in _per_channel(values, channels, name))
+
+
+def _unsupported(found: str, wanted: str) -> CheckpointError:
+    return CheckpointError(
         "the checkpoint's preprocessing is not one that vitdeploy has",
-        found=f"size {size!r}",
-        wanted="a number, height and width, or shortest_edge",
+        found=found[:200],
+        wanted=wanted,
         fix="give preprocess: in a recipe",
     )
 
 
-def _per_channel(values: Any, channels: int) -> tuple[float, ...]:
-    """One value a channel; of RGB values for a grey model, the mean."""
-    numbers = tuple(float(value) for value in values)
-    if len(numbers) == channels:
-        return numbers
-    return (sum(numbers) / len(numbers),) * channels
-
-
 def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Class names in index order, or () where the config has none that mean anything."""
-    names = config.get("label_names") or config.get("pretrained_cfg", {}).get("label_names")
-    if isinstance(names, list) and all(isinstance(name, str) for name in names):
-        return tuple(names)
-    mapping = config.get("id2label")
-    if not isinstance(mapping, Mapping):
-        return ()
-    try:
-        found = {int(key): str(name) for key, name in mapping.items()}
-    except ValueError:
-        return ()
-    if sorted(found) != list(range(len(found))) or all(name == f"LABEL_{i}" for i, name in found.items()):
-        return ()
-    return tuple(found[i] for i in range(len(found)))
+    """Class names in index order, each on one line, or () where the config has none that mean anything.
+
+    timm's `label_names`, else transformers' `id2label`, else its `label2id`.
+    """
+    own = timm_config(config) or {}
+    names = config.get("label_names") or own.get("label_names") or own.get("labels")
+    if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
+        return tuple(_one_line(name) for name in names)
+    for pairs in (_items(config.get("id2label")), [(i, name) for name, i in _items(config.get("label2id"))]):
+        try:
+            found = {int(i): str(name) for i, name in pairs}
+        except (TypeError, ValueError):
+            continue
+        if sorted(found) == list(range(len(pairs))) and any(name != f"LABEL_{i}" for i, name in found.items()):
+            return tuple(_one_line(found[i]) for i in range(len(found)))
+    return ()
+
+
+def _items(mapping: Any) -> list[tuple[Any, Any]]:
+    return list(mapping.items()) if isinstance(mapping, Mapping) else []
+
+
+def _one_line(label: str) -> str:
+    """Runs of white space, line ends and control characters become one space: labels.txt has a label a line."""
+    unprintable = ("Cc", "Cs", "Zl", "Zp")
+    return " ".join("".join(" " if unicodedata.category(c) in unprintable else c for c in label).split())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vitdeploy.runtime.preprocess import _resized
+from vitdeploy.runtime.preprocess import crop_start, resized_size
 from vitdeploy.spec import PreprocessSpec
 
 
@@ -24,10 +24,8 @@ class Window:
 def input_window(size: tuple[int, int], spec: PreprocessSpec) -> Window:
     """The window of an image of `size` (width, height) that `preprocess.resize_and_crop` makes the model's input of."""
     edges = []
-    for original, scaled, crop in zip(size, _resized(*size, spec.resize), reversed(spec.crop), strict=True):
-        # A side smaller than the crop is padded, half of it (rounded down) before; a larger one loses half (rounded to
-        # even) of what is too much.
-        start = -((crop - scaled) // 2) if scaled < crop else round((scaled - crop) / 2)
+    for original, scaled, crop in zip(size, resized_size(*size, spec), reversed(spec.crop), strict=True):
+        start = crop_start(scaled, crop)
         edges.append((start * original / scaled, (start + crop) * original / scaled))
     (left, right), (top, bottom) = edges
     return Window(left, top, right, bottom)

@@ -1,8 +1,19 @@
 """From an image to the model's input: the numpy/Pillow reference implementation of PreprocessSpec.
 
-Resize and centre crop follow torchvision's `Resize(int)` (short side, antialiased, long side truncated to whole pixels)
-and `CenterCrop`, as timm's evaluation transform composes them. They run here; the cheap half (uint8 NHWC -> float,
-/255, mean, std, NCHW) usually runs inside the graph, and `normalise` does the same for graphs without it.
+Resize and centre crop follow torchvision's `Resize(int)` (short side, antialiased, long side truncated to whole
+pixels), `Resize((height, width))` and `CenterCrop` on PIL images, as timm's evaluation transform composes them. They
+run here; the cheap half (uint8 NHWC -> float, /255, mean, std, NCHW) usually runs inside the graph, and `normalise`
+does the same for graphs without it.
+
+The pixels are equal to those of torchvision, timm and transformers wherever these resize with Pillow. The processors of
+transformers that resize tensors (the torchvision-backed ones) round otherwise: they differ by at most 1 grey level with
+bilinear filters, by 2 with bicubic and Lanczos ones, and by more only where such a filter overshoots black or white
+between its two passes (41 levels seen in white noise). Their nearest neighbour is another one.
+
+Files are read as timm's and transformers' loaders read them, by Pillow's `convert`, which drops transparency (an image
+with transparency that transformers 5 is handed open is laid on white instead). Two things differ. Of 16 bits the upper
+8 are kept, where `convert` makes everything above 255 white. And images stand upright by their EXIF orientation as in
+transformers, where timm leaves them lying.
 """
 
 from __future__ import annotations
@@ -139,7 +150,7 @@ def resize_and_crop(image: Image.Image, spec: PreprocessSpec) -> Pixels:
     from PIL import Image
 
     width, height = image.size
-    size = _resized(width, height, spec.resize)
+    size = resized_size(width, height, spec)
     if size != (width, height):
         if size[0] * size[1] > MAX_PIXELS:
             raise ImageError(
@@ -155,25 +166,34 @@ def resize_and_crop(image: Image.Image, spec: PreprocessSpec) -> Pixels:
     return _centre_crop(pixels, *spec.crop)
 
 
-def _resized(width: int, height: int, resize: int | tuple[int, int]) -> tuple[int, int]:
-    """(width, height) after resizing; the long side is truncated to whole pixels as in torchvision."""
+def resized_size(width: int, height: int, spec: PreprocessSpec) -> tuple[int, int]:
+    """(width, height) that an image is resized to; a long side is truncated to whole pixels as in torchvision."""
+    resize = spec.resize
     if not isinstance(resize, int):
         return resize[1], resize[0]
-    if min(width, height) == resize:
-        return width, height
-    long = max(1, int(resize * max(width, height) / min(width, height)))
+    long = int(resize * max(width, height) / min(width, height))
     return (resize, long) if width <= height else (long, resize)
 
 
+def crop_start(side: int, crop: int) -> int:
+    """Where the centre crop of a side begins, in its pixels; negative where that many are added before it.
+
+    torchvision's CenterCrop rounds half of what is too much to the nearest even pixel, and half of what is missing
+    down.
+    """
+    return -((crop - side) // 2) if side < crop else round((side - crop) / 2)
+
+
 def _centre_crop(pixels: Pixels, crop_height: int, crop_width: int) -> Pixels:
-    height, width, _ = pixels.shape
-    if height < crop_height or width < crop_width:
-        top, left = max(0, (crop_height - height) // 2), max(0, (crop_width - width) // 2)
-        bottom, right = max(0, crop_height - height - top), max(0, crop_width - width - left)
-        pixels = np.pad(pixels, ((top, bottom), (left, right), (0, 0)))
-        height, width, _ = pixels.shape
-    top, left = round((height - crop_height) / 2.0), round((width - crop_width) / 2.0)
-    return pixels[top : top + crop_height, left : left + crop_width]
+    height, width, channels = pixels.shape
+    top, left = crop_start(height, crop_height), crop_start(width, crop_width)
+    inside = pixels[max(0, top) : top + crop_height, max(0, left) : left + crop_width]
+    if inside.shape[:2] == (crop_height, crop_width):
+        return inside
+    padded = np.zeros((crop_height, crop_width, channels), np.uint8)
+    top, left = max(0, -top), max(0, -left)
+    padded[top : top + inside.shape[0], left : left + inside.shape[1]] = inside
+    return padded
 
 
 def load_pixels(source: ImageSource, spec: PreprocessSpec) -> Pixels:
