@@ -20,6 +20,9 @@ from vitdeploy.spec import TensorSpec
 
 Array = npt.NDArray[Any]
 
+# Inputs of such names are caches of earlier steps, which hold nothing at the first one: only their batch is not empty.
+CACHE = "past_"
+
 
 class Runner(ABC):
     """Runs one model on one runtime.
@@ -88,7 +91,8 @@ class Runner(ABC):
                 isinstance(size, str) or size == found for size, found in zip(tensor.shape, array.shape, strict=True)
             )
             native = array.dtype.isnative  # a runtime would read swapped bytes as other numbers
-            if not fits or not native or array.dtype.name != tensor.dtype or 0 in array.shape:
+            empty = 0 in (array.shape[:1] if name.startswith(CACHE) else array.shape)
+            if not fits or not native or array.dtype.name != tensor.dtype or empty:
                 raise TensorError(
                     f"{self.name}: input {name!r} does not fit",
                     found=f"{array.dtype.name if native else array.dtype.str} {list(array.shape)}",
