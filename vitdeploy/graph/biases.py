@@ -32,7 +32,8 @@ def drop_key_bias(model: ir.Model) -> int:
         if columns is None or (columns != columns[..., :1]).any():
             continue
         count += _clear(editor, linear, linear.bias, columns)
-    drop_unused(model)
+    if count:
+        drop_unused(model)
     return count
 
 
@@ -63,7 +64,8 @@ def fold_value_bias(model: ir.Model) -> int:
         bias = np.zeros_like(shift) if projection.bias is None else projection.bias
         editor.set_linear(projection, bias=bias + shift)
         count += _clear(editor, linear, linear.bias, columns)
-    drop_unused(model)
+    if count:
+        drop_unused(model)
     return count
 
 

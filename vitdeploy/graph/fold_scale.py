@@ -31,7 +31,8 @@ def fold_attention_scale(model: ir.Model) -> int:
     for attention in find_attentions(model):
         while _fold_one(editor, attention):
             count += 1
-    drop_unused(model)
+    if count:
+        drop_unused(model)
     return count
 
 

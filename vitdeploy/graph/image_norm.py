@@ -55,7 +55,8 @@ def fold_image_normalisation(model: ir.Model) -> int:
         for step in chain:
             editor.bypass(step.node, step.value)
         count += 1
-    drop_unused(model)
+    if count:
+        drop_unused(model)
     return count
 
 

@@ -31,5 +31,6 @@ def fold_layer_scale(model: ir.Model) -> int:
         folded = editor.set_linear(linear, linear.weight * gamma.ravel(), bias)
         editor.bypass(node, folded.output)
         count += 1
-    drop_unused(model)
+    if count:
+        drop_unused(model)
     return count

@@ -34,7 +34,8 @@ def merge_qkv(model: ir.Model) -> int:
         if len(group) > 1 and not any(linear.output.is_graph_output() for linear in group):
             merge(editor, group)
             count += 1
-    drop_unused(model)
+    if count:
+        drop_unused(model)
     return count
 
 
@@ -50,7 +51,8 @@ def split_qkv(model: ir.Model) -> int:
     for attention in find_attentions(model):
         merged = editor.linear_behind(origin(attention.value))
         count += merged is not None and bool(separate(editor, merged, attention))
-    drop_unused(model)
+    if count:
+        drop_unused(model)
     return count
 
 
