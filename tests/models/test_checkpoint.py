@@ -1,5 +1,6 @@
 """Checkpoint files: what loads, and what is refused with its reason."""
 
+import argparse
 import os
 import pickle
 
@@ -9,9 +10,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from vitdeploy.errors import CheckpointError, MissingFileError, NonFiniteWeightsError, PickleError
-from vitdeploy.models.catalog import config_for
+from vitdeploy.models.catalog import find_or_raise
 from vitdeploy.models.checkpoint import load_state, read_checkpoint
-from vitdeploy.models.source import load_original
+from vitdeploy.models.source import Source, load_original
 from vitdeploy.models.vit import VisionTransformer
 
 MODEL = "vit_w16d2h2_patch8_16"
@@ -21,7 +22,7 @@ OLD_FORMAT = {"_use_new_zipfile_serialization": False}
 @pytest.fixture
 def state():
     torch.manual_seed(3)
-    return VisionTransformer(config_for(MODEL)).state_dict()
+    return VisionTransformer(find_or_raise(MODEL)[1]).state_dict()
 
 
 class Shell:
@@ -43,21 +44,24 @@ def same(a, b):
 
 def test_safetensors_round_trip(tmp_path, state):
     save_file(state, tmp_path / "weights.safetensors")
-    read = read_checkpoint(tmp_path / "weights.safetensors")
+    read, notes = read_checkpoint(tmp_path / "weights.safetensors")
     assert same(dict(sorted(read.items())), dict(sorted(state.items())))
+    assert notes == ()
 
 
 @pytest.mark.parametrize("options", [{}, OLD_FORMAT], ids=["zip", "old"])
 def test_pt_round_trip(tmp_path, state, options):
     torch.save(state, tmp_path / "weights.pt", **options)
-    assert same(read_checkpoint(tmp_path / "weights.pt"), state)
+    read, notes = read_checkpoint(tmp_path / "weights.pt")
+    assert same(read, state)
+    assert notes == ()
 
 
 def test_content_decides_and_not_the_name(tmp_path, state):
     save_file(state, tmp_path / "weights.pt")
     torch.save(state, tmp_path / "weights.safetensors")
-    assert read_checkpoint(tmp_path / "weights.pt").keys() == state.keys()
-    assert read_checkpoint(tmp_path / "weights.safetensors").keys() == state.keys()
+    assert read_checkpoint(tmp_path / "weights.pt")[0].keys() == state.keys()
+    assert read_checkpoint(tmp_path / "weights.safetensors")[0].keys() == state.keys()
 
 
 @pytest.mark.parametrize("name", ["absent.safetensors", "."])
@@ -136,20 +140,40 @@ def test_a_whole_module_is_refused_as_more_than_weights(tmp_path):
     assert caught.value.found == "torch.nn.modules.linear.Linear"
 
 
-@pytest.mark.parametrize(
-    ("content", "found"),
-    [
-        ({"epoch": 3, "model": {"w": torch.ones(2)}}, "epoch: int, model: dict"),
-        ([torch.ones(2)], "list"),
-        (torch.ones(2), "Tensor"),
-    ],
-    ids=["training state", "list", "tensor"],
-)
-def test_a_pickle_that_is_not_a_flat_state_dict_says_what_it_holds(tmp_path, content, found):
+@pytest.mark.parametrize(("content", "found"), [([torch.ones(2)], "list"), (torch.ones(2), "Tensor")], ids=str)
+def test_a_pickle_that_is_no_state_dict_says_what_it_holds(tmp_path, content, found):
     torch.save(content, tmp_path / "weights.pt")
-    with pytest.raises(CheckpointError, match="not a flat state dict") as caught:
+    with pytest.raises(CheckpointError, match="not a state dict") as caught:
         read_checkpoint(tmp_path / "weights.pt")
     assert caught.value.found == found
+
+
+@pytest.mark.parametrize("options", [{}, OLD_FORMAT], ids=["zip", "old"])
+def test_weights_are_taken_out_of_a_training_state_and_that_is_said(tmp_path, state, options):
+    """The ways in which training scripts wrap a state dict are in test_unwrap.py: here it is a file."""
+    training = {
+        "epoch": 3,
+        "args": argparse.Namespace(lr=1e-3),
+        "model": {f"module.{name}": tensor.half() for name, tensor in state.items()},
+    }
+    torch.save(training, tmp_path / "weights.pt", **options)
+    read, notes = read_checkpoint(tmp_path / "weights.pt")
+    assert same(read, {name: tensor.half().float() for name, tensor in state.items()})
+    assert notes == (
+        "weights taken from 'model', ignored beside it: epoch, args",
+        "prefix 'module.' dropped from all keys",
+        "32 of 32 tensors converted from float16 to float32",
+    )
+
+
+def test_a_namespace_of_arguments_cannot_smuggle_code_in(tmp_path):
+    witness = tmp_path / "witness"
+    arguments = argparse.Namespace(hook=Shell(f"echo ran > '{witness}'"))
+    torch.save({"model": {"w": torch.ones(2)}, "args": arguments}, tmp_path / "weights.pt")
+    with pytest.raises(PickleError) as caught:
+        read_checkpoint(tmp_path / "weights.pt")
+    assert caught.value.found == "posix.system"
+    assert not witness.exists()
 
 
 # --- loading ----------------------------------------------------------------------------------------------------------
@@ -157,7 +181,7 @@ def test_a_pickle_that_is_not_a_flat_state_dict_says_what_it_holds(tmp_path, con
 
 def refusal(state):
     with pytest.raises(CheckpointError) as caught:
-        load_state(VisionTransformer(config_for(MODEL)), state, "weights.pt")
+        load_state(VisionTransformer(find_or_raise(MODEL)[1]), state, "weights.pt")
     return caught.value.found
 
 
@@ -186,7 +210,7 @@ def test_a_renamed_key_is_shown_beside_its_likely_new_name(state):
 
 
 def test_a_refused_checkpoint_leaves_the_model_as_it_was(state):
-    model = VisionTransformer(config_for(MODEL))
+    model = VisionTransformer(find_or_raise(MODEL)[1])
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(CheckpointError):
         load_state(model, {**state, "extra": torch.zeros(1)}, "weights.pt")
@@ -197,7 +221,7 @@ def test_a_refused_checkpoint_leaves_the_model_as_it_was(state):
 def test_weights_that_are_not_finite_are_refused_by_name_and_count(state, value):
     state["blocks.1.mlp.fc2.weight"].view(-1)[:3] = value
     with pytest.raises(NonFiniteWeightsError) as caught:
-        load_state(VisionTransformer(config_for(MODEL)), state, "weights.pt")
+        load_state(VisionTransformer(find_or_raise(MODEL)[1]), state, "weights.pt")
     assert "blocks.1.mlp.fc2.weight" in caught.value.message
     assert caught.value.found == "3 of 1024 are NaN or infinite"
 
@@ -206,24 +230,19 @@ def test_weights_that_are_not_finite_are_refused_by_name_and_count(state, value)
 def test_half_precision_weights_load_as_float32(tmp_path, state, dtype):
     half = {name: tensor.to(dtype) for name, tensor in state.items()}
     save_file(half, tmp_path / "half.safetensors")
-    loaded = load_original(MODEL, tmp_path / "half.safetensors").module.state_dict()
+    original = load_original(Source(MODEL, tmp_path / "half.safetensors"))
+    loaded = original.module.state_dict()
     assert {tensor.dtype for tensor in loaded.values()} == {torch.float32}
     assert same(loaded, {name: tensor.float() for name, tensor in half.items()})
+    assert f"32 of 32 tensors converted from {str(dtype)[6:]} to float32" in original.notes
 
 
 def test_load_original_takes_classes_and_channels_from_the_file(tmp_path, state):
     state["head.weight"], state["head.bias"] = torch.ones(4, 16), torch.ones(4)
     state["patch_embed.proj.weight"] = torch.ones(16, 1, 8, 8)
     save_file(state, tmp_path / "weights.safetensors")
-    original = load_original(MODEL, tmp_path / "weights.safetensors")
-    assert (original.config.num_classes, original.config.in_channels) == (4, 1)
+    original = load_original(Source(MODEL, tmp_path / "weights.safetensors"))
+    assert (original.classes, original.signature.channels) == (4, 1)
     assert not original.module.training
     assert original.parameters == sum(tensor.numel() for tensor in state.values())
     assert original.module(torch.zeros(2, 1, 16, 16)).shape == (2, 4)
-
-
-def test_a_checkpoint_of_another_patch_size_is_refused(tmp_path, state):
-    save_file(state, tmp_path / "weights.safetensors")
-    with pytest.raises(CheckpointError, match="does not fit the architecture") as caught:
-        load_original("vit_w16d2h2_patch4_16", tmp_path / "weights.safetensors")
-    assert "patch_embed.proj.weight [16, 3, 8, 8] (the model: [16, 3, 4, 4])" in caught.value.found

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from vitdeploy.models.catalog import config_for
+from vitdeploy.models.catalog import find_or_raise
 from vitdeploy.models.vit import VisionTransformer, ViTConfig
 
 CONFIGS = [
@@ -122,7 +122,7 @@ def test_parameter_names_are_those_of_timm():
 )
 def test_number_of_parameters_is_the_published_one(name, parameters):
     with torch.device("meta"):
-        model = VisionTransformer(config_for(name))
+        model = VisionTransformer(find_or_raise(name)[1])
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
 
 
