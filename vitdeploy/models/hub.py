@@ -9,16 +9,17 @@ What was taken is recorded as a commit, so that a second run takes the same.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from vitdeploy.errors import CheckpointError, HubError, MissingFileError, MissingPackageError
+from vitdeploy.models.config_files import read_json
 
-CONFIG, PREPROCESSOR = "config.json", "preprocessor_config.json"
-WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+CONFIG, PREPROCESSOR, PROCESSOR = "config.json", "preprocessor_config.json", "processor_config.json"
+SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
+WEIGHTS = (SAFETENSORS, PICKLED)
 INDEX = "model.safetensors.index.json"
-WANTED = [CONFIG, PREPROCESSOR, *WEIGHTS, INDEX, "model-*-of-*.safetensors"]
+WANTED = [CONFIG, PREPROCESSOR, PROCESSOR, SAFETENSORS, INDEX, "model-*-of-*.safetensors"]
 
 
 @dataclass(frozen=True)
@@ -34,11 +35,21 @@ class ModelFolder:
         """The files that hold the weights, in order.
 
         Raises:
-            MissingFileError: the folder has none.
+            MissingFileError: the folder has none, or not all of those that its index names.
+            CheckpointError: an index that cannot be read, or names files outside of the folder.
         """
         index = self.path / INDEX
         if index.is_file():
-            return tuple(self.path / name for name in _shards(index))
+            shards = _shards(index)
+            missing = [name for name in shards if not (self.path / name).is_file()]
+            if missing:
+                raise MissingFileError(
+                    f"{len(missing)} of {len(shards)} weight files are not in {self.path}",
+                    found=f"no {missing[0]}",
+                    wanted=f"all files that {INDEX} names",
+                    fix="copy the whole folder of the model",
+                )
+            return tuple(self.path / name for name in shards)
         for name in WEIGHTS:
             if (self.path / name).is_file():
                 return (self.path / name,)
@@ -52,16 +63,16 @@ class ModelFolder:
     @property
     def files(self) -> tuple[Path, ...]:
         """All files that the model is a function of."""
-        configs = (self.path / name for name in (CONFIG, PREPROCESSOR))
+        configs = (self.path / name for name in (CONFIG, PREPROCESSOR, PROCESSOR))
         return (*(path for path in configs if path.is_file()), *self.weights)
 
 
 def _shards(index: Path) -> list[str]:
     try:
-        names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-    except (ValueError, KeyError, AttributeError, TypeError):
+        names = sorted(set(read_json(index)["weight_map"].values()))
+    except (KeyError, AttributeError, TypeError):
         raise CheckpointError(f"{index} is not a weight index", fix="download it again") from None
-    if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
+    if not names or any(not isinstance(name, str) or name in ("", "..") or Path(name).name != name for name in names):
         raise CheckpointError(f"{index} names files outside its folder", found=str(names)[:200])
     return names
 
@@ -79,31 +90,33 @@ def locate(model: str) -> ModelFolder:
         HubError: the hub cannot be reached, or has no such repository.
     """
     library, _, name = model.partition(":")
+    repository, _, revision = name.partition("@")
     folder = Path(name).expanduser()
     if library == "hf" and folder.is_dir():
         return ModelFolder(folder)
-    if library == "hf" and (name.startswith((".", "/", "~")) or name.count("/") != 1):
+    if library == "hf" and (name.startswith((".", "/", "~")) or repository.count("/") != 1):
         raise MissingFileError(
             f"no folder at {name}",
             wanted="hf:FOLDER with config.json and model.safetensors, or hf:OWNER/NAME of the Hugging Face hub",
             fix="check the path",
         )
-    repository, _, revision = (f"timm/{name}" if library == "timm" else name).partition("@")
-    return _download(repository, revision or None)
+    return _download(f"timm/{repository}" if library == "timm" else repository, revision or None)
 
 
 def _download(repository: str, revision: str | None) -> ModelFolder:
     try:
         from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+        from huggingface_hub.errors import HFValidationError
     except ModuleNotFoundError:
         raise MissingPackageError("huggingface_hub", "hub", f"downloading {repository}") from None
     try:
         path = Path(snapshot_download(repository, revision=revision, allow_patterns=WANTED))
+        if not any(path.glob("*.safetensors")):
+            # Old repositories. Where there is a choice, half of the bytes need not be fetched.
+            snapshot_download(repository, revision=path.name, allow_patterns=[PICKLED])
     except HFValidationError as error:
         raise HubError(f"{repository!r} is not the name of a repository", found=str(error)[:200]) from None
-    except (HfHubHTTPError, OSError, ValueError) as error:
-        # A missing repository is an HTTP error, a missing network an OSError or one of its cached kinds.
+    except Exception as error:  # errors of huggingface_hub, of its HTTP client, of its storage's client, of the disk
         raise HubError(
             f"{repository} cannot be downloaded from the Hugging Face hub",
             found=" ".join(str(error).split())[:200] or type(error).__name__,

@@ -2,6 +2,10 @@
 
 Source: Radford et al., "Learning Transferable Visual Models From Natural Language Supervision", ICML 2021 (arXiv
 2103.00020), section 3.1.2: logits = scale * (image / |image|) (text / |text|)^T.
+
+Its softmax is CLIP's where the checkpoint's scale is 100, as in all of OpenAI's. SigLIP (arXiv 2303.15343, section 3.2)
+gives sigmoid(scale * cosine + bias) for each class instead: the order of the classes is the same, the probabilities are
+not.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from vitdeploy.errors import CheckpointError, MissingFileError
 from vitdeploy.models.original import Original
 from vitdeploy.spec import TensorSpec
 
-# exp(t) at the end of CLIP's training, where t is clipped to log 100. It orders no two classes differently.
+# exp(t) at the end of CLIP's training, where t is clipped to log 100.
 SCALE = 100.0
 
 
@@ -43,28 +47,35 @@ def with_text_features(original: Original, path: Path) -> Original:
 
     Raises:
         MissingFileError: no such file.
-        CheckpointError: the model gives no features, or the matrix does not fit them.
+        CheckpointError: the model gives no image features, or the matrix does not fit them.
     """
     if not path.is_file():
         raise MissingFileError(f"no text features at {path}", wanted="a .npy file, float32 [classes, width]")
     output = original.signature.outputs[0]
     if original.signature.task == "sequence" or len(output.shape) != 2:
         raise CheckpointError(
-            "text features need a model with image features", found=f"{original.signature.task}: {output}"
+            "text features need a model with image features",
+            found=f"{original.signature.task}: {output}",
+            wanted="the image tower of CLIP or SigLIP",
         )
     try:
-        text = np.load(path, allow_pickle=False)
-    except (ValueError, OSError) as error:
+        # Mapped, so that a header that promises more than the file has is found before memory is taken for it.
+        text = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
         raise CheckpointError(f"{path} is not a .npy file", found=str(error)[:200]) from None
+    if not isinstance(text, np.ndarray):
+        raise CheckpointError(f"{path} is not a .npy file", found="an .npz archive", fix="np.save the matrix alone")
     width = output.shape[1]
-    if text.ndim != 2 or text.shape[1] != width or text.dtype.kind != "f" or not np.isfinite(text).all():
+    fits = text.ndim == 2 and len(text) > 0 and text.shape[1] == width and text.dtype.kind == "f"
+    lengths = np.linalg.norm(text.astype(np.float64), axis=1) if fits else np.zeros(1)
+    if not np.isfinite(lengths).all() or not lengths.all():
         raise CheckpointError(
             f"{path} does not fit the model",
             found=f"{text.dtype} {list(text.shape)}",
-            wanted=f"float32 [classes, {width}], finite",
+            wanted=f"float32 [classes, {width}], finite, no row of zeros",
             fix="embed the class names with the text tower of the same checkpoint, and np.save the matrix",
         )
-    module = ZeroShotClassifier(original.module, torch.from_numpy(text.astype(np.float32)))
+    module = ZeroShotClassifier(original.module, torch.from_numpy((text / lengths[:, None]).astype(np.float32)))
     logits = TensorSpec("logits", "float32", ("batch", len(text)))
     signature = dataclasses.replace(original.signature, task="classification", outputs=(logits,))
     return dataclasses.replace(original, module=module.eval(), signature=signature, labels=())
