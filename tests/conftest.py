@@ -7,13 +7,19 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    from vitdeploy.models.source import Source
+
 ROOT = Path(__file__).parent.parent
 DIGITS = ROOT / "calibration" / "digits"
+REVERSE = ROOT / "calibration" / "reverse"
 # Small enough to export in a few seconds, and still every part of a ViT.
 SMALL_MODEL = "vit_w32d2h2_patch8_32"
+SEQUENCE_MODEL = "transformer_w32e2d2h4_v13_l20"
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -32,12 +38,11 @@ def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     import torch
     from safetensors.torch import save_file
 
-    from vitdeploy.models.catalog import config_for
-    from vitdeploy.models.vit import VisionTransformer
+    from vitdeploy.models.catalog import find_or_raise
 
     torch.manual_seed(1)
-    config = dataclasses.replace(config_for(SMALL_MODEL), num_classes=10, in_channels=1)
-    model = VisionTransformer(config)
+    family, config = find_or_raise(SMALL_MODEL)
+    model = family.build(dataclasses.replace(config, num_classes=10, in_channels=1))
     with torch.no_grad():  # a fresh model's weights are so small that all logits are nearly equal
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn_like(parameter))
@@ -49,12 +54,34 @@ def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def small_export(tmp_path_factory: pytest.TempPathFactory, small_checkpoint: Path) -> Path:
     """A folder with SMALL_MODEL's model.onnx (opset 20, dynamic batch, uint8 NHWC in) and export.json."""
-    from vitdeploy.pipeline.stages import ExportConfig, export
+    from vitdeploy.models.source import Source
+    from vitdeploy.pipeline.origin import Overrides, find_origin
+    from vitdeploy.pipeline.stages.export import ExportConfig, export
     from vitdeploy.spec import PreprocessSpec
 
     out = tmp_path_factory.mktemp("export")
     preprocess = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))
-    export(ExportConfig(SMALL_MODEL, "small", preprocess, 20, None, True), small_checkpoint, out)
+    origin = find_origin(Source(SMALL_MODEL, small_checkpoint), Overrides(preprocess))
+    export(origin, ExportConfig("small", opset=20, batch=None, in_graph=True), out)
+    return out
+
+
+@pytest.fixture(scope="session")
+def sequence_source() -> Source:
+    """The embedded encoder-decoder, which writes digits backwards: its answers end after different lengths."""
+    from vitdeploy.models.source import Source
+
+    return Source(SEQUENCE_MODEL, REVERSE / "transformer_reverse.safetensors", heads=4)
+
+
+@pytest.fixture(scope="session")
+def sequence_export(tmp_path_factory: pytest.TempPathFactory, sequence_source: Source) -> Path:
+    """A folder with its encoder.onnx, decoder_step.onnx (opset 18) and export.json."""
+    from vitdeploy.pipeline.origin import find_origin
+    from vitdeploy.pipeline.stages.export import ExportConfig, export
+
+    out = tmp_path_factory.mktemp("sequence")
+    export(find_origin(sequence_source), ExportConfig("reverse", opset=18, batch=None, in_graph=True), out)
     return out
 
 

@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from vitdeploy.data.folder import split
-from vitdeploy.data.pixels import readable
 from vitdeploy.models.reference import TorchRunner
-from vitdeploy.models.source import default_preprocess, load_original
-from vitdeploy.pipeline.stages import ExportConfig, export
+from vitdeploy.models.source import Source, load_original
+from vitdeploy.pipeline.origin import find_origin
+from vitdeploy.pipeline.stages.export import ExportConfig, export
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.runtime.preprocess import load_image
 from vitdeploy.verify.agreement import compare
-from vitdeploy.verify.collect import collect_from_pixels
+from vitdeploy.verify.collect import collect
 
 ROOT = Path(__file__).parent.parent
 DATA = Path(os.environ.get("VITDEPLOY_TEST_DATA", ROOT.parent / "shared" / "data"))
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def original():
-    return load_original(MODEL, CHECKPOINT)
+    return load_original(Source(MODEL, CHECKPOINT))
 
 
 @pytest.fixture(scope="module")
@@ -44,19 +45,26 @@ def parts():
 def comparison(tmp_path_factory, original, parts):
     """The exported graph on ONNX Runtime against the PyTorch model, on 64 photographs."""
     out = tmp_path_factory.mktemp("vit_tiny")
-    preprocess = default_preprocess(original.config)
-    export(ExportConfig(MODEL, "vit-tiny", None, 20, None, True), CHECKPOINT, out)
-    images = [pixels for _, pixels in readable(parts.evaluation, preprocess, None)]
+    origin = find_origin(Source(MODEL, CHECKPOINT))
+    export(origin, ExportConfig("vit-tiny", opset=20, batch=None, in_graph=True), out)
+    images = [load_image(sample.path, origin.images) for sample in parts.evaluation]
     ours, theirs = (
-        collect_from_pixels(runner, images, preprocess)
+        collect(runner, images, origin.images).stacked("logits")
         for runner in (OnnxRuntimeRunner(out / "model.onnx", name="graph"), TorchRunner(original))
     )
     return ours, theirs, np.array([sample.label for sample in parts.evaluation])
 
 
-def test_the_checkpoint_loads_strictly(original):
+def test_the_checkpoint_is_what_its_name_says(original):
     assert original.parameters == 5_717_416
-    assert (original.config.num_classes, original.config.in_channels) == (1000, 3)
+    assert (original.classes, original.signature.channels, original.signature.image_size) == (1000, 3, (224, 224))
+
+
+def test_the_file_alone_says_the_same(original):
+    alone = load_original(Source(checkpoint=CHECKPOINT))
+    assert alone.signature == original.signature
+    assert alone.preprocess == original.preprocess
+    assert alone.module.state_dict().keys() == original.module.state_dict().keys()
 
 
 def test_the_graph_gives_the_answer_of_the_original_for_every_photograph(comparison):

@@ -13,11 +13,14 @@ ROOT = Path(__file__).parent.parent.parent
 EXPORT = """
 import sys
 from pathlib import Path
-from vitdeploy.pipeline.stages import ExportConfig, export
+from vitdeploy.models.source import Source
+from vitdeploy.pipeline.origin import Overrides, find_origin
+from vitdeploy.pipeline.stages.export import ExportConfig, export
 from vitdeploy.spec import PreprocessSpec
 
 preprocess = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))
-export(ExportConfig("vit_w32d2h2_patch8_32", "small", preprocess, 20, None, True), Path(sys.argv[1]), Path(sys.argv[2]))
+origin = find_origin(Source("vit_w32d2h2_patch8_32", Path(sys.argv[1])), Overrides(preprocess))
+export(origin, ExportConfig("small", opset=20, batch=None, in_graph=True), Path(sys.argv[2]))
 """
 
 
