@@ -118,7 +118,7 @@ def offline(monkeypatch, tmp_path):
 
     The package reads HF_HUB_OFFLINE once, at import, into the constants that are set here.
     """
-    constants = pytest.importorskip("huggingface_hub", reason="pip install 'vitdeploy[hub]'").constants
+    constants = pytest.importorskip("huggingface_hub.constants", reason="pip install 'vitdeploy[hub]'")
 
     def refuse(*_):
         raise AssertionError("a socket was opened")
