@@ -14,14 +14,16 @@ from torch import nn
 from vitdeploy.errors import CheckpointError, ExportError
 from vitdeploy.export.parity import check_parity
 from vitdeploy.export.torch_onnx import PixelsIn, export_graph, opsets
-from vitdeploy.graph.io import save_graph
-from vitdeploy.models.catalog import config_for
+from vitdeploy.graph.io import get_metadata, graph_spec, load_graph, save_graph
+from vitdeploy.models.family import Signature
+from vitdeploy.models.original import Original
 from vitdeploy.models.reference import TorchRunner
-from vitdeploy.models.source import Original, load_original
-from vitdeploy.pipeline.stages import ExportConfig, export
+from vitdeploy.models.source import Source, load_original
+from vitdeploy.pipeline.origin import Overrides, find_origin
+from vitdeploy.pipeline.stages.export import ExportConfig, export
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise
-from vitdeploy.spec import PreprocessSpec
+from vitdeploy.spec import PostprocessSpec, PreprocessSpec, TensorSpec
 
 MODEL, DEPTH = "vit_w32d2h2_patch8_32", 2
 PREPROCESS = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))
@@ -46,29 +48,31 @@ class Exported:
         return json.loads((self.folder / "export.json").read_text())
 
 
+def export_small(checkpoint, out, *, opset=20, batch=None, in_graph=True, **overrides):
+    origin = find_origin(Source(MODEL, checkpoint), Overrides(**{"preprocess": PREPROCESS, **overrides}))
+    export(origin, ExportConfig("small", opset, batch, in_graph), out)
+    return Exported(opset, out)
+
+
 @pytest.fixture(scope="session", params=sorted(IR_VERSIONS))
 def exported(request, tmp_path_factory, small_checkpoint, small_export):
     if request.param == 20:
         return Exported(20, small_export)
-    out = tmp_path_factory.mktemp(f"opset{request.param}")
-    export(ExportConfig(MODEL, "small", PREPROCESS, request.param, None, True), small_checkpoint, out)
-    return Exported(request.param, out)
+    return export_small(small_checkpoint, tmp_path_factory.mktemp(f"opset{request.param}"), opset=request.param)
 
 
 @pytest.fixture(scope="session")
 def tensor_export(tmp_path_factory, small_checkpoint):
     """The same model without preprocessing in the graph."""
-    out = tmp_path_factory.mktemp("tensor")
-    export(ExportConfig(MODEL, "small", PREPROCESS, 20, None, False), small_checkpoint, out)
-    return Exported(20, out)
+    return export_small(small_checkpoint, tmp_path_factory.mktemp("tensor"), in_graph=False)
 
 
 @pytest.fixture(scope="session")
 def fixed_export(tmp_path_factory, small_checkpoint):
-    """The same model with the batch fixed to 3."""
-    out = tmp_path_factory.mktemp("fixed")
-    export(ExportConfig(MODEL, "small", PREPROCESS, 20, 3, True), small_checkpoint, out)
-    return Exported(20, out)
+    """The same model with the batch fixed to 3, and class names."""
+    labels = tmp_path_factory.mktemp("labels") / "names.txt"
+    labels.write_text("".join(f"digit {i}\n" for i in range(10)), encoding="utf-8")
+    return export_small(small_checkpoint, tmp_path_factory.mktemp("fixed"), batch=3, labels=labels)
 
 
 def pixels(batch, channels=1):
@@ -137,9 +141,14 @@ def test_weights_are_named_after_their_modules(exported):
 
 def test_facts_name_the_model_and_the_size_of_the_file(exported):
     facts = exported.facts
-    original = sum(parameter.numel() for parameter in load_original(MODEL, None).module.parameters())
     # 1 channel instead of 3 and 10 classes instead of 1,000.
-    assert facts["model"]["parameters"] == original - 2 * 8 * 8 * 32 - 990 * (32 + 1)
+    seeded = load_original(Source(MODEL)).parameters
+    assert facts["model"]["parameters"] == seeded - 2 * 8 * 8 * 32 - 990 * (32 + 1)
+    assert (facts["model"]["source"], facts["model"]["family"], facts["model"]["task"]) == (
+        MODEL,
+        "vit",
+        "classification",
+    )
     assert (facts["model"]["channels"], facts["model"]["classes"]) == (1, 10)
     assert facts["bytes"] == (exported.folder / "model.onnx").stat().st_size
 
@@ -188,17 +197,23 @@ def test_a_fixed_batch_is_a_static_shape(fixed_export):
     assert [row["batch"] for row in fixed_export.facts["parity"]] == [3, 3, 3]
 
 
-def test_preprocessing_of_another_size_than_the_model_is_refused(tmp_path, small_checkpoint):
-    spec = dataclasses.replace(PREPROCESS, crop=(24, 24))
+def test_class_names_lie_beside_the_graph_where_there_are_any(fixed_export, small_export):
+    assert (fixed_export.folder / "labels.txt").read_text().splitlines() == [f"digit {i}" for i in range(10)]
+    assert not (small_export / "labels.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("spec", "found"),
+    [
+        (dataclasses.replace(PREPROCESS, crop=(24, 24)), "crop 24x24, 1 channels"),
+        (PreprocessSpec(32, (32, 32)), "crop 32x32, 3 channels"),
+    ],
+    ids=["size", "channels"],
+)
+def test_preprocessing_that_does_not_fit_the_model_is_refused(tmp_path, small_checkpoint, spec, found):
     with pytest.raises(CheckpointError, match="preprocessing does not fit") as caught:
-        export(ExportConfig(MODEL, "small", spec, 20, None, True), small_checkpoint, tmp_path)
-    assert (caught.value.found, caught.value.wanted) == ("crop 24x24, 1 channels", "crop 32x32, 1 channels")
-
-
-def test_preprocessing_of_another_channel_count_is_refused(tmp_path, small_checkpoint):
-    spec = PreprocessSpec(32, (32, 32))
-    with pytest.raises(CheckpointError, match="preprocessing does not fit"):
-        export(ExportConfig(MODEL, "small", spec, 20, None, True), small_checkpoint, tmp_path)
+        export_small(small_checkpoint, tmp_path, preprocess=spec)
+    assert (caught.value.found, caught.value.wanted) == (found, "crop 32x32, 1 channels")
     assert not list(tmp_path.iterdir())
 
 
@@ -241,6 +256,18 @@ class Branching(nn.Module):
         return logits if image.sum() > 0 else -logits
 
 
+class Boxes(nn.Module):
+    """Two outputs, as detectors have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classes, self.corners = nn.Linear(32, 3), nn.Linear(32, 4)
+
+    def forward(self, image):
+        rows = image[:, 0]
+        return self.classes(rows), self.corners(rows).sigmoid()
+
+
 class RightAnswer(nn.Module):
     """What CutBatch should have been."""
 
@@ -252,13 +279,32 @@ class RightAnswer(nn.Module):
         return self.head(image.flatten(1))
 
 
-def export_and_check(module, reference, out):
+LOGITS = (TensorSpec("logits", "float32", ("batch", 10)),)
+OBJECTS = (
+    TensorSpec("logits", "float32", ("batch", 32, 3)),
+    TensorSpec("boxes", "float32", ("batch", 32, 4)),
+)
+
+
+def runner_of(module, outputs=LOGITS, task="classification"):
+    """The PyTorch runner of a module for grey images of 32x32 pixels."""
+    return TorchRunner(Original("test", "test", module, Signature(task, (32, 32), 1, outputs), PREPROCESS))
+
+
+def export_and_check(module, reference, out, outputs=LOGITS, **options):
     graph = export_graph(
-        module, name="test", preprocess=PREPROCESS, image_size=(32, 32), opset=20, batch=None, in_graph=True
+        module,
+        name="test",
+        preprocess=PREPROCESS,
+        image_size=(32, 32),
+        opset=20,
+        batch=None,
+        in_graph=True,
+        outputs=[tensor.name for tensor in outputs],
+        **options,
     )
     save_graph(graph, out / "model.onnx")
-    config = dataclasses.replace(config_for(MODEL), num_classes=10, in_channels=1)
-    with TorchRunner(Original("test", config, reference)) as runner:
+    with runner_of(reference, outputs) as runner:
         return check_parity(out / "model.onnx", runner, PREPROCESS)
 
 
@@ -266,6 +312,28 @@ def test_a_small_module_of_any_kind_passes_export_and_parity(tmp_path):
     module = RightAnswer(nn.Linear(32 * 32, 10)).eval()
     rows = export_and_check(module, module, tmp_path)
     assert [row.batch for row in rows] == [1, 2, 5]
+
+
+def test_several_outputs_keep_their_names_order_and_meaning(tmp_path):
+    torch.manual_seed(0)
+    module = Boxes().eval()
+    meaning = PostprocessSpec("softmax", "xyxy", 0.3)
+    rows = export_and_check(module, module, tmp_path, OBJECTS, task="detection", postprocess=meaning)
+    assert max(row.max_relative_difference for row in rows) <= 1e-6
+    model = load_graph(tmp_path / "model.onnx")
+    assert graph_spec(model, "model.onnx").outputs == OBJECTS
+    metadata = get_metadata(model, "model.onnx")
+    assert (metadata.task, metadata.postprocess) == ("detection", meaning)
+
+
+def test_a_difference_in_the_second_output_is_found(tmp_path):
+    torch.manual_seed(0)
+    module, other = Boxes().eval(), Boxes().eval()
+    other.load_state_dict(module.state_dict())
+    with torch.no_grad():
+        other.corners.bias[2] += 0.01
+    with pytest.raises(ExportError, match="not the same function"):
+        export_and_check(module, other, tmp_path, OBJECTS)
 
 
 def test_a_module_that_bakes_its_batch_is_refused(tmp_path):
@@ -278,7 +346,7 @@ def test_a_module_that_answers_for_a_fixed_number_of_images_is_refused_by_parity
     module = CutBatch().eval()
     with pytest.raises(ExportError, match="batch 1: a batch is baked") as caught:
         export_and_check(module, RightAnswer(module.head).eval(), tmp_path)
-    assert caught.value.found == "output [2, 10], wanted [1, 10]"
+    assert caught.value.found == "logits [2, 10], wanted [1, 10]"
 
 
 def test_a_module_with_data_dependent_control_flow_cannot_be_exported(tmp_path):
