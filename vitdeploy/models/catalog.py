@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -9,11 +10,13 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from vitdeploy.errors import CheckpointError, UnknownModelError
 from vitdeploy.models import detr_family, swin_family, transformer_family, vit_family
 from vitdeploy.models.family import Family, Hints, Recognised
+from vitdeploy.models.vit import ViTConfig
 
 FAMILIES: tuple[Family, ...] = (
     vit_family.FAMILY,
@@ -23,6 +26,7 @@ FAMILIES: tuple[Family, ...] = (
     transformer_family.FAMILY,
 )
 SHOWN = 6
+_INITIAL = {Tensor.uniform_, Tensor.normal_, nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_}
 
 
 @dataclass(frozen=True)
@@ -92,8 +96,27 @@ def entries(pattern: str = "*") -> Iterator[Entry]:
     for family in FAMILIES:
         for name, config in family.names.items():
             if fnmatchcase(name, pattern):
-                with torch.device("meta"):
-                    module = family.build(config)
                 signature = family.describe(config)
-                count = sum(parameter.numel() for parameter in module.parameters())
+                count = _parameters(family, config)
                 yield Entry(name, family.name, family.paper, count, signature.task, signature.image_size)
+
+
+def _parameters(family: Family, config: Any) -> int:
+    """How many parameters a config's module has. The blocks of a ViT are alike: two of them tell the size of all."""
+    if isinstance(config, ViTConfig) and config.depth > 2:
+        one, two = (_parameters(family, dataclasses.replace(config, depth=depth)) for depth in (1, 2))
+        return one + (config.depth - 1) * (two - one)
+    with torch.device("meta"), _WithoutNoise():
+        return sum(parameter.numel() for parameter in family.build(config).parameters())
+
+
+class _WithoutNoise(TorchFunctionMode):
+    """Initial values, which take most of the time and a large import even where there is no memory, are not made."""
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if function in _INITIAL:
+            return args[0] if args else kwargs["tensor"]
+        return function(*args, **kwargs)

@@ -23,9 +23,10 @@ _ZIP, _PICKLE, _LFS = b"PK\x03\x04", b"\x80", b"version https://git-lfs"
 SHOWN = 5
 
 
-def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+def read_checkpoint(path: Path, *shards: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """The state dict in a safetensors file, a `.pt`/`.pth` of plain weights, or a `.npz` of JAX, in float32.
 
+    With `shards`, which hold the rest of one state dict: of all of them together, so that prefixes are seen as a whole.
     Also returns what was chosen, dropped or converted on the way (see `unwrap`), a line each.
 
     Raises:
@@ -33,6 +34,14 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
         PickleError: a pickle that holds more than plain weights.
         CheckpointError: not a checkpoint, truncated, or without one state dict.
     """
+    loaded = _loaded(path)
+    if shards:
+        parts = [loaded, *map(_loaded, shards)]
+        loaded = {key: value for part in parts if isinstance(part, Mapping) for key, value in part.items()}
+    return unwrap(loaded)
+
+
+def _loaded(path: Path) -> object:
     if not path.is_file():
         raise MissingFileError(f"no checkpoint at {path}", fix="check --checkpoint, or source.checkpoint of the recipe")
     with path.open("rb") as file:
@@ -40,10 +49,10 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     if start.startswith(_LFS):
         raise CheckpointError(f"{path} is a git-lfs pointer, not the weights", fix="git lfs pull")
     if start.startswith(_ZIP) and is_npz(path):
-        return unwrap(read_npz(path))
+        return read_npz(path)
     if start.startswith((_ZIP, _PICKLE)):
-        return unwrap(_read_torch(path))
-    return unwrap(_read_safetensors(path))
+        return _read_torch(path)
+    return _read_safetensors(path)
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:

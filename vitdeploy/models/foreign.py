@@ -7,6 +7,7 @@ once: the names and shapes of their outputs say which task they are for.
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 import traceback
 from collections.abc import Callable, Mapping
@@ -17,12 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitdeploy.errors import CheckpointError, MissingPackageError, UnknownModelError, UserCodeError
+from vitdeploy.errors import CapabilityError, CheckpointError, MissingPackageError, UnknownModelError, UserCodeError
 from vitdeploy.models.checkpoint import load_state
-from vitdeploy.models.config_files import labels_of, timm_preprocess
+from vitdeploy.models.config_files import labels_of, timm_config, timm_preprocess
 from vitdeploy.models.family import Signature
 from vitdeploy.models.original import Original
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec, TensorSpec
+from vitdeploy.spec import PostprocessSpec, PreprocessSpec, Task, TensorSpec
 
 IMAGE_SIZE = (224, 224)
 SEED = 0
@@ -30,27 +31,36 @@ Output = tuple[str, Tensor]
 
 
 class Adapted(nn.Module):
-    """A foreign module with the outputs of a `Signature`: float tensors in a fixed order, whatever it returns."""
+    """A foreign module with the outputs of a `Signature`: float tensors in a fixed order, whatever it returns.
 
-    def __init__(self, model: nn.Module, argument: str | None = None) -> None:
+    `arguments` are passed beside the image, which is the module's first argument.
+    """
+
+    def __init__(self, model: nn.Module, arguments: Mapping[str, Any] | None = None) -> None:
         super().__init__()
         self.model = model
-        self.argument = argument
+        self.arguments = dict(arguments or {})
+
+    def outputs(self, image: Tensor) -> list[Output]:
+        result = self.model(image, **self.arguments)
+        # timm's modules without classes, and those made like them, return their pooled features.
+        return named_outputs(result, headless=getattr(self.model, "num_classes", None) == 0)
 
     def forward(self, image: Tensor) -> Tensor | tuple[Tensor, ...]:
-        result = self.model(image) if self.argument is None else self.model(**{self.argument: image})
-        tensors = tuple(tensor for _, tensor in named_outputs(result))
+        tensors = tuple(tensor for _, tensor in self.outputs(image))
         return tensors[0] if len(tensors) == 1 else tensors
 
 
-def named_outputs(result: Any) -> list[Output]:
+def named_outputs(result: Any, *, headless: bool = False) -> list[Output]:
     """The outputs that a task is made of, by what a module returned; [] where nothing is recognised.
 
-    A tensor [b, c] is logits; a tuple or a mapping of [b, q, c] and [b, q, 4] is a detector's; transformers' outputs
-    are taken by their field names.
+    A tensor [b, c] is logits, or features of a `headless` module; a tuple or a mapping of [b, q, c] and [b, q, 4] is a
+    detector's; transformers' outputs are taken by their field names.
     """
     if isinstance(result, Tensor):
-        return [("logits", result)] if result.ndim == 2 else _tokens(result)
+        return [("features" if headless else "logits", result)] if result.ndim == 2 else _tokens(result)
+    if isinstance(result, tuple | list) and len(result) == 1:
+        return named_outputs(result[0], headless=headless)
     if isinstance(result, Mapping):
         fields: Mapping[str, Any] = result
         boxes = fields.get("pred_boxes")
@@ -107,32 +117,57 @@ def from_timm(
             wanted="one of timm.list_models()",
             fix=f"for example {', '.join(near)}" if near else "check the name",
         )
-    arguments = dict(config.get("model_args") or {})
-    if config.get("num_classes") is not None:
-        arguments["num_classes"] = config["num_classes"]
-    torch.manual_seed(SEED)
-    try:
-        model = timm.create_model(name, pretrained=False, **arguments)
-    except Exception as error:
-        raise CheckpointError(
-            f"timm cannot build {name}", found=_last_line(error), wanted=f"arguments that it takes, not {arguments}"
-        ) from None
-    own = {**model.pretrained_cfg, **(config.get("pretrained_cfg") or {})}
+    arguments, notes = _arguments(timm, name, config, state)
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(SEED)
+        try:
+            model = timm.create_model(name, pretrained=False, **arguments)
+        except Exception as error:
+            raise CheckpointError(
+                f"timm cannot build {name}",
+                found=_last_line(error),
+                wanted=f"arguments that it takes, not {arguments}" if arguments else "",
+            ) from None
+    own = {**model.pretrained_cfg, **(timm_config(config) or {})}
     if state is not None:
         load_state(model, state, name)
-    size = tuple(own["input_size"][1:])
-    if image_size is not None and image_size != size and hasattr(model, "set_input_size"):
-        model.set_input_size(img_size=image_size)
-    size = image_size or size
-    channels = int(own["input_size"][0])
+    size = _size_of(model, own) or IMAGE_SIZE
+    if image_size is not None and image_size != size:
+        if hasattr(model, "set_input_size"):
+            model.set_input_size(img_size=image_size)
+        notes.append(f"resized from {size[0]}x{size[1]} to {image_size[0]}x{image_size[1]} pixels")
+        size = image_size
+    channels = int(arguments.get("in_chans") or own["input_size"][0])
     return Original(
         name,
         "timm",
-        *_adapt(model, size, channels, None, f"timm's {name}"),
+        *_adapt(model, size, channels, f"timm's {name}"),
         preprocess=timm_preprocess(own, channels, size),
         labels=labels_of(config),
-        notes=(f"exported from timm {timm.__version__}'s own module",),
+        notes=(f"exported from timm {timm.__version__}'s own module", *notes),
     )
+
+
+def _arguments(
+    timm: ModuleType, name: str, config: Mapping[str, Any], state: Mapping[str, Tensor] | None
+) -> tuple[dict[str, Any], list[str]]:
+    """What timm's `create_model` is to be given: from its config.json, else what a fine-tuned checkpoint shows."""
+    arguments = dict(config.get("model_args") or {})
+    if config.get("num_classes") is not None:
+        arguments["num_classes"] = config["num_classes"]
+    if config or state is None:
+        return arguments, []
+    own, notes = timm.get_pretrained_cfg(name), []
+    for layer, axis, argument, default in (
+        (own.classifier, 0, "num_classes", own.num_classes),
+        (own.first_conv, 1, "in_chans", own.input_size[0]),
+    ):
+        weight = state.get(f"{layer}.weight") if isinstance(layer, str) else None
+        found = weight.shape[axis] if weight is not None and weight.ndim > axis else 0
+        if isinstance(layer, str) and found != default and (found or argument == "num_classes"):
+            arguments[argument] = int(found)
+            notes.append(f"{argument} {found} in the checkpoint, {name} has {default} by default")
+    return arguments, notes
 
 
 def from_transformers(
@@ -156,18 +191,38 @@ def from_transformers(
             fix="pip install --upgrade transformers",
         )
     try:
-        model = cls.from_pretrained(
-            folder, local_files_only=True, trust_remote_code=False, dtype=torch.float32, use_safetensors=True
+        model, loaded = cls.from_pretrained(
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            dtype=torch.float32,
+            use_safetensors=True,
+            output_loading_info=True,
         )
     except Exception as error:
         raise CheckpointError(f"transformers cannot load {folder} as {name}", found=_last_line(error)) from None
+    missing = sorted(loaded["missing_keys"])
+    if missing:  # transformers would go on with random numbers in their place
+        raise CheckpointError(
+            f"the weights in {folder} are not all of a {name}",
+            found=f"{len(missing)} missing: {', '.join(missing[:5])}",
+            wanted="every tensor of the model",
+            fix='save the whole model, or name its own class in "architectures" of config.json',
+        )
+    own = _size_of(model, {})
+    resized = own is not None and image_size != own
+    takes = inspect.signature(model.forward).parameters
+    arguments = {"interpolate_pos_encoding": True} if resized and "interpolate_pos_encoding" in takes else {}
+    notes = [f"exported from transformers {transformers.__version__}'s own module"]
+    if own is not None and resized:
+        notes.append(f"resized from {own[0]}x{own[1]} to {image_size[0]}x{image_size[1]} pixels")
     return Original(
         folder.name,
         "transformers",
-        *_adapt(model, image_size, preprocess.channels, "pixel_values", f"transformers' {name}"),
+        *_adapt(model, image_size, preprocess.channels, f"transformers' {name}", arguments),
         preprocess=preprocess,
         labels=labels_of(config),
-        notes=(f"exported from transformers {transformers.__version__}'s own module",),
+        notes=tuple(notes),
     )
 
 
@@ -181,18 +236,22 @@ def from_function(reference: str, image_size: tuple[int, int] | None) -> Origina
     """
     model = _call(_function(reference), reference)
     own = getattr(model, "pretrained_cfg", None) or {}
-    configured = own.get("input_size", (0, 0, 0))
-    size = image_size or (tuple(configured[1:]) if all(configured) else IMAGE_SIZE)
+    known = _size_of(model, own)
+    size = image_size or known or IMAGE_SIZE
     channels = _channels(model)
     notes = [f"{reference} returned a {type(model).__name__}"]
     if own:
         preprocess = timm_preprocess(own, channels, size)
     else:
-        preprocess = PreprocessSpec(min(size), size, mean=(0.5,) * channels, std=(0.5,) * channels)
+        plain = size[0] if size[0] == size[1] else size
+        preprocess = PreprocessSpec(plain, size, mean=(0.5,) * channels, std=(0.5,) * channels)
         notes.append("the module does not say how images are prepared: mean = std = 0.5 is assumed")
-    if image_size is None and not all(configured):
+    if image_size is None and known is None:
         notes.append(f"the module does not say its image size: {size[0]}x{size[1]} is assumed (--image-size)")
-    adapted, signature = _adapt(model, size, channels, None, reference)
+    adapted, signature = _adapt(model, size, channels, reference)
+    if signature.postprocess is not None:
+        scores = signature.postprocess.scores
+        notes.append(f"detections are scored by {scores}, as the module's name tells (postprocess: says otherwise)")
     return Original(reference, "function", adapted, signature, preprocess, notes=tuple(notes))
 
 
@@ -204,7 +263,7 @@ def _function(reference: str) -> Callable[[], Any]:
         sys.path.insert(0, "")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserCodeError(
             f"{module_name} cannot be imported",
             found=_where(error),
@@ -222,7 +281,7 @@ def _function(reference: str) -> Callable[[], Any]:
 def _call(function: Callable[[], Any], reference: str) -> nn.Module:
     try:
         model = function()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserCodeError(f"{reference} failed", found=_where(error), wanted="a torch.nn.Module") from None
     if not isinstance(model, nn.Module):
         raise UserCodeError(f"{reference} returned no model", found=type(model).__name__, wanted="a torch.nn.Module")
@@ -235,56 +294,84 @@ def _channels(model: nn.Module) -> int:
     return first.in_channels if first is not None else 3
 
 
+def _size_of(model: nn.Module, pretrained: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The image size, (height, width), that a module says: timm's, torchvision's and transformers' do."""
+    found = (
+        getattr(getattr(model, "patch_embed", None), "img_size", None),
+        getattr(model, "image_size", None),
+        getattr(getattr(model, "config", None), "image_size", None),
+        pretrained.get("input_size"),
+    )
+    for size in found:
+        if isinstance(size, int) and size > 0:
+            return size, size
+        if isinstance(size, list | tuple) and len(size) >= 2 and all(isinstance(n, int) and n > 0 for n in size):
+            return int(size[-2]), int(size[-1])
+    return None
+
+
 def _adapt(
-    model: nn.Module, image_size: Any, channels: int, argument: str | None, what: str
+    model: nn.Module,
+    image_size: tuple[int, int],
+    channels: int,
+    what: str,
+    arguments: Mapping[str, Any] | None = None,
 ) -> tuple[nn.Module, Signature]:
     """The module behind `Adapted`, and what one run of two blank images says of its outputs."""
-    module = Adapted(model.float().eval(), argument)
+    module = Adapted(model.float().eval(), arguments)
     image = torch.zeros(2, channels, *image_size)
     try:
-        with torch.inference_mode():
-            outputs = named_outputs(model(image) if argument is None else model(**{argument: image}))
+        # Not inference_mode: what a module keeps from this run must still be usable when it is exported.
+        with torch.no_grad():
+            outputs = module.outputs(image)
     except Exception as error:
         raise CheckpointError(
             f"{what} does not run on an image of {image_size[0]}x{image_size[1]} with {channels} channels",
             found=_where(error),
             fix="--image-size HEIGHTxWIDTH",
         ) from None
-    if not outputs:
+    if not outputs or any(len(tensor) != len(image) or not tensor.is_floating_point() for _, tensor in outputs):
+        shapes = ", ".join(f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in outputs)
         raise CheckpointError(
             f"{what} returns something that vitdeploy has no task for",
+            found=f"for 2 images: {shapes}" if shapes else "",
             wanted="logits [batch, classes]; or logits [batch, queries, classes] and boxes [batch, queries, 4]; "
             "or features [batch, width]",
             fix="wrap it in a module that returns one of these",
         )
     names = [name for name, _ in outputs]
-    task: Any = "features" if "features" in names else "classification"
+    task: Task = "features" if "features" in names else "classification"
     task = "panoptic" if "masks" in names else "detection" if "boxes" in names else task
     specs = tuple(TensorSpec(name, "float32", ("batch", *tensor.shape[1:])) for name, tensor in outputs)
-    # transformers' own post-processing: DETR and YOLOS score by softmax, all later detectors by sigmoid.
-    scores: Any = "softmax" if type(model).__name__.startswith(("DetrFor", "Yolos")) else "sigmoid"
-    head = PostprocessSpec(scores=scores) if task in ("detection", "panoptic") else None
-    return module, Signature(task, tuple(image_size), channels, specs, head)
+    # transformers' own post-processing: these score by softmax, all later detectors by sigmoid.
+    soft = type(model).__name__.startswith(("DetrFor", "Yolos", "TableTransformer"))
+    head = PostprocessSpec(scores="softmax" if soft else "sigmoid") if task in ("detection", "panoptic") else None
+    return module, Signature(task, image_size, channels, specs, head)
 
 
 def _library(name: str, why: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != name:
-            raise
-        raise MissingPackageError(name, name, why) from None
+        raise MissingPackageError(error.name or name, name, why) from None
+    except Exception as error:
+        raise CapabilityError(
+            f"{why} needs the package {name}, which is installed here but cannot be imported",
+            found=f"{type(error).__name__}: {_last_line(error)}",
+            fix=f"install builds of torch, torchvision and {name} that belong together",
+        ) from None
 
 
-def _where(error: Exception) -> str:
+def _where(error: BaseException) -> str:
     """The error, with the last line of the user's own code that it came through."""
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if "site-packages" not in f.filename]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "-packages" not in f.filename]
     ours = str(Path(__file__).parent.parent)
     frames = [f for f in frames if not f.filename.startswith((ours, "<"))]
+    frames = [f for f in frames if f.filename != importlib.__file__]
     line = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
     return f"{type(error).__name__}: {_last_line(error)}{line}"
 
 
-def _last_line(error: Exception) -> str:
+def _last_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:300]

@@ -22,17 +22,27 @@ import torch
 from torch import Tensor, nn
 
 from vitdeploy.errors import CheckpointError, InputError
-from vitdeploy.models import catalog, foreign
+from vitdeploy.models import catalog, foreign, named
 from vitdeploy.models.checkpoint import load_state, read_checkpoint
-from vitdeploy.models.config_files import labels_of, read_json, timm_preprocess, transformers_preprocess
-from vitdeploy.models.family import Family, Hints
+from vitdeploy.models.config_files import (
+    labels_of,
+    read_json,
+    timm_config,
+    timm_preprocess,
+    transformers_preprocess,
+    transformers_processor,
+)
+from vitdeploy.models.family import Family, Hints, Recognised
 from vitdeploy.models.hub import CONFIG, PREPROCESSOR, ModelFolder, is_hub_name, locate
 from vitdeploy.models.original import Original
 from vitdeploy.models.zero_shot import with_text_features
+from vitdeploy.runtime.predictor import number_of_classes
 from vitdeploy.spec import PreprocessSpec
 
 SEED = 0
 SEEDED = "no checkpoint given: the weights are seeded random numbers, and so is every accuracy"
+
+HEADLESS = "no classification head: a feature extractor"
 
 
 @dataclass(frozen=True)
@@ -97,46 +107,55 @@ def _load(source: Source) -> Original:
     family, config = catalog.find_or_raise(source.model)
     if source.checkpoint is None:
         return _seeded(source, family, config)
-    state, notes = read_checkpoint(source.checkpoint)
-    return _recognised(source, state, {"architecture": source.model}, family.preprocess(config), notes)
+    return _of_name(source, source.model, family, config)
 
 
 def _from_checkpoint(source: Source) -> Original:
     assert source.checkpoint is not None
     state, notes = read_checkpoint(source.checkpoint)
-    return _recognised(source, state, {}, None, notes)
+    found = catalog.recognise(state, Hints(source.heads, source.image_size))
+    if found is None:
+        raise catalog.unrecognised(state, str(source.checkpoint))
+    return _recognised(source, found, notes)
 
 
 def _from_timm_name(source: Source, name: str) -> Original:
     """timm:NAME with a checkpoint file: ours where the family knows the name, else timm's own module."""
+    assert source.checkpoint is not None
     architecture = name.partition(".")[0]
-    found = catalog.find(architecture)
+    for known in (name, architecture):
+        if (found := catalog.find(known)) is not None:
+            return _of_name(source, known, *found)
+    state, notes = read_checkpoint(source.checkpoint)
+    return _noted(foreign.from_timm(architecture, {}, state, source.image_size), source.name, notes)
+
+
+def _of_name(source: Source, name: str, family: Family, config: Any) -> Original:
+    """A checkpoint file as the model of a built-in name."""
     assert source.checkpoint is not None
     state, notes = read_checkpoint(source.checkpoint)
-    if found is not None:
-        family, config = found
-        return _recognised(source, state, {"architecture": architecture}, family.preprocess(config), notes)
-    return _noted(foreign.from_timm(architecture, {}, state, source.image_size), source.name, notes)
+    return _recognised(source, named.read_as(name, family, config, state, source.heads, str(source.checkpoint)), notes)
 
 
 def _from_folder(source: Source, folder: ModelFolder, name: str) -> Original:
     """A folder with config.json: the architecture is ours where a family recognises the weights."""
     config = read_json(folder.path / CONFIG)
-    files = (source.checkpoint,) if source.checkpoint else folder.weights
-    state: dict[str, Tensor] = {}
-    notes: tuple[str, ...] = ()
-    for file in files:
-        part, notes = read_checkpoint(file)
-        state |= part
+    state, notes = read_checkpoint(*((source.checkpoint,) if source.checkpoint else folder.weights))
     if folder.revision:
         notes = (f"{folder.repository} at {folder.revision}", *notes)
-    hints = Hints(source.heads, source.image_size, config)
-    found = catalog.recognise(state, hints)
+    told = _told_size(config)
+    found = catalog.recognise(state, Hints(source.heads, told or source.image_size, config))
     if found is None and "architecture" in config:
         return _noted(foreign.from_timm(config["architecture"], config, state, source.image_size), name, notes)
+    if found is None and source.checkpoint is not None:
+        raise CheckpointError(
+            f"{source.checkpoint} is of no architecture of ours, and transformers takes weights from the folder only",
+            found=f"--checkpoint beside {name}",
+            fix=f"put it into a copy of {folder.path}, as model.safetensors",
+        )
     if found is None:
-        spec, remarks = _folder_preprocess(folder, config, 3, source.image_size or _config_size(config))
-        size = source.image_size or spec.crop
+        size = source.image_size or told or foreign.IMAGE_SIZE
+        spec, remarks = _folder_preprocess(folder, config, _told_channels(config), size)
         return _noted(foreign.from_transformers(folder.path, config, spec, size), name, (*notes, *remarks))
     family = catalog.family_named(found.family)
     config_of = found.config
@@ -149,36 +168,41 @@ def _from_folder(source: Source, folder: ModelFolder, name: str) -> Original:
 def _folder_preprocess(
     folder: ModelFolder, config: Mapping[str, Any], channels: int, size: tuple[int, int]
 ) -> tuple[PreprocessSpec, tuple[str, ...]]:
-    if "pretrained_cfg" in config:
-        return timm_preprocess(config["pretrained_cfg"], channels, size), ()
-    file = folder.path / PREPROCESSOR
-    if file.is_file():
-        return transformers_preprocess(read_json(file), channels, size)
+    if (of_timm := timm_config(config)) is not None:
+        return timm_preprocess(of_timm, channels, size), ()
+    if (processor := transformers_processor(folder.path)) is not None:
+        return transformers_preprocess(processor, channels, size)
     half = (0.5,) * channels
     note = f"no {PREPROCESSOR}: mean = std = 0.5 and a plain resize are assumed"
     return PreprocessSpec(size, size, "bilinear", half, half), (note,)
 
 
-def _config_size(config: Mapping[str, Any]) -> tuple[int, int]:
-    size = config.get("image_size", 224)
-    return (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+def _vision(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of transformers' config that is about images: a whole one, or one of an image and a text model."""
+    inner = config.get("vision_config")
+    return inner if isinstance(inner, Mapping) else config
 
 
-def _recognised(
-    source: Source,
-    state: dict[str, Tensor],
-    config: Mapping[str, Any],
-    preprocess: PreprocessSpec | None,
-    notes: tuple[str, ...],
-) -> Original:
-    """A state dict in some family's key style; of that architecture, where `config` names one."""
-    hints = Hints(source.heads, source.image_size, config)
-    found = catalog.recognise(state, hints)
-    if found is None:
-        raise catalog.unrecognised(state, str(source.checkpoint))
+def _told_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Image size that a config file tells, None where it tells none; timm has channels before it."""
+    arguments = config.get("model_args")
+    of_timm = arguments.get("img_size") if isinstance(arguments, Mapping) else None
+    size = _vision(config).get("image_size") or of_timm or (timm_config(config) or {}).get("input_size")
+    if isinstance(size, int):
+        return size, size
+    if isinstance(size, list | tuple) and len(size) >= 2 and all(isinstance(side, int) for side in size):
+        return int(size[-2]), int(size[-1])
+    return None
+
+
+def _told_channels(config: Mapping[str, Any]) -> int:
+    channels = _vision(config).get("num_channels", 3)
+    return channels if isinstance(channels, int) else 3
+
+
+def _recognised(source: Source, found: Recognised, notes: tuple[str, ...]) -> Original:
     family = catalog.family_named(found.family)
-    preprocess = preprocess or family.preprocess(found.config)
-    return _built(source, family, found.config, found.state, preprocess, (*notes, *found.notes))
+    return _built(source, family, found.config, found.state, family.preprocess(found.config), (*notes, *found.notes))
 
 
 def _seeded(source: Source, family: Family, config: Any) -> Original:
@@ -203,13 +227,17 @@ def _built(
         preprocess = _scaled(preprocess, own, source.image_size) if preprocess else None
         notes = (*notes, f"resized from {own[0]}x{own[1]} to {source.image_size[0]}x{source.image_size[1]} pixels")
         module = None
+    elif source.image_size is not None:
+        notes = (*notes, f"image size {own[0]}x{own[1]}, as asked")
     if module is None:
         with torch.device("meta"):
             module = family.build(config)
         module = module.to_empty(device="cpu")
         load_state(module, state, str(source.checkpoint or source.name))
     signature = family.describe(config)
-    return Original(source.name, family.name, module.eval(), signature, preprocess, notes=notes)
+    if getattr(config, "num_classes", None) == 0:
+        notes = (*notes, HEADLESS)
+    return Original(source.name, family.name, module.eval(), signature, preprocess, notes=tuple(dict.fromkeys(notes)))
 
 
 def _scaled(spec: PreprocessSpec, own: tuple[int, int], wanted: tuple[int, int]) -> PreprocessSpec:
@@ -226,11 +254,14 @@ def _scaled(spec: PreprocessSpec, own: tuple[int, int], wanted: tuple[int, int])
 
 def _fitting(labels: tuple[str, ...], original: Original) -> tuple[str, ...]:
     """The config's labels, where there is one a class."""
-    return labels if original.classes in (None, len(labels)) else ()
+    signature = original.signature
+    classes = None if signature.task == "features" else number_of_classes(signature.outputs, signature.postprocess)
+    return labels if classes == len(labels) else ()
 
 
 def _noted(original: Original, name: str, notes: tuple[str, ...]) -> Original:
-    return dataclasses.replace(original, name=name, notes=(*notes, *original.notes))
+    labels = _fitting(original.labels, original)
+    return dataclasses.replace(original, name=name, labels=labels, notes=(*notes, *original.notes))
 
 
 def refuse_unusable(original: Original) -> None:
