@@ -11,6 +11,10 @@ from vitdeploy.report.html import render_html
 
 VERIFY = {
     "n": 64,
+    "metric": "top-1",
+    "value": 97.5,
+    "reference_value": 98.0,
+    "agreement_of": "images with the same top-1 answer",
     "top1": 97.5,
     "reference_top1": 98.0,
     "top5": 99.5,
@@ -45,6 +49,10 @@ REPORT = {
         "image_size": [224, 224],
         "channels": 3,
         "classes": 1000,
+        "family": "vit",
+        "task": "classification",
+        "revision": None,
+        "notes": ["weights of the EMA"],
         "checkpoint": "weights.safetensors",
         "checkpoint_sha256": "ab" * 32,
     },
@@ -55,8 +63,14 @@ REPORT = {
         "parity": [{"batch": 1, "max_relative_difference": 2e-7}],
         "tolerance": 1e-4,
     },
+    "optimize": {
+        "rewrites": {"model": {"gelu": 0, "drop_key_bias": 12}},
+        "nodes": {"model": [412, 371]},
+        "difference": {"model": 2e-7},
+    },
     "calibration": {"images": 32, "digest": "cd" * 32},
     "data": {
+        "noun": "image",
         "path": "images",
         "labels": "folders",
         "evaluation_images": 64,
@@ -93,13 +107,15 @@ REPORT = {
                 "first_inference_ms": 4.0,
             }
             for artifact, target, precision in (
-                ("pytorch", "torch", "fp32"),
+                ("original", "torch", "fp32"),
                 ("openvino-cpu-int8", "openvino-cpu", "int8"),
             )
         ],
-        "ratios": [{"a": "openvino-cpu-int8", "b": "pytorch", "metric": "latency", "ratio": 0.5, "ci95": [0.45, 0.55]}],
-        "samples_ms": {"pytorch": [1.9, 2.0, 2.1], "openvino-cpu-int8": [0.9, 1.0, 1.1]},
-        "block_medians_ms": {"pytorch": [2.0, 2.0], "openvino-cpu-int8": [1.0, 1.0]},
+        "ratios": [
+            {"a": "openvino-cpu-int8", "b": "original", "metric": "latency", "ratio": 0.5, "ci95": [0.45, 0.55]}
+        ],
+        "samples_ms": {"original": [1.9, 2.0, 2.1], "openvino-cpu-int8": [0.9, 1.0, 1.1]},
+        "block_medians_ms": {"original": [2.0, 2.0], "openvino-cpu-int8": [1.0, 1.0]},
     },
     "examples": [
         {
@@ -112,7 +128,7 @@ REPORT = {
     "environment": {"cpu": "a CPU", "cores": "2", "python": "3.10.0"},
     "provenance": {
         "recipe": {"name": "example"},
-        "source": {"model": "vit_tiny_patch16_224", "checkpoint_sha256": "ab" * 32},
+        "source": {"model": "vit_tiny_patch16_224", "revision": None, "sha256": {"weights.safetensors": "ab" * 32}},
         "data": {"calibration": "cd" * 32, "evaluation": "ef" * 32},
         "tools": {"torch": "2.10"},
         "files": [{"path": "export/model.onnx", "bytes": 127_683, "sha256": "01" * 32}],
@@ -149,9 +165,8 @@ def without_labels():
     report = copy.deepcopy(REPORT)
     report["data"]["labels"] = "none"
     for engine in report["engines"]:
-        engine["verify"].update(
-            top1=None, reference_top1=None, top5=None, reference_top5=None, drop=None, drop_ci95=None
-        )
+        names = ("metric", "value", "reference_value", "drop", "drop_ci95")
+        engine["verify"].update(dict.fromkeys((*names, "top1", "reference_top1", "top5", "reference_top5")))
     for example in report["examples"]:
         example["label"] = None
     return report
@@ -166,7 +181,9 @@ def without_bench():
 def least():
     """Neither labels nor bench, calibration, checkpoint, remarks or examples."""
     report = {**without_labels(), "bench": None, "calibration": None, "examples": []}
-    report["model"].update(checkpoint=None, checkpoint_sha256=None)
+    report["model"].update(checkpoint=None, checkpoint_sha256=None, notes=[])
+    report["provenance"]["source"]["sha256"] = {}
+    report["optimize"]["rewrites"]["model"] = {}
     report["verdict"].update(remarks=[], reasons=[], gate="none")
     return report
 
@@ -179,10 +196,14 @@ def hostile():
             return {name: spoil(item, name) for name, item in value.items()}
         if isinstance(value, list):
             return [spoil(item, key) for item in value]
-        return HOSTILE if isinstance(value, str) and key != "metric" else value
+        return HOSTILE if isinstance(value, str) else value
 
     report = spoil(copy.deepcopy(REPORT))
     report["environment"] = {HOSTILE: HOSTILE}
+    report["task"], report["data"]["noun"] = "classification", "image"
+    report["optimize"] = {name: {HOSTILE: value["model"]} for name, value in report["optimize"].items()}
+    report["optimize"]["rewrites"][HOSTILE] = {HOSTILE: 1}
+    report["provenance"]["source"]["sha256"] = {HOSTILE: HOSTILE}
     report["provenance"]["recipe"] = {HOSTILE: [HOSTILE]}
     report["examples"][0]["engines"] = {HOSTILE: {"label": HOSTILE, "score": 0.5}}
     return report

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from vitdeploy.report import figures, labels, lookup, text
+from vitdeploy.report import figures, labels, lookup, measures, text
 from vitdeploy.report.svg import Plot, both_variants
 
 _KEY_ROW = 19.0  # pixels
@@ -28,8 +28,8 @@ class Point:
 
 
 def accuracy_points(report: Mapping[str, Any]) -> list[Point]:
-    """Top-1 (or, without labels, agreement) and p50 latency of every benched artifact that was verified."""
-    results, reference = lookup.bench_results(report), lookup.reference_top1(report)
+    """The metric (or, without labels, agreement) and p50 latency of every benched artifact that was verified."""
+    results, reference = lookup.bench_results(report), lookup.reference_value(report)
     points = []
     if lookup.ORIGINAL in results:
         # Without labels the measure is agreement with the original, which agrees with itself.
@@ -61,8 +61,8 @@ def accuracy_plot(report: Mapping[str, Any]) -> Plot | None:
     points = accuracy_points(report)
     if not points:
         return None
-    labelled = lookup.reference_top1(report) is not None
-    measure = "Top-1 accuracy" if labelled else "Agreement with the original"
+    metric = measures.metric(report)
+    measure = "Agreement with the original" if metric is None else _capital(metric.words)
     facts = "; ".join(
         f"{point.artifact}: {text.number(point.value)} % at {text.significant(point.latency)} ms" for point in points
     )
@@ -73,7 +73,7 @@ def accuracy_plot(report: Mapping[str, Any]) -> Plot | None:
     )
     bars = (
         "Bars are the 95 % interval of the paired difference from the original."
-        if labelled
+        if metric is not None
         else "There are no labels, so agreement stands in for accuracy. Bars are the 95 % interval."
     )
     caption = (
@@ -81,6 +81,11 @@ def accuracy_plot(report: Mapping[str, Any]) -> Plot | None:
         f"The dashed line is the original’s level; ★ marks the recommendation."
     )
     return Plot("Accuracy and latency", caption, wide, narrow)
+
+
+def _capital(words: str) -> str:
+    """The words with a capital at the beginning; a name with capitals of its own stays as it is."""
+    return words if any(letter.isupper() for letter in words) else words[:1].upper() + words[1:]
 
 
 def _draw_accuracy(report: Mapping[str, Any], points: Sequence[Point], measure: str, narrow: bool) -> Figure:
@@ -138,8 +143,8 @@ def _limit_accuracy(axes: Axes, points: Sequence[Point]) -> None:
     padding = max(0.18 * (high - low), 0.5 - (high - low) / 2, 0.1)
     axes.set_ylim(low - padding, high + padding)
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, steps=[1, 2, 2.5, 5, 10]))
-    # More than 100 % is only there as room for the marker and its label.
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if value <= 100 else ""))
+    # More than 100 % and less than 0 are only there as room for the marker and its label.
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if 0 <= value <= 100 else ""))
     axes.tick_params(axis="y", length=0)
 
 
@@ -189,7 +194,7 @@ def _label_accuracy(axes: Axes, points: Sequence[Point], names: Sequence[str], r
 def _name(artifact: str, recommended: bool) -> str:
     """The artifact's name, saying what is special about it without relying on the ring or the boldness."""
     name = text.shorten(artifact, 28)
-    return f"★ {name}" if recommended else f"{name} (original)" if artifact == lookup.ORIGINAL else name
+    return f"★ {name}" if recommended else name
 
 
 def _obstacles(axes: Axes, point: Point, radius: float) -> list[labels.Box]:

@@ -13,22 +13,22 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from vitdeploy.report import lookup, table, text
+from vitdeploy.report import changes, lookup, measures, table, text
 from vitdeploy.report.plots import render_plots
 
 
 @dataclass(frozen=True)
 class Answer:
-    """How sure one artifact was of its answer."""
+    """The score of one artifact's answer, in words and as the length of a bar; None where the task has none."""
 
     artifact: str
-    confidence: str
+    score: str | None
     bar: str
 
 
 @dataclass(frozen=True)
 class AnswerGroup:
-    """The artifacts that gave the same answer about an example image."""
+    """The artifacts that gave the same answer to an example."""
 
     label: str
     differs: bool
@@ -38,8 +38,9 @@ class AnswerGroup:
 
 @dataclass(frozen=True)
 class Example:
-    """An example image with all answers, those that agree with the original first."""
+    """An example with all answers, those that agree with the original first. `pictured`: it is an image at all."""
 
+    pictured: bool
     source: str | None
     alt: str
     label: str | None
@@ -49,6 +50,16 @@ class Example:
     def disagreements(self) -> int:
         """How many engines answered something other than the original."""
         return sum(len(group.answers) for group in self.groups if group.differs)
+
+
+# What the score of an answer is; other tasks' answers have none.
+_BARS = {
+    "classification": "the confidence",
+    "features": "the cosine similarity",
+    "detection": "the score of the surest object",
+}
+# Tasks whose answer in words is the whole answer, so that it is right where it is the label.
+_ANSWERED_IN_WORDS = ("classification", "sequence")
 
 
 def render_html(report: dict[str, Any], images: Mapping[str, bytes]) -> str:
@@ -73,6 +84,7 @@ def render_html(report: dict[str, Any], images: Mapping[str, bytes]) -> str:
         ratio_interval=text.ratio_interval,
         date=text.date,
         counted=text.count,
+        measured=measures.cell,
         soft_breaks=_soft_breaks,
     )
     return environment.get_template("template.html.jinja").render(_context(text.cleaned(report), images))
@@ -88,7 +100,13 @@ def _context(report: dict[str, Any], images: Mapping[str, bytes]) -> dict[str, A
         "headline": table.headline(report),
         "rows": table.main_rows(report),
         "benched": bool(lookup.bench_results(report)),
-        "labelled": lookup.reference_top1(report) is not None,
+        "metric": measures.metric(report),
+        "agreement_of": measures.agreement_of(report),
+        "counts_nothing": measures.counts_nothing(report),
+        "measures": measures.columns(report),
+        "changes": changes.graph_changes(report),
+        "noun": report["data"]["noun"],
+        "bars": _BARS.get(report["task"]),
         # Inline SVG is markup by design; its serialiser escapes every text and attribute.
         "plots": [
             {
@@ -100,7 +118,7 @@ def _context(report: dict[str, Any], images: Mapping[str, bytes]) -> dict[str, A
             for plot in render_plots(report)
         ],
         "examples": examples,
-        "examples_labelled": any(example.label is not None for example in examples),
+        "ticked": any(group.correct for example in examples for group in example.groups),
         "differing": sum(example.disagreements > 0 for example in examples),
         "recipe": json.dumps(report["provenance"]["recipe"], indent=2, ensure_ascii=False),
         "digests": _digests(report),
@@ -114,40 +132,44 @@ def _soft_breaks(value: str) -> Markup:
 
 def _examples(report: Mapping[str, Any], images: Mapping[str, bytes]) -> list[Example]:
     """The examples, those with most disagreements first, else in the report's order."""
-    examples = [_example(example, index, images) for index, example in enumerate(report["examples"], start=1)]
+    examples = [_example(report, example, index, images) for index, example in enumerate(report["examples"], start=1)]
     return sorted(examples, key=lambda example: -example.disagreements)
 
 
-def _example(example: Mapping[str, Any], index: int, images: Mapping[str, bytes]) -> Example:
-    """One example: its image as a data URI and its answers."""
-    label, content = example["label"], images.get(example["image"])
+def _example(report: Mapping[str, Any], example: Mapping[str, Any], index: int, images: Mapping[str, bytes]) -> Example:
+    """One example: its image, if it is one, as a data URI, and its answers."""
+    label, name = example["label"], example["image"]
+    content = None if name is None else images.get(name)
     source = None if content is None else f"data:image/png;base64,{base64.b64encode(content).decode('ascii')}"
-    alt = f"Example image {index}" + ("" if label is None else f", labelled {label}")
-    return Example(source, alt, label, _answer_groups(example))
+    alt = f"Example {report['data']['noun']} {index}" + ("" if label is None else f", labelled {label}")
+    return Example(name is not None, source, alt, label, _answer_groups(report["task"], example))
 
 
-def _answer_groups(example: Mapping[str, Any]) -> list[AnswerGroup]:
-    """The answers to one image by what they say: the original's answer first, the others as they come."""
+def _answer_groups(task: str, example: Mapping[str, Any]) -> list[AnswerGroup]:
+    """The answers to one sample by what they say: the original's answer first, the others as they come."""
     original = example["reference"]["label"]
+    wanted = example["label"] if task in _ANSWERED_IN_WORDS else None
     groups: dict[str, AnswerGroup] = {}
     for artifact, answer in {lookup.ORIGINAL: example["reference"], **example["engines"]}.items():
         label = answer["label"]
-        group = groups.setdefault(label, AnswerGroup(label, label != original, label == example["label"], []))
+        group = groups.setdefault(label, AnswerGroup(label, label != original, label == wanted, []))
         group.answers.append(_answer(artifact, answer["score"]))
     return list(groups.values())
 
 
 def _answer(artifact: str, score: float | None) -> Answer:
-    """An artifact's confidence in words and as the length of a bar."""
+    """An artifact's score in words and as the length of a bar."""
     share = score if score is not None and text.known(score) else 0.0
-    return Answer(artifact, text.percent(score), f"{100 * min(max(share, 0.0), 1.0):.1f}%")
+    shown = None if score is None else text.percent(score)
+    return Answer(artifact, shown, f"{100 * min(max(share, 0.0), 1.0):.1f}%")
 
 
 def _digests(report: Mapping[str, Any]) -> dict[str, str]:
-    """The digests that are not those of a bundle file."""
-    calibration = report["calibration"]
+    """The digests that are not those of a bundle file: what the model was read from, and the data."""
+    provenance, data = report["provenance"], report["provenance"]["data"]
     digests = {
-        "Checkpoint (sha256)": report["model"]["checkpoint_sha256"],
-        "Calibration": calibration["digest"] if calibration else None,
+        **{f"{name} (sha256)": digest for name, digest in provenance["source"]["sha256"].items()},
+        "Calibration data": data["calibration"] if report["calibration"] else None,
+        "Evaluation data": data["evaluation"],
     }
     return {name: digest for name, digest in digests.items() if digest}

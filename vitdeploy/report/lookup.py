@@ -1,4 +1,4 @@
-"""What the table and the plots both look up in the report."""
+"""What the tables and the plots all look up in the report."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 from vitdeploy.report import figures, text
 
-ORIGINAL = "pytorch"
+# The name of the original among the artifacts; a report may not ask the pipeline for it.
+ORIGINAL = "original"
 
 
 def artifact_order(report: Mapping[str, Any]) -> list[str]:
@@ -22,9 +23,9 @@ def bench_results(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return {result["artifact"]: result for result in bench["results"]} if bench else {}
 
 
-def reference_top1(report: Mapping[str, Any]) -> float | None:
-    """The original's top-1 accuracy, measured beside each engine on the same images."""
-    values = (engine["verify"]["reference_top1"] for engine in report["engines"])
+def reference_value(report: Mapping[str, Any]) -> float | None:
+    """The original's value of the task's metric, measured beside each engine on the same samples; None unlabelled."""
+    values = (engine["verify"]["reference_value"] for engine in report["engines"])
     return next((value for value in values if text.known(value)), None)
 
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vitdeploy.report import lookup, text
+from vitdeploy.report import lookup, measures, text
+from vitdeploy.report.measures import Cell
 from vitdeploy.report.text import MISSING
 
 
@@ -20,14 +21,6 @@ class Gate:
 
 
 @dataclass(frozen=True)
-class Cell:
-    """A value and, in small print below it, its interval or condition."""
-
-    value: str
-    note: str = ""
-
-
-@dataclass(frozen=True)
 class Row:
     """One artifact in the main table."""
 
@@ -36,13 +29,11 @@ class Row:
     original: bool
     recommended: bool
     gate: Gate | None
-    target: str
     precision: Cell
     provider: str
-    top1: str
+    value: str
     drop: Cell
     agreement: Cell
-    kl: str
     latency: tuple[str, str, str]
     throughput: Cell
     ratio: Cell
@@ -81,10 +72,9 @@ def _row(report: Mapping[str, Any], artifact: str) -> Row:
         original=original,
         recommended=artifact == report["verdict"]["recommended"],
         gate=gate(engine["gate"]["status"]) if engine and engine["gate"]["status"] != "none" else None,
-        target=source.get("target") or MISSING,
         precision=Cell(source.get("precision") or MISSING, _kernels(engine["kernels"]) if engine else ""),
         provider=source.get("provider") or MISSING,
-        **_accuracy_cells(engine, lookup.reference_top1(report) if original else None),
+        **_accuracy_cells(engine, lookup.reference_value(report) if original else None),
         latency=(_ms(latency, "p50"), _ms(latency, "p90"), _ms(latency, "p99")),
         throughput=_throughput(result),
         ratio=Cell("1", "original") if original and result else _ratio_cell(report, artifact),
@@ -94,15 +84,14 @@ def _row(report: Mapping[str, Any], artifact: str) -> Row:
 
 
 def _accuracy_cells(engine: Mapping[str, Any] | None, reference: float | None) -> dict[str, Any]:
-    """The columns that come from verification; the original only has an accuracy."""
+    """The columns that come from verification; the original only has a value of the metric."""
     if engine is None:
-        return {"top1": text.number(reference), "drop": Cell(MISSING), "agreement": Cell(MISSING), "kl": MISSING}
+        return {"value": text.number(reference), "drop": Cell(MISSING), "agreement": Cell(MISSING)}
     verify = engine["verify"]
     return {
-        "top1": text.number(verify["top1"]),
+        "value": text.number(verify["value"]),
         "drop": _with_interval(verify["drop"], verify["drop_ci95"]),
         "agreement": _with_interval(verify["agreement"], verify["agreement_ci95"]),
-        "kl": text.small(verify["kl"]),
     }
 
 
@@ -123,7 +112,7 @@ def _ms(latency: Mapping[str, float], percentile: str) -> str:
 
 
 def _throughput(result: Mapping[str, Any] | None) -> Cell:
-    """Images per second, with the batch size they were measured at."""
+    """Samples per second, with the batch size they were measured at."""
     if result is None:
         return Cell(MISSING)
     return Cell(text.significant(result["throughput"]), f"batch {result['batch']['offline']}")
@@ -161,10 +150,11 @@ def headline(report: Mapping[str, Any]) -> list[Cell]:
     ratio = latency_ratio(report, recommended)
     if ratio is not None and text.known(ratio["ratio"]) and ratio["ratio"] > 0:
         cells.append(_speed(report, ratio))
-    if verify["drop"] is not None:
-        cells.append(_drop(verify))
-    images = text.count(verify["n"], "image")
-    cells.append(Cell(f"{text.number(verify['agreement'])} %", f"same answer as the original, on {images}"))
+    metric = measures.metric(report)
+    if metric is not None and verify["drop"] is not None:
+        cells.append(_drop(verify, metric.words))
+    samples = text.count(verify["n"], report["data"]["noun"])
+    cells.append(Cell(f"{text.number(verify['agreement'])} %", f"agreement with the original, on {samples}"))
     cells.append(Cell(f"{text.megabytes(engine['bytes'])} MB", "on disk"))
     return cells
 
@@ -182,9 +172,9 @@ def _speed(report: Mapping[str, Any], ratio: Mapping[str, Any]) -> Cell:
     return Cell(f"{text.significant(value)}×", f"the original’s latency, so slower{detail}")
 
 
-def _drop(verify: Mapping[str, Any]) -> Cell:
-    """The top-1 drop in points; a negative drop is called a gain."""
+def _drop(verify: Mapping[str, Any], metric: str) -> Cell:
+    """The drop in points; a negative drop is called a gain."""
     drop, bounds = verify["drop"], verify["drop_ci95"]
-    words = "drop in top-1 accuracy" if drop >= 0 else "gain in top-1 accuracy"
+    words = f"drop in {metric}" if drop >= 0 else f"gain in {metric}"
     detail = f", 95 % interval of the drop {text.interval(bounds)}" if bounds else ""
     return Cell(f"{text.number(abs(drop))} pt", words + detail)

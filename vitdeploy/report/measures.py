@@ -1,0 +1,136 @@
+"""What each task measures, in words and columns: its metric against labels, its agreement, and its own numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from vitdeploy.report import text
+
+Format = Callable[[float | None], str]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric as a column says it, as a sentence says it, and what it is where its name does not say so."""
+
+    title: str
+    words: str
+    meaning: str = ""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One of a task's own numbers. `key` leads to it in an engine's `verify` ("a.b": b of a), `reference` to the
+    original's, if that has one; `interval` is the key of its 95 % bounds."""
+
+    title: str
+    key: str
+    form: Format
+    reference: str = ""
+    interval: str = ""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A value and, in small print below it, its interval or condition."""
+
+    value: str
+    note: str = ""
+
+
+_METRICS = {
+    "top-1": Metric("Top-1", "top-1 accuracy"),
+    "1-NN top-1": Metric(
+        "1-NN top-1", "1-NN top-1 accuracy", "1-NN top-1 counts images whose nearest other image is of their class."
+    ),
+    "mAP": Metric("mAP", "mAP", "mAP is COCO’s: the mean over IoU 0.50 to 0.95 and over the classes."),
+    "PQ": Metric("PQ", "panoptic quality", "PQ is the panoptic quality, the mean over the classes."),
+    "token accuracy": Metric(
+        "Token accuracy", "token accuracy", "Token accuracy counts the positions that hold the wanted token."
+    ),
+}
+
+_PERCENT: Format = text.number
+_COSINE: Format = partial(text.number, digits=5)
+_COUNT: Format = partial(text.number, digits=0)
+_COSINES = (Measure("Cosine, mean", "cosine_mean", _COSINE), Measure("Cosine, least", "cosine_min", _COSINE))
+
+_MEASURES: dict[str, tuple[Measure, ...]] = {
+    "classification": (
+        Measure("Top-5, %", "top5", _PERCENT, "reference_top5"),
+        Measure("KL, nats", "kl", text.small),
+        *_COSINES,
+    ),
+    "features": _COSINES,
+    "detection": (
+        Measure("AP at IoU 0.50, %", "ap50", _PERCENT, "reference_ap50"),
+        Measure("AP at IoU 0.75, %", "ap75", _PERCENT, "reference_ap75"),
+        Measure("Objects of the original", "objects", _COUNT),
+        Measure("IoU of pairs, mean", "iou_mean", partial(text.number, digits=4)),
+        Measure("Score difference, mean", "score_difference_mean", text.small),
+    ),
+    "panoptic": (
+        Measure("PQ of things, %", "things.pq", _PERCENT, "reference_things.pq"),
+        Measure("PQ of stuff, %", "stuff.pq", _PERCENT, "reference_stuff.pq"),
+        Measure("SQ, %", "all.sq", _PERCENT, "reference_all.sq"),
+        Measure("RQ, %", "all.rq", _PERCENT, "reference_all.rq"),
+        Measure("Segments of the original", "segments", _COUNT),
+        Measure("Pixels as the original, %", "pixel_agreement", _PERCENT),
+    ),
+    "sequence": (
+        Measure("Wholly right, %", "exact_match", _PERCENT, "reference_exact_match"),
+        Measure("Wholly as the original, %", "exact_agreement", _PERCENT, interval="exact_agreement_ci95"),
+        Measure("Tokens compared", "tokens", _COUNT),
+    ),
+}
+
+# Of what an agreement is a share, where that can be nothing: then it is 100 % by definition.
+_COUNTED = {"detection": "objects", "panoptic": "segments", "sequence": "tokens"}
+
+
+def metric(report: Mapping[str, Any]) -> Metric | None:
+    """What is measured against labels; None without labels. A metric that is not known goes by its own name."""
+    names = (engine["verify"]["metric"] for engine in report["engines"])
+    name = next((name for name in names if name is not None), None)
+    return None if name is None else _METRICS.get(name, Metric(name, name))
+
+
+def agreement_of(report: Mapping[str, Any]) -> str:
+    """What agreement with the original counts, in a few words; empty without engines."""
+    return next((str(engine["verify"]["agreement_of"]) for engine in report["engines"]), "")
+
+
+def counts_nothing(report: Mapping[str, Any]) -> bool:
+    """Whether the original gave no answer at all that could be agreed with, so that agreement says nothing."""
+    key = _COUNTED.get(report["task"])
+    return key is not None and any(engine["verify"][key] == 0 for engine in report["engines"])
+
+
+def columns(report: Mapping[str, Any]) -> list[Measure]:
+    """The task's own numbers of which at least one engine has a value; none for a task that is not known."""
+    return [
+        measure
+        for measure in _MEASURES.get(report["task"], ())
+        if any(_value(engine["verify"], measure.key) is not None for engine in report["engines"])
+    ]
+
+
+def cell(verify: Mapping[str, Any], measure: Measure) -> Cell:
+    """One engine's value, with the original's or its interval below it."""
+    note = ""
+    if measure.reference:
+        note = f"original {measure.form(_value(verify, measure.reference))}"
+    elif measure.interval:
+        note = text.interval(verify[measure.interval])
+    return Cell(measure.form(_value(verify, measure.key)), note)
+
+
+def _value(verify: Mapping[str, Any], key: str) -> float | None:
+    outer, _, inner = key.partition(".")
+    value = verify[outer]
+    if inner and value is not None:
+        value = value[inner]
+    return None if value is None else float(value)
