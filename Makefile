@@ -3,6 +3,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 DEV    := pytest pytest-xdist hypothesis import-linter ruff mypy types-PyYAML scikit-learn hatchling
+# The independent implementations that tests compare with. torchvision without what it depends on: its wheel for CUDA does
+# where there is only a CPU build of PyTorch (tests/references.py).
+REFERENCES := timm==1.0.31 transformers==5.23.0 torchmetrics
 
 .PHONY: demo test lint clean
 
@@ -24,7 +27,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(DEV)
+	$(BIN)/python -m pip install --quiet --no-deps torchvision==0.28.0
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(DEV) $(REFERENCES)
 	touch $@
 
 clean:
