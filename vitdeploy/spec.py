@@ -256,6 +256,9 @@ def _decode(kind: Any, data: Any, path: str, problems: list[str]) -> Any:
     if origin is Literal:
         return _expect(data in args, data, path, f"one of {', '.join(map(str, args))}", problems)
     if origin in (typing.Union, types.UnionType):
+        objects = [choice for choice in args if dataclasses.is_dataclass(choice)]
+        if isinstance(data, dict) and len(objects) == 1:  # what does not fit is then inside of it
+            return _decode(objects[0], data, path, problems)
         for choice in args:
             attempt: list[str] = []
             value = _decode(choice, data, path, attempt)
@@ -313,4 +316,7 @@ def _expect(fits: bool, data: Any, path: str, wanted: str, problems: list[str]) 
 def _name(kind: Any) -> str:
     if typing.get_origin(kind) is tuple:
         return "a list"
-    return {str: "a string", int: "an integer", bool: "true or false", float: "a number"}.get(kind, str(kind))
+    if dataclasses.is_dataclass(kind):
+        return "an object"
+    names = {str: "a string", int: "an integer", bool: "true or false", float: "a number", types.NoneType: "null"}
+    return names.get(kind, str(kind))
