@@ -1,5 +1,6 @@
 """encode and decode: nothing is lost on the way, and nothing that does not fit gets in."""
 
+import dataclasses
 import json
 import math
 
@@ -15,7 +16,9 @@ from vitdeploy.spec import (
     GoldenSpec,
     GraphSpec,
     Manifest,
+    PostprocessSpec,
     PreprocessSpec,
+    SequenceSpec,
     TensorSpec,
     decode,
     encode,
@@ -35,7 +38,17 @@ preprocessings = st.builds(
     st.lists(numbers, max_size=3).map(tuple),
     st.lists(numbers, max_size=3).map(tuple),
 )
-engines = st.builds(
+postprocessings = st.builds(
+    PostprocessSpec,
+    st.sampled_from(["softmax", "sigmoid", "given"]),
+    st.sampled_from(["cxcywh", "xyxy"]),
+    numbers,
+    st.lists(sizes, max_size=3).map(tuple),
+    numbers,
+    numbers,
+)
+sequences = st.builds(SequenceSpec, sizes, sizes, sizes, sizes, sizes)
+parts = st.builds(
     EngineSpec,
     target=names,
     precision=names,
@@ -49,6 +62,10 @@ engines = st.builds(
     kernels=st.dictionaries(names, sizes, max_size=3),
     options=tables,
     device=tables,
+    part=names,
+)
+engines = st.builds(
+    dataclasses.replace, parts, parts=st.lists(parts, max_size=2).map(tuple), sequence=st.none() | sequences
 )
 json_values = st.recursive(
     st.none() | st.booleans() | sizes | numbers | names,
@@ -59,9 +76,10 @@ manifests = st.builds(
     Manifest,
     format=sizes,
     name=names,
-    task=st.just("classification"),
+    task=st.sampled_from(["classification", "features", "detection", "panoptic", "sequence"]),
     graphs=st.dictionaries(names, st.builds(GraphSpec, names, tensor_lists, tensor_lists), max_size=2),
-    preprocess=preprocessings,
+    preprocess=st.none() | preprocessings,
+    postprocess=st.none() | postprocessings,
     labels=st.none() | names,
     engines=st.lists(engines, max_size=2).map(tuple),
     golden=st.none() | st.builds(GoldenSpec, names, names, st.dictionaries(names, numbers, max_size=2)),
@@ -70,6 +88,17 @@ manifests = st.builds(
 )
 PREPROCESS = {"resize": 32, "crop": [32, 32], "interpolation": "bicubic", "mean": [0.5], "std": [0.5]}
 TENSOR = {"name": "x", "dtype": "uint8", "shape": ["batch", 32, 32, 1]}
+ENGINE = {
+    "target": "openvino-cpu",
+    "precision": "fp32",
+    "graph": "graph.onnx",
+    "files": ["model.xml"],
+    "batch": 1,
+    "dynamic_batch": True,
+    "provider": "CPU",
+    "inputs": [TENSOR],
+    "outputs": [TENSOR],
+}
 
 
 def problems_of(cls, data):
@@ -159,8 +188,9 @@ def test_all_misfits_are_reported_at_once():
         "task": "poetry",
         "graphs": {"model": {"file": "m.onnx", "inputs": [{**TENSOR, "shape": 3}], "outputs": []}},
         "preprocess": {**PREPROCESS, "crop": [1]},
+        "postprocess": {"scores": "sigmoid", "things": [1, "two"]},
         "labels": 5,
-        "engines": [],
+        "engines": [ENGINE | {"parts": [{**ENGINE, "batch": "1"}], "sequence": {"start": 0}}],
         "golden": golden,
         "files": [{"path": "a", "bytes": "1", "sha256": "x", "mode": 7}],
         "surprise": None,
@@ -172,12 +202,32 @@ def test_all_misfits_are_reported_at_once():
         "$.task",
         "$.graphs.model.inputs[0].shape",
         "$.preprocess.crop",
+        "$.postprocess.things[1]",
         "$.labels",
-        "$.golden",
+        "$.engines[0].parts[0].batch",
+        *(f"$.engines[0].sequence.{field}" for field in ("end", "pad", "max_length", "source_vocabulary")),
+        "$.golden.inputs",
+        "$.golden.tolerance.openvino-cpu",
         "$.files[0].bytes",
         "$.files[0].mode",
         "$.surprise",
     }
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "problem"),
+    [
+        ("labels", 5, "$.labels: found '5', wanted a string or null"),
+        ("preprocess", [], "$.preprocess: found '[]', wanted an object or null"),
+        ("postprocess", {"boxes": "yolo"}, "$.postprocess.boxes: found 'yolo', wanted one of cxcywh, xyxy"),
+        ("postprocess", {"colour": 1}, "$.postprocess.colour: unknown field"),
+    ],
+)
+def test_what_may_be_absent_must_fit_where_it_is_there(field, value, problem):
+    good = {"format": 1, "name": "n", "task": "sequence", "graphs": {}, "preprocess": None, "labels": None}
+    good |= {"engines": [ENGINE], "golden": None, "files": []}
+    assert decode(Manifest, good).engines[0].sequence is None
+    assert problems_of(Manifest, {**good, field: value}) == [problem]
 
 
 def test_a_long_value_is_cut_in_the_message():

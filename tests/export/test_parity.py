@@ -5,10 +5,10 @@ import dataclasses
 import numpy as np
 import onnx
 import pytest
-from onnx import numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
 from vitdeploy.errors import ExportError
-from vitdeploy.export.parity import check_parity, relative_difference
+from vitdeploy.export.parity import check_parity, compare_graphs, relative_difference, worst_difference
 from vitdeploy.models.reference import TorchRunner
 from vitdeploy.models.source import Source, load_original
 from vitdeploy.spec import PreprocessSpec
@@ -95,3 +95,96 @@ def test_relative_difference_is_the_largest_error_over_the_largest_value(ours, r
 
 def test_relative_difference_of_a_nan_is_nan():
     assert np.isnan(relative_difference(np.array([np.nan, 1.0]), np.array([1.0, 1.0])))
+
+
+# --- several outputs --------------------------------------------------------------------------------------------------
+
+
+def outputs(**values):
+    return {name: np.array(value, np.float32) for name, value in values.items()}
+
+
+def test_the_worst_output_counts_each_by_its_own_size():
+    ours = outputs(logits=[100.0, -50.0], boxes=[0.1, 0.2])
+    reference = outputs(logits=[100.0, -49.0], boxes=[0.1, 0.25])
+    assert worst_difference(ours, reference) == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize("names", [("a", "b"), ("b", "a")])
+def test_a_nan_in_any_output_is_the_worst_difference(names):
+    reference = {name: np.ones(3, np.float32) for name in names}
+    assert np.isnan(worst_difference({**reference, "b": np.array([1, np.nan, 1], np.float32)}, reference))
+
+
+RANKED = {
+    "labels": np.array([[3, 5, 3]]),
+    "scores": np.array([[0.9, 0.5, 0.2]], np.float32),
+    "boxes": np.array([[[0, 0, 1, 1], [0.2, 0.2, 0.5, 0.5], [0.1, 0.1, 0.3, 0.4]]], np.float32),
+}
+
+
+def test_objects_that_swapped_their_ranks_are_the_same_objects():
+    swapped = {name: array[:, [1, 0, 2]] for name, array in RANKED.items()}
+    assert worst_difference(swapped, RANKED) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "index", "value", "wanted"),
+    [("boxes", (0, 1, 2), 0.6, 0.1), ("scores", (0, 0), 0.8, 0.1), ("labels", (0, 1), 4, np.inf)],
+)
+def test_another_box_score_or_label_is_a_difference(name, index, value, wanted):
+    ours = {key: array.copy() for key, array in RANKED.items()}
+    ours[name][index] = value
+    assert worst_difference(ours, RANKED) == pytest.approx(wanted)
+
+
+# --- a graph before and after it was rewritten ------------------------------------------------------------------------
+
+
+def small_graph(path, *, weight=0.5, output="y", inputs=("x",)):
+    """y = weight * (sum of the inputs): "x" is float, "pixels" uint8, "token" int64, each [batch, 3]."""
+    kinds = {"x": TensorProto.FLOAT, "pixels": TensorProto.UINT8, "token": TensorProto.INT64}
+    nodes = [helper.make_node("Cast", [name], [f"{name}f"], to=TensorProto.FLOAT) for name in inputs]
+    nodes += [helper.make_node("Sum", [f"{name}f" for name in inputs], ["sum"])]
+    nodes += [helper.make_node("Mul", ["sum", "w"], [output])]
+    values = [helper.make_tensor_value_info(name, kinds[name], ["batch", 3]) for name in inputs]
+    out = helper.make_tensor_value_info(output, TensorProto.FLOAT, ["batch", 3])
+    weights = [numpy_helper.from_array(np.array(weight, np.float32), "w")]
+    graph = helper.make_graph(nodes, "small", values, [out], weights)
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8), str(path))
+    return path
+
+
+INPUTS = [("x",), ("pixels",), ("token",), ("x", "pixels", "token")]
+
+
+@pytest.mark.parametrize("inputs", INPUTS, ids="+".join)
+def test_the_same_graph_is_the_same_for_inputs_of_every_kind(tmp_path, inputs):
+    graph = small_graph(tmp_path / "a.onnx", inputs=inputs)
+    assert compare_graphs(graph, graph) == 0.0
+
+
+@pytest.mark.parametrize("inputs", INPUTS, ids="+".join)
+def test_another_function_is_found_for_inputs_of_every_kind(tmp_path, inputs):
+    before, after = (small_graph(tmp_path / f"{w}.onnx", weight=w, inputs=inputs) for w in (0.5, 0.5005))
+    with pytest.raises(ExportError, match="not the same function as the graph before") as caught:
+        compare_graphs(before, after)
+    assert caught.value.found == "max|a-b| / max|b| = 1.00e-03"
+
+
+def test_a_difference_of_rounding_is_passed_and_told(tmp_path):
+    before, after = (small_graph(tmp_path / f"{w}.onnx", weight=w) for w in (0.5, 0.500001))
+    assert 1e-6 < compare_graphs(before, after) < 3e-6
+
+
+def test_a_graph_that_became_nan_is_found(tmp_path):
+    before, after = (small_graph(tmp_path / f"{w}.onnx", weight=w) for w in (0.5, np.nan))
+    with pytest.raises(ExportError, match="not the same function"):
+        compare_graphs(before, after)
+
+
+def test_other_outputs_are_found(tmp_path):
+    before, after = small_graph(tmp_path / "a.onnx"), small_graph(tmp_path / "b.onnx", output="z")
+    with pytest.raises(ExportError, match="has other outputs") as caught:
+        compare_graphs(before, after)
+    assert "name='z'" in caught.value.found

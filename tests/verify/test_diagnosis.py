@@ -1,6 +1,6 @@
 """One sentence tells a graph error, a preprocessing error and rounding apart."""
 
-import dataclasses
+from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
@@ -15,14 +15,14 @@ REFERENCE = np.eye(4, dtype=np.float32) * 8
 
 def shifted(by):
     """Every logit moved by a part of the largest one."""
-    return compare(REFERENCE + np.float32(8 * by), REFERENCE, None)
+    return asdict(compare(REFERENCE + np.float32(8 * by), REFERENCE, None))
 
 
 def rotated(wrong):
     """Another answer for the first `wrong` images."""
     ours = REFERENCE.copy()
     ours[:wrong] = np.roll(ours[:wrong], 1, axis=1)
-    return compare(ours, REFERENCE, None)
+    return asdict(compare(ours, REFERENCE, None))
 
 
 SAME, ROUNDED = shifted(2.0**-10), shifted(0.02)
@@ -41,11 +41,11 @@ def test_a_larger_difference_of_a_float_artifact_is_the_graphs():
 @pytest.mark.parametrize("precision", ["int8", "bf16", "fp16"])
 def test_a_larger_difference_of_a_reduced_precision_is_its_rounding(precision):
     sentence = diagnose(ROUNDED, ROUNDED, SPEC, SPEC, precision)
-    assert sentence == f"{precision} rounding: largest difference 2.0e-02 of the largest logit"
+    assert sentence == f"{precision} rounding: largest difference 2.0e-02 of the largest output"
 
 
 def test_other_preprocessing_is_named_field_by_field_with_both_agreements():
-    ours = dataclasses.replace(SPEC, interpolation="bilinear", mean=(0.485, 0.456, 0.406))
+    ours = replace(SPEC, interpolation="bilinear", mean=(0.485, 0.456, 0.406))
     sentence = diagnose(rotated(0), rotated(1), ours, SPEC, "fp32")
     assert sentence == (
         "preprocessing differs: interpolation bilinear instead of bicubic, "
@@ -58,5 +58,10 @@ def test_other_preprocessing_is_named_field_by_field_with_both_agreements():
     ("field", "value"), [("resize", 256), ("crop", (192, 192)), ("interpolation", "nearest"), ("std", (0.2, 0.2, 0.2))]
 )
 def test_every_field_of_preprocessing_is_compared(field, value):
-    sentence = diagnose(SAME, SAME, dataclasses.replace(SPEC, **{field: value}), SPEC, "int8")
+    sentence = diagnose(SAME, SAME, replace(SPEC, **{field: value}), SPEC, "int8")
     assert sentence.startswith(f"preprocessing differs: {field} {value} instead of {getattr(SPEC, field)};")
+
+
+@pytest.mark.parametrize(("facts", "cause"), [(SAME, "the same function"), (ROUNDED, "the graph differs")])
+def test_a_model_that_takes_no_images_has_no_preprocessing_to_differ(facts, cause):
+    assert diagnose(facts, facts, None, None, "fp32").startswith(cause)
