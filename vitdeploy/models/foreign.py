@@ -133,8 +133,7 @@ def from_timm(
         load_state(model, state, name)
     size = _size_of(model, own) or IMAGE_SIZE
     if image_size is not None and image_size != size:
-        if hasattr(model, "set_input_size"):
-            model.set_input_size(img_size=image_size)
+        model = _resized(model, image_size, lambda: timm.create_model(name, **arguments | {"img_size": image_size}))
         notes.append(f"resized from {size[0]}x{size[1]} to {image_size[0]}x{image_size[1]} pixels")
         size = image_size
     channels = int(arguments.get("in_chans") or own["input_size"][0])
@@ -146,6 +145,20 @@ def from_timm(
         labels=labels_of(config),
         notes=(f"exported from timm {timm.__version__}'s own module", *notes),
     )
+
+
+def _resized(model: Any, image_size: tuple[int, int], build: Callable[[], nn.Module]) -> nn.Module:
+    """timm's module for another image size: as `build` makes it, where the weights fit, so that windows keep their size;
+    else with its positions resized by timm. A module without sizes, made of convolutions, takes all."""
+    if not hasattr(model, "set_input_size"):
+        return model
+    state, other = model.state_dict(), build()
+    own = other.state_dict()
+    if own.keys() == state.keys() and all(own[key].shape == state[key].shape for key in own):
+        other.load_state_dict(state)
+        return other
+    model.set_input_size(img_size=image_size)
+    return model
 
 
 def _arguments(
