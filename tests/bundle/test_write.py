@@ -33,8 +33,8 @@ def write(out, small_export, engine, **more):
     return write_bundle(
         out,
         name="small",
-        graph=small_export / "model.onnx",
-        graph_spec=GRAPH,
+        task="classification",
+        graphs={"model": (small_export / "model.onnx", GRAPH)},
         preprocess=PREPROCESS,
         engines=[engine],
         **more,
@@ -67,11 +67,19 @@ def test_the_graph_and_the_engine_are_named_where_they_lie(tmp_path, small_expor
 
 
 def test_the_golden_set_is_kept_exactly(tmp_path, small_export, engine):
-    inputs = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 1), np.uint8)
-    outputs = np.random.default_rng(1).standard_normal((2, 10)).astype(np.float32)
+    generator = np.random.default_rng(0)
+    inputs = {"image": generator.integers(0, 256, (2, 32, 32, 1), np.uint8)}
+    outputs = {
+        "logits": generator.standard_normal((2, 7, 10)).astype(np.float32),
+        "labels": generator.integers(0, 10, (2, 7)),
+    }
     manifest = write(tmp_path, small_export, engine, golden=Golden(inputs, outputs, {"onnxruntime-cpu": 1e-4}))
-    assert np.array_equal(np.load(tmp_path / manifest.golden.inputs), inputs)
-    assert np.array_equal(np.load(tmp_path / manifest.golden.outputs), outputs)
+    for file, arrays in ((manifest.golden.inputs, inputs), (manifest.golden.outputs, outputs)):
+        with np.load(tmp_path / file, allow_pickle=False) as kept:
+            assert set(kept.files) == set(arrays)
+            for name, array in arrays.items():
+                assert kept[name].dtype == array.dtype
+                assert np.array_equal(kept[name], array)
     assert manifest.golden.tolerance == {"onnxruntime-cpu": 1e-4}
 
 

@@ -11,14 +11,8 @@ from vitdeploy.compile.probe import probe_target
 from vitdeploy.data.folder import split
 from vitdeploy.errors import CapabilityError, EngineError, GraphError, TargetError
 from vitdeploy.graph.io import get_metadata, graph_spec, load_graph, save_graph, set_metadata
-from vitdeploy.pipeline.stages import (
-    PlaceConfig,
-    calibrate,
-    check_precision,
-    compile_graph,
-    place_graph,
-    read_engine,
-)
+from vitdeploy.pipeline.stages.compile import compile_graph, compile_graphs, read_engine
+from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, check_precision, place_graph, place_graphs
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.spec import TARGETS

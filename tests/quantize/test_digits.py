@@ -11,20 +11,17 @@ import onnxruntime
 import pytest
 
 from vitdeploy.data.folder import split
-from vitdeploy.data.pixels import readable
-from vitdeploy.pipeline.stages import (
-    ExportConfig,
-    PlaceConfig,
-    calibrate,
-    compile_graph,
-    export,
-    place_graph,
-)
+from vitdeploy.models.source import Source
+from vitdeploy.pipeline.origin import Overrides, find_origin
+from vitdeploy.pipeline.stages.compile import compile_graph
+from vitdeploy.pipeline.stages.export import ExportConfig, export
+from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.runtime.preprocess import load_image
 from vitdeploy.spec import TARGETS, PreprocessSpec
 from vitdeploy.verify.agreement import compare
-from vitdeploy.verify.collect import collect_from_pixels
+from vitdeploy.verify.collect import collect
 
 ROOT = Path(__file__).parent.parent.parent
 PREPROCESS = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))
@@ -39,23 +36,23 @@ def parts(digits):
 
 @pytest.fixture(scope="module")
 def images(parts):
-    """uint8 [32, 32, 1] each, of the 640 evaluation images."""
-    return [pixels for _, pixels in readable(parts.evaluation, PREPROCESS, None)]
+    """(uint8 [32, 32, 1], size) each, of the 640 evaluation images."""
+    return [load_image(sample.path, PREPROCESS) for sample in parts.evaluation]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, digits, parts):
     """model.onnx of the digits model and ranges.json of all its calibration images."""
     out = tmp_path_factory.mktemp("digits")
-    config = ExportConfig("vit_w192d4h3_patch4_32", "digits", PREPROCESS, 20, None, True)
-    export(config, digits / "vit_digits.safetensors", out)
+    origin = find_origin(Source("vit_w192d4h3_patch4_32", digits / "vit_digits.safetensors"), Overrides(PREPROCESS))
+    export(origin, ExportConfig("digits", opset=20, batch=None, in_graph=True), out)
     calibrate(out / "model.onnx", parts.calibration, out)
     return out
 
 
 @pytest.fixture(scope="module")
 def float_logits(folder, images):
-    return collect_from_pixels(OnnxRuntimeRunner(folder / "model.onnx", name="float"), images, PREPROCESS)
+    return collect(OnnxRuntimeRunner(folder / "model.onnx", name="float"), images, PREPROCESS).stacked("logits")
 
 
 def placed(folder, out, target, ignore=()):
@@ -66,7 +63,7 @@ def placed(folder, out, target, ignore=()):
 def engine_logits(graph, out, target, images):
     (out / "engine").mkdir()
     engine = compile_graph(graph, target, 8, out / "engine")
-    return collect_from_pixels(make_runner(out / "engine", engine), images, PREPROCESS)
+    return collect(make_runner(out / "engine", engine), images, PREPROCESS).stacked("logits")
 
 
 def simulated_logits(graph, images):
@@ -74,7 +71,7 @@ def simulated_logits(graph, images):
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
-    return session.run(["logits"], {"image": np.stack(images)})[0]
+    return session.run(["logits"], {"image": np.stack([pixels for pixels, _ in images])})[0]
 
 
 @pytest.fixture(scope="module")

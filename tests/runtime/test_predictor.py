@@ -58,8 +58,8 @@ def made(small_export, tmp_path_factory):
         write_bundle(
             root / "bundle",
             name="small",
-            graph=small_export / "model.onnx",
-            graph_spec=GRAPH,
+            task="classification",
+            graphs={"model": (small_export / "model.onnx", GRAPH)},
             preprocess=PREPROCESS,
             engines=engines,
             labels=labels,
@@ -117,9 +117,9 @@ def test_one_by_one_and_all_at_once_are_equal(predictor, images):
 
 def test_the_answers_are_those_of_the_original(predictor, images, small_checkpoint):
     from vitdeploy.models.reference import TorchRunner
-    from vitdeploy.models.source import load_original
+    from vitdeploy.models.source import Source, load_original
 
-    with TorchRunner(load_original("vit_w32d2h2_patch8_32", small_checkpoint)) as original:
+    with TorchRunner(load_original(Source("vit_w32d2h2_patch8_32", small_checkpoint))) as original:
         wanted = Predictor(original, PREPROCESS, LABELS).predict_batch(images, top=10)
     np.testing.assert_allclose(scores(predictor.predict_batch(images, top=10)), scores(wanted), rtol=0, atol=1e-5)
 
@@ -178,10 +178,12 @@ def test_eight_threads_may_share_a_predictor(predictor, images):
         assert list(pool.map(predictor.predict, images)) == alone
 
 
-def test_logits_are_those_of_the_runner(predictor, images):
+def test_outputs_are_those_of_the_runner(predictor, images):
     pixels = [load_pixels(image, PREPROCESS) for image in images[:3]]
     alone = np.concatenate([predictor.runner.infer({"image": p[None]})["logits"] for p in pixels])
-    assert np.array_equal(predictor.logits(pixels), alone)
+    found = predictor.outputs(pixels)
+    assert set(found) == {"logits"}
+    assert np.array_equal(found["logits"], alone)
 
 
 # --- load -------------------------------------------------------------------------------------------------------------
