@@ -90,13 +90,14 @@ def save_graph(model: ir.Model, path: Path) -> None:
         ir.save(model, path, external_data=f"{path.name}.data")
         _check(str(path))
         return
+    ir.external_data.load_to_model(model)  # weights that lie beside another file
     proto = ir.to_proto(model)
     _check(proto)
     path.write_bytes(proto.SerializeToString(deterministic=True))
 
 
 def serialised(model: ir.Model) -> bytes:
-    """The graph as the bytes of one file.
+    """The graph as the bytes of one file, with all weights.
 
     Raises:
         GraphError: it is too large for one file.
@@ -105,8 +106,15 @@ def serialised(model: ir.Model) -> bytes:
     if size > MAX_WEIGHT_BYTES:
         raise GraphError("the graph does not fit into memory whole", found=f"{size:,} bytes of weights")
     _lower_ir_version(model)
+    ir.external_data.load_to_model(model)
     data: bytes = ir.to_proto(model).SerializeToString(deterministic=True)
     return data
+
+
+def weights_folder(model: ir.Model) -> Path | None:
+    """Where the weights lie that are not in the graph's own file; None where all are in it."""
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    return next((Path(tensor.base_dir) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)), None)
 
 
 def weight_bytes(model: ir.Model) -> int:

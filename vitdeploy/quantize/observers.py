@@ -14,6 +14,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from vitdeploy.errors import DataError
+from vitdeploy.graph.io import weights_folder
 from vitdeploy.graph.linears import find_linears
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise
@@ -63,7 +64,8 @@ def observe(
     """
     names = sorted({str(linear.input.name) for linear in find_linears(model)})
     observers = {name: MinMaxObserver() for name in names}
-    with OnnxRuntimeRunner(_with_outputs(model, names), name="calibration") as runner:
+    observed = _with_outputs(model, names)
+    with OnnxRuntimeRunner(observed, name="calibration", weights=weights_folder(model)) as runner:
         tensor = runner.inputs[0]
         for pixels in batches:
             feed = pixels if tensor.dtype == "uint8" else normalise(pixels, preprocess)
@@ -83,7 +85,7 @@ def observe(
 
 
 def _with_outputs(model: ir.Model, names: Sequence[str]) -> bytes:
-    """The serialized graph with the named tensors as outputs, beside its own."""
+    """The serialized graph with the named tensors as outputs, beside its own. External data stay where they are."""
     observed = ir.from_proto(ir.to_proto(model))
     values = {str(v.name): v for node in observed.graph for v in node.outputs}
     values.update({str(v.name): v for v in observed.graph.inputs})

@@ -40,13 +40,18 @@ def require() -> ModuleType:
 
 
 def open_session(
-    graph: str | Path | bytes, *, batch: int | None = None, threads: int = 0, profile: Path | None = None
+    graph: str | Path | bytes,
+    *,
+    batch: int | None = None,
+    threads: int = 0,
+    profile: Path | None = None,
+    weights: Path | None = None,
 ) -> Any:
     """An `onnxruntime.InferenceSession` on the CPU.
 
     A dynamic axis named "batch" is pinned to `batch` before the graph is optimised, so that shapes are static.
     `threads` is the number of intra-operator threads (0: the runtime's own choice). `profile` is the prefix of a
-    profile file.
+    profile file. `weights` is the folder of the external data of a graph that comes as bytes.
 
     Raises:
         EngineError: ONNX Runtime refuses the graph.
@@ -61,6 +66,8 @@ def open_session(
     if profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = os.fspath(profile)
+    if weights is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.fspath(weights))
     model, shown = (graph, "the graph") if isinstance(graph, bytes) else (os.fspath(graph), os.fspath(graph))
     try:
         session = runtime.InferenceSession(model, options, providers=[CPU_PROVIDER])
@@ -76,15 +83,24 @@ def open_session(
 class OnnxRuntimeRunner(Runner):
     """Runs an ONNX file on ONNX Runtime's CPU provider, pinned to one batch size or, without one, dynamic."""
 
-    def __init__(self, graph: Path | bytes, *, name: str, batch: int | None = None, threads: int = 0) -> None:
+    def __init__(
+        self,
+        graph: Path | bytes,
+        *,
+        name: str,
+        batch: int | None = None,
+        threads: int = 0,
+        weights: Path | None = None,
+    ) -> None:
         super().__init__(name)
         self.graph = graph
+        self.weights = weights
         self.batch = batch
         self.threads = threads
         self._session: Any = None
 
     def _load(self) -> None:
-        self._session = open_session(self.graph, batch=self.batch, threads=self.threads)
+        self._session = open_session(self.graph, batch=self.batch, threads=self.threads, weights=self.weights)
         self.inputs = tuple(self._spec(tensor) for tensor in self._session.get_inputs())
         self.outputs = tuple(self._spec(tensor) for tensor in self._session.get_outputs())
         self.provider = CPU_PROVIDER
