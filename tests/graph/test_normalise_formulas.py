@@ -102,17 +102,15 @@ def test_layer_norm_of_a_half_precision_graph_keeps_its_type():
     assert difference(run(after, x=x), run(before, x=x)) <= 2e-3
 
 
-@pytest.mark.parametrize("change", ["other axis", "rms", "not the mean", "exponent 3", "no keepdims"])
+@pytest.mark.parametrize("change", ["other axis", "rms", "not the mean", "exponent 4", "no keepdims"])
 def test_what_only_looks_like_layer_norm_is_left_alone(change):
     b = Builder(18)
     x = b.input("x", ["batch", 24, 24])
     axis, keep = np.array([1 if change == "other axis" else -1], np.int64), int(change != "no keepdims")
     mean = b.add("ReduceMax" if change == "not the mean" else "ReduceMean", x, axis, keepdims=keep)
     deviation = x if change == "rms" else b.add("Sub", x, mean)
-    squared = b.add("Pow", deviation, 3.0 if change == "exponent 3" else 2.0)
-    variance = b.add("ReduceMean", b.add("Abs", squared), axis, keepdims=1)
-    if change != "exponent 3":
-        variance = b.add("ReduceMean", squared, axis, keepdims=1)
+    squared = b.add("Pow", deviation, 4.0 if change == "exponent 4" else 2.0)
+    variance = b.add("ReduceMean", squared, axis, keepdims=1)
     before = b.model(b.add("Div", deviation, b.add("Sqrt", b.add("Add", variance, 1e-3))))
     after, report = normalised(before)
     assert report.passes["layer_norm"] == 0

@@ -129,6 +129,39 @@ def test_two_free_sizes_are_kept_apart():
     same_function(before, after, (2, 5, 8), (3, 1, 8))
 
 
+def test_two_free_sizes_that_change_places_keep_their_arithmetic():
+    b = Builder(17)
+    x = b.input("x", ["batch", "tokens", 8])
+    shape = b.add("Concat", b.add("Shape", x, start=1, end=2), b.add("Shape", x, start=0, end=1), np.array([8]), axis=0)
+    before = b.model(b.add("Reshape", x, shape))
+    same_function(before, normalised(before), (2, 5, 8), (3, 4, 8))
+
+
+def test_free_sizes_of_two_inputs_are_not_taken_for_equal():
+    b = Builder(17)
+    x, y = b.input("x", ["a", 4]), b.input("y", ["b", 4])
+    before = b.model(b.add("Expand", b.add("Relu", x), b.add("Shape", y)))
+    after = normalised(before)
+    feeds = {"x": values(1, 4), "y": values(3, 4)}
+    assert run(after, **feeds)[0].shape == run(before, **feeds)[0].shape == (3, 4)
+
+
+@pytest.mark.parametrize("operator", ["Add", "Tile"])
+def test_an_expand_that_broadcasting_does_not_do_stays(operator):
+    b = Builder(17)
+    x = b.input("x", ["batch", 4])
+    target = b.add("Concat", b.add("Shape", x, start=0, end=1), np.array([4]), axis=0)
+    constant = b.add("Expand", values(1, 4), target)
+    if operator == "Add":  # the other operand is the same for all samples too
+        y = b.add("Add", constant, b.add("ReduceMean", x, axes=[0]))
+    else:  # the batch itself is repeated
+        y = b.add("Tile", constant, np.array([2, 1]))
+    before = b.model(y)
+    after = normalised(before)
+    feed = values(3, 4)
+    np.testing.assert_array_equal(run(after, x=feed)[0], run(before, x=feed)[0])
+
+
 def class_token(opset, how):
     """A token in front of x [batch, 4, 8], repeated for the batch as exporters do it."""
     b = Builder(opset, constants_as_nodes=True)

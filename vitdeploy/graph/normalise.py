@@ -28,6 +28,7 @@ from onnx_ir.passes.common import (
 )
 from onnxscript import optimizer
 
+from vitdeploy.errors import GraphError
 from vitdeploy.graph.canonical.attention import canonical_attention
 from vitdeploy.graph.canonical.convolution import fold_into_convolutions
 from vitdeploy.graph.canonical.free_sizes import SizeChain
@@ -63,13 +64,14 @@ def normalise(model: ir.Model, opset: int | None = None) -> Normalised:
         opset: raise the graph to this opset if it is lower. By default graphs below 18 are raised to 20.
 
     Raises:
-        GraphError: the graph's opset cannot be raised.
+        GraphError: the graph's opset cannot be raised, or one of its constants cannot be computed.
     """
     version = model.graph.opset_imports.get("", 0)
     wanted = opset or (OPSET if version < LOWEST_OPSET else version)
     NameFixPass()(model)
-    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
+    _lift_constants(model)
     counts = {"opset": int(upgrade_opset(model, wanted))}
+    _lift_constants(model)  # the converter writes new ones
     for name, rewrite in _PASSES.items():
         counts[name] = rewrite(model)
     drop_unused(model)
@@ -107,18 +109,30 @@ def _fold_constants(model: ir.Model, known: Inference) -> None:
     level = logger.level
     logger.setLevel(logging.ERROR)  # it warns of each operator with several outputs, which concerns no user
     try:
-        optimizer.fold_constants(
-            model,
-            onnx_shape_inference=False,
-            input_size_limit=FOLD_ELEMENTS,
-            output_size_limit=FOLD_ELEMENTS,
-            should_fold=fits,
-        )
+        with np.errstate(all="ignore"):
+            optimizer.fold_constants(
+                model,
+                onnx_shape_inference=False,
+                input_size_limit=FOLD_ELEMENTS,
+                output_size_limit=FOLD_ELEMENTS,
+                should_fold=fits,
+            )
+    except Exception as error:  # a node that no runtime could run either; the folding wraps whatever it meets
+        cause = error
+        while cause.__cause__ is not None and isinstance(cause.__cause__, Exception):
+            cause = cause.__cause__
+        raise GraphError(
+            "a constant of the graph cannot be computed", found=str(cause).splitlines()[0][:200] if str(cause) else ""
+        ) from None
     finally:
         logger.setLevel(level)
+    _lift_constants(model)
+    RemoveUnusedNodesPass()(model)
+
+
+def _lift_constants(model: ir.Model) -> None:
     if any(node.op_type == "Constant" for node in model.graph):
         LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-    RemoveUnusedNodesPass()(model)
 
 
 def drop_unused(model: ir.Model) -> None:
