@@ -67,7 +67,8 @@ def attention(
     """scaled_dot_product_attention as MatMul, Softmax, MatMul: the pattern that every runtime fuses.
 
     The exporter's own translation transposes the key through Reshape nodes with computed shapes.
-    Source: arXiv 1706.03762, equation 1; `scale` multiplies the query before the first MatMul.
+    Source: arXiv 1706.03762, equation 1; `scale` multiplies the query before the first MatMul. A mask of numbers is
+    added to the scores; one of truth values keeps those that are true.
     """
     if is_causal or enable_gqa or dropout_p:
         raise NotImplementedError("attention with a causal mask, grouped queries or dropout")
@@ -75,7 +76,9 @@ def attention(
     factor = float(scale) if scale is not None else float(query.shape[-1]) ** -0.5
     scaled = op.Mul(query, op.Constant(value_float=factor))
     scores = op.MatMul(scaled, op.Transpose(key, perm=[*range(rank - 2), rank - 1, rank - 2]))
-    if attn_mask is not None:
+    if attn_mask is not None and attn_mask.dtype == ir.DataType.BOOL:
+        scores = op.Where(attn_mask, scores, op.Constant(value_float=float("-inf")))
+    elif attn_mask is not None:
         scores = op.Add(scores, attn_mask)
     return op.MatMul(op.Softmax(scores, axis=-1), value)
 
