@@ -148,7 +148,7 @@ def from_timm(
 
 
 def _resized(model: Any, image_size: tuple[int, int], build: Callable[[], nn.Module]) -> nn.Module:
-    """timm's module for another image size: as `build` makes it, where the weights fit, so that windows keep their size;
+    """timm's module for another image size: as `build` makes it, if the weights fit, so that windows keep their size;
     else with its positions resized by timm. A module without sizes, made of convolutions, takes all."""
     if not hasattr(model, "set_input_size"):
         return model
