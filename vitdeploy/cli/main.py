@@ -24,6 +24,7 @@ COMMANDS = {
     "verify": "An artifact against the original, on the same images.",
     "bench": "Latency and throughput, one process an artifact, in alternating blocks.",
     "predict": "What a bundle says to images.",
+    "explain": "Where a model looks: attention maps over an image.",
     "inspect": "What a bundle or an ONNX file holds; checks every digest.",
     "doctor": "What is installed here and which targets work.",
 }

@@ -1,0 +1,35 @@
+"""`vitdeploy explain BUNDLE IMAGE -o out.png`: attention maps over an image."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from vitdeploy.cli.console import Console, output_options
+
+
+@click.command("explain")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.argument("image", type=click.Path(path_type=Path))
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The .png file to write.")
+@output_options
+def command(console: Console, bundle: Path, image: Path, output: Path) -> None:
+    """Where a model looks: attention maps over an image.
+
+    Of a ViT: every head of the last attention, their mean, and attention rollout over all blocks. Of a DETR: the
+    decoder's last look, for the best three objects. They are read from the bundle's float graph, on ONNX Runtime;
+    engines that ship do not carry them.
+    """
+    from vitdeploy.pipeline.explain import explain
+
+    with console:
+        console.progress("attention maps", 0, 1)
+        facts = explain(bundle, image, output)
+        console.progress("attention maps", 1, 1)
+    rows, columns = facts["grid"]
+    lines = [
+        f"{facts['read']}: {rows}x{columns} patches after {facts['prefix_tokens']} other tokens, "
+        f"{facts['heads']} heads, {facts['blocks']} attentions"
+    ]
+    console.finish(facts, lines, output)

@@ -1,0 +1,286 @@
+"""`explain`: where a model of a bundle looks in one image, from the weights of its attention."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from vitdeploy.bundle.read import read_bundle, verify_files
+from vitdeploy.errors import GraphError, InputError, OutputError
+from vitdeploy.graph.admit import admit
+from vitdeploy.graph.io import get_metadata, save_graph
+from vitdeploy.graph.mark import Weights, find_weights, mark, mark_mean, patch_grid, tokens_read
+from vitdeploy.graph.normalise import normalise
+from vitdeploy.pipeline.rollout import Floats, read_by, rollout, to_grid
+from vitdeploy.report.attention import Panel, attention_picture, picture_size
+from vitdeploy.runtime.detection import Detection, detect
+from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.runtime.postprocess import classify
+from vitdeploy.runtime.predictor import read_labels
+from vitdeploy.runtime.preprocess import Pixels, load_image, to_input
+from vitdeploy.runtime.runner import Array
+from vitdeploy.spec import Manifest, PostprocessSpec, PreprocessSpec
+from vitdeploy.store.publish import storage_errors, sync_folder, temporary_folder
+
+# How many detected objects are shown.
+OBJECTS = 3
+
+
+@dataclass(frozen=True)
+class Looks:
+    """The attentions of a graph that maps are made of. Rows `rows` of the last one are looked at.
+
+    grid: (rows, columns) of patches; prefix: how many tokens come before them. reader: whose rows these are, in words.
+    """
+
+    blocks: tuple[Weights, ...]
+    grid: tuple[int, int]
+    prefix: int
+    rows: tuple[int, ...]
+    reader: str
+
+    @property
+    def last(self) -> Weights:
+        return self.blocks[-1]
+
+
+def explain(bundle: Path, image: Path, output: Path) -> dict[str, Any]:
+    """Draw the attention maps of a bundle's float graph for one image, on ONNX Runtime.
+
+    A model of tokens: every head of the last attention, their mean, and the rollout over all blocks. A DETR: the
+    decoder's last look at the image, for the best objects that it detects.
+
+    Returns: what was drawn, and from what.
+
+    Raises:
+        GraphError: the bundle has no float graph, or one whose attention is not over the patches of the whole image.
+        InputError: a bundle for sequences, or an image in which a detector detects nothing.
+        OutputError: `output` is no file to write a PNG into. Errors of bundle, image and runtime come through.
+    """
+    _check_output(output, image)
+    manifest = read_bundle(bundle)
+    if manifest.preprocess is None:
+        raise InputError(
+            f"{bundle} takes no images, so there is nothing to draw over",
+            found=f"a bundle for the task {manifest.task}",
+            wanted="a bundle of a model that takes images",
+        )
+    pixels = load_image(image, manifest.preprocess)[0]
+    model = _float_graph(bundle, manifest)
+    objects = manifest.postprocess is not None
+    looks = _object_looks(model, str(bundle)) if objects else _token_looks(model, str(bundle))
+    outputs, names = _run(model, looks, pixels, manifest.preprocess)
+    labels = read_labels(bundle, manifest)
+    if manifest.postprocess is not None:
+        heads, panels = _object_panels(looks, outputs, names, manifest.postprocess, pixels, labels, image)
+    else:
+        heads, panels = _token_panels(looks, outputs, names, labels)
+    rows, columns = looks.grid
+    subheading = f"{image.name}: {looks.reader}; {rows} × {columns} patches, {len(heads)} heads"
+    _write(output, attention_picture(pixels, panels, f"{manifest.name}: where it looks", subheading))
+    return {
+        "path": str(output),
+        "image": str(image),
+        "task": manifest.task,
+        "size": list(picture_size(pixels, len(panels))),
+        "grid": list(looks.grid),
+        "heads": len(heads),
+        "blocks": len(looks.blocks),
+        "prefix_tokens": looks.prefix,
+        "read": looks.reader,
+        "maps": [panel.title for panel in panels if panel.map is not None],
+    }
+
+
+def _check_output(output: Path, image: Path) -> None:
+    wrong = None
+    if output.suffix.lower() != ".png":
+        wrong = f"a name that ends in {output.suffix}" if output.suffix else "a name without an ending"
+    elif output.is_dir():
+        wrong = "a folder"
+    elif output.exists() and image.exists() and output.samefile(image):
+        wrong = "the image itself"
+    if wrong:
+        raise OutputError(f"{output} is no place for the picture", found=wrong, wanted="a .png file", fix="change -o")
+
+
+def _float_graph(bundle: Path, manifest: Manifest) -> ir.Model:
+    """The graph of a bundle, in the canonical form, with the shapes of its tensors."""
+    file = manifest.graphs["model"].file
+    listed = {entry.path for entry in manifest.files}
+    verify_files(bundle, manifest, [name for name in (file, f"{file}.data") if name in listed])
+    model = admit(bundle / file)
+    metadata = get_metadata(model, str(bundle / file))
+    if metadata.precision not in (None, "fp32"):
+        raise GraphError(
+            f"{bundle} holds no float graph",
+            found=f"{file} placed in {metadata.precision} for {metadata.target}",
+            wanted="a bundle made by `vitdeploy run`, or compiled from a float graph",
+            fix="vitdeploy compile FLOAT_DIR --target onnxruntime-cpu -o DIR",
+        )
+    normalise(model)
+    return model
+
+
+def _token_looks(model: ir.Model, name: str) -> Looks:
+    """The blocks of a model whose tokens are patches, after a few of its own."""
+    found = find_weights(model)
+    grid = patch_grid(found[0]) if found else None
+    if not found or grid is None:
+        raise GraphError(
+            f"{name} has no attention over patches of the image",
+            found="no patch embedding by a convolution" if found else "no attention (Softmax between two MatMul)",
+            wanted="a Vision Transformer",
+        )
+    *before, last = found
+    tokens, patches = last.keys, grid[0] * grid[1]
+    small = [each for each in found if each.windowed or each.keys < patches]
+    if small:
+        raise GraphError(
+            f"{name} attends inside windows, so no token's attention covers the image",
+            found=f"{small[0].name}: rows of {small[0].keys} tokens, for {grid[0]}x{grid[1]} patches",
+            wanted="attention of every token to all patches, as in ViT, DeiT, DINOv2, CLIP or DETR",
+            fix="for Swin and its kin use occlusion or gradients on the PyTorch model instead",
+        )
+    if any(each.keys != tokens or (each is not last and each.queries != tokens) for each in found):
+        sizes = ", ".join(f"{each.queries}x{each.keys}" for each in found)
+        raise GraphError(
+            f"the attentions of {name} are over different tokens, so there is no one map",
+            found=f"queries x keys: {sizes}",
+            wanted="the same tokens in every block",
+        )
+    prefix = tokens - patches
+    rows, reader = _rows_of_interest(model, last, prefix)
+    return Looks((*before, last), grid, prefix, rows, reader)
+
+
+def _rows_of_interest(model: ir.Model, last: Weights, prefix: int) -> tuple[tuple[int, ...], str]:
+    """The queries whose attention makes the answer. Where `optimize` left some rows only, it is these."""
+    if last.learned:
+        return tuple(range(last.queries)), "last attention, read by the pooling query"
+    rows = tuple(range(last.queries)) if last.queries < last.keys else tokens_read(model, last, prefix)
+    if rows:
+        return rows, "last attention, read by the class token" if len(
+            rows
+        ) == 1 else f"last attention, read by {len(rows)} tokens"
+    return tuple(range(prefix, last.keys)), "last attention, read by all patches"
+
+
+def _object_looks(model: ir.Model, name: str) -> Looks:
+    """The last attention from a decoder's object queries to the features of the image."""
+    boxes = next((each for each in model.graph.outputs if each.name == "boxes"), None)
+    queries = boxes.shape[1] if boxes is not None and boxes.shape is not None else None
+    for weights in reversed(find_weights(model)):
+        grid = patch_grid(weights)
+        if (
+            grid is not None
+            and not weights.windowed
+            and (weights.queries, weights.keys) == (queries, grid[0] * grid[1])
+        ):
+            return Looks((weights,), grid, 0, tuple(range(weights.queries)), "the decoder's last look at the image")
+    raise GraphError(
+        f"the decoder of {name} has no attention over the whole image",
+        found="no Softmax over all positions for each object query (deformable attention samples points)",
+        wanted="cross-attention as in DETR",
+    )
+
+
+def _run(
+    model: ir.Model, looks: Looks, pixels: Pixels, preprocess: PreprocessSpec
+) -> tuple[dict[str, Array], tuple[str, ...]]:
+    """The outputs for one image, without the batch axis; and the names of those that hold attention: the means of the
+    blocks before the last one, and the last one's heads."""
+    names = (*(mark_mean(model, each) for each in looks.blocks[:-1]), mark(model, looks.last))
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
+        file = Path(folder) / "marked.onnx"
+        save_graph(model, file)
+        with OnnxRuntimeRunner(file, name="the float graph", batch=1) as runner:
+            tensor = runner.inputs[0]
+            batch = tensor.shape[0] if isinstance(tensor.shape[0], int) else 1
+            outputs = runner.infer({tensor.name: to_input([pixels] * batch, preprocess, tensor)})
+    first = {name: array[0] for name, array in outputs.items() if name not in names}
+    for name, weights in zip(names, looks.blocks, strict=True):
+        array = outputs[name].astype(np.float64)
+        # Batch and heads may share an axis.
+        heads = array.size // (batch * weights.queries * weights.keys) if name == names[-1] else 1
+        array = array.reshape(-1, heads, weights.queries, weights.keys)[0]
+        first[name] = array if name == names[-1] else array[0]
+    return first, names
+
+
+def _token_panels(
+    looks: Looks, outputs: Mapping[str, Array], names: Sequence[str], labels: Sequence[str] | None
+) -> tuple[Floats, list[Panel]]:
+    heads = outputs[names[-1]]
+    flow = rollout([*(outputs[name] for name in names[:-1]), heads.mean(axis=0)], pooled=looks.last.learned)
+    maps = {
+        f"Rollout over {len(looks.blocks)} attentions": flow,
+        f"Mean of the {len(heads)} heads": heads.mean(axis=0),
+        **{f"Head {number}": head for number, head in enumerate(heads, start=1)},
+    }
+    logits = outputs.get("logits")
+    note = _certain(classify(logits, labels, 1).top[0]) if logits is not None else ""
+    panels = [Panel("What the model sees", note)]
+    return heads, panels + [
+        _panel(title, to_grid(read_by(weights, looks.rows), looks.grid)) for title, weights in maps.items()
+    ]
+
+
+def _object_panels(
+    looks: Looks,
+    outputs: Mapping[str, Array],
+    names: Sequence[str],
+    head: PostprocessSpec,
+    pixels: Pixels,
+    labels: Sequence[str] | None,
+    image: Path,
+) -> tuple[Floats, list[Panel]]:
+    heads = outputs[names[-1]]
+    maps = to_grid(heads.mean(axis=0), looks.grid)
+    found = _best_objects(outputs, looks.last.queries, head, pixels, labels)
+    if not found:
+        raise InputError(
+            f"nothing is detected in {image}",
+            found=f"no object with a score above {head.threshold:g}",
+            wanted="an image with objects that the model knows",
+        )
+    panels = [Panel("What the model sees", f"{len(found)} best of the detected objects")]
+    return heads, panels + [replace(_panel(_certain(each), maps[query]), box=each.box) for query, each in found.items()]
+
+
+def _best_objects(
+    outputs: Mapping[str, Array], queries: int, head: PostprocessSpec, pixels: Pixels, labels: Sequence[str] | None
+) -> dict[int, Detection]:
+    """The best objects by their query. Boxes are in pixels of what the model sees."""
+    height, width, channels = pixels.shape
+    seen = PreprocessSpec((height, width), (height, width), mean=(0.0,) * channels, std=(1.0,) * channels)
+    found: dict[int, Detection] = {}
+    for query in range(queries):
+        own = {name: outputs[name][query : query + 1] for name in ("logits", "boxes")}
+        for each in detect(own, (width, height), seen, head, labels).objects[:1]:
+            found[query] = each
+    return dict(sorted(found.items(), key=lambda item: -item[1].score)[:OBJECTS])
+
+
+def _certain(answer: Any) -> str:
+    return f"{answer.label}, {100 * answer.score:.1f} %"
+
+
+def _panel(title: str, grid: Floats) -> Panel:
+    share, most = 100 * grid.sum(), 100 * grid.max()
+    patches = "" if share > 99.95 else f"{share:.0f} % on patches, "
+    return Panel(title, f"{patches}at most {most:.1f} % on one", grid)
+
+
+def _write(output: Path, picture: bytes) -> None:
+    """All of the file or nothing of it."""
+    with temporary_folder(output.parent) as work, storage_errors(output):
+        (work / output.name).write_bytes(picture)
+        sync_folder(work)
+        (work / output.name).replace(output)
