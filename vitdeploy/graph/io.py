@@ -65,7 +65,7 @@ def load_graph(path: Path) -> ir.Model:
         proto = onnx.load(str(path), load_external_data=False)
         if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in proto.graph.initializer):
             onnx.checker.check_model(str(path))
-            return ir.load(path)
+            return _whole(ir.load(path))
         onnx.checker.check_model(proto)
     except Exception as error:  # protobuf, checker and external-data errors have no common base
         text = str(error).strip()
@@ -76,6 +76,17 @@ def load_graph(path: Path) -> ir.Model:
             fix="export it again",
         ) from None
     return ir.from_proto(proto)
+
+
+def _whole(model: ir.Model) -> ir.Model:
+    """The same model; raises ValueError where a file of weights ends before them."""
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        if isinstance(tensor, ir.ExternalTensor):
+            size, end = Path(tensor.path).stat().st_size, (tensor.offset or 0) + tensor.nbytes
+            if size < end:
+                raise ValueError(f"{tensor.location} has {size:,} bytes, and {value.name} ends at {end:,}")
+    return model
 
 
 def save_graph(model: ir.Model, path: Path) -> None:
