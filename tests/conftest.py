@@ -67,6 +67,18 @@ def small_export(tmp_path_factory: pytest.TempPathFactory, small_checkpoint: Pat
 
 
 @pytest.fixture(scope="session")
+def external_graph(tmp_path_factory: pytest.TempPathFactory, small_export: Path) -> Path:
+    """The graph of small_export as one of more than 2 GB is written: model.onnx, and model.onnx.data beside it."""
+    from vitdeploy.graph import io
+
+    path = tmp_path_factory.mktemp("external") / "model.onnx"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(io, "MAX_WEIGHT_BYTES", 50_000)
+        io.save_graph(io.load_graph(small_export / "model.onnx"), path)
+    return path
+
+
+@pytest.fixture(scope="session")
 def sequence_source() -> Source:
     """The embedded encoder-decoder, which writes digits backwards: its answers end after different lengths."""
     from vitdeploy.models.source import Source

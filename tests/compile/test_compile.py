@@ -1,6 +1,7 @@
 """Compiling: what runs is counted and is what was asked for; no silent fallback."""
 
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
@@ -11,12 +12,15 @@ from vitdeploy.compile.probe import probe_target
 from vitdeploy.data.folder import split
 from vitdeploy.errors import CapabilityError, EngineError, GraphError, TargetError
 from vitdeploy.graph.io import get_metadata, graph_spec, load_graph, save_graph, set_metadata
+from vitdeploy.models.reference import torch_runner
+from vitdeploy.models.source import load_original
 from vitdeploy.pipeline.stages.compile import compile_graph, compile_graphs, read_engine
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, check_precision, place_graph, place_graphs
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.spec import TARGETS
 
+REVERSE = Path(__file__).parent.parent.parent / "calibration" / "reverse"
 LAYERS = 4 * 2 + 2
 OPENVINO, ORT = "openvino-cpu", "onnxruntime-cpu"
 INT8_KERNELS = {OPENVINO: {"int8": LAYERS}, ORT: {"fp32": 1, "int8": LAYERS - 1}}
@@ -120,6 +124,100 @@ def test_a_float_engine_gives_the_answers_of_its_graph_at_any_batch(graph, out, 
     with make_runner(out, engine, batch=batch) as runner:
         ours = runner.infer(feeds)["logits"]
     assert np.abs(ours - wanted).max() <= 1e-4 * np.abs(wanted).max()
+
+
+# --- weights beside the graph, and models of two graphs ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_an_engine_of_a_graph_with_its_weights_beside_it_is_the_same(tmp_path, graph, external_graph, out, target):
+    needs(target)
+    place_graph(PlaceConfig(target, "fp32"), external_graph, None, tmp_path)
+    engine = compile_graph(tmp_path / "model.onnx", target, 1, out)
+    assert engine.kernels == {"fp32": LAYERS}
+    moved = out.rename(tmp_path / "elsewhere")
+    feeds = {"image": images(2)}
+    with OnnxRuntimeRunner(graph, name="graph") as runner:
+        wanted = runner.infer(feeds)["logits"]
+    with make_runner(moved, engine, batch=2) as runner:
+        ours = runner.infer(feeds)["logits"]
+    assert np.abs(ours - wanted).max() <= 1e-4 * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_int8_of_a_graph_with_its_weights_beside_it_is_the_same(
+    tmp_path, external_graph, ranges, placements, digits, target
+):
+    calibrate(external_graph, split(digits, "none", calibration=16, evaluation=1, seed=0).calibration, tmp_path)
+    assert (tmp_path / "ranges.json").read_bytes() == ranges.read_bytes()
+    place_graph(PlaceConfig(target, "int8"), external_graph, tmp_path / "ranges.json", tmp_path)
+    assert (tmp_path / "model.onnx").read_bytes() == placements[target].read_bytes()
+    assert not (tmp_path / "model.onnx.data").exists()
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def sequence_engine(request, tmp_path_factory, sequence_export):
+    """(EngineSpec, folder) of the embedded encoder-decoder on a target."""
+    needs(request.param)
+    placed, out = tmp_path_factory.mktemp("placed"), tmp_path_factory.mktemp("engine")
+    place_graphs(PlaceConfig(request.param, "fp32"), sequence_export, None, placed)
+    return compile_graphs(placed, request.param, 2, out), out
+
+
+def test_an_engine_of_two_graphs_has_two_parts_with_their_own_files(sequence_engine):
+    engine, folder = sequence_engine
+    assert engine == read_engine(folder)
+    assert [part.part for part in engine.parts] == ["encoder", "decoder_step"]
+    assert engine.files == tuple(file for part in engine.parts for file in part.files)
+    for part in engine.parts:
+        assert {*part.files, part.graph} == {
+            f"{part.part}/{path.name}" for path in (folder / part.part).iterdir() if path.name != "engine.json"
+        }
+    assert [(tensor.name, tensor.dtype) for tensor in (*engine.inputs, *engine.outputs)] == [
+        ("source", "int64"),
+        ("tokens", "int64"),
+        ("logits", "float32"),
+    ]
+    assert engine.kernels == {"fp32": sum(part.kernels["fp32"] for part in engine.parts)}
+    assert engine.dynamic_batch
+    assert engine.sequence.start == 1
+
+
+def test_an_engine_of_two_graphs_writes_the_tokens_of_the_original(sequence_engine, sequence_source):
+    """The same tokens in every row, also in rows that end before others, and the logits they were chosen by."""
+    engine, folder = sequence_engine
+    with np.load(REVERSE / "tokens.npz") as file:
+        source, target = file["source"][:9], file["target"][:9]
+    with make_runner(folder, engine, batch=3) as runner:
+        ours = runner.infer({"source": source})
+    with torch_runner(load_original(sequence_source)) as runner:
+        assert runner.provider == "PyTorch eager"
+        wanted = runner.infer({"source": source})
+    ends = (wanted["tokens"] == 2).argmax(axis=1)
+    assert len(set(ends)) > 1
+    np.testing.assert_array_equal(ours["tokens"], wanted["tokens"])
+    np.testing.assert_array_equal(wanted["tokens"], target[:, : wanted["tokens"].shape[1]])
+    for row, end in enumerate(ends):
+        a, b = (found["logits"][row, : end + 1] for found in (ours, wanted))
+        assert np.abs(a - b).max() <= 1e-4 * np.abs(b).max()
+
+
+def test_what_is_measured_of_two_graphs_are_whole_sources(sequence_engine):
+    engine, folder = sequence_engine
+    with make_runner(folder, engine, batch=4) as runner:
+        feeds = runner.example(4)
+        again = runner.example(4)
+        assert runner.infer(feeds)["tokens"].shape[0] == 4
+    assert feeds["source"].shape == (4, engine.sequence.max_length // 2)
+    assert not {engine.sequence.start, engine.sequence.end, engine.sequence.pad} & set(feeds["source"].ravel())
+    np.testing.assert_array_equal(feeds["source"], again["source"])
+
+
+def test_an_engine_without_both_parts_cannot_be_run(sequence_engine):
+    engine, folder = sequence_engine
+    with pytest.raises(TargetError, match="cannot be run") as caught:
+        make_runner(folder, dataclasses.replace(engine, parts=engine.parts[:1]))
+    assert caught.value.found == "parts encoder"
 
 
 # --- refusals ---------------------------------------------------------------------------------------------------------

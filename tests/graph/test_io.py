@@ -9,6 +9,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from vitdeploy.errors import GraphError, MissingFileError
+from vitdeploy.graph import io
 from vitdeploy.graph.io import (
     METADATA_KEY,
     GraphMetadata,
@@ -17,10 +18,13 @@ from vitdeploy.graph.io import (
     graph_spec,
     load_graph,
     save_graph,
+    serialised,
     set_metadata,
+    weight_bytes,
+    weights_folder,
 )
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.spec import GraphSpec, PreprocessSpec, TensorSpec
+from vitdeploy.spec import GraphSpec, PostprocessSpec, PreprocessSpec, SequenceSpec, TensorSpec
 
 
 @pytest.fixture
@@ -116,6 +120,93 @@ def test_a_round_trip_keeps_the_function(tmp_path, file, model):
     np.testing.assert_array_equal(*results)
 
 
+# --- weights beside the graph -----------------------------------------------------------------------------------------
+
+
+def logits(graph, **options):
+    images = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 1), dtype=np.uint8)
+    with OnnxRuntimeRunner(graph, name="graph", **options) as runner:
+        return runner.infer({"image": images})["logits"]
+
+
+def test_weights_above_the_limit_lie_beside_the_graph(external_graph, file, model):
+    assert {path.name for path in external_graph.parent.iterdir()} == {"model.onnx", "model.onnx.data"}
+    data = external_graph.with_name("model.onnx.data").stat().st_size
+    assert data > 0.9 * weight_bytes(model)
+    assert external_graph.stat().st_size < file.stat().st_size - data + 10_000
+
+
+def test_a_graph_with_weights_beside_it_is_the_same_function(external_graph, file):
+    np.testing.assert_array_equal(logits(external_graph), logits(file))
+
+
+def test_weights_beside_the_graph_are_not_read_before_they_are_used(external_graph):
+    loaded = load_graph(external_graph)
+    outside = [value.const_value for value in loaded.graph.initializers.values()]
+    outside = [tensor for tensor in outside if isinstance(tensor, ir.ExternalTensor)]
+    assert sum(tensor.nbytes for tensor in outside) > 0.9 * weight_bytes(loaded)
+    assert all(tensor.raw is None for tensor in outside)
+    assert weights_folder(loaded) == external_graph.parent
+
+
+def test_writing_weights_beside_the_graph_leaves_the_model_in_memory_as_it_was(tmp_path, model, monkeypatch):
+    monkeypatch.setattr(io, "MAX_WEIGHT_BYTES", 50_000)
+    save_graph(model, tmp_path / "model.onnx")
+    assert weights_folder(model) is None
+
+
+def test_both_files_have_the_same_bytes_every_time(tmp_path, external_graph, monkeypatch):
+    monkeypatch.setattr(io, "MAX_WEIGHT_BYTES", 50_000)
+    save_graph(load_graph(external_graph), tmp_path / "model.onnx")  # from a file that has its weights beside it too
+    for name in ("model.onnx", "model.onnx.data"):
+        assert (tmp_path / name).read_bytes() == external_graph.with_name(name).read_bytes()
+
+
+def test_below_the_limit_weights_come_into_the_graph_again(tmp_path, external_graph, file):
+    """What an INT8 placement does to the weights of a model of 3 GB."""
+    save_graph(load_graph(external_graph), tmp_path / "model.onnx")
+    assert {path.name for path in tmp_path.iterdir()} == {"model.onnx"}
+    assert (tmp_path / "model.onnx").read_bytes() == serialised(load_graph(file))
+
+
+def test_the_bytes_of_a_graph_hold_its_weights_wherever_they_lay(external_graph, file):
+    content = serialised(load_graph(external_graph))
+    assert content == serialised(load_graph(file))
+    np.testing.assert_array_equal(logits(content), logits(file))
+
+
+def test_bytes_without_their_weights_run_where_the_folder_is_named(external_graph, file):
+    np.testing.assert_array_equal(logits(external_graph.read_bytes(), weights=external_graph.parent), logits(file))
+
+
+def test_a_graph_that_is_too_large_has_no_bytes(model, monkeypatch):
+    monkeypatch.setattr(io, "MAX_WEIGHT_BYTES", 50_000)
+    with pytest.raises(GraphError, match="does not fit into memory") as caught:
+        serialised(model)
+    assert caught.value.found == f"{weight_bytes(model):,} bytes of weights"
+
+
+@pytest.mark.parametrize("kept", [None, 0, 1000, -1])
+def test_a_graph_whose_weights_are_gone_or_cut_is_refused(tmp_path, external_graph, kept):
+    (tmp_path / "model.onnx").write_bytes(external_graph.read_bytes())
+    if kept is not None:
+        data = external_graph.with_name("model.onnx.data").read_bytes()
+        (tmp_path / "model.onnx.data").write_bytes(data[:kept])
+    with pytest.raises(GraphError, match="not a valid ONNX file") as caught:
+        load_graph(tmp_path / "model.onnx")
+    assert "model.onnx.data" in caught.value.found
+
+
+def test_a_graph_that_breaks_a_rule_of_onnx_is_not_written_in_two_files_either(tmp_path, model, monkeypatch):
+    monkeypatch.setattr(io, "MAX_WEIGHT_BYTES", 50_000)
+    next(node for node in model.graph if node.op_type == "Softmax").op_type = "Hardmox"
+    with pytest.raises(GraphError, match="breaks a rule of ONNX"):
+        save_graph(model, tmp_path / "model.onnx")
+
+
+# --- versions and metadata --------------------------------------------------------------------------------------------
+
+
 def test_the_written_file_has_the_lowest_ir_version_that_holds_its_opset(tmp_path, model):
     model.ir_version = 12
     save_graph(model, tmp_path / "model.onnx")
@@ -124,10 +215,20 @@ def test_the_written_file_has_the_lowest_ir_version_that_holds_its_opset(tmp_pat
 
 def test_metadata_comes_back_as_it_was_written(tmp_path, model):
     preprocess = PreprocessSpec(36, (32, 32), "lanczos", (0.1,), (0.3,))
-    metadata = GraphMetadata("other", "classification", preprocess, "openvino-cpu", "int8")
-    set_metadata(model, metadata)
-    save_graph(model, tmp_path / "model.onnx")
-    assert get_metadata(load_graph(tmp_path / "model.onnx"), "model.onnx") == metadata
+    for metadata in (
+        GraphMetadata("other", "classification", preprocess, "openvino-cpu", "int8"),
+        GraphMetadata("other", "panoptic", preprocess, postprocess=PostprocessSpec("sigmoid", "xyxy", 0.3, (0, 2))),
+        GraphMetadata("other", "sequence", None, sequence=SequenceSpec(1, 2, 0, 20, 13)),
+    ):
+        set_metadata(model, metadata)
+        save_graph(model, tmp_path / "model.onnx")
+        assert get_metadata(load_graph(tmp_path / "model.onnx"), "model.onnx") == metadata
+
+
+def test_a_graph_that_takes_no_images_says_so():
+    with pytest.raises(GraphError, match="reverse takes no images") as caught:
+        GraphMetadata("reverse", "sequence", None).images  # noqa: B018
+    assert caught.value.found == "a graph for the task sequence"
 
 
 def test_an_export_carries_its_preprocessing(model):
