@@ -67,12 +67,14 @@ def test_scores_that_pass_anything_else_are_not_attention(between):
     assert find_attentions(score_graph(between)) == []
 
 
-def test_a_softmax_over_several_rows_is_not_attention():
-    model = score_graph(
-        lambda b, scores: b.op("Reshape", scores, b.ints(-1, 1, TOKENS * TOKENS)),
-        after=lambda b, softmax: b.op("Reshape", softmax, b.ints(-1, TOKENS, TOKENS)),
-    )
-    assert find_attentions(model) == []
+@pytest.mark.parametrize(("rows", "count"), [(TOKENS, 1), (1, 0)], ids=["each row", "all rows at once"])
+def test_a_softmax_over_several_rows_is_not_attention(rows, count):
+    b = Builder()
+    scores = b.op("MatMul", "x", b.op("Transpose", "x", perm=[0, 2, 1]))
+    length = TOKENS * TOKENS // rows
+    softmax = b.op("Softmax", b.op("Reshape", scores, b.ints(-1, rows, length)), axis=-1)
+    inputs = {"x": ["batch", TOKENS, WIDTH], "values": ["batch", length, WIDTH]}
+    assert len(find_attentions(b.model(inputs, b.op("MatMul", softmax, "values")))) == count
 
 
 def test_what_comes_between_softmax_and_values_ends_attention():

@@ -165,6 +165,17 @@ def test_mixed_values_that_are_read_elsewhere_keep_their_bias(name):
     assert_rewritten(changed("value", unchanged, outputs=[name]), fold_value_bias, 0)
 
 
+def test_heads_that_are_joined_with_tokens_keep_the_bias_of_their_value():
+    b = Builder()
+    query, key, value = query_key_value(b, "x", TOKENS, "slices")
+    scores = b.op("MatMul", query, b.op("Transpose", key, perm=[0, 1, 3, 2]))
+    mixed = b.op("MatMul", b.op("Softmax", scores, axis=-1), value)
+    # [heads, tokens, channels] read as [tokens, heads * channels]: a channel has another value column in each row.
+    joined = b.op("Reshape", mixed, b.ints(-1, TOKENS, WIDTH))
+    model = b.model({"x": ["batch", TOKENS, WIDTH]}, b.linear(joined, WIDTH, WIDTH, "proj"))
+    assert_rewritten(model, fold_value_bias, 0)
+
+
 def test_a_projection_without_bias_gets_one():
     b = Builder()
     query, key, value = (b.linear("x", WIDTH, WIDTH, name) for name in "qkv")

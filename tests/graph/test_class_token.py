@@ -243,6 +243,24 @@ def test_rotary_positions_of_the_other_tokens_go():
     assert weights(model)["cosine.rows"].shape == (1, 4)
 
 
+def test_a_mask_of_unknown_size_stops_the_selection_at_the_scores():
+    b = Builder()
+    scores = b.op("MatMul", "x", b.op("Transpose", "x", perm=[0, 2, 1]))
+    softmax = b.op("Softmax", b.op("Add", scores, "mask", name="masked"), axis=-1)
+    inputs = {"x": [2, TOKENS, WIDTH], "mask": ["rows", TOKENS]}
+    model = b.model(inputs, by_gather(0)(b, b.op("MatMul", softmax, "x")))
+    assert_rewritten(model, class_token_only, 1, batch=TOKENS)
+    assert tokens_of(model, "masked") == TOKENS
+
+
+def test_a_selection_of_heads_is_left_alone():
+    b = Builder()
+    query, key, value = query_key_value(b, "x", TOKENS, "slices")
+    softmax = b.op("Softmax", b.op("MatMul", query, b.op("Transpose", key, perm=[0, 1, 3, 2])), axis=-1)
+    model = b.model({"x": ["batch", TOKENS, WIDTH]}, by_gather(0)(b, b.op("MatMul", softmax, value)))
+    assert_rewritten(model, class_token_only, 0)
+
+
 def test_a_computed_selection_is_left_alone():
     b = Builder()
     x = attention(b, "x", TOKENS)

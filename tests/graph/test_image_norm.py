@@ -91,12 +91,13 @@ def test_a_stem_that_pads_is_left_alone(conv):
     assert_rewritten(image_model([("Add", numbers(1, CHANNELS, 1, 1))], **conv), fold_image_normalisation, 0)
 
 
-def test_a_convolution_of_groups_is_left_alone():
+@pytest.mark.parametrize(("shape", "count"), [((1,), 1), ((CHANNELS, 1, 1), 0)], ids=["one number", "per channel"])
+def test_a_convolution_of_groups_takes_one_number_for_all_channels_only(shape, count):
     b = Builder()
-    x = b.op("Add", "image", b.constant(numbers(CHANNELS, 1, 1)))
+    x = b.op("Add", "image", b.constant(numbers(*shape)))
     weight = b.constant(b.random(6, 1, 4, 4))
     model = b.model({"image": [2, CHANNELS, SIDE, SIDE]}, b.op("Conv", x, weight, group=CHANNELS))
-    assert_rewritten(model, fold_image_normalisation, 0)
+    assert_rewritten(model, fold_image_normalisation, count)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1, SIDE), (1, CHANNELS, SIDE, SIDE), (2, 1, 1, 1), (SIDE,)], ids=str)

@@ -152,6 +152,27 @@ def test_a_part_that_is_read_elsewhere_is_not_split(reader):
     assert_rewritten(model, split_qkv, 0)
 
 
+def test_a_query_that_leaves_the_graph_is_not_split():
+    b = Builder()
+    query, key, value = query_key_value(b, "x", TOKENS, "slices")
+    scores = b.op("MatMul", query, b.op("Transpose", key, perm=[0, 1, 3, 2]))
+    mixed = b.op("MatMul", b.op("Softmax", scores, axis=-1), value)
+    assert_rewritten(b.model({"x": ["batch", TOKENS, WIDTH]}, mixed, query), split_qkv, 0)
+
+
+def test_parts_that_share_columns_or_mix_tokens_and_channels_are_not_split():
+    for shared in (True, False):
+        b = Builder()
+        query, key, value = query_key_value(b, "x", TOKENS, "columns")
+        if shared:
+            query = b.op("Transpose", key, perm=[0, 1, 2, 3])
+        else:
+            query = b.op("Reshape", b.op("Transpose", query, perm=[0, 1, 3, 2]), b.ints(-1, HEADS, TOKENS, CHANNELS))
+        scores = b.op("MatMul", query, b.op("Transpose", key, perm=[0, 1, 3, 2]))
+        mixed = b.op("MatMul", b.op("Softmax", scores, axis=-1), value)
+        assert_rewritten(b.model({"x": ["batch", TOKENS, WIDTH]}, mixed), split_qkv, 0)
+
+
 def test_heads_with_their_own_query_key_and_value_are_split():
     """[heads, 3, channels] instead of [3, heads, channels]: the columns of a part lie apart."""
     b = Builder()

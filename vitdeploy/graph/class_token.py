@@ -49,8 +49,8 @@ def class_token_only(model: ir.Model) -> int:
     in one linear on all rows.
 
     Left alone: a model whose other tokens are read too (average pooling, patch features as an output), selections of
-    more than half of the rows, graphs where no attention is reached. Returns the number of attentions whose queries
-    became fewer.
+    more than half of the rows, graphs where no attention is reached. Returns the number of attentions of which fewer
+    rows are computed.
     """
     editor = Editor(model)
     narrow = _plan(model)

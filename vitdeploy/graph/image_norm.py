@@ -35,7 +35,7 @@ def fold_image_normalisation(model: ir.Model) -> int:
     normalisation, which are not the pixels -t / s. The chain may cross a Transpose; a Cast of uint8 pixels ends it,
     and then the convolution reads raw pixels 0 ... 255.
 
-    Left alone: a convolution that pads or has groups, constants that are not per channel, values that are read
+    Left alone: a convolution that pads, constants that are not per channel, values that are read
     elsewhere. Returns the number of convolutions that took in a chain.
     """
     editor, count = Editor(model), 0
@@ -62,7 +62,7 @@ def fold_image_normalisation(model: ir.Model) -> int:
 
 def _plain(node: ir.Node) -> bool:
     pads, auto_pad = node.attributes.get_ints("pads", ()) or (), node.attributes.get_string("auto_pad", "NOTSET")
-    return not any(pads) and auto_pad in ("NOTSET", "VALID") and node.attributes.get_int("group", 1) == 1
+    return not any(pads) and auto_pad in ("NOTSET", "VALID")
 
 
 def _chain(value: ir.Value, channels: int) -> list[_Affine]:
