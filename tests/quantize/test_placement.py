@@ -3,19 +3,22 @@
 from collections import Counter
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from vitdeploy.compile.engine import compile_engine
 from vitdeploy.data.folder import split
 from vitdeploy.data.pixels import batches
 from vitdeploy.errors import GraphError, TargetError
-from vitdeploy.graph.io import load_graph
+from vitdeploy.graph.io import load_graph, save_graph
 from vitdeploy.graph.linears import constant, count_int8, find_linears
 from vitdeploy.quantize.observers import Range, observe
 from vitdeploy.quantize.placement import place
 from vitdeploy.quantize.ranges import activation_scale
+from vitdeploy.runtime.engine import make_runner
 from vitdeploy.spec import TARGETS, PreprocessSpec
 
 DEPTH = 2
@@ -241,3 +244,53 @@ def test_a_placed_layer_computes_what_numpy_computes(target, biased, low, high):
     assert np.abs(ours - wanted).max() <= 1e-5 * np.abs(wanted).max()
     exact = x @ weight + (0 if bias is None else bias)
     assert np.abs(exact - wanted).max() > 1e-3 * np.abs(wanted).max()  # it is INT8 that was computed
+
+
+def convolution_on_pixels(weight, bias):
+    """uint8 [batch, 8, 8, 3] -> NCHW float -> 2x2 patches: what is left where all normalisation was folded."""
+    nodes = [
+        helper.make_node("Transpose", ["image"], ["nchw"], perm=[0, 3, 1, 2]),
+        helper.make_node("Cast", ["nchw"], ["floats"], to=TensorProto.FLOAT),
+        helper.make_node("Conv", ["floats", "weight", "bias"], ["y"], name="proj/Conv", strides=[2, 2]),
+    ]
+    constants = [numpy_helper.from_array(weight, "weight"), numpy_helper.from_array(bias, "bias")]
+    image = helper.make_tensor_value_info("image", TensorProto.UINT8, ["batch", 8, 8, 3])
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", len(weight), 4, 4])
+    graph = helper.make_graph(nodes, "pixels", [image], [y], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    return ir.from_proto(onnx.shape_inference.infer_shapes(model))
+
+
+def patches_times(pixels, weight, bias):
+    """The convolution in float64."""
+    cut = pixels.astype(np.float64).reshape(len(pixels), 4, 2, 4, 2, 3)
+    return np.einsum("nyixjc,ocij->noyx", cut, weight.astype(np.float64)) + bias.astype(np.float64)[:, None, None]
+
+
+def test_a_convolution_on_bare_pixels_keeps_every_pixel_and_runs_in_int8_on_openvino(tmp_path):
+    """A step of 1 with the zero point 0 would be exact as well, and OpenVINO would take it for no quantization."""
+    pytest.importorskip(TARGETS[OPENVINO].package)
+    generator = np.random.default_rng(5)
+    weight = (generator.normal(size=(4, 3, 2, 2)) / 255).astype(np.float32)
+    bias = generator.normal(size=4).astype(np.float32)
+    pixels = generator.integers(0, 256, (2, 8, 8, 3), dtype=np.uint8)
+    model = convolution_on_pixels(weight, bias)
+    placement = place(model, {"floats": Range(3.0, 251.0)}, OPENVINO)  # of the calibration images, not of all
+    assert placement.int8 == ("proj",)
+    steps = np.abs(weight).max(axis=(1, 2, 3), keepdims=True) / 127
+    wanted = patches_times(pixels, np.rint(weight / steps) * steps, bias)  # weights alone are rounded
+    assert np.abs(patches_times(pixels, weight, bias) - wanted).max() > 1e-3 * np.abs(wanted).max()
+
+    save_graph(model, tmp_path / "model.onnx")
+    (tmp_path / "engine").mkdir()
+    engine = compile_engine(
+        tmp_path / "model.onnx", tmp_path / "engine", target=OPENVINO, precision="int8", batch=2, placed=1
+    )
+    assert engine.kernels == {"int8": 1}
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), options, providers=["CPUExecutionProvider"])
+    with make_runner(tmp_path / "engine", engine) as runner:
+        found = {"node by node": session.run(None, {"image": pixels})[0], "OpenVINO": runner.infer({"image": pixels})["y"]}
+    for how, ours in found.items():
+        assert np.abs(ours - wanted).max() <= 1e-5 * np.abs(wanted).max(), how
