@@ -334,3 +334,12 @@ def test_an_operator_that_cannot_be_converted_is_named():
     with pytest.raises(GraphError, match="cannot be converted from opset 15 to 20") as caught:
         normalise(ir.from_proto(proto))
     assert "Nonsense" in caught.value.found
+
+
+def test_a_constant_that_cannot_be_computed_is_an_error():
+    b = Builder(20)
+    proto = b.model(b.add("Add", b.input("x", [1, 3]), b.add("Cast", b.constant(1.0), to=TensorProto.FLOAT)))
+    proto.graph.node[0].attribute[0].i = 99
+    with pytest.raises(GraphError, match="a constant of the graph cannot be computed") as caught:
+        normalise(ir.from_proto(proto))
+    assert "99" in caught.value.found
