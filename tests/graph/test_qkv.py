@@ -160,17 +160,23 @@ def test_a_query_that_leaves_the_graph_is_not_split():
     assert_rewritten(b.model({"x": ["batch", TOKENS, WIDTH]}, mixed, query), split_qkv, 0)
 
 
-def test_parts_that_share_columns_or_mix_tokens_and_channels_are_not_split():
-    for shared in (True, False):
-        b = Builder()
-        query, key, value = query_key_value(b, "x", TOKENS, "columns")
-        if shared:
-            query = b.op("Transpose", key, perm=[0, 1, 2, 3])
-        else:
-            query = b.op("Reshape", b.op("Transpose", query, perm=[0, 1, 3, 2]), b.ints(-1, HEADS, TOKENS, CHANNELS))
-        scores = b.op("MatMul", query, b.op("Transpose", key, perm=[0, 1, 3, 2]))
-        mixed = b.op("MatMul", b.op("Softmax", scores, axis=-1), value)
-        assert_rewritten(b.model({"x": ["batch", TOKENS, WIDTH]}, mixed), split_qkv, 0)
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda b, query, key: b.op("Transpose", key, perm=[0, 1, 2, 3]),
+        lambda b, query, key: b.op(
+            "Reshape", b.op("Transpose", query, perm=[0, 1, 3, 2]), b.ints(-1, HEADS, TOKENS, CHANNELS)
+        ),
+        lambda b, query, key: b.op("Gather", query, b.ints(0, 2, 1, 3, 4), axis=2),
+    ],
+    ids=["columns of the key", "tokens and channels mixed", "tokens in another order"],
+)
+def test_a_query_in_another_form_is_not_split(change):
+    b = Builder()
+    query, key, value = query_key_value(b, "x", TOKENS, "columns")
+    scores = b.op("MatMul", change(b, query, key), b.op("Transpose", key, perm=[0, 1, 3, 2]))
+    mixed = b.op("MatMul", b.op("Softmax", scores, axis=-1), value)
+    assert_rewritten(b.model({"x": ["batch", TOKENS, WIDTH]}, mixed), split_qkv, 0)
 
 
 def test_heads_with_their_own_query_key_and_value_are_split():
