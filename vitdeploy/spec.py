@@ -17,6 +17,8 @@ MANIFEST_FORMAT = 1
 
 Precision = Literal["fp32", "fp16", "bf16", "int8", "mixed"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+Fit = Literal["stretch", "cover"]
+CropRounding = Literal["even", "down"]
 Task = Literal["classification", "features", "detection", "panoptic", "sequence"]
 
 
@@ -42,10 +44,14 @@ class TensorSpec:
 class PreprocessSpec:
     """From a decoded image to the model's input.
 
-    An integer `resize` scales the short side to that many pixels and keeps the aspect; (height, width) scales both
-    sides, whatever the aspect becomes. Both are antialiased. Then a centre crop of `crop` (height, width) pixels is
-    taken, and pixel values x in 0..255 become (x / 255 - mean) / std per channel. The number of channels is the length
-    of `mean`: 1 for grey, 3 for RGB.
+    An integer `resize` scales the short side to that many pixels and keeps the aspect. (height, width) scales both
+    sides, by `fit`: "stretch" to exactly these, whatever the aspect becomes; "cover" by the one factor that makes the
+    image just cover them. All are antialiased. Then a centre crop of `crop` (height, width) pixels is taken, and pixel
+    values x in 0..255 become (x / 255 - mean) / std per channel. The number of channels is the length of `mean`: 1 for
+    grey, 3 for RGB.
+
+    Half of what is cropped may be no whole pixel: the crop then begins at the even pixel next to it, as in torchvision
+    and timm, or is rounded `down`, as in transformers.
     """
 
     resize: int | tuple[int, int]
@@ -53,6 +59,8 @@ class PreprocessSpec:
     interpolation: Interpolation = "bicubic"
     mean: tuple[float, ...] = (0.5, 0.5, 0.5)
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    fit: Fit = "stretch"
+    crop_rounding: CropRounding = "even"
 
     @property
     def channels(self) -> int:

@@ -93,7 +93,12 @@ def test_the_processor_inside_another_one_counts_first(tmp_path):
 )
 def test_timms_sizes(config, size, resize):
     spec = timm_preprocess(config, 3, size)
-    assert (spec.resize, spec.crop) == (resize, size)
+    assert (spec.resize, spec.crop, spec.fit) == (resize, size, "stretch")
+
+
+def test_a_size_that_is_not_square_is_covered_as_in_timm():
+    spec = timm_preprocess({"crop_pct": 0.9}, 3, (224, 448))
+    assert (spec.resize, spec.crop, spec.fit) == ((248, 497), (224, 448), "cover")
 
 
 def test_timms_own_configs_say_what_timm_resolves():
@@ -206,7 +211,7 @@ HUB = {
             "resample": 3,
             "size": 256,
         },
-        PreprocessSpec((256, 256), SQUARE, "bicubic", IMAGENET_MEAN, IMAGENET_STD),
+        PreprocessSpec((256, 256), SQUARE, "bicubic", IMAGENET_MEAN, IMAGENET_STD, crop_rounding="down"),
     ),
     "openai/clip-vit-base-patch32": (
         {
@@ -220,7 +225,7 @@ HUB = {
             "resample": 3,
             "size": 224,
         },
-        PreprocessSpec(224, SQUARE, "bicubic", CLIP_MEAN, CLIP_STD),
+        PreprocessSpec(224, SQUARE, "bicubic", CLIP_MEAN, CLIP_STD, crop_rounding="down"),
     ),
     "facebook/dinov2-base": (
         {
@@ -236,7 +241,7 @@ HUB = {
             "size": {"shortest_edge": 256},
             **RESCALED,
         },
-        PreprocessSpec(256, SQUARE, "bicubic", IMAGENET_MEAN, IMAGENET_STD),
+        PreprocessSpec(256, SQUARE, "bicubic", IMAGENET_MEAN, IMAGENET_STD, crop_rounding="down"),
     ),
     "google/siglip-base-patch16-224": (
         {
@@ -291,7 +296,7 @@ HUB = {
             "resample": 3,
             "size": 224,
         },
-        PreprocessSpec(256, SQUARE, "bicubic", IMAGENET_MEAN, IMAGENET_STD),
+        PreprocessSpec(256, SQUARE, "bicubic", IMAGENET_MEAN, IMAGENET_STD, crop_rounding="down"),
     ),
 }
 
@@ -321,19 +326,19 @@ def test_a_file_without_a_class_is_read_as_vits_and_says_so():
 
 
 @pytest.mark.parametrize(
-    ("name", "size", "resize"),
+    ("name", "size", "resize", "fit"),
     [
-        ("facebook/dinov2-base", (518, 518), 592),
-        ("openai/clip-vit-base-patch32", (336, 336), 336),
-        ("facebook/deit-base-distilled-patch16-224", (384, 384), (439, 439)),
-        ("google/siglip-base-patch16-224", (256, 384), (256, 384)),
-        ("facebook/dinov2-base", (224, 448), (256, 512)),
+        ("facebook/dinov2-base", (518, 518), 592, "stretch"),
+        ("openai/clip-vit-base-patch32", (336, 336), 336, "stretch"),
+        ("facebook/deit-base-distilled-patch16-224", (384, 384), (439, 439), "stretch"),
+        ("google/siglip-base-patch16-224", (256, 384), (256, 384), "stretch"),
+        ("facebook/dinov2-base", (224, 448), (256, 512), "cover"),
     ],
 )
-def test_at_another_image_size_the_processors_sizes_are_scaled(name, size, resize):
+def test_at_another_image_size_the_processors_sizes_are_scaled(name, size, resize, fit):
     config, own = HUB[name]
     spec, notes = transformers_preprocess(config, 3, size)
-    assert spec == replace(own, resize=resize, crop=size)
+    assert spec == replace(own, resize=resize, crop=size, fit=fit)
     assert notes == ("the processor gives 224x224 pixels; its sizes are scaled to the model's",)
 
 

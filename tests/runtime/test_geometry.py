@@ -23,9 +23,15 @@ def shown(size, spec, axis):
 
 
 @settings(deadline=None, max_examples=80)
-@given(st.tuples(sides, sides), st.one_of(sides, st.tuples(sides, sides)), st.tuples(sides, sides))
-def test_the_window_is_where_the_pixels_of_the_input_come_from(size, resize, crop):
-    spec = PreprocessSpec(resize, crop, "nearest", (0.5,), (0.5,))
+@given(
+    st.tuples(sides, sides),
+    st.one_of(sides, st.tuples(sides, sides)),
+    st.tuples(sides, sides),
+    st.sampled_from(["stretch", "cover"]),
+    st.sampled_from(["even", "down"]),
+)
+def test_the_window_is_where_the_pixels_of_the_input_come_from(size, resize, crop, fit, rounding):
+    spec = PreprocessSpec(resize, crop, "nearest", (0.5,), (0.5,), fit, rounding)
     window = input_window(size, spec)
     for axis, (start, stop) in enumerate([(window.left, window.right), (window.top, window.bottom)]):
         count = spec.crop[1 - axis]

@@ -102,9 +102,12 @@ def _input_lines(origin: Any) -> list[str]:
     if origin.preprocess is None:
         return []
     spec = origin.preprocess
-    resize = f"short side {spec.resize}" if isinstance(spec.resize, int) else f"{spec.resize[0]}x{spec.resize[1]}"
+    if isinstance(spec.resize, int):
+        resize = f"resize to short side {spec.resize}"
+    else:
+        resize = f"{'cover' if spec.fit == 'cover' else 'resize to'} {spec.resize[0]}x{spec.resize[1]}"
     return [
-        f"images: resize to {resize} ({spec.interpolation}), crop {spec.crop[0]}x{spec.crop[1]}, "
+        f"images: {resize} ({spec.interpolation}), crop {spec.crop[0]}x{spec.crop[1]}, "
         f"mean {_numbers(spec.mean)}, std {_numbers(spec.std)}"
     ]
 

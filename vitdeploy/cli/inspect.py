@@ -84,4 +84,5 @@ def _graph(path: Path) -> tuple[dict[str, Any], list[str]]:
 def _resize(spec: PreprocessSpec) -> str:
     if isinstance(spec.resize, int):
         return f"short side {spec.resize}"
-    return f"resize to {spec.resize[0]}x{spec.resize[1]}"
+    verb = "cover" if spec.fit == "cover" else "resize to"
+    return f"{verb} {spec.resize[0]}x{spec.resize[1]}"

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from vitdeploy.errors import CheckpointError, MissingFileError
-from vitdeploy.spec import Interpolation, PreprocessSpec
+from vitdeploy.spec import CropRounding, Fit, Interpolation, PreprocessSpec
 
 MAX_BYTES = 16 << 20
 MAX_SIDE = 1 << 14
@@ -28,6 +28,7 @@ MAX_SIDE = 1 << 14
 RESAMPLE: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5)
+STRETCH: Fit = "stretch"
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 KNOWN_FLAGS = {"do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_pad", "pad_and_return_pixel_mask"}
 IGNORED_FLAGS = {"do_convert_rgb", "do_reduce_labels", "reduce_labels", "do_convert_annotations", "use_fast"}
@@ -115,8 +116,8 @@ def timm_preprocess(config: Mapping[str, Any], channels: int, image_size: tuple[
     """What `timm.data.create_transform` does for a `pretrained_cfg`, at `image_size` (height, width).
 
     The short side (crop mode "center") or both sides ("squash") become floor(size / crop_pct). At the config's
-    `test_input_size` its `test_crop_pct` counts, as with timm's `use_test_size`. An image size that is not square is
-    squashed to, where timm keeps the aspect.
+    `test_input_size` its `test_crop_pct` counts, as with timm's `use_test_size`. Where the size is not square, "center"
+    keeps the aspect and covers it.
 
     Raises:
         CheckpointError: a crop mode, interpolation or number that vitdeploy does not have.
@@ -140,6 +141,7 @@ def timm_preprocess(config: Mapping[str, Any], channels: int, image_size: tuple[
         interpolation=interpolation,
         mean=_per_channel(config.get("mean") or IMAGENET_MEAN, channels, "mean"),
         std=_deviations(config.get("std") or IMAGENET_STD, channels, "std"),
+        fit="cover" if mode == "center" and height != width else "stretch",
     )
 
 
@@ -174,7 +176,7 @@ def transformers_preprocess(
     resize, crop = settings.resize, settings.crop
     if name == "ConvNext" and isinstance(resize, int):
         resize, crop = _convnext(config, resize)
-    own = crop or resize
+    own, fit = crop or resize, STRETCH
     if not settings.resizes:
         notes += ("the processor takes images as they are; here images of another size than the engine's are resized",)
         resize = image_size
@@ -190,11 +192,12 @@ def transformers_preprocess(
             raise _unsupported(f"do_pad to {settings.pad_size}", "images of one size, without padding")
         if own != image_size:
             notes += (f"the processor gives {own[0]}x{own[1]} pixels; its sizes are scaled to the model's",)
-            resize = _scaled(resize, own, image_size)
+            resize, fit = _scaled(resize, own, image_size)
     mean, std = settings.normalisation(channels)
     if settings.scale == 255.0:
         notes += ("the processor does not divide pixel values by 255",)
-    return PreprocessSpec(resize, image_size, settings.interpolation, mean, std), notes
+    rounding: CropRounding = "down" if crop else "even"
+    return PreprocessSpec(resize, image_size, settings.interpolation, mean, std, fit, rounding), notes
 
 
 def _processor(config: Mapping[str, Any]) -> tuple[Processor, str, tuple[str, ...]]:
@@ -254,15 +257,17 @@ def _convnext(config: Mapping[str, Any], side: int) -> tuple[int | tuple[int, in
     return int(side / _positive(config.get("crop_pct") or 224 / 256, "crop_pct")), (side, side)
 
 
-def _scaled(resize: int | tuple[int, int], own: tuple[int, int], wanted: tuple[int, int]) -> int | tuple[int, int]:
+def _scaled(
+    resize: int | tuple[int, int], own: tuple[int, int], wanted: tuple[int, int]
+) -> tuple[int | tuple[int, int], Fit]:
     """Sizes that lead to `wanted` (height, width) instead of `own`."""
+    fit = STRETCH
     if isinstance(resize, int):
         if own[0] * wanted[1] == own[1] * wanted[0]:
-            return round(resize * wanted[0] / own[0])
-        # The short side of an image need not be that of the input: both sides are resized.
-        resize = (resize, resize)
-        own = (min(own), min(own))
-    return round(resize[0] * wanted[0] / own[0]), round(resize[1] * wanted[1] / own[1])
+            return round(resize * wanted[0] / own[0]), fit
+        # The short side of an image need not be that of the input: the image is to cover both.
+        resize, own, fit = (resize, resize), (min(own), min(own)), "cover"
+    return (round(resize[0] * wanted[0] / own[0]), round(resize[1] * wanted[1] / own[1])), fit
 
 
 def _size(size: Any, square: bool, crops: bool) -> int | tuple[int, int]:

@@ -242,14 +242,14 @@ def _built(
 
 def _scaled(spec: PreprocessSpec, own: tuple[int, int], wanted: tuple[int, int]) -> PreprocessSpec:
     """The preprocessing for another size: the same share of the resized image is cropped."""
-    if isinstance(spec.resize, int):
-        resize: int | tuple[int, int] = int(spec.resize * min(wanted) / min(own))
-        if wanted[0] != wanted[1]:
-            # The short side of an image is not the short side of the model's input: both sides are scaled.
-            resize = (int(spec.resize * wanted[0] / min(own)), int(spec.resize * wanted[1] / min(own)))
-    else:
-        resize = (int(spec.resize[0] * wanted[0] / own[0]), int(spec.resize[1] * wanted[1] / own[1]))
-    return dataclasses.replace(spec, resize=resize, crop=wanted)
+    resize, fit = spec.resize, spec.fit
+    if isinstance(resize, int):
+        if wanted[0] == wanted[1]:
+            return dataclasses.replace(spec, resize=int(resize * wanted[0] / min(own)), crop=wanted)
+        # The short side of an image need not be that of the input: the image is to cover both.
+        resize, own, fit = (resize, resize), (min(own), min(own)), "cover"
+    scaled = (int(resize[0] * wanted[0] / own[0]), int(resize[1] * wanted[1] / own[1]))
+    return dataclasses.replace(spec, resize=scaled, crop=wanted, fit=fit)
 
 
 def _fitting(labels: tuple[str, ...], original: Original) -> tuple[str, ...]:

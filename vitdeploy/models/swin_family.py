@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from vitdeploy.errors import CheckpointError, UnknownModelError
+from vitdeploy.models.config_files import timm_preprocess
 from vitdeploy.models.family import Family, Hints, Recognised, Signature
 from vitdeploy.models.keys import swin as keys
 from vitdeploy.models.swin import Border, SwinConfig, SwinTransformer
@@ -99,15 +100,8 @@ def preprocess(config: SwinConfig) -> PreprocessSpec:
         raise CheckpointError(
             "the model does not take images", found=f"{config.in_channels} input channels", wanted="1 (grey) or 3 (RGB)"
         )
-    side = min(config.image_size)
-    grey = config.in_channels == 1
-    return PreprocessSpec(
-        resize=side if side >= 384 else int(side / 0.9),
-        crop=config.image_size,
-        interpolation="bicubic",
-        mean=(0.449,) if grey else (0.485, 0.456, 0.406),
-        std=(0.226,) if grey else (0.229, 0.224, 0.225),
-    )
+    share = 1.0 if min(config.image_size) >= 384 else 0.9
+    return timm_preprocess({"crop_pct": share}, config.in_channels, config.image_size)
 
 
 def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:

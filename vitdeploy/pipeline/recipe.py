@@ -21,7 +21,7 @@ from vitdeploy.models.source import Source
 from vitdeploy.pipeline.origin import Overrides
 from vitdeploy.pipeline.stages.export import ExportConfig
 from vitdeploy.pipeline.tasks.kit import DataChoice
-from vitdeploy.spec import TARGETS, Budget, Interpolation, PostprocessSpec, Precision, PreprocessSpec
+from vitdeploy.spec import TARGETS, Budget, CropRounding, Fit, Interpolation, PostprocessSpec, Precision, PreprocessSpec
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
@@ -73,6 +73,8 @@ class PreprocessSection(Section):
     interpolation: Interpolation = "bicubic"
     mean: Annotated[PerChannel, Field(strict=False)]
     std: Annotated[PerChannel, Field(strict=False)]
+    fit: Fit = "stretch"
+    crop_rounding: CropRounding = "even"
 
     @model_validator(mode="after")
     def _channels(self) -> PreprocessSection:
@@ -84,7 +86,7 @@ class PreprocessSection(Section):
 
     def to_spec(self) -> PreprocessSpec:
         crop = (self.crop, self.crop) if isinstance(self.crop, int) else self.crop
-        return PreprocessSpec(self.resize, crop, self.interpolation, self.mean, self.std)
+        return PreprocessSpec(self.resize, crop, self.interpolation, self.mean, self.std, self.fit, self.crop_rounding)
 
 
 class PostprocessSection(Section):

@@ -25,7 +25,7 @@ def input_window(size: tuple[int, int], spec: PreprocessSpec) -> Window:
     """The window of an image of `size` (width, height) that `preprocess.resize_and_crop` makes the model's input of."""
     edges = []
     for original, scaled, crop in zip(size, resized_size(*size, spec), reversed(spec.crop), strict=True):
-        start = crop_start(scaled, crop)
+        start = crop_start(scaled, crop, spec.crop_rounding)
         edges.append((start * original / scaled, (start + crop) * original / scaled))
     (left, right), (top, bottom) = edges
     return Window(left, top, right, bottom)

@@ -5,7 +5,8 @@ pixels), `Resize((height, width))` and `CenterCrop` on PIL images, as timm's eva
 run here; the cheap half (uint8 NHWC -> float, /255, mean, std, NCHW) usually runs inside the graph, and `normalise`
 does the same for graphs without it.
 
-The pixels are equal to those of torchvision, timm and transformers wherever these resize with Pillow. The processors of
+The pixels are equal to those of torchvision, timm and transformers wherever these resize with Pillow (but transformers
+rounds half of what is missing up, where an image is smaller than the crop). The processors of
 transformers that resize tensors (the torchvision-backed ones) round otherwise: they differ by at most 1 grey level with
 bilinear filters, by 2 with bicubic and Lanczos ones, and by more only where such a filter overshoots black or white
 between its two passes (41 levels seen in white noise). Their nearest neighbour is another one.
@@ -27,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.errors import ImageError, MissingFileError, TensorError
-from vitdeploy.spec import PreprocessSpec, TensorSpec
+from vitdeploy.spec import CropRounding, PreprocessSpec, TensorSpec
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -163,30 +164,40 @@ def resize_and_crop(image: Image.Image, spec: PreprocessSpec) -> Pixels:
     pixels = np.asarray(image, dtype=np.uint8)
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
-    return _centre_crop(pixels, *spec.crop)
+    return _centre_crop(pixels, spec)
 
 
 def resized_size(width: int, height: int, spec: PreprocessSpec) -> tuple[int, int]:
-    """(width, height) that an image is resized to; a long side is truncated to whole pixels as in torchvision."""
+    """(width, height) that an image is resized to.
+
+    A long side is truncated to whole pixels as in torchvision; what covers a size is rounded as in timm's
+    ResizeKeepRatio.
+    """
     resize = spec.resize
     if not isinstance(resize, int):
-        return resize[1], resize[0]
+        if spec.fit == "stretch":
+            return resize[1], resize[0]
+        ratio = min(height / resize[0], width / resize[1])
+        return round(width / ratio), round(height / ratio)
     long = int(resize * max(width, height) / min(width, height))
     return (resize, long) if width <= height else (long, resize)
 
 
-def crop_start(side: int, crop: int) -> int:
+def crop_start(side: int, crop: int, rounding: CropRounding) -> int:
     """Where the centre crop of a side begins, in its pixels; negative where that many are added before it.
 
-    torchvision's CenterCrop rounds half of what is too much to the nearest even pixel, and half of what is missing
-    down.
+    Half of what is missing is rounded down, as in torchvision's CenterCrop.
     """
-    return -((crop - side) // 2) if side < crop else round((side - crop) / 2)
+    if side < crop:
+        return -((crop - side) // 2)
+    return round((side - crop) / 2) if rounding == "even" else (side - crop) // 2
 
 
-def _centre_crop(pixels: Pixels, crop_height: int, crop_width: int) -> Pixels:
+def _centre_crop(pixels: Pixels, spec: PreprocessSpec) -> Pixels:
     height, width, channels = pixels.shape
-    top, left = crop_start(height, crop_height), crop_start(width, crop_width)
+    crop_height, crop_width = spec.crop
+    top = crop_start(height, crop_height, spec.crop_rounding)
+    left = crop_start(width, crop_width, spec.crop_rounding)
     inside = pixels[max(0, top) : top + crop_height, max(0, left) : left + crop_width]
     if inside.shape[:2] == (crop_height, crop_width):
         return inside
