@@ -3,7 +3,8 @@
 Rules of the format, each with its error:
 - `manifest.json` is UTF-8 JSON of at most 8 MiB, without duplicate keys or NaN, and decodes as `spec.Manifest`.
 - `preprocess` has 1 or 3 channels with a std above 0 each, and sides of 1 to 8192 pixels.
-- every engine has a file, inputs and outputs, a batch of at least 1, and no runtime option but vitdeploy's own.
+- every engine has a file, inputs and outputs, a batch of at least 1, and no runtime option but vitdeploy's own; so has
+  every part of one, and its files are among the engine's.
 - every path is relative, of segments in `[A-Za-z0-9._-]`, none of them `.` or `..`, at most 240 characters.
 - every file that a graph, engine, golden set or the labels name stands in `files`.
 - a listed file is a regular file inside the folder, reached through no link, of the recorded size and SHA-256.
@@ -141,6 +142,13 @@ def _check_engine(path: Path, engine: EngineSpec) -> None:
         )
     for part in engine.parts:
         _check_engine(path, part)
+        unlisted = sorted(set(part.files) - set(engine.files))  # what is verified before an engine is loaded
+        if unlisted:
+            raise ManifestError(
+                f"{path} has a part of an engine with files that are not the engine's",
+                found=_printable(", ".join(unlisted[:5])),
+                wanted="every file of a part among the files of its engine",
+            )
 
 
 def _check_paths(path: Path, manifest: Manifest) -> None:
