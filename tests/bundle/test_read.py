@@ -17,8 +17,8 @@ FILES = {
     "model.onnx": b"a graph",
     "labels.txt": b"zero\none\n",
     "engines/onnxruntime-cpu/graph.onnx": b"an engine" * 100,
-    "golden/inputs.npy": b"images",
-    "golden/outputs.npy": b"logits",
+    "golden/inputs.npz": b"images",
+    "golden/outputs.npz": b"logits",
 }
 INPUT = {"name": "image", "dtype": "uint8", "shape": ["batch", 8, 8, 3]}
 OUTPUT = {"name": "logits", "dtype": "float32", "shape": ["batch", 2]}
@@ -45,7 +45,7 @@ GOOD = {
             "device": {},
         }
     ],
-    "golden": {"inputs": "golden/inputs.npy", "outputs": "golden/outputs.npy", "tolerance": {"onnxruntime-cpu": 1e-4}},
+    "golden": {"inputs": "golden/inputs.npz", "outputs": "golden/outputs.npz", "tolerance": {"onnxruntime-cpu": 1e-4}},
     "files": [
         {"path": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for name, data in FILES.items()
     ],
@@ -399,3 +399,57 @@ def test_no_change_of_a_value_raises_anything_but_our_errors(bundle, place, valu
         holder = holder[key]
     holder[place[-1]] = value
     assert read_and_verify(bundle, json.dumps(manifest).encode()) in (True, False)
+
+
+# --- tasks other than classification ----------------------------------------------------------------------------------
+
+
+def test_only_a_model_of_tokens_may_do_without_preprocessing(bundle):
+    rewrite(bundle, lambda m: m.update(preprocess=None))
+    assert "does not say how images are prepared" in refused(bundle).message
+    rewrite(bundle, lambda m: m.update(preprocess=None, task="sequence"))
+    assert read_bundle(bundle).preprocess is None
+
+
+@pytest.mark.parametrize("task", ["detection", "panoptic"])
+def test_objects_need_to_be_read_from_the_outputs_somehow(bundle, task):
+    rewrite(bundle, lambda m: m.update(task=task))
+    assert "does not say how objects are read" in refused(bundle).message
+    rewrite(bundle, lambda m: m.update(task=task, postprocess={"scores": "sigmoid", "things": [0, 3]}))
+    spec = read_bundle(bundle).postprocess
+    assert (spec.scores, spec.boxes, spec.things) == ("sigmoid", "cxcywh", (0, 3))
+
+
+def in_two_parts(manifest, **changes):
+    """The engine as one of two parts, the second of which gets the changes."""
+    engine = manifest["engines"][0]
+    encoder, step = {**engine, "part": "encoder"}, {**engine, "part": "decoder_step", **changes}
+    manifest["engines"][0] = {
+        **engine,
+        "parts": [encoder, step],
+        "sequence": {"start": 1, "end": 2, "pad": 0, "max_length": 20, "source_vocabulary": 13},
+    }
+
+
+def test_an_engine_may_have_parts(bundle):
+    rewrite(bundle, in_two_parts)
+    engine = read_bundle(bundle).engines[0]
+    assert [part.part for part in engine.parts] == ["encoder", "decoder_step"]
+    assert engine.sequence.max_length == 20
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"options": {"CACHE_DIR": "elsewhere"}}, "an engine that is not allowed"),
+        ({"files": []}, "an engine that is not allowed"),
+        ({"batch": 0}, "an engine that is not allowed"),
+        ({"files": ["labels.txt"]}, "files that are not the engine's"),
+        ({"files": ["../secret"]}, "files that are not the engine's"),
+        ({"graph": "/etc/passwd"}, "uses files that it does not list"),
+    ],
+    ids=str,
+)
+def test_the_rules_of_engines_hold_for_their_parts(bundle, change, message):
+    rewrite(bundle, lambda m: in_two_parts(m, **change))
+    assert message in refused(bundle).message

@@ -7,7 +7,9 @@ import pytest
 
 from vitdeploy.bundle.read import MANIFEST_FILE, file_sha256, is_bundle, read_bundle, verify_files
 from vitdeploy.bundle.write import Golden, write_bundle
-from vitdeploy.spec import GraphSpec, PreprocessSpec, TensorSpec
+from vitdeploy.errors import DigestError, TargetError
+from vitdeploy.runtime.engine import make_runner
+from vitdeploy.spec import TARGETS, GraphSpec, PreprocessSpec, TensorSpec
 
 GRAPH = GraphSpec(
     "anything.onnx",
@@ -81,6 +83,104 @@ def test_the_golden_set_is_kept_exactly(tmp_path, small_export, engine):
                 assert kept[name].dtype == array.dtype
                 assert np.array_equal(kept[name], array)
     assert manifest.golden.tolerance == {"onnxruntime-cpu": 1e-4}
+
+
+def test_weights_beside_a_graph_go_with_it_and_are_verified(tmp_path, external_graph, engine):
+    from vitdeploy.compile.engine import compile_engine
+    from vitdeploy.runtime import load
+
+    for name in ("engine", "bundle"):
+        (tmp_path / name).mkdir()
+    spec = compile_engine(
+        external_graph, tmp_path / "engine", target="onnxruntime-cpu", precision="fp32", batch=1, placed=0
+    )
+    manifest = write_bundle(
+        tmp_path / "bundle",
+        name="large",
+        task="classification",
+        graphs={"model": (external_graph, GRAPH)},
+        preprocess=PREPROCESS,
+        engines=[(spec, tmp_path / "engine")],
+    )
+    home = "engines/onnxruntime-cpu"
+    assert manifest.engines[0].files == (f"{home}/graph.onnx", f"{home}/model.onnx.data")
+    assert {"model.onnx", "model.onnx.data", *manifest.engines[0].files} == {entry.path for entry in manifest.files}
+    moved = (tmp_path / "bundle").rename(tmp_path / "moved")
+    pixels = [np.random.default_rng(0).integers(0, 256, (32, 32, 1), np.uint8)]
+    with load(moved) as ours, make_runner(engine[1], engine[0]) as theirs:
+        np.testing.assert_array_equal(ours.outputs(pixels)["logits"], theirs.infer({"image": pixels[0][None]})["logits"])
+    data = moved / home / "model.onnx.data"
+    data.write_bytes(data.read_bytes()[:-1] + b"!")
+    with pytest.raises(DigestError, match=r"model\.onnx\.data"):
+        load(moved)
+
+
+@pytest.fixture(scope="module")
+def sequence_bundle(tmp_path_factory, sequence_export):
+    """A bundle of two graphs with an engine for every target that is installed."""
+    from vitdeploy.graph.io import get_metadata, graph_spec, load_graph
+    from vitdeploy.pipeline.stages.compile import compile_graphs
+    from vitdeploy.pipeline.stages.files import graphs_in
+    from vitdeploy.pipeline.stages.quantize import PlaceConfig, place_graphs
+
+    engines = []
+    for target in TARGETS:
+        pytest.importorskip(TARGETS[target].package)
+        placed, folder = tmp_path_factory.mktemp("placed"), tmp_path_factory.mktemp("engine")
+        place_graphs(PlaceConfig(target, "fp32"), sequence_export, None, placed)
+        engines.append((compile_graphs(placed, target, 1, folder), folder))
+    graphs = graphs_in(sequence_export)
+    assert get_metadata(load_graph(graphs["encoder"]), "encoder").task == "sequence"
+    out = tmp_path_factory.mktemp("bundle")
+    write_bundle(
+        out,
+        name="reverse",
+        task="sequence",
+        graphs={name: (file, graph_spec(load_graph(file), "")) for name, file in graphs.items()},
+        preprocess=None,
+        engines=engines,
+    )
+    return out
+
+
+def test_a_model_of_two_graphs_has_both_with_the_parts_of_its_engines(sequence_bundle):
+    manifest = read_bundle(sequence_bundle)
+    assert {name: graph.file for name, graph in manifest.graphs.items()} == {
+        "encoder": "encoder.onnx",
+        "decoder_step": "decoder_step.onnx",
+    }
+    assert manifest.graphs["decoder_step"].inputs[0].name == "token"
+    for engine in manifest.engines:
+        home = f"engines/{engine.target}"
+        assert [part.graph for part in engine.parts] == [f"{home}/{part}/graph.onnx" for part in manifest.graphs]
+        named = {*engine.files, *(part.graph for part in engine.parts), *(f for part in engine.parts for f in part.files)}
+        assert all((sequence_bundle / file).is_file() for file in named)
+    verify_files(sequence_bundle, manifest)
+
+
+def test_a_model_of_two_graphs_is_used_from_its_bundle(sequence_bundle):
+    from vitdeploy.runtime import load, load_sequence
+
+    digits = {str(digit): 3 + digit for digit in range(10)}
+    sources = [[digits[d] for d in text] + [2] for text in ("314", "0", "2718281828")]
+    for target in TARGETS:
+        with load_sequence(sequence_bundle, target) as predictor:
+            assert predictor.target == f"{target}-fp32"
+            answers = predictor.predict(sources)
+        assert [list(answer.tokens) for answer in answers] == [source[-2::-1] for source in sources]
+        assert all(-1 < answer.score <= 0 for answer in answers)
+    with pytest.raises(TargetError, match="takes no images") as caught:
+        load(sequence_bundle)
+    assert "load_sequence" in caught.value.fix
+
+
+def test_a_bundle_for_images_has_no_sequences(tmp_path, small_export, engine):
+    from vitdeploy.runtime import load_sequence
+
+    write(tmp_path, small_export, engine)
+    with pytest.raises(TargetError, match="takes no tokens") as caught:
+        load_sequence(tmp_path)
+    assert caught.value.found == "the task classification"
 
 
 def test_labels_and_golden_set_may_be_absent(tmp_path, small_export, engine):

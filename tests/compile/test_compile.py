@@ -126,7 +126,7 @@ def test_a_float_engine_gives_the_answers_of_its_graph_at_any_batch(graph, out, 
     assert np.abs(ours - wanted).max() <= 1e-4 * np.abs(wanted).max()
 
 
-# --- weights beside the graph, and models of two graphs ----------------------------------------------------------------
+# --- weights beside the graph, and models of two graphs ---------------------------------------------------------------
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -291,6 +291,6 @@ def test_a_convolution_on_bare_pixels_keeps_every_pixel_and_runs_in_int8_on_open
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), options, providers=["CPUExecutionProvider"])
     with make_runner(tmp_path / "engine", engine) as runner:
-        found = {"node by node": session.run(None, {"image": pixels})[0], "OpenVINO": runner.infer({"image": pixels})["y"]}
-    for how, ours in found.items():
+        compiled = runner.infer({"image": pixels})["y"]
+    for how, ours in {"node by node": session.run(None, {"image": pixels})[0], "OpenVINO": compiled}.items():
         assert np.abs(ours - wanted).max() <= 1e-5 * np.abs(wanted).max(), how

@@ -21,12 +21,16 @@ from vitdeploy.errors import (
     TargetError,
 )
 from vitdeploy.runtime import Predictor, load
+from vitdeploy.runtime.answers import Features
+from vitdeploy.runtime.detection import Detections
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.runtime.panoptic import Panoptic
 from vitdeploy.runtime.postprocess import classify, softmax
-from vitdeploy.runtime.predictor import select_engines
+from vitdeploy.runtime.predictor import number_of_classes, select_engines
 from vitdeploy.runtime.preprocess import load_pixels
-from vitdeploy.spec import GraphSpec, PreprocessSpec, TensorSpec
+from vitdeploy.runtime.runner import Runner
+from vitdeploy.spec import GraphSpec, PostprocessSpec, PreprocessSpec, TensorSpec
 
 PREPROCESS = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))
 # Label 3 holds characters that some take for the end of a line.
@@ -288,6 +292,92 @@ def test_labels_that_do_not_fit_the_classes_are_refused(made, count):
     with pytest.raises(ManifestError, match="does not fit the engine") as caught:
         load(folder)
     assert caught.value.found == f"{count} labels"
+
+
+# --- other tasks ------------------------------------------------------------------------------------------------------
+
+COLOUR = PreprocessSpec((8, 16), (8, 16), "bilinear", (0.5,) * 3, (0.5,) * 3)
+
+
+class Fixed(Runner):
+    """The same outputs for every image, at batch 2."""
+
+    def __init__(self, **arrays):
+        super().__init__("fixed")
+        self.arrays = {name: np.array(array, np.float32) for name, array in arrays.items()}
+
+    def _load(self):
+        self.inputs = (TensorSpec("image", "float32", (2, 3, 8, 16)),)
+        self.outputs = tuple(TensorSpec(name, "float32", (2, *array.shape)) for name, array in self.arrays.items())
+        self.provider = "numpy"
+
+    def _infer(self, feeds):
+        return {name: np.stack([array, array]) for name, array in self.arrays.items()}
+
+    def _close(self):
+        pass
+
+
+def answer_of(task, postprocess=None, labels=None, **arrays):
+    """The answer for an image of 40x20 pixels."""
+    with Predictor(Fixed(**arrays), COLOUR, labels, task, postprocess) as predictor:
+        first, second, third = predictor.predict_batch([np.zeros((20, 40, 3), np.uint8)] * 3)
+    assert json.dumps(first.to_dict()) == json.dumps(second.to_dict()) == json.dumps(third.to_dict())
+    return first
+
+
+def test_features_are_the_vector_and_the_patches_where_there_are_any():
+    result = answer_of("features", features=[1, 2], patch_features=[[1, 2], [3, 4], [5, 6]])
+    assert isinstance(result, Features)
+    assert (result.vector.tolist(), result.patches.shape) == ([1, 2], (3, 2))
+    assert result.to_dict() == {"vector": [1.0, 2.0], "patches": [[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]}
+    assert answer_of("features", features=[1, 2]).to_dict() == {"vector": [1.0, 2.0], "patches": None}
+
+
+def test_objects_are_found_in_the_pixels_of_the_original():
+    logits = [[9.0, 0.0, 0.0], [0.0, 0.0, 9.0]]  # a cat, and no object
+    boxes = [[0.5, 0.5, 0.5, 1.0], [0.1, 0.1, 0.1, 0.1]]
+    result = answer_of("detection", PostprocessSpec(), ["cat", "dog"], logits=logits, boxes=boxes)
+    assert isinstance(result, Detections)
+    [found] = result.objects
+    assert found.label == "cat"
+    assert found.box == pytest.approx((10.0, 0.0, 30.0, 20.0))
+
+
+def test_a_panoptic_answer_has_a_segment_for_every_pixel_of_the_original():
+    masks = np.full((2, 4, 8), -9.0)
+    masks[0, :, :4], masks[1, :, 4:] = 9.0, 9.0  # left and right
+    result = answer_of(
+        "panoptic",
+        PostprocessSpec(things=(0,)),
+        ["cat", "sky"],
+        logits=[[9.0, 0.0, 0.0], [0.0, 9.0, 0.0]],
+        boxes=[[0.25, 0.5, 0.5, 1.0], [0.75, 0.5, 0.5, 1.0]],
+        masks=masks,
+    )
+    assert isinstance(result, Panoptic)
+    assert [(found.label, found.isthing) for found in result.segments] == [("cat", True), ("sky", False)]
+    cat, sky = (found.id for found in result.segments)
+    assert result.map.shape == (20, 40)
+    assert (result.map[:, :19] == cat).all()
+    assert (result.map[:, 21:] == sky).all()
+
+
+@pytest.mark.parametrize(
+    ("shape", "postprocess", "classes"),
+    [
+        (("batch", 10), None, 10),
+        (("batch", 5, 92), PostprocessSpec("softmax"), 91),
+        (("batch", 5, 80), PostprocessSpec("sigmoid"), 80),
+        (("batch", "classes"), None, None),
+        (None, PostprocessSpec("given"), None),
+    ],
+    ids=str,
+)
+def test_the_number_of_classes_is_that_of_the_logits_without_no_object(shape, postprocess, classes):
+    outputs = [TensorSpec("boxes", "float32", ("batch", 5, 4))]
+    outputs += [TensorSpec("logits", "float32", shape)] if shape else []
+    assert number_of_classes(outputs, postprocess) == classes
 
 
 # --- the parts --------------------------------------------------------------------------------------------------------
