@@ -180,7 +180,8 @@ def test_the_command_prints_one_document_and_writes_the_picture_alone(cli, tmp_p
 def test_of_a_real_model_the_weights_that_are_drawn_sum_to_one(small_export, tmp_path, digits):
     """Through export, rewrites and bundle, as a user does."""
     from vitdeploy.graph.optimize import OptimizeOptions
-    from vitdeploy.pipeline.explain import _float_graph, _run, _token_looks
+    from vitdeploy.pipeline.explain import _float_graph, _run
+    from vitdeploy.pipeline.looks import token_looks
     from vitdeploy.pipeline.stages import optimize as stage
     from vitdeploy.pipeline.subjects import compile_bundle
     from vitdeploy.runtime.preprocess import load_pixels
@@ -190,7 +191,7 @@ def test_of_a_real_model_the_weights_that_are_drawn_sum_to_one(small_export, tmp
     stage.optimize({"model": small_export / "model.onnx"}, OptimizeOptions(), tmp_path / "float")
     manifest = compile_bundle(tmp_path / "float" / "model.onnx", "onnxruntime-cpu", None, None, tmp_path / "bundle")
     model = _float_graph(tmp_path / "bundle", manifest)
-    looks = _token_looks(model, "the bundle")
+    looks = token_looks(model, "the bundle")
     assert (looks.grid, looks.prefix, looks.rows) == ((4, 4), 1, (0,))
     pixels = load_pixels(digits / "evaluation" / "7" / "0017.png", manifest.preprocess)
     outputs, names = _run(model, looks, pixels, manifest.preprocess)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.errors import GraphError, InputError, OutputError
 from vitdeploy.graph.admit import admit
 from vitdeploy.graph.io import get_metadata, save_graph
-from vitdeploy.graph.mark import Weights, find_weights, mark, mark_mean, patch_grid, tokens_read
+from vitdeploy.graph.mark import mark, mark_mean
 from vitdeploy.graph.normalise import normalise
+from vitdeploy.pipeline.looks import Looks, object_looks, token_looks
 from vitdeploy.pipeline.rollout import Floats, read_by, rollout, to_grid
 from vitdeploy.report.attention import Panel, attention_picture, picture_size
 from vitdeploy.runtime.detection import Detection, detect
@@ -30,24 +31,6 @@ from vitdeploy.store.publish import storage_errors, sync_folder, temporary_folde
 
 # How many detected objects are shown.
 OBJECTS = 3
-
-
-@dataclass(frozen=True)
-class Looks:
-    """The attentions of a graph that maps are made of. Rows `rows` of the last one are looked at.
-
-    grid: (rows, columns) of patches; prefix: how many tokens come before them. reader: whose rows these are, in words.
-    """
-
-    blocks: tuple[Weights, ...]
-    grid: tuple[int, int]
-    prefix: int
-    rows: tuple[int, ...]
-    reader: str
-
-    @property
-    def last(self) -> Weights:
-        return self.blocks[-1]
 
 
 def explain(bundle: Path, image: Path, output: Path) -> dict[str, Any]:
@@ -74,7 +57,7 @@ def explain(bundle: Path, image: Path, output: Path) -> dict[str, Any]:
     pixels = load_image(image, manifest.preprocess)[0]
     model = _float_graph(bundle, manifest)
     objects = manifest.postprocess is not None
-    looks = _object_looks(model, str(bundle)) if objects else _token_looks(model, str(bundle))
+    looks = object_looks(model, str(bundle)) if objects else token_looks(model, str(bundle))
     outputs, names = _run(model, looks, pixels, manifest.preprocess)
     labels = read_labels(bundle, manifest)
     if manifest.postprocess is not None:
@@ -126,69 +109,6 @@ def _float_graph(bundle: Path, manifest: Manifest) -> ir.Model:
         )
     normalise(model)
     return model
-
-
-def _token_looks(model: ir.Model, name: str) -> Looks:
-    """The blocks of a model whose tokens are patches, after a few of its own."""
-    found = find_weights(model)
-    grid = patch_grid(found[0]) if found else None
-    if not found or grid is None:
-        raise GraphError(
-            f"{name} has no attention over patches of the image",
-            found="no patch embedding by a convolution" if found else "no attention (Softmax between two MatMul)",
-            wanted="a Vision Transformer",
-        )
-    *before, last = found
-    tokens, patches = last.keys, grid[0] * grid[1]
-    small = [each for each in found if each.windowed or each.keys < patches]
-    if small:
-        raise GraphError(
-            f"{name} attends inside windows, so no token's attention covers the image",
-            found=f"{small[0].name}: rows of {small[0].keys} tokens, for {grid[0]}x{grid[1]} patches",
-            wanted="attention of every token to all patches, as in ViT, DeiT, DINOv2, CLIP or DETR",
-            fix="for Swin and its kin use occlusion or gradients on the PyTorch model instead",
-        )
-    if any(each.keys != tokens or (each is not last and each.queries != tokens) for each in found):
-        sizes = ", ".join(f"{each.queries}x{each.keys}" for each in found)
-        raise GraphError(
-            f"the attentions of {name} are over different tokens, so there is no one map",
-            found=f"queries x keys: {sizes}",
-            wanted="the same tokens in every block",
-        )
-    prefix = tokens - patches
-    rows, reader = _rows_of_interest(model, last, prefix)
-    return Looks((*before, last), grid, prefix, rows, reader)
-
-
-def _rows_of_interest(model: ir.Model, last: Weights, prefix: int) -> tuple[tuple[int, ...], str]:
-    """The queries whose attention makes the answer. Where `optimize` left some rows only, it is these."""
-    if last.learned:
-        return tuple(range(last.queries)), "last attention, read by the pooling query"
-    rows = tuple(range(last.queries)) if last.queries < last.keys else tokens_read(model, last, prefix)
-    if rows:
-        return rows, "last attention, read by the class token" if len(
-            rows
-        ) == 1 else f"last attention, read by {len(rows)} tokens"
-    return tuple(range(prefix, last.keys)), "last attention, read by all patches"
-
-
-def _object_looks(model: ir.Model, name: str) -> Looks:
-    """The last attention from a decoder's object queries to the features of the image."""
-    boxes = next((each for each in model.graph.outputs if each.name == "boxes"), None)
-    queries = boxes.shape[1] if boxes is not None and boxes.shape is not None else None
-    for weights in reversed(find_weights(model)):
-        grid = patch_grid(weights)
-        if (
-            grid is not None
-            and not weights.windowed
-            and (weights.queries, weights.keys) == (queries, grid[0] * grid[1])
-        ):
-            return Looks((weights,), grid, 0, tuple(range(weights.queries)), "the decoder's last look at the image")
-    raise GraphError(
-        f"the decoder of {name} has no attention over the whole image",
-        found="no Softmax over all positions for each object query (deformable attention samples points)",
-        wanted="cross-attention as in DETR",
-    )
 
 
 def _run(
@@ -274,8 +194,10 @@ def _certain(answer: Any) -> str:
 
 def _panel(title: str, grid: Floats) -> Panel:
     share, most = 100 * grid.sum(), 100 * grid.max()
-    patches = "" if share > 99.95 else f"{share:.0f} % on patches, "
-    return Panel(title, f"{patches}at most {most:.1f} % on one", grid)
+    note = f"at most {most:.1f} % on one patch"
+    if share < 99.95:  # the rest goes to the class token and its kind
+        note = f"{share:.0f} % on patches, at most {most:.1f} % on one"
+    return Panel(title, note, grid)
 
 
 def _write(output: Path, picture: bytes) -> None:

@@ -92,7 +92,7 @@ def attention_picture(image: npt.NDArray[np.uint8], panels: Sequence[Panel], hea
 
 def _layout(image: npt.NDArray[np.uint8], panels: int) -> tuple[int, int, int]:
     """Columns and rows of tiles, and the height of a tile's image."""
-    columns = panels if panels < 4 else max(3, math.ceil(math.sqrt(panels)))
+    columns = panels if panels <= 4 else max(3, math.ceil(math.sqrt(panels)))
     height, width = image.shape[:2]
     return columns, -(-panels // columns), max(24, round(TILE * height / width))
 
