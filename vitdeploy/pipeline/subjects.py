@@ -27,7 +27,7 @@ from vitdeploy.pipeline.job import setting_of
 from vitdeploy.pipeline.measure import engine_contestant, original_contestant
 from vitdeploy.pipeline.origin import find_origin, reference_runner
 from vitdeploy.pipeline.stages.compile import compile_graphs, read_engine
-from vitdeploy.pipeline.stages.files import LABELS_FILE, MODEL_FILE, graphs_in
+from vitdeploy.pipeline.stages.files import LABELS_FILE, MODEL_FILE, graphs_in, is_ours
 from vitdeploy.pipeline.stages.quantize import check_precision
 from vitdeploy.pipeline.tasks.kit import Setting
 from vitdeploy.runtime.engine import make_runner
@@ -65,9 +65,10 @@ def opened(*, target: str | None, source: Source) -> Iterator[Finder]:
 
 
 def find_subjects(text: str, *, target: str | None, source: Source, work: Path) -> list[Subject]:
-    """The subjects of an argument: every engine of a bundle (or the one for `target`), a graph, or a model.
+    """The subjects of an argument: every engine of a bundle (or the one for `target`), a graph, or an original.
 
-    `source` has what the command line says of a model beside its name.
+    `source` has what the command line says of a model beside its name. A graph that vitdeploy did not write is the
+    original of somebody's export.
 
     Raises:
         UnknownModelError: neither a path nor a built-in model. Errors of reading and compiling come through.
@@ -76,7 +77,8 @@ def find_subjects(text: str, *, target: str | None, source: Source, work: Path) 
     if path.is_dir() and is_bundle(path):
         return _bundle_subjects(path, target)
     named = text.startswith(("hf:", "timm:"))
-    if not named and (path.exists() or path.suffix == ".onnx" or "/" in text):
+    foreign = path.suffix == ".onnx" and path.is_file() and not is_ours(path)
+    if not named and (path.exists() or path.suffix == ".onnx" or "/" in text) and not foreign:
         compiled = work / f"graph{len(list(work.iterdir()))}"
         compiled.mkdir()
         file = find_graph(path)

@@ -7,6 +7,10 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import onnx
+
+from vitdeploy.graph.io import METADATA_KEY
+
 MODEL_FILE = "model.onnx"
 LABELS_FILE = "labels.txt"
 SEQUENCE_PARTS = ("encoder", "decoder_step")
@@ -23,6 +27,15 @@ def graphs_in(folder: Path) -> dict[str, Path]:
     if (folder / MODEL_FILE).is_file():
         return {"model": folder / MODEL_FILE}
     return {part: folder / f"{part}.onnx" for part in SEQUENCE_PARTS if (folder / f"{part}.onnx").is_file()}
+
+
+def is_ours(file: Path) -> bool:
+    """Whether an ONNX file says that vitdeploy wrote it; one that cannot be parsed does not."""
+    try:
+        proto = onnx.load(str(file), load_external_data=False)
+    except Exception:  # protobuf's DecodeError has no types
+        return False
+    return any(entry.key == METADATA_KEY for entry in proto.metadata_props)
 
 
 def copy_labels(source: Path, out: Path) -> None:
