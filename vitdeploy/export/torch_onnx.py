@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
+import sysconfig
+import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
@@ -20,6 +24,7 @@ from vitdeploy.graph.normalise import normalise
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, Task
 
 INPUT = "image"
+LOGGERS = ("torch.onnx", "torch.export", "torch.fx.experimental.symbolic_shapes", "onnxscript", "onnx_ir")
 
 
 class PixelsIn(nn.Module):
@@ -131,32 +136,76 @@ def export_graph(
                 custom_translation_table={torch.ops.aten.scaled_dot_product_attention.default: attention},
             )
     except Exception as error:
-        cause = error.__cause__ or error
+        cause = _root(error)
         lines = [line for line in str(cause).splitlines() if line.strip()]
         raise ExportError(
-            f"{name} cannot be exported to ONNX", found=(lines[0] if lines else repr(cause))[:300]
+            f"{name} cannot be exported to ONNX",
+            found=(lines[0] if lines else repr(cause))[:300] + _model_line(error),
+            wanted="operations that ONNX has, and no Python branch or loop that depends on the values of tensors",
+            fix="change that line (torch.where for a branch), or bring an ONNX file that was exported another way",
         ) from error
     assert program is not None
     graph = program.model
+    weights = list(graph.graph.initializers.values())
     tidy(graph, prefix="model")
     with _quiet():
         normalise(graph)
+    kept = set(graph.graph.initializers.values())
+    forget(value for value in weights if value not in kept)
     graph.graph.name = name
     set_metadata(graph, GraphMetadata(name, task, preprocess, postprocess=postprocess))
     return graph
 
 
+def _root(error: BaseException) -> BaseException:
+    """What the exporter's errors wrap."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _model_line(error: BaseException | None) -> str:
+    """The last line of the model's own code that an error came through; "" without any."""
+    found = ""
+    while error is not None:
+        for frame in traceback.extract_tb(error.__traceback__):
+            if not _is_machinery(frame.filename):
+                found = f" ({Path(frame.filename).name}, line {frame.lineno}: {frame.line})"
+        error = error.__cause__
+    return found
+
+
+def _is_machinery(file: str) -> bool:
+    """Code of PyTorch, of the exporter, of Python itself or of ours: none of it is the model's."""
+    if file.startswith("<") or "/site-packages/onnx" in file:
+        return True
+    if any(Path(file).is_relative_to(folder) for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])):
+        return True
+    return Path(file).is_relative_to(sysconfig.get_path("stdlib")) and "-packages" not in file
+
+
+def forget(weights: Iterable[ir.Value]) -> None:
+    """Let go of the tensors behind these values, which nothing reads any more.
+
+    The exporter's rewriting rules keep the last graph that they saw, and with it every tensor that it refers to.
+    """
+    for value in weights:
+        value.const_value = None
+
+
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter logs its own progress and the absence of torchvision; neither concerns the user."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript", "onnx_ir")]
+    """The exporter logs its own progress and the absence of torchvision, and prints the graph that it could not trace
+    to standard error; none of it concerns the user."""
+    loggers = [logging.getLogger(name) for name in LOGGERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
         logger.setLevel(logging.ERROR)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            yield
+            with contextlib.redirect_stderr(io.StringIO()):
+                yield
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
