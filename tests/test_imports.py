@@ -79,7 +79,8 @@ def test_the_device_zone_imports_with_numpy_and_pillow_only(device_python):
     assert done.returncode == 0, done.stderr
     imported = json.loads(done.stdout)
     expected = {"vitdeploy.runtime.predictor", "vitdeploy.compile.engine", "vitdeploy.bench.worker"}
-    assert expected | {"vitdeploy.runtime.openvino", "vitdeploy.runtime.ort", "vitdeploy.bundle.read"} <= set(imported)
+    expected |= {f"vitdeploy.runtime.{name}" for name in ("openvino", "ort", "panoptic", "sequence_predictor")}
+    assert expected | {"vitdeploy.bundle.read"} <= set(imported)
 
 
 def test_without_a_runtime_the_device_is_told_what_to_install(device_python):

@@ -52,9 +52,13 @@ def test_the_wheel_asks_for_three_packages_and_offers_the_extras(wheel):
     assert sorted(required) == ["click", "numpy", "pillow"]
     assert set(re.findall(r"^Provides-Extra: (\w+)$", metadata, re.MULTILINE)) == {
         "all",
+        "coco",
         "export",
+        "hub",
         "onnxruntime",
         "openvino",
+        "timm",
+        "transformers",
     }
 
 

@@ -318,3 +318,13 @@ def test_measuring_imports_nothing_but_numpy():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_a_runner_that_says_what_to_measure_with_is_measured_with_that(tmp_path, script):
+    """Token numbers of a length of its own: random arrays of any shape would be no sentences."""
+    seen = tmp_path / "seen.txt"
+    example = "setattr(Product, 'example', lambda self, batch: {'x': np.full((batch, 8), 7, np.float32)})"
+    make = f"lambda request: ({example}, Product('product'))[1]"
+    lines = f"x = feeds['x']; print(x.shape, x.min(), x.max(), file=open({str(seen)!r}, 'a'))"
+    run_contest([script("ours", lines=lines, make_runner=make)], QUICK)
+    assert set(seen.read_text().splitlines()) == {"(1, 8) 7.0 7.0", "(4, 8) 7.0 7.0"}

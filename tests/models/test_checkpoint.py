@@ -246,3 +246,10 @@ def test_load_original_takes_classes_and_channels_from_the_file(tmp_path, state)
     assert not original.module.training
     assert original.parameters == sum(tensor.numel() for tensor in state.values())
     assert original.module(torch.zeros(2, 1, 16, 16)).shape == (2, 4)
+
+
+def test_a_checkpoint_of_another_patch_size_than_its_name_says_is_refused(tmp_path, state):
+    save_file(state, tmp_path / "weights.safetensors")
+    with pytest.raises(CheckpointError, match="is not a checkpoint of vit_w16d2h2_patch4_16") as caught:
+        load_original(Source("vit_w16d2h2_patch4_16", tmp_path / "weights.safetensors"))
+    assert caught.value.found == "patch size 8 (vit_w16d2h2_patch4_16: 4)"
