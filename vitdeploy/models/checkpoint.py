@@ -20,6 +20,7 @@ from vitdeploy.models.keys.npz import is_npz, read_npz
 from vitdeploy.models.unwrap import unwrap
 
 _ZIP, _PICKLE, _LFS = b"PK\x03\x04", b"\x80", b"version https://git-lfs"
+MAX_HEADER = 100 << 20  # bytes, the safetensors library's own limit
 SHOWN = 5
 
 
@@ -48,11 +49,18 @@ def _loaded(path: Path) -> object:
         start = file.read(64)
     if start.startswith(_LFS):
         raise CheckpointError(f"{path} is a git-lfs pointer, not the weights", fix="git lfs pull")
+    if _is_safetensors(start):
+        return _read_safetensors(path)
     if start.startswith(_ZIP) and is_npz(path):
         return read_npz(path)
     if start.startswith((_ZIP, _PICKLE)):
         return _read_torch(path)
     return _read_safetensors(path)
+
+
+def _is_safetensors(start: bytes) -> bool:
+    """Eight bytes of the length of a header, which is JSON: by the first alone it may be taken for a pickle."""
+    return start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= MAX_HEADER
 
 
 def _read_safetensors(path: Path) -> dict[str, Tensor]:

@@ -293,7 +293,10 @@ def _function(reference: str) -> Callable[[], Any]:
 
 def _call(function: Callable[[], Any], reference: str) -> nn.Module:
     try:
-        model = function()
+        # The model is built again in other processes; weights that it draws must be the same there.
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(SEED)
+            model = function()
     except (Exception, SystemExit) as error:
         raise UserCodeError(f"{reference} failed", found=_where(error), wanted="a torch.nn.Module") from None
     if not isinstance(model, nn.Module):

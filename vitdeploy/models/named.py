@@ -59,11 +59,11 @@ def read_as(
         load_state(module, state, file)  # names what is missing and what is unexpected
         raise catalog.unrecognised(state, file)
     if found.family != family.name:
-        raise _another(file, name, [f"a {found.family} state dict ({name}: {family.name})"])
+        raise _another(file, name, [f"a {found.family} instead of a {family.name}"])
     own, wanted = _architecture(found.config), _architecture(config)
     if _size(found.config) != _size(config):
         own.pop("windows", None)  # they shrink with the image
-    misfits = [f"{key} {own[key]} ({name}: {wanted[key]})" for key in own if own[key] != wanted[key]]
+    misfits = [f"{key} {own[key]} instead of {wanted[key]}" for key in own if own[key] != wanted[key]]
     if misfits:
         raise _another(file, name, misfits)
     notes = [

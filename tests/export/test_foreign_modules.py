@@ -1,0 +1,108 @@
+"""Modules of timm and transformers that are not ours: exported, rewritten, and run on both engines."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+
+import numpy as np
+import onnx
+import pytest
+from safetensors.torch import save_file
+
+from tests.models.test_source_folders import SHAPE, SWIN, VIT, randomised
+from tests.references import reference
+from vitdeploy.export.parity import relative_difference
+from vitdeploy.graph.optimize import OptimizeOptions
+from vitdeploy.models.source import Source
+from vitdeploy.pipeline.origin import find_origin, reference_runner
+from vitdeploy.pipeline.stages.export import ExportConfig, export
+from vitdeploy.pipeline.stages.optimize import optimize
+from vitdeploy.runtime.openvino import compile_model
+from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.runtime.preprocess import normalise
+
+TIMM = {
+    # One stage of two blocks, with regular and with shifted windows.
+    "SwinV2": ("swinv2_tiny_window8_256", {**SWIN, "depths": [2], "num_heads": [2]}),
+    "EVA-02, rotary positions": ("eva02_tiny_patch14_224", {**VIT, "depth": 1}),
+}
+TRANSFORMERS = {"ViT-MSN, a mask of truth values": "ViTMSN"}
+# timm's class with one block of each kind, as a user's own module gives it.
+MOBILEVIT = """
+import torch
+from timm.models.byobnet import ByobNet, ByoBlockCfg, ByoModelCfg
+from tests.models.detr_reference import randomise
+
+def build():
+    inner = {"transformer_dim": 32, "transformer_depth": 1, "patch_size": 2}
+    stem = ByoBlockCfg("bottle", d=1, c=16, s=2, gs=1, br=2.0, block_kwargs={"bottle_in": True, "linear_out": True})
+    mixed = ByoBlockCfg("mobilevit", d=1, c=16, s=1, block_kwargs=inner)
+    model = ByobNet(ByoModelCfg(((stem,), (mixed,)), stem_chs=16, stem_type="3x3", act_layer="silu"), num_classes=5)
+    randomise(model)
+    return model
+"""
+
+
+def source_of(kind, path, monkeypatch):
+    if kind == "MobileViT":
+        reference("timm")
+        (path / "mobile.py").write_text(MOBILEVIT)
+        monkeypatch.syspath_prepend(path)
+        # OpenVINO 2026.4 computes this model's attention wrong at 32 pixels, over 16 tokens, and right without its code
+        # generator (SNIPPETS_MODE).
+        return Source(function="mobile:build", image_size=(64, 64))
+    if kind in TIMM:
+        name, arguments = TIMM[kind]
+        model = randomised(reference("timm").create_model(name, num_classes=5, **arguments))
+        config = {"architecture": name, "num_classes": 5, "pretrained_cfg": {}, "model_args": arguments}
+        (path / "config.json").write_text(json.dumps(config))
+        save_file(model.state_dict(), path / "model.safetensors")
+    else:
+        library = reference("transformers")
+        name = TRANSFORMERS[kind]
+        config = getattr(library, f"{name}Config")(**SHAPE | {"num_hidden_layers": 1}, num_labels=5)
+        randomised(getattr(library, f"{name}ForImageClassification")(config)).save_pretrained(path)
+    return Source(model=f"hf:{path}")
+
+
+@pytest.mark.parametrize("kind", [*TIMM, *TRANSFORMERS, "MobileViT"])
+def test_a_foreign_module_is_the_same_function_on_both_engines_before_and_after_the_rewrites(
+    kind, tmp_path, monkeypatch
+):
+    (tmp_path / "model").mkdir()
+    origin = find_origin(source_of(kind, tmp_path / "model", monkeypatch))
+    assert origin.family == ("function" if kind == "MobileViT" else "timm" if kind in TIMM else "transformers")
+    folders = [tmp_path / name for name in ("exported", "rewritten")]
+    for folder in folders:
+        folder.mkdir()
+    parity = export(origin, ExportConfig("small", 20, None, True), folders[0])["parity"]
+    assert [row["batch"] for row in parity] == [1, 2, 5]
+    facts = optimize({"model": folders[0] / "model.onnx"}, OptimizeOptions(), folders[1])
+    assert sum(facts["rewrites"]["model"].values()) > 0
+
+    graph = onnx.load(folders[1] / "model.onnx").graph
+    operators = Counter(node.op_type for node in graph.node)
+    assert not {"If", "Loop", "Resize", "Range", "ConstantOfShape"} & operators.keys()
+    # Tokens before the patches are repeated for every image: the one thing that asks for the size of the batch.
+    assert operators["Shape"] <= 1
+    assert {tensor.type.tensor_type.elem_type for tensor in graph.output} == {onnx.TensorProto.FLOAT}
+
+    generator = np.random.default_rng(0)
+    files = [folder / "model.onnx" for folder in folders]
+    with (
+        reference_runner(origin.source) as theirs,
+        OnnxRuntimeRunner(files[0], name="exported") as exported,
+        OnnxRuntimeRunner(files[1], name="rewritten") as rewritten,
+    ):
+        for batch in (1, 2, 5):
+            pixels = generator.integers(0, 256, (batch, *origin.image_size, 3), dtype=np.uint8)
+            wanted = theirs.infer({"image": normalise(pixels, origin.images)})["logits"]
+            engine = compile_model(files[1], batch=batch, options={"INFERENCE_PRECISION_HINT": "f32"})
+            answers = [exported.infer({"image": pixels})["logits"], rewritten.infer({"image": pixels})["logits"]]
+            for found in (*answers, engine({"image": pixels})["logits"]):
+                assert found.shape == wanted.shape == (batch, 5)
+                assert relative_difference(found, wanted) <= 1e-4
+                first, second = np.sort(wanted, axis=1)[:, -1], np.sort(wanted, axis=1)[:, -2]
+                sure = first - second > 2 * np.abs(found - wanted).max()
+                assert (found.argmax(1) == wanted.argmax(1))[sure].all()
