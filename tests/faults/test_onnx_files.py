@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 from tests.graph.builder import Builder, values
-from vitdeploy.errors import GraphError, InputError, MissingFileError, UnsafeError, VitdeployError
+from vitdeploy.errors import GraphError, InputError, MissingFileError, UnsafeGraphError, VitdeployError
 from vitdeploy.graph import admit as gate
 from vitdeploy.graph import stored, wire
 from vitdeploy.graph.admit import admit
@@ -34,7 +34,7 @@ def written(tmp_path, proto):
 def refused(path, error, message):
     with pytest.raises(error, match=message) as caught:
         admit(path)
-    assert caught.value.exit_code == (3 if error is UnsafeError else 2)
+    assert caught.value.exit_code == (3 if error is UnsafeGraphError else 2)
     assert str(caught.value).replace("\n", "").isprintable()
     assert caught.value.message
     return caught.value
@@ -57,7 +57,7 @@ def test_a_file_that_is_too_large_is_not_read(tmp_path):
     path = tmp_path / "model.onnx"
     with path.open("wb") as file:
         file.truncate(gate.MAX_BYTES + 1)  # sparse: no disk is used
-    refused(path, UnsafeError, "too large")
+    refused(path, UnsafeGraphError, "too large")
 
 
 @pytest.mark.parametrize(
@@ -94,20 +94,20 @@ def varint(value):
 def test_too_many_parts_are_counted_before_they_are_built(tmp_path, monkeypatch):
     monkeypatch.setattr(wire, "MAX_FIELDS", 10_000)
     path = written(tmp_path, field(7, field(1, b"") * 20_000))  # nodes of two bytes each
-    refused(path, UnsafeError, "too many parts")
+    refused(path, UnsafeGraphError, "too many parts")
 
 
 def test_deep_nesting_ends_in_an_error(tmp_path):
     content = b""
     for _ in range(40):  # a graph in an attribute of a node of a graph ...
         content = field(1, field(5, field(6, content)))
-    refused(written(tmp_path, field(7, content)), UnsafeError, "nested too deeply")
+    refused(written(tmp_path, field(7, content)), UnsafeGraphError, "nested too deeply")
 
 
 def test_packed_numbers_that_grow_in_memory_are_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(wire, "MAX_PACKED_BYTES", 1000)
     path = written(tmp_path, field(7, field(5, field(1, bytes(1001)))))  # dims
-    refused(path, UnsafeError, "too many packed numbers")
+    refused(path, UnsafeGraphError, "too many packed numbers")
 
 
 # --- the graph --------------------------------------------------------------------------------------------------------
@@ -115,7 +115,7 @@ def test_packed_numbers_that_grow_in_memory_are_bounded(tmp_path, monkeypatch):
 
 def test_too_many_nodes_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(gate, "MAX_NODES", 2)
-    refused(written(tmp_path, small()), UnsafeError, "too many nodes")
+    refused(written(tmp_path, small()), UnsafeGraphError, "too many nodes")
 
 
 def test_branches_in_branches_are_refused_at_a_depth(tmp_path):
@@ -124,7 +124,7 @@ def test_branches_in_branches_are_refused_at_a_depth(tmp_path):
     for _ in range(gate.MAX_SUBGRAPHS + 1):
         graph = helper.make_graph([helper.make_node("If", ["c"], ["y"], then_branch=graph)], "inner", [], [output])
     proto.graph.node.extend(graph.node)
-    refused(written(tmp_path, proto), UnsafeError, "too deeply")
+    refused(written(tmp_path, proto), UnsafeGraphError, "too deeply")
 
 
 def test_functions_are_refused_by_name(tmp_path):
@@ -179,7 +179,7 @@ def test_names_that_would_garble_a_terminal_are_refused(tmp_path, name, place):
         graph.node[0].output[0] = name
     else:
         setattr(holder, attribute, name)
-    error = refused(written(tmp_path, proto), UnsafeError, "cannot be shown")
+    error = refused(written(tmp_path, proto), UnsafeGraphError, "cannot be shown")
     assert error.found.isprintable() and len(error.found) < 100
 
 
@@ -210,7 +210,7 @@ def test_an_input_of_absurd_size_is_refused(tmp_path, sizes):
     proto = small()
     for dim, size in zip(proto.graph.input[0].type.tensor_type.shape.dim, sizes, strict=True):
         dim.dim_value = size
-    refused(written(tmp_path, proto), UnsafeError, "absurd shape")
+    refused(written(tmp_path, proto), UnsafeGraphError, "absurd shape")
 
 
 # --- tensors ----------------------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def test_absurd_dimensions_are_refused(tmp_path, dims):
     proto = small()
     del proto.graph.initializer[0].dims[:]
     proto.graph.initializer[0].dims.extend(dims)
-    refused(written(tmp_path, proto), UnsafeError, "absurd shape")
+    refused(written(tmp_path, proto), UnsafeGraphError, "absurd shape")
 
 
 @pytest.mark.parametrize("dims", [[1 << 30], [8, 3, 4, 3], [0]])
@@ -235,13 +235,13 @@ def test_a_tensor_that_declares_other_than_it_holds_is_refused(tmp_path, dims, p
         tensor = node.attribute[0].t
     del tensor.dims[:]
     tensor.dims.extend(dims)
-    refused(written(tmp_path, proto), UnsafeError, "does not hold what it declares")
+    refused(written(tmp_path, proto), UnsafeGraphError, "does not hold what it declares")
 
 
 def test_typed_data_of_the_wrong_length_is_refused(tmp_path):
     proto = small()
     proto.graph.initializer.append(TensorProto(name="t", data_type=TensorProto.FLOAT, dims=[3], float_data=[1, 2]))
-    refused(written(tmp_path, proto), UnsafeError, "does not hold what it declares")
+    refused(written(tmp_path, proto), UnsafeGraphError, "does not hold what it declares")
 
 
 @pytest.mark.parametrize("number", [0, 99])
@@ -301,7 +301,7 @@ def test_external_data_is_admitted(tmp_path):
 )
 def test_external_data_outside_the_folder_is_refused(tmp_path, location):
     path, _ = external(tmp_path, location)
-    refused(path, UnsafeError, "outside the folder")
+    refused(path, UnsafeGraphError, "outside the folder")
 
 
 def test_external_data_that_is_absent_is_missing(tmp_path):
@@ -323,7 +323,7 @@ def test_external_data_that_is_no_file_of_its_own_is_refused(tmp_path, kind):
         os.mkfifo(folder / "data")
     else:
         (folder / "data").mkdir()
-    refused(path, UnsafeError, "is a link|not a file of its own")
+    refused(path, UnsafeGraphError, "is a link|not a file of its own")
 
 
 @pytest.mark.parametrize(
@@ -339,14 +339,14 @@ def test_external_data_that_is_no_file_of_its_own_is_refused(tmp_path, kind):
 )
 def test_external_data_beyond_its_file_is_refused(tmp_path, entries):
     path, _ = external(tmp_path, **entries)
-    refused(path, UnsafeError, "reaches beyond")
+    refused(path, UnsafeGraphError, "reaches beyond")
 
 
 @pytest.mark.parametrize("value", ["-1", "1e3", "0x10", "", "9" * 30, "١"])
 @pytest.mark.parametrize("key", ["offset", "length"])
 def test_sizes_that_are_no_numbers_are_refused(tmp_path, key, value):
     path, _ = external(tmp_path, **{key: value})
-    refused(path, UnsafeError, "not a size")
+    refused(path, UnsafeGraphError, "not a size")
 
 
 @pytest.mark.parametrize("key", ["__class__", "basepath", "location"])
@@ -355,7 +355,7 @@ def test_keys_that_onnx_does_not_define_are_refused(tmp_path, key):
     proto = onnx.load(str(path), load_external_data=False)
     proto.graph.initializer[0].external_data.add(key=key, value="weights.bin")
     path.write_bytes(proto.SerializeToString())
-    refused(path, UnsafeError, "keys of external data")
+    refused(path, UnsafeGraphError, "keys of external data")
 
 
 def test_external_data_inside_a_node_is_refused(tmp_path):
@@ -370,7 +370,7 @@ def test_external_data_inside_a_node_is_refused(tmp_path):
 def test_a_file_beside_data_in_the_model_is_refused(tmp_path):
     proto = small()
     proto.graph.initializer[0].external_data.add(key="location", value="weights.bin")
-    refused(written(tmp_path, proto), UnsafeError, "names a file")
+    refused(written(tmp_path, proto), UnsafeGraphError, "names a file")
 
 
 # --- damage -----------------------------------------------------------------------------------------------------------
@@ -397,7 +397,7 @@ def test_flipped_bytes_give_a_typed_error_or_a_model(scratch, flips, headers):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     try:
         normalise(admit(path))
-    except (InputError, UnsafeError) as error:
+    except (InputError, UnsafeGraphError) as error:
         assert isinstance(error, VitdeployError) and str(error).replace("\n", "").isprintable()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 512 << 10  # KiB
 

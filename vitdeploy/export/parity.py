@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
 from vitdeploy.errors import EngineError, ExportError, TensorError
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
@@ -27,6 +28,14 @@ class Parity:
     max_relative_difference: float
 
 
+@dataclass(frozen=True)
+class Asked:
+    """uint8 pixels [batch, height, width, channels], and what the original gives for them, by output."""
+
+    pixels: npt.NDArray[np.uint8]
+    outputs: Mapping[str, np.ndarray]
+
+
 def check_parity(
     graph: Path, reference: Runner, preprocess: PreprocessSpec, *, fixed_batch: int | None = None
 ) -> list[Parity]:
@@ -37,19 +46,31 @@ def check_parity(
     Raises:
         ExportError: a batch that does not run (a batch baked into a constant), or a difference above 1e-4.
     """
+    return check_graph(graph, ask(reference, preprocess, fixed_batch), preprocess)
+
+
+def ask(reference: Runner, preprocess: PreprocessSpec, fixed_batch: int | None) -> list[Asked]:
+    """The first half of `check_parity`: what the original says, so that it can go before the graph is loaded."""
     generator = np.random.default_rng(SEED)
+    name, (height, width), asked = reference.inputs[0].name, preprocess.crop, []
+    for batch in BATCHES if fixed_batch is None else (fixed_batch,) * len(BATCHES):
+        pixels = generator.integers(0, 256, (batch, height, width, preprocess.channels), dtype=np.uint8)
+        asked.append(Asked(pixels, reference.infer({name: normalise(pixels, preprocess)})))
+    return asked
+
+
+def check_graph(graph: Path, asked: Sequence[Asked], preprocess: PreprocessSpec) -> list[Parity]:
+    """The second half of `check_parity`; errors as there."""
     rows = []
     with OnnxRuntimeRunner(graph, name="the exported graph") as runner:
         tensor = runner.inputs[0]
-        for batch in BATCHES if fixed_batch is None else (fixed_batch,) * len(BATCHES):
-            height, width = preprocess.crop
-            pixels = generator.integers(0, 256, (batch, height, width, preprocess.channels), dtype=np.uint8)
-            floats = normalise(pixels, preprocess)
+        for each in asked:
+            batch, theirs = len(each.pixels), each.outputs
+            feed = each.pixels if tensor.dtype == "uint8" else normalise(each.pixels, preprocess)
             try:
-                ours = runner.infer({tensor.name: pixels if tensor.dtype == "uint8" else floats})
+                ours = runner.infer({tensor.name: feed})
             except (EngineError, TensorError) as error:
                 raise _baked(batch, error.found) from None
-            theirs = reference.infer({reference.inputs[0].name: floats})
             for name, wanted in theirs.items():
                 if ours[name].shape != wanted.shape:
                     raise _baked(batch, f"{name} {list(ours[name].shape)}, wanted {list(wanted.shape)}")

@@ -16,7 +16,7 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from vitdeploy.errors import GraphError, MissingFileError, UnsafeError
+from vitdeploy.errors import GraphError, MissingFileError, UnsafeGraphError
 from vitdeploy.graph.stored import check_tensors, graphs, plausible, shown
 from vitdeploy.graph.wire import survey
 
@@ -37,7 +37,7 @@ def admit(path: Path) -> ir.Model:
     Raises:
         MissingFileError: no such file, or a file of weights that is not there.
         GraphError: not an ONNX file, or one that no target could run: opset, operators, inputs.
-        UnsafeError: sizes or file names that only an attack, or heavy damage, would write.
+        UnsafeGraphError: sizes or file names that only an attack, or heavy damage, would write.
     """
     content = _read(path)
     name = shown(path.name)
@@ -76,7 +76,7 @@ def _read(path: Path) -> bytes:
         raise MissingFileError(f"{shown(str(path))} is not a file", wanted="a .onnx file")
     with os.fdopen(descriptor, "rb") as file:
         if status.st_size > MAX_BYTES:
-            raise UnsafeError(
+            raise UnsafeGraphError(
                 f"{shown(path.name)} is too large for an ONNX file",
                 found=f"{status.st_size:,} bytes",
                 wanted=f"at most {MAX_BYTES:,}; larger models keep their weights in a file beside it",
@@ -98,9 +98,11 @@ def _check_limits(proto: onnx.ModelProto, name: str) -> None:
         if not level:
             break
         if depth == MAX_SUBGRAPHS:
-            raise UnsafeError(f"{name} nests branches and loops too deeply", wanted=f"at most {MAX_SUBGRAPHS} levels")
+            raise UnsafeGraphError(
+                f"{name} nests branches and loops too deeply", wanted=f"at most {MAX_SUBGRAPHS} levels"
+            )
     if nodes > MAX_NODES:
-        raise UnsafeError(f"{name} has too many nodes", found=f"{nodes:,}", wanted=f"at most {MAX_NODES:,}")
+        raise UnsafeGraphError(f"{name} has too many nodes", found=f"{nodes:,}", wanted=f"at most {MAX_NODES:,}")
 
 
 def _subgraphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
@@ -115,7 +117,7 @@ def _check_names(proto: onnx.ModelProto) -> None:
     for text in _names(proto):
         # protobuf gives the bytes where they are not UTF-8.
         if isinstance(text, bytes) or len(text) > MAX_NAME or not text.isprintable():
-            raise UnsafeError(
+            raise UnsafeGraphError(
                 "the file has a name that cannot be shown",
                 found=shown(text),
                 wanted=f"at most {MAX_NAME:,} printable characters",
@@ -184,7 +186,9 @@ def _check_inputs(proto: onnx.ModelProto) -> None:
             raise GraphError(f"the input {name} has no declared type and shape", wanted="a tensor of known rank")
         sizes = [dim.dim_value for dim in tensor.shape.dim if dim.HasField("dim_value")]
         if not plausible(sizes):
-            raise UnsafeError(f"the input {name} declares an absurd shape", found=shown(" x ".join(map(str, sizes))))
+            raise UnsafeGraphError(
+                f"the input {name} declares an absurd shape", found=shown(" x ".join(map(str, sizes)))
+            )
         images += len(tensor.shape.dim) == 4 and tensor.elem_type in IMAGE_TYPES
     if not images:
         raise GraphError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -52,7 +53,7 @@ def find_linears(model: ir.Model) -> list[Linear]:
 
 def layer_name(node: ir.Node) -> str:
     """The module path that the exporter gave the node ("blocks.0.attn.qkv/MatMul"), or the node's own, unique name."""
-    return str(node.name).removesuffix(f"/{node.op_type}")
+    return re.sub(rf"/{node.op_type}(_\d+)?$", "", str(node.name))
 
 
 def constant(value: ir.Value | None) -> npt.NDArray[np.float32] | None:

@@ -30,6 +30,7 @@ from onnxscript import optimizer
 
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.canonical.attention import canonical_attention
+from vitdeploy.graph.canonical.constant_norm import fold_constant_norms
 from vitdeploy.graph.canonical.convolution import fold_into_convolutions
 from vitdeploy.graph.canonical.free_sizes import SizeChain
 from vitdeploy.graph.canonical.gelu import fuse_gelu
@@ -83,13 +84,14 @@ def _settle(model: ir.Model) -> int:
     """Fold constants, shapes and redundant nodes, until there is nothing left to do."""
     total, operators = 0, Operators(model.graph.opset_imports)
     for _ in range(ROUNDS):
+        folded = fold_constant_norms(model)
         known = Inference(model, operators)
         _fold_constants(model, known)
         chain = SizeChain(model, known)
         changed = resolve_shapes(model, known, chain) + remove_redundant(model, known, chain)
         drop_unused(model)
         total += changed
-        if not changed:
+        if not changed and not folded:
             break
     return total
 

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 import onnx
 import onnx_ir as ir
 
-from vitdeploy.errors import GraphError, MissingFileError, UnsafeError
+from vitdeploy.errors import GraphError, MissingFileError, UnsafeGraphError
 
 MAX_ELEMENTS = 1 << 33
 MAX_RANK = 32
@@ -54,7 +54,7 @@ def check_tensors(proto: onnx.ModelProto, folder: Path) -> None:
     Raises:
         GraphError: a type without a size, a sparse tensor, external data for anything but a weight.
         MissingFileError: the file of a tensor is not there.
-        UnsafeError: a size that does not fit what is stored, or a file outside the folder.
+        UnsafeGraphError: a size that does not fit what is stored, or a file outside the folder.
     """
     for graph in graphs(proto.graph):
         if graph.sparse_initializer:
@@ -77,7 +77,7 @@ def _check(tensor: onnx.TensorProto, folder: Path | None) -> None:
     if tensor.HasField("segment"):
         raise GraphError(f"the tensor {name} is stored in segments", wanted="a tensor in one piece")
     if not plausible(tensor.dims):
-        raise UnsafeError(
+        raise UnsafeGraphError(
             f"the tensor {name} declares an absurd shape",
             found=shown(" x ".join(map(str, tensor.dims[: MAX_RANK + 1]))),
             wanted=f"at most {MAX_ELEMENTS:,} elements",
@@ -94,13 +94,13 @@ def _check(tensor: onnx.TensorProto, folder: Path | None) -> None:
         _check_external(tensor, folder, -(-elements * dtype.bitwidth // 8))
         return
     if tensor.external_data:
-        raise UnsafeError(f"the tensor {name} names a file, but says that its data is in the model")
+        raise UnsafeGraphError(f"the tensor {name} names a file, but says that its data is in the model")
     if tensor.HasField("raw_data"):
         stored, wanted = len(tensor.raw_data), -(-elements * (0 if dtype.is_string() else dtype.bitwidth) // 8)
     else:
         stored, wanted = _entries(tensor, dtype, elements)
     if stored != wanted:
-        raise UnsafeError(
+        raise UnsafeGraphError(
             f"the tensor {name} does not hold what it declares", found=f"{stored:,} stored", wanted=f"{wanted:,}"
         )
 
@@ -120,13 +120,13 @@ def _check_external(tensor: onnx.TensorProto, folder: Path, size: int) -> None:
     name, entries = shown(tensor.name), {entry.key: entry.value for entry in tensor.external_data}
     if len(entries) != len(tensor.external_data) or not entries.keys() <= KEYS:
         unknown = ", ".join(sorted(shown(key) for key in entries.keys() - KEYS))
-        raise UnsafeError(f"the tensor {name} has keys of external data that ONNX does not define", found=unknown)
+        raise UnsafeGraphError(f"the tensor {name} has keys of external data that ONNX does not define", found=unknown)
     location = entries.get("location", "")
     length = _file_size(name, location, folder)
     offset = _number(name, entries, "offset", 0)
     held = _number(name, entries, "length", size)
     if offset + held > length or held != size:
-        raise UnsafeError(
+        raise UnsafeGraphError(
             f"the tensor {name} reaches beyond its external data",
             found=f"bytes {offset:,} to {offset + held:,} of {length:,} in {shown(location)}",
             wanted=f"{size:,} bytes",
@@ -138,7 +138,9 @@ def _number(name: str, entries: dict[str, str], key: str, default: int) -> int:
     if text is None:
         return default
     if not (text.isascii() and text.isdecimal() and len(text) <= 18):
-        raise UnsafeError(f"the {key} of the tensor {name} is not a size", found=shown(text), wanted="a whole number")
+        raise UnsafeGraphError(
+            f"the {key} of the tensor {name} is not a size", found=shown(text), wanted="a whole number"
+        )
     return int(text)
 
 
@@ -148,7 +150,7 @@ def _file_size(name: str, location: str, folder: Path) -> int:
     parts = PurePosixPath(location).parts
     outside = bool(windows.drive or windows.root or ".." in windows.parts or "\\" in location)
     if not parts or outside or not location.isprintable():
-        raise UnsafeError(
+        raise UnsafeGraphError(
             f"the tensor {name} names a file outside the folder of the model",
             found=shown(location) or "no file name",
             wanted="a plain path relative to the model",
@@ -163,14 +165,14 @@ def _file_size(name: str, location: str, folder: Path) -> int:
                 f"the external data of the tensor {name} is not there", found=shown(str(path)), fix="copy it beside it"
             ) from None
         if stat.S_ISLNK(status.st_mode):
-            raise UnsafeError(
+            raise UnsafeGraphError(
                 f"the external data of the tensor {name} is a link",
                 found=shown(str(path)),
                 fix="copy the model and its data into one folder (cp -L)",
             )
     assert status is not None
     if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
-        raise UnsafeError(
+        raise UnsafeGraphError(
             f"the external data of the tensor {name} is not a file of its own",
             found=f"{shown(str(path))}: {'another name of a file' if stat.S_ISREG(status.st_mode) else 'no file'}",
             fix="copy the model and its data into one folder (cp -L)",

@@ -11,7 +11,7 @@ from typing import Any
 
 import onnx
 
-from vitdeploy.errors import GraphError, UnsafeError
+from vitdeploy.errors import GraphError, UnsafeGraphError
 
 # Swin-L as TorchScript exports it, the largest graph known to us, has 150,000 fields and nests 7 deep.
 MAX_FIELDS = 1_000_000
@@ -29,19 +29,19 @@ def survey(content: bytes, name: str) -> None:
 
     Raises:
         GraphError: not the encoding of a model, or not whole.
-        UnsafeError: more messages, or deeper ones, than any real model has.
+        UnsafeGraphError: more messages, or deeper ones, than any real model has.
     """
     fields = packed = 0
     stack: list[tuple[int, int, Any, int]] = [(0, len(content), onnx.ModelProto.DESCRIPTOR, 0)]
     while stack:
         position, end, message, depth = stack.pop()
         if depth > MAX_DEPTH:
-            raise UnsafeError(f"{name} is nested too deeply", wanted=f"at most {MAX_DEPTH} levels of messages")
+            raise UnsafeGraphError(f"{name} is nested too deeply", wanted=f"at most {MAX_DEPTH} levels of messages")
         known = message.fields_by_number
         while position < end:
             fields += 1
             if fields > MAX_FIELDS:
-                raise UnsafeError(f"{name} has too many parts", wanted=f"at most {MAX_FIELDS:,} fields")
+                raise UnsafeGraphError(f"{name} has too many parts", wanted=f"at most {MAX_FIELDS:,} fields")
             tag, position = _varint(content, position, end, name)
             kind = tag & 7
             if kind == _VARINT:
@@ -60,7 +60,7 @@ def survey(content: bytes, name: str) -> None:
             elif field is not None and field.type not in _NOT_PACKED:
                 packed += size
                 if packed > MAX_PACKED_BYTES:
-                    raise UnsafeError(
+                    raise UnsafeGraphError(
                         f"{name} holds too many packed numbers", wanted=f"at most {MAX_PACKED_BYTES:,} bytes of them"
                     )
             position += size

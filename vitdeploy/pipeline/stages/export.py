@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from vitdeploy.errors import CapabilityError
-from vitdeploy.export.parity import TOLERANCE, check_parity
+from vitdeploy.export.parity import TOLERANCE, ask, check_graph
 from vitdeploy.export.torch_onnx import export_graph
 from vitdeploy.graph.foreign import import_graph
 from vitdeploy.graph.io import GraphMetadata, fixed_batch, graph_spec, save_graph, set_metadata
@@ -77,12 +77,14 @@ def _export_image_model(
             postprocess=origin.postprocess,
         )
     save_graph(graph, out / MODEL_FILE)
+    versions, batch = (graph.opset_imports[""], graph.ir_version or 0), fixed_batch(graph_spec(graph, MODEL_FILE))
+    del graph
     progress("compare with the original", 2, 3)
-    batch = fixed_batch(graph_spec(graph, MODEL_FILE))
     with reference_runner(origin.source, original=original) as reference:
-        parity = check_parity(out / MODEL_FILE, reference, origin.images, fixed_batch=batch)
+        asked = ask(reference, origin.images, batch)
+    parity = check_graph(out / MODEL_FILE, asked, origin.images)
     progress("compare with the original", 3, 3)
-    return parity, (graph.opset_imports[""], graph.ir_version or 0)
+    return parity, versions
 
 
 def _imported(origin: Origin, config: ExportConfig) -> ir.Model:
@@ -97,7 +99,7 @@ def _imported(origin: Origin, config: ExportConfig) -> ir.Model:
             wanted=f"export.batch: {batch}",
             fix=f"set export.batch and bench.batch to {batch}, or export the model again with a dynamic batch",
         )
-    normalise(found.model)
+    normalise(found.model, opset=config.opset)
     if config.in_graph:
         take_pixels(found.model, origin.images)
     found.model.graph.name = config.name
