@@ -334,7 +334,7 @@ def _adapt(
     arguments: Mapping[str, Any] | None = None,
 ) -> tuple[nn.Module, Signature]:
     """The module behind `Adapted`, and what one run of two blank images says of its outputs."""
-    module = Adapted(model.float().eval(), arguments)
+    module = Adapted(model.float(), arguments).eval()
     image = torch.zeros(2, channels, *image_size)
     try:
         # Not inference_mode: what a module keeps from this run must still be usable when it is exported.
