@@ -81,25 +81,30 @@ def located(source: Source) -> tuple[Source, ModelFolder | None]:
     return dataclasses.replace(source, model=f"hf:{folder.path}"), folder
 
 
-def load_original(source: Source) -> Original:
+def load_original(source: Source, preprocess: PreprocessSpec | None = None) -> Original:
     """Build the model and load its weights.
+
+    Args:
+        preprocess: instead of what the model's own config files say, which is then not read.
 
     Raises:
         UnknownModelError, MissingFileError, CheckpointError, NonFiniteWeightsError, PickleError, UserCodeError,
         MissingPackageError, HubError.
     """
-    original = _load(source)
+    original = _load(source, preprocess)
+    if preprocess is not None:
+        original = dataclasses.replace(original, preprocess=preprocess)
     if source.text_features is not None:
         original = with_text_features(original, source.text_features)
     return original
 
 
-def _load(source: Source) -> Original:
+def _load(source: Source, preprocess: PreprocessSpec | None) -> Original:
     if source.function is not None:
         return foreign.from_function(source.function, source.image_size)
     local, folder = located(source)
     if folder is not None:
-        return _from_folder(local, folder, source.name)
+        return _from_folder(local, folder, source.name, preprocess)
     if source.model is not None and source.model.startswith("timm:"):
         return _from_timm_name(source, source.model.removeprefix("timm:"))
     if source.model is None:
@@ -137,7 +142,7 @@ def _of_name(source: Source, name: str, family: Family, config: Any) -> Original
     return _recognised(source, named.read_as(name, family, config, state, source.heads, str(source.checkpoint)), notes)
 
 
-def _from_folder(source: Source, folder: ModelFolder, name: str) -> Original:
+def _from_folder(source: Source, folder: ModelFolder, name: str, given: PreprocessSpec | None) -> Original:
     """A folder with config.json: the architecture is ours where a family recognises the weights."""
     config = read_json(folder.path / CONFIG)
     state, notes = read_checkpoint(*((source.checkpoint,) if source.checkpoint else folder.weights))
@@ -155,12 +160,13 @@ def _from_folder(source: Source, folder: ModelFolder, name: str) -> Original:
         )
     if found is None:
         size = source.image_size or told or foreign.IMAGE_SIZE
-        spec, remarks = _folder_preprocess(folder, config, _told_channels(config), size)
+        spec, remarks = (given, ()) if given else _folder_preprocess(folder, config, _told_channels(config), size)
         return _noted(foreign.from_transformers(folder.path, config, spec, size), name, (*notes, *remarks))
     family = catalog.family_named(found.family)
     config_of = found.config
     signature = family.describe(config_of)
-    preprocess, remarks = _folder_preprocess(folder, config, signature.channels, signature.image_size)
+    size = signature.image_size
+    preprocess, remarks = (given, ()) if given else _folder_preprocess(folder, config, signature.channels, size)
     original = _built(source, family, config_of, found.state, preprocess, (*notes, *found.notes, *remarks))
     return dataclasses.replace(original, name=name, labels=_fitting(labels_of(config), original))
 

@@ -97,7 +97,7 @@ def find_origin(source: Source, overrides: Overrides | None = None) -> Origin:
         CheckpointError: an override does not fit it.
     """
     given = overrides or Overrides()
-    origin = _of_graph(source, given) if is_onnx(source) else _of_module(source)
+    origin = _of_graph(source, given) if is_onnx(source) else _of_module(source, given)
     preprocess, postprocess = given.preprocess or origin.preprocess, given.postprocess or origin.postprocess
     if preprocess is not None and (preprocess.crop != origin.image_size or preprocess.channels != origin.channels):
         raise CheckpointError(
@@ -110,9 +110,9 @@ def find_origin(source: Source, overrides: Overrides | None = None) -> Origin:
     return dataclasses.replace(origin, labels=_labels(given.labels, origin)) if given.labels else origin
 
 
-def _of_module(source: Source) -> Origin:
+def _of_module(source: Source, given: Overrides) -> Origin:
     local, folder = located(source)
-    original = load_original(local)
+    original = load_original(local, given.preprocess)
     refuse_unusable(original)
     files = folder.files if folder is not None else ()
     signature = original.signature
