@@ -108,7 +108,7 @@ def attention(b, x, tokens, form="slices", *, scale="query", factor=0.5, mask=No
 
     Args:
         scale: where the factor is: "query", "key", "scores", "divisor" (of the scores) or None.
-        mask: a constant added to the scores.
+        mask: a constant added to the scores; one of truth values puts minus infinity where it is false.
         axis: that of the softmax.
     """
     if qk_norm and form == "key at once":  # the norm comes before the transposition, and that is the other form
@@ -126,11 +126,39 @@ def attention(b, x, tokens, form="slices", *, scale="query", factor=0.5, mask=No
     scores = b.op("MatMul", query, key, name="attn/scores")
     if scale in ("scores", "divisor"):
         scores = b.op("Mul" if scale == "scores" else "Div", scores, number)
-    if mask is not None:
+    if mask is not None and mask.dtype == bool:
+        scores = b.op("Where", b.constant(mask), scores, b.constant(np.float32(-np.inf)))
+    elif mask is not None:
         scores = b.op("Add", scores, b.constant(mask))
     softmax = b.op("Softmax", scores, axis=axis, name="attn/Softmax")
     mixed = b.op("Transpose", b.op("MatMul", softmax, value, name="attn/mix"), perm=[0, 2, 1, 3])
     return b.linear(b.op("Reshape", mixed, b.ints(-1, tokens, WIDTH)), WIDTH, WIDTH, "attn.proj")
+
+
+def sequence_first(b, tokens):
+    """Attention of torch.nn.MultiheadAttention: "x" [tokens, batch, WIDTH], heads joined with the batch."""
+    parts = []
+    for name, perm in (("q", [1, 0, 2]), ("k", [1, 2, 0]), ("v", [1, 0, 2])):
+        heads = b.op("Reshape", b.linear("x", WIDTH, WIDTH, name), b.ints(tokens, -1, CHANNELS))
+        parts.append(b.op("Transpose", heads, perm=perm))
+    scores = b.op("MatMul", b.op("Mul", parts[0], b.constant(np.float32(0.5))), parts[1])
+    mixed = b.op("Transpose", b.op("MatMul", b.op("Softmax", scores, axis=-1), parts[2]), perm=[1, 0, 2])
+    result = b.linear(b.op("Reshape", mixed, b.ints(-1, WIDTH)), WIDTH, WIDTH, "proj")
+    return b.model({"x": [tokens, "batch", WIDTH]}, result)
+
+
+def any_length(b):
+    """Attention over sequences of any length: "x" [batch, tokens, WIDTH], sizes copied by Reshape."""
+    query, key, value = b.op("Split", b.linear("x", WIDTH, 3 * WIDTH, "qkv"), outputs=3, axis=2, num_outputs=3)
+    parts = [b.op("Reshape", part, b.ints(0, 0, HEADS, CHANNELS)) for part in (query, key, value)]
+    query, key, value = (
+        b.op("Transpose", part, perm=perm)
+        for part, perm in zip(parts, ([0, 2, 1, 3], [0, 2, 3, 1], [0, 2, 1, 3]), strict=True)
+    )
+    scores = b.op("MatMul", b.op("Mul", query, b.constant(np.float32(0.5))), key)
+    mixed = b.op("Transpose", b.op("MatMul", b.op("Softmax", scores, axis=-1), value), perm=[0, 2, 1, 3])
+    result = b.linear(b.op("Reshape", mixed, b.ints(0, 0, WIDTH)), WIDTH, WIDTH, "proj")
+    return b.model({"x": ["batch", "tokens", WIDTH]}, result)
 
 
 def block(b, x, tokens, form="slices", **options):

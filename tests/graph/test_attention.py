@@ -34,6 +34,20 @@ def test_a_factor_for_each_head_and_a_mask_behind_a_reshape_are_between():
     assert [node.op_type for node in found.between] == ["Mul", "Reshape", "Add", "Reshape"]
 
 
+MASK = np.arange(TOKENS) != 1
+
+
+@pytest.mark.parametrize("kept_first", [True, False])
+def test_a_mask_of_truth_values_is_between(kept_first):
+    def masked(b, scores):
+        choices = [scores, b.constant(np.float32(-np.inf))]
+        mask = b.constant(MASK if kept_first else ~MASK)
+        return b.op("Where", mask, *(choices if kept_first else choices[::-1]))
+
+    [found] = find_attentions(score_graph(masked))
+    assert [node.op_type for node in found.between] == ["Where"]
+
+
 @pytest.mark.parametrize("axis", [-2, 1])
 def test_a_softmax_over_another_axis_is_not_attention(axis):
     assert find_attentions(attention_model(TOKENS, axis=axis)) == []
@@ -56,12 +70,13 @@ def test_scores_that_leave_the_graph_are_not_to_be_changed():
     "between",
     [
         lambda b, scores: b.op("Relu", scores),
+        lambda b, scores: b.op("Where", b.constant(MASK), scores, b.constant(np.float32(-9))),
         lambda b, scores: b.op("Mul", scores, b.constant(b.random(TOKENS))),
         lambda b, scores: b.op("Div", b.constant(np.float32(1)), scores),
         lambda b, scores: b.op("Add", scores, scores),
         lambda b, scores: b.op("MatMul", "x", b.constant(b.random(WIDTH, TOKENS))),
     ],
-    ids=["relu", "factor along a row", "reciprocal", "twice", "weights"],
+    ids=["relu", "finite mask", "factor along a row", "reciprocal", "twice", "weights"],
 )
 def test_scores_that_pass_anything_else_are_not_attention(between):
     assert find_attentions(score_graph(between)) == []

@@ -11,11 +11,13 @@ from tests.graph.small_graphs import (
     MERGED,
     WIDTH,
     Builder,
+    any_length,
     assert_rewritten,
     attention,
     attention_model,
     operators,
     query_key_value,
+    sequence_first,
     weights,
 )
 from vitdeploy.graph.biases import drop_key_bias, fold_value_bias
@@ -34,6 +36,12 @@ graphs = {
 def masked_model(tokens, form, scale, masked, seed, **options):
     mask = np.random.default_rng(seed).integers(-31, 32, (2, tokens, tokens)).astype(np.float32) if masked else None
     return attention_model(tokens, form, seed, scale=scale, mask=mask, **options)
+
+
+@pytest.mark.parametrize("rewrite", [drop_key_bias, fold_value_bias])
+def test_a_mask_of_truth_values_makes_no_difference(rewrite):
+    mask = np.tril(np.ones((TOKENS, TOKENS), bool))
+    assert_rewritten(attention_model(TOKENS, mask=mask), rewrite, 1)
 
 
 @given(**graphs)
@@ -98,6 +106,12 @@ def changed(operand, change, *, outputs=()):
     mixed = b.op("MatMul", b.op("Softmax", scores, axis=-1), parts["value"], name="mixed")
     joined = b.op("Reshape", b.op("Transpose", mixed, perm=[0, 2, 1, 3]), b.ints(-1, TOKENS, WIDTH), name="joined")
     return b.model({"x": ["batch", TOKENS, WIDTH]}, b.linear(joined, WIDTH, WIDTH, "proj"), *outputs)
+
+
+@pytest.mark.parametrize("rewrite", [drop_key_bias, fold_value_bias])
+@pytest.mark.parametrize("write", [lambda b: sequence_first(b, TOKENS), any_length], ids=["TBC", "any length"])
+def test_sequences_that_come_first_or_have_any_length_lose_their_biases(rewrite, write):
+    assert_rewritten(write(Builder()), rewrite, 1, batch=3)
 
 
 def test_a_norm_of_the_key_keeps_its_bias():

@@ -123,6 +123,10 @@ def test_every_selection_is_understood(selection):
     assert tokens_of(model, "attn.proj/MatMul") == len(rows)
 
 
+def test_a_mask_of_truth_values_is_cut_to_the_rows():
+    assert_rewritten(classifier(by_gather(-1), mask=np.tril(np.ones((TOKENS, TOKENS), bool))), class_token_only, 1)
+
+
 def test_an_attention_bias_of_every_query_is_cut_to_the_rows():
     mask = np.random.default_rng(0).standard_normal((2, TOKENS, TOKENS)).astype(np.float32)
     model = classifier(by_gather(0), mask=mask)

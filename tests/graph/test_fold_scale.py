@@ -10,11 +10,13 @@ from tests.graph.small_graphs import (
     MERGED,
     WIDTH,
     Builder,
+    any_length,
     assert_rewritten,
     attention,
     attention_model,
     operators,
     query_key_value,
+    sequence_first,
     weights,
 )
 from vitdeploy.graph.fold_scale import fold_attention_scale
@@ -151,6 +153,11 @@ def test_a_factor_behind_the_mask_is_left_alone():
 
 def test_a_factor_in_front_of_no_softmax_is_left_alone():
     assert_rewritten(attention_model(TOKENS, axis=1), fold_attention_scale, 0)
+
+
+@pytest.mark.parametrize("write", [lambda b: sequence_first(b, TOKENS), any_length], ids=["TBC", "any length"])
+def test_sequences_that_come_first_or_have_any_length_are_folded(write):
+    assert_rewritten(write(Builder()), fold_attention_scale, 1, batch=3, bit_exact=True)
 
 
 def test_each_of_two_attentions_is_folded():

@@ -69,13 +69,18 @@ def test_numbers_go_where_the_runtime_moves_the_elements(data):
         np.testing.assert_array_equal(ours, expected)
 
 
-def test_a_dynamic_batch_is_carried_and_another_dynamic_axis_is_refused():
+def test_dynamic_sizes_have_stand_ins_and_an_unknown_shape_has_none():
     b = Builder()
-    model = b.model({"x": ["batch", 3], "y": [3, "tokens"]}, b.op("Relu", "x"), b.op("Relu", "y"))
-    x, y = model.graph.inputs
-    assert static_shape(x) == (2, 3)
-    assert static_shape(y) is None
-    assert leaves(y) is None
+    model = b.model({"x": ["batch", 4, "tokens"]}, b.op("Relu", "x"))
+    [x] = model.graph.inputs
+    assert static_shape(x) == (2, 4, 3)
+    [leaf] = leaves(x)
+    np.testing.assert_array_equal(leaf.source, np.arange(24).reshape(2, 4, 3))
+    assert [leaf.source.shape for leaf in leaves(x, (1, 4, 6))] == [(1, 4, 6)]
+    for shape in (None, ir.Shape(["a", "b", "c", "d", "e"])):
+        x.shape = shape
+        assert static_shape(x) is None
+        assert leaves(x) is None
 
 
 def test_origin_goes_up_through_layout_and_where_asked_through_factors():

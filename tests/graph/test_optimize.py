@@ -68,7 +68,6 @@ def swin():
 
 def transformers_vit():
     library = reference("transformers")
-    # transformers' sdpa attention exports a boolean mask; the eager one adds floats.
     config = library.ViTConfig(
         hidden_size=32,
         num_hidden_layers=DEPTH,
@@ -77,7 +76,6 @@ def transformers_vit():
         image_size=32,
         patch_size=8,
         num_labels=10,
-        attn_implementation="eager",
     )
     return Logits(with_short_weights(library.ViTForImageClassification(config)))
 

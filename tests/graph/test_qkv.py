@@ -12,10 +12,12 @@ from tests.graph.small_graphs import (
     MERGED,
     WIDTH,
     Builder,
+    any_length,
     assert_rewritten,
     attention_model,
     operators,
     query_key_value,
+    sequence_first,
     weights,
 )
 from vitdeploy.graph.biases import drop_key_bias
@@ -133,13 +135,22 @@ def test_other_linears_of_the_same_input_are_not_merged():
     assert sorted(names(model)) == ["attn.q_k_v", "mlp.fc1"]
 
 
+def test_query_and_key_with_positions_are_merged():
+    b = Builder()
+    placed = b.op("Add", "x", b.constant(b.random(TOKENS, WIDTH)))
+    query, key, value = (b.linear(x, WIDTH, WIDTH, name) for x, name in ((placed, "q"), (placed, "k"), ("x", "v")))
+    scores = b.op("MatMul", query, b.op("Transpose", key, perm=[0, 2, 1]))
+    model = b.model({"x": ["batch", TOKENS, WIDTH]}, b.op("MatMul", b.op("Softmax", scores, axis=-1), value))
+    assert_rewritten(model, merge_qkv, 1)
+    assert sorted(names(model)) == ["q_k", "v"]
+
+
 def test_a_linear_that_leaves_the_graph_is_not_merged():
     b = Builder()
     query, key, value = (b.linear("x", WIDTH, WIDTH, name) for name in "qkv")
     scores = b.op("MatMul", query, b.op("Transpose", key, perm=[0, 2, 1]))
     mixed = b.op("MatMul", b.op("Softmax", scores, axis=-1), value)
-    model = b.model({"x": ["batch", TOKENS, WIDTH]}, mixed, key)
-    assert_rewritten(model, merge_qkv, 0)
+    assert_rewritten(b.model({"x": ["batch", TOKENS, WIDTH]}, mixed, key, value), merge_qkv, 0)
 
 
 @pytest.mark.parametrize("reader", ["Relu", None], ids=["read twice", "an output"])
@@ -177,6 +188,14 @@ def test_a_query_in_another_form_is_not_split(change):
     scores = b.op("MatMul", change(b, query, key), b.op("Transpose", key, perm=[0, 1, 3, 2]))
     mixed = b.op("MatMul", b.op("Softmax", scores, axis=-1), value)
     assert_rewritten(b.model({"x": ["batch", TOKENS, WIDTH]}, mixed), split_qkv, 0)
+
+
+def test_a_merged_linear_of_sequences_of_any_length_is_split():
+    assert_rewritten(any_length(Builder()), split_qkv, 1, batch=3)
+
+
+def test_three_linears_of_a_sequence_that_comes_first_are_merged():
+    assert_rewritten(sequence_first(Builder(), TOKENS), merge_qkv, 1, batch=3)
 
 
 def test_heads_with_their_own_query_key_and_value_are_split():

@@ -1,6 +1,6 @@
 """Find attention: softmax over the keys of a product of two computed tensors, then its product with the values.
 
-    mix = softmax(f(Q K^T)) V          f: additive masks and position biases, factors that are equal along a row
+    mix = softmax(f(Q K^T)) V          f: masks, position biases, factors that are equal along a row
 
 Source: arXiv 1706.03762, equation 1. The form is MatMul, Softmax, MatMul, as exporters write it; how the three operands
 come from linears is the business of `layout.py`.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.graph.canonical.edit import only_user
@@ -92,11 +93,20 @@ def _row_operands(node: ir.Node) -> list[ir.Value]:
         if _equal_along_rows(right):
             return [left]
         return [right] if node.op_type == "Mul" and _equal_along_rows(left) else []
+    if node.op_type == "Where":
+        [_, kept, other] = inputs
+        return [kept] if _minus_infinity(other) else [other] if _minus_infinity(kept) else []
     if node.op_type == "Reshape":
         [before, _] = inputs
         sizes, shape = reshape_sizes(node), before.shape
         return [before] if sizes and shape is not None and isinstance(shape[-1], int) and sizes[-1] == shape[-1] else []
     return []
+
+
+def _minus_infinity(value: ir.Value) -> bool:
+    """What a mask of truth values puts in the place of a score; a finite number would not follow a shift of its row."""
+    array = constant(value)
+    return array is not None and bool(np.isneginf(array).all())
 
 
 def _equal_along_rows(value: ir.Value) -> bool:

@@ -81,8 +81,15 @@ def _clear(editor: Editor, linear: Linear, bias: npt.NDArray[np.float32], column
 def _projection(editor: Editor, attention: Attention, columns: Indices) -> tuple[Linear, Indices] | None:
     """The linear that reads the mixed values, and the value column that each of its input channels comes from."""
     mixed = attention.mix.outputs[0]
-    shape, found = static_shape(mixed), leaves(mixed)
-    if shape is None or found is None or len(found) != 1 or len(found[0].readers) != 1:
+    shape = static_shape(mixed)
+    if shape is None or len(shape) != columns.ndim:
+        return None
+    # The values say which size stands for a dynamic batch: the same here, but not the same axis ("8 * batch").
+    shape = (*columns.shape[:-2], shape[-2], columns.shape[-1])
+    if any(isinstance(own, int) and own != size for own, size in zip(mixed.shape or (), shape, strict=True)):
+        return None  # values of another batch than the scores
+    found = leaves(mixed, shape)
+    if found is None or len(found) != 1 or len(found[0].readers) != 1:
         return None
     [reader] = found[0].readers
     linear = next((linear for linear in editor.linears if linear.node is reader), None)
@@ -95,10 +102,7 @@ def _projection(editor: Editor, attention: Attention, columns: Indices) -> tuple
         return None
     if linear.bias_add is None and linear.output.is_graph_output():
         return None
-    try:
-        of_mixed = np.broadcast_to(columns, shape)
-    except ValueError:  # values of another batch than the scores
-        return None
+    of_mixed = np.broadcast_to(columns, shape)
     channels = of_mixed.ravel()[found[0].source]
     rows = channels.reshape(-1, channels.shape[-1])
     return (linear, rows[0]) if (rows == rows[0]).all() else None

@@ -10,6 +10,7 @@ import onnx_ir as ir
 
 from vitdeploy.graph.canonical.edit import only_user
 from vitdeploy.graph.edit import Editor
+from vitdeploy.graph.layout import is_layout
 from vitdeploy.graph.linears import constant
 from vitdeploy.graph.normalise import drop_unused
 
@@ -35,8 +36,8 @@ def fold_image_normalisation(model: ir.Model) -> int:
     normalisation, which are not the pixels -t / s. The chain may cross a Transpose; a Cast of uint8 pixels ends it,
     and then the convolution reads raw pixels 0 ... 255.
 
-    Left alone: a convolution that pads, constants that are not per channel, values that are read
-    elsewhere. Returns the number of convolutions that took in a chain.
+    Left alone: a convolution that pads or is not the first layer, constants that are not per channel, values that are
+    read elsewhere. Returns the number of convolutions that took in a chain.
     """
     editor, count = Editor(model), 0
     for linear in editor.linears:
@@ -78,7 +79,16 @@ def _chain(value: ir.Value, channels: int) -> list[_Affine]:
             break
         chain.append(step)
         value = step.value
-    return chain
+    return chain if _is_image(value) else []
+
+
+def _is_image(value: ir.Value) -> bool:
+    """Whether `value` is an input of the graph, cast and moved at most."""
+    while (node := value.producer()) is not None and (node.op_type == "Cast" or is_layout(node)):
+        operand = node.inputs[0]
+        assert operand is not None
+        value = operand
+    return value.is_graph_input()
 
 
 def _affine(node: ir.Node, axis: int, channels: int) -> _Affine | None:

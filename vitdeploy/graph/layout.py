@@ -6,7 +6,8 @@ the operations are executed on an array that holds the number of each element; t
 source every element of the operand is, and conditions such as "this operand holds only columns of the key" are facts
 about that array.
 
-A size that is not static is taken as 2, on the leading axis only: the batch is carried along and not mixed.
+A dynamic size (the batch, the length of a sequence) is taken as a small number, another one for each axis: constants
+that the operations hold fit any size, or the graph would not run at any.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from vitdeploy.graph.canonical.edit import with_constant
 
 Indices = npt.NDArray[np.int64]
 
-STAND_IN_BATCH = 2
+# What dynamic axes are taken for, in their order.
+STAND_INS = (2, 3, 5, 7)
 
 
 @dataclass(frozen=True)
 class Leaf:
     """A tensor that holds elements of one source and nothing else, where layout operations end.
 
-    `source` has the tensor's shape (2 for a dynamic batch) and holds the flat index of each element in the source.
+    `source` has the tensor's shape (stand-ins for dynamic sizes) and holds each element's flat index in the source.
     `readers` are the nodes that compute with it, one entry a use; none where it is only an output of the graph.
     """
 
@@ -46,13 +48,13 @@ def integers(value: ir.Value | None) -> list[int] | None:
 
 
 def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
-    """The shape with 2 in the place of a dynamic leading axis; None where it is unknown or another axis is dynamic."""
+    """The shape with stand-ins in the place of dynamic sizes; None where it is unknown."""
     if value is None or value.shape is None:
         return None
-    sizes = [size if isinstance(size, int) else None for size in value.shape]
-    if sizes and sizes[0] is None:
-        sizes[0] = STAND_IN_BATCH
-    return None if None in sizes else tuple(size for size in sizes if size is not None)
+    stand_ins, sizes = list(STAND_INS), list(value.shape)
+    if sum(not isinstance(size, int) for size in sizes) > len(stand_ins):
+        return None
+    return tuple(size if isinstance(size, int) else stand_ins.pop(0) for size in sizes)
 
 
 def move(node: ir.Node, array: npt.NDArray[np.int64]) -> list[Indices] | None:
@@ -77,15 +79,18 @@ def scaled_input(node: ir.Node) -> tuple[ir.Value, float] | None:
     return None
 
 
-def leaves(source: ir.Value, *, through_scales: bool = False) -> list[Leaf] | None:
+def leaves(
+    source: ir.Value, shape: tuple[int, ...] | None = None, *, through_scales: bool = False
+) -> list[Leaf] | None:
     """Follow every element of `source` to the tensors that something computes with.
 
     Args:
+        shape: the sizes to take for the source; by default `static_shape`.
         through_scales: also walk through Mul and Div by a scalar, which keep every element in its place.
 
-    Returns: None where the shape of the source is not static but for its leading axis.
+    Returns: None where the shape of the source is unknown.
     """
-    shape = static_shape(source)
+    shape = shape or static_shape(source)
     if shape is None:
         return None
     start = np.arange(int(np.prod(shape)), dtype=np.int64).reshape(shape)

@@ -20,20 +20,21 @@ def merge_qkv(model: ir.Model) -> int:
 
         [x W_q + b_q, x W_k + b_k, x W_v + b_v] = split(x [W_q W_k W_v] + [b_q b_k b_v])
 
-    Exact: every number is computed as before. Two linears are merged where only two share an input (key and value of
-    cross-attention). Left alone: linears whose result reaches the attention through another linear.
+    Exact: every number is computed as before. Two linears are merged where only two share an input: key and value of
+    cross-attention, query and key where positions are added to both (DETR).
+    Left alone: linears whose result reaches the attention through another linear.
     Returns the number of attentions changed.
     """
     editor, count = Editor(model), 0
     for attention in find_attentions(model):
-        value = editor.linear_behind(origin(attention.value))
-        if value is None:
-            continue
-        linears = [one for one in editor.linears if one.kind == "matmul" and one.input is value.input]
-        group = [linear for linear in linears if roles(linear.output, attention)]
-        if len(group) > 1 and not any(linear.output.is_graph_output() for linear in group):
+        groups: dict[ir.Value, list[Linear]] = {}
+        for linear in editor.linears:
+            if linear.kind == "matmul" and not linear.output.is_graph_output() and roles(linear.output, attention):
+                groups.setdefault(linear.input, []).append(linear)
+        shared = [group for group in groups.values() if len(group) > 1]
+        for group in shared:
             merge(editor, group)
-            count += 1
+        count += bool(shared)
     if count:
         drop_unused(model)
     return count
@@ -136,7 +137,8 @@ def _linear_of_part(editor: Editor, linear: Linear, part: _Part, name: str) -> L
         vector = editor.constant(bias, f"{name}.bias")
         [result] = editor.node(linear.node, "Add", [result, vector], name, [*rows, len(columns)])
         add = _producer(result)
-    sizes = editor.constant(np.array([-1, rows[1], heads, channels], np.int64), f"{name}.sizes")
+    batch_and_tokens = [-1, rows[1]] if isinstance(rows[1], int) else [0, 0]  # 0 copies the size
+    sizes = editor.constant(np.array([*batch_and_tokens, heads, channels], np.int64), f"{name}.sizes")
     split = [*rows, heads, channels]
     [result] = editor.node(linear.node, "Reshape", [result, sizes], name, split)
     moved = [split[axis] for axis in part.perm]
