@@ -10,23 +10,33 @@ from hypothesis import strategies as st
 
 import vitdeploy
 from vitdeploy.errors import MissingFileError, RecipeError, VitdeployError
+from vitdeploy.graph.optimize import OptimizeOptions
+from vitdeploy.models.source import Source
+from vitdeploy.pipeline.origin import Overrides
 from vitdeploy.pipeline.recipe import MAX_BYTES, MAX_DEPTH, load_recipe, validate
-from vitdeploy.spec import Budget, PreprocessSpec
+from vitdeploy.pipeline.tasks.kit import DataChoice
+from vitdeploy.spec import Budget, PostprocessSpec, PreprocessSpec
 
 RECIPES = sorted((Path(vitdeploy.__file__).parents[1] / "recipes").glob("*.yaml"))
 EXAMPLE = """
 vitdeploy: 1
 name: vit-base
-source: {model: vit_base_patch16_224, checkpoint: weights.safetensors}
+source:
+  {model: vit_base_patch16_224, checkpoint: weights.safetensors, image_size: [224, 256], heads: 12, labels: names.txt,
+   text_features: text.npy}
+postprocess: {scores: sigmoid, boxes: xyxy, threshold: 0.3, things: [0, 2], mask_threshold: 0.4, overlap: 0.7}
 preprocess: {resize: 248, crop: 224, interpolation: bicubic, mean: [0.5, 0.5, 0.5], std: [0.5, 0.5, 0.5]}
 data:
   path: images
   labels: folders
+  annotations: labels
   calibration: {images: 128}
   evaluation: {images: all}
   seed: 7
 export: {opset: 20, batch: dynamic, preprocess: true}
-optimize: {class_token_only: false, token_merging: none}
+optimize:
+  {class_token_only: false, fold_layer_scale: false, fold_attention_scale: true, drop_key_bias: true,
+   fold_value_bias: true, fold_image_normalisation: true, qkv: merged, token_merging: none}
 precision: int8
 targets: [openvino-cpu, onnxruntime-cpu]
 budget: {max_drop: 1, min_agreement: 98.5}
@@ -73,21 +83,32 @@ def changed(path, value):
 
 def test_the_example_with_every_section_loads(load, tmp_path):
     recipe = load(EXAMPLE)
-    assert recipe.source.model == "vit_base_patch16_224"
+    assert recipe.to_source() == Source(
+        model="vit_base_patch16_224",
+        checkpoint=tmp_path / "weights.safetensors",
+        image_size=(224, 256),
+        heads=12,
+        text_features=tmp_path / "text.npy",
+    )
+    assert recipe.to_overrides() == Overrides(
+        recipe.preprocess.to_spec(), PostprocessSpec("sigmoid", "xyxy", 0.3, (0, 2), 0.4, 0.7), tmp_path / "names.txt"
+    )
+    assert recipe.to_choice() == DataChoice(tmp_path / "images", "folders", tmp_path / "labels", 128, "all", 7)
     assert recipe.preprocess.to_spec() == PreprocessSpec(248, (224, 224), "bicubic", (0.5,) * 3, (0.5,) * 3)
     assert (recipe.data.calibration.images, recipe.data.evaluation.images, recipe.data.seed) == (128, "all", 7)
-    assert recipe.optimize.class_token_only is False
+    assert recipe.optimize.to_options() == OptimizeOptions(class_token_only=False, fold_layer_scale=False, qkv="merged")
     assert recipe.targets == ("openvino-cpu", "onnxruntime-cpu")
     assert recipe.to_budget() == Budget(max_drop=1.0, min_agreement=98.5)
     assert (recipe.bench.scenarios, recipe.bench.batch, recipe.engine_batch) == (("single", "offline"), (1, 8), 1)
     export = recipe.to_export()
-    assert (export.model, export.opset, export.batch, export.in_graph) == ("vit_base_patch16_224", 20, None, True)
+    assert (export.name, export.opset, export.batch, export.in_graph) == ("vit-base", 20, None, True)
 
 
 def test_the_least_recipe_has_the_documented_defaults(load):
     recipe = load(LEAST)
     assert (recipe.precision, recipe.export.opset, recipe.data.labels) == ("int8", 20, "folders")
-    assert (recipe.source.checkpoint, recipe.preprocess, recipe.to_budget()) == (None, None, Budget())
+    assert (recipe.to_source(), recipe.to_overrides(), recipe.to_budget()) == (Source("m"), Overrides(), Budget())
+    assert recipe.optimize.to_options() == OptimizeOptions()
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
@@ -182,7 +203,17 @@ def test_a_misspelt_target_is_named_with_the_one_that_was_meant(problems):
         ("export.opset", True),
         ("export.batch", -1),
         ("export.preprocess", "yes"),
-        ("optimize.class_token_only", True),
+        ("optimize.class_token_only", 1),
+        ("optimize.qkv", "split"),
+        ("source.image_size", 0),
+        ("source.image_size", [224]),
+        ("source.heads", 0),
+        ("source.labels", ["a"]),
+        ("source.function", "package.module:function"),
+        ("postprocess.threshold", 1.5),
+        ("postprocess.scores", "none"),
+        ("postprocess.things", [-1]),
+        ("data.annotations", 5),
         ("optimize.token_merging", "half"),
         ("precision", "INT8"),
         ("targets", []),
@@ -273,6 +304,25 @@ def test_paths_are_those_beside_the_recipe(load, tmp_path):
     recipe = load(EXAMPLE.replace("path: images", "path: ../images"))
     assert recipe.source.checkpoint == str(tmp_path / "weights.safetensors")
     assert recipe.data.path == str(tmp_path / "../images")
+
+
+def test_a_model_is_a_path_beside_the_recipe_where_it_is_a_graph_or_a_folder_that_is_there(load, tmp_path):
+    (tmp_path / "folder").mkdir()
+    wanted = {
+        "theirs.onnx": str(tmp_path / "theirs.onnx"),
+        "/models/theirs.onnx": "/models/theirs.onnx",
+        "hf:folder": f"hf:{tmp_path / 'folder'}",
+        "hf:owner/name": "hf:owner/name",
+        "timm:vit_tiny_patch16_224": "timm:vit_tiny_patch16_224",
+        "vit_tiny_patch16_224": "vit_tiny_patch16_224",
+    }
+    for model, found in wanted.items():
+        assert load(LEAST.replace("{model: m}", f'{{model: "{model}"}}')).source.model == found
+
+
+def test_a_source_that_names_nothing_is_refused(problems):
+    [problem] = problems(LEAST.replace("{model: m}", "{heads: 3}"))
+    assert problem.startswith("$.source: names neither a model nor a checkpoint")
 
 
 def test_absolute_paths_and_the_home_folder_stay(load, tmp_path, monkeypatch):

@@ -3,8 +3,8 @@
 import pytest
 
 from vitdeploy.pipeline.plan import Step
+from vitdeploy.pipeline.progress import silent
 from vitdeploy.pipeline.run import preview, run_plan
-from vitdeploy.pipeline.stages import silent
 from vitdeploy.store.store import Store
 
 

@@ -1,0 +1,67 @@
+"""The command line in this process, which spares loading PyTorch again where a process of its own is not the point."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import io
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import vitdeploy
+
+ROOT = Path(vitdeploy.__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished command; the names are those of `subprocess.CompletedProcess`."""
+
+    returncode: int | str | None
+    stdout: str
+    stderr: str
+
+    @property
+    def document(self) -> Any:
+        """What it printed on standard output, which must be one JSON document and nothing else."""
+        assert self.returncode == 0, self.stderr
+        return json.loads(self.stdout)
+
+
+Command = Callable[..., Done]
+
+
+@contextlib.contextmanager
+def command_line(folder: Path, store: Path, *, short_bench: bool = False) -> Iterator[Command]:
+    """`run(*arguments)` calls `vitdeploy ARGUMENTS` in `folder`.
+
+    With `short_bench`, the bench of `vitdeploy run` measures as always, but in shorter and fewer blocks.
+    """
+    from vitdeploy.bench.contest import Protocol
+    from vitdeploy.cli.main import main
+    from vitdeploy.pipeline import assemble
+
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VITDEPLOY_STORE", str(store))
+        patch.setenv("PYTHONPATH", str(ROOT))  # of the measuring processes
+        patch.chdir(folder)
+        if short_bench:
+            patch.setattr(assemble, "Protocol", functools.partial(Protocol, block_seconds=0.02, min_rounds=3, warmup=0))
+
+        def run(*arguments: object) -> Done:
+            out, err = io.StringIO(), io.StringIO()
+            patch.setattr(sys, "argv", ["vitdeploy", *map(str, arguments)])
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as left:
+                main()
+            return Done(left.value.code, out.getvalue(), err.getvalue())
+
+        yield run
+    signal.signal(signal.SIGTERM, before)
