@@ -50,12 +50,25 @@ def check_parity(
 
 
 def ask(reference: Runner, preprocess: PreprocessSpec, fixed_batch: int | None) -> list[Asked]:
-    """The first half of `check_parity`: what the original says, so that it can go before the graph is loaded."""
+    """The first half of `check_parity`: what the original says, so that it can go before the graph is loaded.
+
+    Raises:
+        ExportError: the original itself does not run at a batch.
+    """
     generator = np.random.default_rng(SEED)
     name, (height, width), asked = reference.inputs[0].name, preprocess.crop, []
     for batch in BATCHES if fixed_batch is None else (fixed_batch,) * len(BATCHES):
         pixels = generator.integers(0, 256, (batch, height, width, preprocess.channels), dtype=np.uint8)
-        asked.append(Asked(pixels, reference.infer({name: normalise(pixels, preprocess)})))
+        try:
+            outputs = reference.infer({name: normalise(pixels, preprocess)})
+        except Exception as error:  # the user's own module, which may raise anything
+            raise ExportError(
+                f"the original does not run at batch {batch}",
+                found=(str(error).strip().splitlines() or [type(error).__name__])[0][:300],
+                wanted="every batch size" if fixed_batch is None else f"batch {batch}",
+                fix="in the model, take sizes from the tensor, or export with a fixed --batch",
+            ) from error
+        asked.append(Asked(pixels, outputs))
     return asked
 
 
