@@ -338,8 +338,9 @@ def test_a_difference_in_the_second_output_is_found(tmp_path):
 
 def test_a_module_that_bakes_its_batch_is_refused(tmp_path):
     module = BakedBatch(2).eval()
-    with pytest.raises(ExportError):
+    with pytest.raises(ExportError, match="the original does not run at batch 1") as caught:
         export_and_check(module, module, tmp_path)
+    assert "[2, 1024]" in caught.value.found
 
 
 def test_a_module_that_answers_for_a_fixed_number_of_images_is_refused_by_parity(tmp_path):

@@ -252,4 +252,4 @@ def test_a_checkpoint_of_another_patch_size_than_its_name_says_is_refused(tmp_pa
     save_file(state, tmp_path / "weights.safetensors")
     with pytest.raises(CheckpointError, match="is not a checkpoint of vit_w16d2h2_patch4_16") as caught:
         load_original(Source("vit_w16d2h2_patch4_16", tmp_path / "weights.safetensors"))
-    assert caught.value.found == "patch size 8 (vit_w16d2h2_patch4_16: 4)"
+    assert caught.value.found == "patch size 8 instead of 4"
