@@ -127,7 +127,5 @@ def _download(repository: str, revision: str | None) -> ModelFolder:
 
 
 def pinned(model: str, folder: ModelFolder) -> str:
-    """The name under which the same files are found again: a local folder, or the repository at its commit."""
-    if folder.repository is None:
-        return f"hf:{folder.path.resolve()}"
-    return f"hf:{folder.repository}@{folder.revision}"
+    """`model` as the user typed it where it is a folder, else the repository at its commit: the same files again."""
+    return model if folder.repository is None else f"hf:{folder.repository}@{folder.revision}"

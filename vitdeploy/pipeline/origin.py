@@ -15,6 +15,7 @@ from vitdeploy.bundle.read import file_sha256
 from vitdeploy.errors import CheckpointError, MissingFileError
 from vitdeploy.graph.foreign import import_graph
 from vitdeploy.graph.io import graph_spec, serialised
+from vitdeploy.models.hub import pinned
 from vitdeploy.models.original import Original
 from vitdeploy.models.reference import torch_runner
 from vitdeploy.models.source import Source, load_original, located, refuse_unusable
@@ -37,12 +38,13 @@ class Overrides:
 
 @dataclass(frozen=True)
 class Origin:
-    """What is known of the original. `source` names files of this machine only.
+    """What is known of the original. `source` names files of this machine only, `name` is for people.
 
     `classes` is None for a model without classes, and where its outputs do not say how many there are. `labels` are the
     model's own class names, () without any. `digests` are SHA-256 by file name of all that it was read from.
     """
 
+    name: str
     source: Source
     task: Task
     image_size: tuple[int, int]
@@ -57,10 +59,6 @@ class Origin:
     revision: str | None = None
     notes: tuple[str, ...] = ()
     digests: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        return self.source.name
 
     @property
     def classes(self) -> int | None:
@@ -117,6 +115,7 @@ def _of_module(source: Source, given: Overrides) -> Origin:
     files = folder.files if folder is not None else ()
     signature = original.signature
     return Origin(
+        name=source.name if folder is None else pinned(source.name, folder),
         source=local,
         task=signature.task,
         image_size=signature.image_size,
@@ -153,6 +152,7 @@ def _of_graph(source: Source, given: Overrides) -> Origin:
         notes.append("an ONNX file does not say how images are prepared: / 255 and a plain resize are assumed")
     zeros, ones = (0.0,) * channels, (1.0,) * channels
     return Origin(
+        name=source.name,
         source=source,
         task=graph.task,
         image_size=(height, width),
@@ -204,7 +204,9 @@ def to_request(source: Source) -> dict[str, Any]:
     files = {name: path.resolve() for name in ("checkpoint", "text_features") if (path := getattr(source, name))}
     if is_onnx(source):
         files["model"] = _graph_file(source).resolve()
-    return {**encode(source), **{name: str(path) for name, path in files.items()}}
+    plain = {**encode(source), **{name: str(path) for name, path in files.items()}}
+    folder = Path(plain["model"].removeprefix("hf:")) if str(plain["model"]).startswith("hf:") else None
+    return {**plain, "model": f"hf:{folder.resolve()}"} if folder is not None and folder.is_dir() else plain
 
 
 def from_request(request: Mapping[str, Any]) -> Source:
