@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.data.tokens import digest, read_tokens, split
-from vitdeploy.errors import DataError
+from vitdeploy.errors import DataError, EngineError
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.tasks.kit import Count, Data, DataChoice, Kit
 from vitdeploy.runtime.runner import Runner
@@ -73,6 +73,12 @@ class SequenceKit(Kit):
             for start in range(0, len(samples), CHUNK):
                 group = samples[start : start + CHUNK]
                 outputs = runner.infer({runner.inputs[0].name: np.stack([pair.source for pair in group])})
+                if not np.isfinite(outputs["logits"]).all():
+                    raise EngineError(
+                        f"{runner.name} gives logits that are not finite",
+                        wanted="finite logits",
+                        fix="choose another precision, or check the checkpoint",
+                    )
                 tokens += list(outputs["tokens"])
                 best += list(outputs["logits"].max(axis=-1))
                 progress(len(group))
