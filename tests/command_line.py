@@ -42,9 +42,9 @@ Command = Callable[..., Done]
 def command_line(folder: Path, store: Path, *, short_bench: bool = False) -> Iterator[Command]:
     """`run(*arguments)` calls `vitdeploy ARGUMENTS` in `folder`.
 
-    With `short_bench`, the bench of `vitdeploy run` measures as always, but in shorter and fewer blocks.
+    With `short_bench`, `vitdeploy run` and `vitdeploy bench` measure as always, but in shorter and fewer blocks.
     """
-    from vitdeploy.bench.contest import Protocol
+    from vitdeploy.bench import contest
     from vitdeploy.cli.main import main
     from vitdeploy.pipeline import assemble
 
@@ -54,7 +54,9 @@ def command_line(folder: Path, store: Path, *, short_bench: bool = False) -> Ite
         patch.setenv("PYTHONPATH", str(ROOT))  # of the measuring processes
         patch.chdir(folder)
         if short_bench:
-            patch.setattr(assemble, "Protocol", functools.partial(Protocol, block_seconds=0.02, min_rounds=3, warmup=0))
+            short = functools.partial(contest.Protocol, block_seconds=0.02, min_rounds=3, warmup=0)
+            patch.setattr(contest, "Protocol", short)
+            patch.setattr(assemble, "Protocol", short)
 
         def run(*arguments: object) -> Done:
             out, err = io.StringIO(), io.StringIO()

@@ -1,7 +1,5 @@
 """Every kind of bad input: its exit code, its stable code, what was found and what helps, and nothing is written."""
 
-import contextlib
-import io
 import json
 import os
 import resource
@@ -10,35 +8,21 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import onnx
 import pytest
 from onnx import TensorProto, helper
 
-import vitdeploy
-from vitdeploy.cli.main import main
+from tests.command_line import ROOT, command_line
 
 MODEL = "vit_w32d2h2_patch8_32"
-ROOT = Path(vitdeploy.__file__).parents[1]
 
 
 @pytest.fixture
-def run(monkeypatch, shared_store, tmp_path):
+def run(shared_store, tmp_path):
     """The command line in this process, which spares loading PyTorch again for each case."""
-    monkeypatch.setenv("VITDEPLOY_STORE", str(shared_store))
-    monkeypatch.chdir(tmp_path)
-    before = signal.getsignal(signal.SIGTERM)
-
-    def run(*arguments):
-        out, err = io.StringIO(), io.StringIO()
-        monkeypatch.setattr(sys, "argv", ["vitdeploy", *map(str, arguments)])
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as left:
-            main()
-        return SimpleNamespace(returncode=left.value.code, stdout=out.getvalue(), stderr=err.getvalue())
-
-    yield run
-    signal.signal(signal.SIGTERM, before)
+    with command_line(tmp_path, shared_store) as run:
+        yield run
 
 
 @pytest.fixture
@@ -124,7 +108,7 @@ def test_a_wrong_override(refused, recipe):
 
 def test_a_missing_checkpoint(refused, recipe):
     path = recipe(source={"model": MODEL, "checkpoint": "absent.safetensors"})
-    says = ["no checkpoint at", "absent.safetensors", "fix:    --set source.checkpoint=FILE"]
+    says = ["no checkpoint at", "absent.safetensors", "fix:    check --checkpoint, or source.checkpoint of the recipe"]
     refused(2, "VD2002", "run", path, "-o", "out", says=says)
 
 
@@ -172,10 +156,9 @@ def test_an_output_with_other_files_is_refused_before_any_work(refused, recipe, 
 def test_a_checkpoint_of_another_shape(refused, small_checkpoint):
     command = ("export", "vit_w64d2h2_patch8_32", "--checkpoint", small_checkpoint, "-o", "out")
     says = [
-        "does not fit the architecture",
-        "other shape: cls_token [1, 1, 32] (the model: [1, 1, 64])",
-        "wanted:",
-        "fix:",
+        "small.safetensors is not a checkpoint of vit_w64d2h2_patch8_32",
+        "width 32 instead of 64",
+        "fix:    leave the name out",
     ]
     refused(2, "VD2102", *command, says=says)
 
@@ -215,6 +198,144 @@ def test_a_checkpoint_that_is_cut_short(refused, small_checkpoint, tmp_path):
     (tmp_path / "half.safetensors").write_bytes(small_checkpoint.read_bytes()[:5000])
     says = ["is not a whole safetensors file", "fix:    download it again"]
     refused(2, "VD2102", "export", MODEL, "--checkpoint", "half.safetensors", "-o", "out", says=says)
+
+
+# --- sources ----------------------------------------------------------------------------------------------------------
+
+CODE = """
+import torch
+
+class Doubles(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 4, 8, 8)
+
+    def forward(self, image):
+        features = self.conv(image).mean((2, 3))
+        if features.sum() > 0:
+            features = 2 * features
+        return features
+
+class Decomposes(Doubles):
+    def forward(self, image):
+        return torch.linalg.svdvals(self.conv(image).flatten(2))[:, :2]
+
+class Lists(Doubles):
+    def forward(self, image):
+        return [image, image, image, image]
+
+class Narrow(Doubles):
+    def forward(self, image):
+        return super().forward(image.reshape(-1, 3, 64, 64))
+
+def settings():
+    return {"width": 4}
+
+def fails():
+    raise RuntimeError("the weights are on another machine")
+"""
+
+
+@pytest.fixture
+def code(tmp_path, monkeypatch):
+    """A user's module in the working folder; its name is new each time, as Python keeps modules."""
+    name = f"usercode_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(CODE, encoding="utf-8")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)
+    yield name
+    sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("function", "kind", "says"),
+    [
+        ("settings", "VD2104", ["returned no model", "found:  dict", "wanted: a torch.nn.Module"]),
+        ("fails", "VD2104", ["failed", "the weights are on another machine", ".py, line 31: raise RuntimeError("]),
+        ("absent", "VD2104", ["has no function 'absent'", "settings, fails"]),
+        ("Lists", "VD2102", ["returns something that vitdeploy has no task for", "wanted: logits [batch, classes]"]),
+        ("Narrow", "VD2102", ["does not run on an image of 32x32", ".py, line 25: ", "fix:    --image-size"]),
+        ("Doubles", "VD2201", ["cannot be exported", "data-dependent", ".py, line 11: if features.sum() > 0:)"]),
+        (
+            "Decomposes",
+            "VD2201",
+            ["cannot be exported", "found:  No ONNX function found for", "svd", "wanted: operations"],
+        ),
+    ],
+)
+def test_a_function_of_the_users_that_gives_no_model_to_export(refused, code, function, kind, says):
+    done = refused(2, kind, "export", "--model", f"{code}:{function}", "--image-size", 32, "-o", "out", says=says)
+    assert "def forward(self, arg0_1" not in done.stderr  # what the exporter prints of its own
+
+
+def test_a_module_that_cannot_be_imported(refused):
+    says = ["absent_package.models cannot be imported", "No module named 'absent_package'", "in the working folder"]
+    refused(2, "VD2104", "export", "--model", "absent_package.models:build", "-o", "out", says=says)
+
+
+@pytest.mark.parametrize("field", ["function", "model"])
+def test_a_recipe_cannot_name_code(refused, recipe, code, tmp_path, field):
+    (tmp_path / f"{code}.py").write_text("open('ran', 'w').close()\ndef build(): pass\n", encoding="utf-8")
+    path = recipe(source={field: f"{code}:build"})
+    if field == "function":
+        refused(2, "VD2001", "run", path, "-o", "out", says=["$.source.function: unknown field"])
+    else:
+        refused(2, "VD2101", "run", path, "-o", "out", says=[f"no built-in model is called '{code}:build'"])
+    assert not (tmp_path / "ran").exists()
+
+
+def test_no_model_at_all(refused):
+    refused(2, "VD2000", "export", "-o", "out", says=["no model is named", "fix:    vitdeploy export list"])
+
+
+def test_heads_that_nothing_tells(refused, small_checkpoint):
+    says = ["number of attention heads cannot be known", "found:  width 32", "fix:    --heads N, a divisor of 32"]
+    refused(2, "VD2102", "export", "--checkpoint", small_checkpoint, "-o", "out", says=says)
+
+
+@pytest.mark.parametrize(
+    ("model", "size", "says"),
+    [
+        (MODEL, "36x40", ["36x40 is not divisible by the patch size 8", "for example 32x40, 40x40"]),
+        ("swin_tiny_patch4_window7_224", "225", ["225x225 is not divisible by the patch size 4", "multiples of 4"]),
+        ("detr_r1-1-1-1c8_w32h4e1d1q3_64", "16", ["wanted: any height and width of at least 32 pixels"]),
+    ],
+)
+def test_an_image_size_that_the_model_cannot_take_is_told_with_those_that_do(refused, model, size, says):
+    refused(2, "VD2102", "export", model, "--image-size", size, "-o", "out", says=says)
+
+
+@pytest.mark.parametrize("name", ["hf:google/vit-base-patch16-224", "timm:vit_tiny_patch16_224.augreg_in21k"])
+def test_a_hub_without_a_network(refused, monkeypatch, tmp_path, name):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "absent"))
+    repository = name.removeprefix("hf:").replace("timm:", "timm/")
+    says = [f"{repository} cannot be downloaded", f"hf download {repository} --local-dir DIR; copy DIR here"]
+    refused(4, "VD4102", "export", name, "-o", "out", says=says)
+
+
+def test_labels_that_are_not_one_a_class(refused, small_checkpoint, tmp_path):
+    (tmp_path / "names.txt").write_text("one\ntwo\n", encoding="utf-8")
+    command = ("export", MODEL, "--checkpoint", small_checkpoint, "--labels", "names.txt", "-o", "out")
+    refused(2, "VD2102", *command, says=["names.txt does not fit", "found:  2 lines", "wanted: one a class: 10"])
+
+
+def test_labels_of_another_task(refused, recipe, digits, small_checkpoint):
+    data = {"path": str(digits), "labels": "yolo", "annotations": str(digits), "calibration": {"images": 8}}
+    says = ["labels of the kind 'yolo' do not fit a model for classification", "wanted: folders, none"]
+    refused(2, "VD2301", "run", recipe(data=data), "-o", "out", says=says)
+
+
+def test_an_encoder_decoder_is_not_quantized(refused, recipe):
+    path = recipe(source={"model": "transformer_w32e1d1h2_v12_l10"}, preprocess=None, precision="int8")
+    refused(
+        4, "VD4002", "run", path, "-o", "out", says=["an encoder-decoder is not quantized", "fix:    set precision"]
+    )
+
+
+def test_images_for_an_encoder_decoder(refused, recipe):
+    path = recipe(source={"model": "transformer_w32e1d1h2_v12_l10"}, preprocess=None, precision="fp32")
+    says = ["does not fit a model for sequences", "found:  a folder", "fix:    change data.path"]
+    refused(2, "VD2301", "run", path, "-o", "out", says=says)
 
 
 # --- images -----------------------------------------------------------------------------------------------------------
@@ -275,16 +396,45 @@ def test_a_file_that_is_no_onnx(refused, tmp_path):
     refused(2, "VD2202", "compile", "garbage.onnx", "--target", "onnxruntime-cpu", "-o", "out", says=says)
 
 
-@pytest.mark.parametrize("verb", ["compile", "quantize", "verify", "bench"])
+@pytest.mark.parametrize("verb", ["compile", "quantize"])
 def test_a_graph_that_does_not_say_how_its_input_is_made(refused, foreign, images, verb):
     command = {
         "compile": ("compile", foreign, "--target", "openvino-cpu", "-o", "out"),
         "quantize": ("quantize", foreign, "--target", "openvino-cpu", "-o", "out", "--data", images()),
-        "verify": ("verify", foreign, "--against", foreign, "--data", "images"),
-        "bench": ("bench", foreign),
     }
     says = ["found:  no vitdeploy metadata in the file", "wanted: a graph written by `vitdeploy export`"]
     refused(2, "VD2202", *command[verb], says=says)
+
+
+@pytest.mark.parametrize("verb", ["export", "verify", "bench"])
+def test_a_graph_that_takes_no_image_is_no_original(refused, foreign, bundle, images, verb):
+    command = {
+        "export": ("export", foreign, "-o", "out"),
+        "verify": ("verify", bundle, "--against", foreign, "--data", images()),
+        "bench": ("bench", foreign),
+    }
+    refused(2, "VD2202", *command[verb], says=["the graph has no input that could be an image", "found:  x"])
+
+
+@pytest.mark.parametrize("location", ["../secret.bin", "/etc/passwd"])
+def test_an_onnx_file_that_reaches_outside_its_folder_is_refused_as_unsafe(refused, recipe, tmp_path, location):
+    """Its weights are said to lie in a file elsewhere."""
+    home = tmp_path / "model"
+    home.mkdir()
+    (tmp_path / "secret.bin").write_bytes(bytes(4096))
+    weight = TensorProto(name="w", data_type=TensorProto.FLOAT, dims=[3, 3, 8, 8])
+    weight.data_location = TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value=location)
+    image = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["n", 3, 16, 16])
+    scores = helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["n", 3, 2, 2])
+    node = helper.make_node("Conv", ["image", "w"], ["scores"], strides=[8, 8])
+    graph = helper.make_graph([node], "g", [image], [scores], [weight])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    (home / "evil.onnx").write_bytes(model.SerializeToString())
+    for command in (("export", "model/evil.onnx", "-o", "out"), ("optimize", "model/evil.onnx", "-o", "out")):
+        done = refused(3, "VD3103", *command)
+        assert "found:" in done.stderr
+    refused(3, "VD3103", "run", recipe(source={"model": "model/evil.onnx"}), "-o", "out")
 
 
 def test_inspect_takes_a_foreign_graph_all_the_same(run, foreign):
@@ -402,10 +552,10 @@ def test_a_batch_for_export_that_is_no_batch(run, tmp_path, value):
     ("arguments", "says"),
     [
         (["quantise"], "No such command 'quantise'. Did you mean 'quantize'?"),
-        (["zzz"], "No such command 'zzz'. There are: run, export, quantize,"),
+        (["zzz"], "No such command 'zzz'. There are: run, export, optimize, quantize,"),
         (["run", "r.yaml", "--dryrun"], "--dry-run"),
         (["compile", "m.onnx"], "Missing option '--target'"),
-        (["predict", "b"], "Missing argument 'IMAGES...'"),
+        (["predict", "b"], "Missing argument 'INPUTS...'"),
         (["verify", "a", "--against", "b", "--data", "d", "--min-agreement", "101"], "0<=x<=100"),
         (["bench", "a", "--duration", "nan"], "nan is not a finite number"),
         (["bench", "a", "--warmup", "inf"], "inf is not a finite number"),
@@ -414,6 +564,12 @@ def test_a_batch_for_export_that_is_no_batch(run, tmp_path, value):
         (["verify", "a", "--against", "b", "--data", "d", "--seed", str(2**32)], "0<=x<=4294967295"),
         (["quantize", "a", "--data", "d", "--target", "t", "-o", "o", "--seed", str(2**32)], "0<=x<=4294967295"),
         (["export", "m", "-o", "out", "--opset", "17"], "'18', '19', '20'"),
+        (["export", "m", "-o", "out", "--image-size", "0"], "'0' is no image size; wanted 384, or 256x320"),
+        (["export", "m", "-o", "out", "--image-size", "1x2x3"], "'1x2x3' is no image size"),
+        (["export", "m", "n", "-o", "out"], "one model at a time; found m, n"),
+        (["export", "m"], "Missing option '-o'"),
+        (["export", "list", "vit*", "swin*"], "one pattern at a time, in quotes"),
+        (["optimize", "m", "-o", "out", "--without", "qkv"], "'class_token_only'"),
     ],
 )
 def test_arguments_that_do_not_fit_are_told_with_what_does(run, arguments, says):

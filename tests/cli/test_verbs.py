@@ -1,25 +1,16 @@
 """Each command alone, with good input."""
 
-import contextlib
-import io
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import onnx
 import pytest
 from safetensors.torch import load_file, save_file
 
-import vitdeploy
+from tests.command_line import command_line
 from vitdeploy import __version__
 from vitdeploy.bundle.read import read_bundle, verify_files
-from vitdeploy.cli.main import main
 from vitdeploy.pipeline.subjects import compile_bundle
 from vitdeploy.runtime import load
 
@@ -42,59 +33,81 @@ def compiled(tmp_path_factory, small_export):
     return folders
 
 
-@pytest.fixture(scope="module", autouse=True)
-def measuring(compiled, tmp_path_factory):
-    """`bench` of both bundles, which takes its time while the other tests run."""
-    folder = tmp_path_factory.mktemp("bench")
-    arguments = [compiled["onnxruntime-cpu"], compiled["openvino-cpu"], "--batch", "1,2", "--duration", "0.5", "--json"]
-    with (folder / "stdout").open("w") as out, (folder / "stderr").open("w") as err:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "vitdeploy.cli.main", "bench", *arguments, "--warmup", "0.1"],
-            env={**os.environ, "PYTHONPATH": str(Path(vitdeploy.__file__).parents[1])},
-            stdout=out,
-            stderr=err,
-        )
-    yield process, folder
-    process.terminate()
-    process.wait(timeout=30)
-
-
 @pytest.fixture
-def here(monkeypatch, tmp_path):
+def here(shared_store, tmp_path):
     """The command line in this process, which spares loading PyTorch again where that is not the point."""
-    monkeypatch.chdir(tmp_path)
-    before = signal.getsignal(signal.SIGTERM)
-
-    def here(*arguments):
-        out, err = io.StringIO(), io.StringIO()
-        monkeypatch.setattr(sys, "argv", ["vitdeploy", *map(str, arguments)])
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), pytest.raises(SystemExit) as left:
-            main()
-        return SimpleNamespace(returncode=left.value.code, stdout=out.getvalue(), stderr=err.getvalue())
-
-    yield here
-    signal.signal(signal.SIGTERM, before)
+    with command_line(tmp_path, shared_store, short_bench=True) as here:
+        yield here
 
 
 # --- export, quantize, compile ----------------------------------------------------------------------------------------
 
 
-def test_export_writes_a_checked_graph_and_says_how_near_it_is(cli, small_checkpoint, tmp_path):
-    found = document(
-        cli("export", MODEL, "--checkpoint", small_checkpoint, "-o", "out", "--opset", 18, "--batch", 2, "--json")
-    )
+def test_export_recognises_a_bare_checkpoint_and_takes_class_names(here, small_checkpoint, tmp_path):
+    names = [f"digit {index}" for index in range(10)]
+    (tmp_path / "names.txt").write_text("\n".join(names) + "\n", encoding="utf-8")
+    command = ("export", "--checkpoint", small_checkpoint, "--heads", 2, "--image-size", 40, "--labels", "names.txt")
+    done = here(*command, "-o", "out", "--json")
+    found = document(done)
+    assert (found["model"]["source"], found["model"]["family"]) == ("small.safetensors", "vit")
+    assert (found["model"]["image_size"], found["model"]["task"]) == ([40, 40], "classification")
+    assert "resized from 32x32 to 40x40 pixels" in done.stderr
+    assert "2 blocks of width 32, 2 heads" in done.stderr
+    assert "images: resize to short side 43 (bicubic), crop 40x40, mean 0.5, std 0.5" in done.stderr
+    assert (tmp_path / "out" / "labels.txt").read_text(encoding="utf-8").split("\n")[:-1] == names
+
+
+def test_export_takes_a_recipe_and_flags_over_it(here, small_checkpoint, tmp_path):
+    recipe = {
+        "vitdeploy": 1,
+        "name": "of-a-recipe",
+        "source": {"model": MODEL, "checkpoint": str(small_checkpoint)},
+        "preprocess": {"resize": 48, "crop": 32, "mean": [0.25], "std": [0.5]},
+        "data": {"path": "absent"},
+        "export": {"opset": 19, "batch": 3, "preprocess": False},
+        "bench": {"batch": [3]},
+        "targets": ["openvino-cpu"],
+    }
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe), encoding="utf-8")
+    found = document(here("export", "recipe.yaml", "-o", "out", "--opset", 18, "--json"))
     model = onnx.load(tmp_path / "out" / "model.onnx")
     onnx.checker.check_model(model, full_check=True)
-    assert [opset.version for opset in model.opset_import if opset.domain == ""] == [18]
-    assert model.graph.input[0].type.tensor_type.shape.dim[0].dim_value == 2
-    assert (found["opset"], found["model"]["classes"], found["path"]) == (18, 10, "out/model.onnx")
-    assert found["largest_difference"] <= found["tolerance"]
+    assert [opset.version for opset in model.opset_import if opset.domain == ""] == [found["opset"]] == [18]
+    assert (found["model"]["classes"], found["path"]) == (10, "out")
+    assert {row["batch"] for row in found["parity"]} == {3}
+    assert 0 < found["largest_difference"] <= found["tolerance"]
+    graph = document(here("inspect", "out", "--json"))
+    assert graph["graph"]["inputs"] == [{"name": "image", "dtype": "float32", "shape": [3, 1, 32, 32]}]
+    assert (graph["metadata"]["name"], graph["metadata"]["preprocess"]["resize"]) == ("of-a-recipe", 48)
 
 
-def test_quantize_then_compile_gives_an_int8_engine(cli, small_export, digits, tmp_path):
+def test_export_list_shows_the_built_in_models_that_match(here):
+    found = document(here("export", "list", "swin_tiny*", "--json"))["models"]
+    assert [row["family"] for row in found] == ["swin"] * len(found)
+    [row] = [row for row in found if row["name"] == "swin_tiny_patch4_window7_224"]
+    assert (row["parameters"], row["image_size"], row["task"]) == (28_288_354, [224, 224], "classification")
+    lines = here("export", "list").stdout.splitlines()
+    for name in ("vit_base_patch16_224 ", "deit_tiny_distilled_patch16_224 ", "detr_resnet50 ", "transformer_base "):
+        assert [line for line in lines if line.startswith(name)], name
+    assert "no built-in name matches 'zebra*'" in here("export", "list", "zebra*").stdout
+
+
+def test_optimize_rewrites_and_compares(here, small_export, tmp_path):
+    found = document(here("optimize", small_export, "-o", "out", "--json"))
+    counts = found["rewrites"]["model"]
+    assert (counts["class_token_only"], counts["fold_attention_scale"]) == (1, 2)
+    assert 0 < found["difference"]["model"] < 1e-4
+    onnx.checker.check_model(onnx.load(tmp_path / "out" / "model.onnx"), full_check=True)
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["model.onnx", "optimize.json"]
+    less = document(here("optimize", "out", "-o", "less", "--without", "class_token_only", "--qkv", "merged", "--json"))
+    assert "class_token_only" not in less["rewrites"]["model"]
+    assert less["rewrites"]["model"]["merge_qkv"] >= 0
+
+
+def test_quantize_then_compile_gives_an_int8_engine(here, small_export, digits, tmp_path):
     target = "openvino-cpu"
     command = ("quantize", small_export, "--data", digits, "--target", target, "-o", "int8", "--num-samples", 32)
-    placed = document(cli(*command, "--ignore", "head", "--json"))
+    placed = document(here(*command, "--ignore", "head", "--json"))
     assert placed["calibration_images"] == 32
     assert placed["path"] == "int8/model.onnx"
     assert [name for name in placed["float"] if "head" in name]
@@ -105,7 +118,7 @@ def test_quantize_then_compile_gives_an_int8_engine(cli, small_export, digits, t
         "placement.json",
     ]
 
-    found = document(cli("compile", "int8", "--target", target, "-o", "engine", "--json"))
+    found = document(here("compile", "int8", "--target", target, "-o", "engine", "--json"))
     assert (found["artifact"], found["precision"], found["batch"]) == (f"{target}-int8", "int8", 1)
     manifest = read_bundle(tmp_path / "engine")
     verify_files(tmp_path / "engine", manifest)
@@ -126,9 +139,9 @@ def test_compile_takes_the_batch_that_is_asked_for(here, small_export, tmp_path,
 # --- verify -----------------------------------------------------------------------------------------------------------
 
 
-def test_verify_tells_how_many_answers_are_kept(cli, compiled, small_checkpoint, digits):
+def test_verify_tells_how_many_answers_are_kept(here, compiled, small_checkpoint, digits):
     command = ("verify", compiled["openvino-cpu"], "--against", MODEL, "--checkpoint", small_checkpoint)
-    found = document(cli(*command, "--data", digits, "--num-samples", 100, "--max-drop", 50, "--json"))
+    found = document(here(*command, "--data", digits, "--num-samples", 100, "--max-drop", 50, "--json"))
     assert {"n", "top1", "reference_top1", "drop", "drop_ci95", "agreement", "agreement_ci95", "kl"} <= set(found)
     assert (found["n"], found["agreement"], found["drop"]) == (100, 100.0, 0.0)
     assert found["top1"] == found["reference_top1"]
@@ -163,12 +176,12 @@ def test_a_difference_of_the_graph_is_told_as_such_and_fails_the_gate(
     assert "VD5001  the gate is not met" in done.stderr
 
 
-def test_without_labels_answers_are_compared_and_a_gate_may_stay_unproven(cli, compiled, digits, tmp_path):
+def test_without_labels_answers_are_compared_and_a_gate_may_stay_unproven(here, compiled, digits, tmp_path):
     (tmp_path / "flat").mkdir()
     for number, path in enumerate(sorted(digits.glob("evaluation/*/*.png"))[::20]):
         shutil.copy(path, tmp_path / "flat" / f"{number}.png")
     command = ("verify", compiled["openvino-cpu"], "--against", compiled["onnxruntime-cpu"], "--data", "flat")
-    done = cli(*command, "--min-agreement", 99, "--json")
+    done = here(*command, "--min-agreement", 99, "--json")
     found = json.loads(done.stdout)
     assert (found["n"], found["top1"], found["drop"], found["agreement"]) == (32, None, None, 100.0)
     assert (done.returncode, found["gate"]["status"]) == (5, "undecided")
@@ -225,7 +238,7 @@ def test_doctor_says_what_works_here(cli):
 def test_help_names_every_command_without_loading_any(cli):
     done = cli("--help")
     assert done.returncode == 0
-    for name in ("run", "export", "quantize", "compile", "verify", "bench", "predict", "inspect", "doctor"):
+    for name in ("run", "export", "optimize", "quantize", "compile", "verify", "bench", "predict", "inspect", "doctor"):
         assert f"  {name} " in done.stdout
     assert cli("--version").stdout.strip().endswith(__version__)
 
@@ -233,10 +246,9 @@ def test_help_names_every_command_without_loading_any(cli):
 # --- bench ------------------------------------------------------------------------------------------------------------
 
 
-def test_bench_measures_and_compares(measuring):
-    process, folder = measuring
-    assert process.wait(timeout=120) == 0, (folder / "stderr").read_text(encoding="utf-8")
-    found = json.loads((folder / "stdout").read_text(encoding="utf-8"))
+def test_bench_measures_and_compares(here, compiled):
+    bundles = (compiled["onnxruntime-cpu"], compiled["openvino-cpu"])
+    found = document(here("bench", *bundles, "--batch", "1,2", "--duration", 0.1, "--warmup", 0.1, "--json"))
     engines = [(row["target"], row["precision"]) for row in found["results"]]
     assert engines == [("onnxruntime-cpu", "fp32"), ("openvino-cpu", "fp32")]
     for row in found["results"]:
