@@ -77,7 +77,7 @@ def test_without_a_config_file_the_same_is_found_where_keys_tell(variant):
         return
     found = recognise_vit(state, hints).config
     pooling = config.pooling if variant != "average" else "class"  # timm's class averages here without any key for it
-    assert replace(found, mlp_ratio=config.mlp_ratio, recipe=config.recipe) == replace(config, pooling=pooling)
+    assert replace(found, mlp_ratio=config.mlp_ratio, preset=config.preset) == replace(config, pooling=pooling)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_naming_the_model_tells_heads_activation_epsilon_and_preprocessing(name)
 
 
 @pytest.mark.parametrize(
-    ("change", "recipe", "epsilon"),
+    ("change", "preset", "epsilon"),
     [
         ({}, "augreg", 1e-6),
         ({"num_classes": 0}, "imagenet", 1e-6),
@@ -100,9 +100,9 @@ def test_naming_the_model_tells_heads_activation_epsilon_and_preprocessing(name)
         ({"pooling": "attention", "class_token": False}, "siglip", 1e-6),
     ],
 )
-def test_what_keys_do_not_show_is_taken_from_the_likeliest_model_and_said(change, recipe, epsilon):
+def test_what_keys_do_not_show_is_taken_from_the_likeliest_model_and_said(change, preset, epsilon):
     found = recognise_vit(state_of(replace(WIDE, **change)), Hints())
-    assert (found.config.recipe, found.config.layer_norm_eps, found.config.activation) == (recipe, epsilon, "gelu")
+    assert (found.config.preset, found.config.layer_norm_eps, found.config.activation) == (preset, epsilon, "gelu")
     assert any("keys do not show the activation and the epsilon" in note for note in found.notes)
     assert any("3 heads, as published models of width 192 have" in note for note in found.notes)
 

@@ -26,17 +26,17 @@ TIMM_VARIANTS = {
     "average, then norm": replace(SMALL, pooling="average", final_norm="after_pooling"),
     "average, no class token": replace(SMALL, class_token=False, pooling="average"),
     "attention pooling": replace(
-        SMALL, class_token=False, pooling="attention", activation="gelu_tanh", recipe="siglip"
+        SMALL, class_token=False, pooling="attention", activation="gelu_tanh", preset="siglip"
     ),
-    "attention pooling, class token left out": replace(SMALL, pooling="attention", recipe="siglip"),
+    "attention pooling, class token left out": replace(SMALL, pooling="attention", preset="siglip"),
     "no final norm": replace(SMALL, final_norm="none"),
     "ReLU": replace(SMALL, activation="relu"),
-    "CLIP": replace(SMALL, stem_norm=True, layer_norm_eps=1e-5, recipe="clip"),
-    "CLIP of OpenAI": replace(SMALL, stem_norm=True, activation="quick_gelu", layer_norm_eps=1e-5, recipe="clip"),
+    "CLIP": replace(SMALL, stem_norm=True, layer_norm_eps=1e-5, preset="clip"),
+    "CLIP of OpenAI": replace(SMALL, stem_norm=True, activation="quick_gelu", layer_norm_eps=1e-5, preset="clip"),
     "SwiGLU packed": replace(SMALL, mlp="swiglu_packed", mlp_ratio=16 / 3 + 0.5),
     "SwiGLU": replace(SMALL, mlp="swiglu", mlp_ratio=2.75),
-    "DeiT-III": replace(SMALL, layer_scale=True, prefix_positions=False, recipe="imagenet"),
-    "DINOv2 features": replace(SMALL, layer_scale=True, num_classes=0, recipe="imagenet"),
+    "DeiT-III": replace(SMALL, layer_scale=True, prefix_positions=False, preset="imagenet"),
+    "DINOv2 features": replace(SMALL, layer_scale=True, num_classes=0, preset="imagenet"),
     "query and key norms": replace(SMALL, qk_norm=True),
     "no query, key, value bias": replace(SMALL, qkv_bias=False),
     "uneven MLP": replace(SMALL, mlp_ratio=3.7362),

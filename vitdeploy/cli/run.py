@@ -67,11 +67,12 @@ def command(
         )
         bench = bench_job(job, artifacts, console.progress)
         verdict, report = write_run(job, artifacts, bench, out)
+    example = "TOKENS.npz" if job.origin.preprocess is None else "IMAGE"
     console.finish(
         report,
         [*_table(report), "", verdict.sentence, *verdict.remarks],
         out,
-        f"open {out / 'report.html'}, or: vitdeploy predict {out} IMAGE",
+        f"open {out / 'report.html'}, or: vitdeploy predict {out} {example}",
     )
     if verdict.gate.status in ("fail", "undecided"):
         raise GateError(

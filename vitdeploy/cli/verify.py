@@ -72,7 +72,7 @@ def command(
     lines = [f"{found['artifact']} against {found['against']} on {found['n']} {noun}s"]
     if found["metric"] is not None:
         lines.append(
-            f"{found['metric']:<12}{found['value']:.2f} %, original {found['reference_value']:.2f} %, "
+            f"{found['metric'] + ' ':<12}{found['value']:.2f} %, original {found['reference_value']:.2f} %, "
             f"drop {interval(found['drop'], found['drop_ci95'])} points"
         )
     if found.get("top5") is not None:

@@ -14,14 +14,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from vitdeploy.models.vit import Recipe, VisionTransformer, ViTConfig, linear_head
+from vitdeploy.models.vit import Preset, VisionTransformer, ViTConfig, linear_head
 
 
 @dataclass(frozen=True)
 class DeiTConfig(ViTConfig):
     """A `ViTConfig` whose tokens are class token, distillation token, patches."""
 
-    recipe: Recipe = "imagenet"
+    preset: Preset = "imagenet"
 
     def __post_init__(self) -> None:
         super().__post_init__()

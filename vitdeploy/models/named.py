@@ -25,7 +25,7 @@ from vitdeploy.models.vit import ViTConfig
 # Fields that no tensor of a Transformer tells; its reader takes them by these names.
 _OF_SEQUENCES = ("heads", "max_length", "pad", "start", "end", "pre_norm", "layer_norm_eps")
 # What a ViT's reader has to assume where keys of another library do not come with that library's config file.
-_CONVENTIONS = ("activation", "layer_norm_eps", "recipe")
+_CONVENTIONS = ("activation", "layer_norm_eps", "preset")
 _FREE = {
     "num_classes": "classes",
     "in_channels": "channels",
@@ -151,7 +151,7 @@ def _settled(name: str, own: Any, named: Any) -> tuple[Any, list[str]]:
     if not isinstance(own, ViTConfig):
         return own, []
     said = {field: getattr(named, field) for field in _CONVENTIONS}
-    changed = [f"{f} {value}" for f, value in said.items() if f != "recipe" and value != getattr(own, f)]
+    changed = [f"{f} {value}" for f, value in said.items() if f != "preset" and value != getattr(own, f)]
     remarks = [f"as {name} has: {', '.join(changed)}"] if changed else []
     return dataclasses.replace(own, **said), remarks
 

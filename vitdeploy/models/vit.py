@@ -38,7 +38,7 @@ Positions: TypeAlias = Literal["learned", "sinusoidal", "sincos_2d", "none"]
 Pooling: TypeAlias = Literal["class", "average", "attention", "class_average"]
 FinalNorm: TypeAlias = Literal["before_pooling", "after_pooling", "none"]
 Head: TypeAlias = Literal["linear", "projection"]
-Recipe: TypeAlias = Literal["augreg", "imagenet", "clip", "siglip"]
+Preset: TypeAlias = Literal["augreg", "imagenet", "clip", "siglip"]
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class ViTConfig:
         fine-tuned with "average"), or nowhere.
     pre_logits: width of tanh(W y) before the linear head, the paper's MLP head for pre-training; 0 for none.
     head: "linear", or "projection": without bias, to the `num_classes` dimensions that CLIP's two encoders share.
-    recipe: whose pixel statistics and crop are the default preprocessing; no term of the function.
+    preset: whose pixel statistics and crop are the default preprocessing; no term of the function.
     """
 
     image_size: tuple[int, int] = (224, 224)
@@ -92,7 +92,7 @@ class ViTConfig:
     final_norm: FinalNorm = "before_pooling"
     pre_logits: int = 0
     head: Head = "linear"
-    recipe: Recipe = "augreg"
+    preset: Preset = "augreg"
 
     def __post_init__(self) -> None:
         height, width = self.image_size

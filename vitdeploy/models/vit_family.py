@@ -14,7 +14,7 @@ from vitdeploy.models.deit import DistilledVisionTransformer
 from vitdeploy.models.family import Family, Hints, Recognised, Signature
 from vitdeploy.models.keys import vit_jax, vit_timm, vit_torchvision, vit_transformers
 from vitdeploy.models.positions import resize_positions
-from vitdeploy.models.vit import Recipe, VisionTransformer, ViTConfig
+from vitdeploy.models.vit import Preset, VisionTransformer, ViTConfig
 from vitdeploy.models.vit_names import DEIT_NAMES, VIT_NAMES, parse_deit, parse_vit
 from vitdeploy.spec import PreprocessSpec, TensorSpec
 
@@ -22,7 +22,7 @@ HALF = (0.5, 0.5, 0.5)
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 # Mean, deviation and the share of the resized image that the crop keeps, below 384 pixels and from there on. From the
 # default configurations of timm 1.0.31.
-RECIPES: Mapping[Recipe, tuple[tuple[float, ...], tuple[float, ...], float, float]] = {
+PRESETS: Mapping[Preset, tuple[tuple[float, ...], tuple[float, ...], float, float]] = {
     "augreg": (HALF, HALF, 0.9, 1.0),
     "imagenet": (IMAGENET_MEAN, IMAGENET_STD, 0.9, 1.0),
     "clip": (CLIP_MEAN, CLIP_STD, 1.0, 1.0),
@@ -79,7 +79,7 @@ def resize(
 
 
 def preprocess(config: ViTConfig) -> PreprocessSpec:
-    """What models of the config's `recipe` are evaluated with in timm: bicubic, short side resized, centre crop.
+    """What models of the config's `preset` are evaluated with in timm: bicubic, short side resized, centre crop.
 
     Raises:
         CheckpointError: the patch embedding has neither 1 nor 3 channels, so no image fits it.
@@ -88,7 +88,7 @@ def preprocess(config: ViTConfig) -> PreprocessSpec:
         raise CheckpointError(
             "the model does not take images", found=f"{config.in_channels} input channels", wanted="1 (grey) or 3 (RGB)"
         )
-    mean, std, small, large = RECIPES[config.recipe]
+    mean, std, small, large = PRESETS[config.preset]
     share = small if min(config.image_size) < LARGE else large
     return timm_preprocess({"mean": mean, "std": std, "crop_pct": share}, config.in_channels, config.image_size)
 

@@ -60,7 +60,7 @@ Maker = Callable[["re.Match[str]", dict[str, Any]], ViTConfig]
 
 
 def _plain(found: re.Match[str], base: dict[str, Any]) -> ViTConfig:
-    return ViTConfig(**base, num_classes=0, recipe="imagenet") if found["tag"] else ViTConfig(**base)
+    return ViTConfig(**base, num_classes=0, preset="imagenet") if found["tag"] else ViTConfig(**base)
 
 
 def _clip(found: re.Match[str], base: dict[str, Any]) -> ViTConfig:
@@ -71,7 +71,7 @@ def _clip(found: re.Match[str], base: dict[str, Any]) -> ViTConfig:
         stem_norm=True,
         activation="quick_gelu" if found["quick"] else "gelu",
         head="projection",
-        recipe="clip",
+        preset="clip",
     )
 
 
@@ -85,7 +85,7 @@ def _siglip(found: re.Match[str], base: dict[str, Any]) -> ViTConfig:
         class_token=False,
         activation="gelu" if exact else "gelu_tanh",
         pooling="average" if found["gap"] else "attention",
-        recipe="siglip",
+        preset="siglip",
     )
 
 
@@ -99,13 +99,13 @@ def _dinov2(found: re.Match[str], base: dict[str, Any]) -> ViTConfig:
         prefix_positions=found["registers"] is None,
         mlp="swiglu_packed" if giant else "mlp",
         layer_scale=True,
-        recipe="imagenet",
+        preset="imagenet",
     )
 
 
 def _deit(found: re.Match[str], base: dict[str, Any]) -> ViTConfig:
     third = found["third"] is not None
-    return ViTConfig(**base, layer_scale=third, prefix_positions=not third, recipe="imagenet")
+    return ViTConfig(**base, layer_scale=third, prefix_positions=not third, preset="imagenet")
 
 
 def _distilled(found: re.Match[str], base: dict[str, Any]) -> DeiTConfig:

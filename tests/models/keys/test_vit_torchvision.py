@@ -37,7 +37,7 @@ def test_mapped_weights_compute_what_the_model_computes(representation):
         mlp_ratio=1.5,
         num_classes=5,
         pre_logits=representation or 0,
-        recipe="imagenet",
+        preset="imagenet",
     )
     assert (found.family, found.style, found.notes) == ("vit", "torchvision", ())
 

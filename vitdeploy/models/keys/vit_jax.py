@@ -112,7 +112,7 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
         layer_norm_eps=1e-6,
         activation="gelu_tanh",
         pooling=pooling,
-        recipe="siglip" if pooling == "attention" else "augreg",
+        preset="siglip" if pooling == "attention" else "augreg",
     )
     return recognised("jax", tensors, config, notes)
 

@@ -211,7 +211,7 @@ def _with_conventions(config: ViTConfig, state: Mapping[str, Tensor], named: Nam
         like = replace(
             config,
             layer_norm_eps=1e-5 if clip else 1e-6,
-            recipe="clip" if clip else "siglip" if siglip else "imagenet" if own_features else "augreg",
+            preset="clip" if clip else "siglip" if siglip else "imagenet" if own_features else "augreg",
         )
         others = " (OpenAI's CLIP has quick_gelu)" if clip else " (SigLIP was trained with gelu_tanh)" if siglip else ""
         notes.append(
@@ -230,7 +230,7 @@ def _with_conventions(config: ViTConfig, state: Mapping[str, Tensor], named: Nam
         config,
         activation=activation,
         layer_norm_eps=like.layer_norm_eps,
-        recipe=like.recipe,
+        preset=like.preset,
         head="projection" if projection else "linear",
     )
 

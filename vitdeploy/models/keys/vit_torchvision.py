@@ -79,7 +79,7 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
     heads = heads_for(width, hints, None, notes)
     image_size = image_size_for(tensors["pos_embed"].shape[1] - 1, patch, hints, None, notes)
     # torchvision has these two as constants of its code.
-    config = measured(tensors, heads, image_size, layer_norm_eps=1e-6, activation="gelu", recipe="imagenet")
+    config = measured(tensors, heads, image_size, layer_norm_eps=1e-6, activation="gelu", preset="imagenet")
     return recognised("torchvision", tensors, config, notes)
 
 

@@ -32,7 +32,7 @@ from vitdeploy.models.keys.facts import (
     require,
 )
 from vitdeploy.models.keys.transformers_config import settings_for
-from vitdeploy.models.vit import FinalNorm, Pooling, Recipe
+from vitdeploy.models.vit import FinalNorm, Pooling, Preset
 
 PREFIXES = ("", "vit.", "deit.", "dinov2.", "dinov2_with_registers.", "vision_model.")
 
@@ -96,7 +96,7 @@ _UNUSED_NAMES = {
     "logit_scale",
     "logit_bias",
 }
-_RECIPES: dict[str, Recipe] = {
+_PRESETS: dict[str, Preset] = {
     "vit": "augreg",
     "vit_mae": "imagenet",
     "deit": "imagenet",
@@ -158,7 +158,7 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
         activation=settings.activation,
         pooling=pooling,
         final_norm=final_norm,
-        recipe=_RECIPES[kind],
+        preset=_PRESETS[kind],
         antialias_positions=kind == "dinov2_with_registers",
     )
     return recognised("transformers", tensors, config, notes)
