@@ -8,7 +8,7 @@ import logging
 import sysconfig
 import traceback
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -146,12 +146,9 @@ def export_graph(
         ) from error
     assert program is not None
     graph = program.model
-    weights = list(graph.graph.initializers.values())
     tidy(graph, prefix="model")
     with _quiet():
         normalise(graph)
-    kept = set(graph.graph.initializers.values())
-    forget(value for value in weights if value not in kept)
     graph.graph.name = name
     set_metadata(graph, GraphMetadata(name, task, preprocess, postprocess=postprocess))
     return graph
@@ -182,15 +179,6 @@ def _is_machinery(file: str) -> bool:
     if any(Path(file).is_relative_to(folder) for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])):
         return True
     return Path(file).is_relative_to(sysconfig.get_path("stdlib")) and "-packages" not in file
-
-
-def forget(weights: Iterable[ir.Value]) -> None:
-    """Let go of the tensors behind these values, which nothing reads any more.
-
-    The exporter's rewriting rules keep the last graph that they saw, and with it every tensor that it refers to.
-    """
-    for value in weights:
-        value.const_value = None
 
 
 @contextlib.contextmanager
