@@ -206,10 +206,10 @@ def test_a_detector_that_comes_as_onnx_with_yolo_labels(command, segmented, answ
             "calibration": {"images": CALIBRATION},
         },
         "precision": "int8",
-        "targets": ["onnxruntime-cpu"],
+        "targets": ["openvino-cpu"],
     }
     made = run(command, recipe, tmp_path / "bundle")
-    exact, rounded = made.verified("onnxruntime-cpu-fp32"), made.verified("onnxruntime-cpu-int8")
+    exact, rounded = made.verified("openvino-cpu-fp32"), made.verified("openvino-cpu-int8")
     for verified in (exact, rounded):
         assert (verified["metric"], verified["n"]) == ("mAP", IMAGES - CALIBRATION)
         assert verified["reference_value"] == pytest.approx(100, abs=0.01)
@@ -220,7 +220,7 @@ def test_a_detector_that_comes_as_onnx_with_yolo_labels(command, segmented, answ
     assert made.report["data"]["unannotated"] == 0
 
     fields = command("predict", made.bundle, *paths, "--json").document
-    assert fields["engine"] == "onnxruntime-cpu-int8"
+    assert fields["engine"] == "openvino-cpu-int8"
     assert sum(len(answer["objects"]) for answer in fields["predictions"]) > sum(wanted.values()) / 2
     for answer in fields["predictions"]:
         assert (answer["width"], answer["height"]) == SIZE
