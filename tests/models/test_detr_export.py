@@ -25,7 +25,7 @@ def exported(tmp_path_factory):
     """The module, its signature, and the file of its graph."""
     config = parse(NAME)
     # `randomise` adds to what a module begins with. Some beginnings make a decoder that turns a rounding error of 1e-6
-    # into 2e-4 for one image, on every runtime; this one does not.
+    # into 2e-4 for one image; this one does not.
     torch.manual_seed(3)
     signature, module = describe(config), build(config).eval()
     randomise(module)
