@@ -82,8 +82,7 @@ def test_batch_norms_are_in_the_convolutions_and_positions_are_constants(exporte
     convolutions = [node for node in backbone if node.op_type == "Conv"]
     assert all(len(node.inputs) == 3 and node.inputs[2].const_value is not None for node in convolutions)
     assert len(convolutions) == sum(name.endswith("norm.running_var") for name, _ in module.named_buffers())
-    # The decoder's first self-attention is a constant, and so are the queries of the cross-attention after it: they come
-    # from parameters alone.
+    # The decoder's first self-attention is a constant, and so are the queries of the cross-attention after it.
     names = [str(node.name) for node in model.graph]
     assert not any(name.startswith(("decoder.0.self_attn", "decoder.0.cross_attn.query/")) for name in names)
     assert any(name.startswith("decoder.0.cross_attn.key/") for name in names)
