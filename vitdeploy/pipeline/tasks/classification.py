@@ -8,38 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.data.folder import digest, split
 from vitdeploy.errors import DataError
-from vitdeploy.pipeline.progress import Progress
-from vitdeploy.pipeline.tasks.images import check_images
-from vitdeploy.pipeline.tasks.kit import Data, DataChoice, ImageKit, check_labels
+from vitdeploy.pipeline.tasks.kit import Data, DataChoice, Found, ImageKit
 from vitdeploy.runtime.postprocess import classify
 from vitdeploy.verify.agreement import compare
 from vitdeploy.verify.collect import Answers
 
 
 class ClassificationKit(ImageKit):
-    def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
-        check_labels(choice, ("folders", "none"), self.setting.task)
-        labels: Any = choice.labels
-        found = split(
-            choice.path,
-            labels,
-            calibration=choice.calibration,
-            evaluation=choice.evaluation,
-            seed=choice.seed,
-        )
-        self._check_classes(found.classes)
-        found, skipped = check_images(found, self.setting.images, skip_bad=skip_bad, progress=progress)
-        return Data(
-            root=choice.path,
-            calibration=found.calibration,
-            evaluation=found.evaluation,
-            calibration_digest=digest(found.calibration, choice.path),
-            evaluation_digest=digest(found.evaluation, choice.path),
-            classes=found.classes,
-            skipped=skipped,
-        )
+    def find(self, choice: DataChoice) -> Found:
+        found = super().find(choice)
+        self._check_classes(found.parts.classes)
+        return found
 
     def _check_classes(self, classes: tuple[str, ...]) -> None:
         """Labels come from folders, so there must be one folder a class."""

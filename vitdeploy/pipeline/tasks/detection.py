@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from vitdeploy.data.annotations import align
-from vitdeploy.data.detection import Boxes, read_detection
-from vitdeploy.data.folder import digest, split
-from vitdeploy.pipeline.progress import Progress
-from vitdeploy.pipeline.tasks.images import check_images
-from vitdeploy.pipeline.tasks.kit import Data, DataChoice, ImageKit, check_labels, worst_difference
+from vitdeploy.data.detection import read_detection
+from vitdeploy.pipeline.tasks.kit import Data, DataChoice, Found, ImageKit, worst_difference
 from vitdeploy.runtime.detection import Detections, detect
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.spec import PostprocessSpec
@@ -26,32 +23,16 @@ SHOWN = 4
 
 
 class DetectionKit(ImageKit):
-    def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
-        check_labels(choice, ("yolo", "coco", "none"), self.setting.task)
-        numbers = {"calibration": choice.calibration, "evaluation": choice.evaluation, "seed": choice.seed}
-        truth: Mapping[Any, Boxes] | None = None
-        facts: dict[str, Any] = {}
-        if choice.annotations is not None and choice.labels != "none":
-            kind: Any = choice.labels
-            found = read_detection(choice.path, choice.annotations, kind)
-            mapping = align(found.categories, self.setting.labels or None)
-            truth = {path: boxes.renumbered(mapping) for path, boxes in found.annotations.items()}
-            parts = found.split(**numbers)  # type: ignore[arg-type]
-            facts = {"unannotated": found.unannotated}
-        else:
-            parts = split(choice.path, "none", **numbers)  # type: ignore[arg-type]
-        parts, skipped = check_images(parts, self.setting.images, skip_bad=skip_bad, progress=progress)
-        labelled = found.digest(parts.evaluation) if truth is not None else ""
-        return Data(
-            root=choice.path,
-            calibration=parts.calibration,
-            evaluation=parts.evaluation,
-            calibration_digest=digest(parts.calibration, choice.path),
-            evaluation_digest=digest(parts.evaluation, choice.path) + labelled,
-            truth=truth,
-            skipped=skipped,
-            facts=facts,
-        )
+    kinds = ("yolo", "coco", "none")
+
+    def find(self, choice: DataChoice) -> Found:
+        if choice.annotations is None or choice.labels == "none":
+            return super().find(choice)
+        kind: Any = choice.labels
+        found = read_detection(choice.path, choice.annotations, kind)
+        mapping = align(found.categories, self.setting.labels or None)
+        truth = {path: boxes.renumbered(mapping) for path, boxes in found.annotations.items()}
+        return Found(found.split(**choice.numbers), found, truth)
 
     @property
     def _head(self) -> PostprocessSpec:

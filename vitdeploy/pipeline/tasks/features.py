@@ -8,10 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.data.folder import digest, split
-from vitdeploy.pipeline.progress import Progress
-from vitdeploy.pipeline.tasks.images import check_images
-from vitdeploy.pipeline.tasks.kit import Data, DataChoice, ImageKit, check_labels
+from vitdeploy.pipeline.tasks.kit import Data, ImageKit
 from vitdeploy.verify.collect import Answers
 from vitdeploy.verify.features import compare_features
 
@@ -19,23 +16,6 @@ VECTOR = "features"
 
 
 class FeaturesKit(ImageKit):
-    def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
-        check_labels(choice, ("folders", "none"), self.setting.task)
-        labels: Any = choice.labels
-        found = split(
-            choice.path, labels, calibration=choice.calibration, evaluation=choice.evaluation, seed=choice.seed
-        )
-        found, skipped = check_images(found, self.setting.images, skip_bad=skip_bad, progress=progress)
-        return Data(
-            root=choice.path,
-            calibration=found.calibration,
-            evaluation=found.evaluation,
-            calibration_digest=digest(found.calibration, choice.path),
-            evaluation_digest=digest(found.evaluation, choice.path),
-            classes=found.classes,
-            skipped=skipped,
-        )
-
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
         """The vector alone: patch features of all images would not fit into memory."""
         return {VECTOR: outputs[VECTOR]}

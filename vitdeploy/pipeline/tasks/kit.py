@@ -11,9 +11,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vitdeploy.data.folder import Sample
+from vitdeploy.data.annotations import AnnotatedSet
+from vitdeploy.data.folder import DataSplit, Sample, digest, split
 from vitdeploy.errors import DataError
 from vitdeploy.pipeline.progress import Progress
+from vitdeploy.pipeline.tasks.images import check_images
 from vitdeploy.runtime.preprocess import Pixels, load_image
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, Task
@@ -49,6 +51,11 @@ class DataChoice:
     calibration: int
     evaluation: int | Literal["all"]
     seed: int
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """How many of each part, and the seed, as every `split` takes them."""
+        return {"calibration": self.calibration, "evaluation": self.evaluation, "seed": self.seed}
 
 
 @dataclass(frozen=True)
@@ -111,8 +118,42 @@ class Kit(ABC):
         return np.array([a != b for a, b in zip(*shown, strict=True)])
 
 
+@dataclass(frozen=True)
+class Found:
+    """What a task finds for a choice: the split, the annotated set where there is one, and `Data.truth`."""
+
+    parts: DataSplit
+    annotated: AnnotatedSet[Any] | None = None
+    truth: Mapping[Path, Any] | None = None
+
+
 class ImageKit(Kit):
-    """What all tasks on images share."""
+    """What all tasks on images share. `kinds` of labels are those that the task has a use for."""
+
+    kinds: tuple[str, ...] = ("folders", "none")
+
+    def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
+        check_labels(choice, self.kinds, self.setting.task)
+        found = self.find(choice)
+        parts, skipped = check_images(found.parts, self.setting.images, skip_bad=skip_bad, progress=progress)
+        labels = found.annotated
+        return Data(
+            root=choice.path,
+            calibration=parts.calibration,
+            evaluation=parts.evaluation,
+            calibration_digest=digest(parts.calibration, choice.path),
+            evaluation_digest=digest(parts.evaluation, choice.path)
+            + (labels.digest(parts.evaluation) if labels is not None else ""),
+            classes=() if labels is not None else parts.classes,
+            truth=found.truth,
+            skipped=skipped,
+            facts={"unannotated": labels.unannotated} if labels is not None else {},
+        )
+
+    def find(self, choice: DataChoice) -> Found:
+        """The images of a choice, split; with class folders where `choice.labels` says so."""
+        labels: Any = choice.labels
+        return Found(split(choice.path, labels, **choice.numbers))
 
     def answers(self, runner: Runner, samples: Sequence[Sample], progress: Count) -> Answers:
         return collect(runner, self.pixels(samples), self.setting.images, self.keep, progress)

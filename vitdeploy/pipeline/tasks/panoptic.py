@@ -9,12 +9,9 @@ from typing import Any
 import numpy as np
 
 from vitdeploy.data.annotations import align
-from vitdeploy.data.folder import digest, split
 from vitdeploy.data.panoptic import PanopticMap, read_panoptic
-from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.tasks.detection import listed
-from vitdeploy.pipeline.tasks.images import check_images
-from vitdeploy.pipeline.tasks.kit import Data, DataChoice, ImageKit, check_labels, worst_difference
+from vitdeploy.pipeline.tasks.kit import Data, DataChoice, Found, ImageKit, worst_difference
 from vitdeploy.runtime.panoptic import segment
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.verify.collect import Answers
@@ -24,28 +21,15 @@ MAP, SEGMENTS = "map", "segments"
 
 
 class PanopticKit(ImageKit):
-    def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
-        check_labels(choice, ("panoptic", "none"), self.setting.task)
-        numbers = {"calibration": choice.calibration, "evaluation": choice.evaluation, "seed": choice.seed}
-        truth: Mapping[Any, Any] | None = None
-        if choice.annotations is not None and choice.labels == "panoptic":
-            found = read_panoptic(choice.path, choice.annotations)
-            mapping = align(found.categories, self.setting.labels or None)
-            truth = {path: (annotation, mapping) for path, annotation in found.annotations.items()}
-            parts = found.split(**numbers)  # type: ignore[arg-type]
-        else:
-            parts = split(choice.path, "none", **numbers)  # type: ignore[arg-type]
-        parts, skipped = check_images(parts, self.setting.images, skip_bad=skip_bad, progress=progress)
-        labelled = found.digest(parts.evaluation) if truth is not None else ""
-        return Data(
-            root=choice.path,
-            calibration=parts.calibration,
-            evaluation=parts.evaluation,
-            calibration_digest=digest(parts.calibration, choice.path),
-            evaluation_digest=digest(parts.evaluation, choice.path) + labelled,
-            truth=truth,
-            skipped=skipped,
-        )
+    kinds = ("panoptic", "none")
+
+    def find(self, choice: DataChoice) -> Found:
+        if choice.annotations is None or choice.labels == "none":
+            return super().find(choice)
+        found = read_panoptic(choice.path, choice.annotations)
+        mapping = align(found.categories, self.setting.labels or None)
+        truth = {path: (annotation, mapping) for path, annotation in found.annotations.items()}
+        return Found(found.split(**choice.numbers), found, truth)
 
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
         """The map and its segments as rows of (id, class); the masks themselves would fill the disk."""

@@ -41,13 +41,7 @@ class SequenceKit(Kit):
                 wanted="an .npz with int64 arrays source [n, s] and, where known, target [n, t]",
                 fix="change data.path",
             )
-        calibration, evaluation = split(
-            read_tokens(choice.path),
-            calibration=choice.calibration,
-            evaluation=choice.evaluation,
-            seed=choice.seed,
-            source=str(choice.path),
-        )
+        calibration, evaluation = split(read_tokens(choice.path), **choice.numbers, source=str(choice.path))
         progress("read the tokens", 1, 1)
         rows = [
             [Pair(part.source[i], None if part.target is None else part.target[i]) for i in range(len(part))]
