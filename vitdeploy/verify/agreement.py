@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.verify.comparison import Comparison
-from vitdeploy.verify.intervals import paired_difference, wilson
+from vitdeploy.verify.comparison import Comparison, paired_accuracy
+from vitdeploy.verify.intervals import wilson
 
 Logits = npt.NDArray[np.float32]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Agreement(Comparison):
     """A classifier against the original. The metric is top-1; accuracy fields are None without labels.
 
@@ -22,10 +22,10 @@ class Agreement(Comparison):
     kl: mean over images of KL(original || artifact) of the softmax outputs, in nats. cosine: of the logits, per image.
     """
 
-    top1: float | None
-    reference_top1: float | None
-    top5: float | None
-    reference_top5: float | None
+    top1: float | None = None
+    reference_top1: float | None = None
+    top5: float | None = None
+    reference_top5: float | None = None
     kl: float
     cosine_mean: float
     cosine_min: float
@@ -49,21 +49,14 @@ def compare(logits: Logits, reference: Logits, labels: npt.NDArray[np.int64] | N
     return Agreement(
         n=n,
         metric=None if labels is None else "top-1",
-        value=accuracy.get("top1"),
-        reference_value=accuracy.get("reference_top1"),
         agreement_of="images with the same top-1 answer",
-        top1=accuracy.get("top1"),
-        reference_top1=accuracy.get("reference_top1"),
-        top5=accuracy.get("top5"),
-        reference_top5=accuracy.get("reference_top5"),
-        drop=accuracy.get("drop"),
-        drop_ci95=accuracy.get("drop_ci95"),
         agreement=100 * same / n,
         agreement_ci95=(100 * low, 100 * high),
         kl=float(kl_divergence(b, a).mean()),
         cosine_mean=float(cosine.mean()),
         cosine_min=float(cosine.min()),
         max_difference=float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-300)),
+        **accuracy,
     )
 
 
@@ -79,22 +72,13 @@ def _log_softmax(logits: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _accuracy(logits: Logits, reference: Logits, labels: npt.NDArray[np.int64]) -> dict[str, Any]:
-    ours, theirs = logits.argmax(axis=1) == labels, reference.argmax(axis=1) == labels
-    n = len(labels)
-    # The difference is original minus artifact, so that a loss is positive.
-    low, high = paired_difference(
-        int((ours & theirs).sum()),
-        int((theirs & ~ours).sum()),
-        int((ours & ~theirs).sum()),
-        int((~ours & ~theirs).sum()),
-    )
+    found = paired_accuracy(logits.argmax(axis=1) == labels, reference.argmax(axis=1) == labels)
     return {
-        "top1": 100 * float(ours.mean()),
-        "reference_top1": 100 * float(theirs.mean()),
+        **found,
+        "top1": found["value"],
+        "reference_top1": found["reference_value"],
         "top5": 100 * _top_k(logits, labels, 5),
         "reference_top5": 100 * _top_k(reference, labels, 5),
-        "drop": 100 * (int(theirs.sum()) - int(ours.sum())) / n,
-        "drop_ci95": (100 * low, 100 * high),
     }
 
 

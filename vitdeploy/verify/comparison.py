@@ -7,8 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 
-@dataclass(frozen=True)
+from vitdeploy.verify.intervals import paired_difference
+
+
+@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """One artifact against the original on the same n images (or sequences). Percents are 0..100, drops are points.
 
@@ -22,10 +27,10 @@ class Comparison:
 
     n: int
     metric: str | None
-    value: float | None
-    reference_value: float | None
-    drop: float | None
-    drop_ci95: tuple[float, float] | None
+    value: float | None = None
+    reference_value: float | None = None
+    drop: float | None = None
+    drop_ci95: tuple[float, float] | None = None
     agreement: float
     agreement_ci95: tuple[float, float]
     agreement_of: str
@@ -35,3 +40,20 @@ class Comparison:
     def of(cls, facts: Mapping[str, Any]) -> Comparison:
         """The comparison that a task's facts begin with, whatever else they say."""
         return cls(**{field.name: facts[field.name] for field in dataclasses.fields(Comparison)})
+
+
+def paired_accuracy(ours: npt.NDArray[np.bool_], theirs: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    """The accuracy fields of a `Comparison` from who was right, bool [n] each: the artifact and the original."""
+    # The difference is original minus artifact, so that a loss is positive.
+    low, high = paired_difference(
+        int((ours & theirs).sum()),
+        int((theirs & ~ours).sum()),
+        int((ours & ~theirs).sum()),
+        int((~ours & ~theirs).sum()),
+    )
+    return {
+        "value": 100 * float(ours.mean()),
+        "reference_value": 100 * float(theirs.mean()),
+        "drop": 100 * (int(theirs.sum()) - int(ours.sum())) / len(ours),
+        "drop_ci95": (100 * low, 100 * high),
+    }

@@ -18,7 +18,7 @@ from vitdeploy.verify.comparison import Comparison
 MATCH_IOU = 0.5
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class DetectionComparison(Comparison):
     """A detector against the original. The metric is COCO's mAP (mean over IoU .50:.05:.95 and classes), in percent.
 
@@ -31,10 +31,10 @@ class DetectionComparison(Comparison):
     objects: int
     iou_mean: float | None
     score_difference_mean: float | None
-    ap50: float | None
-    reference_ap50: float | None
-    ap75: float | None
-    reference_ap75: float | None
+    ap50: float | None = None
+    reference_ap50: float | None = None
+    ap75: float | None = None
+    reference_ap75: float | None = None
 
 
 def compare_detections(
@@ -74,10 +74,6 @@ def compare_detections(
     return DetectionComparison(
         n=n,
         metric="mAP" if truth is not None else None,
-        value=accuracy.get("value"),
-        reference_value=accuracy.get("reference_value"),
-        drop=accuracy.get("drop"),
-        drop_ci95=accuracy.get("drop_ci95"),
         agreement=agreement,
         agreement_ci95=percentile_interval(
             agreement, _share(weights, matched, total), least_of_share(agreement / 100, objects), (0.0, 100.0)
@@ -88,10 +84,7 @@ def compare_detections(
         objects=sum(shown[1]),
         iou_mean=float(joined[:, 0].mean()) if len(joined) else None,
         score_difference_mean=float(joined[:, 1].mean()) if len(joined) else None,
-        ap50=accuracy.get("ap50"),
-        reference_ap50=accuracy.get("reference_ap50"),
-        ap75=accuracy.get("ap75"),
-        reference_ap75=accuracy.get("reference_ap75"),
+        **accuracy,
     )
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.verify.comparison import Comparison
-from vitdeploy.verify.intervals import paired_difference, wilson
+from vitdeploy.verify.comparison import Comparison, paired_accuracy
+from vitdeploy.verify.intervals import wilson
 
 Features = npt.NDArray[np.float32]
 
@@ -18,7 +19,7 @@ BLOCK = 1024
 ROUNDING = 1e-6
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class FeatureComparison(Comparison):
     """The features of an artifact against the original's. The metric is "1-NN top-1": the percent of images whose
     nearest other image is of their own class (leave-one-out; cosine; as DINO, arXiv 2104.14294, with k = 1).
@@ -56,31 +57,19 @@ def compare_features(
         local = np.arange(len(rows))
         same += int((theirs[local, nearest[rows]] >= theirs.max(axis=1) - ROUNDING).sum())
     low, high = wilson(same, n)
-    value = reference_value = drop = drop_ci95 = None
+    accuracy: dict[str, Any] = {}
     if labels is not None and len(np.unique(labels)) < n:
-        right, originally = labels[nearest] == labels, labels[originals] == labels
-        value, reference_value = 100 * float(right.mean()), 100 * float(originally.mean())
-        drop = 100 * (int(originally.sum()) - int(right.sum())) / n
-        limits = paired_difference(
-            int((right & originally).sum()),
-            int((originally & ~right).sum()),
-            int((right & ~originally).sum()),
-            int((~right & ~originally).sum()),
-        )
-        drop_ci95 = (100 * limits[0], 100 * limits[1])
+        accuracy = paired_accuracy(labels[nearest] == labels, labels[originals] == labels)
     return FeatureComparison(
         n=n,
-        metric=None if value is None else "1-NN top-1",
-        value=value,
-        reference_value=reference_value,
-        drop=drop,
-        drop_ci95=drop_ci95,
+        metric="1-NN top-1" if accuracy else None,
         agreement=100 * same / n,
         agreement_ci95=(100 * low, 100 * high),
         agreement_of="images with the same nearest image",
         max_difference=float(np.abs(features - reference).max()) / max(float(np.abs(reference).max()), 1e-300),
         cosine_mean=float(cosine.mean()),
         cosine_min=float(cosine.min()),
+        **accuracy,
     )
 
 

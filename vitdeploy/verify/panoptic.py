@@ -24,7 +24,7 @@ from vitdeploy.verify.panoptic_quality import (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PanopticComparison(Comparison):
     """A panoptic model against the original. The metric is PQ, mean over the classes, in percent.
 
@@ -37,12 +37,12 @@ class PanopticComparison(Comparison):
 
     segments: int
     pixel_agreement: float
-    all: Quality | None
-    things: Quality | None
-    stuff: Quality | None
-    reference_all: Quality | None
-    reference_things: Quality | None
-    reference_stuff: Quality | None
+    all: Quality | None = None
+    things: Quality | None = None
+    stuff: Quality | None = None
+    reference_all: Quality | None = None
+    reference_things: Quality | None = None
+    reference_stuff: Quality | None = None
 
 
 def compare_panoptic(
@@ -90,10 +90,6 @@ def compare_panoptic(
     return PanopticComparison(
         n=n,
         metric="PQ" if ours else None,
-        value=accuracy.get("value"),
-        reference_value=accuracy.get("reference_value"),
-        drop=accuracy.get("drop"),
-        drop_ci95=accuracy.get("drop_ci95"),
         agreement=agreement,
         agreement_ci95=percentile_interval(
             agreement, panoptic_quality(counts, weights), least_of_share(agreement / 100, segments), (0.0, 100.0)
@@ -102,12 +98,7 @@ def compare_panoptic(
         max_difference=max_difference,
         segments=segments,
         pixel_agreement=100 * same / pixels,
-        all=accuracy.get("all"),
-        things=accuracy.get("things"),
-        stuff=accuracy.get("stuff"),
-        reference_all=accuracy.get("reference_all"),
-        reference_things=accuracy.get("reference_things"),
-        reference_stuff=accuracy.get("reference_stuff"),
+        **accuracy,
     )
 
 

@@ -17,7 +17,7 @@ from vitdeploy.verify.intervals import wilson
 Tokens = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SequenceComparison(Comparison):
     """The sequences of an artifact against the original's; n counts sequences. The metric is "token accuracy".
 
@@ -33,8 +33,8 @@ class SequenceComparison(Comparison):
     tokens: int
     exact_agreement: float
     exact_agreement_ci95: tuple[float, float]
-    exact_match: float | None
-    reference_exact_match: float | None
+    exact_match: float | None = None
+    reference_exact_match: float | None = None
 
 
 def compare_sequences(
@@ -69,10 +69,6 @@ def compare_sequences(
     return SequenceComparison(
         n=n,
         metric="token accuracy" if targets is not None else None,
-        value=accuracy.get("value"),
-        reference_value=accuracy.get("reference_value"),
-        drop=accuracy.get("drop"),
-        drop_ci95=accuracy.get("drop_ci95"),
         agreement=agreement,
         agreement_ci95=percentile_interval(
             agreement, _share(weights, counts), least_of_share(agreement / 100, tokens), (0.0, 100.0)
@@ -82,8 +78,7 @@ def compare_sequences(
         tokens=tokens,
         exact_agreement=100 * exact / n,
         exact_agreement_ci95=(100 * low, 100 * high),
-        exact_match=accuracy.get("exact_match"),
-        reference_exact_match=accuracy.get("reference_exact_match"),
+        **accuracy,
     )
 
 
