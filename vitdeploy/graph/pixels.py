@@ -6,6 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
+from vitdeploy.graph.canonical.edit import add_constant
 from vitdeploy.spec import PreprocessSpec
 
 
@@ -28,11 +29,8 @@ def take_pixels(model: ir.Model, preprocess: PreprocessSpec) -> None:
             wanted=f"float32 [batch, {', '.join(map(str, wanted))}]",
         )
     mean, std = (np.array(values, np.float64).reshape(1, -1, 1, 1) for values in (preprocess.mean, preprocess.std))
-    constants = []
-    for name, value in (("pixel_scale", 1 / (255 * std)), ("pixel_shift", -mean / std)):
-        array = value.astype(np.float32)
-        constants.append(ir.Value(name=name, const_value=ir.tensor(array, name=name)))
-        model.graph.register_initializer(constants[-1])
+    scale = add_constant(model, (1 / (255 * std)).astype(np.float32), "pixel_scale")
+    shift = add_constant(model, (-mean / std).astype(np.float32), "pixel_shift")
     name, batch = str(image.name), shape[0]
     pixels = ir.Value(
         name=name,
@@ -42,8 +40,8 @@ def take_pixels(model: ir.Model, preprocess: PreprocessSpec) -> None:
     image.name = f"{name}/normalised"
     transposed = ir.node("Transpose", [pixels], {"perm": [0, 3, 1, 2]}, name="pixels/Transpose")
     floats = ir.node("Cast", [transposed.outputs[0]], {"to": ir.DataType.FLOAT}, name="pixels/Cast")
-    scaled = ir.node("Mul", [floats.outputs[0], constants[0]], name="pixels/Mul")
-    shifted = ir.node("Add", [scaled.outputs[0], constants[1]], name="pixels/Add")
+    scaled = ir.node("Mul", [floats.outputs[0], scale], name="pixels/Mul")
+    shifted = ir.node("Add", [scaled.outputs[0], shift], name="pixels/Add")
     nodes = [transposed, floats, scaled, shifted]
     for node in nodes:
         node.outputs[0].name = node.name
