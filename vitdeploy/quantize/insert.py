@@ -1,23 +1,15 @@
-"""Small pieces that every placement writes: constants, and one QuantizeLinear a tensor."""
+"""What every placement writes: one QuantizeLinear a tensor."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
+from vitdeploy.graph.canonical.edit import add_constant
 from vitdeploy.quantize.observers import Range
 from vitdeploy.quantize.ranges import ActivationScale, activation_scale
-
-
-def add_constant(model: ir.Model, name: str, array: npt.NDArray[Any] | np.generic) -> ir.Value:
-    """A new initializer."""
-    value = ir.Value(name=name, const_value=ir.tensor(np.asarray(array), name=name))
-    model.graph.register_initializer(value)
-    return value
 
 
 class Quantizers:
@@ -33,8 +25,8 @@ class Quantizers:
         name = str(tensor.name)
         if name not in self._made:
             parameters: ActivationScale = activation_scale(self.ranges[name])
-            scale = add_constant(self.model, f"{name}.scale", parameters.scale)
-            zero_point = add_constant(self.model, f"{name}.zero_point", parameters.zero_point)
+            scale = add_constant(self.model, np.asarray(parameters.scale), f"{name}.scale")
+            zero_point = add_constant(self.model, np.asarray(parameters.zero_point), f"{name}.zero_point")
             node = ir.node("QuantizeLinear", [tensor, scale, zero_point], name=f"{name}/QuantizeLinear")
             node.outputs[0].name = f"{name}/quantized"
             self.model.graph.insert_before(before, node)

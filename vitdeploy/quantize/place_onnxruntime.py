@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from vitdeploy.graph.canonical.edit import add_constant
 from vitdeploy.graph.linears import Linear
-from vitdeploy.quantize.insert import Quantizers, add_constant
+from vitdeploy.quantize.insert import Quantizers
 from vitdeploy.quantize.observers import Range
 from vitdeploy.quantize.ranges import quantize_weight
 
@@ -33,11 +34,11 @@ def write(model: ir.Model, linears: Sequence[Linear], ranges: Mapping[str, Range
         stem = f"{linear.name}.weight"
         inputs = [
             activation,
-            add_constant(model, f"{stem}.int8", quantized),
+            add_constant(model, quantized, f"{stem}.int8"),
             scale,
-            add_constant(model, f"{stem}.scale", weight_scales),
+            add_constant(model, weight_scales, f"{stem}.scale"),
             zero_point,
-            add_constant(model, f"{stem}.zero_point", np.zeros_like(weight_scales, dtype=np.int8)),
+            add_constant(model, np.zeros_like(weight_scales, dtype=np.int8), f"{stem}.zero_point"),
         ]
         bias = (
             None

@@ -12,8 +12,9 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
+from vitdeploy.graph.canonical.edit import add_constant
 from vitdeploy.graph.linears import Linear
-from vitdeploy.quantize.insert import Quantizers, add_constant
+from vitdeploy.quantize.insert import Quantizers
 from vitdeploy.quantize.observers import Range
 from vitdeploy.quantize.ranges import quantize_weight
 
@@ -54,7 +55,7 @@ def _in_unit_range(model: ir.Model, linear: Linear, ranges: dict[str, Range]) ->
     removes it, and runs the layer in float.
     """
     name = f"{linear.input.name}/unit"
-    step = add_constant(model, f"{name}.step", np.float32(1 / 255))
+    step = add_constant(model, np.array(1 / 255, np.float32), f"{name}.step")
     node = ir.node("Mul", [linear.input, step], name=name)
     node.outputs[0].name = name
     model.graph.insert_before(linear.node, node)
@@ -67,7 +68,7 @@ def _weight(model: ir.Model, linear: Linear) -> ir.Value:
     stem = f"{linear.name}.weight"
     node = ir.node(
         "DequantizeLinear",
-        [add_constant(model, f"{stem}.int8", quantized), add_constant(model, f"{stem}.scale", scales)],
+        [add_constant(model, quantized, f"{stem}.int8"), add_constant(model, scales, f"{stem}.scale")],
         {"axis": linear.out_axis},
         name=f"{stem}/DequantizeLinear",
     )
