@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,7 +52,7 @@ def find_linears(model: ir.Model) -> list[Linear]:
 
 def layer_name(node: ir.Node) -> str:
     """The module path that the exporter gave the node ("blocks.0.attn.qkv/MatMul"), or the node's own, unique name."""
-    return re.sub(rf"/{node.op_type}(_\d+)?$", "", str(node.name))
+    return str(node.name).removesuffix(f"/{node.op_type}")  # ".../MatMul_1" keeps its number: it tells two apart
 
 
 def constant(value: ir.Value | None) -> npt.NDArray[np.float32] | None:
