@@ -95,3 +95,14 @@ def test_an_add_that_is_no_bias_is_not_taken_for_one(second, outputs):
     [linear] = find_linears(two_layers(second, outputs=outputs))
     assert (linear.name, linear.bias, linear.bias_add) == ("fc", None, None)
     assert linear.output.name == "product"
+
+
+def test_two_linears_of_one_module_have_two_names():
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1, 4]))
+    graph = ir.Graph([x], [], nodes=[], opset_imports={"": 20}, name="two")
+    for name in ("block.attn/MatMul", "block.attn/MatMul_1"):
+        weight = ir.Value(name=f"{name}.weight", const_value=ir.tensor(np.eye(4, dtype=np.float32), name=f"{name}.w"))
+        graph.register_initializer(weight)
+        graph.append(ir.node("MatMul", [x, weight], name=name))
+    names = [linear.name for linear in find_linears(ir.Model(graph, ir_version=10))]
+    assert len(set(names)) == 2 and all(name.startswith("block.attn") for name in names)
