@@ -20,6 +20,8 @@ VARIANTS = {
     "DINOv2 classifier": replace(
         ONE_BLOCK, registers=4, prefix_positions=False, layer_scale=True, mlp="swiglu_packed", pooling="class_average"
     ),
+    "registers with positions": replace(ONE_BLOCK, registers=3),
+    "tokens without positions": replace(ONE_BLOCK, registers=2, positions="none"),
     "SigLIP": replace(ONE_BLOCK, class_token=False, pooling="attention", activation="gelu_tanh"),
     "all the rest": replace(
         ONE_BLOCK,
@@ -55,8 +57,10 @@ def test_the_graph_is_the_model_at_any_batch(variant):
     )
     operators = Counter(node.op_type for node in graph.graph)
     assert not {"If", "Loop", "Resize", "Cast", "ConstantOfShape", "Range"} & operators.keys()
-    # The tokens before the patches are repeated for every image of the batch, the one thing that asks for its size.
-    assert operators["Shape"] == operators["Expand"] == int(config.prefix > 0)
+    # No size of the batch: rows for the tokens before the patches are padded, and one constant is added to all.
+    assert operators["Pad"] == int(config.prefix > 0)
+    assert not {"Shape", "Expand"} & operators.keys()
+    assert operators["Concat"] == int(config.pooling == "class_average")
     session = onnxruntime.InferenceSession(ir.to_proto(graph).SerializeToString(), providers=["CPUExecutionProvider"])
     for batch in (1, 2, 5):
         image = images(config, batch, torch.float32)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from vitdeploy.models.layers import (
@@ -229,19 +230,27 @@ class VisionTransformer(nn.Module):
         return [token for token in (self.cls_token, self.reg_token) if token is not None]
 
     def embed(self, image: Tensor) -> Tensor:
-        """Equation 1: [b, c, height, width] -> [b, prefix + num_patches, d]."""
-        patches = self.patch_embed(image)
-        tokens = self.prefix_tokens()
-        prefix = torch.cat(tokens, dim=1) if len(tokens) > 1 else next(iter(tokens), None)
-        rows = self.config.positioned_prefix
-        # Written as two sums and one concatenation so that no size of the batch enters the graph.
-        if prefix is not None:
-            if self.pos_embed is not None and rows:
-                prefix = prefix + self.pos_embed[:, :rows]
-            prefix = prefix.expand(patches.shape[0], -1, -1)
-        if self.pos_embed is not None:
-            patches = patches + self.pos_embed[:, rows:]
-        return patches if prefix is None else torch.cat([prefix, patches], dim=1)
+        """Equation 1: [b, c, height, width] -> [b, prefix + num_patches, d].
+
+        In the form [0; x_1 E; ...; x_N E] + [x_class + p_0; p_1; ...; p_N], whose second term is one constant of the
+        exported graph: repeating the class token for every image of a batch would bring its size into the graph.
+        """
+        patches, table = self.patch_embed(image), self.token_table()
+        if table is None:
+            return patches
+        return (F.pad(patches, (0, 0, self.config.prefix, 0)) if self.config.prefix else patches) + table
+
+    def token_table(self) -> Tensor | None:
+        """What is the same for every image: the learned tokens, and E_pos on those rows that have a position.
+
+        Float [1, prefix + num_patches, d]; None where there are neither.
+        """
+        tokens, config = self.prefix_tokens(), self.config
+        learned = F.pad(torch.cat(tokens, dim=1), (0, 0, 0, config.num_patches)) if tokens else None
+        if self.pos_embed is None:
+            return learned
+        positions = F.pad(self.pos_embed, (0, 0, config.prefix - config.positioned_prefix, 0))
+        return positions if learned is None else learned + positions
 
     def encode(self, image: Tensor) -> Tensor:
         """Equations 1 to 3, and the final norm where it stands before the pooling: [b, prefix + num_patches, d]."""
