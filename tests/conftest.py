@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    from tests.parity import Recorder
     from vitdeploy.models.source import Source
 
 ROOT = Path(__file__).parent.parent
@@ -22,6 +23,29 @@ SMALL_MODEL = "vit_w32d2h2_patch8_32"
 SEQUENCE_MODEL = "transformer_w32e2d2h4_v13_l20"
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--record-parity", type=Path, metavar="FILE", help="append what parity tests measure to FILE")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """`-m parity` selects the tests that take the fixture of that name."""
+    for item in items:
+        if "parity" in getattr(item, "fixturenames", ()):
+            item.add_marker("parity")
+
+
+@pytest.fixture
+def parity(request: pytest.FixtureRequest) -> Recorder:
+    """The recorded check of our result against another implementation's. Random weights and inputs are seeded."""
+    import torch
+
+    from tests.parity import Recorder
+
+    torch.manual_seed(0)
+    return Recorder(request.config.getoption("--record-parity"))
 
 
 @pytest.fixture(scope="session")

@@ -9,6 +9,7 @@ import torch
 from onnx.shape_inference import infer_shapes
 from torch import Tensor
 
+from tests.parity import BATCHES, ENGINES, engine_runner
 from tests.references import reference
 from vitdeploy.errors import CheckpointError, UnknownModelError
 from vitdeploy.export.torch_onnx import export_graph
@@ -78,14 +79,14 @@ def difference(ours: Tensor, theirs: Tensor) -> float:
 
 
 @pytest.mark.parametrize("name", SIZES)
-def test_logits_equal_those_of_timm(name):
+def test_logits_equal_those_of_timm(name, parity):
     size, windows = SIZES[name]
     config = replace(SMALL, image_size=size, windows=windows, depths=(2, 3))
     theirs = randomise(of_timm(config)).double()
     ours = SwinTransformer(config).double().eval()
     ours.load_state_dict(theirs.state_dict())
     with torch.no_grad():
-        assert difference(ours(images(config, 2)), theirs(images(config, 2))) <= 1e-10
+        parity("Swin", "timm", ours(images(config, 2)), theirs(images(config, 2)))
 
 
 @pytest.mark.parametrize(
@@ -98,31 +99,30 @@ def test_logits_equal_those_of_timm(name):
     ],
     ids=["grey, patch 2", "no bias, mlp 2.5", "one stage", "four stages"],
 )
-def test_logits_equal_those_of_timm_for_other_shapes(config):
+def test_logits_equal_those_of_timm_for_other_shapes(config, parity):
     theirs = randomise(of_timm(config)).double()
     ours = SwinTransformer(config).double().eval()
     ours.load_state_dict(theirs.state_dict())
     with torch.no_grad():
-        assert difference(ours(images(config, 2)), theirs(images(config, 2))) <= 1e-10
+        parity("Swin", "timm", ours(images(config, 2)), theirs(images(config, 2)))
 
 
-def test_in_float32_logits_are_within_1e_5_of_timm():
+def test_in_float32_logits_are_within_1e_5_of_timm(parity):
     theirs = randomise(of_timm(SMALL))
     ours = SwinTransformer(SMALL).eval()
     ours.load_state_dict(theirs.state_dict())
     with torch.no_grad():
-        assert difference(ours(images(SMALL, 3).float()), theirs(images(SMALL, 3).float())) <= 1e-5
+        parity("Swin", "timm", ours(images(SMALL, 3).float()), theirs(images(SMALL, 3).float()))
 
 
-def test_features_are_timms_normalised_tokens_and_their_average():
+def test_features_are_timms_normalised_tokens_and_their_average(parity):
     config = replace(SMALL, image_size=(40, 56), num_classes=0)
     theirs = randomise(of_timm(config)).double()
     ours = SwinTransformer(config).double().eval()
     ours.load_state_dict(theirs.state_dict())
     with torch.no_grad():
-        pooled, tokens = ours(images(config, 2))
-        assert difference(tokens, theirs.forward_features(images(config, 2)).flatten(1, 2)) <= 1e-10
-        assert difference(pooled, theirs(images(config, 2))) <= 1e-10
+        tokens = theirs.forward_features(images(config, 2)).flatten(1, 2)
+        parity("Swin", "timm", ours(images(config, 2)), [theirs(images(config, 2)), tokens])
 
 
 def test_without_patch_norm_the_embedding_is_the_convolution_alone():
@@ -370,6 +370,7 @@ ALLOWED = {
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     """The model, its graph, and the path of its file."""
+    torch.manual_seed(0)
     model = randomise(SwinTransformer(EXPORTED))
     with torch.no_grad():
         graph = export_graph(
@@ -411,25 +412,10 @@ def test_no_tensor_has_more_than_five_axes(exported):
     assert max(map(len, shapes)) <= 5
 
 
-def test_onnx_runtime_agrees_at_every_batch(exported):
-    import onnxruntime
-
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("batch", BATCHES)
+def test_both_engines_agree_at_every_batch(exported, engine, batch, parity):
     model, _, path = exported
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    for batch in (1, 2, 5):
-        image = images(model.config, batch, torch.float32)
-        with torch.no_grad():
-            wanted = model(image)
-        [found] = session.run(None, {"image": image.numpy()})
-        assert difference(torch.from_numpy(found), wanted) <= 1e-4
-
-
-def test_openvino_agrees_at_every_batch(exported):
-    openvino = pytest.importorskip("openvino", reason="pip install openvino to run the graph on it")
-    model, _, path = exported
-    compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    for batch in (1, 2, 5):
-        image = images(model.config, batch, torch.float32)
-        with torch.no_grad():
-            wanted = model(image)
-        assert difference(torch.from_numpy(compiled({"image": image.numpy()})[0]), wanted) <= 1e-4
+    image = images(model.config, batch, torch.float32)
+    with torch.no_grad(), engine_runner(engine, path, batch) as runner:
+        parity("Swin", engine, runner.infer({"image": image.numpy()})["logits"], model(image), top1=True)

@@ -10,8 +10,8 @@ from tests.models.vit_samples import (
     ACTIVATIONS,
     POOLINGS,
     SMALL,
+    TIMM_FAMILIES,
     TIMM_VARIANTS,
-    difference,
     images,
     randomised,
     timm_vit,
@@ -50,7 +50,7 @@ def config_json(config: ViTConfig) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("variant", TIMM_VARIANTS)
-def test_every_variant_is_recognised_from_timms_state_dict(variant):
+def test_every_variant_is_recognised_from_timms_state_dict(variant, parity):
     config = TIMM_VARIANTS[variant]
     theirs = randomised(timm_vit(config))
     hints = Hints(heads=config.heads, image_size=config.image_size, config=config_json(config))
@@ -63,7 +63,8 @@ def test_every_variant_is_recognised_from_timms_state_dict(variant):
     image = images(config)
     with torch.no_grad():
         result = model(image)
-        assert difference(result if config.num_classes else result[0], theirs(image)) <= 1e-10
+        result = result if config.num_classes else result[0]
+        parity(TIMM_FAMILIES.get(variant, "ViT"), "timm", result, theirs(image), keys=found.style)
 
 
 @pytest.mark.parametrize("variant", [name for name, config in TIMM_VARIANTS.items() if config.activation == "gelu"])

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from tests.models.vit_samples import SMALL, TIMM_VARIANTS, difference, images, randomised, timm_vit
+from tests.models.vit_samples import SMALL, TIMM_FAMILIES, TIMM_VARIANTS, difference, images, randomised, timm_vit
+from tests.parity import family_of
 from tests.references import reference
 from vitdeploy.models.vit import EncoderBlock, VisionTransformer, ViTConfig
 from vitdeploy.models.vit_names import parse_vit
@@ -22,7 +23,7 @@ def loaded(config: ViTConfig, state: dict[str, torch.Tensor]) -> VisionTransform
 
 
 @pytest.mark.parametrize("variant", TIMM_VARIANTS)
-def test_logits_and_keys_are_those_of_timm(variant):
+def test_logits_and_keys_are_those_of_timm(variant, parity):
     config = TIMM_VARIANTS[variant]
     theirs = randomised(timm_vit(config))
     ours = loaded(config, theirs.state_dict())
@@ -30,10 +31,8 @@ def test_logits_and_keys_are_those_of_timm(variant):
     with torch.no_grad():
         result, wanted = ours(image), theirs(image)
         if config.num_classes == 0:
-            tokens = theirs.forward_features(image)[:, config.prefix :]
-            assert difference(result[1], tokens) <= TOLERANCE
-            result = result[0]
-        assert difference(result, wanted) <= TOLERANCE
+            wanted = wanted, theirs.forward_features(image)[:, config.prefix :]
+    parity(TIMM_FAMILIES.get(variant, "ViT"), "timm", result, wanted)
     assert set(ours.state_dict()) == set(theirs.state_dict())
 
 
@@ -50,7 +49,7 @@ def test_logits_and_keys_are_those_of_timm(variant):
         "deit3_medium_patch16_224",
     ],
 )
-def test_a_built_in_name_is_timms_model_of_that_name(name):
+def test_a_built_in_name_is_timms_model_of_that_name(name, parity):
     """One narrow block on a small image: everything else is as the name says."""
     config = parse_vit(name)
     side = 4 * config.patch_size + 6 * config.drop_remainder
@@ -73,7 +72,7 @@ def test_a_built_in_name_is_timms_model_of_that_name(name):
     image = images(config)
     with torch.no_grad():
         result = ours(image)
-        assert difference(result if config.num_classes else result[0], theirs(image)) <= TOLERANCE
+        parity(family_of(name), "timm", result if config.num_classes else result[0], theirs(image), keys="timm")
 
 
 def test_a_post_norm_block_is_that_of_pytorch():

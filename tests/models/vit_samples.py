@@ -41,6 +41,14 @@ TIMM_VARIANTS = {
     "no query, key, value bias": replace(SMALL, qkv_bias=False),
     "uneven MLP": replace(SMALL, mlp_ratio=3.7362),
 }
+# As which models the table of parities counts these; all others are plain ViTs.
+TIMM_FAMILIES = {
+    "attention pooling": "SigLIP image tower",
+    "CLIP": "CLIP image tower",
+    "CLIP of OpenAI": "CLIP image tower",
+    "DeiT-III": "DeiT-III",
+    "DINOv2 features": "DINOv2",
+}
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "quick_gelu": "quick_gelu", "gelu_tanh": "gelu_tanh"}
 POOLINGS = {"class": "token", "average": "avg", "attention": "map"}
 

@@ -118,14 +118,14 @@ TIMM = {
 
 
 @pytest.mark.parametrize("config", TIMM.values(), ids=TIMM)
-def test_timms_state_dict_tells_the_configuration_and_loads_as_it_is(config):
+def test_timms_state_dict_tells_the_configuration_and_loads_as_it_is(config, parity):
     theirs = of_timm(config)
     ours, found = read(theirs.state_dict())
     assert (found.family, found.style, found.config) == ("swin", "timm", config)
     with torch.no_grad():
         outputs = ours(image_of(config.image_size))
         logits = outputs if config.num_classes else outputs[0]
-        assert difference(logits, theirs(image_of(config.image_size))) <= 1e-10
+        parity("Swin", "timm", logits, theirs(image_of(config.image_size)), keys=found.style)
 
 
 @pytest.mark.parametrize(("width", "ratio"), [(16, 8 / 3), (112, 61 / 112)])
@@ -145,7 +145,7 @@ def test_the_image_size_is_assumed_and_said_so():
     assert found.notes == ("image size is not in the checkpoint: 32x32, at which the last stage is one window",)
 
 
-def test_the_original_release_merges_patches_at_the_end_of_a_stage():
+def test_the_original_release_merges_patches_at_the_end_of_a_stage(parity):
     config = replace(SMALL, image_size=(64, 64), depths=(2, 2, 2), heads=(1, 2, 4), windows=(4,) * 3)
     theirs = of_timm(config)
     state = before_timm_0_9(theirs)
@@ -154,7 +154,7 @@ def test_the_original_release_merges_patches_at_the_end_of_a_stage():
     assert (found.style, found.config) == ("original", config)
     assert found.notes == ("8 stored indices and masks left out: they are computed",)
     with torch.no_grad():
-        assert difference(ours(image_of((64, 64))), theirs(image_of((64, 64)))) <= 1e-10
+        parity("Swin", "timm", ours(image_of((64, 64))), theirs(image_of((64, 64))), keys=found.style)
 
 
 def test_stored_masks_tell_the_image_size():
@@ -178,24 +178,24 @@ PADDED = {"padded": (48, 40), "odd merging": (60, 36), "one row of windows": (32
 
 
 @pytest.mark.parametrize("size", [*FITS.values(), *PADDED.values(), (16, 64), (8, 12)], ids=str)
-def test_torchvisions_state_dict_gives_torchvisions_logits_at_every_size(size):
+def test_torchvisions_state_dict_gives_torchvisions_logits_at_every_size(size, parity):
     """At 8x12 pixels there are 2x3 tokens in windows of 4x4."""
     theirs = of_torchvision(SMALL)
     ours, found = read(theirs.state_dict(), image_size=size)
     assert (found.style, found.config) == ("torchvision", replace(SMALL, image_size=size, border="torchvision"))
     assert found.notes == ("4 stored indices and masks left out: they are computed",)
     with torch.no_grad():
-        assert difference(ours(image_of(size)), theirs(image_of(size))) <= 1e-10
+        parity("Swin", "torchvision", ours(image_of(size)), theirs(image_of(size)), keys=found.style)
 
 
 @pytest.mark.parametrize("size", [*FITS.values(), *PADDED.values()], ids=str)
-def test_transformers_state_dict_gives_transformers_logits_at_every_size(size):
+def test_transformers_state_dict_gives_transformers_logits_at_every_size(size, parity):
     theirs = of_transformers(replace(SMALL, image_size=size))
     ours, found = read(theirs.state_dict(), config=theirs.config.to_dict())
     assert (found.style, found.config) == ("transformers", replace(SMALL, image_size=size, border="transformers"))
     assert found.notes == ("query, key and value joined into one linear in 4 blocks",)
     with torch.no_grad():
-        assert difference(ours(image_of(size)), theirs(image_of(size)).logits) <= 1e-10
+        parity("Swin", "transformers", ours(image_of(size)), theirs(image_of(size)).logits, keys=found.style)
 
 
 @pytest.mark.parametrize("style", ["torchvision", "transformers"])
@@ -234,16 +234,15 @@ def test_transformers_files_keep_the_names_of_the_hub(tmp_path):
         assert difference(ours(image_of((32, 32))), theirs(image_of((32, 32))).logits) <= 1e-10
 
 
-def test_transformers_backbone_gives_its_tokens_and_their_average():
+def test_transformers_backbone_gives_its_tokens_and_their_average(parity):
     config = replace(SMALL, image_size=(40, 32), qkv_bias=False)
     theirs = of_transformers(config, "SwinModel")
     ours, found = read(theirs.state_dict(), image_size=config.image_size)
     assert found.config == replace(config, num_classes=0, border="transformers")
     with torch.no_grad():
-        pooled, tokens = ours(image_of(config.image_size))
+        features = ours(image_of(config.image_size))
         wanted = theirs(image_of(config.image_size))
-    assert difference(pooled, wanted.pooler_output) <= 1e-10
-    assert difference(tokens, wanted.last_hidden_state) <= 1e-10
+    parity("Swin", "transformers", features, [wanted.pooler_output, wanted.last_hidden_state], keys=found.style)
 
 
 def test_parts_of_masked_pre_training_are_left_out():

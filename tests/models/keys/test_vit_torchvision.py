@@ -22,12 +22,12 @@ def vit(**changed):
 
 
 @pytest.mark.parametrize("representation", [None, 24])
-def test_mapped_weights_compute_what_the_model_computes(representation):
+def test_mapped_weights_compute_what_the_model_computes(representation, parity):
     model = vit(representation_size=representation)
     image = torch.randn(2, 3, 32, 32, dtype=torch.float64)
     found = recognise(model.state_dict(), HINTS)
     with torch.no_grad():
-        assert difference(answer(loaded(found), image)[0], model(image)) <= 1e-10
+        parity("ViT", "torchvision", answer(loaded(found), image)[0], model(image), keys=found.style)
     assert found.config == ViTConfig(
         image_size=(32, 32),
         patch_size=8,

@@ -1,0 +1,183 @@
+"""What is promised of every family against an independent implementation, and the check that records what was measured.
+
+`ROWS` is the promise: docs/models.md has one line for each, and a test that takes the fixture `parity` keeps it. With
+`pytest --record-parity FILE` every check appends a line to FILE; `tests.models_page` makes the page of them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+
+from vitdeploy.runtime.openvino import OpenVinoRunner
+from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.runtime.runner import Runner
+
+Output: TypeAlias = "torch.Tensor | np.ndarray"
+
+ENGINES = ("ONNX Runtime", "OpenVINO")
+BATCHES = (1, 2, 5)
+
+
+class Form(NamedTuple):
+    """What is run, and the largest max|a - b| / max|b| that is allowed between it and the reference."""
+
+    name: str
+    tolerance: float
+
+
+FLOAT64 = Form("PyTorch, float64", 1e-10)
+FLOAT32 = Form("PyTorch, float32", 1e-5)
+GRAPH = Form("ONNX graph, float32, batch 1, 2, 5", 1e-4)
+PHOTOGRAPHS = Form("ONNX graph, float32, 64 photographs", 1e-4)
+
+
+class Family(NamedTuple):
+    """An architecture as users know it.
+
+    names: fnmatch patterns of its built-in names, none where the module is timm's or transformers' own.
+    outputs: what is compared. references: the implementations with whose weights ours gives the same, in float64.
+    """
+
+    names: tuple[str, ...]
+    outputs: str
+    references: tuple[str, ...] = ()
+
+
+STEPS = "its own decoding step by step"
+FAMILIES = {
+    "ViT": Family(("vit_*_patch??_???", "vit_*.dino"), "logits, features", ("timm", "transformers", "torchvision")),
+    "DeiT": Family(("deit_*",), "logits, features", ("timm", "transformers")),
+    "DeiT-III": Family(("deit3_*",), "logits", ("timm",)),
+    "DINOv2": Family(("vit_*_patch14_dinov2",), "features, logits", ("timm", "transformers")),
+    "DINOv2 with registers": Family(("vit_*_reg4_dinov2",), "features, logits", ("timm", "transformers")),
+    "MAE": Family(("vit_*.mae",), "features", ("timm", "transformers")),
+    "CLIP image tower": Family(("vit_*_clip_*",), "image embedding, logits", ("timm", "transformers")),
+    "SigLIP image tower": Family(("vit_*_siglip_*",), "image embedding, logits", ("timm", "transformers")),
+    "Swin": Family(("swin_*",), "logits, features", ("timm", "transformers", "torchvision")),
+    "DETR, detection": Family(("detr_*[0-9]",), "class logits, boxes", ("transformers",)),
+    "DETR, panoptic": Family(("detr_*_panoptic",), "class logits, boxes, masks", ("transformers",)),
+    "Transformer": Family(("transformer_*",), "logits", ("torch.nn.Transformer", STEPS)),
+    "SwinV2, timm's module": Family((), "logits"),
+    "EVA-02 with rotary positions, timm's module": Family((), "logits"),
+    "MobileViT, timm's module": Family((), "logits"),
+    "ViT-MSN, transformers' module": Family((), "logits"),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table of checked parities."""
+
+    family: str
+    outputs: str
+    against: str
+    form: str
+    tolerance: float
+
+
+def _row(family: str, against: str, form: Form) -> Row:
+    return Row(family, FAMILIES[family].outputs, against, *form)
+
+
+# These are measured only where their data is, which is not part of the repository.
+OPTIONAL = tuple(_row("ViT", engine, PHOTOGRAPHS) for engine in ENGINES)
+ROWS = (
+    *(_row(name, against, FLOAT64) for name, family in FAMILIES.items() for against in family.references),
+    _row("Swin", "timm", FLOAT32),
+    _row("DETR, detection", "transformers", FLOAT32),
+    _row("DETR, panoptic", "transformers", FLOAT32),
+    *(_row(name, engine, GRAPH) for name in FAMILIES for engine in ENGINES),
+    *OPTIONAL,
+)
+
+
+def family_of(name: str) -> str:
+    """The family whose patterns a built-in name fits."""
+    (found,) = (
+        family for family, facts in FAMILIES.items() if any(fnmatchcase(name, pattern) for pattern in facts.names)
+    )
+    return found
+
+
+def engine_runner(engine: str, graph: Path, batch: int) -> Runner:
+    """One of ENGINES for a graph file in float32; OpenVINO's has the shape of the batch, as it is shipped."""
+    if engine == "ONNX Runtime":
+        return OnnxRuntimeRunner(graph, name=engine)
+    return OpenVinoRunner(graph, name=engine, batch=batch, options={"INFERENCE_PRECISION_HINT": "f32"})
+
+
+class Recorder:
+    """The fixture `parity`: call it with two results of the same inputs."""
+
+    def __init__(self, file: Path | None) -> None:
+        self.file = file
+
+    def __call__(
+        self,
+        family: str,
+        against: str,
+        ours: Output | Sequence[Output],
+        theirs: Output | Sequence[Output],
+        *,
+        form: Form | None = None,
+        keys: str | None = None,
+        top1: bool = False,
+    ) -> None:
+        """Assert that ours are theirs, within the tolerance of the row of ROWS that this is.
+
+        Args:
+            against: of the family's references, or of ENGINES: then `theirs` is the PyTorch module.
+            ours, theirs: one output, or several in the same order.
+            form: by default GRAPH on an engine, and what the reference's type says in PyTorch.
+            keys: whose names the weights had, where they came from a state dict of another.
+            top1: the first outputs are logits: wherever the reference's margin exceeds the difference, the largest one
+                is the same.
+        """
+        pairs = list(zip(_arrays(ours), _arrays(theirs), strict=True))
+        if form is None:
+            form = GRAPH if against in ENGINES else {"float64": FLOAT64, "float32": FLOAT32}[str(pairs[0][1].dtype)]
+        row = _row(family, against, form)
+        assert row in ROWS
+        measured = float(np.max([_relative_difference(a, b) for a, b in pairs]))  # a NaN, where there is one
+        assert measured <= row.tolerance
+        if top1:
+            _assert_same_answers(*pairs[0])
+        if self.file is not None:
+            record = json.dumps({**asdict(row), "measured": measured, "keys": keys})
+            with self.file.open("a", encoding="utf-8") as lines:  # in one write: several processes may append
+                lines.write(record + "\n")
+
+
+def _arrays(outputs: Output | Sequence[Output]) -> Iterable[np.ndarray]:
+    return [np.asarray(each) for each in (outputs if isinstance(outputs, (list, tuple)) else [outputs])]
+
+
+def _relative_difference(ours: np.ndarray, theirs: np.ndarray) -> float:
+    assert ours.shape == theirs.shape
+    a, b = ours.astype(np.float64), theirs.astype(np.float64)
+    return float(np.abs(a - b).max() / np.abs(b).max())
+
+
+def _assert_same_answers(ours: np.ndarray, theirs: np.ndarray) -> None:
+    second, first = np.moveaxis(np.sort(theirs, axis=-1)[..., -2:], -1, 0)
+    sure = first - second > np.abs(ours - theirs).max(axis=-1)
+    np.testing.assert_array_equal(ours.argmax(axis=-1)[sure], theirs.argmax(axis=-1)[sure])
+    assert sure.any()
+
+
+def read_records(file: Path) -> dict[Row, list[dict[str, Any]]]:
+    """What was recorded for each row, in the order of ROWS."""
+    found: dict[Row, list[dict[str, Any]]] = {row: [] for row in ROWS}
+    for line in file.read_text(encoding="utf-8").splitlines():
+        record = json.loads(line)
+        extra = {key: record.pop(key) for key in ("measured", "keys")}
+        found[Row(**record)].append(extra)
+    return found
