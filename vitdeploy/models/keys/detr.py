@@ -1,4 +1,4 @@
-"""DETR with the keys of its released code (facebookresearch/detr) or of Hugging Face transformers.
+"""DETR with our own keys, those of its released code (facebookresearch/detr), or those of Hugging Face transformers.
 
 Two generations of transformers' names are read: those of files (hubs, and whatever `save_pretrained` writes) and those
 of the modules of transformers 5, for example
@@ -24,6 +24,7 @@ from vitdeploy.errors import CheckpointError
 Rules = tuple[tuple[str, str | Callable[[re.Match[str]], str]], ...]
 
 _MARKS = {
+    "vitdeploy": ("query_embed", "class_embed.weight", "decoder.0.cross_attn.query.weight"),
     "original": (
         "query_embed.weight",
         "class_embed.weight",
@@ -45,6 +46,7 @@ def _before(number: str, step: int = 1) -> int:
 
 # Every rule that matches a key is applied to it, in this order.
 _RULES: dict[str, Rules] = {
+    "vitdeploy": (),
     "original": (
         (r"^backbone\.0\.body\.", "backbone."),
         (r"^transformer\.(encoder|decoder)\.layers\.", r"\1."),
