@@ -1,4 +1,4 @@
-"""The exported graph of a DETR with masks: the same function on both runtimes, and made of what they fuse."""
+"""The exported graphs of DETRs: the same function on both engines, and made of what they fuse."""
 
 from collections import Counter
 
@@ -8,55 +8,54 @@ import pytest
 import torch
 
 from tests.models.detr_reference import randomise
-from vitdeploy.export.parity import relative_difference
+from tests.parity import BATCHES, ENGINES, engine_runner
 from vitdeploy.export.torch_onnx import export_graph
 from vitdeploy.models.detr_family import build, describe, parse, preprocess
-
-onnxruntime = pytest.importorskip("onnxruntime", reason="pip install 'vitdeploy[onnxruntime]'")
-openvino = pytest.importorskip("openvino", reason="pip install 'vitdeploy[openvino]'")
 
 # Everything that a DETR for boxes has, and masks. The size is odd, so that upsampling has rows and columns to cut; the
 # dilated last stage is not upsampled.
 NAME = "detr_r1-1-1-2c4_w64h8e1d2q5_72x100_dc5_panoptic"
+BOXES = "detr_r1-1-1-1c4_w32h4e1d1q6_40x56"
 
 
-@pytest.fixture(scope="module")
-def exported(tmp_path_factory):
+def export(name, folder):
     """The module, its signature, and the file of its graph."""
-    config = parse(NAME)
+    config = parse(name)
     # `randomise` adds to what a module begins with. Some beginnings make a decoder that turns a rounding error of 1e-6
     # into 2e-4 for one image; this one does not.
     torch.manual_seed(3)
     signature, module = describe(config), build(config).eval()
     randomise(module)
     graph = export_graph(
-        module, name=NAME, preprocess=preprocess(config), image_size=config.image_size, opset=20, batch=None,
+        module, name=name, preprocess=preprocess(config), image_size=config.image_size, opset=20, batch=None,
         in_graph=False, task=signature.task, outputs=[output.name for output in signature.outputs],
         postprocess=signature.postprocess,
     )  # fmt: skip
-    path = tmp_path_factory.mktemp("detr") / "model.onnx"
+    path = folder / "model.onnx"
     ir.save(graph, path)
     return module, signature, path
 
 
-@pytest.mark.parametrize("runtime", ["onnxruntime", "openvino"])
-def test_the_graph_is_the_same_function_at_any_batch(exported, runtime):
-    module, signature, path = exported
-    names = [output.name for output in signature.outputs]
-    if runtime == "onnxruntime":
-        session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-        infer = lambda image: session.run(names, {"image": image})  # noqa: E731
-    else:
-        compiled = openvino.Core().compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-        infer = lambda image: [compiled(image)[name] for name in names]  # noqa: E731
-    for batch in (1, 2, 5):
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    return export(NAME, tmp_path_factory.mktemp("panoptic"))
+
+
+@pytest.fixture(scope="module")
+def detector(tmp_path_factory):
+    return export(BOXES, tmp_path_factory.mktemp("detection"))
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(("family", "graph"), [("DETR, detection", "detector"), ("DETR, panoptic", "exported")])
+def test_the_graph_is_the_same_function_at_any_batch(family, graph, engine, request, parity):
+    module, signature, path = request.getfixturevalue(graph)
+    for batch in BATCHES:
         image = np.random.default_rng(batch).normal(size=(batch, 3, *signature.image_size)).astype(np.float32)
-        with torch.no_grad():
-            expected = [output.numpy() for output in module(torch.from_numpy(image))]
-        found = infer(image)
-        for output, mine, theirs in zip(signature.outputs, found, expected, strict=True):
-            assert mine.shape == theirs.shape == output.with_batch(batch).shape
-            assert relative_difference(mine, theirs) <= 1e-4
+        with torch.no_grad(), engine_runner(engine, path, batch) as runner:
+            found, wanted = runner.infer({"image": image}), module(torch.from_numpy(image))
+        assert [tuple(output.shape) for output in wanted] == [o.with_batch(batch).shape for o in signature.outputs]
+        parity(family, engine, [found[output.name] for output in signature.outputs], wanted, top1=True)
 
 
 def test_the_graph_has_no_control_flow_and_computes_no_sizes(exported):

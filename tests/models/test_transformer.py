@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.parity import STEPS
 from vitdeploy.errors import CheckpointError, UnknownModelError
 from vitdeploy.models.checkpoint import load_state
 from vitdeploy.models.family import Hints
@@ -140,7 +141,7 @@ def relative(ours, theirs):
 
 
 @pytest.mark.parametrize("name", TORCH)
-def test_logits_equal_those_of_pytorchs_transformer(name):
+def test_logits_equal_those_of_pytorchs_transformer(name, parity):
     config = TORCH[name]
     theirs = tutorial(config)
     found = recognise(theirs.state_dict(), hints(config))
@@ -148,11 +149,11 @@ def test_logits_equal_those_of_pytorchs_transformer(name):
     load_state(ours, found.state, "the tutorial's")
     source, target = batch(config)
     with torch.no_grad():
-        assert relative(ours(source, target), theirs(source, target)) <= 1e-10
+        parity("Transformer", "torch.nn.Transformer", ours(source, target), theirs(source, target), keys=found.style)
 
 
 @pytest.mark.parametrize("config", [SHARED, SEPARATE, *TORCH.values()], ids=["shared", "separate", *TORCH])
-def test_decoding_step_by_step_gives_the_logits_of_the_whole_target(config):
+def test_decoding_step_by_step_gives_the_logits_of_the_whole_target(config, parity):
     model = seeded(config)
     source, target = batch(config)
     with torch.no_grad():
@@ -162,7 +163,7 @@ def test_decoding_step_by_step_gives_the_logits_of_the_whole_target(config):
         past = [(empty, empty)] * config.decoder_depth
         for position in range(target.shape[1]):
             logits, past = model.step(target[:, position : position + 1], mask, cross, past)
-            assert relative(logits, whole[:, position]) <= 1e-10
+            parity("Transformer", STEPS, whole[:, position], logits)
     assert {tensor.shape for pair in past for tensor in pair} == {(3, 4, 6, 4)}
 
 
