@@ -1,4 +1,6 @@
-"""The gate for ONNX files of unknown origin: what passes can be read, rewritten and run without surprises.
+"""The gate for ONNX files: what passes can be read, rewritten and run without surprises.
+
+A file is of unknown origin, whatever it says of itself: metadata that name vitdeploy can be copied.
 
 Everything that costs memory or time is bounded before it happens: the size of the file, then its frame (`wire`), then
 what its tensors declare (`stored`), and only then is it parsed into a graph. Declared shapes of inner tensors are
@@ -27,12 +29,13 @@ MAX_NAME = 1024
 OPSETS = range(11, 24)
 IR_VERSIONS = range(4, onnx.IR_VERSION + 1)
 IMAGE_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.UINT8)
+TOKEN_TYPES = (ir.DataType.INT32, ir.DataType.INT64)
 # Initializers above this size are no concern of the ONNX checker, which would copy them.
 CHECKED_ELEMENTS = 1024
 
 
 def admit(path: Path) -> ir.Model:
-    """Read an ONNX file made by others. Weights beside it stay on disk, memory-mapped.
+    """Read an ONNX file of whatever origin. Weights beside it stay on disk, memory-mapped.
 
     Raises:
         MissingFileError: no such file, or a file of weights that is not there.
@@ -177,7 +180,7 @@ def _check_header(proto: onnx.ModelProto) -> None:
 
 def _check_inputs(proto: onnx.ModelProto) -> None:
     weights = {tensor.name for tensor in proto.graph.initializer}
-    images = 0
+    readable = 0
     for value in proto.graph.input:
         if value.name in weights:
             continue
@@ -189,13 +192,14 @@ def _check_inputs(proto: onnx.ModelProto) -> None:
             raise UnsafeGraphError(
                 f"the input {name} declares an absurd shape", found=shown(" x ".join(map(str, sizes)))
             )
-        images += len(tensor.shape.dim) == 4 and tensor.elem_type in IMAGE_TYPES
-    if not images:
+        rank = len(tensor.shape.dim)
+        readable += (rank == 4 and tensor.elem_type in IMAGE_TYPES) or (rank == 2 and tensor.elem_type in TOKEN_TYPES)
+    if not readable:
         raise GraphError(
-            "the graph has no input that could be an image",
+            "the graph has no input that could be an image or tokens",
             found=", ".join(shown(value.name) for value in proto.graph.input if value.name not in weights)
             or "no input",
-            wanted="float32, float16 or uint8 with 4 axes",
+            wanted="float32, float16 or uint8 with 4 axes, or int64 [batch, tokens]",
         )
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from vitdeploy.export.parity import compare_graphs
 from vitdeploy.graph.admit import admit
-from vitdeploy.graph.io import load_graph, save_graph
+from vitdeploy.graph.io import save_graph
 from vitdeploy.graph.normalise import normalise
 from vitdeploy.graph.optimize import OptimizeOptions
 from vitdeploy.graph.optimize import optimize as rewrite
 from vitdeploy.pipeline.progress import Progress, silent
-from vitdeploy.pipeline.stages.files import copy_labels, is_ours, write_json
+from vitdeploy.pipeline.stages.files import copy_labels, write_json
 
 
 def optimize(
@@ -24,12 +24,13 @@ def optimize(
     The files may be of any exporter.
 
     Raises:
+        UnsafeGraphError, GraphError, MissingFileError: a file is refused, as `admit` says.
         ExportError: a rewritten graph is not the same function.
     """
     facts: dict[str, Any] = {"rewrites": {}, "difference": {}, "nodes": {}}
     for done, (name, file) in enumerate(graphs.items()):
         progress("optimize", done, len(graphs))
-        model = load_graph(file) if is_ours(file) else admit(file)
+        model = admit(file)
         before = len(model.graph)
         counts = {**normalise(model).passes, **rewrite(model, options)}
         save_graph(model, out / file.name)
