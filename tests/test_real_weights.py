@@ -1,4 +1,4 @@
-"""A published checkpoint on photographs: the export gives the answers of the PyTorch model, one for one.
+"""A published checkpoint on photographs: both engines give the answers of the PyTorch model, one for one.
 
 The data is not part of the repository: see `needs_data` for where it is looked for.
 """
@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.parity import ENGINES, PHOTOGRAPHS, engine_runner
 from vitdeploy.data.folder import split
 from vitdeploy.models.reference import TorchRunner
 from vitdeploy.models.source import Source, load_original
 from vitdeploy.pipeline.origin import find_origin
 from vitdeploy.pipeline.stages.export import ExportConfig, export
-from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import load_image
 from vitdeploy.verify.agreement import compare
 from vitdeploy.verify.collect import collect
@@ -23,10 +23,10 @@ ROOT = Path(__file__).parent.parent
 DATA = Path(os.environ.get("VITDEPLOY_TEST_DATA", ROOT.parent / "shared" / "data"))
 MODEL = "vit_tiny_patch16_224"
 CHECKPOINT = DATA / "weights" / f"{MODEL}_imagenet1k.safetensors"
-PHOTOGRAPHS = DATA / "imagenet-sample"
+IMAGES = DATA / "imagenet-sample"
 
 pytestmark = pytest.mark.skipif(
-    not (CHECKPOINT.is_file() and PHOTOGRAPHS.is_dir()),
+    not (CHECKPOINT.is_file() and IMAGES.is_dir()),
     reason=f"set VITDEPLOY_TEST_DATA to a folder with weights/{CHECKPOINT.name} and imagenet-sample/<class>/*.jpg",
 )
 
@@ -38,21 +38,26 @@ def original():
 
 @pytest.fixture(scope="module")
 def parts():
-    return split(PHOTOGRAPHS, "folders", calibration=1, evaluation=64, seed=0)
+    return split(IMAGES, "folders", calibration=1, evaluation=64, seed=0)
 
 
 @pytest.fixture(scope="module")
-def comparison(tmp_path_factory, original, parts):
-    """The exported graph on ONNX Runtime against the PyTorch model, on 64 photographs."""
+def answers(tmp_path_factory, original, parts):
+    """Logits of 64 photographs by the PyTorch model ("original"), and by the exported graph on each engine."""
     out = tmp_path_factory.mktemp("vit_tiny")
     origin = find_origin(Source(MODEL, CHECKPOINT))
     export(origin, ExportConfig("vit-tiny", opset=20, batch=None, in_graph=True), out)
     images = [load_image(sample.path, origin.images) for sample in parts.evaluation]
-    ours, theirs = (
-        collect(runner, images, origin.images).stacked("logits")
-        for runner in (OnnxRuntimeRunner(out / "model.onnx", name="graph"), TorchRunner(original))
-    )
-    return ours, theirs, np.array([sample.label for sample in parts.evaluation])
+    runners = {engine: engine_runner(engine, out / "model.onnx", batch=8) for engine in ENGINES}
+    return {
+        name: collect(runner, images, origin.images).stacked("logits")
+        for name, runner in {"original": TorchRunner(original), **runners}.items()
+    }
+
+
+@pytest.fixture(scope="module")
+def labels(parts):
+    return np.array([sample.label for sample in parts.evaluation])
 
 
 def test_the_checkpoint_is_what_its_name_says(original):
@@ -67,23 +72,19 @@ def test_the_file_alone_says_the_same(original):
     assert alone.module.state_dict().keys() == original.module.state_dict().keys()
 
 
-def test_the_graph_gives_the_answer_of_the_original_for_every_photograph(comparison):
-    ours, theirs, _ = comparison
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_graph_gives_the_logits_of_the_original_for_every_photograph(answers, labels, engine, parity):
+    ours, theirs = answers[engine], answers["original"]
     assert ours.shape == (64, 1000)
     np.testing.assert_array_equal(ours.argmax(axis=1), theirs.argmax(axis=1))
-
-
-def test_the_logits_are_those_of_the_original(comparison):
-    ours, theirs, labels = comparison
     found = compare(ours, theirs, labels)
     assert (found.agreement, found.drop) == (100.0, 0.0)
-    assert found.max_difference <= 1e-4
+    parity("ViT", engine, ours, theirs, form=PHOTOGRAPHS, top1=True)
 
 
-def test_the_photographs_are_recognised(comparison):
+def test_the_photographs_are_recognised(answers, labels):
     """Mixed-up weights or labels would still agree with themselves, but recognise nothing.
 
     A coarse check on 64 photographs, not an accuracy: of all photographs about 82 % are recognised.
     """
-    _, theirs, labels = comparison
-    assert (theirs.argmax(axis=1) == labels).mean() >= 0.6
+    assert (answers["original"].argmax(axis=1) == labels).mean() >= 0.6

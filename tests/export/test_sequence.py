@@ -9,6 +9,7 @@ import pytest
 import torch
 from onnx import numpy_helper
 
+from tests.parity import BATCHES, ENGINES, engine_runner
 from vitdeploy.errors import ExportError
 from vitdeploy.export.sequence import SequenceParity, check_sequence_parity, export_decoder_step, export_sequence
 from vitdeploy.graph.io import load_graph, save_graph
@@ -173,6 +174,23 @@ def test_the_graphs_are_the_model_at_every_batch_and_length(exported, model):
     assert {row.steps for row in rows} == {20}
     assert max(row.max_relative_difference for row in rows) <= 1e-5
     assert isinstance(rows[0], SequenceParity)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_decoding_through_both_graphs_gives_the_logits_of_the_whole_target(exported, model, engine, parity):
+    generator = np.random.default_rng(0)
+    words = np.delete(np.arange(CONFIG.source_vocabulary), CONFIG.pad)
+    for batch in BATCHES:
+        source = generator.choice(words, (batch, 19))
+        source[np.arange(19) >= generator.integers(1, 20, (batch, 1))] = CONFIG.pad
+        runners = [engine_runner(engine, exported / f"{key}.onnx", batch) for key in ("encoder", "decoder_step")]
+        # No token ends a target: every run has all its steps.
+        with SequenceDecoder(*runners, CONFIG.start, end=-1, pad=CONFIG.pad, max_length=CONFIG.max_length) as decoder:
+            tokens, logits = decoder.decode_with_logits(source, CONFIG.max_length)
+        target = np.pad(tokens[:, :-1], ((0, 0), (1, 0)), constant_values=CONFIG.start)
+        with torch.no_grad():
+            wanted = model(torch.from_numpy(source), torch.from_numpy(target))
+        parity("Transformer", engine, logits, wanted, top1=True)
 
 
 @pytest.mark.parametrize(
