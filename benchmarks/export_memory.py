@@ -1,6 +1,6 @@
 """Peak memory of exporting a model, in units of its weights; the goal is at most 2.5. One process a model.
 
-python benchmarks/export_memory.py [NAME ...]                        (default: vit_large_patch16_224)
+python benchmarks/export_memory.py [NAME ...]                        (default: vit_huge_patch14_224)
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-DEFAULT = ("vit_large_patch16_224",)
+DEFAULT = ("vit_huge_patch14_224",)
 CHILD = "--child"
 
 

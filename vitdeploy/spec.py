@@ -205,6 +205,7 @@ class Manifest:
     """`manifest.json` of a bundle, format 1. Data only: no field can name code.
 
     `preprocess` is None where the input is no image; `postprocess` is there for detection and panoptic segmentation.
+    `sizes` are further image sizes of the same model, as "384x384" (height, width): `sizes/384x384` is a whole bundle.
     """
 
     format: int
@@ -218,6 +219,7 @@ class Manifest:
     files: tuple[FileEntry, ...]
     provenance: dict[str, Any] = field(default_factory=dict)
     postprocess: PostprocessSpec | None = None
+    sizes: tuple[str, ...] = ()
 
 
 def encode(value: Any) -> Any:

@@ -453,3 +453,12 @@ def test_an_engine_may_have_parts(bundle):
 def test_the_rules_of_engines_hold_for_their_parts(bundle, change, message):
     rewrite(bundle, lambda m: in_two_parts(m, **change))
     assert message in refused(bundle).message
+
+
+@pytest.mark.parametrize(
+    ("size", "message"),
+    [("../x", "names no image size"), ("0x32", "names no image size"), ("32x40", "uses files that it does not list")],
+)
+def test_a_further_image_size_is_a_size_and_a_bundle_that_is_listed(bundle, size, message):
+    rewrite(bundle, lambda m: m.update(sizes=[size]))
+    assert message in refused(bundle).message

@@ -67,15 +67,18 @@ import json, os
 from pathlib import Path
 from vitdeploy.pipeline.assemble import write_run
 from vitdeploy.pipeline.job import prepare
+from vitdeploy.pipeline.outcome import conclude
 from vitdeploy.pipeline.plan import make_plan
 from vitdeploy.pipeline.recipe import load_recipe
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.pipeline.progress import silent
 from vitdeploy.store.store import Store
 os.chdir(home)
-job = prepare(load_recipe(Path("recipe.yaml")), skip_bad=False, progress=silent)
+recipe = load_recipe(Path("recipe.yaml"))
+(job,) = prepare(recipe, skip_bad=False, progress=silent)
 artifacts = run_plan(make_plan(job), Store(Path("calm-store")), resume=True, progress=silent)
-write_run(job, artifacts, json.loads(Path("out/bundle/report.json").read_text())["bench"], Path("calm"))
+bench = json.loads(Path("out/bundle/report.json").read_text())["bench"]
+write_run([conclude(job, artifacts, bench)], recipe, Path("calm"))
 """
 
 

@@ -320,6 +320,28 @@ def test_a_model_is_a_path_beside_the_recipe_where_it_is_a_graph_or_a_folder_tha
         assert load(LEAST.replace("{model: m}", f'{{model: "{model}"}}')).source.model == found
 
 
+def test_several_image_sizes_are_as_many_recipes(load):
+    recipe = load(LEAST.replace("{model: m}", "{model: m, image_sizes: [224, [192, 256]]}"))
+    assert [each.to_source().image_size for each in recipe.at_sizes()] == [(224, 224), (192, 256)]
+    assert all(validate(each.model_dump(mode="json"), "") == each for each in recipe.at_sizes())
+    one = load(LEAST)
+    assert one.at_sizes() == (one,)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ("image_size: 32, image_sizes: [32, 64]", "$.source: has both image_size and image_sizes"),
+        ("image_sizes: [32, [32, 32]]", "$.source: image_sizes names a size twice"),
+        ("image_sizes: []", "$.source.image_sizes: "),
+        ("image_sizes: [32, 0]", "$.source.image_sizes[1]: "),
+    ],
+)
+def test_image_sizes_that_make_no_sense_are_refused(problems, sizes, message):
+    found = problems(LEAST.replace("{model: m}", f"{{model: m, {sizes}}}"))
+    assert found[0].startswith(message)
+
+
 def test_a_source_that_names_nothing_is_refused(problems):
     [problem] = problems(LEAST.replace("{model: m}", "{heads: 3}"))
     assert problem.startswith("$.source: names neither a model nor a checkpoint")

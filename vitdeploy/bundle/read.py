@@ -6,6 +6,7 @@ Rules of the format, each with its error:
 - every engine has a file, inputs and outputs, a batch of at least 1, and no runtime option but vitdeploy's own; so has
   every part of one, and its files are among the engine's.
 - every path is relative, of segments in `[A-Za-z0-9._-]`, none of them `.` or `..`, at most 240 characters.
+- every one of `sizes` is "HEIGHTxWIDTH", and names a bundle of its own in `sizes/`.
 - every file that a graph, engine, golden set or the labels name stands in `files`.
 - a listed file is a regular file inside the folder, reached through no link, of the recorded size and SHA-256.
 """
@@ -32,10 +33,12 @@ from vitdeploy.spec import (
 
 MANIFEST_FILE = "manifest.json"
 MAX_MANIFEST_BYTES = 8 * 1024 * 1024
+SIZES_FOLDER = "sizes"
 MAX_FILES = 10_000
 MAX_SIDE = 8192
 # A runtime has options that name files to read or folders to write; a bundle must not set those.
 ENGINE_OPTIONS = {"INFERENCE_PRECISION_HINT"}
+_SIZE = re.compile(r"[1-9][0-9]{0,4}x[1-9][0-9]{0,4}")
 _SEGMENT = re.compile(r"[A-Za-z0-9._-]+")
 
 
@@ -115,6 +118,9 @@ def _check_values(path: Path, manifest: Manifest) -> None:
         raise ManifestError(f"{path} has an unknown format", found=str(manifest.format), wanted=str(MANIFEST_FORMAT))
     for engine in manifest.engines:
         _check_engine(path, engine)
+    for size in manifest.sizes:
+        if not _SIZE.fullmatch(size):
+            raise ManifestError(f"{path} names no image size", found=_printable(repr(size)), wanted="such as 384x384")
 
 
 def _check_preprocess(path: Path, spec: PreprocessSpec) -> None:
@@ -169,6 +175,7 @@ def _check_paths(path: Path, manifest: Manifest) -> None:
     named += [name for engine in manifest.engines for name in _engine_files(engine)]
     named += [manifest.golden.inputs, manifest.golden.outputs] if manifest.golden else []
     named += [manifest.labels] if manifest.labels else []
+    named += [f"{SIZES_FOLDER}/{size}/{MANIFEST_FILE}" for size in manifest.sizes]
     missing = sorted(set(named) - set(listed))
     if missing:
         raise ManifestError(f"{path} uses files that it does not list", found=_printable(", ".join(missing[:5])))

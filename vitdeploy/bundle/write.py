@@ -53,13 +53,15 @@ def write_bundle(
     golden: Golden | None = None,
     documents: Mapping[str, str] | None = None,
     provenance: Mapping[str, Any] | None = None,
+    sizes: Sequence[str] = (),
 ) -> Manifest:
-    """Fill the empty folder `out` with a bundle and return its manifest, read back and verified.
+    """Fill the folder `out` with a bundle and return its manifest, read back and verified.
 
     Args:
         graphs: the float ONNX graphs by name, one called "model" for most tasks.
         engines: each with the folder that holds its files; the recommended one first.
         documents: further text files by name, such as report.html.
+        sizes: further image sizes, whose bundles lie in `sizes/` of `out` already; nothing else does.
     """
     for graph, _ in graphs.values():
         for path in with_weights(graph):
@@ -80,6 +82,7 @@ def write_bundle(
         golden=_write_golden(out, golden) if golden else None,
         files=_entries(out),
         provenance=dict(provenance or {}),
+        sizes=tuple(sizes),
     )
     text = json.dumps(encode(manifest), indent=1, sort_keys=False, allow_nan=False)
     (out / MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")

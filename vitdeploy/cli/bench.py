@@ -12,7 +12,7 @@ from vitdeploy.cli.sources import source_options, to_source
 
 @click.command("bench")
 @click.argument("artifacts", nargs=-1, required=True)
-@source_options
+@source_options()
 @click.option("--target", help="Which engine of a bundle, or what a graph is compiled for.")
 @click.option("--batch", default="1,8", show_default=True, help="Batch of the single stream, batch of offline.")
 @click.option(

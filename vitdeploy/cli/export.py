@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from vitdeploy.cli.console import Console, human_bytes, output_options
 from vitdeploy.cli.sources import source_options, to_source
 
+if TYPE_CHECKING:
+    from vitdeploy.models.source import Source
+    from vitdeploy.pipeline.origin import Origin, Overrides
+    from vitdeploy.pipeline.stages.export import ExportConfig
+
 
 @click.command("export")
 @click.argument("source", nargs=-1)
-@source_options
+@source_options(several_sizes=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for model.onnx.")
 @click.option("--labels", type=click.Path(path_type=Path), help="Class names, one a line.")
 @click.option("--opset", type=click.Choice(["18", "19", "20"]), help="Default: 20, or the recipe's.")
@@ -47,48 +52,76 @@ def command(
         raise click.UsageError("Missing option '-o' / '--output'.")
     if batch is not None and batch != "dynamic" and not (batch.isdecimal() and int(batch) > 0):
         raise click.BadParameter("wanted a number above 0, or dynamic", param_hint="--batch")
-    from vitdeploy.pipeline.origin import Overrides, find_origin
-    from vitdeploy.pipeline.stages.export import ExportConfig, export
+    from vitdeploy.bundle.read import SIZES_FOLDER
+    from vitdeploy.pipeline.origin import find_origin
+    from vitdeploy.pipeline.stages.export import export
     from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
     from vitdeploy.store.publish import replacing
 
-    name = source[0] if source else None
-    overrides = Overrides(labels=labels)
+    changes = {"opset": int(opset) if opset else None, "batch": batch, "in_graph": False if no_preprocess else None}
+    found: list[tuple[Origin, str, dict[str, Any]]] = []
+    with console, replacing(output, OUTPUT_NAMES) as work:
+        for described, overrides, config in _wanted(source[0] if source else None, options, labels, changes):
+            origin = find_origin(described, overrides)
+            size = f"{origin.image_size[0]}x{origin.image_size[1]}"
+            for note in origin.notes:
+                console.note(note)
+            folder = work / SIZES_FOLDER / size if found else work
+            folder.mkdir(parents=True, exist_ok=True)
+            found.append((origin, size, export(origin, config, folder, console.progress)))
+    lines = [line for origin, _, facts in found for line in _lines(origin, facts)]
+    lines += [f"image size {size}: {output / SIZES_FOLDER / size}" for _, size, _ in found[1:]]
+    sizes = {size: facts for _, size, facts in found}
+    document = {**found[0][2], "path": str(output), "largest_difference": max(map(_worst, sizes.values()))}
+    if len(found) > 1:
+        document["sizes"] = sizes
+    console.finish(document, lines, output, f"vitdeploy optimize {output} -o DIR")
+
+
+def _wanted(
+    name: str | None, options: dict[str, Any], labels: Path | None, changes: dict[str, Any]
+) -> list[tuple[Source, Overrides, ExportConfig]]:
+    """What to export and how, one a size."""
+    from vitdeploy.pipeline.origin import Overrides
+    from vitdeploy.pipeline.stages.export import ExportConfig
+
+    sizes = dict.fromkeys(options.pop("image_size"))
+    batch = changes.pop("batch")
+    changed = {key: value for key, value in changes.items() if value is not None}
+    if batch is not None:
+        changed["batch"] = None if batch == "dynamic" else int(batch)
     if name is not None and name.endswith((".yaml", ".yml")):
         from vitdeploy.pipeline.recipe import load_recipe
 
         recipe = load_recipe(Path(name))
-        given = to_source(None, options)
-        changed = {f.name: getattr(given, f.name) for f in dataclasses.fields(given) if getattr(given, f.name)}
-        described = dataclasses.replace(recipe.to_source(), **changed)
-        overrides, config = recipe.to_overrides(), recipe.to_export()
-        overrides = dataclasses.replace(overrides, labels=labels or overrides.labels)
-    else:
-        described = to_source(name, options)
-        config = ExportConfig(_graph_name(described.name), 20, None, True)
-    config = dataclasses.replace(
-        config,
-        opset=int(opset) if opset else config.opset,
-        batch=config.batch if batch is None else None if batch == "dynamic" else int(batch),
-        in_graph=config.in_graph and not no_preprocess,
-    )
-    with console, replacing(output, OUTPUT_NAMES) as work:
-        origin = find_origin(described, overrides)
-        for note in origin.notes:
-            console.note(note)
-        facts = export(origin, config, work, console.progress)
-    worst = max(row["max_relative_difference"] for row in facts["parity"])
+        given = to_source(None, {**options, "image_size": None})
+        said = {f.name: getattr(given, f.name) for f in dataclasses.fields(given) if getattr(given, f.name)}
+        wanted = []
+        for each in tuple(map(recipe.at_size, sizes)) or recipe.at_sizes():
+            overrides = each.to_overrides()
+            overrides = dataclasses.replace(overrides, labels=labels or overrides.labels)
+            config = dataclasses.replace(each.to_export(), **changed)
+            wanted.append((dataclasses.replace(each.to_source(), **said), overrides, config))
+        return wanted
+    sources = [to_source(name, {**options, "image_size": size}) for size in sizes or (None,)]
+    config = dataclasses.replace(ExportConfig(_graph_name(sources[0].name), 20, None, True), **changed)
+    return [(source, Overrides(labels=labels), config) for source in sources]
+
+
+def _worst(facts: dict[str, Any]) -> float:
+    return float(max(row["max_relative_difference"] for row in facts["parity"]))
+
+
+def _lines(origin: Origin, facts: dict[str, Any]) -> list[str]:
     batches = ", ".join(str(row["batch"]) for row in facts["parity"])
     model = facts["model"]
     classes = f"{model['classes']} classes, " if model["classes"] else ""
-    lines = [
+    return [
         f"{model['source']}: {model['task']}, {model['parameters']:,} parameters, {classes}opset {facts['opset']}, "
         f"IR {facts['ir_version']}",
         *_input_lines(origin),
-        f"largest difference from the original (max|a-b| / max|b|) at batch {batches}: {worst:.1e}",
+        f"largest difference from the original (max|a-b| / max|b|) at batch {batches}: {_worst(facts):.1e}",
     ]
-    document = {**facts, "path": str(output), "largest_difference": worst}
-    console.finish(document, lines, output, f"vitdeploy optimize {output} -o DIR")
 
 
 def _graph_name(name: str) -> str:

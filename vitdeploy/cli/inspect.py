@@ -24,7 +24,7 @@ def command(console: Console, path: Path) -> None:
 
 
 def _bundle(path: Path) -> tuple[dict[str, Any], list[str]]:
-    from vitdeploy.bundle.read import read_bundle, verify_files
+    from vitdeploy.bundle.read import SIZES_FOLDER, read_bundle, verify_files
     from vitdeploy.spec import encode
 
     manifest = read_bundle(path)
@@ -45,6 +45,7 @@ def _bundle(path: Path) -> tuple[dict[str, Any], list[str]]:
         lines.append(
             f"engine {engine.artifact}: {engine.provider}, batch {engine.batch}, {human_bytes(size)}, kernels {kernels}"
         )
+    lines += [f"image size {size}: {path / SIZES_FOLDER / size}" for size in manifest.sizes]
     return encode(manifest), lines
 
 

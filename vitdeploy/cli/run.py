@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from vitdeploy.cli.console import Console, human_bytes, interval, output_options
+
+if TYPE_CHECKING:
+    from vitdeploy.pipeline.job import Job
 
 
 @click.command("run")
@@ -36,6 +40,7 @@ def command(
     from vitdeploy.errors import GateError
     from vitdeploy.pipeline.assemble import bench_job, write_run
     from vitdeploy.pipeline.job import prepare
+    from vitdeploy.pipeline.outcome import conclude
     from vitdeploy.pipeline.plan import make_plan
     from vitdeploy.pipeline.recipe import load_recipe
     from vitdeploy.pipeline.run import default_store, preview, run_plan
@@ -46,41 +51,58 @@ def command(
     out = output or Path("out") / loaded.name
     check_replaceable(out, OUTPUT_NAMES)
     store = default_store()
+    outcomes = []
     with console:
-        job = prepare(loaded, skip_bad=skip_bad, progress=console.progress)
-        for note in job.origin.notes:
+        jobs = prepare(loaded, skip_bad=skip_bad, progress=console.progress)
+        several = len(jobs) > 1
+        for note in dict.fromkeys(note for job in jobs for note in job.origin.notes):
             console.note(note)
-        plan = make_plan(job)
         if dry_run:
-            rows = preview(plan, store)
+            rows = [(_at(job, name, several), there) for job in jobs for name, there in preview(make_plan(job), store)]
             lines = [f"{'reuse' if there else 'make ':<5}  {name}" for name, there in rows]
             lines += ["make   bench", f"make   bundle {out}"]
             document = {"plan": [{"step": name, "reuse": there} for name, there in rows], "output": str(out)}
             console.finish(document, lines, None)
             return
-        artifacts = run_plan(
-            plan,
-            store,
-            resume=resume,
-            progress=console.progress,
-            finished=lambda step, reused: console.detail(f"{'reused' if reused else 'made'} {step.name}"),
-        )
-        bench = bench_job(job, artifacts, console.progress)
-        verdict, report = write_run(job, artifacts, bench, out)
-    example = "TOKENS.npz" if job.origin.preprocess is None else "IMAGE"
-    console.finish(
-        report,
-        [*_table(report), "", verdict.sentence, *verdict.remarks],
-        out,
-        f"open {out / 'report.html'}, or: vitdeploy predict {out} {example}",
-    )
-    if verdict.gate.status in ("fail", "undecided"):
+        for job in jobs:
+            progress = functools.partial(_progress, console, job, several)
+            artifacts = run_plan(
+                make_plan(job),
+                store,
+                resume=resume,
+                progress=progress,
+                finished=lambda step, reused, job=job: console.detail(  # type: ignore[misc]
+                    f"{'reused' if reused else 'made'} {_at(job, step.name, several)}"
+                ),
+            )
+            outcomes.append(conclude(job, artifacts, bench_job(job, artifacts, progress)))
+        report = write_run(outcomes, loaded, out)
+    lines = []
+    for outcome in outcomes:
+        lines += [f"{outcome.job.size}:"] if several else []
+        lines += [*_table(outcome.report), "", outcome.verdict.sentence, *outcome.verdict.remarks]
+        lines += [""] if several else []
+    example = "TOKENS.npz" if jobs[0].origin.preprocess is None else "IMAGE"
+    console.finish(report, lines, out, f"open {out / 'report.html'}, or: vitdeploy predict {out} {example}")
+    unmet = [outcome for outcome in outcomes if outcome.verdict.gate.status in ("fail", "undecided")]
+    if unmet:
+        failed = any(outcome.verdict.gate.status == "fail" for outcome in unmet)
+        reasons = [_at(each.job, reason, several) for each in unmet for reason in each.verdict.gate.reasons]
         raise GateError(
-            f"the budget is {'not met' if verdict.gate.status == 'fail' else 'not provably met'}",
-            found="; ".join(verdict.gate.reasons),
+            f"the budget is {'not met' if failed else 'not provably met'}",
+            found="; ".join(reasons),
             wanted=f"budget {loaded.to_budget()}",
             fix="the bundle is written all the same; raise the budget, or evaluate on more images",
         )
+
+
+def _at(job: Job, text: str, several: bool) -> str:
+    """The text, with the job's image size where there are several."""
+    return f"{job.size}: {text}" if several else text
+
+
+def _progress(console: Console, job: Job, several: bool, text: str, done: int, total: int) -> None:
+    console.progress(_at(job, text, several), done, total)
 
 
 def _table(report: dict[str, Any]) -> list[str]:

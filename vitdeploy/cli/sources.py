@@ -29,24 +29,34 @@ class ImageSize(click.ParamType):  # type: ignore[type-arg]  # generic from clic
         return int(sides[0]), int(sides[-1])
 
 
-def source_options(function: F) -> F:
-    """--checkpoint, --image-size, --heads, --text-features, --model."""
+def source_options(*, several_sizes: bool = False) -> Callable[[F], F]:
+    """--checkpoint, --image-size (once, or as often as needed), --heads, --text-features, --model."""
+    size = "Other than the checkpoint's: 384, or 256x320 (HxW)."
     options = (
         click.option(
             "--checkpoint",
             type=click.Path(path_type=Path),
             help="Weights: .safetensors, .pt/.pth with plain weights, or JAX's .npz.",
         ),
-        click.option("--image-size", type=ImageSize(), help="Other than the checkpoint's: 384, or 256x320 (HxW)."),
+        click.option(
+            "--image-size",
+            type=ImageSize(),
+            multiple=several_sizes,
+            help=f"{size} Each one given makes a graph of its own." if several_sizes else size,
+        ),
         click.option("--heads", type=click.IntRange(min=1), help="Attention heads, where no config file says it."),
         click.option(
             "--text-features", type=click.Path(path_type=Path), help="Zero-shot: .npy, float32 [classes, width]."
         ),
         click.option("--model", "function", metavar="PACKAGE.MODULE:FUNCTION", help="Your own torch.nn.Module."),
     )
-    for option in reversed(options):
-        function = option(function)
-    return function
+
+    def add(function: F) -> F:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return add
 
 
 def to_source(model: str | None, options: dict[str, Any]) -> Source:

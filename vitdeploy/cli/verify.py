@@ -14,7 +14,7 @@ from vitdeploy.cli.sources import source_options, to_source
 @click.command("verify")
 @click.argument("artifact")
 @click.option("--against", required=True, help="The original: a built-in model, a bundle, a folder or an .onnx file.")
-@source_options
+@source_options()
 @click.option("--data", required=True, type=click.Path(path_type=Path), help="Images, best with labels; or an .npz.")
 @click.option(
     "--labels",

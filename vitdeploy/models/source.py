@@ -230,7 +230,7 @@ def _built(
     own = family.describe(config).image_size
     if source.image_size is not None and source.image_size != own:
         config, state = family.resize(config, state, source.image_size)
-        preprocess = _scaled(preprocess, own, source.image_size) if preprocess else None
+        preprocess = scaled(preprocess, own, source.image_size) if preprocess else None
         notes = (*notes, f"resized from {own[0]}x{own[1]} to {source.image_size[0]}x{source.image_size[1]} pixels")
         module = None
     elif source.image_size is not None:
@@ -246,7 +246,7 @@ def _built(
     return Original(source.name, family.name, module.eval(), signature, preprocess, notes=tuple(dict.fromkeys(notes)))
 
 
-def _scaled(spec: PreprocessSpec, own: tuple[int, int], wanted: tuple[int, int]) -> PreprocessSpec:
+def scaled(spec: PreprocessSpec, own: tuple[int, int], wanted: tuple[int, int]) -> PreprocessSpec:
     """The preprocessing for another size: the same share of the resized image is cropped."""
     resize, fit = spec.resize, spec.fit
     if isinstance(resize, int):

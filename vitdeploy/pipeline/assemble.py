@@ -1,38 +1,30 @@
-"""The last step of a run: measured results and stored artifacts become the report and the bundle."""
+"""The last step of a run: what was found and made becomes the bundle."""
 
 from __future__ import annotations
 
-import datetime
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from vitdeploy.bench.contest import Protocol
+from vitdeploy.bundle.read import SIZES_FOLDER
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.graph.io import graph_spec, load_graph
-from vitdeploy.pipeline.job import Job, tool_versions
+from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.measure import engine_contestant, measure, original_contestant
 from vitdeploy.pipeline.origin import ORIGINAL
-from vitdeploy.pipeline.plan import CALIBRATE, EXPORT, OPTIMIZE, REFERENCE, Candidate, candidates
+from vitdeploy.pipeline.outcome import Outcome, verified
+from vitdeploy.pipeline.plan import CALIBRATE, OPTIMIZE, candidates
 from vitdeploy.pipeline.progress import Progress
+from vitdeploy.pipeline.recipe import Recipe
 from vitdeploy.pipeline.stages.compile import read_engine
-from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, graphs_in, read_json
-from vitdeploy.pipeline.stages.verify import read_answers
+from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, graphs_in
 from vitdeploy.pipeline.tasks.golden import golden_of
-from vitdeploy.pipeline.verdict import Verdict, decide, engine_gate
 from vitdeploy.report.html import render_html
-from vitdeploy.runtime.host import describe_host
-from vitdeploy.spec import GraphSpec, encode
+from vitdeploy.spec import GraphSpec
 from vitdeploy.store.publish import replacing
-from vitdeploy.store.store import Artifact, list_files
-from vitdeploy.verify.comparison import Comparison
-from vitdeploy.verify.gate import Gate, accuracy_gate
-
-EXAMPLES = 12
-TOOLS = ("torch", "onnx", "onnxscript", "onnxruntime", "openvino", "numpy", "pillow")
+from vitdeploy.store.store import Artifact
 
 
 def bench_job(job: Job, artifacts: Mapping[str, Artifact], progress: Progress) -> dict[str, Any]:
@@ -49,184 +41,76 @@ def bench_job(job: Job, artifacts: Mapping[str, Artifact], progress: Progress) -
     return measure(contestants, protocol, pairs, progress)
 
 
-def write_run(
-    job: Job, artifacts: Mapping[str, Artifact], bench: dict[str, Any], out: Path
-) -> tuple[Verdict, dict[str, Any]]:
-    """Publish the bundle at `out`; returns the verdict and report.json's content.
+def write_run(outcomes: Sequence[Outcome], recipe: Recipe, out: Path) -> dict[str, Any]:
+    """Publish the bundle at `out`: of the first outcome, with those of further image sizes inside, each a bundle too.
+
+    Returns the content of the outer report.json.
 
     Raises:
         OutputError: `out` holds something that is not a bundle.
     """
-    contenders = candidates(job)
-    gates = _gates(job, artifacts, bench)
-    verified = {c.artifact: _verified(artifacts, c) for c in contenders}
-    verdict = decide(contenders, gates, verified, bench["results"], bench["ratios"])
-    examples, images = _examples(job, artifacts)
-    report = _report(job, artifacts, bench, gates, verdict, examples)
-    shipped = sorted((c for c in contenders if c.shipped), key=lambda c: _p50(bench, c.artifact))
+    first, *others = outcomes
+    names = [outcome.job.size for outcome in others]
+    report = dict(first.report)
+    report["provenance"] = {**report["provenance"], "recipe": recipe.model_dump(mode="json")}
+    if others:
+        paths = ["", *(f"{SIZES_FOLDER}/{name}/" for name in names)]
+        report["sizes"] = [_size_row(each, path) for each, path in zip(outcomes, paths, strict=True)]
     with replacing(out, OUTPUT_NAMES) as work:
-        write_bundle(
-            work,
-            name=job.recipe.name,
-            task=job.origin.task,
-            graphs=_graphs(artifacts[OPTIMIZE].path),
-            preprocess=job.origin.preprocess,
-            postprocess=job.origin.postprocess,
-            engines=[(read_engine(f), f) for f in (artifacts[c.step("compile")].path for c in shipped)],
-            labels=job.labels,
-            golden=golden_of(job, {c.target: _verified(artifacts, c)["max_difference"] for c in shipped}),
-            documents={
-                "report.json": json.dumps(report, indent=1, allow_nan=False) + "\n",
-                "report.html": render_html(report, images),
-                **_calibration(artifacts),
-            },
-            provenance=report["provenance"],
-        )
-    return verdict, report
+        for outcome, name in zip(others, names, strict=True):
+            inner = work / SIZES_FOLDER / name
+            inner.mkdir(parents=True)
+            _write(outcome, outcome.report, (), inner)
+        _write(first, report, names, work)
+    return report
+
+
+def _write(outcome: Outcome, report: dict[str, Any], sizes: Sequence[str], work: Path) -> None:
+    job, artifacts = outcome.job, outcome.artifacts
+    write_bundle(
+        work,
+        name=job.recipe.name,
+        task=job.origin.task,
+        graphs=_graphs(artifacts[OPTIMIZE].path),
+        preprocess=job.origin.preprocess,
+        postprocess=job.origin.postprocess,
+        engines=[(read_engine(f), f) for f in (artifacts[c.step("compile")].path for c in outcome.shipped)],
+        labels=job.labels,
+        golden=golden_of(job, {c.target: verified(artifacts, c)["max_difference"] for c in outcome.shipped}),
+        documents={
+            "report.json": json.dumps(report, indent=1, allow_nan=False) + "\n",
+            "report.html": render_html(report, outcome.images),
+            **_calibration(artifacts),
+        },
+        provenance=report["provenance"],
+        sizes=sizes,
+    )
+
+
+def _size_row(outcome: Outcome, path: str) -> dict[str, Any]:
+    """One image size in the outer report: what to ship there, and the recommended artifact in numbers."""
+    report, name = outcome.report, outcome.verdict.recommended
+    row = next(row for row in report["bench"]["results"] if row["artifact"] == name)
+    engine = next((engine["verify"] for engine in report["engines"] if engine["artifact"] == name), None)
+    value = engine["value"] if engine else report["engines"][0]["verify"]["reference_value"]
+    return {
+        "size": outcome.job.size,
+        "path": path,
+        "sentence": outcome.verdict.sentence,
+        "gate": outcome.verdict.gate.status,
+        "recommended": name,
+        "value": value,
+        "agreement": engine["agreement"] if engine else None,
+        "latency_ms": row["latency_ms"],
+        "throughput": row["throughput"],
+    }
 
 
 def _graphs(folder: Path) -> dict[str, tuple[Path, GraphSpec]]:
     return {name: (file, graph_spec(load_graph(file), file.name)) for name, file in graphs_in(folder).items()}
 
 
-def _gates(job: Job, artifacts: Mapping[str, Artifact], bench: dict[str, Any]) -> dict[str, Gate]:
-    budget = job.recipe.to_budget()
-    rows = {row["artifact"]: row for row in bench["results"]}
-    gates = {}
-    for candidate in candidates(job):
-        accuracy = accuracy_gate(Comparison.of(_verified(artifacts, candidate)), budget)
-        size, row = _size(artifacts, candidate), rows[candidate.artifact]
-        gates[candidate.artifact] = engine_gate(accuracy, budget, size, row)
-    return gates
-
-
-def _verified(artifacts: Mapping[str, Artifact], candidate: Candidate) -> dict[str, Any]:
-    return dict(read_json(artifacts[candidate.step("verify")].path / "verify.json"))
-
-
-def _size(artifacts: Mapping[str, Artifact], candidate: Candidate) -> int:
-    """Bytes of what the runtime loads."""
-    folder = artifacts[candidate.step("compile")].path
-    return sum((folder / file).stat().st_size for file in read_engine(folder).files)
-
-
-def _p50(bench: dict[str, Any], artifact: str) -> float:
-    return next(float(row["latency_ms"]["p50"]) for row in bench["results"] if row["artifact"] == artifact)
-
-
 def _calibration(artifacts: Mapping[str, Artifact]) -> dict[str, str]:
     if CALIBRATE not in artifacts:
         return {}
     return {"calibration.json": (artifacts[CALIBRATE].path / "ranges.json").read_text(encoding="utf-8")}
-
-
-def _checkpoint(job: Job) -> str | None:
-    """The name of the file or files that the weights came from."""
-    return next((name for name in job.origin.digests if not name.endswith((".json", ".npy"))), None)
-
-
-def _report(
-    job: Job,
-    artifacts: Mapping[str, Artifact],
-    bench: dict[str, Any],
-    gates: Mapping[str, Gate],
-    verdict: Verdict,
-    examples: list[dict[str, Any]],
-) -> dict[str, Any]:
-    exported = read_json(artifacts[EXPORT].path / "export.json")
-    digests, checkpoint = job.origin.digests, _checkpoint(job)
-    data = job.recipe.data
-    return {
-        "format": 1,
-        "name": job.recipe.name,
-        "task": job.origin.task,
-        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "verdict": {
-            "sentence": verdict.sentence,
-            "remarks": list(verdict.remarks),
-            "recommended": verdict.recommended,
-            "gate": verdict.gate.status,
-            "reasons": [f"{name}: {reason}" for name, gate in gates.items() for reason in gate.reasons],
-        },
-        "model": {**exported["model"], "checkpoint": checkpoint, "checkpoint_sha256": digests.get(checkpoint or "")},
-        "export": {key: exported[key] for key in ("opset", "ir_version", "bytes", "parity", "tolerance")},
-        "optimize": read_json(artifacts[OPTIMIZE].path / "optimize.json"),
-        "calibration": {"images": len(job.data.calibration), "digest": job.data.calibration_digest}
-        if CALIBRATE in artifacts
-        else None,
-        "data": {
-            "path": data.path,
-            "labels": data.labels,
-            "noun": job.kit.noun,
-            "evaluation_images": len(job.data.evaluation),
-            "calibration_images": len(job.data.calibration),
-            "skipped": len(job.data.skipped),
-            **job.data.facts,
-        },
-        "engines": [_engine(artifacts, candidate, gates[candidate.artifact]) for candidate in candidates(job)],
-        "bench": bench,
-        "examples": examples,
-        "environment": {**describe_host(), **tool_versions(TOOLS)},
-        "provenance": {
-            "recipe": job.recipe.model_dump(mode="json"),
-            "source": {"model": job.recipe.source.model, "revision": job.origin.revision, "sha256": dict(digests)},
-            "data": {"calibration": job.data.calibration_digest, "evaluation": job.data.evaluation_digest},
-            "tools": tool_versions(TOOLS),
-            "files": [encode(entry) for entry in _provenance_files(artifacts)],
-        },
-    }
-
-
-def _provenance_files(artifacts: Mapping[str, Artifact]) -> list[Any]:
-    """The exported graph and every placement, by digest; the manifest lists the bundle's own files."""
-    found = []
-    for name, artifact in artifacts.items():
-        if name == EXPORT or name.startswith("compile"):
-            found += [
-                type(entry)(f"{name.replace(' ', '/')}/{entry.path}", entry.bytes, entry.sha256)
-                for entry in list_files(artifact.path)
-                if entry.path.endswith((".onnx", ".xml", ".bin"))
-            ]
-    return found
-
-
-def _engine(artifacts: Mapping[str, Artifact], candidate: Candidate, gate: Gate) -> dict[str, Any]:
-    engine = read_engine(artifacts[candidate.step("compile")].path)
-    return {
-        "artifact": candidate.artifact,
-        "target": candidate.target,
-        "precision": engine.precision,
-        "provider": engine.provider,
-        "shipped": candidate.shipped,
-        "bytes": _size(artifacts, candidate),
-        "kernels": engine.kernels,
-        "verify": _verified(artifacts, candidate),
-        "gate": {"status": gate.status, "reasons": list(gate.reasons)},
-    }
-
-
-def _examples(job: Job, artifacts: Mapping[str, Artifact]) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
-    """Samples where an engine differs from the original first, then evenly spread ones; with every answer."""
-    reference = read_answers(artifacts[REFERENCE].path)
-    answers = {c.artifact: read_answers(artifacts[c.step("verify")].path) for c in candidates(job)}
-    differs = np.zeros(len(reference), bool)
-    for found in answers.values():
-        differs |= job.kit.differs(found, reference)
-    chosen = [int(i) for i in np.flatnonzero(differs)[: EXAMPLES // 2]]
-    spread = np.linspace(0, len(reference) - 1, EXAMPLES).round().astype(int)
-    chosen += [int(i) for i in spread if int(i) not in chosen]
-    labels = job.labels or None
-    examples, images = [], {}
-    for i in list(dict.fromkeys(chosen))[:EXAMPLES]:
-        name, picture = f"{i}.png", job.kit.picture(job.data, i)
-        if picture is not None:
-            images[name] = picture
-        examples.append(
-            {
-                "image": name if picture is not None else None,
-                "label": job.kit.truth_of(job.data, i, labels),
-                "reference": job.kit.show(reference, i, labels),
-                "engines": {artifact: job.kit.show(found, i, labels) for artifact, found in answers.items()},
-            }
-        )
-    return examples, images

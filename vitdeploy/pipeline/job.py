@@ -32,9 +32,15 @@ class Job:
         """The class names that answers are shown with: the model's own, or those of the data."""
         return self.origin.labels or self.data.classes
 
+    @property
+    def size(self) -> str:
+        """The image size as people and folders name it: "height x width"."""
+        height, width = self.origin.image_size
+        return f"{height}x{width}"
 
-def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress) -> Job:
-    """Resolve a recipe.
+
+def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress) -> tuple[Job, ...]:
+    """Resolve a recipe: a job for each of its image sizes, all on the same samples.
 
     Raises:
         MissingFileError, UnknownModelError, CheckpointError, DataError, ImageError: an input is missing or unusable.
@@ -43,19 +49,22 @@ def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress) -> Job:
     for target in recipe.targets:
         check_precision(target, recipe.precision)
         require_runtime(target)
-    progress("read the model", 0, 1)
-    origin = find_origin(recipe.to_source(), recipe.to_overrides())
-    progress("read the model", 1, 1)
-    if origin.task == "sequence" and recipe.precision == "int8":
+    recipes = recipe.at_sizes()
+    origins = []
+    for i, each in enumerate(recipes):
+        progress("read the model", i, len(recipes))
+        origins.append(find_origin(each.to_source(), each.to_overrides()))
+    progress("read the model", len(recipes), len(recipes))
+    if origins[0].task == "sequence" and recipe.precision == "int8":
         raise CapabilityError(
             "an encoder-decoder is not quantized by this version",
             found="precision: int8",
             wanted="precision: fp32",
             fix="set precision to fp32",
         )
-    kit = make_kit(setting_of(origin))
-    data = kit.load(recipe.to_choice(), skip_bad=skip_bad, progress=progress)
-    return Job(recipe, origin, kit, data)
+    kits = [make_kit(setting_of(origin)) for origin in origins]
+    data = kits[0].load(recipe.to_choice(), skip_bad=skip_bad, progress=progress)
+    return tuple(Job(each, origin, kit, data) for each, origin, kit in zip(recipes, origins, kits, strict=True))
 
 
 def setting_of(origin: Origin) -> Setting:

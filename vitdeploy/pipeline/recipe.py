@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from vitdeploy.errors import MissingFileError, RecipeError
 from vitdeploy.graph.optimize import OptimizeOptions
-from vitdeploy.models.source import Source
+from vitdeploy.models.source import Source, scaled
 from vitdeploy.pipeline.origin import Overrides
 from vitdeploy.pipeline.stages.export import ExportConfig
 from vitdeploy.pipeline.tasks.kit import DataChoice
@@ -44,16 +44,23 @@ class Section(BaseModel):
 Side = Positive | Annotated[tuple[Positive, Positive], Field(strict=False)]
 
 
+def _both(side: int | tuple[int, int]) -> tuple[int, int]:
+    """(height, width); one side is that of a square."""
+    return (side, side) if isinstance(side, int) else side
+
+
 class SourceSection(Section):
     """Where the model comes from; see `models.source` for what `model` may name.
 
-    `image_size`: other than the checkpoint's; one side or [height, width]. `heads`: for a bare state dict that cannot
-    say it. `labels`: a file with one class name a line. `text_features`: see `models.zero_shot`.
+    `image_size`: other than the checkpoint's; one side or [height, width]. `image_sizes`: several of them, each with
+    graphs and engines of its own in one bundle. `heads`: for a bare state dict that cannot say it. `labels`: a file
+    with one class name a line. `text_features`: see `models.zero_shot`.
     """
 
     model: str | None = None
     checkpoint: str | None = None
     image_size: Side | None = None
+    image_sizes: Annotated[tuple[Side, ...], Field(min_length=1, strict=False)] | None = None
     heads: Positive | None = None
     labels: str | None = None
     text_features: str | None = None
@@ -62,6 +69,15 @@ class SourceSection(Section):
     def _named(self) -> SourceSection:
         if self.model is None and self.checkpoint is None:
             raise ValueError("names neither a model nor a checkpoint")
+        return self
+
+    @model_validator(mode="after")
+    def _sizes(self) -> SourceSection:
+        if self.image_size is not None and self.image_sizes is not None:
+            raise ValueError("has both image_size and image_sizes")
+        sizes = [_both(size) for size in self.image_sizes or ()]
+        if len(set(sizes)) != len(sizes):
+            raise ValueError("image_sizes names a size twice")
         return self
 
 
@@ -85,8 +101,9 @@ class PreprocessSection(Section):
         return self
 
     def to_spec(self) -> PreprocessSpec:
-        crop = (self.crop, self.crop) if isinstance(self.crop, int) else self.crop
-        return PreprocessSpec(self.resize, crop, self.interpolation, self.mean, self.std, self.fit, self.crop_rounding)
+        return PreprocessSpec(
+            self.resize, _both(self.crop), self.interpolation, self.mean, self.std, self.fit, self.crop_rounding
+        )
 
 
 class PostprocessSection(Section):
@@ -207,6 +224,22 @@ class Recipe(Section):
             raise ValueError(f"export.batch is fixed to {fixed}, so bench.batch must be [{fixed}]")
         return self
 
+    def at_sizes(self) -> tuple[Recipe, ...]:
+        """A recipe for each of `source.image_sizes`, in their order; this one alone where there are none."""
+        return tuple(self.at_size(_both(size)) for size in self.source.image_sizes or ()) or (self,)
+
+    def at_size(self, size: tuple[int, int]) -> Recipe:
+        """The recipe for one image size. A `preprocess` that is given holds for its own crop; for another size the same
+        share of the image is cropped."""
+        source = self.source.model_copy(update={"image_size": size, "image_sizes": None})
+        changed: dict[str, Any] = {"source": source}
+        if self.preprocess is not None:
+            spec = self.preprocess.to_spec()
+            spec = scaled(spec, spec.crop, size) if spec.crop != size else spec
+            new = {"resize": spec.resize, "crop": spec.crop, "fit": spec.fit}
+            changed["preprocess"] = self.preprocess.model_copy(update=new)
+        return self.model_copy(update=changed)
+
     @property
     def engine_batch(self) -> int:
         """The batch that engines are compiled at: the fixed one, or that of the single stream."""
@@ -217,11 +250,10 @@ class Recipe(Section):
 
     def to_source(self) -> Source:
         source = self.source
-        size = (source.image_size, source.image_size) if isinstance(source.image_size, int) else source.image_size
         return Source(
             model=source.model,
             checkpoint=Path(source.checkpoint) if source.checkpoint else None,
-            image_size=size,
+            image_size=_both(source.image_size) if source.image_size is not None else None,
             heads=source.heads,
             text_features=Path(source.text_features) if source.text_features else None,
         )

@@ -18,7 +18,7 @@ SEQUENCE_PARTS = ("encoder", "decoder_step")
 OUTPUT_NAMES = (
     *(MODEL_FILE, "encoder.onnx", "decoder_step.onnx", "model.onnx.data", LABELS_FILE),
     *("export.json", "optimize.json", "placement.json", "calibration.json", "manifest.json"),
-    *("engines", "golden", "report.html", "report.json"),
+    *("engines", "golden", "sizes", "report.html", "report.json"),
 )
 
 

@@ -1,0 +1,187 @@
+"""What a run found: stored artifacts and measured times become gates, a verdict and the content of report.json."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vitdeploy.pipeline.job import Job, tool_versions
+from vitdeploy.pipeline.plan import CALIBRATE, EXPORT, OPTIMIZE, REFERENCE, Candidate, candidates
+from vitdeploy.pipeline.stages.compile import read_engine
+from vitdeploy.pipeline.stages.files import read_json
+from vitdeploy.pipeline.stages.verify import read_answers
+from vitdeploy.pipeline.verdict import Verdict, decide, engine_gate
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.spec import encode
+from vitdeploy.store.store import Artifact, list_files
+from vitdeploy.verify.comparison import Comparison
+from vitdeploy.verify.gate import Gate, accuracy_gate
+
+EXAMPLES = 12
+TOOLS = ("torch", "onnx", "onnxscript", "onnxruntime", "openvino", "numpy", "pillow")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One job's end. `shipped` are the engines that were asked for, the fastest first; `images` the PNG files that the
+    examples of the report name."""
+
+    job: Job
+    artifacts: Mapping[str, Artifact]
+    verdict: Verdict
+    report: dict[str, Any]
+    images: Mapping[str, bytes]
+    shipped: tuple[Candidate, ...]
+
+
+def conclude(job: Job, artifacts: Mapping[str, Artifact], bench: dict[str, Any]) -> Outcome:
+    """Judge every engine of a job by its budget, and recommend one."""
+    contenders = candidates(job)
+    gates = _gates(job, artifacts, bench)
+    found = {c.artifact: verified(artifacts, c) for c in contenders}
+    verdict = decide(contenders, gates, found, bench["results"], bench["ratios"])
+    examples, images = _examples(job, artifacts)
+    report = _report(job, artifacts, bench, gates, verdict, examples)
+    shipped = sorted((c for c in contenders if c.shipped), key=lambda c: _p50(bench, c.artifact))
+    return Outcome(job, artifacts, verdict, report, images, tuple(shipped))
+
+
+def _gates(job: Job, artifacts: Mapping[str, Artifact], bench: dict[str, Any]) -> dict[str, Gate]:
+    budget = job.recipe.to_budget()
+    rows = {row["artifact"]: row for row in bench["results"]}
+    gates = {}
+    for candidate in candidates(job):
+        accuracy = accuracy_gate(Comparison.of(verified(artifacts, candidate)), budget)
+        size, row = _size(artifacts, candidate), rows[candidate.artifact]
+        gates[candidate.artifact] = engine_gate(accuracy, budget, size, row)
+    return gates
+
+
+def verified(artifacts: Mapping[str, Artifact], candidate: Candidate) -> dict[str, Any]:
+    return dict(read_json(artifacts[candidate.step("verify")].path / "verify.json"))
+
+
+def _size(artifacts: Mapping[str, Artifact], candidate: Candidate) -> int:
+    """Bytes of what the runtime loads."""
+    folder = artifacts[candidate.step("compile")].path
+    return sum((folder / file).stat().st_size for file in read_engine(folder).files)
+
+
+def _p50(bench: dict[str, Any], artifact: str) -> float:
+    return next(float(row["latency_ms"]["p50"]) for row in bench["results"] if row["artifact"] == artifact)
+
+
+def _checkpoint(job: Job) -> str | None:
+    """The name of the file or files that the weights came from."""
+    return next((name for name in job.origin.digests if not name.endswith((".json", ".npy"))), None)
+
+
+def _report(
+    job: Job,
+    artifacts: Mapping[str, Artifact],
+    bench: dict[str, Any],
+    gates: Mapping[str, Gate],
+    verdict: Verdict,
+    examples: list[dict[str, Any]],
+) -> dict[str, Any]:
+    exported = read_json(artifacts[EXPORT].path / "export.json")
+    digests, checkpoint = job.origin.digests, _checkpoint(job)
+    data = job.recipe.data
+    return {
+        "format": 1,
+        "name": job.recipe.name,
+        "task": job.origin.task,
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "verdict": {
+            "sentence": verdict.sentence,
+            "remarks": list(verdict.remarks),
+            "recommended": verdict.recommended,
+            "gate": verdict.gate.status,
+            "reasons": [f"{name}: {reason}" for name, gate in gates.items() for reason in gate.reasons],
+        },
+        "model": {**exported["model"], "checkpoint": checkpoint, "checkpoint_sha256": digests.get(checkpoint or "")},
+        "export": {key: exported[key] for key in ("opset", "ir_version", "bytes", "parity", "tolerance")},
+        "optimize": read_json(artifacts[OPTIMIZE].path / "optimize.json"),
+        "calibration": {"images": len(job.data.calibration), "digest": job.data.calibration_digest}
+        if CALIBRATE in artifacts
+        else None,
+        "data": {
+            "path": data.path,
+            "labels": data.labels,
+            "noun": job.kit.noun,
+            "evaluation_images": len(job.data.evaluation),
+            "calibration_images": len(job.data.calibration),
+            "skipped": len(job.data.skipped),
+            **job.data.facts,
+        },
+        "engines": [_engine(artifacts, candidate, gates[candidate.artifact]) for candidate in candidates(job)],
+        "bench": bench,
+        "examples": examples,
+        "environment": {**describe_host(), **tool_versions(TOOLS)},
+        "provenance": {
+            "recipe": job.recipe.model_dump(mode="json"),
+            "source": {"model": job.recipe.source.model, "revision": job.origin.revision, "sha256": dict(digests)},
+            "data": {"calibration": job.data.calibration_digest, "evaluation": job.data.evaluation_digest},
+            "tools": tool_versions(TOOLS),
+            "files": [encode(entry) for entry in _provenance_files(artifacts)],
+        },
+    }
+
+
+def _provenance_files(artifacts: Mapping[str, Artifact]) -> list[Any]:
+    """The exported graph and every placement, by digest; the manifest lists the bundle's own files."""
+    found = []
+    for name, artifact in artifacts.items():
+        if name == EXPORT or name.startswith("compile"):
+            found += [
+                type(entry)(f"{name.replace(' ', '/')}/{entry.path}", entry.bytes, entry.sha256)
+                for entry in list_files(artifact.path)
+                if entry.path.endswith((".onnx", ".xml", ".bin"))
+            ]
+    return found
+
+
+def _engine(artifacts: Mapping[str, Artifact], candidate: Candidate, gate: Gate) -> dict[str, Any]:
+    engine = read_engine(artifacts[candidate.step("compile")].path)
+    return {
+        "artifact": candidate.artifact,
+        "target": candidate.target,
+        "precision": engine.precision,
+        "provider": engine.provider,
+        "shipped": candidate.shipped,
+        "bytes": _size(artifacts, candidate),
+        "kernels": engine.kernels,
+        "verify": verified(artifacts, candidate),
+        "gate": {"status": gate.status, "reasons": list(gate.reasons)},
+    }
+
+
+def _examples(job: Job, artifacts: Mapping[str, Artifact]) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
+    """Samples where an engine differs from the original first, then evenly spread ones; with every answer."""
+    reference = read_answers(artifacts[REFERENCE].path)
+    answers = {c.artifact: read_answers(artifacts[c.step("verify")].path) for c in candidates(job)}
+    differs = np.zeros(len(reference), bool)
+    for found in answers.values():
+        differs |= job.kit.differs(found, reference)
+    chosen = [int(i) for i in np.flatnonzero(differs)[: EXAMPLES // 2]]
+    spread = np.linspace(0, len(reference) - 1, EXAMPLES).round().astype(int)
+    chosen += [int(i) for i in spread if int(i) not in chosen]
+    labels = job.labels or None
+    examples, images = [], {}
+    for i in list(dict.fromkeys(chosen))[:EXAMPLES]:
+        name, picture = f"{i}.png", job.kit.picture(job.data, i)
+        if picture is not None:
+            images[name] = picture
+        examples.append(
+            {
+                "image": name if picture is not None else None,
+                "label": job.kit.truth_of(job.data, i, labels),
+                "reference": job.kit.show(reference, i, labels),
+                "engines": {artifact: job.kit.show(found, i, labels) for artifact, found in answers.items()},
+            }
+        )
+    return examples, images
