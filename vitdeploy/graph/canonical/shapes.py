@@ -14,6 +14,7 @@ from vitdeploy.graph.canonical.free_sizes import SizeChain
 from vitdeploy.graph.canonical.infer import ARITHMETIC, Inference
 from vitdeploy.graph.canonical.operators import Dims
 from vitdeploy.graph.canonical.sizes import Unknown
+from vitdeploy.graph.canonical.strided import viewed
 
 INT64 = ir.DataType.INT64
 
@@ -45,15 +46,25 @@ def _known_numbers(model: ir.Model, known: Inference) -> int:
 
 
 def _reshape(model: ir.Model, known: Inference, node: ir.Node) -> int:
-    target = _view_shape(known.dims_of(node.inputs[0]), known.dims_of(node.outputs[0]))
-    if target is None:
+    return _view(model, known, node, node.inputs[0], known.dims_of(node.outputs[0]))
+
+
+def _gather(model: ir.Model, known: Inference, node: ir.Node) -> int:
+    """A Gather of every element from where it is already is a view."""
+    found = viewed(known, node) if node.outputs[0] not in known.contents else None
+    return _view(model, known, node, *found) if found is not None else 0
+
+
+def _view(model: ir.Model, known: Inference, node: ir.Node, data: ir.Value | None, wanted: Dims | None) -> int:
+    target = _view_shape(known.dims_of(data), wanted)
+    if wanted is None or target is None:
         return 0
     current = array_of(node.inputs[1]) if node.op_type == "Reshape" else None
     if current is not None and current.tolist() == target:
         return 0
     shape = add_constant(model, np.array(target, np.int64), f"{node.name}.shape")
-    new = ir.node("Reshape", [node.inputs[0], shape], name=node.name)
-    known.dims[new.outputs[0]] = known.dims[node.outputs[0]]
+    new = ir.node("Reshape", [data, shape], name=node.name)
+    known.dims[new.outputs[0]] = wanted
     replace(model, node, [new])
     return 1
 
@@ -98,7 +109,13 @@ def _constant_of_shape(model: ir.Model, known: Inference, node: ir.Node) -> int:
     return 1
 
 
-_RULES = {"Reshape": _reshape, "Flatten": _reshape, "Tile": _tile, "ConstantOfShape": _constant_of_shape}
+_RULES = {
+    "Reshape": _reshape,
+    "Flatten": _reshape,
+    "Gather": _gather,
+    "Tile": _tile,
+    "ConstantOfShape": _constant_of_shape,
+}
 
 
 def _free_sizes(model: ir.Model, known: Inference, chain: SizeChain) -> int:
