@@ -75,15 +75,20 @@ def test_resized_tables_are_timms_to_the_bit(old, new, prefix, seed):
 
 
 @pytest.mark.parametrize(
-    ("model", "classes", "antialias"),
+    ("model", "classes", "method", "another"),
     [
-        ("vit", ("ViTConfig", "ViTEmbeddings"), False),
-        ("dinov2", ("Dinov2Config", "Dinov2Embeddings"), False),
-        ("dinov2_with_registers", ("Dinov2WithRegistersConfig", "Dinov2WithRegistersEmbeddings"), True),
+        ("vit", ("ViTConfig", "ViTEmbeddings"), "plain", "antialias"),
+        ("dinov2", ("Dinov2Config", "Dinov2Embeddings"), "plain", "antialias"),
+        (
+            "dinov2_with_registers",
+            ("Dinov2WithRegistersConfig", "Dinov2WithRegistersEmbeddings"),
+            "antialias",
+            "plain",
+        ),
     ],
 )
 @pytest.mark.parametrize("size", [(24, 64), (48, 16)])
-def test_resized_tables_are_those_of_transformers(model, classes, antialias, size):
+def test_resized_tables_are_those_of_transformers(model, classes, method, another, size):
     reference("transformers")
     from importlib import import_module
 
@@ -94,8 +99,16 @@ def test_resized_tables_are_those_of_transformers(model, classes, antialias, siz
     theirs.position_embeddings = torch.nn.Parameter(table)
     grid = (size[0] // 8, size[1] // 8)
     wanted = theirs.interpolate_pos_encoding(torch.zeros(1, 1 + grid[0] * grid[1], 16), *size)
-    assert torch.equal(resize_positions(table, (4, 4), grid, 1, antialias=antialias), wanted)
-    assert not torch.equal(resize_positions(table, (4, 4), grid, 1, antialias=not antialias), wanted)
+    assert torch.equal(resize_positions(table, (4, 4), grid, 1, method), wanted)
+    assert not torch.equal(resize_positions(table, (4, 4), grid, 1, another), wanted)
+
+
+@pytest.mark.parametrize("side", [1, 3, 7])
+def test_resized_tables_are_those_of_torchvision(side):
+    resizing = reference("torchvision.models").vision_transformer.interpolate_embeddings
+    table = torch.randn(1, 1 + 16, 16, generator=torch.Generator().manual_seed(0))
+    wanted = resizing(8 * side, 8, {"encoder.pos_embedding": table})["encoder.pos_embedding"]
+    assert torch.equal(resize_positions(table, (4, 4), (side, side), 1, "align_corners"), wanted)
 
 
 def test_half_precision_tables_are_resized_in_float32_and_stay_half():

@@ -1,5 +1,6 @@
 """The catalog's rows for ViTs: names, signatures, default preprocessing, other image sizes."""
 
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -226,13 +227,13 @@ def test_a_resized_formula_is_a_table_of_values():
     assert (same, untouched) == (config, state)
 
 
-def test_the_config_says_whether_the_table_is_antialiased():
+def test_the_config_says_how_the_table_is_resized():
     state = VisionTransformer(SMALL).state_dict()
     tables = [
-        FAMILY.resize(replace(SMALL, antialias_positions=antialias), state, (16, 16))[1]["pos_embed"]
-        for antialias in (True, False)
+        FAMILY.resize(replace(SMALL, position_resampling=method), state, (16, 16))[1]["pos_embed"]
+        for method in ("antialias", "plain", "align_corners")
     ]
-    assert not torch.allclose(*tables, atol=1e-4)
+    assert not any(torch.allclose(a, b, atol=1e-4) for a, b in itertools.combinations(tables, 2))
 
 
 def test_a_size_that_the_patch_does_not_divide_is_answered_with_those_that_it_does():

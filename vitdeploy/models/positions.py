@@ -6,11 +6,14 @@ a position, then one for each patch, row by row.
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 Grid = tuple[int, int]  # (rows, columns) of patches
+Resampling: TypeAlias = Literal["antialias", "plain", "align_corners"]
 
 
 def sinusoidal(tokens: int, width: int) -> Tensor:
@@ -58,11 +61,13 @@ def _angles(positions: Tensor, width: int) -> Tensor:
     return positions[:, None] * frequencies
 
 
-def resize_positions(table: Tensor, old: Grid, new: Grid, prefix: int, *, antialias: bool = True) -> Tensor:
+def resize_positions(table: Tensor, old: Grid, new: Grid, prefix: int, method: Resampling = "antialias") -> Tensor:
     """The table for another grid: bicubic, in float32, rows of prefix tokens unchanged.
 
-    With antialiasing as timm does (`resample_abs_pos_embed`), without as transformers does (`interpolate_pos_encoding`;
-    of its ViTs only DINOv2 with registers has it), so that a model at another size is the one that its library runs.
+    Each library has its own method, so that a model at another size is the one that its library runs: timm antialiases
+    (`resample_abs_pos_embed`); transformers does not (`interpolate_pos_encoding`, "plain"; of its ViTs only DINOv2 with
+    registers antialiases); torchvision lays the outermost patches of both grids on each other
+    (`interpolate_embeddings`, "align_corners").
 
     Args:
         table: [1, prefix + old rows * old columns, width], returned as it is when the grid stays the same.
@@ -71,6 +76,8 @@ def resize_positions(table: Tensor, old: Grid, new: Grid, prefix: int, *, antial
         return table
     width = table.shape[-1]
     image = table[:, prefix:].float().reshape(1, *old, width).permute(0, 3, 1, 2)
-    resized = F.interpolate(image, size=new, mode="bicubic", antialias=antialias)
+    resized = F.interpolate(
+        image, size=new, mode="bicubic", align_corners=method == "align_corners", antialias=method == "antialias"
+    )
     patches = resized.permute(0, 2, 3, 1).reshape(1, new[0] * new[1], width).to(table.dtype)
     return torch.cat([table[:, :prefix], patches], dim=1)

@@ -33,7 +33,7 @@ from vitdeploy.models.layers import (
     SelfAttention,
     feed_forward,
 )
-from vitdeploy.models.positions import Grid, sincos_2d, sinusoidal
+from vitdeploy.models.positions import Grid, Resampling, sincos_2d, sinusoidal
 
 Positions: TypeAlias = Literal["learned", "sinusoidal", "sincos_2d", "none"]
 Pooling: TypeAlias = Literal["class", "average", "attention", "class_average"]
@@ -51,7 +51,7 @@ class ViTConfig:
     drop_remainder: allows an image size that the patch size does not divide; the last rows and columns are not read
         (SigLIP so400m/14 at 384).
     positions: what E_pos of equation 1 is. Whatever its origin, it is stored as the table `pos_embed`.
-    antialias_positions: how that table is resized for images of another size: see `resize_positions`.
+    position_resampling: how that table is resized for images of another size: see `resize_positions`.
     class_token, registers: the tokens before the patches, in this order.
     prefix_positions: whether E_pos has rows for these tokens too (not in DeiT-III, nor with DINOv2's registers).
     stem_norm: LayerNorm right after equation 1, and no bias in the patch embedding (CLIP).
@@ -78,7 +78,7 @@ class ViTConfig:
     layer_norm_eps: float = 1e-6
     drop_remainder: bool = False
     positions: Positions = "learned"
-    antialias_positions: bool = True
+    position_resampling: Resampling = "antialias"
     class_token: bool = True
     registers: int = 0
     prefix_positions: bool = True

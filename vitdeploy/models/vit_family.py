@@ -74,7 +74,7 @@ def resize(
     if resized.grid == config.grid or config.positions == "none":
         return resized, dict(state)
     old, new, prefix = config.grid, resized.grid, config.positioned_prefix
-    table = resize_positions(state["pos_embed"], old, new, prefix, antialias=config.antialias_positions)
+    table = resize_positions(state["pos_embed"], old, new, prefix, config.position_resampling)
     return replace(resized, positions="learned"), {**state, "pos_embed": table}
 
 

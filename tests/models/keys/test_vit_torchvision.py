@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,6 +13,7 @@ from vitdeploy.errors import CheckpointError
 from vitdeploy.models.family import Hints
 from vitdeploy.models.keys.vit_torchvision import recognise
 from vitdeploy.models.vit import ViTConfig
+from vitdeploy.models.vit_family import resize
 
 HINTS = Hints(heads=4)
 
@@ -38,8 +41,23 @@ def test_mapped_weights_compute_what_the_model_computes(representation, parity):
         num_classes=5,
         pre_logits=representation or 0,
         preset="imagenet",
+        position_resampling="align_corners",
     )
     assert (found.family, found.style, found.notes) == ("vit", "torchvision", ())
+
+
+@pytest.mark.parametrize("side", [16, 40, 64])
+def test_at_another_size_it_is_the_model_that_torchvision_resizes(side, parity):
+    resizing = reference("torchvision.models").vision_transformer.interpolate_embeddings
+    state = {key: tensor.float() for key, tensor in vit().state_dict().items()}
+    found = recognise(state, HINTS)
+    config, resized = resize(found.config, found.state, (side, side))
+    model = vit(image_size=side)
+    model.load_state_dict(resizing(side, 8, state))
+    image = torch.randn(2, 3, side, side, dtype=torch.float64)
+    ours = replace(found, config=config, state=resized)
+    with torch.no_grad():
+        parity("ViT", "torchvision", answer(loaded(ours), image)[0], model(image), keys=found.style)
 
 
 def test_released_files_have_other_names_for_the_linears_of_the_mlp():

@@ -189,7 +189,7 @@ def test_the_config_of_the_folder_says_what_the_tensors_cannot(vit):
         mlp_ratio=0.25,
         num_classes=5,
         layer_norm_eps=1e-3,
-        antialias_positions=False,  # transformers resizes the positions of its ViT so
+        position_resampling="plain",  # transformers resizes the positions of its ViT so
     )
 
 

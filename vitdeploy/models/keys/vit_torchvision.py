@@ -78,8 +78,9 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
     width, _, patch, _ = tensors["patch_embed.proj.weight"].shape
     heads = heads_for(width, hints, None, notes)
     image_size = image_size_for(tensors["pos_embed"].shape[1] - 1, patch, hints, None, notes)
-    # torchvision has these two as constants of its code.
-    config = measured(tensors, heads, image_size, layer_norm_eps=1e-6, activation="gelu", preset="imagenet")
+    # torchvision has these as constants of its code.
+    conventions = {"layer_norm_eps": 1e-6, "activation": "gelu", "position_resampling": "align_corners"}
+    config = measured(tensors, heads, image_size, **conventions, preset="imagenet")
     return recognised("torchvision", tensors, config, notes)
 
 

@@ -159,7 +159,7 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
         pooling=pooling,
         final_norm=final_norm,
         preset=_PRESETS[kind],
-        antialias_positions=kind == "dinov2_with_registers",
+        position_resampling="antialias" if kind == "dinov2_with_registers" else "plain",
     )
     return recognised("transformers", tensors, config, notes)
 
