@@ -101,7 +101,9 @@ def _report(
             "remarks": list(verdict.remarks),
             "recommended": verdict.recommended,
             "gate": verdict.gate.status,
-            "reasons": [f"{name}: {reason}" for name, gate in gates.items() for reason in gate.reasons],
+            "reasons": [
+                f"{c.artifact}: {reason}" for c in candidates(job) if c.shipped for reason in gates[c.artifact].reasons
+            ],
         },
         "model": {**exported["model"], "checkpoint": checkpoint, "checkpoint_sha256": digests.get(checkpoint or "")},
         "export": {key: exported[key] for key in ("opset", "ir_version", "bytes", "parity", "tolerance")},
