@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeVar
@@ -192,6 +192,37 @@ def check_size(path: Path, size: tuple[int, int], told: tuple[int, int], source:
             wanted=f"{told[0]}x{told[1]}",
             fix="take the images that were annotated, not resized or turned copies",
         )
+
+
+def coco_set(
+    images: Path,
+    labels: Path,
+    paths: Mapping[str, Path],
+    entries: Sequence[Mapping[str, Any]],
+    categories: tuple[Category, ...],
+    annotate: Callable[[Mapping[str, Any], tuple[int, int]], A],
+    skipped: Skipped | None,
+) -> AnnotatedSet[A]:
+    """The images below `images` that a COCO file's `entries` name. `annotate` is given an entry and the image's size.
+
+    `paths` are the images as `folder_images` finds them.
+
+    Raises:
+        DataError: it names none of them, or an image has another size than it says; and what `annotate` raises.
+        ImageError: an unreadable image and `skipped` is None.
+    """
+    listed = {paths[entry["file_name"]]: entry for entry in entries if entry["file_name"] in paths}
+    if not listed:
+        raise nothing_annotated(images, labels, f"{len(entries)} images of other names")
+    found = {}
+    for path in sorted(listed):
+        entry = listed[path]
+        size = size_or_skip(path, skipped)
+        if size is not None:
+            check_size(path, size, (entry["width"], entry["height"]), labels)
+            found[path] = annotate(entry, size)
+    samples = tuple(Sample(path, None) for path in found)
+    return AnnotatedSet(images, samples, found, categories, len(set(paths.values())) - len(listed))
 
 
 def read_json(path: Path, keys: Mapping[str, tuple[str, ...]]) -> dict[str, list[dict[str, Any]]]:

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from vitdeploy.data.annotations import (
     AnnotatedSet,
     Category,
-    check_size,
+    coco_set,
     folder_images,
     nothing_annotated,
     read_json,
@@ -162,18 +162,15 @@ def _read_coco(images: Path, labels: Path, skipped: Skipped | None) -> Detection
                 found=f"image_id {annotation['image_id']}",
             )
         rows_of_image.append(_coco_row(labels, index, annotation, known))
-    listed = {paths[e["file_name"]]: e for e in entries.values() if e["file_name"] in paths}
-    if not listed:
-        raise nothing_annotated(images, labels, f"{len(entries)} images of other names")
-    found = {}
-    for path in sorted(listed):
-        entry = listed[path]
-        size = size_or_skip(path, skipped)
-        if size is not None:
-            check_size(path, size, (entry["width"], entry["height"]), labels)
-            found[path] = _boxes(size, rows[entry["id"]])
-    samples = tuple(Sample(path, None) for path in found)
-    return AnnotatedSet(images, samples, found, categories, len(set(paths.values())) - len(listed))
+    return coco_set(
+        images,
+        labels,
+        paths,
+        list(entries.values()),
+        categories,
+        lambda entry, size: _boxes(size, rows[entry["id"]]),
+        skipped,
+    )
 
 
 def _coco_row(

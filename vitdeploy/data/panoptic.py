@@ -19,13 +19,10 @@ from vitdeploy.data.annotations import (
     AnnotatedSet,
     Category,
     check_keys,
-    check_size,
+    coco_set,
     folder_images,
-    nothing_annotated,
     read_json,
-    size_or_skip,
 )
-from vitdeploy.data.folder import Sample
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import DataError, MissingFileError
 from vitdeploy.runtime.preprocess import decode
@@ -109,18 +106,16 @@ def read_panoptic(images: Path, labels: Path, skipped: Skipped | None = None) ->
     )
     known = {category.id for category in categories}
     annotated = {annotation["image_id"]: annotation for annotation in document["annotations"]}
-    listed = {paths[e["file_name"]]: e for e in document["images"] if e["file_name"] in paths and e["id"] in annotated}
-    if not listed:
-        raise nothing_annotated(images, labels, f"{len(annotated)} images of other names")
-    found = {}
-    for path in sorted(listed):
-        entry = listed[path]
-        size = size_or_skip(path, skipped)
-        if size is not None:
-            check_size(path, size, (entry["width"], entry["height"]), labels)
-            found[path] = _annotation(labels, annotated[entry["id"]], size, known)
-    samples = tuple(Sample(path, None) for path in found)
-    return AnnotatedSet(images, samples, found, categories, len(set(paths.values())) - len(listed))
+    entries = [entry for entry in document["images"] if entry["id"] in annotated]
+    return coco_set(
+        images,
+        labels,
+        paths,
+        entries,
+        categories,
+        lambda entry, size: _annotation(labels, annotated[entry["id"]], size, known),
+        skipped,
+    )
 
 
 def _annotation(labels: Path, entry: Mapping[str, Any], size: tuple[int, int], known: set[int]) -> PanopticAnnotation:
