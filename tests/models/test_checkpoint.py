@@ -79,7 +79,7 @@ def test_a_git_lfs_pointer_is_recognised(tmp_path):
     assert caught.value.fix == "git lfs pull"
 
 
-@pytest.mark.parametrize("kept", [0, 5, 100, 0.5, 0.999])
+@pytest.mark.parametrize("kept", [9, 100, 0.5, 0.999])
 def test_a_truncated_safetensors_file_is_refused(tmp_path, state, kept):
     path = tmp_path / "weights.safetensors"
     save_file(state, path)
@@ -87,6 +87,36 @@ def test_a_truncated_safetensors_file_is_refused(tmp_path, state, kept):
     path.write_bytes(whole[: int(kept * len(whole)) if isinstance(kept, float) else kept])
     with pytest.raises(CheckpointError, match="not a whole safetensors file"):
         read_checkpoint(path)
+
+
+def test_an_empty_file_is_called_that(tmp_path):
+    (tmp_path / "weights.pt").touch()
+    with pytest.raises(CheckpointError, match=r"weights\.pt is an empty file"):
+        read_checkpoint(tmp_path / "weights.pt")
+
+
+def test_a_file_of_another_kind_is_shown_by_its_beginning(tmp_path):
+    (tmp_path / "weights.safetensors").write_text("<!DOCTYPE html><html>Not found</html>")
+    with pytest.raises(CheckpointError, match="no checkpoint that vitdeploy can read") as caught:
+        read_checkpoint(tmp_path / "weights.safetensors")
+    assert caught.value.found == "a file that begins with b'<!DOCTYPE html><html>Not'"
+    assert "web page" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("files", "fix"),
+    [
+        (["config.json", "model.safetensors"], "give it as the model: hf:{}"),
+        (["notes.txt", "epoch3.pth"], "name one of its files, such as {}/epoch3.pth"),
+        ([], "check --checkpoint"),
+    ],
+)
+def test_a_folder_is_answered_with_what_to_name(tmp_path, files, fix):
+    for name in files:
+        (tmp_path / name).touch()
+    with pytest.raises(MissingFileError) as caught:
+        read_checkpoint(tmp_path)
+    assert (caught.value.found, caught.value.fix) == ("a folder", fix.format(tmp_path))
 
 
 @pytest.mark.parametrize("start", [b"", b"PK\x03\x04", b"\x80"], ids=["bytes", "zip", "pickle"])
@@ -194,6 +224,15 @@ def test_missing_keys_are_counted_and_the_first_are_listed(state):
 def test_unexpected_keys_are_counted_and_the_first_are_listed(state):
     found = refusal({**state, **{f"extra.{i}": torch.zeros(1) for i in range(6)}})
     assert found == "6 unexpected: extra.0, extra.1, extra.2, extra.3, extra.4 and 1 more"
+
+
+def test_tensors_too_many_are_told_to_be_left_out(state):
+    with pytest.raises(CheckpointError) as caught:
+        load_state(VisionTransformer(find_or_raise(MODEL)[1]), {**state, "head_aux.weight": torch.zeros(3)}, "w")
+    assert (caught.value.found, caught.value.fix[:27]) == (
+        "1 unexpected: head_aux.weight",
+        "save the state dict without",
+    )
 
 
 def test_misshapen_tensors_are_listed_with_both_shapes(state):

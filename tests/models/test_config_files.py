@@ -15,6 +15,7 @@ from vitdeploy.models.config_files import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     PROCESSORS,
+    fixed_size,
     labels_of,
     read_json,
     timm_config,
@@ -482,3 +483,20 @@ def test_the_numbers_of_resampling_are_pillows():
 
     names = {number: Image.Resampling(number).name.lower() for number in config_files.RESAMPLE}
     assert names == config_files.RESAMPLE
+
+
+@pytest.mark.parametrize(
+    ("processor", "size"),
+    [
+        ({"size": {"height": 640, "width": 512}}, (640, 512)),
+        ({"size": {"shortest_edge": 800, "longest_edge": 1333}}, None),
+        ({"size": {"height": 256, "width": 256}, "do_center_crop": True}, None),
+        ({"size": {"height": 640}}, None),
+        ({"size": {"height": 640, "width": 1e9}}, None),
+        ({"size": 224}, None),
+        ({}, None),
+        (None, None),
+    ],
+)
+def test_the_size_to_which_all_images_are_resized(processor, size):
+    assert fixed_size(processor) == size

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.references import reference
 from vitdeploy.errors import CheckpointError, HubError, MissingFileError, MissingPackageError
-from vitdeploy.models.hub import ModelFolder, is_hub_name, locate, pinned
+from vitdeploy.models.hub import ModelFolder, _tagged, is_hub_name, locate, pinned
 
 ROOT = Path(__file__).parents[2]
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -241,3 +242,17 @@ def test_a_missing_package_is_named(monkeypatch):
         locate("hf:owner/name")
     assert caught.value.exit_code == 4
     assert "hub" in caught.value.fix
+
+
+def test_a_name_of_timm_without_tag_is_that_of_its_default_weights():
+    reference("timm")
+    assert _tagged("vit_tiny_patch16_224") == "vit_tiny_patch16_224.augreg_in21k_ft_in1k"
+    assert _tagged("vit_tiny_patch16_224.augreg_in21k") == "vit_tiny_patch16_224.augreg_in21k"
+    assert _tagged("no_such_architecture") == "no_such_architecture"
+
+
+def test_a_name_of_timm_without_tag_and_without_timm_is_told_of_tags(offline, monkeypatch):
+    monkeypatch.setitem(sys.modules, "timm.models", None)
+    with pytest.raises(HubError, match="timm/vit_tiny_patch16_224 cannot be downloaded") as caught:
+        locate("timm:vit_tiny_patch16_224")
+    assert caught.value.wanted.endswith("timm's are called NAME.TAG")

@@ -22,6 +22,8 @@ from vitdeploy.models.unwrap import unwrap
 _ZIP, _PICKLE, _LFS = b"PK\x03\x04", b"\x80", b"version https://git-lfs"
 MAX_HEADER = 100 << 20  # bytes, the safetensors library's own limit
 SHOWN = 5
+SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".ckpt")
+FORMATS = "a .safetensors file, a .pt/.pth with a state dict, or JAX's .npz"
 
 
 def read_checkpoint(path: Path, *shards: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
@@ -39,14 +41,25 @@ def read_checkpoint(path: Path, *shards: Path) -> tuple[dict[str, Tensor], tuple
     if shards:
         parts = [loaded, *map(_loaded, shards)]
         loaded = {key: value for part in parts if isinstance(part, Mapping) for key, value in part.items()}
-    return unwrap(loaded)
+    try:
+        return unwrap(loaded)
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"{path}: {error.message}", found=error.found, wanted=error.wanted, fix=error.fix
+        ) from None
 
 
 def _loaded(path: Path) -> object:
+    if path.is_dir():
+        raise MissingFileError(
+            f"no checkpoint at {path}", found="a folder", wanted="a file with weights", fix=_of_folder(path)
+        )
     if not path.is_file():
         raise MissingFileError(f"no checkpoint at {path}", fix="check --checkpoint, or source.checkpoint of the recipe")
     with path.open("rb") as file:
         start = file.read(64)
+    if not start:
+        raise CheckpointError(f"{path} is an empty file", wanted=FORMATS, fix="get it again")
     if start.startswith(_LFS):
         raise CheckpointError(f"{path} is a git-lfs pointer, not the weights", fix="git lfs pull")
     if _is_safetensors(start):
@@ -55,7 +68,19 @@ def _loaded(path: Path) -> object:
         return read_npz(path)
     if start.startswith((_ZIP, _PICKLE)):
         return _read_torch(path)
-    return _read_safetensors(path)
+    raise CheckpointError(
+        f"{path} is no checkpoint that vitdeploy can read",
+        found=f"a file that begins with {start[:24]!r}",
+        wanted=FORMATS,
+        fix="look at the file: a download may have been answered with a web page",
+    )
+
+
+def _of_folder(path: Path) -> str:
+    if (path / "config.json").is_file():
+        return f"give it as the model: hf:{path}"
+    files = sorted(entry.name for entry in path.iterdir() if entry.suffix in SUFFIXES)
+    return f"name one of its files, such as {path / files[0]}" if files else "check --checkpoint"
 
 
 def _is_safetensors(start: bytes) -> bool:
@@ -73,7 +98,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         raise CheckpointError(
             f"{path} is not a whole safetensors file",
             found=str(error)[:200],
-            wanted="a .safetensors file, or a .pt/.pth with a state dict",
+            wanted=FORMATS,
             fix="download it again",
         ) from None
 
@@ -96,7 +121,7 @@ def _read_torch(path: Path) -> object:
     except Exception as error:  # truncated archives raise RuntimeError, EOFError, zipfile errors ...
         lines = str(error).splitlines() or [type(error).__name__]
         raise CheckpointError(
-            f"{path} is not a whole PyTorch checkpoint", found=lines[0][:200], fix="download it again"
+            f"{path} is not a whole PyTorch checkpoint", found=lines[0].split(". ")[0][:200], fix="download it again"
         ) from None
     return loaded
 
@@ -135,7 +160,9 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], source: str) -> No
                 ]
             ),
             wanted=f"{len(own)} tensors named and shaped as the model's",
-            fix="choose the model that the checkpoint was made for (size, patch, image size)",
+            fix="choose the model that the checkpoint was made for (size, patch, image size)"
+            if missing or misshapen
+            else "save the state dict without the unexpected tensors, or bring the module that has them (--model)",
         )
     for key, tensor in state.items():
         bad = int((~torch.isfinite(tensor)).sum()) if tensor.is_floating_point() else 0

@@ -160,6 +160,18 @@ def transformers_processor(folder: Path) -> dict[str, Any] | None:
     return read_json(own) if own.is_file() else None
 
 
+def fixed_size(processor: Mapping[str, Any] | None) -> tuple[int, int] | None:
+    """The (height, width) to which a processor resizes all images, None where it crops or keeps their aspect.
+
+    It is the size of models whose `config.json` tells none, because they take all: detectors such as RT-DETR.
+    """
+    size = (processor or {}).get("size")
+    if not isinstance(size, Mapping) or not processor or processor.get("do_center_crop"):
+        return None
+    sides = size.get("height"), size.get("width")
+    return sides if all(type(side) is int and 0 < side <= MAX_SIDE for side in sides) else None  # type: ignore[return-value]
+
+
 def transformers_preprocess(
     config: Mapping[str, Any], channels: int, image_size: tuple[int, int]
 ) -> tuple[PreprocessSpec, tuple[str, ...]]:

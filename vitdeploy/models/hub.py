@@ -9,6 +9,7 @@ What was taken is recorded as a commit, so that a second run takes the same.
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,7 +101,26 @@ def locate(model: str) -> ModelFolder:
             wanted="hf:FOLDER with config.json and model.safetensors, or hf:OWNER/NAME of the Hugging Face hub",
             fix="check the path",
         )
-    return _download(f"timm/{repository}" if library == "timm" else repository, revision or None)
+    return _download(f"timm/{_tagged(repository)}" if library == "timm" else repository, revision or None)
+
+
+def _tagged(name: str) -> str:
+    """timm's name of an architecture with the tag of its default weights, which the repository's name has.
+
+    As it is where timm is not installed, or says no tag.
+    """
+    if "." in name:
+        return name
+    try:
+        from timm.models import get_pretrained_cfg
+    except Exception:  # not installed, or not with the torch that is: then the hub is asked for the name as it is
+        return name
+    config = get_pretrained_cfg(name, allow_unregistered=True)
+    return f"{name}.{config.tag}" if config is not None and config.tag else name
+
+
+def _untagged(repository: str) -> str:
+    return "; timm's are called NAME.TAG" if repository.startswith("timm/") and "." not in repository else ""
 
 
 def _download(repository: str, revision: str | None) -> ModelFolder:
@@ -119,8 +139,10 @@ def _download(repository: str, revision: str | None) -> ModelFolder:
     except Exception as error:  # errors of huggingface_hub, of its HTTP client, of its storage's client, of the disk
         raise HubError(
             f"{repository} cannot be downloaded from the Hugging Face hub",
-            found=" ".join(str(error).split())[:200] or type(error).__name__,
-            wanted="a network, and a repository of that name" + (f" at {revision}" if revision else ""),
+            found=textwrap.shorten(str(error), 240, placeholder=" ...") or type(error).__name__,
+            wanted="a network, and a repository of that name"
+            + (f" at {revision}" if revision else "")
+            + _untagged(repository),
             fix=f"where there is a network: hf download {repository} --local-dir DIR; copy DIR here, then hf:DIR",
         ) from None
     return ModelFolder(path, repository, path.name)

@@ -136,6 +136,23 @@ def _without_prefixes(state: dict[str, Tensor], notes: list[str]) -> dict[str, T
     return state
 
 
+def without_shared_prefix(
+    state: Mapping[str, Tensor], notes: tuple[str, ...]
+) -> tuple[Mapping[str, Tensor], tuple[str, ...]]:
+    """The state without the first part of its keys, where all share it, whatever it is called, and a note of that.
+
+    A training script's own module holds the model under a name of its own choice, such as `net.`. Readers know some
+    names (`vit.`), so this is for state dicts that none of them knows.
+    """
+    prefix = next(iter(state), "").partition(".")[0] + "."
+    if not state or not all(key.startswith(prefix) and key != prefix for key in state):
+        return state, notes
+    return {key[len(prefix) :]: tensor for key, tensor in state.items()}, (
+        *notes,
+        f"prefix {prefix!r} dropped from all keys",
+    )
+
+
 def _in_float32(state: dict[str, Tensor], notes: list[str]) -> dict[str, Tensor]:
     half = [tensor.dtype for tensor in state.values() if tensor.dtype in (torch.float16, torch.bfloat16)]
     if not half:
