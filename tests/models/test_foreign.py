@@ -133,7 +133,9 @@ def test_a_module_that_says_it_has_no_classes_gives_features(function):
 @pytest.mark.parametrize(
     ("returned", "found"),
     [
-        ("None", ""),
+        ("None", "NoneType"),
+        ("{'scores': image, 'n': 3}", "for 2 images: dict of scores float32 [2, 3, 16, 24], n int"),
+        ("[image] * 2 + [None] * 2", "for 2 images: list of float32 [2, 3, 16, 24], float32 [2, 3, 16, 24], NoneType"),
         ("self.head(self.tokens(image).mean(1)).argmax(1, keepdim=True)", "logits torch.int64 [2, 1]"),
         ("self.tokens(image).mean(0)", "logits torch.float32 [24, 8]"),
     ],
@@ -152,9 +154,18 @@ def test_a_forward_that_fails_is_answered_with_its_line(function):
     assert "--image-size" in caught.value.fix
 
 
+def test_a_forward_that_takes_more_than_the_image_is_told_to_be_wrapped(function):
+    with pytest.raises(CheckpointError, match="does not run") as caught:
+        function(LOGITS.replace("forward(self, image)", "forward(self, image, mask)"))
+    assert "missing 1 required positional argument: 'mask'" in caught.value.found
+    assert caught.value.wanted == "a model that takes float32 [batch, 3, height, width] and nothing else"
+    assert "wrap it in a module that takes the image alone" in caught.value.fix
+
+
 @pytest.mark.parametrize(
     ("build", "message", "found"),
     [
+        ("Model", "returned no model", "the class Model itself"),
         ("'a string'", "returned no model", "str"),
         ("1 / 0", "failed", "ZeroDivisionError: division by zero (own_"),
         ("exit(3)", "failed", "SystemExit: 3"),
@@ -162,7 +173,7 @@ def test_a_forward_that_fails_is_answered_with_its_line(function):
 )
 def test_a_function_that_gives_no_module_is_refused_with_its_line(build, message, found, function):
     with pytest.raises(UserCodeError, match=message) as caught:
-        function("", build)
+        function("class Model: pass", build)
     assert found in caught.value.found
 
 
@@ -189,12 +200,46 @@ def test_a_module_that_is_not_there_is_refused(function):
 def test_a_function_that_is_not_there_is_answered_with_those_that_are(function):
     with pytest.raises(UserCodeError, match="no function 'make'") as caught:
         function("", reference=f"{function.module}:make")
-    assert caught.value.found == "build"
+    assert (caught.value.found, caught.value.fix) == ("build", "")
+    with pytest.raises(UserCodeError, match="no function 'biuld'") as caught:
+        function("", reference=f"{function.module}:biuld")
+    assert caught.value.fix == f"did you mean {function.module}:build?"
 
 
-def test_a_reference_without_function_is_refused(function):
-    with pytest.raises(UserCodeError, match="names no function"):
-        function("", reference=function.module)
+@pytest.mark.parametrize("reference", ["model", "model:", ":build"])
+def test_a_reference_without_module_or_function_is_refused(reference, function):
+    with pytest.raises(UserCodeError, match=f"'{reference}' names no function") as caught:
+        function("", reference=reference)
+    assert caught.value.fix == "for build() in my_model.py: --model my_model:build"
+
+
+def test_a_file_instead_of_a_module_is_told_its_name(function):
+    with pytest.raises(UserCodeError, match="cannot be imported") as caught:
+        function("", reference=f"{function.module}.py:build")
+    assert caught.value.fix == f"name it without .py: {function.module}:build"
+
+
+@pytest.mark.parametrize("prefix", ["", "module."])
+@pytest.mark.parametrize("build", ["Model()", "nn.Sequential(nn.Sequential(Model()))", "Model().half()"])
+def test_a_users_module_takes_the_weights_of_a_checkpoint(prefix, build, function, tmp_path):
+    state = {name: torch.randn_like(t) for name, t in function(LOGITS, build).module.model.state_dict().items()}
+    torch.save({"state_dict": {prefix + name: t for name, t in state.items()}, "epoch": 3}, tmp_path / "w.pt")
+    original = load_original(
+        Source(function=f"{function.module}:build", checkpoint=tmp_path / "w.pt", image_size=(16, 24))
+    )
+    found = original.module.model.state_dict()
+    assert found.keys() == state.keys()
+    tolerance = 1e-3 if "half" in build else 0  # the module's own dtype
+    assert all(torch.allclose(found[name], state[name], rtol=tolerance, atol=tolerance) for name in state)
+    assert "its weights are those of w.pt" in original.notes
+
+
+def test_a_checkpoint_that_does_not_fit_a_users_module_is_refused(function, tmp_path):
+    function(LOGITS)
+    save_file({"stem.weight": torch.ones(8, 3, 4, 4), "other": torch.ones(1)}, tmp_path / "w.safetensors")
+    with pytest.raises(CheckpointError, match=r"w\.safetensors does not fit") as caught:
+        load_original(Source(function=f"{function.module}:build", checkpoint=tmp_path / "w.safetensors"))
+    assert "3 missing: stem.bias, head.weight, head.bias; 1 unexpected: other" in caught.value.found
 
 
 # --- libraries ---
@@ -278,3 +323,26 @@ def test_a_module_of_transformers_is_adapted_from_a_function_too(function):
     assert (original.signature.image_size, original.classes) == ((32, 32), 5)
     with torch.no_grad():
         assert difference(original.module(image()), original.module.model(image()).logits) == 0
+
+
+def test_a_class_that_transformers_cannot_import_is_no_bug_of_ours(tmp_path, monkeypatch):
+    def broken(name):
+        raise ModuleNotFoundError(f"Could not import module {name!r}.") from RuntimeError("operator nms is missing")
+
+    monkeypatch.setattr(
+        foreign, "_library", lambda *_: type("Broken", (), {"__getattr__": lambda _, name: broken(name)})()
+    )
+    config = {"model_type": "swinv2", "architectures": ["Swinv2ForImageClassification"]}
+    with pytest.raises(CapabilityError, match="transformers' Swinv2ForImageClassification needs") as caught:
+        foreign.from_transformers(tmp_path, config, None, (64, 64))
+    assert caught.value.found == "RuntimeError: operator nms is missing"
+
+
+def test_transformers_draws_no_bars_of_its_own(tmp_path, capfd):
+    library = reference("transformers")
+    config = library.ViTMSNConfig(**SHAPE)
+    library.ViTMSNForImageClassification(config).save_pretrained(tmp_path)
+    capfd.readouterr()
+    load_original(Source(model=f"hf:{tmp_path}"))
+    assert "Loading weights" not in "".join(capfd.readouterr())
+    assert library.utils.logging.is_progress_bar_enabled()

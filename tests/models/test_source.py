@@ -317,6 +317,53 @@ def test_weights_of_no_architecture_are_named(tmp_path):
     assert "2 unexpected: conv.weight, fc.bias" in caught.value.found
 
 
+def test_a_state_that_is_nearly_one_of_ours_says_whose_and_what_differs(tmp_path):
+    state = dict(seeded(NAMES["vit"]).state_dict())
+    del state["blocks.1.attn.proj.bias"]
+    path = written({**state, "my.extra": torch.ones(1)}, tmp_path / "weights.safetensors")
+    with pytest.raises(CheckpointError, match=r"weights\.safetensors \(timm's keys of a vit\) does not fit") as caught:
+        load_original(Source(checkpoint=path, heads=2))
+    assert caught.value.found == "1 missing: blocks.1.attn.proj.bias; 1 unexpected: my.extra"
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_prefix_of_a_training_scripts_own_is_dropped(named, tmp_path):
+    state = seeded(NAMES["vit"]).state_dict()
+    path = written({f"net.{key}": tensor for key, tensor in state.items()}, tmp_path / "weights.safetensors")
+    source = Source(model=NAMES["vit"], checkpoint=path) if named else Source(checkpoint=path, heads=4)
+    original = load_original(source)
+    assert "prefix 'net.' dropped from all keys" in original.notes
+    assert all(torch.equal(tensor, state[key]) for key, tensor in original.module.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("made", "name", "what", "fix"),
+    [
+        ("config.json", "mine", "a folder", "hf:{}"),
+        ("model.onnx", "mine", "a folder", "{}/model.onnx"),
+        ("notes.txt", "mine", "a folder", "hf:FOLDER, with config.json and weights"),
+        ("mine.pt", "mine.pt", "a file", "--checkpoint {}, after the model's name or alone"),
+        (None, "google/vit-base-patch16-224", "no path here", "hf:google/vit-base-patch16-224"),
+    ],
+)
+def test_a_path_or_repository_instead_of_a_name_is_told_how_to_be_named(made, name, what, fix, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    if made is not None:
+        path = tmp_path / made if made == name else tmp_path / name / made
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+    with pytest.raises(UnknownModelError, match=f"no built-in model is called '{name}', which is {what}") as caught:
+        load_original(Source(model=name))
+    assert fix.format(name) in caught.value.fix
+
+
+def test_heads_that_contradict_the_name_are_told_to_be_left_out(tmp_path):
+    path = written(seeded(NAMES["vit"]).state_dict(), tmp_path / "weights.safetensors")
+    with pytest.raises(CheckpointError, match="is not a checkpoint of") as caught:
+        load_original(Source(model=NAMES["vit"], checkpoint=path, heads=2))
+    assert caught.value.fix.startswith("leave --heads out")
+
+
 def test_a_safetensors_file_may_begin_with_the_byte_of_a_pickle(tmp_path):
     for length in range(60, 140):
         path = written({"x" * length: torch.ones(1)}, tmp_path / "weights.safetensors")

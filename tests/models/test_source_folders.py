@@ -168,6 +168,14 @@ def test_a_folder_of_detr_is_ours_at_the_size_that_was_asked_for(panoptic, tmp_p
     assert max(map(difference, found, outputs_of(model, image((64, 96))))) < 1e-5
 
 
+def test_a_detectors_size_is_that_to_which_its_processor_resizes(tmp_path):
+    processor = {"image_processor_type": "DetrImageProcessor", "size": {"height": 64, "width": 96}}
+    original = load_original(folder_of(small(False), {**processor, **IMAGENET}, tmp_path))
+    assert original.signature.image_size == original.preprocess.crop == original.preprocess.resize == (64, 96)
+    asked = load_original(Source(model=f"hf:{tmp_path}", image_size=(96, 64)))
+    assert asked.signature.image_size == asked.preprocess.crop == (96, 64)
+
+
 def test_labels_of_a_detector_are_those_of_its_classes_without_no_object(tmp_path):
     library = reference("transformers")
     config = small(False).config.to_dict() | {"id2label": {i: f"thing {i}" for i in range(7)}}

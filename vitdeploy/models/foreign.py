@@ -1,4 +1,4 @@
-"""Modules that are not ours: timm's, transformers', or what a user's own function returns.
+"""Modules that are not ours: timm's and transformers'; a user's own are read by `function`, with what is here.
 
 They go through the same export, parity and bundle. Here they are built, loaded, and given a signature by running them
 once: the names and shapes of their outputs say which task they are for.
@@ -6,11 +6,11 @@ once: the names and shapes of their outputs say which task they are for.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
-import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitdeploy.errors import CapabilityError, CheckpointError, MissingPackageError, UnknownModelError, UserCodeError
+from vitdeploy.errors import CapabilityError, CheckpointError, MissingPackageError, UnknownModelError
 from vitdeploy.models.checkpoint import load_state
 from vitdeploy.models.config_files import labels_of, timm_config, timm_preprocess
 from vitdeploy.models.family import Signature
@@ -27,6 +27,7 @@ from vitdeploy.spec import PostprocessSpec, PreprocessSpec, Task, TensorSpec
 
 IMAGE_SIZE = (224, 224)
 SEED = 0
+SHOWN = 300  # characters
 Output = tuple[str, Tensor]
 
 
@@ -41,8 +42,14 @@ class Adapted(nn.Module):
         self.model = model
         self.arguments = dict(arguments or {})
 
+    def returned(self, image: Tensor) -> Any:
+        """Whatever the module itself gives."""
+        return self.model(image, **self.arguments)
+
     def outputs(self, image: Tensor) -> list[Output]:
-        result = self.model(image, **self.arguments)
+        return self.named(self.returned(image))
+
+    def named(self, result: Any) -> list[Output]:
         # timm's modules without classes, and those made like them, return their pooled features.
         return named_outputs(result, headless=getattr(self.model, "num_classes", None) == 0)
 
@@ -125,13 +132,13 @@ def from_timm(
         except Exception as error:
             raise CheckpointError(
                 f"timm cannot build {name}",
-                found=_last_line(error),
+                found=last_line(error),
                 wanted=f"arguments that it takes, not {arguments}" if arguments else "",
             ) from None
     own = {**model.pretrained_cfg, **(timm_config(config) or {})}
     if state is not None:
         load_state(model, state, name)
-    size = _size_of(model, own) or IMAGE_SIZE
+    size = size_of(model, own) or IMAGE_SIZE
     if image_size is not None and image_size != size:
         model = _resized(model, image_size, lambda: timm.create_model(name, **arguments | {"img_size": image_size}))
         notes.append(f"resized from {size[0]}x{size[1]} to {image_size[0]}x{image_size[1]} pixels")
@@ -140,7 +147,7 @@ def from_timm(
     return Original(
         name,
         "timm",
-        *_adapt(model, size, channels, f"timm's {name}"),
+        *adapt(model, size, channels, f"timm's {name}"),
         preprocess=timm_preprocess(own, channels, size),
         labels=labels_of(config),
         notes=(f"exported from timm {timm.__version__}'s own module", *notes),
@@ -195,7 +202,10 @@ def from_transformers(
     """
     name = str((config.get("architectures") or [""])[0])
     transformers = _library("transformers", f"the architecture {name or config.get('model_type')}")
-    cls = getattr(transformers, name, None)
+    try:
+        cls = getattr(transformers, name, None)
+    except Exception as error:  # its classes are imported when they are looked up
+        raise _cannot_import("transformers", f"transformers' {name}", error) from None
     if cls is None:
         raise UnknownModelError(
             f"transformers {transformers.__version__} has no class {name!r}",
@@ -204,16 +214,17 @@ def from_transformers(
             fix="pip install --upgrade transformers",
         )
     try:
-        model, loaded = cls.from_pretrained(
-            folder,
-            local_files_only=True,
-            trust_remote_code=False,
-            dtype=torch.float32,
-            use_safetensors=True,
-            output_loading_info=True,
-        )
+        with _without_bars(transformers):
+            model, loaded = cls.from_pretrained(
+                folder,
+                local_files_only=True,
+                trust_remote_code=False,
+                dtype=torch.float32,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
     except Exception as error:
-        raise CheckpointError(f"transformers cannot load {folder} as {name}", found=_last_line(error)) from None
+        raise CheckpointError(f"transformers cannot load {folder} as {name}", found=last_line(error)) from None
     missing = sorted(loaded["missing_keys"])
     if missing:  # transformers would go on with random numbers in their place
         raise CheckpointError(
@@ -222,7 +233,7 @@ def from_transformers(
             wanted="every tensor of the model",
             fix='save the whole model, or name its own class in "architectures" of config.json',
         )
-    own = _size_of(model, {})
+    own = size_of(model, {})
     resized = own is not None and image_size != own
     takes = inspect.signature(model.forward).parameters
     arguments = {"interpolate_pos_encoding": True} if resized and "interpolate_pos_encoding" in takes else {}
@@ -232,85 +243,14 @@ def from_transformers(
     return Original(
         folder.name,
         "transformers",
-        *_adapt(model, image_size, preprocess.channels, f"transformers' {name}", arguments),
+        *adapt(model, image_size, preprocess.channels, f"transformers' {name}", arguments),
         preprocess=preprocess,
         labels=labels_of(config),
         notes=tuple(notes),
     )
 
 
-def from_function(reference: str, image_size: tuple[int, int] | None) -> Original:
-    """What `package.module:function` returns when called without arguments, looked for from the working folder too.
-
-    Preprocessing comes from the module's `pretrained_cfg` where it has one (timm's modules do), else mean = std = 0.5.
-
-    Raises:
-        UserCodeError: no such module or function, it fails, or it returns something else than a torch.nn.Module.
-    """
-    model = _call(_function(reference), reference)
-    own = getattr(model, "pretrained_cfg", None) or {}
-    known = _size_of(model, own)
-    size = image_size or known or IMAGE_SIZE
-    channels = _channels(model)
-    notes = [f"{reference} returned a {type(model).__name__}"]
-    if own:
-        preprocess = timm_preprocess(own, channels, size)
-    else:
-        plain = size[0] if size[0] == size[1] else size
-        preprocess = PreprocessSpec(plain, size, mean=(0.5,) * channels, std=(0.5,) * channels)
-        notes.append("the module does not say how images are prepared: mean = std = 0.5 is assumed")
-    if image_size is None and known is None:
-        notes.append(f"the module does not say its image size: {size[0]}x{size[1]} is assumed (--image-size)")
-    adapted, signature = _adapt(model, size, channels, reference)
-    if signature.postprocess is not None:
-        scores = signature.postprocess.scores
-        notes.append(f"detections are scored by {scores}, as the module's name tells (postprocess: says otherwise)")
-    return Original(reference, "function", adapted, signature, preprocess, notes=tuple(notes))
-
-
-def _function(reference: str) -> Callable[[], Any]:
-    module_name, separator, function_name = reference.partition(":")
-    if not separator or not function_name:
-        raise UserCodeError(f"{reference!r} names no function", wanted="package.module:function")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        module = importlib.import_module(module_name)
-    except (Exception, SystemExit) as error:
-        raise UserCodeError(
-            f"{module_name} cannot be imported",
-            found=_where(error),
-            wanted="a module on the Python path, or in the working folder",
-        ) from None
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        near = ", ".join(name for name in vars(module) if callable(getattr(module, name)) and not name.startswith("_"))
-        raise UserCodeError(
-            f"{module_name} has no function {function_name!r}", found=near[:200] or "no function", wanted=function_name
-        )
-    return function
-
-
-def _call(function: Callable[[], Any], reference: str) -> nn.Module:
-    try:
-        # The model is built again in other processes; weights that it draws must be the same there.
-        with torch.random.fork_rng(devices=()):
-            torch.manual_seed(SEED)
-            model = function()
-    except (Exception, SystemExit) as error:
-        raise UserCodeError(f"{reference} failed", found=_where(error), wanted="a torch.nn.Module") from None
-    if not isinstance(model, nn.Module):
-        raise UserCodeError(f"{reference} returned no model", found=type(model).__name__, wanted="a torch.nn.Module")
-    return model.float().eval()
-
-
-def _channels(model: nn.Module) -> int:
-    """Input channels of the first convolution; 3 where there is none."""
-    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
-    return first.in_channels if first is not None else 3
-
-
-def _size_of(model: nn.Module, pretrained: Mapping[str, Any]) -> tuple[int, int] | None:
+def size_of(model: nn.Module, pretrained: Mapping[str, Any]) -> tuple[int, int] | None:
     """The image size, (height, width), that a module says: timm's, torchvision's and transformers' do."""
     found = (
         getattr(getattr(model, "patch_embed", None), "img_size", None),
@@ -326,7 +266,7 @@ def _size_of(model: nn.Module, pretrained: Mapping[str, Any]) -> tuple[int, int]
     return None
 
 
-def _adapt(
+def adapt(
     model: nn.Module,
     image_size: tuple[int, int],
     channels: int,
@@ -339,18 +279,20 @@ def _adapt(
     try:
         # Not inference_mode: what a module keeps from this run must still be usable when it is exported.
         with torch.no_grad():
-            outputs = module.outputs(image)
+            returned = module.returned(image)
     except Exception as error:
         raise CheckpointError(
             f"{what} does not run on an image of {image_size[0]}x{image_size[1]} with {channels} channels",
-            found=_where(error),
-            fix="--image-size HEIGHTxWIDTH",
+            found=where(error),
+            wanted=f"a model that takes float32 [batch, {channels}, height, width] and nothing else",
+            fix="--image-size HEIGHTxWIDTH, or wrap it in a module that takes the image alone",
         ) from None
+    outputs = module.named(returned)
     if not outputs or any(len(tensor) != len(image) or not tensor.is_floating_point() for _, tensor in outputs):
         shapes = ", ".join(f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in outputs)
         raise CheckpointError(
             f"{what} returns something that vitdeploy has no task for",
-            found=f"for 2 images: {shapes}" if shapes else "",
+            found=f"for 2 images: {shapes or _described(returned)}"[:SHOWN],
             wanted="logits [batch, classes]; or logits [batch, queries, classes] and boxes [batch, queries, 4]; "
             "or features [batch, width]",
             fix="wrap it in a module that returns one of these",
@@ -365,29 +307,64 @@ def _adapt(
     return module, Signature(task, image_size, channels, specs, head)
 
 
+def _described(result: Any) -> str:
+    """What a module returned: tensors by their shapes, one level deep in tuples and mappings."""
+    if isinstance(result, Tensor):
+        return f"{str(result.dtype).removeprefix('torch.')} {list(result.shape)}"
+    if isinstance(result, Mapping):
+        return f"{type(result).__name__} of {', '.join(f'{key} {_short(value)}' for key, value in result.items())}"
+    if isinstance(result, tuple | list):
+        return f"{type(result).__name__} of {', '.join(map(_short, result)) or 'nothing'}"
+    return type(result).__name__
+
+
+def _short(value: Any) -> str:
+    return _described(value) if isinstance(value, Tensor) else type(value).__name__
+
+
 def _library(name: str, why: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise MissingPackageError(error.name or name, name, why) from None
     except Exception as error:
-        raise CapabilityError(
-            f"{why} needs the package {name}, which is installed here but cannot be imported",
-            found=f"{type(error).__name__}: {_last_line(error)}",
-            fix=f"install builds of torch, torchvision and {name} that belong together",
-        ) from None
+        raise _cannot_import(name, why, error) from None
 
 
-def _where(error: BaseException) -> str:
+def _cannot_import(name: str, why: str, error: BaseException) -> CapabilityError:
+    """Told by its root: transformers wraps what went wrong in a sentence of its own."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return CapabilityError(
+        f"{why} needs the package {name}, which is installed here but cannot be imported",
+        found=f"{type(error).__name__}: {last_line(error)}",
+        fix=f"install builds of torch, torchvision and {name} that belong together",
+    )
+
+
+@contextlib.contextmanager
+def _without_bars(transformers: ModuleType) -> Iterator[None]:
+    """transformers draws a bar of its own while it loads weights."""
+    logging = transformers.utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def where(error: BaseException) -> str:
     """The error, with the last line of the user's own code that it came through."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if "-packages" not in f.filename]
     ours = str(Path(__file__).parent.parent)
     frames = [f for f in frames if not f.filename.startswith((ours, "<"))]
     frames = [f for f in frames if f.filename != importlib.__file__]
     line = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno}: {frames[-1].line})" if frames else ""
-    return f"{type(error).__name__}: {_last_line(error)}{line}"
+    return f"{type(error).__name__}: {last_line(error)}{line}"
 
 
-def _last_line(error: BaseException) -> str:
+def last_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return (lines[0] if lines else type(error).__name__)[:300]

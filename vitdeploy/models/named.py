@@ -20,6 +20,7 @@ from vitdeploy.models.detr import DETRConfig
 from vitdeploy.models.family import Family, Hints, Recognised
 from vitdeploy.models.swin import SwinConfig
 from vitdeploy.models.transformer import TransformerConfig
+from vitdeploy.models.unwrap import without_shared_prefix
 from vitdeploy.models.vit import ViTConfig
 
 # Fields that no tensor of a Transformer tells; its reader takes them by these names.
@@ -44,8 +45,13 @@ def read_as(
     Raises:
         CheckpointError: the state dict is of no style, or of another architecture than the name.
     """
+    hints = _hints(name, config, heads)
     try:
-        found = catalog.recognise(state, _hints(name, config, heads))
+        found = catalog.recognise(state, hints)
+        if found is None:
+            inner, dropped = without_shared_prefix(state, ())
+            found = catalog.recognise(inner, hints) if inner is not state else None
+            found = found and dataclasses.replace(found, notes=(*dropped, *found.notes))
     except CheckpointError as error:
         raise CheckpointError(
             f"{file} cannot be read as {name}",
@@ -65,7 +71,8 @@ def read_as(
         own.pop("windows", None)  # they shrink with the image
     misfits = [f"{key} {own[key]} instead of {wanted[key]}" for key in own if own[key] != wanted[key]]
     if misfits:
-        raise _another(file, name, misfits)
+        asked = heads is not None and all(misfit.startswith("heads ") for misfit in misfits)
+        raise _another(file, name, misfits, f"leave --heads out: {name} says it" if asked else None)
     notes = [
         f"{getattr(found.config, field)} {what} in the checkpoint, {name} has {getattr(config, field)} by default"
         for field, what in _FREE.items()
@@ -156,10 +163,10 @@ def _settled(name: str, own: Any, named: Any) -> tuple[Any, list[str]]:
     return dataclasses.replace(own, **said), remarks
 
 
-def _another(file: str, name: str, misfits: list[str]) -> CheckpointError:
+def _another(file: str, name: str, misfits: list[str], fix: str | None = None) -> CheckpointError:
     return CheckpointError(
         f"{file} is not a checkpoint of {name}",
         found=", ".join(misfits),
         wanted=f"the architecture of {name}, with any number of classes",
-        fix="leave the name out: the architecture is then recognised by keys and shapes",
+        fix=fix or "leave the name out: the architecture is then recognised by keys and shapes",
     )

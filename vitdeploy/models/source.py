@@ -7,12 +7,13 @@ What a user may name:
     FILE alone                        the architecture is recognised by keys and shapes
     timm:NAME[.TAG], hf:FOLDER ...    a model folder; the architecture is ours where we have it, the library's otherwise
     timm:NAME + FILE                  likewise, with the weights from a file
-    package.module:function           the user's own module; never from a recipe
+    package.module:function           the user's own module, with the weights of FILE if given; never from a recipe
 """
 
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +22,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitdeploy.errors import CheckpointError, InputError
-from vitdeploy.models import catalog, foreign, named
+from vitdeploy.errors import CheckpointError, InputError, UnknownModelError
+from vitdeploy.models import catalog, foreign, function, named
 from vitdeploy.models.checkpoint import load_state, read_checkpoint
 from vitdeploy.models.config_files import (
+    fixed_size,
     labels_of,
     read_json,
     timm_config,
@@ -35,6 +37,7 @@ from vitdeploy.models.config_files import (
 from vitdeploy.models.family import Family, Hints, Recognised
 from vitdeploy.models.hub import CONFIG, PREPROCESSOR, ModelFolder, is_hub_name, locate
 from vitdeploy.models.original import Original
+from vitdeploy.models.unwrap import without_shared_prefix
 from vitdeploy.models.zero_shot import with_text_features
 from vitdeploy.runtime.predictor import number_of_classes
 from vitdeploy.spec import PreprocessSpec
@@ -43,6 +46,8 @@ SEED = 0
 SEEDED = "no checkpoint given: the weights are seeded random numbers, and so is every accuracy"
 
 HEADLESS = "no classification head: a feature extractor"
+ONNX_FILE = "model.onnx"
+OWNED = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -101,7 +106,7 @@ def load_original(source: Source, preprocess: PreprocessSpec | None = None) -> O
 
 def _load(source: Source, preprocess: PreprocessSpec | None) -> Original:
     if source.function is not None:
-        return foreign.from_function(source.function, source.image_size)
+        return function.from_function(source.function, source.image_size, source.checkpoint)
     local, folder = located(source)
     if folder is not None:
         return _from_folder(local, folder, source.name, preprocess)
@@ -109,16 +114,48 @@ def _load(source: Source, preprocess: PreprocessSpec | None) -> Original:
         return _from_timm_name(source, source.model.removeprefix("timm:"))
     if source.model is None:
         return _from_checkpoint(source)
-    family, config = catalog.find_or_raise(source.model)
+    family, config = _built_in(source.model)
     if source.checkpoint is None:
         return _seeded(source, family, config)
     return _of_name(source, source.model, family, config)
 
 
+def _built_in(name: str) -> tuple[Family, Any]:
+    """As `catalog.find_or_raise`; a path or a repository is answered with how such a thing is named.
+
+    Raises:
+        UnknownModelError: no built-in name.
+    """
+    path = Path(name)
+    if path.is_dir():
+        what, fix = (
+            "is a folder",
+            f"hf:{name}" if (path / CONFIG).is_file() else "hf:FOLDER, with config.json and weights",
+        )
+        if (path / ONNX_FILE).is_file():
+            fix = str(path / ONNX_FILE)
+    elif path.is_file():
+        what, fix = "is a file", f"--checkpoint {name}, after the model's name or alone"
+    elif OWNED.fullmatch(name):
+        what, fix = "is no path here", f"where it is a repository of the Hugging Face hub: hf:{name}"
+    else:
+        return catalog.find_or_raise(name)
+    raise UnknownModelError(
+        f"no built-in model is called {name!r}, which {what}",
+        found=name,
+        wanted="a name of `vitdeploy export list`, timm:NAME, hf:FOLDER, hf:OWNER/NAME, or an .onnx file",
+        fix=fix,
+    )
+
+
 def _from_checkpoint(source: Source) -> Original:
     assert source.checkpoint is not None
     state, notes = read_checkpoint(source.checkpoint)
-    found = catalog.recognise(state, Hints(source.heads, source.image_size))
+    hints = Hints(source.heads, source.image_size)
+    found = catalog.recognise(state, hints)
+    if found is None:
+        inner, notes = without_shared_prefix(state, notes)
+        found = catalog.recognise(inner, hints) if inner is not state else None
     if found is None:
         raise catalog.unrecognised(state, str(source.checkpoint))
     return _recognised(source, found, notes)
@@ -148,7 +185,7 @@ def _from_folder(source: Source, folder: ModelFolder, name: str, given: Preproce
     state, notes = read_checkpoint(*((source.checkpoint,) if source.checkpoint else folder.weights))
     if folder.revision:
         notes = (f"{folder.repository} at {folder.revision}", *notes)
-    told = _told_size(config)
+    told = _told_size(config) or (None if given else fixed_size(transformers_processor(folder.path)))
     found = catalog.recognise(state, Hints(source.heads, told or source.image_size, config))
     if found is None and "architecture" in config:
         return _noted(foreign.from_timm(config["architecture"], config, state, source.image_size), name, notes)
@@ -208,7 +245,9 @@ def _told_channels(config: Mapping[str, Any]) -> int:
 
 def _recognised(source: Source, found: Recognised, notes: tuple[str, ...]) -> Original:
     family = catalog.family_named(found.family)
-    return _built(source, family, found.config, found.state, family.preprocess(found.config), (*notes, *found.notes))
+    file = f"{source.checkpoint} ({found.style}'s keys of a {family.name})"
+    preprocess = family.preprocess(found.config)
+    return _built(source, family, found.config, found.state, preprocess, (*notes, *found.notes), file=file)
 
 
 def _seeded(source: Source, family: Family, config: Any) -> Original:
@@ -225,8 +264,12 @@ def _built(
     preprocess: PreprocessSpec | None,
     notes: tuple[str, ...],
     module: nn.Module | None = None,
+    file: str | None = None,
 ) -> Original:
-    """The module of a config with a state that fits it, at the image size that the source asks for."""
+    """The module of a config with a state that fits it, at the image size that the source asks for.
+
+    `file` is what an error calls the state.
+    """
     own = family.describe(config).image_size
     if source.image_size is not None and source.image_size != own:
         config, state = family.resize(config, state, source.image_size)
@@ -239,7 +282,7 @@ def _built(
         with torch.device("meta"):
             module = family.build(config)
         module = module.to_empty(device="cpu")
-        load_state(module, state, str(source.checkpoint or source.name))
+        load_state(module, state, file or str(source.checkpoint or source.name))
     signature = family.describe(config)
     if getattr(config, "num_classes", None) == 0:
         notes = (*notes, HEADLESS)

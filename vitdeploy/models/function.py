@@ -1,0 +1,118 @@
+"""What a user's own function returns: a module with its weights, looked for from the working folder too."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitdeploy.errors import UserCodeError
+from vitdeploy.models.checkpoint import load_state, read_checkpoint
+from vitdeploy.models.config_files import timm_preprocess
+from vitdeploy.models.foreign import IMAGE_SIZE, SEED, adapt, size_of, where
+from vitdeploy.models.original import Original
+from vitdeploy.spec import PreprocessSpec
+
+WANTED = "a function that takes nothing and returns a torch.nn.Module"
+
+
+def from_function(reference: str, image_size: tuple[int, int] | None, checkpoint: Path | None = None) -> Original:
+    """What `package.module:function` returns when called without arguments, with the weights of `checkpoint` if given.
+
+    Preprocessing comes from the module's `pretrained_cfg` where it has one (timm's modules do), else mean = std = 0.5.
+
+    Raises:
+        UserCodeError: no such module or function, it fails, or it returns something else than a torch.nn.Module.
+        CheckpointError, MissingFileError, PickleError, NonFiniteWeightsError: the checkpoint does not fit the module.
+    """
+    model = _call(_function(reference), reference)
+    notes = [f"{reference} returned a {type(model).__name__}"]
+    if checkpoint is not None:
+        state, remarks = read_checkpoint(checkpoint)
+        load_state(model, _under_own_names(state, model), str(checkpoint))
+        notes += [*remarks, f"its weights are those of {checkpoint.name}"]
+    own = getattr(model, "pretrained_cfg", None) or {}
+    known = size_of(model, own)
+    size = image_size or known or IMAGE_SIZE
+    channels = _channels(model)
+    if own:
+        preprocess = timm_preprocess(own, channels, size)
+    else:
+        plain = size[0] if size[0] == size[1] else size
+        preprocess = PreprocessSpec(plain, size, mean=(0.5,) * channels, std=(0.5,) * channels)
+        notes.append("the module does not say how images are prepared: mean = std = 0.5 is assumed")
+    if image_size is None and known is None:
+        notes.append(f"the module does not say its image size: {size[0]}x{size[1]} is assumed (--image-size)")
+    adapted, signature = adapt(model, size, channels, reference)
+    if signature.postprocess is not None:
+        scores = signature.postprocess.scores
+        notes.append(f"detections are scored by {scores}, as the module's name tells (postprocess: says otherwise)")
+    return Original(reference, "function", adapted, signature, preprocess, notes=tuple(notes))
+
+
+def _under_own_names(state: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Tensor]:
+    """The state with the prefix that the module's own names have and a reader of checkpoints drops, such as `model.`"""
+    own = set(model.state_dict())
+    some = next(iter(own), "")
+    for prefix in (some[: at + 1] for at, character in enumerate(some) if character == "."):
+        if {prefix + key for key in state} == own:
+            return {prefix + key: tensor for key, tensor in state.items()}
+    return state
+
+
+def _function(reference: str) -> Callable[[], Any]:
+    module_name, _, function_name = reference.partition(":")
+    if not module_name or not function_name:
+        raise UserCodeError(
+            f"{reference!r} names no function",
+            wanted="package.module:function",
+            fix="for build() in my_model.py: --model my_model:build",
+        )
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        module = importlib.import_module(module_name)
+    except (Exception, SystemExit) as error:
+        raise UserCodeError(
+            f"{module_name} cannot be imported",
+            found=where(error),
+            wanted="a module on the Python path, or in the working folder",
+            fix=f"name it without .py: {module_name[:-3]}:{function_name}" if module_name.endswith(".py") else "",
+        ) from None
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        names = [name for name in vars(module) if callable(getattr(module, name)) and not name.startswith("_")]
+        near = difflib.get_close_matches(function_name, names, n=1)
+        raise UserCodeError(
+            f"{module_name} has no function {function_name!r}",
+            found=", ".join(names)[:200] or "no function",
+            wanted=WANTED,
+            fix=f"did you mean {module_name}:{near[0]}?" if near else "",
+        )
+    return function
+
+
+def _call(function: Callable[[], Any], reference: str) -> nn.Module:
+    try:
+        # The model is built again in other processes; weights that it draws must be the same there.
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(SEED)
+            model = function()
+    except (Exception, SystemExit) as error:
+        raise UserCodeError(f"{reference} failed", found=where(error), wanted=WANTED) from None
+    if not isinstance(model, nn.Module):
+        found = f"the class {model.__name__} itself" if isinstance(model, type) else type(model).__name__
+        raise UserCodeError(f"{reference} returned no model", found=found, wanted="a torch.nn.Module")
+    return model.float().eval()
+
+
+def _channels(model: nn.Module) -> int:
+    """Input channels of the first convolution; 3 where there is none."""
+    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+    return first.in_channels if first is not None else 3
