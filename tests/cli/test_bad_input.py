@@ -313,6 +313,49 @@ def test_a_hub_without_a_network(refused, monkeypatch, tmp_path, name):
     refused(4, "VD4102", "export", name, "-o", "out", says=says)
 
 
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("folder", "fix:    hf:folder"),
+        ("weights.pt", "fix:    --checkpoint weights.pt, after the model's name or alone"),
+        ("google/vit-base-patch16-224", "hf:google/vit-base-patch16-224"),
+    ],
+)
+def test_a_path_or_repository_instead_of_a_name(refused, tmp_path, name, fix):
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "config.json").write_text("{}", encoding="utf-8")
+    (tmp_path / "weights.pt").touch()
+    refused(2, "VD2101", "export", name, "-o", "out", says=[f"no built-in model is called '{name}', which is", fix])
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "w.pt is an empty file"),
+        (b"<html>not found</html>", "found:  a file that begins with b'<html>not found</html>'"),
+    ],
+)
+def test_a_checkpoint_that_is_none(refused, tmp_path, content, says):
+    (tmp_path / "w.pt").write_bytes(content)
+    refused(2, "VD2102", "export", "--checkpoint", "w.pt", "-o", "out", says=[says, "wanted: a .safetensors file"])
+
+
+def test_a_folder_as_checkpoint(refused, tmp_path):
+    (tmp_path / "folder").mkdir()
+    says = ["no checkpoint at folder", "found:  a folder", "wanted: a file with weights"]
+    refused(2, "VD2002", "export", "--checkpoint", "folder", "-o", "out", says=says)
+
+
+def test_a_model_that_does_not_fit_into_memory(refused):
+    says = ["this machine has too little memory", "you tried to allocate", "fix:    a smaller model or image size"]
+    refused(4, "VD4002", "export", "vit_w32d2h2_patch8_100000000", "-o", "out", says=says)
+
+
+def test_weights_for_a_users_module_that_do_not_fit_it(refused, code, small_checkpoint):
+    command = ("export", "--model", f"{code}:Doubles", "--checkpoint", small_checkpoint, "-o", "out")
+    refused(2, "VD2102", *command, says=["does not fit the architecture", "2 missing: conv.weight, conv.bias"])
+
+
 def test_labels_that_are_not_one_a_class(refused, small_checkpoint, tmp_path):
     (tmp_path / "names.txt").write_text("one\ntwo\n", encoding="utf-8")
     command = ("export", MODEL, "--checkpoint", small_checkpoint, "--labels", "names.txt", "-o", "out")
@@ -569,6 +612,12 @@ def test_a_batch_for_export_that_is_no_batch(run, tmp_path, value):
         (["export", "m", "n", "-o", "out"], "one model at a time; found m, n"),
         (["export", "m"], "Missing option '-o'"),
         (["export", "list", "vit*", "swin*"], "one pattern at a time, in quotes"),
+        (["export", "m", "--model", "a:b", "-o", "out"], "two models are named: m, and --model a:b"),
+        (["export", "--model", "a:b", "--heads", "3", "-o", "out"], "--heads says nothing of your own module"),
+        (
+            ["export", "m.onnx", "--checkpoint", "w.pt", "--image-size", "64", "-o", "out"],
+            "an .onnx file has its own weights and size; leave out --checkpoint, --image-size",
+        ),
         (["optimize", "m", "-o", "out", "--without", "qkv"], "'class_token_only'"),
     ],
 )

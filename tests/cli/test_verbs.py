@@ -16,6 +16,7 @@ from vitdeploy.runtime import load
 
 MODEL = "vit_w32d2h2_patch8_32"
 TARGETS = ("openvino-cpu", "onnxruntime-cpu")
+SHAPES = {"x": ["n", 3, 8, 8], "y": ["n", 3]}
 
 
 def document(done):
@@ -54,6 +55,10 @@ def test_export_recognises_a_bare_checkpoint_and_takes_class_names(here, small_c
     assert "resized from 32x32 to 40x40 pixels" in done.stderr
     assert "2 blocks of width 32, 2 heads" in done.stderr
     assert "images: resize to short side 43 (bicubic), crop 40x40, mean 0.5, std 0.5" in done.stderr
+    assert (
+        "labels: digit 0; digit 1; digit 2; digit 3; digit 4; digit 5; digit 6; digit 7; digit 8; digit 9"
+        in done.stderr
+    )
     assert (tmp_path / "out" / "labels.txt").read_text(encoding="utf-8").split("\n")[:-1] == names
 
 
@@ -89,7 +94,11 @@ def test_export_list_shows_the_built_in_models_that_match(here):
     lines = here("export", "list").stdout.splitlines()
     for name in ("vit_base_patch16_224 ", "deit_tiny_distilled_patch16_224 ", "detr_resnet50 ", "transformer_base "):
         assert [line for line in lines if line.startswith(name)], name
-    assert "no built-in name matches 'zebra*'" in here("export", "list", "zebra*").stdout
+    assert (
+        "no built-in name matches 'zebra*'; `vitdeploy export list` shows all"
+        in here("export", "list", "zebra*").stdout
+    )
+    assert "no built-in name matches 'siglip'; '*siglip*' matches " in here("export", "list", "siglip").stdout
 
 
 def test_optimize_rewrites_and_compares(here, small_export, tmp_path):
@@ -102,6 +111,22 @@ def test_optimize_rewrites_and_compares(here, small_export, tmp_path):
     less = document(here("optimize", "out", "-o", "less", "--without", "class_token_only", "--qkv", "merged", "--json"))
     assert "class_token_only" not in less["rewrites"]["model"]
     assert less["rewrites"]["model"]["merge_qkv"] >= 0
+
+
+def test_optimize_names_a_next_command_that_works_for_a_graph_of_somebody_elses(here, tmp_path):
+    tensors = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in SHAPES.items()
+    ]
+    nodes = [onnx.helper.make_node("GlobalAveragePool", ["x"], ["p"]), onnx.helper.make_node("Flatten", ["p"], ["y"])]
+    graph = onnx.helper.make_graph(nodes, "g", tensors[:1], tensors[1:])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8)
+    onnx.save(model, tmp_path / "foreign.onnx")
+    done = here("optimize", "foreign.onnx", "-o", "out")
+    assert done.returncode == 0, done.stderr
+    [then] = [line for line in done.stdout.splitlines() if line.startswith("next: vitdeploy ")]
+    command = then.removeprefix("next: vitdeploy ").replace("DIR", "exported").split()
+    assert command[0] == "export"
+    assert document(here(*command, "--json"))["model"]["task"] == "classification"
 
 
 def test_quantize_then_compile_gives_an_int8_engine(here, small_export, digits, tmp_path):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from vitdeploy.cli.console import Console, human_bytes, output_options
-from vitdeploy.cli.sources import source_options, to_source
+from vitdeploy.cli.sources import NAMES, source_options, to_source
 
 if TYPE_CHECKING:
     from vitdeploy.models.source import Source
@@ -48,6 +49,7 @@ def command(
         return
     if len(source) > 1:
         raise click.UsageError(f"one model at a time; found {', '.join(source)}")
+    _check_options(source[0] if source else "", options)
     if output is None:
         raise click.UsageError("Missing option '-o' / '--output'.")
     if batch is not None and batch != "dynamic" and not (batch.isdecimal() and int(batch) > 0):
@@ -62,6 +64,7 @@ def command(
     found: list[tuple[Origin, str, dict[str, Any]]] = []
     with console, replacing(output, OUTPUT_NAMES) as work:
         for described, overrides, config in _wanted(source[0] if source else None, options, labels, changes):
+            console.progress("read the model", 0, 1)
             origin = find_origin(described, overrides)
             size = f"{origin.image_size[0]}x{origin.image_size[1]}"
             for note in origin.notes:
@@ -76,6 +79,19 @@ def command(
     if len(found) > 1:
         document["sizes"] = sizes
     console.finish(document, lines, output, f"vitdeploy optimize {output} -o DIR")
+
+
+def _check_options(name: str, options: dict[str, Any]) -> None:
+    """Options that would have no effect are refused: weights that are not used must not go unnoticed."""
+    if name.endswith((".yaml", ".yml")):
+        return
+    if name and options["function"]:
+        raise click.UsageError(f"two models are named: {name}, and --model {options['function']}")
+    if options["function"] and options["heads"]:
+        raise click.UsageError("--heads says nothing of your own module")
+    useless = [f"--{key.replace('_', '-')}" for key in NAMES if options[key]]
+    if name.endswith(".onnx") and useless:
+        raise click.UsageError(f"an .onnx file has its own weights and size; leave out {', '.join(useless)}")
 
 
 def _wanted(
@@ -120,6 +136,7 @@ def _lines(origin: Origin, facts: dict[str, Any]) -> list[str]:
         f"{model['source']}: {model['task']}, {model['parameters']:,} parameters, {classes}opset {facts['opset']}, "
         f"IR {facts['ir_version']}",
         *_input_lines(origin),
+        *([f"labels: {textwrap.shorten('; '.join(origin.labels), 100, placeholder=' ...')}"] if origin.labels else []),
         f"largest difference from the original (max|a-b| / max|b|) at batch {batches}: {_worst(facts):.1e}",
     ]
 
@@ -162,5 +179,8 @@ def _list(console: Console, patterns: tuple[str, ...]) -> None:
         weights = human_bytes(4 * row.parameters)
         lines.append(f"{row.name:<{width}}{row.task:<16}{row.parameters:>14,}{weights:>10}  {size}")
     if not rows:
-        lines.append(f"no built-in name matches {patterns[0]!r}; `vitdeploy export list` shows all")
+        wider = f"*{patterns[0].strip('*')}*"
+        count = sum(1 for _ in entries(wider))
+        matches = f"{wider!r} matches {count}" if count else "`vitdeploy export list` shows all"
+        lines.append(f"no built-in name matches {patterns[0]!r}; {matches}")
     console.finish({"models": [dataclasses.asdict(row) for row in rows]}, lines, None)

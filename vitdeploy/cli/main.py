@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from vitdeploy import __version__
-from vitdeploy.errors import GateError, MissingPackageError, VitdeployError
+from vitdeploy.errors import CapabilityError, GateError, MissingPackageError, VitdeployError
 
 COMMANDS = {
     "run": "The whole line: recipe in, proven bundle out.",
@@ -114,6 +114,12 @@ def _run() -> Any:
         name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if name in EXPORT_MODULES:
             raise MissingPackageError(name, "export", "this command") from error
+        if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # PyTorch's is a RuntimeError
+            raise CapabilityError(
+                "this machine has too little memory for that",
+                found=(str(error).splitlines() or ["out of memory"])[0][-200:],
+                fix="a smaller model or image size, or a machine with more memory",
+            ) from error
         raise
 
 

@@ -43,13 +43,13 @@ def command(console: Console, graph: Path, output: Path, without: tuple[str, ...
     first (LayerNorm and GELU as single nodes, linears as MatMul and Add, shapes as constants).
     """
     from vitdeploy.graph.optimize import OptimizeOptions
-    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, graphs_in
+    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, SEQUENCE_PARTS, graphs_in, is_ours
     from vitdeploy.pipeline.stages.optimize import optimize
     from vitdeploy.pipeline.subjects import find_graph
     from vitdeploy.store.publish import replacing
 
     file = find_graph(graph)
-    graphs = graphs_in(graph) if graph.is_dir() else {file.stem: file}
+    graphs = graphs_in(graph) if graph.is_dir() else {file.stem if file.stem in SEQUENCE_PARTS else "model": file}
     options = OptimizeOptions(**{name: name not in without for name in REWRITES}, qkv=qkv)  # type: ignore[arg-type]
     with console, replacing(output, OUTPUT_NAMES) as work:
         facts = optimize(graphs, options, work, console.progress)
@@ -59,4 +59,7 @@ def command(console: Console, graph: Path, output: Path, without: tuple[str, ...
         changed = [f"{count} x {rewrite}" for rewrite, count in counts.items() if count]
         lines.append(f"{name}: {before} nodes -> {after}; {', '.join(changed) or 'nothing to rewrite'}")
         lines.append(f"{name}: largest difference (max|a-b| / max|b|) {facts['difference'][name]:.1e}")
-    console.finish(facts, lines, output, f"vitdeploy quantize {output} --data DIR --target openvino-cpu -o DIR")
+    then = f"vitdeploy quantize {output} --data DIR --target openvino-cpu -o DIR"
+    if not is_ours(file):  # it does not say yet how its images are prepared
+        then = f"vitdeploy export {next(output.glob('*.onnx'))} -o DIR"
+    console.finish(facts, lines, output, then)
