@@ -7,7 +7,7 @@ DEV    := pytest pytest-xdist hypothesis import-linter ruff mypy types-PyYAML sc
 # where there is only a CPU build of PyTorch (tests/references.py).
 REFERENCES := timm==1.0.31 transformers==5.23.0 torchmetrics
 
-.PHONY: demo test lint clean
+.PHONY: demo test models-doc clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitdeploy run recipes/digits.yaml -o out/digits
@@ -17,6 +17,10 @@ test: $(VENV)/.installed-dev
 	$(BIN)/ruff format --check vitdeploy
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile
+
+# docs/models.md, of what the tests of parity measure.
+models-doc: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.models_page -n 2 --dist loadfile
 
 # The stamp is written last, so that an interrupted installation is done again.
 $(VENV)/.installed: pyproject.toml constraints.txt

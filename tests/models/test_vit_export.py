@@ -52,7 +52,7 @@ VARIANTS = {
     "CLIP": ("CLIP image tower", replace(ONE_BLOCK, stem_norm=True, activation="quick_gelu", head="projection")),
     "SigLIP": (
         "SigLIP image tower",
-        replace(ONE_BLOCK, class_token=False, pooling="attention", activation="gelu_tanh"),
+        replace(ONE_BLOCK, class_token=False, pooling="attention", activation="gelu_tanh", num_classes=0),
     ),
     "distilled, with CLIP's stem": (
         "DeiT",
