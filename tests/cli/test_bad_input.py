@@ -434,7 +434,7 @@ def foreign(tmp_path):
 
 def test_a_file_that_is_no_onnx(refused, tmp_path):
     (tmp_path / "garbage.onnx").write_bytes(b"\x08garbage" * 50)
-    says = ["garbage.onnx is not a valid ONNX file", "wanted: an ONNX model", "fix:    export it again"]
+    says = ["garbage.onnx is not a valid ONNX file", "wanted: a whole ONNX model", "fix:    get it again"]
     refused(2, "VD2202", "inspect", "garbage.onnx", says=says)
     refused(2, "VD2202", "compile", "garbage.onnx", "--target", "onnxruntime-cpu", "-o", "out", says=says)
 

@@ -35,13 +35,31 @@ CHECKED_ELEMENTS = 1024
 
 
 def admit(path: Path) -> ir.Model:
-    """Read an ONNX file of whatever origin. Weights beside it stay on disk, memory-mapped.
+    """Read an ONNX file of whatever origin, to rewrite it. Weights beside it stay on disk, memory-mapped.
 
     Raises:
         MissingFileError: no such file, or a file of weights that is not there.
         GraphError: not an ONNX file, or one that no target could run: opset, operators, inputs.
         UnsafeGraphError: sizes or file names that only an attack, or heavy damage, would write.
     """
+    proto = _safe(path)
+    _check_header(proto)
+    _check_inputs(proto)
+    return _parsed(proto, path, shapes=False)
+
+
+def read_graph(path: Path) -> ir.Model:
+    """Read an ONNX file as it is, to run or compile it: any operators and inputs, with the shapes that it declares.
+
+    Raises:
+        MissingFileError, UnsafeGraphError: as `admit`.
+        GraphError: not an ONNX file, or one that the ONNX checker rejects.
+    """
+    return _parsed(_safe(path), path, shapes=True)
+
+
+def _safe(path: Path) -> onnx.ModelProto:
+    """The file, once nothing in it is larger or reaches further than it may."""
     content = _read(path)
     name = shown(path.name)
     survey(content, name)
@@ -53,16 +71,18 @@ def admit(path: Path) -> ir.Model:
     del content
     _check_limits(proto, name)
     _check_names(proto)
-    _check_header(proto)
     check_tensors(proto, path.parent)
-    _check_inputs(proto)
+    return proto
+
+
+def _parsed(proto: onnx.ModelProto, path: Path, *, shapes: bool) -> ir.Model:
     try:
         onnx.checker.check_model(_without_weights(proto))
-        for graph in graphs(proto.graph):
+        for graph in () if shapes else graphs(proto.graph):
             del graph.value_info[:]
         model = ir.from_proto(proto)
     except Exception as error:  # checker and reader have no common base
-        raise _invalid(name, str(error) or type(error).__name__) from None
+        raise _invalid(shown(path.name), str(error) or type(error).__name__) from None
     ir.external_data.set_base_dir(model.graph, path.parent)
     return model
 

@@ -9,7 +9,8 @@ from pathlib import Path
 import onnx
 import onnx_ir as ir
 
-from vitdeploy.errors import GraphError, MissingFileError
+from vitdeploy.errors import GraphError
+from vitdeploy.graph.admit import read_graph
 from vitdeploy.spec import (
     DecodeError,
     GraphSpec,
@@ -56,37 +57,11 @@ def load_graph(path: Path) -> ir.Model:
     """Parse and check an ONNX file. Weights beside it (external data) are not read before they are used.
 
     Raises:
-        MissingFileError: no such file.
+        MissingFileError: no such file, or none of the weights beside it.
         GraphError: not an ONNX file, or one that the ONNX checker rejects.
+        UnsafeGraphError: sizes or file names that only an attack, or heavy damage, would write.
     """
-    if not path.is_file():
-        raise MissingFileError(f"no ONNX file at {path}", wanted="a .onnx file, or a folder that holds model.onnx")
-    try:
-        proto = onnx.load(str(path), load_external_data=False)
-        if any(tensor.data_location == onnx.TensorProto.EXTERNAL for tensor in proto.graph.initializer):
-            onnx.checker.check_model(str(path))
-            return _whole(ir.load(path))
-        onnx.checker.check_model(proto)
-    except Exception as error:  # protobuf, checker and external-data errors have no common base
-        text = str(error).strip()
-        raise GraphError(
-            f"{path} is not a valid ONNX file",
-            found=text.splitlines()[0][:200] if text else type(error).__name__,
-            wanted="an ONNX model",
-            fix="export it again",
-        ) from None
-    return ir.from_proto(proto)
-
-
-def _whole(model: ir.Model) -> ir.Model:
-    """The same model; raises ValueError where a file of weights ends before them."""
-    for value in model.graph.initializers.values():
-        tensor = value.const_value
-        if isinstance(tensor, ir.ExternalTensor):
-            size, end = Path(tensor.path).stat().st_size, (tensor.offset or 0) + tensor.nbytes
-            if size < end:
-                raise ValueError(f"{tensor.location} has {size:,} bytes, and {value.name} ends at {end:,}")
-    return model
+    return read_graph(path)
 
 
 def save_graph(model: ir.Model, path: Path) -> None:

@@ -54,8 +54,8 @@ class Recognised:
     """A state dict that a family understands.
 
     `config` is the family's frozen config dataclass, `state` has the module's own key names and loads strictly.
-    `style` is who wrote the keys: "timm", "transformers", "torchvision", "jax", "original". `notes`: what was inferred,
-    converted or left out, one line each, for the user.
+    `style` is who wrote the keys: "timm", "transformers", "torchvision", "jax", "original", or "vitdeploy". `notes`: what was
+    inferred, converted or left out, one line each, for the user.
     """
 
     family: str
@@ -75,8 +75,8 @@ class Family:
     build: the module of a config, with seeded-random initial weights as the paper's code draws them.
     recognise: by keys and shapes alone, None where the state dict is not the family's; raises CheckpointError where it
         is, but something needed cannot be known (says which hint would tell).
-    resize: config and state for another image size, exactly as timm or transformers resize (position embeddings,
-        relative position bias tables); raises CheckpointError with the sizes that would do.
+    resize: config and state for another image size, exactly as timm, transformers or torchvision resize (position
+        embeddings, relative position bias tables); raises CheckpointError with the sizes that would do.
     preprocess: what such models were trained with where no checkpoint says otherwise; None where they take no images.
     """
 
