@@ -22,6 +22,12 @@ REVERSE = ROOT / "calibration" / "reverse"
 SMALL_MODEL = "vit_w32d2h2_patch8_32"
 SEQUENCE_MODEL = "transformer_w32e2d2h4_v13_l20"
 
+# Files that take longest, longest first: started last, one would run on alone when all others are done.
+LONGEST = (
+    *("test_readme.py", "test_kill.py", "test_tasks.py"),
+    *("test_real_weights.py", "test_whole_line.py", "test_sizes.py"),
+)
+
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -31,7 +37,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """`-m parity` selects the tests that take the fixture of that name."""
+    """The longest files first; and `-m parity` selects the tests that take the fixture of that name."""
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
     for item in items:
         if "parity" in getattr(item, "fixturenames", ()):
             item.add_marker("parity")
