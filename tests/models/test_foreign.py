@@ -34,6 +34,8 @@ class Model(nn.Module):
         return self.stem(image).flatten(2).transpose(1, 2)
     def forward(self, image):
 """
+# Its parameters are called model.stem.weight and so on; a reader of checkpoints takes `model.` for a wrapper's prefix.
+WRAPPED = "nn.Sequential(__import__('collections').OrderedDict(model=Model()))"
 LOGITS = HEAD + "        return self.head(self.tokens(image).mean(1))\n"
 
 
@@ -220,7 +222,7 @@ def test_a_file_instead_of_a_module_is_told_its_name(function):
 
 
 @pytest.mark.parametrize("prefix", ["", "module."])
-@pytest.mark.parametrize("build", ["Model()", "nn.Sequential(nn.Sequential(Model()))", "Model().half()"])
+@pytest.mark.parametrize("build", ["Model()", WRAPPED, "Model().half()"])
 def test_a_users_module_takes_the_weights_of_a_checkpoint(prefix, build, function, tmp_path):
     state = {name: torch.randn_like(t) for name, t in function(LOGITS, build).module.model.state_dict().items()}
     torch.save({"state_dict": {prefix + name: t for name, t in state.items()}, "epoch": 3}, tmp_path / "w.pt")
