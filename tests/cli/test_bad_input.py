@@ -233,6 +233,10 @@ def settings():
 
 def fails():
     raise RuntimeError("the weights are on another machine")
+
+class Bakes(Doubles):
+    def forward(self, image):
+        return self.conv(image).reshape(2, 4, 16).mean(-1)
 """
 
 
@@ -254,6 +258,7 @@ def code(tmp_path, monkeypatch):
         ("absent", "VD2104", ["has no function 'absent'", "settings, fails"]),
         ("Lists", "VD2102", ["returns something that vitdeploy has no task for", "wanted: logits [batch, classes]"]),
         ("Narrow", "VD2102", ["does not run on an image of 32x32", ".py, line 25: ", "fix:    --image-size"]),
+        ("Bakes", "VD2201", ["bakes the batch 2 into a constant", "wanted: batch dynamic", "fixed --batch"]),
         ("Doubles", "VD2201", ["cannot be exported", "data-dependent", ".py, line 11: if features.sum() > 0:)"]),
         (
             "Decomposes",
@@ -615,8 +620,8 @@ def test_a_batch_for_export_that_is_no_batch(run, tmp_path, value):
         (["export", "m", "--model", "a:b", "-o", "out"], "two models are named: m, and --model a:b"),
         (["export", "--model", "a:b", "--heads", "3", "-o", "out"], "--heads says nothing of your own module"),
         (
-            ["export", "m.onnx", "--checkpoint", "w.pt", "--image-size", "64", "-o", "out"],
-            "an .onnx file has its own weights and size; leave out --checkpoint, --image-size",
+            ["export", "m.onnx", "--checkpoint", "w.pt", "--heads", "3", "-o", "out"],
+            "an .onnx file has its own weights; leave out --checkpoint, --heads",
         ),
         (["optimize", "m", "-o", "out", "--without", "qkv"], "'class_token_only'"),
     ],

@@ -129,6 +129,28 @@ def test_optimize_names_a_next_command_that_works_for_a_graph_of_somebody_elses(
     assert document(here(*command, "--json"))["model"]["task"] == "classification"
 
 
+def test_a_graph_of_any_image_size_is_optimized_and_exported_at_the_one_asked_for(here, tmp_path):
+    """As optimum exports them: all four axes have names."""
+    weight = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [5, 3, 4, 4], np.linspace(-1, 1, 240))
+    tensors = [("x", ["b", "c", "h", "w_"]), ("y", ["b", 5])]
+    tensors = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in tensors]
+    nodes = [
+        onnx.helper.make_node("Conv", ["x", "w"], ["f"], strides=[4, 4]),
+        onnx.helper.make_node("GlobalAveragePool", ["f"], ["p"]),
+        onnx.helper.make_node("Flatten", ["p"], ["y"]),
+    ]
+    graph = onnx.helper.make_graph(nodes, "g", tensors[:1], tensors[1:], [weight])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8)
+    onnx.save(model, tmp_path / "any.onnx")
+    for verb in ("optimize", "export"):
+        for _ in range(2):  # the second time over its own output
+            assert here(verb, "any.onnx", "--image-size", "8x12", "-o", verb).returncode == 0
+        graph = document(here("inspect", f"{verb}/model.onnx", "--json"))["graph"]
+        assert graph["inputs"][0]["shape"] == (["b", 3, 8, 12] if verb == "optimize" else ["batch", 8, 12, 3])
+        done = here(verb, "any.onnx", "-o", "other")
+        assert (done.returncode, "takes images of any size" in done.stderr) == (2, True)
+
+
 def test_quantize_then_compile_gives_an_int8_engine(here, small_export, digits, tmp_path):
     target = "openvino-cpu"
     command = ("quantize", small_export, "--data", digits, "--target", target, "-o", "int8", "--num-samples", 32)

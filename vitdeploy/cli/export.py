@@ -89,9 +89,9 @@ def _check_options(name: str, options: dict[str, Any]) -> None:
         raise click.UsageError(f"two models are named: {name}, and --model {options['function']}")
     if options["function"] and options["heads"]:
         raise click.UsageError("--heads says nothing of your own module")
-    useless = [f"--{key.replace('_', '-')}" for key in NAMES if options[key]]
+    useless = [f"--{key.replace('_', '-')}" for key in NAMES if options[key] and key != "image_size"]
     if name.endswith(".onnx") and useless:
-        raise click.UsageError(f"an .onnx file has its own weights and size; leave out {', '.join(useless)}")
+        raise click.UsageError(f"an .onnx file has its own weights; leave out {', '.join(useless)}")
 
 
 def _wanted(

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from vitdeploy.cli.console import Console, output_options
+from vitdeploy.cli.sources import ImageSize
 
 REWRITES = (
     "fold_layer_scale",
@@ -35,8 +36,16 @@ REWRITES = (
     show_default=True,
     help="Query, key and value as one linear or three.",
 )
+@click.option("--image-size", type=ImageSize(), help="Where the graph leaves it open: 384, or 256x320 (HxW).")
 @output_options
-def command(console: Console, graph: Path, output: Path, without: tuple[str, ...], qkv: str) -> None:
+def command(
+    console: Console,
+    graph: Path,
+    output: Path,
+    without: tuple[str, ...],
+    qkv: str,
+    image_size: tuple[int, int] | None,
+) -> None:
     """Exact rewrites of a float graph; the result is compared with the graph before.
 
     GRAPH is a folder made by `vitdeploy export`, or any .onnx file, of whatever exporter: it is brought into one form
@@ -52,7 +61,7 @@ def command(console: Console, graph: Path, output: Path, without: tuple[str, ...
     graphs = graphs_in(graph) if graph.is_dir() else {file.stem if file.stem in SEQUENCE_PARTS else "model": file}
     options = OptimizeOptions(**{name: name not in without for name in REWRITES}, qkv=qkv)  # type: ignore[arg-type]
     with console, replacing(output, OUTPUT_NAMES) as work:
-        facts = optimize(graphs, options, work, console.progress)
+        facts = optimize(graphs, options, work, console.progress, image_size)
     lines = []
     for name, counts in facts["rewrites"].items():
         before, after = facts["nodes"][name]
@@ -61,5 +70,5 @@ def command(console: Console, graph: Path, output: Path, without: tuple[str, ...
         lines.append(f"{name}: largest difference (max|a-b| / max|b|) {facts['difference'][name]:.1e}")
     then = f"vitdeploy quantize {output} --data DIR --target openvino-cpu -o DIR"
     if not is_ours(file):  # it does not say yet how its images are prepared
-        then = f"vitdeploy export {next(output.glob('*.onnx'))} -o DIR"
+        then = f"vitdeploy export {output / 'model.onnx'} -o DIR"
     console.finish(facts, lines, output, then)

@@ -62,6 +62,8 @@ def _safe(path: Path) -> onnx.ModelProto:
     """The file, once nothing in it is larger or reaches further than it may."""
     content = _read(path)
     name = shown(path.name)
+    if not content:
+        raise GraphError(f"{name} is an empty file", wanted="an ONNX model", fix="get it again")
     survey(content, name)
     proto = onnx.ModelProto()
     try:

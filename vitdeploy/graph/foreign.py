@@ -19,6 +19,7 @@ import onnx_ir as ir
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.admit import admit
 from vitdeploy.graph.bind import bind_input
+from vitdeploy.graph.image_size import set_image_size
 from vitdeploy.graph.io import BATCH
 from vitdeploy.graph.normalise import drop_unused
 from vitdeploy.spec import PostprocessSpec, Task
@@ -45,8 +46,10 @@ class ForeignGraph:
     notes: tuple[str, ...]
 
 
-def import_graph(path: Path) -> ForeignGraph:
+def import_graph(path: Path, image_size: tuple[int, int] | None = None) -> ForeignGraph:
     """Read a file of unknown origin and say what it is for. Its function is that of the file.
+
+    `image_size` is (height, width), for a file that leaves it open.
 
     Raises:
         UnsafeGraphError, GraphError, MissingFileError: the file is refused; or its inputs and outputs are of no task.
@@ -58,6 +61,7 @@ def import_graph(path: Path) -> ForeignGraph:
         bind_input(model, SIZES, np.ones(2, np.int64))
         notes.append(f"the input {SIZES} is bound to 1: boxes are relative to the image")
     _rename_input(model, path)
+    set_image_size(model, image_size)
     task, postprocess = _task(model, path)
     _batch(model)
     drop_unused(model)

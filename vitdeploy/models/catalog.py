@@ -58,7 +58,7 @@ def find_or_raise(name: str) -> tuple[Family, Any]:
     """As `find`; raises UnknownModelError with the nearest names."""
     found = find(name)
     if found is None:
-        near = difflib.get_close_matches(name, [n for f in FAMILIES for n in f.names], n=3, cutoff=0.5)
+        near = difflib.get_close_matches(name.lower(), [n for f in FAMILIES for n in f.names], n=3, cutoff=0.5)
         raise UnknownModelError(
             f"no built-in model is called {name!r}",
             found=name,

@@ -129,7 +129,10 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
         # Like every published model's: the last stage is one window.
         side = 2 ** (len(tables) - 1) * patch * _square_side(len(tables[-1][0]))
         image_size = (side, side)
-        notes.append(f"image size is not in the checkpoint: {side}x{side}, at which the last stage is one window")
+        notes.append(
+            f"image size is not in the checkpoint: {side}x{side}, at which the last stage is one window; "
+            "--image-size says otherwise"
+        )
     head = weights.get("head.fc.weight")
     classes = 0 if head is None or head.ndim != 2 else len(head)
     if not classes:
@@ -155,7 +158,9 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
             border=border,
         )
     except ValueError as error:
-        raise CheckpointError("the state dict makes no Swin Transformer", found=str(error)) from None
+        raise CheckpointError(
+            "the state dict makes no Swin Transformer", found=str(error), fix="--image-size HEIGHTxWIDTH, --heads N"
+        ) from None
     for i, (stage, of_stage) in enumerate(zip(config.stages, tables, strict=True)):
         if len(of_stage[0]) != _rows(stage.window):
             side = _square_side(len(of_stage[0]))
@@ -181,7 +186,9 @@ def resize(
     try:
         resized = replace(config, image_size=image_size)
     except ValueError as error:
-        raise CheckpointError("the model cannot be built for this image size", found=str(error)) from None
+        raise CheckpointError(
+            "the model cannot be built for this image size", found=str(error), fix="--image-size HEIGHTxWIDTH"
+        ) from None
     weights = dict(state)
     for i, (old, new) in enumerate(zip(config.stages, resized.stages, strict=True)):
         for name in (_TABLE.format(i, j) for j in range(old.depth)):

@@ -240,7 +240,12 @@ def _parse(name: str, patterns: tuple[tuple[re.Pattern[str], Maker], ...]) -> Vi
         try:
             return make(found, _base(found))
         except ValueError as error:
-            raise UnknownModelError(f"{name!r} cannot be built", found=str(error)) from None
+            raise UnknownModelError(
+                f"{name!r} cannot be built",
+                found=str(error),
+                wanted="an image size that the patch size divides, and a width that the heads divide",
+                fix="change the numbers in the name; --image-size gives another size to a model with learned positions",
+            ) from None
     return None
 
 

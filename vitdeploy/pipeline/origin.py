@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from vitdeploy.bundle.read import file_sha256
-from vitdeploy.errors import CheckpointError, MissingFileError
+from vitdeploy.errors import CheckpointError, GraphError, MissingFileError
 from vitdeploy.graph.foreign import import_graph
 from vitdeploy.graph.io import graph_spec, serialised
 from vitdeploy.models.hub import pinned
@@ -134,19 +134,16 @@ def _of_module(source: Source, given: Overrides) -> Origin:
 
 
 def _of_graph(source: Source, given: Overrides) -> Origin:
-    graph = import_graph(_graph_file(source))
+    asked = source.image_size or (given.preprocess.crop if given.preprocess else None)
+    try:
+        graph = import_graph(_graph_file(source), asked)
+    except GraphError:
+        if source.image_size or not asked:
+            raise
+        graph = import_graph(_graph_file(source))  # of another size than the crop: find_origin says so
     spec = graph_spec(graph.model, "")
-    image = spec.inputs[0]
-    _, channels, height, width = (size if isinstance(size, int) else 0 for size in image.shape)
-    if not (height and width):
-        if given.preprocess is None:
-            raise CheckpointError(
-                f"{source.model} takes images of any size",
-                found=str(image),
-                wanted="one size",
-                fix="give preprocess: with a crop",
-            )
-        height, width = given.preprocess.crop
+    _, channels, height, width = (int(size) if isinstance(size, int) else 0 for size in spec.inputs[0].shape)
+    source = dataclasses.replace(source, image_size=(height, width))
     notes = list(graph.notes)
     if given.preprocess is None:
         notes.append("an ONNX file does not say how images are prepared: / 255 and a plain resize are assumed")
@@ -194,7 +191,7 @@ def _labels(path: Path, origin: Origin) -> tuple[str, ...]:
 def reference_runner(source: Source, *, threads: int = 0, original: Original | None = None) -> Runner:
     """The runner (not loaded yet) of the original: PyTorch eager, or ONNX Runtime for an ONNX file."""
     if is_onnx(source):
-        graph = import_graph(_graph_file(source))
+        graph = import_graph(_graph_file(source), source.image_size)
         return OnnxRuntimeRunner(serialised(graph.model), name=ORIGINAL, threads=threads)
     return torch_runner(original or load_original(source), threads=threads)
 

@@ -59,7 +59,7 @@ def open_session(
     """
     runtime = require()
     options = runtime.SessionOptions()
-    options.log_severity_level = 3
+    options.log_severity_level = 4  # errors are raised; ONNX Runtime would print them too
     options.intra_op_num_threads = threads
     if batch is not None:
         options.add_free_dimension_override_by_name("batch", batch)

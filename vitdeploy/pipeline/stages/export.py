@@ -9,7 +9,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from vitdeploy.errors import CapabilityError
+from vitdeploy.errors import CapabilityError, ExportError
 from vitdeploy.export.parity import TOLERANCE, ask, check_graph
 from vitdeploy.export.torch_onnx import export_graph
 from vitdeploy.graph.foreign import import_graph
@@ -76,8 +76,16 @@ def _export_image_model(
             outputs=[tensor.name for tensor in origin.outputs],
             postprocess=origin.postprocess,
         )
+    batch = fixed_batch(graph_spec(graph, MODEL_FILE))
+    if batch not in (None, config.batch):
+        raise ExportError(
+            f"{origin.name} bakes the batch {batch} into a constant of its graph",
+            found=f"batch {batch}",
+            wanted=f"batch {config.batch or 'dynamic'}",
+            fix="in the model, take sizes from the tensor, or export with a fixed --batch",
+        )
     save_graph(graph, out / MODEL_FILE)
-    versions, batch = (graph.opset_imports[""], graph.ir_version or 0), fixed_batch(graph_spec(graph, MODEL_FILE))
+    versions = graph.opset_imports[""], graph.ir_version or 0
     del graph
     progress("compare with the original", 2, 3)
     with reference_runner(origin.source, original=original) as reference:
@@ -90,7 +98,7 @@ def _export_image_model(
 def _imported(origin: Origin, config: ExportConfig) -> ir.Model:
     """The user's ONNX file in the one form that later stages know, with its preprocessing."""
     assert origin.source.model is not None
-    found = import_graph(Path(origin.source.model))
+    found = import_graph(Path(origin.source.model), origin.source.image_size)
     batch = fixed_batch(graph_spec(found.model, MODEL_FILE))
     if batch != config.batch and batch is not None:
         raise CapabilityError(

@@ -6,22 +6,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from vitdeploy.errors import EngineError, GraphError
 from vitdeploy.export.parity import compare_graphs
 from vitdeploy.graph.admit import admit
+from vitdeploy.graph.image_size import set_image_size
 from vitdeploy.graph.io import save_graph
 from vitdeploy.graph.normalise import normalise
 from vitdeploy.graph.optimize import OptimizeOptions
 from vitdeploy.graph.optimize import optimize as rewrite
 from vitdeploy.pipeline.progress import Progress, silent
-from vitdeploy.pipeline.stages.files import copy_labels, write_json
+from vitdeploy.pipeline.stages.files import SEQUENCE_PARTS, copy_labels, write_json
 
 
 def optimize(
-    graphs: Mapping[str, Path], options: OptimizeOptions, out: Path, progress: Progress = silent
+    graphs: Mapping[str, Path],
+    options: OptimizeOptions,
+    out: Path,
+    progress: Progress = silent,
+    image_size: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
     """Writes every graph rewritten, and optimize.json: what was changed how often, and the difference.
 
-    The files may be of any exporter.
+    The files may be of any exporter, and are called by their names here. `image_size` is (height, width), for a file
+    that leaves it open.
 
     Raises:
         UnsafeGraphError, GraphError, MissingFileError: a file is refused, as `admit` says.
@@ -31,12 +38,24 @@ def optimize(
     for done, (name, file) in enumerate(graphs.items()):
         progress("optimize", done, len(graphs))
         model = admit(file)
+        if name not in SEQUENCE_PARTS:
+            set_image_size(model, image_size)
         before = len(model.graph)
         counts = {**normalise(model).passes, **rewrite(model, options)}
-        save_graph(model, out / file.name)
+        made = out / f"{name}.onnx"
+        save_graph(model, made)
         facts["rewrites"][name] = counts
         facts["nodes"][name] = [before, len(model.graph)]
-        facts["difference"][name] = compare_graphs(file, out / file.name)
+        try:
+            facts["difference"][name] = compare_graphs(file, made)
+        except EngineError as error:
+            if image_size is None:
+                raise
+            raise GraphError(
+                f"{file} does not run on images of {image_size[0]}x{image_size[1]}",
+                found=error.found,
+                fix="--image-size with the size that it was exported at",
+            ) from None
     progress("optimize", len(graphs), len(graphs))
     copy_labels(next(iter(graphs.values())).parent, out)
     write_json(out / "optimize.json", facts)
