@@ -47,8 +47,9 @@ STAGES = {
 }
 # Run in the forked process, in a session of its own.
 COMMAND = """
-import functools, os, sys, tempfile
+import functools, os, signal, sys, tempfile
 os.setsid()
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests themselves run in the background
 os.chdir(home)
 os.environ.update(VITDEPLOY_STORE=store, TMPDIR=scratch, PYTHONPATH=root)
 tempfile.tempdir = None

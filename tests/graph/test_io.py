@@ -68,7 +68,7 @@ def empty(content):
 def test_what_is_not_a_whole_onnx_file_is_refused(tmp_path, file, damage):
     path = tmp_path / "model.onnx"
     path.write_bytes(damage(file.read_bytes()))
-    with pytest.raises(GraphError, match="not a valid ONNX file") as caught:
+    with pytest.raises(GraphError, match=r"is not a valid ONNX file|is an empty file") as caught:
         load_graph(path)
     assert caught.value.found
     assert caught.value.exit_code == 2

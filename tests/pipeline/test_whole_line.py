@@ -237,4 +237,4 @@ def test_a_dry_run_shows_what_a_change_makes_again_and_computes_nothing(line, cl
 def test_a_budget_is_met_by_one_engine_and_only_those_asked_for_give_reasons(line):
     verdict = line.report["verdict"]
     assert verdict["gate"] == "pass"
-    assert {reason.partition(":")[0] for reason in verdict["reasons"]} == set(ENGINES[:2])
+    assert [reason.partition(":")[0] for reason in verdict["reasons"]] == ["openvino-cpu-int8"]

@@ -63,7 +63,7 @@ def _safe(path: Path) -> onnx.ModelProto:
     content = _read(path)
     name = shown(path.name)
     if not content:
-        raise GraphError(f"{name} is an empty file", wanted="an ONNX model", fix="get it again")
+        raise GraphError(f"{name} is an empty file", found="0 bytes", wanted="an ONNX model", fix="get it again")
     survey(content, name)
     proto = onnx.ModelProto()
     try:
@@ -94,11 +94,13 @@ def _read(path: Path) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except (OSError, ValueError):
-        raise MissingFileError(f"no ONNX file at {shown(str(path))}", wanted="a .onnx file that can be read") from None
+        raise MissingFileError(
+            f"no ONNX file at {shown(str(path), MAX_NAME)}", wanted="a .onnx file that can be read"
+        ) from None
     status = os.fstat(descriptor)
     if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
-        raise MissingFileError(f"{shown(str(path))} is not a file", wanted="a .onnx file")
+        raise MissingFileError(f"{shown(str(path), MAX_NAME)} is not a file", wanted="a .onnx file")
     with os.fdopen(descriptor, "rb") as file:
         if status.st_size > MAX_BYTES:
             raise UnsafeGraphError(

@@ -24,11 +24,11 @@ KEYS = frozenset({"location", "offset", "length", "checksum"})
 SHOWN = 80
 
 
-def shown(text: str | bytes) -> str:
-    """A name out of a foreign file, safe to print: escaped and cut."""
+def shown(text: str | bytes, most: int = SHOWN) -> str:
+    """A name out of a foreign file, safe to print: escaped, and cut after `most` characters."""
     raw = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-    safe = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in raw[: SHOWN + 1])
-    return safe if len(raw) <= SHOWN else f"{safe[:SHOWN]}..."
+    safe = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in raw[: most + 1])
+    return safe if len(raw) <= most else f"{safe[:most]}..."
 
 
 def plausible(dims: Sequence[int]) -> bool:
@@ -162,7 +162,9 @@ def _file_size(name: str, location: str, folder: Path) -> int:
             status = os.lstat(path)
         except OSError:
             raise MissingFileError(
-                f"the external data of the tensor {name} is not there", found=shown(str(path)), fix="copy it beside it"
+                f"the external data of the tensor {name} is not there",
+                found=f"no {shown('/'.join(parts))} beside it",
+                fix="copy it there",
             ) from None
         if stat.S_ISLNK(status.st_mode):
             raise UnsafeGraphError(

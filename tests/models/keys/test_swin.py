@@ -142,7 +142,8 @@ def test_an_mlp_of_no_whole_ratio_has_its_sizes(width, ratio):
 
 def test_the_image_size_is_assumed_and_said_so():
     _, found = read(of_timm(SMALL).state_dict())
-    assert found.notes == ("image size is not in the checkpoint: 32x32, at which the last stage is one window",)
+    assumed = "image size is not in the checkpoint: 32x32, at which the last stage is one window"
+    assert found.notes == (f"{assumed}; --image-size says otherwise",)
 
 
 def test_the_original_release_merges_patches_at_the_end_of_a_stage(parity):
