@@ -80,8 +80,8 @@ def _to_objects(found: Detections) -> Objects:
 
 
 def listed(labels: Sequence[str]) -> str:
-    """What is there and how often, most frequent first: "3 person, 1 dog"."""
+    """What is there and how often, most frequent first: "3× person, 1× dog"."""
     counts = {label: labels.count(label) for label in dict.fromkeys(labels)}
     ordered = sorted(counts.items(), key=lambda item: -item[1])
     more = f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else ""
-    return ", ".join(f"{count} {label}" for label, count in ordered[:SHOWN]) + more or "nothing"
+    return ", ".join(f"{count}× {label}" for label, count in ordered[:SHOWN]) + more or "nothing"
