@@ -42,7 +42,7 @@ def images(parts):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, digits, parts):
-    """model.onnx of the digits model and ranges.json of all its calibration images."""
+    """model.onnx of the digits model and statistics.npz of all its calibration images."""
     out = tmp_path_factory.mktemp("digits")
     origin = find_origin(Source("vit_w192d4h3_patch4_32", digits / "vit_digits.safetensors"), Overrides(PREPROCESS))
     export(origin, ExportConfig("digits", opset=20, batch=None, in_graph=True), out)
@@ -56,7 +56,7 @@ def float_logits(folder, images):
 
 
 def placed(folder, out, target, ignore=()):
-    place_graph(PlaceConfig(target, "int8", ignore), folder / "model.onnx", folder / "ranges.json", out)
+    place_graph(PlaceConfig(target, "int8", ignore), folder / "model.onnx", folder / "statistics.npz", out)
     return out / "model.onnx"
 
 
@@ -124,7 +124,8 @@ few = list(batches(scan(Path(sys.argv[2]), "folders")[0][:16], spec, 4))
 ranges = observe(model, (batch for _ in range(int(sys.argv[3])) for batch in few), spec)
 status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
 peak = int(status["VmHWM"].split()[0]) / 1024
-print(json.dumps({"peak": peak, "ranges": {name: [found.low, found.high] for name, found in ranges.items()}}))
+bounds = {name: [found.low.tolist(), found.high.tolist()] for name, found in ranges.items()}
+print(json.dumps({"peak": peak, "ranges": bounds}))
 """
 
 

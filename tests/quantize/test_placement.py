@@ -15,9 +15,10 @@ from vitdeploy.data.pixels import batches
 from vitdeploy.errors import GraphError, TargetError
 from vitdeploy.graph.io import load_graph, save_graph
 from vitdeploy.graph.linears import constant, count_int8, find_linears
-from vitdeploy.quantize.observers import Range, observe
+from vitdeploy.quantize.error import range_of
+from vitdeploy.quantize.observers import observe
 from vitdeploy.quantize.placement import place
-from vitdeploy.quantize.ranges import activation_scale
+from vitdeploy.quantize.ranges import Range, activation_scale
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.spec import TARGETS, PreprocessSpec
 
@@ -31,7 +32,8 @@ OPENVINO, ORT = "openvino-cpu", "onnxruntime-cpu"
 def ranges(small_export, digits):
     preprocess = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))
     samples = split(digits, "none", calibration=8, evaluation=1, seed=0).calibration
-    return observe(load_graph(small_export / "model.onnx"), batches(samples, preprocess, 4), preprocess)
+    found = observe(load_graph(small_export / "model.onnx"), batches(samples, preprocess, 4), preprocess)
+    return {name: range_of(each) for name, each in found.items()}
 
 
 @pytest.fixture

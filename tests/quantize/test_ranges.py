@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from onnx import TensorProto, helper
 
-from vitdeploy.quantize.observers import Range
-from vitdeploy.quantize.ranges import TINY, activation_scale, quantize_weight
+from vitdeploy.quantize.ranges import TINY, Range, activation_scale, quantize_weight
 
 values = st.floats(-(2.0**20), 2.0**20, width=32)
 # Half a step, and what float32 division adds to it at 255 steps from zero.

@@ -48,7 +48,8 @@ def command(
             data, num_samples, seed, metadata.images, skip_bad=skip_bad, progress=console.progress
         )
         calibrate(file, samples, work, console.progress)
-        placed = place_graph(PlaceConfig(target, "int8", ignore), file, work / "ranges.json", work)
+        placed = place_graph(PlaceConfig(target, "int8", ignore), file, work / "statistics.npz", work)
+        (work / "statistics.npz").unlink()
         (work / "ranges.json").rename(work / "calibration.json")
         copy_labels(file.parent, work)
     lines = [

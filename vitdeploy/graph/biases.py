@@ -56,7 +56,7 @@ def fold_value_bias(model: ir.Model) -> int:
         # One column along the last axis but one, the keys: only then is the bias a vector added to every value.
         if columns is None or (columns != columns[..., :1, :]).any() or not linear.bias[columns].any():
             continue
-        behind = _projection(editor, attention, columns[..., :1, :])
+        behind = projection_of(editor, attention, columns[..., :1, :])
         if behind is None:
             continue
         projection, channels = behind
@@ -78,7 +78,7 @@ def _clear(editor: Editor, linear: Linear, bias: npt.NDArray[np.float32], column
     return True
 
 
-def _projection(editor: Editor, attention: Attention, columns: Indices) -> tuple[Linear, Indices] | None:
+def projection_of(editor: Editor, attention: Attention, columns: Indices) -> tuple[Linear, Indices] | None:
     """The linear that reads the mixed values, and the value column that each of its input channels comes from."""
     mixed = attention.mix.outputs[0]
     shape = static_shape(mixed)

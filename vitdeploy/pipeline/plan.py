@@ -123,10 +123,11 @@ def _calibrate(job: Job) -> Step:
         CALIBRATE,
         "calibrate",
         write,
-        {"observer": "minmax"},
+        {},
         (OPTIMIZE,),
         {"images": job.data.calibration_digest},
         tool_versions(("onnxruntime", "pillow", "numpy")),
+        version=2,
     )
 
 
@@ -135,9 +136,9 @@ def _place(candidate: Candidate) -> Step:
     config = PlaceConfig(candidate.target, candidate.precision)
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
-        ranges = folders[CALIBRATE].path / "ranges.json" if quantized else None
+        statistics = folders[CALIBRATE].path / "statistics.npz" if quantized else None
         progress(candidate.step("place"), 0, 1)
-        place_graphs(config, folders[OPTIMIZE].path, ranges, out)
+        place_graphs(config, folders[OPTIMIZE].path, statistics, out)
         progress(candidate.step("place"), 1, 1)
 
     return Step(
@@ -147,7 +148,7 @@ def _place(candidate: Candidate) -> Step:
         asdict(config),
         (OPTIMIZE, CALIBRATE) if quantized else (OPTIMIZE,),
         tools=tool_versions(("onnx", "onnx-ir", "numpy")),
-        version=2,
+        version=3,
     )
 
 

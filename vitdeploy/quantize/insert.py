@@ -8,8 +8,7 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.graph.canonical.edit import add_constant
-from vitdeploy.quantize.observers import Range
-from vitdeploy.quantize.ranges import ActivationScale, activation_scale
+from vitdeploy.quantize.ranges import ActivationScale, Range, activation_scale
 
 
 class Quantizers:

@@ -16,21 +16,22 @@ import onnx_ir as ir
 from vitdeploy.graph.canonical.edit import add_constant
 from vitdeploy.graph.linears import Linear
 from vitdeploy.quantize.insert import Quantizers
-from vitdeploy.quantize.observers import Range
-from vitdeploy.quantize.ranges import quantize_weight
+from vitdeploy.quantize.ranges import QuantizedWeight, Range
 
 KINDS = ("matmul",)
 DOMAIN = "com.microsoft"
 
 
-def write(model: ir.Model, linears: Sequence[Linear], ranges: Mapping[str, Range]) -> None:
+def write(
+    model: ir.Model, linears: Sequence[Linear], ranges: Mapping[str, Range], weights: Mapping[str, QuantizedWeight]
+) -> None:
     """Quantize the given layers in place."""
     quantizers = Quantizers(model, ranges)
     if linears:
         model.opset_imports[DOMAIN] = 1
     for linear in linears:
         activation, scale, zero_point = quantizers.quantize(linear.input, linear.node)
-        quantized, weight_scales = quantize_weight(linear.weight, linear.out_axis)
+        quantized, weight_scales = weights[linear.name]
         stem = f"{linear.name}.weight"
         inputs = [
             activation,

@@ -15,13 +15,14 @@ import onnx_ir as ir
 from vitdeploy.graph.canonical.edit import add_constant
 from vitdeploy.graph.linears import Linear
 from vitdeploy.quantize.insert import Quantizers
-from vitdeploy.quantize.observers import Range
-from vitdeploy.quantize.ranges import quantize_weight
+from vitdeploy.quantize.ranges import QuantizedWeight, Range, quantize_weight
 
 KINDS = ("matmul", "conv")
 
 
-def write(model: ir.Model, linears: Sequence[Linear], ranges: Mapping[str, Range]) -> None:
+def write(
+    model: ir.Model, linears: Sequence[Linear], ranges: Mapping[str, Range], weights: Mapping[str, QuantizedWeight]
+) -> None:
     """Quantize the given layers in place."""
     known = dict(ranges)
     quantizers = Quantizers(model, known)
@@ -36,7 +37,7 @@ def write(model: ir.Model, linears: Sequence[Linear], ranges: Mapping[str, Range
             model.graph.insert_before(linear.node, node)
             dequantized[name] = node.outputs[0]
         linear.node.replace_input_with(0, dequantized[name])
-        linear.node.replace_input_with(1, _weight(model, linear))
+        linear.node.replace_input_with(1, _weight(model, linear, weights.get(linear.name)))
 
 
 def _takes_pixels(linear: Linear) -> bool:
@@ -63,8 +64,8 @@ def _in_unit_range(model: ir.Model, linear: Linear, ranges: dict[str, Range]) ->
     return replace(linear, input=node.outputs[0], weight=linear.weight * np.float32(255))
 
 
-def _weight(model: ir.Model, linear: Linear) -> ir.Value:
-    quantized, scales = quantize_weight(linear.weight, linear.out_axis)
+def _weight(model: ir.Model, linear: Linear, rounded: QuantizedWeight | None) -> ir.Value:
+    quantized, scales = rounded or quantize_weight(linear.weight, linear.out_axis)
     stem = f"{linear.name}.weight"
     node = ir.node(
         "DequantizeLinear",

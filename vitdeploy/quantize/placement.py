@@ -9,13 +9,14 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError, TargetError
-from vitdeploy.graph.linears import Linear, find_linears
+from vitdeploy.graph.linears import find_linears
 from vitdeploy.quantize import place_onnxruntime, place_openvino
-from vitdeploy.quantize.observers import Range
+from vitdeploy.quantize.ranges import QuantizedWeight, Range, quantize_weight
 from vitdeploy.spec import TARGETS
 
 
@@ -28,16 +29,15 @@ class Placement:
     float: dict[str, str]
 
 
-def place(model: ir.Model, ranges: Mapping[str, Range], target: str, ignore: Sequence[str] = ()) -> Placement:
-    """Write INT8 into the float graph for `target`, in place.
+def choose(model: ir.Model, target: str, ignore: Sequence[str] = ()) -> Placement:
+    """Which layers of the float graph `target` computes in INT8. Nothing is changed.
 
     Args:
-        ranges: the observed range of each layer's input, by tensor name.
         ignore: layer names, or shell patterns of them, to leave in float.
 
     Raises:
         TargetError: an unknown target.
-        GraphError: a pattern of `ignore` matches no layer, or a layer was not calibrated.
+        GraphError: a pattern of `ignore` matches no layer, or there is none at all.
     """
     if target not in TARGETS:
         raise TargetError(f"no target is called {target!r}", wanted=", ".join(TARGETS))
@@ -53,16 +53,42 @@ def place(model: ir.Model, ranges: Mapping[str, Range], target: str, ignore: Seq
             fix="give layer names as printed by `vitdeploy inspect`, with * for any",
         )
     left: dict[str, str] = {}
-    chosen: list[Linear] = []
-    backend = {"onnxruntime": place_onnxruntime, "openvino": place_openvino}[TARGETS[target].backend]
+    kinds = _backend(target).KINDS
     for linear in linears:
         if any(fnmatch.fnmatchcase(linear.name, pattern) for pattern in ignore):
             left[linear.name] = "ignored on request"
-        elif linear.kind not in backend.KINDS:
+        elif linear.kind not in kinds:
             left[linear.name] = f"a {linear.kind} is faster in float on this target"
-        elif str(linear.input.name) not in ranges:
+    return Placement(target, tuple(name for name in names if name not in left), left)
+
+
+def place(
+    model: ir.Model,
+    ranges: Mapping[str, Range],
+    target: str,
+    ignore: Sequence[str] = (),
+    weights: Mapping[str, QuantizedWeight] | None = None,
+) -> Placement:
+    """Write INT8 into the float graph for `target`, in place.
+
+    Args:
+        ranges: what is to be represented of each layer's input, by tensor name.
+        ignore: as in `choose`.
+        weights: by layer name, of linears; any other is rounded to the nearest.
+
+    Raises:
+        TargetError, GraphError: as `choose`; or a layer was not calibrated.
+    """
+    placement, rounded = choose(model, target, ignore), dict(weights or {})
+    chosen = [linear for linear in find_linears(model) if linear.name in placement.int8]
+    for linear in chosen:
+        if str(linear.input.name) not in ranges:
             raise GraphError(f"the input of {linear.name} was not calibrated", fix="calibrate this graph again")
-        else:
-            chosen.append(linear)
-    backend.write(model, chosen, ranges)
-    return Placement(target, tuple(linear.name for linear in chosen), left)
+        if linear.name not in rounded and linear.kind == "matmul":
+            rounded[linear.name] = quantize_weight(linear.weight, linear.out_axis)
+    _backend(target).write(model, chosen, ranges, rounded)
+    return placement
+
+
+def _backend(target: str) -> ModuleType:
+    return {"onnxruntime": place_onnxruntime, "openvino": place_openvino}[TARGETS[target].backend]

@@ -11,9 +11,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.quantize.observers import Range
-
+# int8 weights, and float32 scales [output channels].
+QuantizedWeight = tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]
 TINY = float(np.finfo(np.float32).tiny)
+
+
+@dataclass(frozen=True)
+class Range:
+    """What is represented of a tensor: values outside are cut off."""
+
+    low: float
+    high: float
 
 
 @dataclass(frozen=True)

@@ -13,14 +13,16 @@ from vitdeploy.errors import CapabilityError, GraphError, TargetError
 from vitdeploy.graph.io import fixed_batch, get_metadata, graph_spec, load_graph, save_graph, set_metadata
 from vitdeploy.graph.normalise import drop_unused
 from vitdeploy.pipeline.progress import Counter, Progress, silent
-from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, read_json, write_json
-from vitdeploy.quantize.observers import BATCH, Range, observe
-from vitdeploy.quantize.placement import place
+from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, write_json
+from vitdeploy.quantize.observers import BATCH, observe
+from vitdeploy.quantize.placement import choose, place
+from vitdeploy.quantize.prepare import prepare
+from vitdeploy.quantize.statistics import load_statistics, save_statistics
 from vitdeploy.spec import TARGETS, Precision
 
 
 def calibrate(graph: Path, samples: Sequence[Sample], out: Path, progress: Progress = silent) -> None:
-    """Writes ranges.json: the range of every layer's input over the samples."""
+    """Writes statistics.npz, of every layer's input over the samples, and ranges.json: its bounds."""
     model = load_graph(graph)
     metadata = get_metadata(model, str(graph))
     if metadata.precision is not None:
@@ -32,8 +34,10 @@ def calibrate(graph: Path, samples: Sequence[Sample], out: Path, progress: Progr
     count = Counter(progress, "calibrate", len(samples))
     size = fixed_batch(graph_spec(model, MODEL_FILE)) or BATCH
     pixels = batches(samples, metadata.images, size)
-    ranges = observe(model, _whole(pixels, size, len(samples)) if size != BATCH else pixels, metadata.images, count)
-    write_json(out / "ranges.json", {name: asdict(found) for name, found in sorted(ranges.items())})
+    found = observe(model, _whole(pixels, size, len(samples)) if size != BATCH else pixels, metadata.images, count)
+    save_statistics(found, out / "statistics.npz")
+    bounds = {name: {"low": float(each.low.min()), "high": float(each.high.max())} for name, each in found.items()}
+    write_json(out / "ranges.json", bounds)
 
 
 def _whole(pixels: Any, size: int, total: int) -> Any:
@@ -52,23 +56,26 @@ class PlaceConfig:
     ignore: tuple[str, ...] = ()
 
 
-def place_graphs(config: PlaceConfig, folder: Path, ranges: Path | None, out: Path) -> None:
+def place_graphs(config: PlaceConfig, folder: Path, statistics: Path | None, out: Path) -> None:
     """Writes the placement of every graph in `folder`; errors as `place_graph`."""
     for file in graphs_in(folder).values():
-        place_graph(config, file, ranges, out)
+        place_graph(config, file, statistics, out)
 
 
-def place_graph(config: PlaceConfig, graph: Path, ranges: Path | None, out: Path) -> dict[str, Any]:
+def place_graph(config: PlaceConfig, graph: Path, statistics: Path | None, out: Path) -> dict[str, Any]:
     """Writes the graph for one target in one precision under its own file name, and placement.json."""
     check_precision(config.target, config.precision)
     model = load_graph(graph)
     metadata = get_metadata(model, str(graph))
     placed: dict[str, Any] = {"target": config.target, "int8": (), "float": {}}
     if config.precision == "int8":
-        if ranges is None:
+        if statistics is None:
             raise GraphError("INT8 needs calibration", wanted="images", fix="--data DIR")
-        observed = {name: Range(**values) for name, values in read_json(ranges).items()}
-        placed = asdict(place(model, observed, config.target, config.ignore))
+        layers = choose(model, config.target, config.ignore).int8
+        prepared = prepare(model, load_statistics(statistics), layers)
+        placed = asdict(place(model, prepared.ranges, config.target, config.ignore, prepared.weights))
+        placed["folds"] = [asdict(fold) for fold in prepared.folds]
+        placed["hidden"] = [asdict(each) for each in prepared.hidden]
         drop_unused(model)
     set_metadata(model, replace(metadata, target=config.target, precision=config.precision))
     save_graph(model, out / graph.name)

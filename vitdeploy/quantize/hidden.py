@@ -1,0 +1,167 @@
+"""Channels that reach far beyond all others, between two linears with an activation in between: dealt to copies.
+
+A channel x_j that reaches m times as far as the range that the others need is quantized m times, as x_j / m with m
+offsets that lie evenly within one step. The sum of the codes is then that of x_j itself, unclipped, on the common step:
+
+    sum over i < m of floor(y + i / m) = floor(m y)                                    (Hermite's identity)
+
+The copies are made in front of the activation, by columns of the first linear that stand there m times, and share the
+row of the second; a Mul and an Add behind the activation divide and offset them. So one massive activation costs a few
+columns, and neither the precision of all other channels nor a layer in float. Without offsets this is the channel
+splitting of arXiv 1901.09504 (section 3.2), whose copies round alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from vitdeploy.graph.canonical.edit import only_user
+from vitdeploy.graph.edit import Editor
+from vitdeploy.graph.linears import Linear
+from vitdeploy.quantize.error import expected_error, range_of, step_of
+from vitdeploy.quantize.smoothing import balanced
+from vitdeploy.quantize.statistics import Statistics
+
+ACTIVATIONS = ("Elu", "Gelu", "HardSwish", "Mish", "Relu", "Sigmoid", "Softplus", "Tanh")
+# No further: an activation leaves single channels near zero on most images and lets them reach far on a few.
+ALPHAS = tuple(i / 10 for i in range(9))
+# At most this share of channels is added, to a multiple of what integer kernels take at a time.
+MOST, ALIGNED = 1 / 16, 16
+# A Mul costs time, and copies an Add and some columns more: what each must at least divide the expected error by.
+SCALE_GAIN, COPIES_GAIN = 2.0, 3.0
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """What was done to the input channels of `layer`: SmoothQuant's exponent (None: no scale), and the channels that
+    were dealt to how many copies each. `gain`: the expected squared error before, over that after."""
+
+    layer: str
+    alpha: float | None
+    copies: dict[int, int]
+    gain: float
+
+
+def smooth_hidden(
+    model: ir.Model, statistics: Mapping[str, Statistics], layers: Collection[str]
+) -> tuple[dict[str, Statistics], list[Hidden]]:
+    """Scale the channels between two linears, and deal outliers to copies, wherever that is worth the operators.
+
+    The model is changed in place; exact up to rounding. Returns the statistics of the model as it is now.
+
+    Args:
+        layers: the names of those that will be quantized.
+    """
+    editor, known, done = Editor(model), dict(statistics), []
+    for second in editor.linears:
+        found = known.get(str(second.input.name))
+        first = _first(editor, second) if second.name in layers else None
+        if found is None or first is None:
+            continue
+        before = expected_error(found, [second.weight])
+        zeros, ones = np.zeros(len(found.low)), np.ones(len(found.low))
+        alpha, scale, error = None, ones, before
+        for each in ALPHAS:
+            tried = balanced(found, [second.weight], each)
+            now = expected_error(found.moved(zeros, tried), [tried[:, None] * second.weight])
+            if now < error:
+                alpha, scale, error = each, tried, now
+        plain = _with_copies(found, second, ones)
+        both = _with_copies(found, second, scale)
+        candidates = [
+            (before, None, ones, None),
+            (error * SCALE_GAIN, alpha, scale, None),
+            (plain[0] * COPIES_GAIN, None, ones, plain[1]),
+            (both[0] * COPIES_GAIN, alpha, scale, both[1]),
+        ]
+        _, alpha, scale, copies = min(candidates, key=lambda each: each[0])
+        if copies is None and alpha is None:
+            continue
+        copies = np.ones(len(scale), np.int64) if copies is None else copies
+        source = np.repeat(np.arange(len(copies)), copies)
+        shares = copies[source].astype(np.float64)
+        moved = found.moved(zeros, scale).taken(source).moved(np.zeros(len(source)), shares)
+        step = step_of(range_of(moved))
+        offsets = (_places(copies) - 0.5 + 0.5 / shares) * step
+        after = expected_error(found.moved(zeros, scale), [scale[:, None] * second.weight], step)
+        known.pop(str(second.input.name))
+        value = _write(editor, first, second, source, scale, shares, offsets)
+        known[str(value.name)] = moved.moved(-offsets, np.ones(len(source)))
+        dealt = {int(j): int(copies[j]) for j in np.flatnonzero(copies > 1)}
+        done.append(Hidden(second.name, alpha, dealt, before / after))
+    return known, done
+
+
+def _with_copies(
+    found: Statistics, second: Linear, scale: npt.NDArray[np.float64]
+) -> tuple[float, npt.NDArray[np.int64]]:
+    """(the expected error, the copies of each channel) of x / scale."""
+    scaled = found.moved(np.zeros(len(scale)), scale)
+    copies = _copies(np.maximum(np.abs(scaled.low), np.abs(scaled.high)))
+    source = np.repeat(np.arange(len(copies)), copies)
+    shares = copies[source].astype(np.float64)
+    step = step_of(range_of(scaled.taken(source).moved(np.zeros(len(source)), shares)))
+    return expected_error(scaled, [scale[:, None] * second.weight], step), copies
+
+
+def _first(editor: Editor, second: Linear) -> Linear | None:
+    """The linear whose activated output is all that `second` reads, and that nothing else reads."""
+    activation = second.input.producer()
+    if second.kind != "matmul" or activation is None or activation.op_type not in ACTIVATIONS:
+        return None
+    source = activation.inputs[0]
+    first = editor.linear_behind(source) if source is not None else None
+    alone = first is not None and only_user(first.output) is activation and only_user(second.input) is second.node
+    return first if alone else None
+
+
+def _copies(reach: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """How many copies each channel gets, [channels]: the smallest common range that few enough copies allow."""
+    most = len(reach) + max(int(MOST * len(reach)), 1)
+    if len(reach) % ALIGNED == 0:
+        most -= most % ALIGNED
+    best, ceiling = np.ones(len(reach), np.int64), float(reach.max())
+    while ceiling > 0:
+        ceiling /= 1.1
+        copies = np.maximum(np.ceil(reach / ceiling), 1).astype(np.int64)
+        if copies.sum() > most:
+            break
+        best = copies
+    if best.max() > 1 and len(reach) % ALIGNED == 0:
+        best[int(best.argmax())] += -best.sum() % ALIGNED
+    return best
+
+
+def _places(copies: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """i / m for the i-th of m copies, for all channels one after the other."""
+    return np.concatenate([np.arange(m) / m for m in copies])
+
+
+def _write(
+    editor: Editor,
+    first: Linear,
+    second: Linear,
+    source: npt.NDArray[np.int64],
+    scale: npt.NDArray[np.float64],
+    shares: npt.NDArray[np.float64],
+    offsets: npt.NDArray[np.float64],
+) -> ir.Value:
+    """Copy the columns and rows of the two layers, and scale them; returns what the second one reads now."""
+    if len(source) > len(scale):
+        editor.set_linear(first, first.weight[:, source], None if first.bias is None else first.bias[source])
+        for value in (first.node.outputs[0], first.output, second.input):
+            if value.shape is not None:
+                value.shape = ir.Shape([*list(value.shape)[:-1], len(source)])
+    value, shape, name = second.input, second.input.shape, f"{second.name}.hidden"
+    for operator, constant in (("Mul", 1 / (scale[source] * shares)), ("Add", offsets)):
+        if operator == "Mul" or constant.any():
+            vector = editor.constant(constant.astype(np.float32), f"{name}.{operator.lower()}")
+            [value] = editor.node(second.node, operator, [value, vector], name, shape)
+    second.node.replace_input_with(0, value)
+    editor.set_linear(second, (scale[:, None] * second.weight)[source])
+    return value

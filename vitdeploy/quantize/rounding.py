@@ -1,0 +1,72 @@
+"""From float weights to INT8 so that the outputs, not the weights, stay what they were.
+
+Weights are int8, symmetric, one scale an output channel, values -127..127.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.quantize.ranges import TINY, quantize_weight
+from vitdeploy.quantize.statistics import Numbers, Statistics
+
+DAMPING = 0.01
+CLIPS = tuple(1 - i / 50 for i in range(16))
+BLOCK = 128
+# Rows a channel that a covariance needs, to be worth anything.
+ENOUGH = 8
+
+
+def round_weight(
+    weight: npt.NDArray[np.float32], found: Statistics, noise: float
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+    """(int8 [in, out], float32 scales [out]) of a linear's weight [in, out], weight ~= int8 * scale.
+
+    Each scale is the one of least expected error among clipped ones, and rounding is GPTQ's: the error of each input
+    channel is made up for by the ones that come after it (arXiv 2210.17323, section 3). Moments are centred, as a
+    corrected bias takes the mean away.
+
+    Args:
+        noise: the variance of the rounding errors of the input, which the weights multiply too.
+    """
+    if found.rows < ENOUGH * len(weight):
+        return quantize_weight(weight, 1)
+    hessian = found.covariance + noise * np.eye(len(weight))
+    scales = _scales(weight, np.maximum(np.diag(hessian), 0))
+    return _compensated(weight.astype(np.float64), scales, hessian), scales
+
+
+def _scales(weight: npt.NDArray[np.float32], power: Numbers) -> npt.NDArray[np.float32]:
+    """The scale of each output channel, clipped where that rounds better, channels weighted by their power."""
+    largest = np.maximum(np.abs(weight).max(axis=0) / 127, TINY)
+    best, least = largest, np.full(weight.shape[1], np.inf)
+    for clip in CLIPS:
+        tried = largest * clip
+        error = weight - tried * np.clip(np.rint(weight / tried), -127, 127)
+        total = power @ error**2
+        best, least = np.where(total < least, tried, best), np.minimum(total, least)
+    scales: npt.NDArray[np.float32] = best.astype(np.float32)
+    return scales
+
+
+def _compensated(weight: Numbers, scales: npt.NDArray[np.float32], hessian: Numbers) -> npt.NDArray[np.int8]:
+    """GPTQ with the channels of most power first, so that the later ones make up for the largest errors."""
+    power = np.diag(hessian)
+    order = np.argsort(-power)
+    weight, hessian = weight[order].copy(), hessian[np.ix_(order, order)]
+    damping = DAMPING * max(float(power.mean()), TINY)
+    inverse = np.linalg.inv(hessian + damping * np.eye(len(hessian)))
+    upper = np.linalg.cholesky((inverse + inverse.T) / 2).T
+    rounded = np.empty(weight.shape, np.int8)
+    for start in range(0, len(weight), BLOCK):
+        end = min(start + BLOCK, len(weight))
+        errors = np.empty((end - start, weight.shape[1]))
+        for i in range(start, end):
+            rounded[i] = np.clip(np.rint(weight[i] / scales), -127, 127)
+            errors[i - start] = (weight[i] - rounded[i] * scales.astype(np.float64)) / upper[i, i]
+            weight[i + 1 : end] -= np.outer(upper[i, i + 1 : end], errors[i - start])
+        weight[end:] -= upper[start:end, end:].T @ errors
+    result = np.empty_like(rounded)
+    result[order] = rounded
+    return result
