@@ -92,6 +92,16 @@ def test_values_are_smoothed_and_the_function_stays(form, seed, bias):
     assert [fold.layers for fold in folds] in ([], [("attn.proj",)])
 
 
+def test_a_linear_without_bias_that_ends_the_graph_is_scaled_and_not_shifted():
+    b = Builder(0)
+    result = b.linear(b.norm("x", "norm"), WIDTH, WIDTH, "head", bias=False)
+    model = b.model({"x": ["batch", TOKENS, WIDTH]}, result)
+    scaled(scaled(model, "norm.weight", 4.0 ** np.arange(-4, 4)), "norm.bias", 50)  # a shift would help
+    [fold] = assert_folded(model, smooth_norms)
+    assert (fold.layers, fold.shifted) == (("head",), False)
+    assert prepare(model, observed(model), ["head"]).weights.keys() == {"head"}
+
+
 def outlier_model(seed, reach):
     """A block in which one hidden channel is `reach` times as large as it was."""
     model = block_model(seed=seed)

@@ -159,7 +159,9 @@ def _best(inputs: Sequence[_Input]) -> tuple[Numbers, Numbers, Fold]:
     layers = tuple(linear.name for each in inputs for linear in each.linears)
     before = sum(each.error(zeros, ones) for each in inputs)
     least, best = before, (zeros, ones, Fold(layers, None, False, 1.0))
-    for shifted in (False, True):
+    # A shift needs a bias behind it, and an output of the graph keeps its name: no Add can come in front of it.
+    fixed = any(one.bias is None and one.output.is_graph_output() for each in inputs for one in each.linears)
+    for shifted in (False,) if fixed else (False, True):
         shift = (low + high) / 2 if shifted else zeros
         for alpha in (None, *ALPHAS):
             scale = ones if alpha is None else balanced(whole.moved(shift, ones), weights, alpha)
