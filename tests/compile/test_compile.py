@@ -35,7 +35,7 @@ def graph(small_export):
 def ranges(tmp_path_factory, graph, digits):
     out = tmp_path_factory.mktemp("ranges")
     calibrate(graph, split(digits, "none", calibration=16, evaluation=1, seed=0).calibration, out)
-    return out / "ranges.json"
+    return out / "statistics.npz"
 
 
 @pytest.fixture(scope="module")
@@ -149,8 +149,8 @@ def test_int8_of_a_graph_with_its_weights_beside_it_is_the_same(
     tmp_path, external_graph, ranges, placements, digits, target
 ):
     calibrate(external_graph, split(digits, "none", calibration=16, evaluation=1, seed=0).calibration, tmp_path)
-    assert (tmp_path / "ranges.json").read_bytes() == ranges.read_bytes()
-    place_graph(PlaceConfig(target, "int8"), external_graph, tmp_path / "ranges.json", tmp_path)
+    assert (tmp_path / "statistics.npz").read_bytes() == ranges.read_bytes()
+    place_graph(PlaceConfig(target, "int8"), external_graph, tmp_path / "statistics.npz", tmp_path)
     assert (tmp_path / "model.onnx").read_bytes() == placements[target].read_bytes()
     assert not (tmp_path / "model.onnx.data").exists()
 

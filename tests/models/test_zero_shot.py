@@ -31,6 +31,7 @@ def randomised(model):
 
 def clip(scale=SCALE):
     transformers = reference("transformers")
+    torch.manual_seed(2)  # for what stays of its own initial weights
     model = randomised(transformers.CLIPModel(transformers.CLIPConfig(**TOWERS, projection_dim=PROJECTION)))
     model.logit_scale.data.fill_(math.log(scale))
     return model
@@ -38,6 +39,7 @@ def clip(scale=SCALE):
 
 def siglip():
     transformers = reference("transformers")
+    torch.manual_seed(2)  # for what stays of its own initial weights
     model = randomised(transformers.SiglipModel(transformers.SiglipConfig(**TOWERS)))
     model.logit_scale.data.fill_(math.log(7.0))
     model.logit_bias.data.fill_(-2.5)
