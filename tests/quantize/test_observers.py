@@ -101,7 +101,6 @@ def test_the_graph_is_not_changed(model, images):
 
 def test_an_observer_keeps_the_extremes_of_all_batches_and_the_moments_of_some():
     observer = Observer(-1)
-    observer.rows = 0
     for batch in ([[1.0, 2.0]], [[-3.0, 0.0]], [[2.5, -1.0]]):
         observer.update(np.array(batch, np.float32))
     found = observer.statistics()

@@ -61,21 +61,20 @@ def command(
     from vitdeploy.store.publish import replacing
 
     changes = {"opset": int(opset) if opset else None, "batch": batch, "in_graph": False if no_preprocess else None}
-    found: list[tuple[Origin, str, dict[str, Any]]] = []
+    found: list[tuple[Origin, dict[str, Any]]] = []
     with console, replacing(output, OUTPUT_NAMES) as work:
         for described, overrides, config in _wanted(source[0] if source else None, options, labels, changes):
             console.progress("read the model", 0, 1)
             origin = find_origin(described, overrides)
-            size = f"{origin.image_size[0]}x{origin.image_size[1]}"
             for note in origin.notes:
                 console.note(note)
-            folder = work / SIZES_FOLDER / size if found else work
+            folder = work / SIZES_FOLDER / origin.size if found else work
             folder.mkdir(parents=True, exist_ok=True)
-            found.append((origin, size, export(origin, config, folder, console.progress)))
-    lines = [line for origin, _, facts in found for line in _lines(origin, facts)]
-    lines += [f"image size {size}: {output / SIZES_FOLDER / size}" for _, size, _ in found[1:]]
-    sizes = {size: facts for _, size, facts in found}
-    document = {**found[0][2], "path": str(output), "largest_difference": max(map(_worst, sizes.values()))}
+            found.append((origin, export(origin, config, folder, console.progress)))
+    lines = [line for origin, facts in found for line in _lines(origin, facts)]
+    lines += [f"image size {origin.size}: {output / SIZES_FOLDER / origin.size}" for origin, _ in found[1:]]
+    sizes = {origin.size: facts for origin, facts in found}
+    document = {**found[0][1], "path": str(output), "largest_difference": max(map(_worst, sizes.values()))}
     if len(found) > 1:
         document["sizes"] = sizes
     console.finish(document, lines, output, f"vitdeploy optimize {output} -o DIR")

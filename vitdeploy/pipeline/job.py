@@ -34,9 +34,7 @@ class Job:
 
     @property
     def size(self) -> str:
-        """The image size as people and folders name it: "height x width"."""
-        height, width = self.origin.image_size
-        return f"{height}x{width}"
+        return self.origin.size
 
 
 def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress) -> tuple[Job, ...]:

@@ -61,6 +61,11 @@ class Origin:
     digests: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def size(self) -> str:
+        """The image size as people and folders name it: "384x384" (height, width)."""
+        return f"{self.image_size[0]}x{self.image_size[1]}"
+
+    @property
     def classes(self) -> int | None:
         return number_of_classes(self.outputs, self.postprocess)
 

@@ -83,12 +83,11 @@ def smooth_hidden(
         if copies is None and alpha is None:
             continue
         copies = np.ones(len(scale), np.int64) if copies is None else copies
-        source = np.repeat(np.arange(len(copies)), copies)
-        shares = copies[source].astype(np.float64)
-        moved = found.moved(zeros, scale).taken(source).moved(np.zeros(len(source)), shares)
+        scaled = found.moved(zeros, scale)
+        source, shares, moved = _dealt(scaled, copies)
         step = step_of(range_of(moved))
         offsets = (_places(copies) - 0.5 + 0.5 / shares) * step
-        after = expected_error(found.moved(zeros, scale), [scale[:, None] * second.weight], step)
+        after = expected_error(scaled, [scale[:, None] * second.weight], step)
         known.pop(str(second.input.name))
         value = _write(editor, first, second, source, scale, shares, offsets)
         known[str(value.name)] = moved.moved(-offsets, np.ones(len(source)))
@@ -103,10 +102,17 @@ def _with_copies(
     """(the expected error, the copies of each channel) of x / scale."""
     scaled = found.moved(np.zeros(len(scale)), scale)
     copies = _copies(np.maximum(np.abs(scaled.low), np.abs(scaled.high)))
+    step = step_of(range_of(_dealt(scaled, copies)[2]))
+    return expected_error(scaled, [scale[:, None] * second.weight], step), copies
+
+
+def _dealt(
+    scaled: Statistics, copies: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], Statistics]:
+    """Of all copies: the channel that each is of, among how many, and the statistics of its share."""
     source = np.repeat(np.arange(len(copies)), copies)
     shares = copies[source].astype(np.float64)
-    step = step_of(range_of(scaled.taken(source).moved(np.zeros(len(source)), shares)))
-    return expected_error(scaled, [scale[:, None] * second.weight], step), copies
+    return source, shares, scaled.taken(source).moved(np.zeros(len(source)), shares)
 
 
 def _first(editor: Editor, second: Linear) -> Linear | None:
