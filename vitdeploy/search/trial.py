@@ -1,0 +1,32 @@
+"""One try: a placement compiled for its target, asked about the images of a yardstick, and forgotten again."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import onnx_ir as ir
+
+from vitdeploy.compile.engine import compile_engine
+from vitdeploy.graph.io import save_graph
+from vitdeploy.graph.linears import count_int8
+from vitdeploy.runtime.engine import make_runner
+from vitdeploy.runtime.runner import Array
+from vitdeploy.search.yardstick import Yardstick
+from vitdeploy.spec import Precision
+
+
+def answers_of(model: ir.Model, target: str, precision: Precision, yardstick: Yardstick) -> dict[str, Array]:
+    """The outputs of a placement on its own runtime, [images, ...] by name.
+
+    Raises:
+        EngineError, CapabilityError: as `compile.engine.compile_engine`.
+    """
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
+        graph, out = Path(folder) / "model.onnx", Path(folder) / "engine"
+        out.mkdir()
+        save_graph(model, graph)
+        placed = count_int8(model)
+        engine = compile_engine(graph, out, target=target, precision=precision, batch=yardstick.batch, placed=placed)
+        with make_runner(out, engine) as runner:
+            return yardstick.ask(runner)

@@ -1,0 +1,62 @@
+"""How far a graph's answers are from those of the float graph, on calibration images: what every search ranks by.
+
+Never evaluation images: what was chosen by them could not be judged by them any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.runtime.preprocess import normalise
+from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.spec import PreprocessSpec, Task
+from vitdeploy.verify.agreement import kl_divergence
+
+
+class Yardstick:
+    """Some images, what the float graph answers to them, and the distance of other answers from these."""
+
+    def __init__(
+        self, runner: Runner, pixels: npt.NDArray[np.uint8], preprocess: PreprocessSpec, task: Task, *, batch: int
+    ) -> None:
+        """Ask the float graph.
+
+        Args:
+            runner: of the float graph, loaded, at any batch or at `batch`.
+            pixels: uint8 [images, height, width, channels], held in memory.
+            batch: how many images are asked about at a time.
+        """
+        self.pixels, self.preprocess, self.task, self.batch = pixels, preprocess, task, batch
+        self.answers = self.ask(runner)
+
+    def ask(self, runner: Runner) -> dict[str, Array]:
+        """The outputs of a loaded runner for all images by name, [images, ...] each."""
+        [tensor] = runner.inputs
+        found: dict[str, list[Array]] = {}
+        for start in range(0, len(self.pixels), self.batch):
+            # An engine may be pinned to its batch: the last one is filled up with images that were asked about.
+            chosen = np.arange(start, start + self.batch) % len(self.pixels)
+            pixels = self.pixels[chosen]
+            feed = pixels if tensor.dtype == "uint8" else normalise(pixels, self.preprocess)
+            for name, output in runner.infer({tensor.name: feed}).items():
+                found.setdefault(name, []).append(output[: len(self.pixels) - start])
+        return {name: np.concatenate(parts) for name, parts in found.items()}
+
+    def distance(self, answers: Mapping[str, Array]) -> npt.NDArray[np.float64]:
+        """Of each image, [images]: KL(float || other) of the softmax in nats for a classifier.
+
+        For any other task the squared error of each float output over its power, mean over the outputs.
+        """
+        if self.task == "classification":
+            [name] = self.answers
+            return kl_divergence(self.answers[name].astype(np.float64), answers[name].astype(np.float64))
+        errors = [_relative(answers[name], wanted) for name, wanted in self.answers.items() if wanted.dtype.kind == "f"]
+        return np.asarray(np.mean(errors, axis=0))
+
+
+def _relative(found: Array, wanted: Array) -> npt.NDArray[np.float64]:
+    a, b = (each.reshape(len(each), -1).astype(np.float64) for each in (found, wanted))
+    return np.asarray(((a - b) ** 2).sum(axis=1) / np.maximum((b**2).sum(axis=1), 1e-300))
