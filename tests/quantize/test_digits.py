@@ -16,6 +16,8 @@ from vitdeploy.pipeline.origin import Overrides, find_origin
 from vitdeploy.pipeline.stages.compile import compile_graph
 from vitdeploy.pipeline.stages.export import ExportConfig, export
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
+from vitdeploy.quantize import place_openvino
+from vitdeploy.quantize.placement import backend_of
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import load_image
@@ -74,17 +76,22 @@ def simulated_logits(graph, images):
     return session.run(["logits"], {"image": np.stack([pixels for pixels, _ in images])})[0]
 
 
-@pytest.fixture(scope="module")
-def simulation(tmp_path_factory, folder, images):
-    """Every linear fake-quantized, the convolution in float: what both targets can be asked for."""
+@pytest.fixture(params=TARGETS)
+def target(request):
+    pytest.importorskip(TARGETS[request.param].package)
+    return request.param
+
+
+@pytest.fixture
+def simulation(tmp_path_factory, monkeypatch, folder, images, target):
+    """Every linear fake-quantized, the convolution in float: Q/DQ, with what is worth an operator to the target."""
+    monkeypatch.setattr(place_openvino, "WORTH", backend_of(target).WORTH)
     graph = placed(folder, tmp_path_factory.mktemp("simulation"), "openvino-cpu", (CONVOLUTION,))
     return simulated_logits(graph, images[:SIMULATED_IMAGES])
 
 
-@pytest.mark.parametrize("target", TARGETS)
 def test_engines_compute_what_the_placement_says(tmp_path, folder, images, float_logits, simulation, target):
     """The rounding of float sums may tip a value to the next step; that is small against the effect of INT8 itself."""
-    pytest.importorskip(TARGETS[target].package)
     graph = placed(folder, tmp_path, target, (CONVOLUTION,))
     ours = engine_logits(graph, tmp_path, target, images[:SIMULATED_IMAGES])
     largest = np.abs(simulation).max()
@@ -95,11 +102,9 @@ def test_engines_compute_what_the_placement_says(tmp_path, folder, images, float
     assert difference.max() <= 0.01 * largest
 
 
-@pytest.mark.parametrize("target", TARGETS)
 def test_int8_gives_the_answers_of_float_on_the_evaluation_images(
     tmp_path, folder, parts, images, float_logits, target
 ):
-    pytest.importorskip(TARGETS[target].package)
     logits = engine_logits(placed(folder, tmp_path, target), tmp_path, target, images)
     labels = np.array([sample.label for sample in parts.evaluation])
     found = compare(logits, float_logits, labels)

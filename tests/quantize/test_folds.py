@@ -1,5 +1,7 @@
 """Folds before quantization: the function stays the same, the statistics follow, and the error falls."""
 
+from functools import partial
+
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -8,19 +10,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.graph.small_graphs import FORMS, WIDTH, Builder, block, difference, random_feeds, run, run_in_double
+from vitdeploy.graph.attention import find_attentions
+from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.linears import find_linears
 from vitdeploy.graph.normalise import drop_unused
 from vitdeploy.quantize.error import expected_error, range_of
-from vitdeploy.quantize.hidden import smooth_hidden
+from vitdeploy.quantize.hidden import Worth, smooth_hidden
 from vitdeploy.quantize.observers import Observer, with_outputs
 from vitdeploy.quantize.prepare import prepare
 from vitdeploy.quantize.ranges import activation_scale, quantize_weight
 from vitdeploy.quantize.rounding import round_weight
+from vitdeploy.quantize.scores import find_scores, score_tensors, separate_scores, smooth_scores
 from vitdeploy.quantize.smoothing import smooth_norms, smooth_values
 from vitdeploy.quantize.statistics import FIELDS, Statistics
 
 TOKENS = 5
 BATCH = 64
+WORTH, TARGET = Worth(2.0, 3.0), "onnxruntime-cpu"
 
 
 def layers(model):
@@ -29,7 +35,8 @@ def layers(model):
 
 def observed(model):
     """Statistics of the input of every linear, on seeded random rows."""
-    names = sorted({str(linear.input.name) for linear in find_linears(model)})
+    outputs_of = score_tensors(model)
+    names = sorted({str(linear.input.name) for linear in find_linears(model)} | set(outputs_of))
     feeds = random_feeds(ir.to_proto(model), BATCH, 3)
     proto = onnx.load_from_string(with_outputs(model, [name for name in names if name not in feeds]))
     outputs = dict(zip([value.name for value in proto.graph.output], run(proto, feeds), strict=True)) | feeds
@@ -37,7 +44,7 @@ def observed(model):
     for name in names:
         observer = Observer(-1)
         observer.update(outputs[name])
-        found[name] = observer.statistics()
+        found[outputs_of.get(name, name)] = observer.statistics()
     return found
 
 
@@ -92,6 +99,50 @@ def test_values_are_smoothed_and_the_function_stays(form, seed, bias):
     assert [fold.layers for fold in folds] in ([], [("attn.proj",)])
 
 
+@given(form=st.sampled_from(FORMS), seed=st.integers(0, 99), bias=st.booleans(), wide=st.sampled_from([1, 8, 64]))
+@settings(max_examples=16, deadline=None)
+def test_scores_are_balanced_and_the_function_stays(form, seed, bias, wide):
+    model = block_model(form, seed, bias=bias, scale=None)
+    separate_scores(model)
+    [found] = find_scores(Editor(model), find_attentions(model))
+    factors = float(wide) ** np.random.default_rng(seed).integers(-1, 2, WIDTH)  # keys reach where queries do not
+    factors[seed % WIDTH] = 0  # and one channel is dead
+    scaled(model, found.key.node.inputs[1].name, factors)
+    folds = assert_folded(model, smooth_scores)
+    assert folds or wide < 8
+    assert all(fold.layers == (found.query.name, found.key.name) and fold.gain > 1 for fold in folds)
+
+
+@pytest.mark.parametrize("wide", [8, 64])
+def test_balanced_scores_lose_less_in_int8(wide):
+    model = block_model("separate", 3, scale=None)
+    scaled(model, "attn.k.weight_t", float(wide) ** np.random.default_rng(1).integers(-1, 2, WIDTH))
+    before = rounded_scores(model)
+    smooth_scores(model, observed(model), layers(model))
+    assert rounded_scores(model) < before / 2
+
+
+def rounded_scores(model):
+    """The squared error of Q K^T with both rounded to int8 by one scale each, on seeded random rows."""
+    feeds, (found,) = random_feeds(ir.to_proto(model), 16, 7), find_scores(Editor(model), find_attentions(model))
+    proto = onnx.load_from_string(with_outputs(model, [found.attention.query.name, found.attention.key.name]))
+    *_, query, key = run(proto, feeds)
+    rounded = [np.rint(x / (step := np.abs(x).max() / 127)) * step for x in (query, key)]
+    exact = query.astype(np.float64) @ key
+    exact -= exact.mean(axis=-1, keepdims=True)  # what softmax sees
+    error = rounded[0] @ rounded[1]
+    return ((error - error.mean(axis=-1, keepdims=True) - exact) ** 2).mean()
+
+
+@pytest.mark.parametrize(
+    "options", [{"scale": "scores"}, {"scale": None, "mask": np.zeros((TOKENS, TOKENS), np.float32)}, {"qk_norm": True}]
+)
+def test_scores_with_more_than_layout_around_them_stay_in_float(options):
+    model = block_model("separate", **options)
+    assert find_scores(Editor(model), find_attentions(model)) == []
+    assert score_tensors(model) == {}
+
+
 def test_a_linear_without_bias_that_ends_the_graph_is_scaled_and_not_shifted():
     b = Builder(0)
     result = b.linear(b.norm("x", "norm"), WIDTH, WIDTH, "head", bias=False)
@@ -99,12 +150,12 @@ def test_a_linear_without_bias_that_ends_the_graph_is_scaled_and_not_shifted():
     scaled(scaled(model, "norm.weight", 4.0 ** np.arange(-4, 4)), "norm.bias", 50)  # a shift would help
     [fold] = assert_folded(model, smooth_norms)
     assert (fold.layers, fold.shifted) == (("head",), False)
-    assert prepare(model, observed(model), ["head"]).weights.keys() == {"head"}
+    assert prepare(model, observed(model), ["head"], TARGET).weights.keys() == {"head"}
 
 
-def outlier_model(seed, reach):
+def outlier_model(seed, reach, **options):
     """A block in which one hidden channel is `reach` times as large as it was."""
-    model = block_model(seed=seed)
+    model = block_model(seed=seed, **options)
     factors = np.ones(2 * WIDTH)
     factors[3] = reach
     for name in ("mlp.fc1.weight_t", "mlp.fc1.bias"):
@@ -115,7 +166,7 @@ def outlier_model(seed, reach):
 @given(seed=st.integers(0, 99), reach=st.sampled_from([1, 10, 100, 1000]))
 @settings(max_examples=12, deadline=None)
 def test_hidden_channels_are_scaled_or_copied_and_the_function_stays(seed, reach):
-    done = assert_folded(outlier_model(seed, reach), smooth_hidden)
+    done = assert_folded(outlier_model(seed, reach), partial(smooth_hidden, worth=WORTH))
     assert all(each.layer == "mlp.fc2" and each.gain >= 2 for each in done)
     assert done or reach < 100
 
@@ -134,7 +185,7 @@ def wide_mlp(seed, reach, activation="Gelu"):
 @pytest.mark.parametrize("reach", [8, 12])
 def test_an_outlier_becomes_copies_and_the_function_stays(activation, reach):
     model = wide_mlp(0, reach, activation)
-    [done] = assert_folded(model, smooth_hidden)
+    [done] = assert_folded(model, partial(smooth_hidden, worth=WORTH))
     assert done.copies[17] == max(done.copies.values()) >= 4
     added = sum(done.copies.values()) - len(done.copies)
     assert added <= 256 / 16
@@ -151,7 +202,7 @@ def test_an_outlier_as_copies_costs_no_accuracy_in_int8():
         [wanted] = run(ir.to_proto(model), feeds)
         known = observed(model)
         plain = fake_quantized(model, {name: range_of(found) for name, found in known.items()}, {}, feeds)
-        prepared = prepare(model, known, layers(model))
+        prepared = prepare(model, known, layers(model), TARGET)
         ours = fake_quantized(model, prepared.ranges, prepared.weights, feeds)
         errors.append([np.square(each - wanted).mean() for each in (plain, ours)])
     (_, alone), (plain, beside) = errors
@@ -160,8 +211,8 @@ def test_an_outlier_as_copies_costs_no_accuracy_in_int8():
 
 
 def test_what_is_not_quantized_is_not_touched():
-    for fold in (smooth_norms, smooth_values, smooth_hidden):
-        model = outlier_model(0, 100)
+    for fold in (smooth_norms, smooth_values, smooth_scores, partial(smooth_hidden, worth=WORTH)):
+        model = outlier_model(0, 100, form="separate", scale=None)
         before = ir.to_proto(model)
         known = observed(model)
         moved, record = fold(model, known, [])
@@ -245,7 +296,7 @@ def test_prepared_graphs_lose_less_in_int8():
     [wanted] = run(ir.to_proto(model), feeds)
     known, names = observed(model), layers(model)
     plain = fake_quantized(model, {name: range_of(found) for name, found in known.items()}, {}, feeds)
-    prepared = prepare(model, known, names)
+    prepared = prepare(model, known, names, TARGET)
     ours = fake_quantized(model, prepared.ranges, prepared.weights, feeds)
     assert prepared.hidden[0].layer == "mlp.fc2"
     assert np.square(ours - wanted).mean() < 0.2 * np.square(plain - wanted).mean()

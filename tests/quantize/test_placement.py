@@ -15,11 +15,14 @@ from vitdeploy.data.pixels import batches
 from vitdeploy.errors import GraphError, TargetError
 from vitdeploy.graph.io import load_graph, save_graph
 from vitdeploy.graph.linears import constant, count_int8, find_linears
+from vitdeploy.graph.optimize import optimize
 from vitdeploy.quantize.error import range_of
 from vitdeploy.quantize.observers import observe
-from vitdeploy.quantize.placement import place
+from vitdeploy.quantize.placement import place, shape
 from vitdeploy.quantize.ranges import Range, activation_scale
+from vitdeploy.quantize.scores import separate_scores
 from vitdeploy.runtime.engine import make_runner
+from vitdeploy.runtime.openvino import OpenVinoRunner
 from vitdeploy.spec import TARGETS, PreprocessSpec
 
 DEPTH = 2
@@ -34,6 +37,23 @@ def ranges(small_export, digits):
     samples = split(digits, "none", calibration=8, evaluation=1, seed=0).calibration
     found = observe(load_graph(small_export / "model.onnx"), batches(samples, preprocess, 4), preprocess)
     return {name: range_of(each) for name, each in found.items()}
+
+
+@pytest.fixture(scope="module")
+def score_ranges(small_export, digits):
+    preprocess = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))
+    samples = split(digits, "none", calibration=8, evaluation=1, seed=0).calibration
+    model = load_graph(small_export / "model.onnx")
+    optimize(model)  # the factor of the scores goes into the weights of the queries
+    separate_scores(model)
+    return {name: range_of(each) for name, each in observe(model, batches(samples, preprocess, 4), preprocess).items()}
+
+
+@pytest.fixture
+def fast_model(small_export):
+    model = load_graph(small_export / "model.onnx")
+    optimize(model)
+    return model
 
 
 @pytest.fixture
@@ -82,6 +102,42 @@ def test_openvino_leaves_the_products_of_attention_in_float(model, ranges):
     assert len(products) == 2 * DEPTH
     inputs = [value.producer().op_type for node in products for value in node.inputs]
     assert "DequantizeLinear" not in inputs
+
+
+def test_openvino_computes_the_scores_in_int8_where_queries_and_keys_have_a_linear_each(fast_model, score_ranges):
+    shape(fast_model, OPENVINO)
+    placement = place(fast_model, score_ranges, OPENVINO)
+    assert len(placement.scores) == DEPTH - 1  # the last block has one query
+    [scores] = [node for node in fast_model.graph if node.name in placement.scores]
+    for operand, role in zip(scores.inputs, ("query", "key"), strict=True):
+        steps = []
+        value = operand
+        while value.producer().op_type != "DequantizeLinear":
+            steps.append(value.producer().op_type)
+            value = value.producer().inputs[0]
+        assert steps == ["Transpose"] * (1 + (role == "key")) + ["Reshape"]
+        quantizer = value.producer().inputs[0].producer()
+        _, scale, zero_point = (each.const_value.numpy() if each.const_value else None for each in quantizer.inputs)
+        wanted = score_ranges[f"blocks.0.attn.qkv.{role}:output"]
+        assert scale == np.float32(max(-wanted.low, wanted.high) / 127)
+        assert (zero_point.dtype, zero_point) == (np.int8, 0)
+
+
+def test_openvino_runs_the_scores_in_int8(fast_model, score_ranges, tmp_path):
+    shape(fast_model, OPENVINO)
+    place(fast_model, score_ranges, OPENVINO)
+    save_graph(fast_model, tmp_path / "model.onnx")
+    with OpenVinoRunner(tmp_path / "model.onnx", name="it", batch=1) as runner:
+        operations = [node.get_rt_info() for node in runner.compiled.get_runtime_model().get_ops()]
+    kinds = Counter((info["layerType"].value, info["runtimePrecision"].value) for info in operations)
+    assert kinds[("Subgraph", "i8")] == DEPTH - 1
+
+
+def test_a_merged_query_and_key_that_is_ignored_is_not_split(fast_model, score_ranges):
+    shape(fast_model, OPENVINO, ("blocks.0.attn.qkv",))
+    placement = place(fast_model, score_ranges, OPENVINO, ("blocks.0.attn.qkv",))
+    assert placement.scores == ()
+    assert placement.float == {"blocks.0.attn.qkv": "ignored on request"}
 
 
 def test_openvino_weights_are_int8_symmetric_and_per_output_channel(model, ranges):

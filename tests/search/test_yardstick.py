@@ -9,7 +9,7 @@ from vitdeploy.data.folder import split
 from vitdeploy.data.pixels import batches
 from vitdeploy.graph.io import get_metadata, load_graph
 from vitdeploy.quantize.observers import observe
-from vitdeploy.quantize.placement import choose, place
+from vitdeploy.quantize.placement import choose, place, shape
 from vitdeploy.quantize.prepare import prepare
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.search.trial import answers_of
@@ -64,7 +64,8 @@ def test_a_try_answers_as_float_and_nearly_so_in_int8(small_export, yardstick, p
     model = load_graph(small_export / "model.onnx")
     assert get_metadata(model, "it").task == "classification"
     assert yardstick.distance(answers_of(model, target, "fp32", yardstick)).max() < 1e-9
-    prepared = prepare(model, observe(model, [pixels], PREPROCESS), choose(model, target).int8)
+    shape(model, target)
+    prepared = prepare(model, observe(model, [pixels], PREPROCESS), choose(model, target).int8, target)
     place(model, prepared.ranges, target, weights=prepared.weights)
     distance = yardstick.distance(answers_of(model, target, "int8", yardstick))
     assert distance.min() > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -40,18 +41,19 @@ def merge_qkv(model: ir.Model) -> int:
     return count
 
 
-def split_qkv(model: ir.Model) -> int:
+def split_qkv(model: ir.Model, wanted: Callable[[Attention, Linear], bool] = lambda attention, merged: True) -> int:
     """One linear each for query, key and value of every attention that has a merged one, whatever its layout.
 
     The columns of the merged weight are dealt out; each part gets one Reshape and one Transpose of its own, and the
     key's Transpose writes K^T at once. Exact: every number is computed as before. Left alone: parts that overlap, are
-    not [batch, heads, tokens, channels] in some order of the axes, or are read elsewhere in another form.
-    Returns the number of linears that were split.
+    not [batch, heads, tokens, channels] in some order of the axes, or are read elsewhere in another form; and what is
+    not `wanted`. Returns the number of linears that were split.
     """
     editor, count = Editor(model), 0
     for attention in find_attentions(model):
         merged = editor.linear_behind(origin(attention.value))
-        count += merged is not None and bool(separate(editor, merged, attention))
+        if merged is not None and wanted(attention, merged):
+            count += bool(separate(editor, merged, attention))
     if count:
         drop_unused(model)
     return count

@@ -127,7 +127,7 @@ def _calibrate(job: Job) -> Step:
         (OPTIMIZE,),
         {"images": job.data.calibration_digest},
         tool_versions(("onnxruntime", "pillow", "numpy")),
-        version=2,
+        version=3,
     )
 
 
@@ -148,7 +148,7 @@ def _place(candidate: Candidate) -> Step:
         asdict(config),
         (OPTIMIZE, CALIBRATE) if quantized else (OPTIMIZE,),
         tools=tool_versions(("onnx", "onnx-ir", "numpy")),
-        version=3,
+        version=4,
     )
 
 

@@ -32,8 +32,15 @@ ACTIVATIONS = ("Elu", "Gelu", "HardSwish", "Mish", "Relu", "Sigmoid", "Softplus"
 ALPHAS = tuple(i / 10 for i in range(9))
 # At most this share of channels is added, to a multiple of what integer kernels take at a time.
 MOST, ALIGNED = 1 / 16, 16
-# A Mul costs time, and copies an Add and some columns more: what each must at least divide the expected error by.
-SCALE_GAIN, COPIES_GAIN = 2.0, 3.0
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What a Mul behind the activation, and the copies with an Add and some columns more, must at least divide the
+    expected error by, as they cost time: how much is the target's."""
+
+    scale: float
+    copies: float
 
 
 @dataclass(frozen=True)
@@ -48,7 +55,7 @@ class Hidden:
 
 
 def smooth_hidden(
-    model: ir.Model, statistics: Mapping[str, Statistics], layers: Collection[str]
+    model: ir.Model, statistics: Mapping[str, Statistics], layers: Collection[str], worth: Worth
 ) -> tuple[dict[str, Statistics], list[Hidden]]:
     """Scale the channels between two linears, and deal outliers to copies, wherever that is worth the operators.
 
@@ -75,9 +82,9 @@ def smooth_hidden(
         both = _with_copies(found, second, scale)
         candidates = [
             (before, None, ones, None),
-            (error * SCALE_GAIN, alpha, scale, None),
-            (plain[0] * COPIES_GAIN, None, ones, plain[1]),
-            (both[0] * COPIES_GAIN, alpha, scale, both[1]),
+            (error * worth.scale, alpha, scale, None),
+            (plain[0] * worth.copies, None, ones, plain[1]),
+            (both[0] * worth.copies, alpha, scale, both[1]),
         ]
         _, alpha, scale, copies = min(candidates, key=lambda each: each[0])
         if copies is None and alpha is None:

@@ -15,6 +15,7 @@ import onnx_ir as ir
 from vitdeploy.errors import DataError
 from vitdeploy.graph.io import weights_folder
 from vitdeploy.graph.linears import find_linears
+from vitdeploy.quantize.scores import score_tensors
 from vitdeploy.quantize.statistics import Statistics
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise
@@ -62,7 +63,8 @@ def observe(
     preprocess: PreprocessSpec,
     progress: Callable[[int], None] = lambda images: None,
 ) -> dict[str, Statistics]:
-    """Statistics of the input of every linear and convolution, by tensor name, over all batches.
+    """Statistics of the input of every linear and convolution, and of queries and keys that have a linear each, over
+    all batches; by tensor name, and for outputs as `scores.output_of` says.
 
     Args:
         model: the float graph. It is not changed.
@@ -75,6 +77,9 @@ def observe(
     observers: dict[str, Observer] = {}
     for linear in find_linears(model):
         observers.setdefault(str(linear.input.name), Observer(-1 if linear.kind == "matmul" else 1))
+    outputs_of_linears = score_tensors(model)
+    for name in outputs_of_linears:
+        observers.setdefault(name, Observer(-1))
     observed = with_outputs(model, sorted(observers))
     images = 0
     with OnnxRuntimeRunner(observed, name="calibration", weights=weights_folder(model)) as runner:
@@ -94,7 +99,7 @@ def observe(
             found=", ".join(broken[:5]),
             fix="check the checkpoint and the preprocessing",
         )
-    return found
+    return {outputs_of_linears.get(name, name): each for name, each in found.items()}
 
 
 def with_outputs(model: ir.Model, names: Sequence[str]) -> bytes:

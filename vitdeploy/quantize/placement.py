@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 import onnx_ir as ir
@@ -22,11 +22,20 @@ from vitdeploy.spec import TARGETS
 
 @dataclass(frozen=True)
 class Placement:
-    """Names of the layers that are computed in INT8, and of those left in float with the reason."""
+    """Names of the layers that are computed in INT8, and of those left in float with the reason.
+
+    `scores`: the products of queries and keys that are in INT8 too.
+    """
 
     target: str
     int8: tuple[str, ...]
     float: dict[str, str]
+    scores: tuple[str, ...] = ()
+
+
+def shape(model: ir.Model, target: str, ignore: Sequence[str] = ()) -> None:
+    """Bring the float graph into the form whose INT8 `target` is fast with, in place; exact. To be called first."""
+    backend_of(target).shape(model, lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore))
 
 
 def choose(model: ir.Model, target: str, ignore: Sequence[str] = ()) -> Placement:
@@ -53,7 +62,7 @@ def choose(model: ir.Model, target: str, ignore: Sequence[str] = ()) -> Placemen
             fix="give layer names as printed by `vitdeploy inspect`, with * for any",
         )
     left: dict[str, str] = {}
-    kinds = _backend(target).KINDS
+    kinds = backend_of(target).KINDS
     for linear in linears:
         if any(fnmatch.fnmatchcase(linear.name, pattern) for pattern in ignore):
             left[linear.name] = "ignored on request"
@@ -86,9 +95,10 @@ def place(
             raise GraphError(f"the input of {linear.name} was not calibrated", fix="calibrate this graph again")
         if linear.name not in rounded and linear.kind == "matmul":
             rounded[linear.name] = quantize_weight(linear.weight, linear.out_axis)
-    _backend(target).write(model, chosen, ranges, rounded)
-    return placement
+    scores = backend_of(target).write(model, chosen, ranges, rounded)
+    return replace(placement, scores=scores)
 
 
-def _backend(target: str) -> ModuleType:
+def backend_of(target: str) -> ModuleType:
+    """What knows how `target` wants its INT8: `KINDS`, `WORTH`, `shape` and `write`."""
     return {"onnxruntime": place_onnxruntime, "openvino": place_openvino}[TARGETS[target].backend]

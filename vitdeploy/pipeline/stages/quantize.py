@@ -15,8 +15,9 @@ from vitdeploy.graph.normalise import drop_unused
 from vitdeploy.pipeline.progress import Counter, Progress, silent
 from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, write_json
 from vitdeploy.quantize.observers import BATCH, observe
-from vitdeploy.quantize.placement import choose, place
+from vitdeploy.quantize.placement import choose, place, shape
 from vitdeploy.quantize.prepare import prepare
+from vitdeploy.quantize.scores import separate_scores
 from vitdeploy.quantize.statistics import load_statistics, save_statistics
 from vitdeploy.spec import TARGETS, Precision
 
@@ -31,6 +32,7 @@ def calibrate(graph: Path, samples: Sequence[Sample], out: Path, progress: Progr
             found=f"{metadata.precision} for {metadata.target}",
             wanted="the float graph written by `vitdeploy export`",
         )
+    separate_scores(model)  # so that queries and keys are tensors of their own, which some target quantizes
     count = Counter(progress, "calibrate", len(samples))
     size = fixed_batch(graph_spec(model, MODEL_FILE)) or BATCH
     pixels = batches(samples, metadata.images, size)
@@ -71,8 +73,9 @@ def place_graph(config: PlaceConfig, graph: Path, statistics: Path | None, out: 
     if config.precision == "int8":
         if statistics is None:
             raise GraphError("INT8 needs calibration", wanted="images", fix="--data DIR")
+        shape(model, config.target, config.ignore)
         layers = choose(model, config.target, config.ignore).int8
-        prepared = prepare(model, load_statistics(statistics), layers)
+        prepared = prepare(model, load_statistics(statistics), layers, config.target)
         placed = asdict(place(model, prepared.ranges, config.target, config.ignore, prepared.weights))
         placed["folds"] = [asdict(fold) for fold in prepared.folds]
         placed["hidden"] = [asdict(each) for each in prepared.hidden]
