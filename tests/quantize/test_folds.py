@@ -99,10 +99,17 @@ def test_values_are_smoothed_and_the_function_stays(form, seed, bias):
     assert [fold.layers for fold in folds] in ([], [("attn.proj",)])
 
 
-@given(form=st.sampled_from(FORMS), seed=st.integers(0, 99), bias=st.booleans(), wide=st.sampled_from([1, 8, 64]))
+@given(
+    form=st.sampled_from(FORMS),
+    seed=st.integers(0, 99),
+    bias=st.booleans(),
+    masked=st.booleans(),
+    wide=st.sampled_from([1, 8, 64]),
+)
 @settings(max_examples=16, deadline=None)
-def test_scores_are_balanced_and_the_function_stays(form, seed, bias, wide):
-    model = block_model(form, seed, bias=bias, scale=None)
+def test_scores_are_balanced_and_the_function_stays(form, seed, bias, masked, wide):
+    mask = np.random.default_rng(seed).normal(size=(TOKENS, TOKENS)).astype(np.float32) if masked else None
+    model = block_model(form, seed, bias=bias, scale=None, mask=mask)
     separate_scores(model)
     [found] = find_scores(Editor(model), find_attentions(model))
     factors = float(wide) ** np.random.default_rng(seed).integers(-1, 2, WIDTH)  # keys reach where queries do not
@@ -135,7 +142,7 @@ def rounded_scores(model):
 
 
 @pytest.mark.parametrize(
-    "options", [{"scale": "scores"}, {"scale": None, "mask": np.zeros((TOKENS, TOKENS), np.float32)}, {"qk_norm": True}]
+    "options", [{"scale": "scores"}, {"scale": None, "mask": np.ones((TOKENS, TOKENS), bool)}, {"qk_norm": True}]
 )
 def test_scores_with_more_than_layout_around_them_stay_in_float(options):
     model = block_model("separate", **options)

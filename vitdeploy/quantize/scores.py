@@ -50,8 +50,8 @@ def separate_scores(model: ir.Model, ignored: Callable[[str], bool] = lambda nam
 
 
 def find_scores(editor: Editor, attentions: Collection[Attention]) -> list[Scores]:
-    """Where both operands of Q K^T can be quantized by one scale each: no more than layout lies behind the linears,
-    nothing between the product and softmax, and there is more than one query."""
+    """Where both operands of Q K^T can be quantized by one scale each: no more than layout lies behind the linears, no
+    more than sums between the product and softmax, and there is more than one query."""
     found = []
     for attention in attentions:
         query, key = (editor.linear_behind(origin(value)) for value in (attention.query, attention.key))
@@ -121,9 +121,11 @@ def smooth_scores(
 
 
 def _plain(attention: Attention) -> bool:
-    """Nothing between the product and softmax, and more than one query: what runtimes fuse, and what is worth it."""
+    """No more than masks and biases between the product and softmax, and more than one query: what runtimes fuse, and
+    what is worth it."""
     shape = attention.query.shape
-    return not attention.between and shape is not None and len(shape) == 4 and shape[-2] != 1
+    added = all(node.op_type == "Add" for node in attention.between)
+    return added and shape is not None and len(shape) == 4 and shape[-2] != 1
 
 
 def _columns(linear: Linear, value: ir.Value, attention: Attention) -> Indices | None:
