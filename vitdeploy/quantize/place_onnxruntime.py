@@ -2,8 +2,8 @@
 
 Plain Q/DQ around MatMul + bias Add is slower than float here: MatMulAddFusion turns the pair into a Gemm, which the
 Q/DQ fusion does not take. The fused operator has an INT8 product, a float output and the bias inside, with no session
-option needed. Only uint8 x int8 has VNNI kernels. Convolutions stay float: there is no INT8 convolution with a float
-output.
+option needed. Only uint8 x int8 has VNNI kernels. Attention becomes one operator too, in float. Convolutions stay
+float: there is no INT8 convolution with a float output.
 """
 
 from __future__ import annotations
@@ -14,29 +14,33 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.graph.canonical.edit import add_constant
-from vitdeploy.graph.linears import Linear
+from vitdeploy.graph.linears import Linear, find_linears
+from vitdeploy.quantize.attention_onnxruntime import DOMAIN, fuse_attention
 from vitdeploy.quantize.hidden import Worth
 from vitdeploy.quantize.insert import Quantizers
 from vitdeploy.quantize.ranges import QuantizedWeight, Range
+from vitdeploy.quantize.scores import separate_scores
 
 KINDS = ("matmul",)
 # A Mul and an Add behind an activation are passes over memory of their own.
 WORTH = Worth(scale=2.0, copies=3.0)
-DOMAIN = "com.microsoft"
 
 
 def shape(model: ir.Model, ignored: Callable[[str], bool]) -> None:
-    """Nothing: the float graph has the form that is fast."""
+    """Bring the float graph into the form that is fast in INT8, in place; exact. Layers that are `ignored` stay."""
+    separate_scores(model, ignored)
 
 
 def write(
     model: ir.Model, linears: Sequence[Linear], ranges: Mapping[str, Range], weights: Mapping[str, QuantizedWeight]
 ) -> tuple[str, ...]:
     """Quantize the given layers in place. Returns the products of queries and keys that are in INT8 too: none."""
+    names = {linear.name for linear in linears}
+    fuse_attention(model)
     quantizers = Quantizers(model, ranges)
     if linears:
         model.opset_imports[DOMAIN] = 1
-    for linear in linears:
+    for linear in [each for each in find_linears(model) if each.name in names]:
         activation, scale, zero_point = quantizers.quantize(linear.input, linear.node)
         quantized, weight_scales = weights[linear.name]
         stem = f"{linear.name}.weight"

@@ -1,0 +1,77 @@
+"""Attention as one operator of ONNX Runtime: no transposition, no table of scores in memory.
+
+com.microsoft.MultiHeadAttention takes query, key and value as linears leave them, [batch, tokens, heads * channels],
+and gives [batch, tokens, heads * channels] to the projection. Specification: onnxruntime/docs/ContribOperators.md.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from vitdeploy.graph.attention import Attention, find_attentions
+from vitdeploy.graph.biases import projection_of
+from vitdeploy.graph.edit import Editor
+from vitdeploy.graph.layout import Indices, exclusive, leaves, origin
+from vitdeploy.graph.linears import Linear
+from vitdeploy.graph.normalise import drop_unused
+
+DOMAIN = "com.microsoft"
+
+
+def fuse_attention(model: ir.Model) -> int:
+    """Replace every attention by one operator, in place, where query, key and value come from a linear each, in their
+    own order, and nothing is added to the scores. Exact but for the order of sums. Returns how many were replaced."""
+    editor, count = Editor(model), 0
+    for attention in find_attentions(model):
+        found = _operands(editor, attention)
+        if found is None:
+            continue
+        linears, heads, projection = found
+        old = projection.input
+        node = ir.node(
+            "MultiHeadAttention",
+            [linear.output for linear in linears],
+            {"num_heads": heads, "scale": 1.0},
+            domain=DOMAIN,
+            name=f"{str(attention.softmax.name).removesuffix('/Softmax')}/MultiHeadAttention",
+        )
+        producer = old.producer()
+        assert producer is not None
+        ir.convenience.replace_nodes_and_values(model.graph, producer, [producer], [node], [old], node.outputs)
+        count += 1
+    if count:
+        model.opset_imports[DOMAIN] = 1
+        drop_unused(model)
+    return count
+
+
+def _operands(editor: Editor, attention: Attention) -> tuple[list[Linear], int, Linear] | None:
+    """(query, key and value, the number of heads, the projection behind them)."""
+    if attention.between:
+        return None
+    ends = ((attention.query, attention.scores), (attention.key, attention.scores), (attention.value, attention.mix))
+    linears, columns = [], []
+    for (value, reader), axes in zip(ends, ((2, 1, 3), (3, 1, 2), (2, 1, 3)), strict=True):
+        linear = editor.linear_behind(origin(value))
+        found = leaves(linear.output) if linear is not None else None
+        if linear is None or found is None or linear.output.shape is None or len(linear.output.shape) != 3:
+            return None
+        own = exclusive(found, value, reader, linear.weight.shape[1])
+        if own is None or own.ndim != 4 or not _in_order(own.transpose(0, *axes), linear.weight.shape[1]):
+            return None
+        linears.append(linear)
+        columns.append(own)
+    behind = projection_of(editor, attention, columns[2][..., :1, :])
+    if behind is None or (behind[1] != np.arange(len(behind[1]))).any():
+        return None
+    projection, heads = behind[0], columns[0].shape[1]
+    alone = [node for node, _ in projection.input.uses()] == [projection.node]
+    distinct = len({linear.node for linear in linears}) == len(linears)
+    return (linears, heads, projection) if alone and distinct else None
+
+
+def _in_order(columns: Indices, width: int) -> bool:
+    """Whether `columns` [batch, tokens, heads, channels] are those of the linear, as they lie there."""
+    rows = columns.reshape(*columns.shape[:2], -1)
+    return rows.shape[-1] == width and bool((rows == np.arange(width)).all())
