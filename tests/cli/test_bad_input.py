@@ -492,10 +492,11 @@ def test_a_graph_that_does_not_say_how_its_input_is_made(refused, foreign):
 
 @pytest.mark.parametrize("verb", ["export", "verify", "bench", "quantize"])
 def test_a_graph_that_takes_no_image_is_no_original(refused, foreign, bundle, images, verb):
+    folder = images()
     command = {
-        "quantize": ("quantize", foreign, "--target", "openvino-cpu", "-o", "out", "--data", images()),
         "export": ("export", foreign, "-o", "out"),
-        "verify": ("verify", bundle, "--against", foreign, "--data", images()),
+        "quantize": ("quantize", foreign, "--target", "openvino-cpu", "-o", "out", "--data", folder),
+        "verify": ("verify", bundle, "--against", foreign, "--data", folder),
         "bench": ("bench", foreign),
     }
     refused(2, "VD2202", *command[verb], says=["the graph has no input that could be an image", "found:  x"])

@@ -107,13 +107,14 @@ class Observer:
         return Statistics(low, high, self.centre + mean, covariance, self.rows, self._upper())
 
     def _upper(self) -> float:
-        """The size that UPPER of all values are below, on a line through its bin."""
+        """The size that UPPER of all values are below, on a line through its bin, and no more than the largest."""
         counts = np.cumsum(self.sizes)
         wanted = UPPER * counts[-1]
         found = int(np.searchsorted(counts, wanted))
         edges = (np.array([found, found + 1], np.int32) << BIN_BITS).view(np.float32).astype(np.float64)
         share = (wanted - (counts[found] - self.sizes[found])) / self.sizes[found]
-        return float(edges[0] + share * (edges[1] - edges[0]))
+        largest = max(-float(self.low.min()), float(self.high.max()))
+        return min(float(edges[0] + share * (edges[1] - edges[0])), largest)
 
     def state(self) -> Arrays:
         """All that is kept, as arrays: what `restore` takes."""
