@@ -9,6 +9,7 @@ import itertools
 import resource
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 COUNTS = (64, 1024)
@@ -16,16 +17,12 @@ COUNTS = (64, 1024)
 
 def child(graph: Path, folder: Path, count: int) -> None:
     from vitdeploy.data.folder import scan
-    from vitdeploy.data.pixels import batches
-    from vitdeploy.graph.io import get_metadata, load_graph
-    from vitdeploy.quantize.observers import BATCH, observe
+    from vitdeploy.pipeline.stages.quantize import calibrate
 
-    model = load_graph(graph)
-    preprocess = get_metadata(model, str(graph)).preprocess
-    samples, _ = scan(folder, "folders")
-    repeated = list(itertools.islice(itertools.cycle(samples), count))
-    observe(model, batches(repeated, preprocess, BATCH), preprocess)
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)  # kB on Linux
+    samples, _ = scan(folder, "none")
+    with tempfile.TemporaryDirectory() as out:
+        facts = calibrate(graph, list(itertools.islice(itertools.cycle(samples), count)), Path(out))
+    print(sum(facts["memory"].values()) // 1000, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)  # kB on Linux
 
 
 def main() -> None:
@@ -36,9 +33,10 @@ def main() -> None:
     for count in COUNTS:
         argv = [sys.executable, __file__, *sys.argv[1:3], str(count)]
         done = subprocess.run(argv, check=True, capture_output=True, text=True)
-        peaks.append(int(done.stdout.split()[-1]) / 1000)
-        print(f"{count:>5} images: {peaks[-1]:.0f} MB")
-    print(f"ratio {peaks[1] / peaks[0]:.3f}")
+        estimate, peak = (int(kilobytes) / 1000 for kilobytes in done.stdout.split()[-2:])
+        peaks.append(peak)
+        print(f"{count:>5} images: {peak:.0f} MB (told before the start: {estimate:.0f} MB beside the process itself)")
+    print(f"growth {peaks[1] - peaks[0]:+.0f} MB")
 
 
 if __name__ == "__main__":

@@ -9,11 +9,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
+from PIL import Image
 
 from tests.command_line import ROOT, command_line
+from tests.graph.builder import Builder
+from vitdeploy.graph.edit import Editor
+from vitdeploy.graph.io import load_graph, save_graph
 
 MODEL = "vit_w32d2h2_patch8_32"
 
@@ -417,6 +422,42 @@ def test_a_truncated_image_is_counted_when_it_may_be_skipped(run, quantize, imag
     assert "skipped 1 unreadable images" in done.stderr
 
 
+def test_images_of_one_colour(refused, quantize, tmp_path):
+    (tmp_path / "images").mkdir()
+    for number in range(9):
+        Image.new("L", (40, 40), number).save(tmp_path / "images" / f"{number}.png")
+    says = ["every calibration image is of one colour", "found:  9 images without any detail", "their bit depth is 8"]
+    refused(2, "VD2301", *quantize, "images", says=says)
+
+
+def test_few_images_are_warned_of(run, quantize, images):
+    done = run(*quantize, images(), "--num-samples", 2, "--json")
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["calibration_images"]) == (0, 2)
+    [warning] = document["warnings"]
+    assert warning.startswith("Only 2 calibration images: ranges will be too narrow for others")
+    assert f"warning: {warning}" in done.stderr
+    assert f"calibrate (about {sum(document['memory'].values()) / 1e6:.0f} MB of memory)  0/2" in done.stderr
+
+
+def test_images_on_which_the_model_is_not_finite(refused, quantize, images, small_export, tmp_path):
+    """The square root of what the first MLP reads, which is negative on any image."""
+    model = load_graph(small_export / "model.onnx")
+    editor = Editor(model)
+    linear = next(each for each in editor.linears if each.name == "blocks.0.mlp.fc1")
+    [root] = editor.node(linear.node, "Sqrt", [linear.input], linear.name, linear.input.shape)
+    linear.node.replace_input_with(0, root)
+    (tmp_path / "broken").mkdir()
+    save_graph(model, tmp_path / "broken" / "model.onnx")
+    says = [
+        "the model's activations are not finite on the calibration images",
+        "found:  NaN out of the node blocks.0.mlp.fc1/Sqrt (Sqrt), on images/",
+        ".png\n",
+        "or take this image away",
+    ]
+    refused(2, "VD2301", "quantize", "broken", *quantize[2:], images(), says=says)
+
+
 def test_images_of_which_none_can_be_read(refused, quantize, tmp_path):
     (tmp_path / "images").mkdir()
     for number in range(9):
@@ -444,24 +485,85 @@ def test_a_file_that_is_no_onnx(refused, tmp_path):
     refused(2, "VD2202", "compile", "garbage.onnx", "--target", "onnxruntime-cpu", "-o", "out", says=says)
 
 
-@pytest.mark.parametrize("verb", ["compile", "quantize"])
-def test_a_graph_that_does_not_say_how_its_input_is_made(refused, foreign, images, verb):
-    command = {
-        "compile": ("compile", foreign, "--target", "openvino-cpu", "-o", "out"),
-        "quantize": ("quantize", foreign, "--target", "openvino-cpu", "-o", "out", "--data", images()),
-    }
+def test_a_graph_that_does_not_say_how_its_input_is_made(refused, foreign):
     says = ["found:  no vitdeploy metadata in the file", "wanted: a graph written by `vitdeploy export`"]
-    refused(2, "VD2202", *command[verb], says=says)
+    refused(2, "VD2202", "compile", foreign, "--target", "openvino-cpu", "-o", "out", says=says)
 
 
-@pytest.mark.parametrize("verb", ["export", "verify", "bench"])
+@pytest.mark.parametrize("verb", ["export", "verify", "bench", "quantize"])
 def test_a_graph_that_takes_no_image_is_no_original(refused, foreign, bundle, images, verb):
+    folder = images()
     command = {
         "export": ("export", foreign, "-o", "out"),
-        "verify": ("verify", bundle, "--against", foreign, "--data", images()),
+        "quantize": ("quantize", foreign, "--target", "openvino-cpu", "-o", "out", "--data", folder),
+        "verify": ("verify", bundle, "--against", foreign, "--data", folder),
         "bench": ("bench", foreign),
     }
     refused(2, "VD2202", *command[verb], says=["the graph has no input that could be an image", "found:  x"])
+
+
+def classifier(b, x):
+    """Pixels of 8x8 -> a convolution -> the means of its channels -> 5 logits."""
+    weights = np.random.default_rng(0)
+    y = b.add("Relu", b.add("Conv", x, weights.standard_normal((6, 3, 2, 2)), strides=[2, 2]))
+    y = b.add("ReduceMean", y, np.array([2, 3]), keepdims=0)
+    return b.add("MatMul", y, weights.standard_normal((6, 5)))
+
+
+@pytest.fixture
+def bare(tmp_path):
+    """Save a classifier of images as somebody else's tool would; `change(b, x)` is put in front of it."""
+
+    def bare(change=lambda b, x: x, domains=()):
+        b = Builder(opset=18)
+        logits = classifier(b, change(b, b.input("pixels", ["n", 3, 8, 8])))
+        onnx.save(b.model(logits, domains=domains), tmp_path / "bare.onnx")
+        return "quantize", "bare.onnx", "-o", "out", "--num-samples", 9
+
+    return bare
+
+
+@pytest.mark.parametrize("target", ["onnxruntime-cpu", "openvino-cpu"])
+def test_a_bare_graph_is_quantized_with_what_is_assumed_of_it_said(run, bare, images, target):
+    done = run(*bare(), "--data", images(), "--target", target, "--json")
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["warnings"]) == (0, [])
+    assert len(document["int8"]) + len(document["float"]) == 2
+    assert "does not say how images are prepared: / 255 and a plain resize are assumed" in done.stderr
+    assert run("compile", "out", "--target", target, "-o", "engine").returncode == 0
+
+
+def test_a_graph_that_is_quantized_already(refused, bare, images, recipe):
+    def quantized(b, x):
+        zero = np.array(0, np.uint8)
+        return b.add("DequantizeLinear", b.add("QuantizeLinear", x, 0.1, zero), 0.1, zero)
+
+    says = [
+        "bare.onnx is quantized already",
+        "found:  1 DequantizeLinear, 1 QuantizeLinear",
+        "wanted: the float graph that it was made from",
+    ]
+    refused(2, "VD2202", *bare(quantized), "--data", images(), "--target", "openvino-cpu", says=says)
+    path = recipe(source={"model": "bare.onnx"}, preprocess=None, precision="int8")
+    refused(2, "VD2202", "run", path, "-o", "out", says=says)
+
+
+def test_a_graph_with_an_operator_that_nobody_knows(refused, bare, images):
+    command = bare(lambda b, x: b.add("Sharpen", x, domain="my.operators"), ["my.operators"])
+    says = ["operators that the targets cannot run", "found:  my.operators.Sharpen", "wanted: operators of ai.onnx"]
+    refused(2, "VD2202", *command, "--data", images(), "--target", "openvino-cpu", says=says)
+
+
+def test_weights_that_int8_does_not_reach_are_listed(run, bare, images):
+    def others(b, x):
+        x = b.add("ConvTranspose", x, np.random.default_rng(1).standard_normal((3, 3, 1, 1)))
+        return b.add("Einsum", x, np.random.default_rng(2).standard_normal((8, 8)), equation="nchw,wv->nchv")
+
+    done = run(*bare(others), "--data", images(), "--target", "openvino-cpu", "--json")
+    document = json.loads(done.stdout)
+    assert len(document["int8"]) == 2
+    assert sorted(document["float"].values()) == ["ConvTranspose is not quantized", "Einsum is not quantized"]
+    assert "(ConvTranspose is not quantized)" in done.stderr
 
 
 @pytest.mark.parametrize("location", ["../secret.bin", "/etc/passwd"])

@@ -6,8 +6,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import load_file
 
+from tests.graph.builder import Builder
 from vitdeploy.graph.io import load_graph
-from vitdeploy.graph.linears import count_int8, find_linears
+from vitdeploy.graph.linears import count_int8, find_linears, unplaced_weights
 
 DEPTH = 2
 PARTS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
@@ -106,3 +107,49 @@ def test_two_linears_of_one_module_have_two_names():
         graph.append(ir.node("MatMul", [x, weight], name=name))
     names = [linear.name for linear in find_linears(ir.Model(graph, ir_version=10))]
     assert len(set(names)) == 2 and all(name.startswith("block.attn") for name in names)
+
+
+def weighted(number):
+    """Weights [4, 4], seeded."""
+    return np.random.default_rng(number).standard_normal((4, 4)).astype(np.float32)
+
+
+def test_weights_that_are_of_no_linear_are_listed_with_the_reason():
+    b = Builder()
+    x = b.input("x", ["batch", 4, 4])
+    y = b.add("MatMul", x, weighted(0))
+    y = b.add("MatMul", y, weighted(1)[None])
+    y = b.add("MatMul", weighted(2), y)
+    y = b.add("Einsum", y, weighted(3), equation="bij,jk->bik")
+    half = b.add("MatMul", b.add("Cast", y, to=TensorProto.FLOAT16), weighted(4).astype(np.float16))
+    y = b.add("Reshape", b.add("Cast", half, to=TensorProto.FLOAT), np.array([-1, 4]))
+    y = b.add("Gemm", y, weighted(5), alpha=2.0)
+    y = b.add("Mul", y, weighted(6)[:1])  # a scale is no weight
+    model = ir.from_proto(b.model(b.add("MatMul", y, b.add("Transpose", y, perm=[1, 0])), rank=2))
+    assert len(find_linears(model)) == 1
+    assert list(unplaced_weights(model).values()) == [
+        "its weights have 3 axes",
+        "its weights are multiplied from the left",
+        "Einsum is not quantized",
+        "its weights are float16, not float32",
+        "Gemm is not quantized",
+    ]
+
+
+def test_weights_inside_a_branch_are_listed():
+    product = helper.make_node("MatMul", ["x", "inner"], ["y"], name="then/MatMul")
+    inner = numpy_helper.from_array(weighted(0), "inner")
+    y = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    then = helper.make_graph([product], "then", [], [y], [inner])
+    same = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "else", [], [y])
+    branch = helper.make_node("If", ["condition"], ["z"], then_branch=then, else_branch=same)
+    x = helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])
+    z = helper.make_tensor_value_info("z", TensorProto.FLOAT, ["batch", 4])
+    condition = helper.make_tensor_value_info("condition", TensorProto.BOOL, [])
+    graph = helper.make_graph([branch], "graph", [x, condition], [z])
+    model = ir.from_proto(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8))
+    assert unplaced_weights(model) == {"then": "it is in a branch or loop"}
+
+
+def test_all_weights_of_a_vit_are_of_linears(small_export):
+    assert unplaced_weights(load_graph(small_export / "model.onnx")) == {}

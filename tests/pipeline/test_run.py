@@ -93,3 +93,30 @@ def test_a_preview_shows_what_a_run_would_reuse_and_makes_nothing(store):
     made_and_reused(plan(), store)
     assert preview(plan(), store) == [(name, True) for name in "abcd"]
     assert preview(plan(outside="b"), store) == [("a", False), ("b", False), ("c", False), ("d", True)]
+
+
+@pytest.mark.parametrize(("resume", "content"), [(True, "half and whole"), (False, "whole")])
+def test_a_resumable_step_finds_what_an_interrupted_run_kept(store, resume, content):
+    """Ctrl-C in the first run; the folder is the step's own, and goes with the artifact."""
+    interrupted = []
+
+    def write(folders, out, progress, scratch):
+        kept = scratch / "kept"
+        text = kept.read_text(encoding="utf-8") if kept.is_file() else ""
+        if not interrupted:
+            interrupted.append(scratch)
+            scratch.mkdir(parents=True)
+            kept.write_text("half and ", encoding="utf-8")
+            raise KeyboardInterrupt
+        (out / "file").write_text(f"{text}whole", encoding="utf-8")
+
+    step = Step("c", "c", write, {}, resumable=True)
+    with pytest.raises(KeyboardInterrupt):
+        run_plan([step], store, resume=True, progress=silent)
+    others = []
+    other = Step("c", "c", lambda _, out, progress, scratch: others.append(scratch), {"other": 1}, resumable=True)
+    run_plan([other], store, resume=True, progress=silent)
+    assert others != interrupted
+    artifacts = run_plan([step], store, resume=resume, progress=silent)
+    assert (artifacts["c"].path / "file").read_text(encoding="utf-8") == content
+    assert not interrupted[0].exists()

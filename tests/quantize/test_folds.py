@@ -16,7 +16,8 @@ from vitdeploy.graph.linears import find_linears
 from vitdeploy.graph.normalise import drop_unused
 from vitdeploy.quantize.error import expected_error, range_of
 from vitdeploy.quantize.hidden import Worth, smooth_hidden
-from vitdeploy.quantize.observers import Observer, with_outputs
+from vitdeploy.quantize.observer import Observer
+from vitdeploy.quantize.observers import with_outputs
 from vitdeploy.quantize.prepare import prepare
 from vitdeploy.quantize.ranges import activation_scale, quantize_weight
 from vitdeploy.quantize.rounding import round_weight

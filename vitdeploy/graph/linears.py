@@ -9,6 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+# Operators whose constant inputs of two axes or more are weights.
+WEIGHTED = ("Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", "RNN")
+
 
 @dataclass(frozen=True)
 class Linear:
@@ -48,6 +51,38 @@ def find_linears(model: ir.Model) -> list[Linear]:
                 bias = constant(node.inputs[2]) if len(node.inputs) > 2 else None
                 found.append(Linear(layer_name(node), "conv", node, node.inputs[0], weight, 0, bias, None))
     return found
+
+
+def unplaced_weights(model: ir.Model) -> dict[str, str]:
+    """Nodes that multiply by constant weights but are none of `find_linears`, by name, with the reason: what INT8 does
+    not reach. Weights are floats with two axes or more."""
+    known = {linear.node for linear in find_linears(model)}
+    found = {}
+    for node in model.graph.all_nodes():
+        if node in known or node.domain != "" or node.op_type not in WEIGHTED:
+            continue
+        weights = [value for value in node.inputs if value is not None and _is_weight(value)]
+        if weights:
+            inside = node.graph is not model.graph
+            found[layer_name(node)] = "it is in a branch or loop" if inside else _why(node, weights[0])
+    return found
+
+
+def _is_weight(value: ir.Value) -> bool:
+    tensor = value.const_value
+    return tensor is not None and tensor.dtype.is_floating_point() and len(tensor.shape) >= 2
+
+
+def _why(node: ir.Node, weight: ir.Value) -> str:
+    tensor = weight.const_value
+    assert tensor is not None
+    if node.op_type not in ("MatMul", "Conv"):
+        return f"{node.op_type} is not quantized"
+    if tensor.dtype != ir.DataType.FLOAT:
+        return f"its weights are {tensor.dtype.name.lower()}, not float32"
+    if node.inputs[1] is not weight:
+        return "its weights are multiplied from the left"
+    return f"its weights have {len(tensor.shape)} axes"
 
 
 def layer_name(node: ir.Node) -> str:

@@ -6,15 +6,18 @@ import importlib.metadata
 import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from vitdeploy import __version__
 from vitdeploy.errors import CapabilityError, MissingPackageError
-from vitdeploy.pipeline.origin import Origin, find_origin
+from vitdeploy.graph.io import load_graph
+from vitdeploy.pipeline.origin import Origin, find_origin, is_onnx
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.recipe import Recipe
 from vitdeploy.pipeline.stages.quantize import check_precision
 from vitdeploy.pipeline.tasks.kit import Data, Kit, Setting
 from vitdeploy.pipeline.tasks.kits import make_kit
+from vitdeploy.quantize.already import refuse_quantized
 from vitdeploy.spec import TARGETS
 
 
@@ -60,6 +63,8 @@ def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress) -> tuple[Job,
             wanted="precision: fp32",
             fix="set precision to fp32",
         )
+    if recipe.precision == "int8" and is_onnx(origins[0].source):
+        refuse_quantized(load_graph(Path(str(origins[0].source.model))), origins[0].name)
     kits = [make_kit(setting_of(origin)) for origin in origins]
     data = kits[0].load(recipe.to_choice(), skip_bad=skip_bad, progress=progress)
     return tuple(Job(each, origin, kit, data) for each, origin, kit in zip(recipes, origins, kits, strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -44,10 +44,16 @@ def conclude(job: Job, artifacts: Mapping[str, Artifact], bench: dict[str, Any])
     gates = _gates(job, artifacts, bench)
     found = {c.artifact: verified(artifacts, c) for c in contenders}
     verdict = decide(contenders, gates, found, bench["results"], bench["ratios"])
+    verdict = replace(verdict, remarks=(*verdict.remarks, *(_calibration(artifacts) or {}).get("warnings", ())))
     examples, images = _examples(job, artifacts)
     report = _report(job, artifacts, bench, gates, verdict, examples)
     shipped = sorted((c for c in contenders if c.shipped), key=lambda c: _p50(bench, c.artifact))
     return Outcome(job, artifacts, verdict, report, images, tuple(shipped))
+
+
+def _calibration(artifacts: Mapping[str, Artifact]) -> dict[str, Any] | None:
+    """What the calibration saw of its images; None where there was none."""
+    return read_json(artifacts[CALIBRATE].path / "calibrate.json") if CALIBRATE in artifacts else None
 
 
 def _gates(job: Job, artifacts: Mapping[str, Artifact], bench: dict[str, Any]) -> dict[str, Gate]:
@@ -108,9 +114,7 @@ def _report(
         "model": {**exported["model"], "checkpoint": checkpoint, "checkpoint_sha256": digests.get(checkpoint or "")},
         "export": {key: exported[key] for key in ("opset", "ir_version", "bytes", "parity", "tolerance")},
         "optimize": read_json(artifacts[OPTIMIZE].path / "optimize.json"),
-        "calibration": {"images": len(job.data.calibration), "digest": job.data.calibration_digest}
-        if CALIBRATE in artifacts
-        else None,
+        "calibration": {**found, "digest": job.data.calibration_digest} if (found := _calibration(artifacts)) else None,
         "data": {
             "path": data.path,
             "labels": data.labels,

@@ -27,16 +27,21 @@ EXPORT_TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir", "numpy", "timm", "tran
 
 @dataclass(frozen=True)
 class Step:
-    """One stage with its config. `inputs` are names of earlier steps; `outside` are digests of files from outside."""
+    """One stage with its config. `inputs` are names of earlier steps; `outside` are digests of files from outside.
+
+    `write` takes the inputs' folders, the empty folder to fill, and a progress; where the step is `resumable` also
+    `scratch`: a folder of its key, to keep what an interrupted run needs to go on.
+    """
 
     name: str
     kind: str
-    write: Callable[[Folders, Path, Progress], None]
+    write: Callable[..., None]
     config: dict[str, Any]
     inputs: tuple[str, ...] = ()
     outside: dict[str, str] = field(default_factory=dict)
     tools: dict[str, str] = field(default_factory=dict)
     version: int = 1
+    resumable: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,8 +121,8 @@ def _optimize(job: Job) -> Step:
 
 
 def _calibrate(job: Job) -> Step:
-    def write(folders: Folders, out: Path, progress: Progress) -> None:
-        calibrate(folders[OPTIMIZE].path / MODEL_FILE, job.data.calibration, out, progress)
+    def write(folders: Folders, out: Path, progress: Progress, scratch: Path) -> None:
+        calibrate(folders[OPTIMIZE].path / MODEL_FILE, job.data.calibration, out, progress, scratch)
 
     return Step(
         CALIBRATE,
@@ -127,7 +132,8 @@ def _calibrate(job: Job) -> Step:
         (OPTIMIZE,),
         {"images": job.data.calibration_digest},
         tool_versions(("onnxruntime", "pillow", "numpy")),
-        version=3,
+        version=4,
+        resumable=True,
     )
 
 
@@ -148,7 +154,7 @@ def _place(candidate: Candidate) -> Step:
         asdict(config),
         (OPTIMIZE, CALIBRATE) if quantized else (OPTIMIZE,),
         tools=tool_versions(("onnx", "onnx-ir", "numpy")),
-        version=4,
+        version=3,
     )
 
 

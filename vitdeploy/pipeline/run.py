@@ -39,13 +39,14 @@ def run_plan(
             if not resume:
                 store.remove(key)
             inputs = _input_digests(step, artifacts)
+            kept = {"scratch": store.unfinished(key)} if step.resumable else {}
             found = store.make(
                 key,
                 step.kind,
                 step.config,
                 inputs,
                 step.tools,
-                lambda out, s=step: s.write(artifacts, out, progress),  # type: ignore[misc]
+                lambda out, s=step, k=kept: s.write(artifacts, out, progress, **k),  # type: ignore[misc]
             )
             finished(step, False)
         else:

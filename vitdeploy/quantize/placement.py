@@ -14,7 +14,7 @@ from types import ModuleType
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError, TargetError
-from vitdeploy.graph.linears import find_linears
+from vitdeploy.graph.linears import find_linears, unplaced_weights
 from vitdeploy.quantize import place_onnxruntime, place_openvino
 from vitdeploy.quantize.ranges import QuantizedWeight, Range, quantize_weight
 from vitdeploy.spec import TARGETS
@@ -51,8 +51,12 @@ def choose(model: ir.Model, target: str, ignore: Sequence[str] = ()) -> Placemen
     if target not in TARGETS:
         raise TargetError(f"no target is called {target!r}", wanted=", ".join(TARGETS))
     linears = find_linears(model)
+    others = unplaced_weights(model)
     if not linears:
-        raise GraphError("the graph has no linear or convolution with constant weights, so nothing to quantize")
+        raise GraphError(
+            "the graph has no linear or convolution with constant float32 weights, so nothing to quantize",
+            found="; ".join(f"{name}: {reason}" for name, reason in list(others.items())[:3]),
+        )
     names = [linear.name for linear in linears]
     unmatched = [pattern for pattern in ignore if not fnmatch.filter(names, pattern)]
     if unmatched:
@@ -61,7 +65,7 @@ def choose(model: ir.Model, target: str, ignore: Sequence[str] = ()) -> Placemen
             found=f"{', '.join(names[:6])} ...",
             fix="give layer names as printed by `vitdeploy inspect`, with * for any",
         )
-    left: dict[str, str] = {}
+    left = dict(others)
     kinds = backend_of(target).KINDS
     for linear in linears:
         if any(fnmatch.fnmatchcase(linear.name, pattern) for pattern in ignore):

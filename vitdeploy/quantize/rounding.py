@@ -30,7 +30,7 @@ def round_weight(
     Args:
         noise: the variance of the rounding errors of the input, which the weights multiply too.
     """
-    if found.rows < ENOUGH * len(weight):
+    if found.covariance.ndim == 1 or found.rows < ENOUGH * len(weight):
         return quantize_weight(weight, 1)
     hessian = found.covariance + noise * np.eye(len(weight))
     scales = _scales(weight, np.maximum(np.diag(hessian), 0))

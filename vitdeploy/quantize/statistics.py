@@ -12,6 +12,8 @@ import numpy.typing as npt
 
 Numbers = npt.NDArray[np.float64]
 FIELDS = ("low", "high", "mean", "covariance", "rows")
+# The share of values below `Statistics.upper`.
+UPPER = 0.999
 
 
 @dataclass(frozen=True)
@@ -19,18 +21,20 @@ class Statistics:
     """Of the rows x of one tensor, the input of a linear or convolution, by channel.
 
     `low`, `high`: float64 [channels], over all rows. `mean` [channels] and `covariance` [channels, channels]: over a
-    part of them, as many as `rows`.
+    part of them, as many as `rows`. Where nothing has a use for all of it, `covariance` is its diagonal, [channels].
+    `upper`: about 99.9 % of the values |x| are below it; NaN where that is not known.
     """
 
     low: Numbers
     high: Numbers
     mean: Numbers
-    covariance: Numbers
+    covariance: npt.NDArray[np.floating]
     rows: int
+    upper: float = float("nan")
 
     @property
-    def variance(self) -> Numbers:
-        return np.diag(self.covariance)
+    def variance(self) -> npt.NDArray[np.floating]:
+        return self.covariance if self.covariance.ndim == 1 else np.diag(self.covariance)
 
     def widened(self, margin: float) -> Statistics:
         """With bounds of each channel moved outwards by a share of its range; one near zero by no more than twice that
@@ -42,12 +46,44 @@ class Statistics:
     def moved(self, shift: Numbers, scale: Numbers) -> Statistics:
         """The statistics of (x - shift) / scale, scale > 0, by channel: exact, no image is needed again."""
         low, high, mean = ((each - shift) / scale for each in (self.low, self.high, self.mean))
-        return Statistics(low, high, mean, self.covariance / np.outer(scale, scale), self.rows)
+        divisor = scale**2 if self.covariance.ndim == 1 else np.outer(scale, scale)
+        return Statistics(low, high, mean, self.covariance / divisor, self.rows)
 
     def taken(self, source: npt.NDArray[np.int64]) -> Statistics:
         """The statistics of x[source]: channels that are copied, or in another order."""
         low, high, mean = (each[source] for each in (self.low, self.high, self.mean))
-        return Statistics(low, high, mean, self.covariance[np.ix_(source, source)], self.rows)
+        both = source if self.covariance.ndim == 1 else np.ix_(source, source)
+        return Statistics(low, high, mean, self.covariance[both], self.rows)
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """What a person wants to know of a tensor that is hard to quantize.
+
+    `low`, `high`: its bounds. `largest`: of |x|, in channel `channel`; `median`: of the channels' largest |x|; `upper`:
+    about 99.9 % of |x| are below it (NaN where that is not known).
+    """
+
+    low: float
+    high: float
+    largest: float
+    channel: int
+    median: float
+    upper: float
+
+
+def describe(found: Statistics) -> TensorFacts:
+    """The facts of one tensor."""
+    reach = np.maximum(np.abs(found.low), np.abs(found.high))
+    channel = int(reach.argmax())
+    return TensorFacts(
+        low=float(found.low.min()),
+        high=float(found.high.max()),
+        largest=float(reach[channel]),
+        channel=channel,
+        median=float(np.median(reach)),
+        upper=found.upper,
+    )
 
 
 def save_statistics(statistics: Mapping[str, Statistics], path: Path) -> None:
@@ -55,6 +91,7 @@ def save_statistics(statistics: Mapping[str, Statistics], path: Path) -> None:
     arrays: dict[str, npt.NDArray[Any]] = {}
     for name, found in statistics.items():
         arrays |= {f"{name}|{field}": np.asarray(getattr(found, field)) for field in FIELDS}
+        arrays[f"{name}|upper"] = np.array(found.upper)
         arrays[f"{name}|covariance"] = found.covariance.astype(np.float32)
     np.savez(path, **arrays)  # type: ignore[arg-type]
 
@@ -63,9 +100,9 @@ def load_statistics(path: Path) -> dict[str, Statistics]:
     """What `save_statistics` wrote."""
     with np.load(path, allow_pickle=False) as arrays:
         names = dict.fromkeys(key.rpartition("|")[0] for key in arrays.files)
-        return {name: _loaded({field: arrays[f"{name}|{field}"] for field in FIELDS}) for name in names}
+        return {name: _loaded({field: arrays[f"{name}|{field}"] for field in (*FIELDS, "upper")}) for name in names}
 
 
 def _loaded(fields: Mapping[str, npt.NDArray[Any]]) -> Statistics:
     low, high, mean, covariance = (fields[field].astype(np.float64) for field in FIELDS[:-1])
-    return Statistics(low, high, mean, covariance, int(fields["rows"]))
+    return Statistics(low, high, mean, covariance, int(fields["rows"]), float(fields["upper"]))

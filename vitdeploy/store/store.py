@@ -2,6 +2,7 @@
 
 <root>/artifacts/<first two of key>/<key>/   files + artifact.json
 <root>/artifacts/<first two of key>/.tmp-*   being written
+<root>/unfinished/<key>/                     what an interrupted stage left, to go on with when it is run again
 <root>/quarantine/                           entries whose bytes no longer match; never used again
 """
 
@@ -95,10 +96,17 @@ class Store:
             record = Record(1, key, kind, dict(config), dict(inputs), dict(tools), files)
             (work / RECORD_FILE).write_text(canonical_json(encode(record)) + "\n", encoding="utf-8")
             publish(work, folder)
+        shutil.rmtree(self.unfinished(key), ignore_errors=True)
         return Artifact(folder, key, files_digest(files))
 
     def remove(self, key: str) -> None:
-        shutil.rmtree(self._folder(key), ignore_errors=True)
+        """The artifact, and what was begun of it."""
+        for folder in (self._folder(key), self.unfinished(key)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def unfinished(self, key: str) -> Path:
+        """Where a stage may keep what it needs to go on after an interruption; it goes when the artifact is there."""
+        return self.root / "unfinished" / key
 
     def _folder(self, key: str) -> Path:
         return self.root / "artifacts" / key[:2] / key

@@ -14,16 +14,33 @@ from vitdeploy.graph.io import fixed_batch, get_metadata, graph_spec, load_graph
 from vitdeploy.graph.normalise import drop_unused
 from vitdeploy.pipeline.progress import Counter, Progress, silent
 from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, write_json
-from vitdeploy.quantize.observers import BATCH, observe
+from vitdeploy.pipeline.stages.unfinished import load_state, save_state
+from vitdeploy.quantize.already import refuse_quantized
+from vitdeploy.quantize.estimate import estimate
+from vitdeploy.quantize.image_checks import FEW
+from vitdeploy.quantize.observers import BATCH, Observation
 from vitdeploy.quantize.placement import choose, place, shape
 from vitdeploy.quantize.prepare import prepare
 from vitdeploy.quantize.scores import separate_scores
 from vitdeploy.quantize.statistics import load_statistics, save_statistics
 from vitdeploy.spec import TARGETS, Precision
 
+# What is observed is saved after each so many batches; an interruption loses no more.
+SAVED_BATCHES = 32
 
-def calibrate(graph: Path, samples: Sequence[Sample], out: Path, progress: Progress = silent) -> None:
-    """Writes statistics.npz, of every layer's input over the samples, and ranges.json: its bounds."""
+
+def calibrate(
+    graph: Path, samples: Sequence[Sample], out: Path, progress: Progress = silent, scratch: Path | None = None
+) -> dict[str, Any]:
+    """Writes statistics.npz, of every layer's input over the samples, ranges.json: its bounds, and calibrate.json: the
+    images, the memory estimated, and warnings of images that are no good examples.
+
+    With `scratch`, a folder for this graph and these samples, an interrupted calibration goes on from what it holds.
+
+    Raises:
+        GraphError: the graph is quantized already, or has a fixed batch of more images than there are.
+        DataError: an activation is not finite, or no image has any detail.
+    """
     model = load_graph(graph)
     metadata = get_metadata(model, str(graph))
     if metadata.precision is not None:
@@ -32,23 +49,58 @@ def calibrate(graph: Path, samples: Sequence[Sample], out: Path, progress: Progr
             found=f"{metadata.precision} for {metadata.target}",
             wanted="the float graph written by `vitdeploy export`",
         )
+    refuse_quantized(model, str(graph))
     separate_scores(model)  # so that queries and keys are tensors of their own, which some target quantizes
-    count = Counter(progress, "calibrate", len(samples))
     size = fixed_batch(graph_spec(model, MODEL_FILE)) or BATCH
-    pixels = batches(samples, metadata.images, size)
-    found = observe(model, _whole(pixels, size, len(samples)) if size != BATCH else pixels, metadata.images, count)
+    shown, left = samples[: len(samples) // size * size], len(samples) % size
+    if not shown:
+        raise GraphError(
+            f"the graph has the fixed batch {size}",
+            found=f"{len(samples)} calibration images",
+            wanted=f"at least {size}",
+        )
+    names = [f"{sample.path.parent.name}/{sample.path.name}" for sample in shown]
+    memory = estimate(model, size, len(shown))
+    count = Counter(progress, f"calibrate (about {memory.total / 1e6:.0f} MB of memory)", len(shown))
+    with Observation(model, metadata.images, len(shown)) as observation:
+        if scratch is not None and (state := load_state(scratch)) is not None:
+            observation.restore(state)
+            count(observation.images)
+        for pixels in batches(shown[observation.images :], metadata.images, size):
+            observation.update(pixels, names[observation.images : observation.images + size])
+            count(size)
+            if scratch and observation.batches % SAVED_BATCHES == 0 and observation.images < len(shown):
+                save_state(scratch, observation.state())
+    found, warnings = observation.statistics(), _warnings(observation, names, size)
+    if left:
+        warnings.append(f"{left} of {len(samples)} calibration images are left out: the graph has the batch {size}.")
     save_statistics(found, out / "statistics.npz")
     bounds = {name: {"low": float(each.low.min()), "high": float(each.high.max())} for name, each in found.items()}
     write_json(out / "ranges.json", bounds)
+    distinct = observation.checks.distinct
+    facts = {"images": len(shown), "distinct": distinct, "memory": asdict(memory), "warnings": warnings}
+    write_json(out / "calibrate.json", facts)
+    return facts
 
 
-def _whole(pixels: Any, size: int, total: int) -> Any:
-    """Only whole batches, for a graph with a fixed one."""
-    if total < size:
-        raise GraphError(
-            f"the graph has the fixed batch {size}", found=f"{total} calibration images", wanted=f"at least {size}"
+def _warnings(observation: Observation, names: Sequence[str], size: int) -> list[str]:
+    """What is wrong with the images of these names, which were shown in batches of `size`: a sentence each."""
+    distinct, found = observation.checks.distinct, observation.checks.warnings(names)
+    if distinct < FEW:  # chance decides over the ranges
+        images = f"{distinct} calibration image{'s' if distinct > 1 else ''}"
+        images += f", {len(names)} with repetitions" if len(names) > distinct else ""
+        return [
+            *found,
+            f"Only {images}: ranges will be too narrow for others, and weights are rounded to the nearest where GPTQ "
+            "has too few rows. Some 100 images are usual.",
+        ]
+    for batch, times in observation.standing_out().items():
+        image = " or ".join(names[batch * size : (batch + 1) * size])
+        found.append(
+            f"{image} alone makes many ranges wider, {times:.1f} times in the median: look whether it belongs to the "
+            "calibration images."
         )
-    return (batch for batch in pixels if len(batch) == size)
+    return found
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,28 @@
+"""A bare ONNX file, of whatever exporter, as the float graph that the other stages take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vitdeploy.graph.foreign import import_graph
+from vitdeploy.graph.io import fixed_batch, graph_spec, load_graph
+from vitdeploy.models.source import Source
+from vitdeploy.pipeline.origin import find_origin
+from vitdeploy.pipeline.progress import Progress, silent
+from vitdeploy.pipeline.stages.export import ExportConfig, export
+from vitdeploy.pipeline.stages.files import MODEL_FILE
+from vitdeploy.quantize.already import refuse_quantized
+
+OPSET = 20
+
+
+def import_foreign(file: Path, out: Path, progress: Progress = silent) -> tuple[Path, tuple[str, ...]]:
+    """Writes what `vitdeploy export FILE` does, with the batch that the file has; errors of it come through.
+
+    Returns: the graph written, and what was assumed of the file, a line each.
+    """
+    refuse_quantized(load_graph(file), str(file))
+    batch = fixed_batch(graph_spec(import_graph(file).model, MODEL_FILE))
+    origin = find_origin(Source(model=str(file)))
+    export(origin, ExportConfig(file.stem[:64], OPSET, batch, True), out, progress)
+    return out / MODEL_FILE, origin.notes
