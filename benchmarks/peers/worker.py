@@ -56,7 +56,11 @@ def _original(model: str, checkpoint: str | None, mode: str) -> Any:
             return self.module(image.bfloat16()).float()
 
     original = load_original(Source(model=model, checkpoint=Path(checkpoint) if checkpoint else None))
-    ways = {"eager": lambda module: module, "compile": torch.compile, "bfloat16": Bfloat16}
+    ways: Mapping[str, Callable[[Any], Any]] = {
+        "eager": lambda module: module,
+        "compile": functools.partial(torch.compile, dynamic=False),  # as the engines: for one batch size each
+        "bfloat16": Bfloat16,
+    }
     return dataclasses.replace(original, module=ways[mode](original.module))
 
 
