@@ -1,6 +1,6 @@
-"""Does an artifact run as it will be measured, and in which precision do its linears and convolutions run?
+"""Does an artifact run as it will be measured, and in which precision does it execute how many multiplications?
 
-The second is read from the engine: OpenVINO's execution graph, or a profiled run of ONNX Runtime.
+The precisions are read from the engine: OpenVINO's execution graph, or a profiled run of ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import onnx
 from child import Payload, serve
 from worker import make_runner
 
@@ -96,6 +97,28 @@ def _layer(precision: str, inputs: list[Shape], out: Shape, convolution: bool) -
     channels, positions = out[1], out[0] * math.prod(out[2:])
     k = math.prod(weight[1:]) if weight else math.prod(inputs[0]) // positions
     return {"precision": precision, "rows": positions, "k": k, "n": channels}
+
+
+def float_macs(file: Path) -> int:
+    """Multiplications of all MatMul and Conv of a float graph at batch 1, attention's products among them."""
+    model = onnx.load(str(file))
+    for tensor in model.graph.input:
+        tensor.type.tensor_type.shape.dim[0].dim_value = 1
+    graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    shapes = {
+        value.name: [size.dim_value for size in value.type.tensor_type.shape.dim]
+        for value in (*graph.input, *graph.output, *graph.value_info)
+    } | {value.name: list(value.dims) for value in graph.initializer}
+    total = 0
+    for node in graph.node:
+        if node.op_type not in ("MatMul", "Conv"):
+            continue
+        out, weight = shapes[node.output[0]], shapes[node.input[1]]
+        if 0 in out:
+            raise RuntimeError(f"no static shape for {node.name}")
+        each = shapes[node.input[0]][-1] if node.op_type == "MatMul" else math.prod(weight[1:])
+        total += math.prod(out) * each
+    return total
 
 
 if __name__ == "__main__":

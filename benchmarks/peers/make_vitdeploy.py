@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 from child import Payload, peak_mb, serve
-from prepare import float_macs, job_of, sha256
+from kernels import float_macs
+from prepare import job_of, sha256
 
 from vitdeploy.pipeline.plan import Step, make_plan
 from vitdeploy.pipeline.progress import silent

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 from child import Payload, serve
+from kernels import float_macs
 
 from vitdeploy.data.folder import Sample
 from vitdeploy.data.pixels import batches
@@ -73,28 +73,6 @@ def _save(stem: Path, samples: list[Sample], job: Job) -> None:
     np.save(stem.with_suffix(".npy"), np.concatenate(list(batches(samples, job.origin.images, 64))))
     if all(sample.label is not None for sample in samples):
         np.save(stem.with_name(f"{stem.name}_labels.npy"), np.array([sample.label for sample in samples], np.int64))
-
-
-def float_macs(file: Path) -> int:
-    """Multiplications of all MatMul and Conv of a float graph at batch 1, attention's products among them."""
-    model = onnx.load(str(file))
-    for tensor in model.graph.input:
-        tensor.type.tensor_type.shape.dim[0].dim_value = 1
-    graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
-    shapes = {
-        value.name: [size.dim_value for size in value.type.tensor_type.shape.dim]
-        for value in (*graph.input, *graph.output, *graph.value_info)
-    } | {value.name: list(value.dims) for value in graph.initializer}
-    total = 0
-    for node in graph.node:
-        if node.op_type not in ("MatMul", "Conv"):
-            continue
-        out, weight = shapes[node.output[0]], shapes[node.input[1]]
-        if 0 in out:
-            raise RuntimeError(f"no static shape for {node.name}")
-        each = shapes[node.input[0]][-1] if node.op_type == "MatMul" else math.prod(weight[1:])
-        total += math.prod(out) * each
-    return total
 
 
 if __name__ == "__main__":
