@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import time
 from pathlib import Path
@@ -23,25 +24,30 @@ def work(payload: Payload) -> Payload:
     folder, target, precision = Path(payload["folder"]), payload["target"], payload["precision"]
     job = job_of(payload["model"], evaluation=1, target=target, precision=precision)
     last = f"compile {target}-{precision}"
-    seconds: dict[str, float] = {}
+    # An interrupted making goes on where it stopped, so what each step took is noted when it is done.
+    notes = folder / "steps.json"
+    made: dict[str, dict[str, float]] = json.loads(notes.read_text(encoding="utf-8")) if notes.is_file() else {}
     started = time.perf_counter()
 
     def finished(step: Step, reused: bool) -> None:
-        seconds[step.name] = time.perf_counter() - started - sum(seconds.values())
+        nonlocal started
+        now = time.perf_counter()
+        if not reused:
+            made[step.name] = {"seconds": now - started, "peak_mb": peak_mb()}
+            notes.write_text(json.dumps(made), encoding="utf-8")
+        started = now
 
     store = Store(folder / "store")
-    steps = _needed(make_plan(job), last)
-    artifacts = run_plan(steps, store, resume=False, progress=silent, finished=finished)
-    peak = peak_mb()
+    artifacts = run_plan(_needed(make_plan(job), last), store, resume=True, progress=silent, finished=finished)
     engine = folder / "engine"
     shutil.copytree(artifacts[last].path, engine, dirs_exist_ok=True)
     exported = sha256(artifacts["export"].path / MODEL_FILE)
     if exported != payload["export_sha256"]:
         raise RuntimeError("its export is another one than that of the peers")
     answer = {
-        "seconds": sum(seconds.values()),
-        "steps": seconds,
-        "peak_mb": peak,
+        "seconds": sum(made[name]["seconds"] for name in artifacts),
+        "steps": {name: made[name]["seconds"] for name in artifacts},
+        "peak_mb": max(made[name]["peak_mb"] for name in artifacts),
         "macs_executed": float_macs(artifacts["optimize"].path / MODEL_FILE),
         "run": {"kind": "engine", "folder": str(engine), "engine": encode(read_engine(engine))},
     }
