@@ -89,14 +89,18 @@ def _shapes(entries: list[dict[str, Shape]]) -> list[Shape]:
 
 
 def _layer(precision: str, inputs: list[Shape], out: Shape, convolution: bool) -> Layer:
-    """A convolution is a linear on its patches. Where its weight is packed away, every input value is taken to be read
-    once, as by a patch embedding."""
+    """A convolution is a linear on its patches.
+
+    Where its weight is packed away, scales or bias tell its channels (the axes may have any order by then), and every
+    input value is taken to be read once, as by a patch embedding.
+    """
     if not convolution:
         return {"precision": precision, "rows": math.prod(out[:-1]), "k": inputs[0][-1], "n": out[-1]}
     weight = next((shape for shape in inputs[1:] if len(shape) == 4), None)
-    channels, positions = out[1], out[0] * math.prod(out[2:])
-    k = math.prod(weight[1:]) if weight else math.prod(inputs[0]) // positions
-    return {"precision": precision, "rows": positions, "k": k, "n": channels}
+    n = weight[0] if weight else max((shape[0] for shape in inputs if len(shape) == 1), default=out[1])
+    rows = math.prod(out) // n
+    k = math.prod(weight[1:]) if weight else math.prod(inputs[0]) // rows
+    return {"precision": precision, "rows": rows, "k": k, "n": n}
 
 
 def float_macs(file: Path) -> int:
