@@ -1,0 +1,65 @@
+"""What is compared: every artifact of one model, in the order of the table."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+OURS, OURS_ORT = "vitdeploy-openvino-int8", "vitdeploy-onnxruntime-int8"
+NNCF, DYNAMIC, EAGER = "nncf", "ort-dynamic", "pytorch"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One artifact: `script` and `options` make it, `note` says what it is.
+
+    `labelled`: it needs labels of the calibration images, and weights that mean something.
+    """
+
+    name: str
+    precision: str
+    script: str
+    options: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
+    labelled: bool = False
+
+
+def _ours(target: str, precision: str) -> Entry:
+    name = f"vitdeploy-{target.removesuffix('-cpu')}-{precision}"
+    return Entry(name, precision, "make_vitdeploy.py", {"target": target, "precision": precision}, "this project")
+
+
+CATALOG = (
+    _ours("openvino-cpu", "int8"),
+    _ours("onnxruntime-cpu", "int8"),
+    _ours("openvino-cpu", "fp32"),
+    _ours("onnxruntime-cpu", "fp32"),
+    Entry(NNCF, "int8", "make_nncf.py", {"accuracy_control": False}, "nncf.quantize, TRANSFORMER, on OpenVINO"),
+    Entry(
+        "nncf-accuracy",
+        "int8",
+        "make_nncf.py",
+        {"accuracy_control": True},
+        "nncf.quantize_with_accuracy_control, top-1 of the calibration images",
+        labelled=True,
+    ),
+    Entry(DYNAMIC, "int8", "make_onnxruntime.py", {"method": "dynamic"}, "quantize_dynamic, per channel"),
+    Entry(
+        "ort-static",
+        "int8",
+        "make_onnxruntime.py",
+        {"method": "static"},
+        "quant_pre_process, quantize_static QDQ U8S8, per channel",
+    ),
+    Entry(
+        "ort-static-linears",
+        "int8",
+        "make_onnxruntime.py",
+        {"method": "static", "operators": ["MatMul", "Gemm"]},
+        "the same, MatMul and Gemm only",
+    ),
+    Entry("openvino-bf16", "bf16", "make_bf16.py", {}, "the float export on OpenVINO in BF16"),
+    Entry(EAGER, "fp32", "make_torch.py", {"mode": "eager"}, "PyTorch eager"),
+    Entry("pytorch-compile", "fp32", "make_torch.py", {"mode": "compile"}, "torch.compile"),
+    Entry("pytorch-bf16", "bf16", "make_torch.py", {"mode": "bfloat16"}, "PyTorch eager, weights and input bfloat16"),
+)

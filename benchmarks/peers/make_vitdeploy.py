@@ -1,0 +1,69 @@
+"""This project's engine, through the steps that `vitdeploy run` takes: export, optimize, calibrate, place, compile."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+from child import Payload, peak_mb, serve
+from kernels import float_macs
+from prepare import job_of, sha256
+
+from vitdeploy.pipeline.plan import Step, make_plan
+from vitdeploy.pipeline.progress import silent
+from vitdeploy.pipeline.run import run_plan
+from vitdeploy.pipeline.stages.compile import read_engine
+from vitdeploy.pipeline.stages.files import MODEL_FILE
+from vitdeploy.spec import encode
+from vitdeploy.store.store import Store
+
+
+def work(payload: Payload) -> Payload:
+    folder, target, precision = Path(payload["folder"]), payload["target"], payload["precision"]
+    job = job_of(payload["model"], evaluation=1, target=target, precision=precision)
+    last = f"compile {target}-{precision}"
+    # An interrupted making goes on where it stopped, so what each step took is noted when it is done.
+    notes = folder / "steps.json"
+    made: dict[str, dict[str, float]] = json.loads(notes.read_text(encoding="utf-8")) if notes.is_file() else {}
+    started = time.perf_counter()
+
+    def finished(step: Step, reused: bool) -> None:
+        nonlocal started
+        now = time.perf_counter()
+        if not reused:
+            made[step.name] = {"seconds": now - started, "peak_mb": peak_mb()}
+            notes.write_text(json.dumps(made), encoding="utf-8")
+        started = now
+
+    store = Store(folder / "store")
+    artifacts = run_plan(_needed(make_plan(job), last), store, resume=True, progress=silent, finished=finished)
+    engine = folder / "engine"
+    shutil.copytree(artifacts[last].path, engine, dirs_exist_ok=True)
+    exported = sha256(artifacts["export"].path / MODEL_FILE)
+    if exported != payload["export_sha256"]:
+        raise RuntimeError("its export is another one than that of the peers")
+    answer = {
+        "seconds": sum(made[name]["seconds"] for name in artifacts),
+        "steps": {name: made[name]["seconds"] for name in artifacts},
+        "peak_mb": max(made[name]["peak_mb"] for name in artifacts),
+        "macs_executed": float_macs(artifacts["optimize"].path / MODEL_FILE),
+        "run": {"kind": "engine", "folder": str(engine), "engine": encode(read_engine(engine))},
+    }
+    shutil.rmtree(store.root)
+    return answer
+
+
+def _needed(plan: list[Step], last: str) -> list[Step]:
+    """The steps that `last` is made of, in the plan's order, and nothing else."""
+    by_name, wanted, open_ = {step.name: step for step in plan}, set(), [last]
+    while open_:
+        name = open_.pop()
+        wanted.add(name)
+        open_ += by_name[name].inputs
+    return [step for step in plan if step.name in wanted]
+
+
+if __name__ == "__main__":
+    serve(work)
