@@ -49,7 +49,7 @@ def observed(model):
     return found
 
 
-def assert_folded(model, fold):
+def assert_folded(model, fold, tolerance=2e-6):
     """`fold` keeps the function, and gives the statistics that observing anew gives. Returns its record."""
     before, known = ir.to_proto(model), observed(model)
     moved, record = fold(model, known, layers(model))
@@ -58,7 +58,7 @@ def assert_folded(model, fold):
     onnx.shape_inference.infer_shapes(after, check_type=True, strict_mode=True)
     feeds = random_feeds(before, 4, 5)
     for ours, theirs in zip(run_in_double(after, feeds), run_in_double(before, feeds), strict=True):
-        assert difference(ours, theirs) <= 2e-6  # the folded constants are float32
+        assert difference(ours, theirs) <= tolerance  # the folded constants are float32
     anew = observed(model)
     assert set(anew) == set(moved)
     for name, found in anew.items():
@@ -116,7 +116,7 @@ def test_scores_are_balanced_and_the_function_stays(form, seed, bias, masked, wi
     factors = float(wide) ** np.random.default_rng(seed).integers(-1, 2, WIDTH)  # keys reach where queries do not
     factors[seed % WIDTH] = 0  # and one channel is dead
     scaled(model, found.key.node.inputs[1].name, factors)
-    folds = assert_folded(model, smooth_scores)
+    folds = assert_folded(model, smooth_scores, 1e-5)  # scores of some hundreds: softmax multiplies rounding by as much
     assert folds or wide < 8
     assert all(fold.layers == (found.query.name, found.key.name) and fold.gain > 1 for fold in folds)
 

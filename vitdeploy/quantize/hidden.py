@@ -70,16 +70,17 @@ def smooth_hidden(
         first = _first(editor, second) if second.name in layers else None
         if found is None or first is None:
             continue
-        before = expected_error(found, [second.weight])
+        light = found.without_covariance()
+        before = expected_error(light, [second.weight])
         zeros, ones = np.zeros(len(found.low)), np.ones(len(found.low))
         alpha, scale, error = None, ones, before
         for each in ALPHAS:
             tried = balanced(found, [second.weight], each)
-            now = expected_error(found.moved(zeros, tried), [tried[:, None] * second.weight])
+            now = expected_error(light.moved(zeros, tried), [tried[:, None] * second.weight])
             if now < error:
                 alpha, scale, error = each, tried, now
-        plain = _with_copies(found, second, ones)
-        both = _with_copies(found, second, scale)
+        plain = _with_copies(light, second, ones)
+        both = _with_copies(light, second, scale)
         candidates = [
             (before, None, ones, None),
             (error * worth.scale, alpha, scale, None),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+import scipy.linalg
 
 from vitdeploy.quantize.ranges import TINY, quantize_weight
 from vitdeploy.quantize.statistics import Numbers, Statistics
@@ -41,10 +42,13 @@ def _scales(weight: npt.NDArray[np.float32], power: Numbers) -> npt.NDArray[np.f
     """The scale of each output channel, clipped where that rounds better, channels weighted by their power."""
     largest = np.maximum(np.abs(weight).max(axis=0) / 127, TINY)
     best, least = largest, np.full(weight.shape[1], np.inf)
+    error = np.empty_like(weight)
     for clip in CLIPS:
-        tried = largest * clip
-        error = weight - tried * np.clip(np.rint(weight / tried), -127, 127)
-        total = power @ error**2
+        tried = (largest * clip).astype(np.float32)
+        np.divide(weight, tried, out=error)
+        np.clip(np.rint(error, out=error), -127, 127, out=error)
+        np.subtract(weight, np.multiply(error, tried, out=error), out=error)
+        total = power.astype(np.float32) @ np.square(error, out=error)
         best, least = np.where(total < least, tried, best), np.minimum(total, least)
     scales: npt.NDArray[np.float32] = best.astype(np.float32)
     return scales
@@ -56,8 +60,7 @@ def _compensated(weight: Numbers, scales: npt.NDArray[np.float32], hessian: Numb
     order = np.argsort(-power)
     weight, hessian = weight[order].copy(), hessian[np.ix_(order, order)]
     damping = DAMPING * max(float(power.mean()), TINY)
-    inverse = np.linalg.inv(hessian + damping * np.eye(len(hessian)))
-    upper = np.linalg.cholesky((inverse + inverse.T) / 2).T
+    upper = _cholesky_of_inverse(hessian + damping * np.eye(len(hessian)))
     rounded = np.empty(weight.shape, np.int8)
     for start in range(0, len(weight), BLOCK):
         end = min(start + BLOCK, len(weight))
@@ -70,3 +73,13 @@ def _compensated(weight: Numbers, scales: npt.NDArray[np.float32], hessian: Numb
     result = np.empty_like(rounded)
     result[order] = rounded
     return result
+
+
+def _cholesky_of_inverse(matrix: Numbers) -> Numbers:
+    """The upper triangular U with U^T U the inverse of a symmetric, positive definite matrix, which is never formed.
+
+    Backwards, matrix = R R^T with R upper triangular; so U = R^-1.
+    """
+    lower = scipy.linalg.cholesky(matrix[::-1, ::-1], lower=True, overwrite_a=True, check_finite=False)
+    inverse, _ = scipy.linalg.lapack.dtrtri(lower, lower=1)
+    return np.asarray(inverse[::-1, ::-1])

@@ -48,7 +48,9 @@ class _Input:
 
     def error(self, shift: Numbers, scale: Numbers) -> float:
         """The expected error with this shift and scale."""
-        return expected_error(self.found.moved(shift, scale), [scale[:, None] * each.weight for each in self.linears])
+        factors = scale.astype(np.float32)[:, None]
+        moved = self.found.without_covariance().moved(shift, scale)
+        return expected_error(moved, [factors * each.weight for each in self.linears])
 
 
 def smooth_norms(

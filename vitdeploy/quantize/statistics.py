@@ -36,6 +36,10 @@ class Statistics:
     def variance(self) -> npt.NDArray[np.floating]:
         return self.covariance if self.covariance.ndim == 1 else np.diag(self.covariance)
 
+    def without_covariance(self) -> Statistics:
+        """With the variances alone."""
+        return replace(self, covariance=self.variance)
+
     def widened(self, margin: float) -> Statistics:
         """With bounds of each channel moved outwards by a share of its range; one near zero by no more than twice that
         share of itself, as the lowest value of a GELU."""
