@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -75,40 +76,59 @@ def _encoded(entry: Entry, scenario: Scenario) -> dict[str, Any]:
 
 
 def summary(scenario: Scenario, sessions: Sequence[Mapping[str, Any]], threads: int) -> dict[str, Any]:
-    """Rows and the ratios of all pairs, of the artifacts that every session has; their rounds are put together."""
-    names = [name for name in sessions[0]["entries"] if all(name in each["entries"] for each in sessions)]
-    contest = _pooled(scenario, sessions, names, threads)
-    if scenario.metric == "latency":
-        values: Mapping[str, Sequence[float]] = block_medians(contest)
-    else:
-        values = {e.artifact: [block.images_per_second for block in e.rounds[scenario.mode]] for e in contest.entries}
+    """Rows, and the ratios of all pairs. The rounds of all sessions are put together; a ratio is of those with both.
+
+    Only within a session do the rounds of two artifacts belong together, in turns as they were.
+    """
+    contests = [_contest(scenario, session, threads) for session in sessions]
+    names = list(dict.fromkeys(entry.artifact for contest in contests for entry in contest.entries))
+    values = [_values(scenario, contest) for contest in contests]
+    ratios = (_ratio(a, b, values) for a, b in itertools.permutations(names, 2))
     return {
         "scenario": scenario.name,
-        "rounds": [each["rounds"] for each in sessions],
         "metric": scenario.metric,
-        "rows": {row["artifact"]: row for row in rows(contest)},
-        "ratios": [_ratio(a, b, values) for a, b in itertools.permutations(names, 2)],
+        "rounds": {name: sum(len(each.get(name, ())) for each in values) for name in names},
+        "rows": {row["artifact"]: row for row in rows(_joined(contests, names))},
+        "ratios": [each for each in ratios if each is not None],
     }
 
 
-def _pooled(scenario: Scenario, sessions: Sequence[Mapping[str, Any]], names: list[str], threads: int) -> Contest:
+def _contest(scenario: Scenario, session: Mapping[str, Any], threads: int) -> Contest:
     entries = []
-    for name in names:
-        found = [each["entries"][name] for each in sessions]
+    for name, found in session["entries"].items():
         blocks = [
             Round(scenario.batch, np.asarray(block["latencies_ms"], np.float64), block["seconds"])
-            for one in found
-            for block in one["rounds"]
+            for block in found["rounds"]
         ]
-        facts = found[0]["provider"], found[0]["load_seconds"], found[0]["first_inference_ms"]
+        facts = found["provider"], found["load_seconds"], found["first_inference_ms"]
         entries.append(Entry(name, "", "", *facts, rounds={scenario.mode: blocks}))
-    loads = [each["load_average"] for each in sessions if each["load_average"] is not None]
-    protocol = _protocol(scenario, sum(each["rounds"] for each in sessions), threads)
-    return Contest(protocol, tuple(entries), max(loads, default=None), sessions[0]["cpus"])
+    protocol = _protocol(scenario, session["rounds"], threads)
+    return Contest(protocol, tuple(entries), session["load_average"], session["cpus"])
 
 
-def _ratio(a: str, b: str, values: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    if len(values[a]) < 2:  # a single round has no interval
-        return {"a": a, "b": b, "ratio": values[a][0] / values[b][0], "ci95": None}
-    ratio, low, high = log_ratio(values[a], values[b])
+def _values(scenario: Scenario, contest: Contest) -> Mapping[str, Sequence[float]]:
+    """What ratios are of, by artifact, one value a round."""
+    if scenario.metric == "latency":
+        return block_medians(contest)
+    return {e.artifact: [block.images_per_second for block in e.rounds[scenario.mode]] for e in contest.entries}
+
+
+def _joined(contests: Sequence[Contest], names: Sequence[str]) -> Contest:
+    """One contest of all, as if every artifact had run on; contended where one of them was."""
+    entries = []
+    for name in names:
+        parts = [entry for contest in contests for entry in contest.entries if entry.artifact == name]
+        rounds = {mode: [block for part in parts for block in part.rounds[mode]] for mode in parts[0].rounds}
+        entries.append(dataclasses.replace(parts[0], rounds=rounds))
+    loads = [contest.load_average for contest in contests if contest.load_average is not None]
+    return dataclasses.replace(contests[0], entries=tuple(entries), load_average=max(loads, default=None))
+
+
+def _ratio(a: str, b: str, sessions: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Any] | None:
+    """a / b with its interval (None for a single round), or None where they never met."""
+    common = [values for values in sessions if a in values and b in values]
+    ours, theirs = ([value for values in common for value in values[name]] for name in (a, b))
+    if len(ours) < 2:
+        return {"a": a, "b": b, "ratio": ours[0] / theirs[0], "ci95": None} if ours else None
+    ratio, low, high = log_ratio(ours, theirs)
     return {"a": a, "b": b, "ratio": ratio, "ci95": [low, high]}

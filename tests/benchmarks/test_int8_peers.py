@@ -51,10 +51,14 @@ def artifact(**accuracy: Any) -> dict[str, Any]:
 
 def test_rounds_of_several_sessions_are_one_measurement(peers: Any) -> None:
     first, second = session({"a": [1.0, 2.0], "b": [2.0, 4.0], "c": [1.0, 1.0]}), session({"a": [3.0], "b": [6.0]})
-    found = peers.measure.summary(peers.measure.SCENARIOS["single"], [first, second], threads=2)
-    assert list(found["rows"]) == ["a", "b"]  # "c" is not in both
+    found = peers.measure.summary(peers.measure.SCENARIOS["single"], [first, second, session({"d": [1.0]})], threads=2)
+    assert found["rounds"] == {"a": 3, "b": 3, "c": 2, "d": 1}
     assert found["rows"]["a"]["latency_ms"]["p50"] == 2.0
-    assert found["ratios"][0] == {"a": "a", "b": "b", "ratio": pytest.approx(0.5), "ci95": pytest.approx([0.5, 0.5])}
+    ratios = {(each["a"], each["b"]): each for each in found["ratios"]}
+    assert ratios["a", "b"]["ratio"] == pytest.approx(0.5)
+    assert ratios["a", "b"]["ci95"] == pytest.approx([0.5, 0.5])
+    assert ratios["a", "c"]["ratio"] == pytest.approx(2**0.5)  # of the first session's rounds: 1 / 1 and 2 / 1
+    assert not any("d" in pair for pair in ratios)  # it met nobody
 
 
 def test_throughput_is_compared_as_images_per_second(peers: Any) -> None:
