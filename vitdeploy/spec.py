@@ -113,9 +113,9 @@ class Target:
 TARGETS: dict[str, Target] = {
     target.name: target
     for target in (
-        Target("onnxruntime-cpu", "onnxruntime", "CPU", "onnxruntime", "onnxruntime", ("fp32", "int8")),
+        Target("onnxruntime-cpu", "onnxruntime", "CPU", "onnxruntime", "onnxruntime", ("fp32", "int8", "mixed")),
         # Half precision is a runtime hint on OpenVINO; whether this CPU has it is asked of the runtime when compiling.
-        Target("openvino-cpu", "openvino", "CPU", "openvino", "openvino", ("fp32", "fp16", "bf16", "int8")),
+        Target("openvino-cpu", "openvino", "CPU", "openvino", "openvino", ("fp32", "fp16", "bf16", "int8", "mixed")),
     )
 }
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 import os
 import statistics
+import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +22,12 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.bench.process import WorkerProcess, end_all
+from vitdeploy.spec import EngineSpec, encode
 
 SCENARIOS = ("single", "offline")
 STEADY = 0.02
 WARMUP_LIMIT = 3
+ENGINE_WORKER = (sys.executable, "-m", "vitdeploy.bench.worker")
 
 Progress = Callable[[str, int, int], None]
 
@@ -40,6 +44,12 @@ class Contestant:
     precision: str
     argv: tuple[str, ...]
     request: dict[str, Any]
+
+
+def engine_contestant(engine: EngineSpec, folder: Path, name: str | None = None) -> Contestant:
+    """An engine whose files lie under `folder`, in a process that never sees torch."""
+    request = {"folder": str(folder.resolve()), "engine": encode(engine)}
+    return Contestant(name or engine.artifact, engine.target, engine.precision, ENGINE_WORKER, request)
 
 
 @dataclass(frozen=True)
@@ -132,19 +142,40 @@ def run_contest(contestants: Sequence[Contestant], protocol: Protocol, progress:
     names = [contestant.artifact for contestant in contestants]
     if not names or len(set(names)) < len(names):
         raise ValueError(f"contestants need distinct names, found {names}")
-    load_average, cpus = _load_average(), os.cpu_count() or 1
+    with started({contestant.artifact: contestant.argv for contestant in contestants}) as workers:
+        contest = hold_contest(contestants, workers, protocol, progress)
+        for worker in workers:
+            worker.ask({"do": "close"}, protocol.timeout)
+    return contest
+
+
+@contextmanager
+def started(argv: Mapping[str, tuple[str, ...]]) -> Iterator[list[WorkerProcess]]:
+    """A measuring process for each name, which are ended in the end, whatever they do.
+
+    Raises:
+        WorkerError: the operating system cannot start one.
+    """
     workers: list[WorkerProcess] = []
     with tempfile.TemporaryDirectory(prefix="vitdeploy-bench-") as folder:
         try:
-            for index, contestant in enumerate(contestants):
-                stderr_file = Path(folder) / f"{index}.txt"
-                workers.append(WorkerProcess(contestant.artifact, contestant.argv, stderr_file))
-            entries = _measure(contestants, workers, protocol, progress or _no_progress)
-            for worker in workers:
-                worker.ask({"do": "close"}, protocol.timeout)
+            for index, (name, arguments) in enumerate(argv.items()):
+                workers.append(WorkerProcess(name, arguments, Path(folder) / f"{index}.txt"))
+            yield workers
         finally:
             end_all(workers)
-    return Contest(protocol, entries, load_average, cpus)
+
+
+def hold_contest(
+    contestants: Sequence[Contestant],
+    workers: Sequence[WorkerProcess],
+    protocol: Protocol,
+    progress: Progress | None = None,
+) -> Contest:
+    """As `run_contest`, in processes that were started before, one for each contestant. They may hold one contest after
+    the other; what they loaded for the last one goes."""
+    load_average, cpus = _load_average(), os.cpu_count() or 1
+    return Contest(protocol, _measure(contestants, workers, protocol, progress or _no_progress), load_average, cpus)
 
 
 def _no_progress(text: str, done: int, total: int) -> None:

@@ -90,7 +90,9 @@ class Session:
             return {"error": VitdeployError(f"{type(error).__name__}: {str(error)[:300]}").to_dict()}
 
     def _load(self, request: dict[str, Any], batches: list[int]) -> dict[str, Any]:
-        """Load one runner per batch. What is reported is the first one: cold, with the runtime's import."""
+        """Load one runner per batch. What is reported is the first one: cold, with the runtime's import where it is the
+        first of this process. Runners that were loaded before are closed."""
+        self._close()
         reports = [self._load_one(request, batch) for batch in batches]
         # What exists by now stays. Frozen, it costs a garbage collection inside a block no time.
         gc.collect()

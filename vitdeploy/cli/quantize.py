@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitdeploy.cli.console import Console, output_options
+from vitdeploy.cli.console import Console, Number, output_options
+
+if TYPE_CHECKING:
+    from vitdeploy.search.mixed import Mixed
+    from vitdeploy.search.sensitivity import Sensitivity
+
+LISTED = 8
 
 
 @click.command("quantize")
@@ -14,8 +21,24 @@ from vitdeploy.cli.console import Console, output_options
 @click.option("--data", required=True, type=click.Path(path_type=Path), help="Calibration images.")
 @click.option("--target", required=True, help="onnxruntime-cpu or openvino-cpu.")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for model.onnx.")
+@click.option(
+    "--precision",
+    type=click.Choice(["int8", "mixed"]),
+    default="int8",
+    show_default=True,
+    help="mixed leaves in float what costs more answers than it saves time.",
+)
 @click.option("--num-samples", type=click.IntRange(min=1), default=128, show_default=True, help="Calibration images.")
 @click.option("--ignore", multiple=True, metavar="LAYER", help="Leave this layer (or pattern with *) in float.")
+@click.option("--sensitivity", is_flag=True, help="Say what each layer costs: sensitivity.json and .html.")
+@click.option(
+    "--min-agreement", type=Number(min=0, max=100), help="For mixed: percent of the answers that are to stay."
+)
+@click.option(
+    "--latency-table",
+    type=click.Path(path_type=Path),
+    help="For mixed: the latency.json of an earlier call on this device. Default: measured.",
+)
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Choice of the images.")
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
 @output_options
@@ -25,8 +48,12 @@ def command(
     data: Path,
     target: str,
     output: Path,
+    precision: str,
     num_samples: int,
     ignore: tuple[str, ...],
+    sensitivity: bool,
+    min_agreement: float | None,
+    latency_table: Path | None,
     seed: int,
     skip_bad: bool,
 ) -> None:
@@ -34,18 +61,36 @@ def command(
 
     GRAPH is a folder made by `vitdeploy export`, its model.onnx, or any .onnx file of a float model of images: what of
     such a file is not said in it, as mean and std, is assumed, and printed. A recipe can say it: `vitdeploy export`.
+
+    With --precision mixed, single layers are mended or left in float, each for its measured price, until
+    --min-agreement is expected to be met, or as long as it is worth it. With --sensitivity the layers that cost most
+    are named.
     """
     import tempfile
 
+    from vitdeploy.pipeline.job import require_runtime
     from vitdeploy.pipeline.stages.files import MODEL_FILE, OUTPUT_NAMES, copy_labels, is_ours
     from vitdeploy.pipeline.stages.foreign import import_foreign
     from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, check_precision, place_graph
+    from vitdeploy.pipeline.stages.search import (
+        SearchConfig,
+        find_mixed,
+        find_sensitivity,
+        read_sensitivity,
+        write_page,
+    )
     from vitdeploy.pipeline.subjects import find_graph, graph_metadata
     from vitdeploy.pipeline.tasks.images import calibration_images
+    from vitdeploy.spec import Budget
     from vitdeploy.store.publish import replacing
 
-    check_precision(target, "int8")
+    if precision != "mixed" and (min_agreement is not None or latency_table is not None):
+        raise click.UsageError("--min-agreement and --latency-table need --precision mixed.")
+    check_precision(target, precision)
+    if precision == "mixed":
+        require_runtime(target)
     given = file = find_graph(graph)
+    mixed, costs = None, None
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder, console:
         if not is_ours(given):
             file, notes = import_foreign(given, Path(folder), console.progress)
@@ -57,8 +102,18 @@ def command(
                 data, num_samples, seed, metadata.images, skip_bad=skip_bad, progress=console.progress
             )
             calibrated = calibrate(file, samples, work, console.progress)
-            placed = place_graph(PlaceConfig(target, "int8", ignore), file, work / "statistics.npz", work)
-            (work / "statistics.npz").unlink()
+            statistics, search = work / "statistics.npz", SearchConfig(target, ignore)
+            if precision == "mixed":
+                budget = Budget(min_agreement=min_agreement)
+                mixed = find_mixed(search, budget, file, statistics, samples, work, console.progress, latency_table)
+                costs = read_sensitivity(work)
+            elif sensitivity:
+                costs = find_sensitivity(search, file, statistics, samples, work, console.progress)
+            if costs is not None:
+                write_page(costs, metadata.name, work)
+            config = PlaceConfig(target, precision, ignore)  # type: ignore[arg-type]
+            placed = place_graph(config, file, statistics, work, mixed)
+            statistics.unlink()
             (work / "calibrate.json").unlink()
             (work / "ranges.json").rename(work / "calibration.json")
             copy_labels(given.parent, work)
@@ -67,11 +122,14 @@ def command(
         f"{calibrated['images']} calibration images"
     ]
     lines += [f"  float: {name} ({reason})" for name, reason in placed["float"].items()]
+    lines += _cost_lines(costs) if costs is not None else []
+    lines += _mend_lines(mixed) if mixed is not None else []
     lines += [f"warning: {text}" for text in calibrated["warnings"]]
     if skipped:
         lines.append(f"skipped {len(skipped)} unreadable images: {', '.join(skipped[:3])}")
-    document = {
+    document: dict[str, Any] = {
         "target": target,
+        "precision": precision,
         "int8": list(placed["int8"]),
         "float": placed["float"],
         "calibration_images": calibrated["images"],
@@ -80,4 +138,37 @@ def command(
         "skipped": list(skipped),
         "path": str(output / MODEL_FILE),
     }
+    for name, found in (("sensitivity", costs), ("mixed", mixed)):
+        if found is not None:
+            document[name] = _encoded(found)
     console.finish(document, lines, output, f"vitdeploy compile {output} --target {target} -o DIR")
+
+
+def _encoded(found: Sensitivity | Mixed) -> Any:
+    from vitdeploy.spec import encode
+
+    return encode(found)
+
+
+def _cost_lines(found: Sensitivity) -> list[str]:
+    """The layers that cost most."""
+    worst = found.layers[:LISTED]
+    width = max((len(each.cost.name) for each in worst), default=0)
+    lines = [f"all in INT8: {found.distance:.3g} ({found.unit}) from the float graph, on {found.images} images"]
+    for each in worst:
+        reads = f"reads {each.low:.3g} to {each.high:.3g}, half of its channels within {each.median:.3g}"
+        lines.append(f"  {each.cost.name:<{width}}  {100 * each.cost.share:5.1f} %  {reads}")
+    return lines
+
+
+def _mend_lines(found: Mixed) -> list[str]:
+    """What was mended, and where that led."""
+    lines = [f"{len(found.taken)} mends; INT8 saves {found.saved_us:.0f} us in all layers"]
+    lines += [f"  {each.mend}: {each.mend.price_us:+.1f} us" for each in found.taken]
+    for name, reached in (("int8", found.int8), ("mixed", found.reached)):
+        expected = reached.expected
+        words = f", expected agreement {expected.agreement:.2f} %" if expected is not None else ""
+        lines.append(f"  {name}: distance {reached.distance:.3g}{words}")
+    if found.met is False:
+        lines.append("no further mend helps: the wanted agreement is not expected to be met")
+    return lines

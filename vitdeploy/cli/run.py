@@ -12,6 +12,7 @@ from vitdeploy.cli.console import Console, human_bytes, interval, output_options
 
 if TYPE_CHECKING:
     from vitdeploy.pipeline.job import Job
+    from vitdeploy.pipeline.plan import Step
 
 
 @click.command("run")
@@ -71,9 +72,7 @@ def command(
                 store,
                 resume=resume,
                 progress=progress,
-                finished=lambda step, reused, job=job: console.detail(  # type: ignore[misc]
-                    f"{'reused' if reused else 'made'} {_at(job, step.name, several)}"
-                ),
+                finished=functools.partial(_finished, console, job, several),
             )
             outcomes.append(conclude(job, artifacts, bench_job(job, artifacts, progress)))
         report = write_run(outcomes, loaded, out)
@@ -103,6 +102,14 @@ def _at(job: Job, text: str, several: bool) -> str:
 
 def _progress(console: Console, job: Job, several: bool, text: str, done: int, total: int) -> None:
     console.progress(_at(job, text, several), done, total)
+
+
+def _finished(console: Console, job: Job, several: bool, step: Step, reused: bool) -> None:
+    """A step for -v; times that were measured earlier are never used without a word."""
+    name = _at(job, step.name, several)
+    if step.measured and reused:
+        console.note(f"{name}: chosen by times that were measured earlier on this device; --no-resume measures again")
+    console.detail(f"{'reused' if reused else 'made'} {name}")
 
 
 def _table(report: dict[str, Any]) -> list[str]:

@@ -55,14 +55,15 @@ def compile_engine(graph: Path, out: Path, *, target: str, precision: Precision,
 def _ran_as_placed(engine: EngineSpec, asked: Precision, placed: int) -> None:
     """No silent fallback: every layer ran in the precision that it was given."""
     int8 = engine.kernels.get("int8", 0)
-    if asked == "int8" and (int8 < placed or not placed):
+    integer = asked in ("int8", "mixed")
+    if integer and (int8 < placed or (asked == "int8" and not placed)):
         raise CapabilityError(
             f"{engine.target} did not run the graph in INT8",
             found=f"{int8} of {placed} placed layers in INT8 kernels: {engine.kernels}",
             wanted=f"{placed} in INT8",
             fix="run `vitdeploy doctor`; the CPU may lack INT8 instructions",
         )
-    if asked != "int8":
+    if not integer:
         others = {kind: count for kind, count in engine.kernels.items() if kind != asked}
         if others or not engine.kernels:
             raise CapabilityError(

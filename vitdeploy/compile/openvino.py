@@ -17,7 +17,7 @@ from vitdeploy.spec import EngineSpec, Precision
 
 IR_FILES = ("model.xml", "model.bin")
 NAMES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "u8": "int8", "i8": "int8"}
-CAPABILITIES = {"fp16": "FP16", "bf16": "BF16", "int8": "INT8"}
+CAPABILITIES = {"fp16": "FP16", "bf16": "BF16", "int8": "INT8", "mixed": "INT8"}
 
 
 def compile_graph(graph: Path, precision: Precision, batch: int) -> EngineSpec:

@@ -23,7 +23,7 @@ def probe_target(name: str) -> dict[str, Any]:
             f"{row.package} does not load: {str(error)[:200]}",
             f"pip install --force-reinstall {row.package}",
         )
-    usable = tuple(p for p in row.precisions if p in precisions)
+    usable = tuple(p for p in row.precisions if p in precisions or (p == "mixed" and "int8" in precisions))
     return _result(True, version, usable, f"{version}, {detail}; {', '.join(usable)}", "")
 
 

@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.bench.contest import Protocol
+from vitdeploy.bench.contest import Protocol, engine_contestant
 from vitdeploy.bundle.read import SIZES_FOLDER
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.graph.io import graph_spec, load_graph
 from vitdeploy.pipeline.job import Job
-from vitdeploy.pipeline.measure import engine_contestant, measure, original_contestant
+from vitdeploy.pipeline.measure import measure, original_contestant
 from vitdeploy.pipeline.origin import ORIGINAL
 from vitdeploy.pipeline.outcome import Outcome, verified
 from vitdeploy.pipeline.plan import CALIBRATE, OPTIMIZE, candidates
@@ -28,7 +28,7 @@ from vitdeploy.store.store import Artifact
 
 
 def bench_job(job: Job, artifacts: Mapping[str, Artifact], progress: Progress) -> dict[str, Any]:
-    """Measure the original and every candidate: each against the original, each INT8 against its own FP32."""
+    """Measure the original and every candidate: each against the original and its own FP32, mixed against INT8 too."""
     contenders = candidates(job)
     bench = job.recipe.bench
     contestants = [original_contestant(job.origin.source)]
@@ -37,6 +37,7 @@ def bench_job(job: Job, artifacts: Mapping[str, Artifact], progress: Progress) -
         contestants.append(engine_contestant(read_engine(folder), folder, candidate.artifact))
     pairs = [(c.artifact, ORIGINAL) for c in contenders]
     pairs += [(c.artifact, f"{c.target}-fp32") for c in contenders if c.precision != "fp32"]
+    pairs += [(c.artifact, f"{c.target}-int8") for c in contenders if c.precision == "mixed"]
     protocol = Protocol(scenarios=bench.scenarios, batch=bench.batch, duration=bench.duration)
     return measure(contestants, protocol, pairs, progress)
 

@@ -56,14 +56,14 @@ def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress) -> tuple[Job,
         progress("read the model", i, len(recipes))
         origins.append(find_origin(each.to_source(), each.to_overrides()))
     progress("read the model", len(recipes), len(recipes))
-    if origins[0].task == "sequence" and recipe.precision == "int8":
+    if origins[0].task == "sequence" and recipe.precision in ("int8", "mixed"):
         raise CapabilityError(
             "an encoder-decoder is not quantized by this version",
-            found="precision: int8",
+            found=f"precision: {recipe.precision}",
             wanted="precision: fp32",
             fix="set precision to fp32",
         )
-    if recipe.precision == "int8" and is_onnx(origins[0].source):
+    if recipe.precision in ("int8", "mixed") and is_onnx(origins[0].source):
         refuse_quantized(load_graph(Path(str(origins[0].source.model))), origins[0].name)
     kits = [make_kit(setting_of(origin)) for origin in origins]
     data = kits[0].load(recipe.to_choice(), skip_bad=skip_bad, progress=progress)

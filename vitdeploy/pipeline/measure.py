@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from vitdeploy.bench.contest import Contest, Contestant, Protocol, run_contest
@@ -12,7 +11,6 @@ from vitdeploy.bench.summary import block_medians, rows, samples
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.origin import ORIGINAL, to_request
 from vitdeploy.pipeline.progress import Progress
-from vitdeploy.spec import EngineSpec, encode
 from vitdeploy.verify.intervals import log_ratio
 
 
@@ -20,13 +18,6 @@ def original_contestant(source: Source, name: str = ORIGINAL) -> Contestant:
     """The original (a PyTorch model in eager mode, or an ONNX file), in a process of its own."""
     argv = (sys.executable, "-m", "vitdeploy.pipeline.reference_worker")
     return Contestant(name, "original", "fp32", argv, to_request(source))
-
-
-def engine_contestant(engine: EngineSpec, folder: Path, name: str | None = None) -> Contestant:
-    """An engine whose files lie under `folder`, in a process that never sees torch."""
-    request = {"folder": str(folder.resolve()), "engine": encode(engine)}
-    argv = (sys.executable, "-m", "vitdeploy.bench.worker")
-    return Contestant(name or engine.artifact, engine.target, engine.precision, argv, request)
 
 
 def measure(

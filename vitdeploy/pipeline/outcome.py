@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 
 from vitdeploy.pipeline.job import Job, tool_versions
-from vitdeploy.pipeline.plan import CALIBRATE, EXPORT, OPTIMIZE, REFERENCE, Candidate, candidates
+from vitdeploy.pipeline.plan import CALIBRATE, EXPORT, OPTIMIZE, QUANTIZED, REFERENCE, Candidate, candidates
 from vitdeploy.pipeline.stages.compile import read_engine
 from vitdeploy.pipeline.stages.files import read_json
+from vitdeploy.pipeline.stages.search import LATENCY_FILE, MIXED_FILE, SENSITIVITY_FILE
 from vitdeploy.pipeline.stages.verify import read_answers
 from vitdeploy.pipeline.verdict import Verdict, decide, engine_gate
 from vitdeploy.runtime.host import describe_host
@@ -162,8 +163,22 @@ def _engine(artifacts: Mapping[str, Artifact], candidate: Candidate, gate: Gate)
         "bytes": _size(artifacts, candidate),
         "kernels": engine.kernels,
         "verify": verified(artifacts, candidate),
+        "quantization": _quantization(artifacts, candidate),
         "gate": {"status": gate.status, "reasons": list(gate.reasons)},
     }
+
+
+def _quantization(artifacts: Mapping[str, Artifact], candidate: Candidate) -> dict[str, Any] | None:
+    """What became of the layers; None for an engine in float. Mixed precision brings what it was chosen by."""
+    if candidate.precision not in QUANTIZED:
+        return None
+    placed = read_json(artifacts[candidate.step("place")].path / "placement.json")
+    found = {key: placed[key] for key in ("int8", "float", "folds", "hidden")}
+    search = artifacts.get(candidate.step("search"))
+    if search is not None:
+        files = {"sensitivity": SENSITIVITY_FILE, "mixed": MIXED_FILE, "latency": LATENCY_FILE}
+        found |= {name: read_json(search.path / file) for name, file in files.items()}
+    return found
 
 
 def _examples(job: Job, artifacts: Mapping[str, Artifact]) -> tuple[list[dict[str, Any]], dict[str, bytes]]:

@@ -16,12 +16,14 @@ from vitdeploy.pipeline.stages.export import export
 from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, write_json
 from vitdeploy.pipeline.stages.optimize import optimize
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graphs
+from vitdeploy.pipeline.stages.search import SearchConfig, find_mixed, read_mixed
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.spec import TARGETS, Precision, encode
 from vitdeploy.store.store import Artifact
 
 Folders = Mapping[str, Artifact]
 EXPORT, OPTIMIZE, CALIBRATE, REFERENCE = "export", "optimize", "calibrate", "reference"
+QUANTIZED = ("int8", "mixed")
 EXPORT_TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir", "numpy", "timm", "transformers")
 
 
@@ -31,6 +33,7 @@ class Step:
 
     `write` takes the inputs' folders, the empty folder to fill, and a progress; where the step is `resumable` also
     `scratch`: a folder of its key, to keep what an interrupted run needs to go on.
+    `measured`: it holds times of this device, whose reuse is told.
     """
 
     name: str
@@ -42,6 +45,7 @@ class Step:
     tools: dict[str, str] = field(default_factory=dict)
     version: int = 1
     resumable: bool = False
+    measured: bool = False
 
 
 @dataclass(frozen=True)
@@ -61,19 +65,23 @@ class Candidate:
 
 
 def candidates(job: Job) -> list[Candidate]:
-    """Every target in the recipe's precision, and in FP32 beside it: only so can "INT8 is slower here" be said."""
+    """Every target in the recipe's precision, and beside it in FP32, so that "INT8 is slower here" can be said; mixed
+    precision beside INT8 too, which it is to be better than."""
     precision = job.recipe.precision
     asked = [Candidate(target, precision, True) for target in job.recipe.targets]
-    baselines = [] if precision == "fp32" else [Candidate(c.target, "fp32", False) for c in asked]
+    baselines = [Candidate(c.target, "int8", False) for c in asked] if precision == "mixed" else []
+    baselines += [Candidate(c.target, "fp32", False) for c in asked] if precision != "fp32" else []
     return asked + baselines
 
 
 def make_plan(job: Job) -> list[Step]:
     """All storable steps of a job; measuring and bundling come after them and are never stored."""
     steps = [_export(job), _optimize(job)]
-    if job.recipe.precision == "int8":
+    if job.recipe.precision in QUANTIZED:
         steps.append(_calibrate(job))
     for candidate in candidates(job):
+        if candidate.precision == "mixed":
+            steps.append(_search(job, candidate))
         steps += [_place(candidate), _compile(job, candidate)]
     steps.append(_reference(job))
     steps += [_verify(job, candidate) for candidate in candidates(job)]
@@ -137,14 +145,34 @@ def _calibrate(job: Job) -> Step:
     )
 
 
+def _search(job: Job, candidate: Candidate) -> Step:
+    config, budget = SearchConfig(candidate.target), job.recipe.to_budget()
+
+    def write(folders: Folders, out: Path, progress: Progress) -> None:
+        graph, statistics = folders[OPTIMIZE].path / MODEL_FILE, folders[CALIBRATE].path / "statistics.npz"
+        find_mixed(config, budget, graph, statistics, job.data.calibration, out, progress)
+
+    return Step(
+        candidate.step("search"),
+        "search",
+        write,
+        {**asdict(config), "min_agreement": budget.min_agreement, "max_drop": budget.max_drop},
+        (OPTIMIZE, CALIBRATE),
+        {"images": job.data.calibration_digest},
+        {**_target_tools(candidate), **tool_versions(("onnxruntime", "onnx-ir", "pillow", "numpy", "scipy"))},
+        measured=True,
+    )
+
+
 def _place(candidate: Candidate) -> Step:
-    quantized = candidate.precision == "int8"
+    quantized, mixed = candidate.precision in QUANTIZED, candidate.precision == "mixed"
     config = PlaceConfig(candidate.target, candidate.precision)
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         statistics = folders[CALIBRATE].path / "statistics.npz" if quantized else None
         progress(candidate.step("place"), 0, 1)
-        place_graphs(config, folders[OPTIMIZE].path, statistics, out)
+        found = read_mixed(folders[candidate.step("search")].path) if mixed else None
+        place_graphs(config, folders[OPTIMIZE].path, statistics, out, found)
         progress(candidate.step("place"), 1, 1)
 
     return Step(
@@ -152,7 +180,7 @@ def _place(candidate: Candidate) -> Step:
         "place",
         write,
         asdict(config),
-        (OPTIMIZE, CALIBRATE) if quantized else (OPTIMIZE,),
+        (OPTIMIZE, *((CALIBRATE,) if quantized else ()), *((candidate.step("search"),) if mixed else ())),
         tools=tool_versions(("onnx", "onnx-ir", "numpy")),
         version=3,
     )

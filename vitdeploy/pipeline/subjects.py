@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitdeploy.bench.contest import Contestant
+from vitdeploy.bench.contest import Contestant, engine_contestant
 from vitdeploy.bundle.read import is_bundle, read_bundle, verify_files
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.errors import MissingFileError, TargetError
@@ -24,7 +24,7 @@ from vitdeploy.graph.io import (
 )
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.job import setting_of
-from vitdeploy.pipeline.measure import engine_contestant, original_contestant
+from vitdeploy.pipeline.measure import original_contestant
 from vitdeploy.pipeline.origin import find_origin, reference_runner
 from vitdeploy.pipeline.stages.compile import compile_graphs, read_engine
 from vitdeploy.pipeline.stages.files import LABELS_FILE, MODEL_FILE, graphs_in, is_ours

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from vitdeploy.graph.canonical.edit import only_user
-from vitdeploy.graph.edit import Editor
+from vitdeploy.graph.edit import Editor, Numbers
 from vitdeploy.graph.linears import Linear
 from vitdeploy.quantize.error import expected_error, range_of, step_of
 from vitdeploy.quantize.smoothing import balanced
@@ -43,6 +43,10 @@ class Worth:
     copies: float
 
 
+# Where any gain is worth the operators.
+EAGER = Worth(1.0, 1.0)
+
+
 @dataclass(frozen=True)
 class Hidden:
     """What was done to the input channels of `layer`: SmoothQuant's exponent (None: no scale), and the channels that
@@ -53,9 +57,50 @@ class Hidden:
     copies: dict[int, int]
     gain: float
 
+    @property
+    def what(self) -> str:
+        words = [f"hidden channels scaled, exponent {self.alpha:g}"] if self.alpha is not None else []
+        dealt = f"{len(self.copies)} hidden channels dealt to {sum(self.copies.values())} copies"
+        return ", ".join(words + ([dealt] if self.copies else []))
+
+
+@dataclass(frozen=True)
+class Deal:
+    """What a linear reads instead of x: x[source] / (scale * shares) + offsets, with its weight W as
+    (scale W)[source].
+
+    `scale` float64 [channels of x]; `source` int64, `shares` and `offsets` float64 [channels of what is read], whose
+    statistics are `found`. `alpha`, `gain`: as of `Hidden`.
+    """
+
+    alpha: float | None
+    scale: npt.NDArray[np.float64]
+    source: npt.NDArray[np.int64]
+    shares: npt.NDArray[np.float64]
+    offsets: npt.NDArray[np.float64]
+    found: Statistics
+    gain: float
+
+    @property
+    def factor(self) -> npt.NDArray[np.float64]:
+        return np.asarray(1 / (self.scale[self.source] * self.shares))
+
+    @property
+    def copies(self) -> dict[int, int]:
+        """How often each channel stands there, where more than once."""
+        channels, counts = np.unique(self.source, return_counts=True)
+        return {int(j): int(m) for j, m in zip(channels, counts, strict=True) if m > 1}
+
+    def weight(self, weight: Numbers) -> npt.NDArray[np.float64]:
+        return np.asarray((self.scale[:, None] * weight)[self.source])
+
 
 def smooth_hidden(
-    model: ir.Model, statistics: Mapping[str, Statistics], layers: Collection[str], worth: Worth
+    model: ir.Model,
+    statistics: Mapping[str, Statistics],
+    layers: Collection[str],
+    worth: Worth,
+    eager: Collection[str] = (),
 ) -> tuple[dict[str, Statistics], list[Hidden]]:
     """Scale the channels between two linears, and deal outliers to copies, wherever that is worth the operators.
 
@@ -63,45 +108,58 @@ def smooth_hidden(
 
     Args:
         layers: the names of those that will be quantized.
+        worth: what makes the operators worth their time.
+        eager: those for which any gain does.
     """
     editor, known, done = Editor(model), dict(statistics), []
     for second in editor.linears:
         found = known.get(str(second.input.name))
-        first = _first(editor, second) if second.name in layers else None
+        first = hidden_first(editor, second) if second.name in layers else None
         if found is None or first is None:
             continue
-        light = found.without_covariance()
-        before = expected_error(light, [second.weight])
-        zeros, ones = np.zeros(len(found.low)), np.ones(len(found.low))
-        alpha, scale, error = None, ones, before
-        for each in ALPHAS:
-            tried = balanced(found, [second.weight], each)
-            now = expected_error(light.moved(zeros, tried), [tried[:, None] * second.weight])
-            if now < error:
-                alpha, scale, error = each, tried, now
-        plain = _with_copies(light, second, ones)
-        both = _with_copies(light, second, scale)
-        candidates = [
-            (before, None, ones, None),
-            (error * worth.scale, alpha, scale, None),
-            (plain[0] * worth.copies, None, ones, plain[1]),
-            (both[0] * worth.copies, alpha, scale, both[1]),
-        ]
-        _, alpha, scale, copies = min(candidates, key=lambda each: each[0])
-        if copies is None and alpha is None:
+        deal = best_deal(found, second, EAGER if second.name in eager else worth)
+        if deal is None:
             continue
-        copies = np.ones(len(scale), np.int64) if copies is None else copies
-        scaled = found.moved(zeros, scale)
-        source, shares, moved = _dealt(scaled, copies)
-        step = step_of(range_of(moved))
-        offsets = (_places(copies) - 0.5 + 0.5 / shares) * step
-        after = expected_error(scaled, [scale[:, None] * second.weight], step)
         known.pop(str(second.input.name))
-        value = _write(editor, first, second, source, scale, shares, offsets)
-        known[str(value.name)] = moved.moved(-offsets, np.ones(len(source)))
-        dealt = {int(j): int(copies[j]) for j in np.flatnonzero(copies > 1)}
-        done.append(Hidden(second.name, alpha, dealt, before / after))
+        known[str(_write(editor, first, second, deal).name)] = deal.found
+        done.append(Hidden(second.name, deal.alpha, deal.copies, deal.gain))
     return known, done
+
+
+def best_deal(found: Statistics, second: Linear, worth: Worth) -> Deal | None:
+    """The deal of the least expected error at the outputs of `second`; None where none is worth its operators.
+
+    Args:
+        found: of what `second` reads now.
+    """
+    light = found.without_covariance()
+    before = expected_error(light, [second.weight])
+    zeros, ones = np.zeros(len(found.low)), np.ones(len(found.low))
+    alpha, scale, error = None, ones, before
+    for each in ALPHAS:
+        tried = balanced(found, [second.weight], each)
+        now = expected_error(light.moved(zeros, tried), [tried[:, None] * second.weight])
+        if now < error:
+            alpha, scale, error = each, tried, now
+    plain = _with_copies(light, second, ones)
+    both = _with_copies(light, second, scale)
+    candidates = [
+        (before, None, ones, None),
+        (error * worth.scale, alpha, scale, None),
+        (plain[0] * worth.copies, None, ones, plain[1]),
+        (both[0] * worth.copies, alpha, scale, both[1]),
+    ]
+    _, alpha, scale, copies = min(candidates, key=lambda each: each[0])
+    if copies is None and alpha is None:
+        return None
+    copies = np.ones(len(scale), np.int64) if copies is None else copies
+    scaled = found.moved(zeros, scale)
+    source, shares, moved = _dealt(scaled, copies)
+    step = step_of(range_of(moved))
+    offsets = (_places(copies) - 0.5 + 0.5 / shares) * step
+    after = expected_error(scaled, [scale[:, None] * second.weight], step)
+    moved = moved.moved(-offsets, np.ones(len(source)))
+    return Deal(alpha, scale, source, shares, offsets, moved, before / after)
 
 
 def _with_copies(
@@ -123,7 +181,7 @@ def _dealt(
     return source, shares, scaled.taken(source).moved(np.zeros(len(source)), shares)
 
 
-def _first(editor: Editor, second: Linear) -> Linear | None:
+def hidden_first(editor: Editor, second: Linear) -> Linear | None:
     """The linear whose activated output is all that `second` reads, and that nothing else reads."""
     activation = second.input.producer()
     if second.kind != "matmul" or activation is None or activation.op_type not in ACTIVATIONS:
@@ -156,26 +214,19 @@ def _places(copies: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     return np.concatenate([np.arange(m) / m for m in copies])
 
 
-def _write(
-    editor: Editor,
-    first: Linear,
-    second: Linear,
-    source: npt.NDArray[np.int64],
-    scale: npt.NDArray[np.float64],
-    shares: npt.NDArray[np.float64],
-    offsets: npt.NDArray[np.float64],
-) -> ir.Value:
+def _write(editor: Editor, first: Linear, second: Linear, deal: Deal) -> ir.Value:
     """Copy the columns and rows of the two layers, and scale them; returns what the second one reads now."""
-    if len(source) > len(scale):
+    source = deal.source
+    if len(source) > len(deal.scale):
         editor.set_linear(first, first.weight[:, source], None if first.bias is None else first.bias[source])
         for value in (first.node.outputs[0], first.output, second.input):
             if value.shape is not None:
                 value.shape = ir.Shape([*list(value.shape)[:-1], len(source)])
     value, shape, name = second.input, second.input.shape, f"{second.name}.hidden"
-    for operator, constant in (("Mul", 1 / (scale[source] * shares)), ("Add", offsets)):
+    for operator, constant in (("Mul", deal.factor), ("Add", deal.offsets)):
         if operator == "Mul" or constant.any():
             vector = editor.constant(constant.astype(np.float32), f"{name}.{operator.lower()}")
             [value] = editor.node(second.node, operator, [value, vector], name, shape)
     second.node.replace_input_with(0, value)
-    editor.set_linear(second, (scale[:, None] * second.weight)[source])
+    editor.set_linear(second, deal.weight(second.weight))
     return value

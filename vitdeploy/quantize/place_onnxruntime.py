@@ -8,7 +8,7 @@ float: there is no INT8 convolution with a float output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -19,7 +19,7 @@ from vitdeploy.quantize.attention_onnxruntime import DOMAIN, fuse_attention
 from vitdeploy.quantize.hidden import Worth
 from vitdeploy.quantize.insert import Quantizers
 from vitdeploy.quantize.ranges import QuantizedWeight, Range
-from vitdeploy.quantize.scores import separate_scores
+from vitdeploy.quantize.scores import Scores, separate_scores
 
 KINDS = ("matmul",)
 # A Mul and an Add behind an activation are passes over memory of their own.
@@ -29,6 +29,11 @@ WORTH = Worth(scale=2.0, copies=3.0)
 def shape(model: ir.Model, ignored: Callable[[str], bool]) -> None:
     """Bring the float graph into the form that is fast in INT8, in place; exact. Layers that are `ignored` stay."""
     separate_scores(model, ignored)
+
+
+def scores_in_int8(model: ir.Model, layers: Collection[str], known: Container[str]) -> list[Scores]:
+    """None: the fused operator computes them in float."""
+    return []
 
 
 def write(

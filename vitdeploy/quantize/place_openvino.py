@@ -10,7 +10,7 @@ one step over bytes costs as much as the scores. Softmax and its product with th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -22,8 +22,8 @@ from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.linears import Linear
 from vitdeploy.quantize.hidden import Worth
 from vitdeploy.quantize.insert import Quantizers
-from vitdeploy.quantize.ranges import TINY, QuantizedWeight, Range, quantize_weight
-from vitdeploy.quantize.scores import find_scores, output_of, separate_scores
+from vitdeploy.quantize.ranges import QuantizedWeight, Range, quantize_weight, symmetric_step
+from vitdeploy.quantize.scores import Scores, find_scores, output_of, separate_scores
 
 KINDS = ("matmul", "conv")
 # A Mul and an Add behind an activation become part of the product in front of it.
@@ -35,20 +35,25 @@ def shape(model: ir.Model, ignored: Callable[[str], bool]) -> None:
     separate_scores(model, ignored)
 
 
+def scores_in_int8(model: ir.Model, layers: Collection[str], known: Container[str]) -> list[Scores]:
+    """The attentions whose queries and keys leave their linears as int8: where both are in INT8, and observed."""
+    return [
+        each
+        for each in find_scores(Editor(model), find_attentions(model))
+        if all(one.name in layers and output_of(one) in known for one in (each.query, each.key))
+    ]
+
+
 def write(
     model: ir.Model, linears: Sequence[Linear], ranges: Mapping[str, Range], weights: Mapping[str, QuantizedWeight]
 ) -> tuple[str, ...]:
     """Quantize the given layers in place. Returns the products of queries and keys that are in INT8 too."""
-    known, names = dict(ranges), {linear.name for linear in linears}
-    attentions = [
-        each
-        for each in find_scores(Editor(model), find_attentions(model))
-        if all(one.name in names and output_of(one) in known for one in (each.query, each.key))
-    ]
+    known = dict(ranges)
+    attentions = scores_in_int8(model, {linear.name for linear in linears}, known)
     quantizers = Quantizers(model, known)
     dequantized: dict[str, ir.Value] = {}
     for each in linears:
-        linear = _in_unit_range(model, each, known) if _takes_pixels(each) else each
+        linear = _in_unit_range(model, each, known) if takes_pixels(each) else each
         activation, scale, zero_point = quantizers.quantize(linear.input, linear.node)
         name = str(linear.input.name)
         if name not in dequantized:
@@ -69,9 +74,8 @@ def _as_int8(model: ir.Model, value: ir.Value, bounds: Range) -> None:
     """Q/DQ on `value`, symmetric: its readers see multiples of one scale."""
     producer, readers, name = value.producer(), list(value.uses()), str(value.name)
     assert producer is not None
-    step = np.float32(max(-bounds.low / 127, bounds.high / 127, TINY))
     parameters = [
-        add_constant(model, np.array(step), f"{name}.scale"),
+        add_constant(model, np.array(symmetric_step(bounds)), f"{name}.scale"),
         add_constant(model, np.array(0, np.int8), f"{name}.zero_point"),
     ]
     quantize = ir.node("QuantizeLinear", [value, *parameters], name=f"{name}/QuantizeLinear")
@@ -100,7 +104,7 @@ def _transpose_twice(key: ir.Value) -> None:
     last.attributes["perm"] = ir.AttrInt64s("perm", [*range(len(perm) - 2), len(perm) - 1, len(perm) - 2])
 
 
-def _takes_pixels(linear: Linear) -> bool:
+def takes_pixels(linear: Linear) -> bool:
     """The layer reads uint8 pixels, cast to float and nothing else."""
     cast = linear.input.producer()
     source = cast.inputs[0] if cast is not None and cast.op_type == "Cast" else None

@@ -7,14 +7,14 @@ with is in `place_<back end>.py`.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import ModuleType
 
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError, TargetError
-from vitdeploy.graph.linears import find_linears, unplaced_weights
+from vitdeploy.graph.linears import Linear, find_linears, unplaced_weights
 from vitdeploy.quantize import place_onnxruntime, place_openvino
 from vitdeploy.quantize.ranges import QuantizedWeight, Range, quantize_weight
 from vitdeploy.spec import TARGETS
@@ -94,15 +94,21 @@ def place(
     """
     placement, rounded = choose(model, target, ignore), dict(weights or {})
     chosen = [linear for linear in find_linears(model) if linear.name in placement.int8]
+    check_calibrated(chosen, ranges)
     for linear in chosen:
-        if str(linear.input.name) not in ranges:
-            raise GraphError(f"the input of {linear.name} was not calibrated", fix="calibrate this graph again")
         if linear.name not in rounded and linear.kind == "matmul":
             rounded[linear.name] = quantize_weight(linear.weight, linear.out_axis)
     scores = backend_of(target).write(model, chosen, ranges, rounded)
     return replace(placement, scores=scores)
 
 
+def check_calibrated(linears: Iterable[Linear], known: Container[str]) -> None:
+    """Raise GraphError where a layer reads a tensor of which nothing is known."""
+    for linear in linears:
+        if str(linear.input.name) not in known:
+            raise GraphError(f"the input of {linear.name} was not calibrated", fix="calibrate this graph again")
+
+
 def backend_of(target: str) -> ModuleType:
-    """What knows how `target` wants its INT8: `KINDS`, `WORTH`, `shape` and `write`."""
+    """What knows how `target` wants its INT8: `KINDS`, `WORTH`, `shape`, `scores_in_int8` and `write`."""
     return {"onnxruntime": place_onnxruntime, "openvino": place_openvino}[TARGETS[target].backend]

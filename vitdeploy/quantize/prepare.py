@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from vitdeploy.graph.edit import Editor
+from vitdeploy.graph.linears import Linear
 from vitdeploy.quantize.error import range_of, step_of
 from vitdeploy.quantize.hidden import Hidden, smooth_hidden
 from vitdeploy.quantize.placement import backend_of
@@ -23,43 +25,79 @@ MARGIN = 0.1
 
 
 @dataclass(frozen=True)
+class Mends:
+    """What a search found for single layers, by name: in front of which hidden channels are `scaled` or copied for any
+    gain, and whose input has its range `clipped` to a share of itself."""
+
+    scaled: tuple[str, ...] = ()
+    clipped: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Prepared:
     """What a placement needs of the graph as it is now: the range of each layer's input, and the weights of linears.
 
-    `folds` and `hidden` say what was done.
+    `folds` and `hidden` say what was done; `biases` are those that were corrected, as they were before.
     """
 
     ranges: dict[str, Range]
     weights: dict[str, QuantizedWeight]
     folds: tuple[Fold, ...]
     hidden: tuple[Hidden, ...]
+    biases: dict[str, npt.NDArray[np.float32] | None]
 
 
-def prepare(model: ir.Model, statistics: Mapping[str, Statistics], layers: Collection[str], target: str) -> Prepared:
+def prepare(
+    model: ir.Model,
+    statistics: Mapping[str, Statistics],
+    layers: Collection[str],
+    target: str,
+    mends: Mends | None = None,
+) -> Prepared:
     """Make a float graph easier to quantize, in place: its function stays the same but for the corrected biases.
 
     Args:
         statistics: of the input of every layer, by tensor name.
         layers: the names of those that will be computed in INT8.
         target: whose costs decide what is worth an operator.
+        mends: what is done otherwise for single layers.
     """
-    known = {name: found.widened(MARGIN) for name, found in statistics.items()}
+    mends = mends or Mends()
+    known = widened(statistics)
     known, norms = smooth_norms(model, known, layers)
     known, values = smooth_values(model, known, layers)
     known, scores = smooth_scores(model, known, layers)
-    known, hidden = smooth_hidden(model, known, layers, backend_of(target).WORTH)
-    editor, weights = Editor(model), {}
+    known, hidden = smooth_hidden(model, known, layers, backend_of(target).WORTH, mends.scaled)
+    ranges = {name: range_of(found) for name, found in known.items()}
+    editor, weights, biases = Editor(model), {}, {}
     for linear in editor.linears:
-        found = known.get(str(linear.input.name))
-        if linear.kind != "matmul" or linear.name not in layers or found is None:
+        name, found = str(linear.input.name), known.get(str(linear.input.name))
+        if found is None or linear.name not in layers:
             continue
-        rounded, scales = round_weight(linear.weight, found, step_of(range_of(found)) ** 2 / 12)
-        weights[linear.name] = rounded, scales
-        # E[x W + b] = E[x Q + b'], with Q the rounded weight: the mean of its error moves into the bias.
-        error = linear.weight - rounded * scales
-        bias = np.zeros(len(scales)) if linear.bias is None else linear.bias
+        if linear.name in mends.clipped:
+            ranges[name] = range_of(found).times(mends.clipped[linear.name])
+        if linear.kind != "matmul":
+            continue
+        weights[linear.name], bias = round_linear(linear, found)
         if linear.bias is not None or not linear.output.is_graph_output():
-            editor.set_linear(linear, bias=bias + found.mean @ error)
-    return Prepared(
-        {name: range_of(found) for name, found in known.items()}, weights, (*norms, *values, *scores), tuple(hidden)
-    )
+            biases[linear.name] = linear.bias
+            editor.set_linear(linear, bias=bias)
+    return Prepared(ranges, weights, (*norms, *values, *scores), tuple(hidden), biases)
+
+
+def widened(statistics: Mapping[str, Statistics]) -> dict[str, Statistics]:
+    """With room for what other images reach."""
+    return {name: found.widened(MARGIN) for name, found in statistics.items()}
+
+
+def round_linear(linear: Linear, found: Statistics) -> tuple[QuantizedWeight, npt.NDArray[np.float64]]:
+    """The rounded weight of a linear, and its bias [out] with the mean of what the rounding does.
+
+    E[x W + b] = E[x Q + b'], with Q the rounded weight: the mean of its error moves into the bias.
+
+    Args:
+        found: of what it reads.
+    """
+    rounded, scales = round_weight(linear.weight, found, step_of(range_of(found)) ** 2 / 12)
+    bias = np.zeros(len(scales)) if linear.bias is None else linear.bias
+    return (rounded, scales), bias + found.mean @ (linear.weight - rounded * scales)

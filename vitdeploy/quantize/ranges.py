@@ -23,6 +23,10 @@ class Range:
     low: float
     high: float
 
+    def times(self, share: float) -> Range:
+        """Both ends moved towards zero, or away from it."""
+        return Range(self.low * share, self.high * share)
+
 
 @dataclass(frozen=True)
 class ActivationScale:
@@ -37,6 +41,12 @@ def activation_scale(observed: Range) -> ActivationScale:
     low, high = min(observed.low, 0.0), max(observed.high, 0.0)
     scale = np.float32(max((high - low) / 255.0, TINY))
     return ActivationScale(scale, np.uint8(np.clip(np.rint(-low / float(scale)), 0, 255)))
+
+
+def symmetric_step(bounds: Range) -> np.float32:
+    """The scale of an int8 tensor whose zero point is 0, values -127..127."""
+    step: np.float32 = np.float32(max(-bounds.low / 127, bounds.high / 127, TINY))
+    return step
 
 
 def quantize_weight(

@@ -37,6 +37,11 @@ class Fold:
     shifted: bool
     gain: float
 
+    @property
+    def what(self) -> str:
+        words = ["channels shifted"] if self.shifted else []
+        return ", ".join(words + ([f"channels scaled, exponent {self.alpha:g}"] if self.alpha is not None else []))
+
 
 @dataclass(frozen=True)
 class _Input:

@@ -13,8 +13,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from vitdeploy.report import changes, lookup, measures, table, text
+from vitdeploy.report import changes, lookup, measures, quantization, table, text
 from vitdeploy.report.plots import render_plots
+from vitdeploy.report.svg import Plot
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,32 @@ def render_html(report: dict[str, Any], images: Mapping[str, bytes]) -> str:
 
     All text in the report is taken as untrusted: it is escaped, and cleaned of control characters.
     """
+    return _environment().get_template("template.html.jinja").render(_context(text.cleaned(report), images))
+
+
+def render_sensitivity(sensitivity: dict[str, Any], name: str) -> str:
+    """The page of what each layer costs in INT8. `sensitivity` is the content of sensitivity.json, `name` the model's;
+    both are taken as untrusted."""
+    found = text.cleaned(sensitivity)
+    layers, groups = quantization.sensitivity_rows(found)
+    plot = quantization.sensitivity_plot(found, "", "sensitivity")
+    return (
+        _environment()
+        .get_template("sensitivity_page.html.jinja")
+        .render(
+            name=text.clean(name),
+            target=found["target"],
+            unit=found["unit"],
+            headline=quantization.headline(found),
+            summary=quantization.sensitivity_summary(found),
+            plot=_shown(plot) if plot is not None else None,
+            layers=layers,
+            groups=groups,
+        )
+    )
+
+
+def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -87,7 +114,7 @@ def render_html(report: dict[str, Any], images: Mapping[str, bytes]) -> str:
         measured=measures.cell,
         soft_breaks=_soft_breaks,
     )
-    return environment.get_template("template.html.jinja").render(_context(text.cleaned(report), images))
+    return environment
 
 
 def _context(report: dict[str, Any], images: Mapping[str, bytes]) -> dict[str, Any]:
@@ -107,22 +134,21 @@ def _context(report: dict[str, Any], images: Mapping[str, bytes]) -> dict[str, A
         "changes": changes.graph_changes(report),
         "noun": report["data"]["noun"],
         "bars": _BARS.get(report["task"]),
-        # Inline SVG is markup by design; its serialiser escapes every text and attribute.
-        "plots": [
-            {
-                "title": plot.title,
-                "caption": plot.caption,
-                "wide": Markup(plot.wide),  # noqa: S704
-                "narrow": Markup(plot.narrow),  # noqa: S704
-            }
-            for plot in render_plots(report)
-        ],
+        "plots": [_shown(plot) for plot in render_plots(report)],
+        "quantized": quantization.quantized_engines(report),
+        "shown": quantization.SHOWN,
         "examples": examples,
         "ticked": any(group.correct for example in examples for group in example.groups),
         "differing": sum(example.disagreements > 0 for example in examples),
         "recipe": json.dumps(report["provenance"]["recipe"], indent=2, ensure_ascii=False),
         "digests": _digests(report),
     }
+
+
+def _shown(plot: Plot) -> dict[str, str]:
+    """Inline SVG is markup by design; its serialiser escapes every text and attribute."""
+    wide, narrow = Markup(plot.wide), Markup(plot.narrow)  # noqa: S704
+    return {"title": plot.title, "caption": plot.caption, "wide": wide, "narrow": narrow}
 
 
 def _soft_breaks(value: str) -> Markup:

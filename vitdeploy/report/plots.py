@@ -7,9 +7,11 @@ from typing import Any
 
 from vitdeploy.report.accuracy import accuracy_plot
 from vitdeploy.report.latency import latency_plot
+from vitdeploy.report.quantization import sensitivity_plots
 from vitdeploy.report.svg import Plot
 
 
 def render_plots(report: Mapping[str, Any]) -> list[Plot]:
     """Every plot for which the report has data."""
-    return [plot for plot in (accuracy_plot(report), latency_plot(report)) if plot is not None]
+    found = [accuracy_plot(report), latency_plot(report), *sensitivity_plots(report)]
+    return [plot for plot in found if plot is not None]

@@ -24,7 +24,7 @@ DTYPES = {
     "i64": "int64",
     "boolean": "bool",
 }
-PRECISION_HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32"}
+PRECISION_HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32", "mixed": "f32"}
 
 
 def require() -> ModuleType:

@@ -18,6 +18,7 @@ SEQUENCE_PARTS = ("encoder", "decoder_step")
 OUTPUT_NAMES = (
     *(MODEL_FILE, "encoder.onnx", "decoder_step.onnx", "model.onnx.data", LABELS_FILE),
     *("export.json", "optimize.json", "placement.json", "calibration.json", "manifest.json"),
+    *("sensitivity.json", "sensitivity.html", "latency.json", "mixed.json"),
     *("engines", "golden", "sizes", "report.html", "report.json"),
 )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from vitdeploy.quantize.placement import choose, place, shape
 from vitdeploy.quantize.prepare import prepare
 from vitdeploy.quantize.scores import separate_scores
 from vitdeploy.quantize.statistics import load_statistics, save_statistics
+from vitdeploy.search.mixed import Mixed
 from vitdeploy.spec import TARGETS, Precision
 
 # What is observed is saved after each so many batches; an interruption loses no more.
@@ -110,27 +112,39 @@ class PlaceConfig:
     ignore: tuple[str, ...] = ()
 
 
-def place_graphs(config: PlaceConfig, folder: Path, statistics: Path | None, out: Path) -> None:
+def place_graphs(
+    config: PlaceConfig, folder: Path, statistics: Path | None, out: Path, mixed: Mixed | None = None
+) -> None:
     """Writes the placement of every graph in `folder`; errors as `place_graph`."""
     for file in graphs_in(folder).values():
-        place_graph(config, file, statistics, out)
+        place_graph(config, file, statistics, out, mixed)
 
 
-def place_graph(config: PlaceConfig, graph: Path, statistics: Path | None, out: Path) -> dict[str, Any]:
-    """Writes the graph for one target in one precision under its own file name, and placement.json."""
+def place_graph(
+    config: PlaceConfig, graph: Path, statistics: Path | None, out: Path, mixed: Mixed | None = None
+) -> dict[str, Any]:
+    """Writes the graph for one target in one precision under its own file name, and placement.json.
+
+    Args:
+        mixed: what a search found, where the precision is mixed.
+    """
     check_precision(config.target, config.precision)
     model = load_graph(graph)
     metadata = get_metadata(model, str(graph))
     placed: dict[str, Any] = {"target": config.target, "int8": (), "float": {}}
-    if config.precision == "int8":
+    if config.precision in ("int8", "mixed"):
         if statistics is None:
             raise GraphError("INT8 needs calibration", wanted="images", fix="--data DIR")
+        islands = mixed.islands if mixed is not None else ()
+        ignore = (*config.ignore, *map(glob.escape, islands))
         shape(model, config.target, config.ignore)
-        layers = choose(model, config.target, config.ignore).int8
-        prepared = prepare(model, load_statistics(statistics), layers, config.target)
-        placed = asdict(place(model, prepared.ranges, config.target, config.ignore, prepared.weights))
-        placed["folds"] = [asdict(fold) for fold in prepared.folds]
-        placed["hidden"] = [asdict(each) for each in prepared.hidden]
+        layers = choose(model, config.target, ignore).int8
+        mends = mixed.mends if mixed is not None else None
+        prepared = prepare(model, load_statistics(statistics), layers, config.target, mends)
+        placed = asdict(place(model, prepared.ranges, config.target, ignore, prepared.weights))
+        placed["float"] |= dict.fromkeys(islands, "worth its time in float")
+        placed["folds"] = [{**asdict(fold), "what": fold.what} for fold in prepared.folds]
+        placed["hidden"] = [{**asdict(each), "what": each.what} for each in prepared.hidden]
         drop_unused(model)
     set_metadata(model, replace(metadata, target=config.target, precision=config.precision))
     save_graph(model, out / graph.name)

@@ -1,0 +1,123 @@
+"""What the page says of INT8: folds, costs by layer, mends; and the page of costs alone."""
+
+import copy
+
+import pytest
+
+from tests.report.test_html import HOSTILE, REPORT, Page
+from vitdeploy.report.html import render_html, render_sensitivity
+
+COST = {"layers": 1, "distance": 0.25, "ci95": [0.1, 0.4], "share": 0.5}
+SENSITIVITY = {
+    "target": "openvino-cpu",
+    "images": 64,
+    "unit": "KL in nats",
+    "distance": 0.5,
+    "total": 0.5,
+    "layers": [
+        {
+            "cost": {**COST, "name": f"blocks.{i}.mlp.fc2"},
+            "tensor": f"tensor {i}",
+            "low": -1.0,
+            "high": 216.0,
+            "median": 3.25,
+            "channel": 17,
+            "upper": 9.5,
+            "folds": ["channels shifted"],
+        }
+        for i in range(14)
+    ],
+    "groups": [{**COST, "name": "blocks.*.mlp.fc2", "layers": 14}],
+}
+MIXED = {
+    "target": "openvino-cpu",
+    "images": 64,
+    "int8": {"distance": 0.5, "expected": {"agreement": 97.0, "drop": 0.2}},
+    "reached": {"distance": 0.25, "expected": {"agreement": 99.5, "drop": 0.1}},
+    "saved_us": 1200.0,
+    "taken": [
+        {
+            "mend": {"kind": kind, "layer": "blocks.0.mlp.fc2", "price_us": 12.5, "left": 0.5, "share": share},
+            "reached": {"distance": 0.2, "expected": {"agreement": 99.25, "drop": 0.1}},
+        }
+        for kind, share in (("clipped", 0.7), ("scaled", None), ("float", None))
+    ],
+    "met": None,
+}
+PLACED = {
+    "int8": ["head"],
+    "float": {"blocks.0.mlp.fc2": "worth its time in float"},
+    "folds": [{"layers": ["qkv"], "alpha": 0.5, "shifted": True, "gain": 4.5, "what": "channels scaled, exponent 0.5"}],
+    "hidden": [{"layer": "fc2", "alpha": None, "copies": {"3": 28}, "gain": 30.0, "what": "1 hidden channels dealt"}],
+}
+
+
+def page(**facts):
+    report = copy.deepcopy(REPORT)
+    report["engines"][0]["quantization"] = {**PLACED, **facts}
+    return Page(render_html(report, {})).text
+
+
+def test_folds_and_float_layers_are_shown_for_plain_int8():
+    text = page()
+    assert "Quantization of openvino-cpu-int8: 2 folds, 1 layer in float" in text
+    for part in ("channels scaled, exponent 0.5", "4.50×", "1 hidden channels dealt", "worth its time in float"):
+        assert part in text
+    assert "Layer by layer" not in text
+
+
+def test_the_layers_that_cost_most_are_a_table_and_a_plot():
+    text = page(sensitivity=SENSITIVITY)
+    parts = ("Layer by layer: openvino-cpu-int8", "−1.00 to 216", "99.9 % within 9.50, median channel 3.25")
+    for part in (*parts, "All other layers, and groups"):
+        assert part in text
+    assert "What INT8 costs: openvino-cpu" in text
+    assert "blocks.*.mlp.fc2" in text
+
+
+@pytest.mark.parametrize(
+    ("met", "end"),
+    [
+        (True, "The budget is expected to be met."),
+        (False, "the budget is not expected to be met."),
+        (None, "a larger share of the time"),
+    ],
+)
+def test_mends_are_shown_with_their_price_and_how_the_search_ended(met, end):
+    text = page(sensitivity=SENSITIVITY, mixed={**MIXED, "met": met})
+    assert "3 mends for 37.5 of the 1,200.0 µs" in text
+    assert "expected agreement 97.00 % before, 99.50 % after" in text
+    assert end in text
+    for part in ("70 % of its range", "hidden channels scaled", "blocks.0.mlp.fc2: in float", "99.25"):
+        assert part in text
+
+
+def test_a_search_that_took_nothing_says_so():
+    assert "0 mends for 0.0 of the" in page(sensitivity=SENSITIVITY, mixed={**MIXED, "taken": [], "met": True})
+
+
+def test_the_page_of_costs_alone_names_the_guilty_layer():
+    html = render_sensitivity(SENSITIVITY, "<b>model</b>")
+    assert "blocks.0.mlp.fc2 costs 50 % of what INT8 loses" in Page(html).text
+    assert "<b>" not in html
+    assert html.count("<svg") == 2
+
+
+def test_a_page_of_no_layer_says_so():
+    assert "No layer is in INT8." in render_sensitivity({**SENSITIVITY, "layers": [], "groups": []}, "model")
+
+
+def test_hostile_names_stay_text():
+    def spoil(value):
+        if isinstance(value, dict):
+            return {key: spoil(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [spoil(item) for item in value]
+        return HOSTILE if isinstance(value, str) else value
+
+    html = render_sensitivity(spoil(SENSITIVITY), HOSTILE)
+    assert not {"script", "img"} & {tag for tag, _ in Page(html).elements}
+    assert "\u202e" not in html
+    report = copy.deepcopy(REPORT)
+    report["engines"][0]["quantization"] = spoil({**PLACED, "sensitivity": SENSITIVITY, "mixed": MIXED})
+    assert "script" not in {tag for tag, _ in Page(render_html(report, {})).elements}

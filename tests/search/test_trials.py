@@ -1,0 +1,125 @@
+"""One model switched layer by layer answers as the placements that it stands for."""
+
+import re
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from tests.search.planted_layer import PLANTED
+from vitdeploy.errors import GraphError
+from vitdeploy.graph.io import load_graph
+from vitdeploy.graph.linears import find_linears
+from vitdeploy.quantize.placement import choose, place, shape
+from vitdeploy.quantize.prepare import Mends, prepare
+from vitdeploy.search.layer_graph import Shape, shapes_of
+from vitdeploy.search.switched import Choice
+from vitdeploy.search.trial import answers_of
+from vitdeploy.search.trials import SCALED, opened
+
+FLOAT = Choice(None)
+TARGETS = ("openvino-cpu", "onnxruntime-cpu")
+
+
+@pytest.fixture(scope="module", params=TARGETS)
+def target(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def trials(planted_file, planted_statistics, planted_yardstick, target):
+    with opened(load_graph(planted_file), planted_statistics, target, planted_yardstick) as found:
+        yield found
+
+
+def placed(file, statistics, target, mends=None):
+    model = load_graph(file)
+    shape(model, target)
+    prepared = prepare(model, statistics, choose(model, target).int8, target, mends)
+    place(model, prepared.ranges, target, weights=prepared.weights)
+    return model
+
+
+def test_everything_in_float_answers_as_the_float_graph(trials):
+    everything = {layer.name: FLOAT for layer in trials.layers}
+    assert trials.distance(everything).max() < 1e-9
+
+
+def test_everything_in_int8_answers_as_the_engine_of_the_target(
+    trials, planted_file, planted_statistics, planted_yardstick, target
+):
+    model = placed(planted_file, planted_statistics, target)
+    engine = planted_yardstick.distance(answers_of(model, target, "int8", planted_yardstick))
+    ours = trials.distance({})
+    assert ours.mean() > 1e-4
+    assert np.corrcoef(ours, engine)[0, 1] > 0.99
+    assert 0.8 < ours.mean() / engine.mean() < 1.25
+
+
+def test_mends_answer_as_their_placement(trials, planted_file, planted_statistics, planted_yardstick, target):
+    """Another range of one tensor, and hidden channels scaled for any gain."""
+    scaled = next(layer.name for layer in trials.layers if layer.scaled is not None)
+    clipped = next(layer for layer in trials.layers if layer.name == "blocks.0.mlp.fc1")
+    choices = {scaled: Choice(SCALED), clipped.name: Choice(bounds=clipped.bounds.times(0.3))}
+    ours = trials.answers({**choices, PLANTED: FLOAT} if scaled != PLANTED else choices)
+    model = load_graph(planted_file)
+    ignore = [PLANTED] if scaled != PLANTED else []
+    mends = Mends((scaled,), {clipped.name: 0.3})
+    shape(model, target)
+    prepared = prepare(model, planted_statistics, choose(model, target, ignore).int8, target, mends)
+    place(model, prepared.ranges, target, ignore, prepared.weights)
+    theirs = answers_of(model, target, "mixed", planted_yardstick)
+    plain = trials.answers({PLANTED: FLOAT} if scaled != PLANTED else {})
+    near = np.abs(ours["logits"] - theirs["logits"]).max()
+    assert near < 0.2 * np.abs(ours["logits"] - plain["logits"]).max()
+
+
+def test_a_choice_holds_until_the_next_one(trials):
+    whole = trials.distance({})
+    assert trials.distance({PLANTED: FLOAT}).mean() < 0.5 * whole.mean()
+    np.testing.assert_array_equal(trials.distance({}), whole)
+
+
+def test_layers_that_read_one_tensor_are_known(trials):
+    parts = tuple(f"blocks.0.attn.qkv.{part}" for part in ("query", "key", "value"))
+    readers = {layer.name: layer.readers for layer in trials.layers}
+    assert set(readers[parts[0]]) == set(parts)
+    assert readers["head"] == ("head",)
+
+
+def test_shapes_are_those_at_batch_one(trials, target):
+    shapes = {layer.name: layer.shape for layer in trials.layers}
+    tokens = 17
+    assert shapes["blocks.0.attn.qkv.key"] == Shape(tokens, 32, 32)
+    assert shapes[PLANTED].rows == tokens
+    assert shapes["head"] == Shape(1, 32, 10)
+    if target == "openvino-cpu":
+        layout = shapes["patch_embed.proj"]
+        assert (layout.rows, layout.k, layout.n, layout.kind) == (16, 64, 32, "conv")
+        assert (layout.convolution.kernel, layout.convolution.strides) == ((8, 8), (8, 8))
+
+
+def test_a_layer_that_was_not_calibrated_is_refused(planted_file, planted_yardstick, planted_statistics):
+    few = dict(planted_statistics)
+    few.pop(str(find_linears(load_graph(planted_file))[-1].input.name))
+    with (
+        pytest.raises(GraphError, match="the input of head was not calibrated"),
+        opened(load_graph(planted_file), few, TARGETS[0], planted_yardstick),
+    ):
+        pass
+
+
+def test_an_axis_that_is_free_beside_the_batch_is_refused(planted_file):
+    model = load_graph(planted_file)
+    [value] = model.graph.inputs
+    value.shape = ir.Shape(["batch", "height", *list(value.shape)[2:]])
+    with pytest.raises(GraphError, match=r"the size of what .* reads is not known"):
+        shapes_of(model, [linear.name for linear in find_linears(model)])
+
+
+def test_a_convolution_that_pads_by_itself_is_refused(planted_file):
+    model = load_graph(planted_file)
+    [convolution] = [linear.node for linear in find_linears(model) if linear.kind == "conv"]
+    convolution.attributes["auto_pad"] = ir.AttrString("auto_pad", "SAME_UPPER")
+    with pytest.raises(GraphError, match=re.escape("patch_embed.proj pads by itself")):
+        shapes_of(model, ["patch_embed.proj"])

@@ -1,0 +1,231 @@
+"""What INT8 did to an engine, as the page shows it: folds, the layers that cost most, the mends of mixed precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from vitdeploy.report import figures, text
+from vitdeploy.report.measures import Cell
+from vitdeploy.report.svg import Plot, both_variants
+
+SHOWN = 12
+_ROW = 22.0  # pixels
+
+
+@dataclass(frozen=True)
+class Folded:
+    """One fold: in front of which layers, what, and what it divides their expected squared error by."""
+
+    layers: str
+    what: str
+    gain: str
+
+
+@dataclass(frozen=True)
+class Guilty:
+    """One layer or group in the table of sensitivity. `reads`: the tensor with its extremes."""
+
+    name: str
+    cost: Cell
+    share: str
+    reads: Cell
+    folds: str
+
+
+@dataclass(frozen=True)
+class Mended:
+    """One mend of mixed precision, and where it led."""
+
+    what: str
+    price: str
+    distance: str
+    agreement: str
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """All of one engine; a part of it is empty where it was not searched for."""
+
+    artifact: str
+    folds: list[Folded]
+    float_layers: dict[str, str]
+    summary: str
+    unit: str
+    layers: list[Guilty]
+    groups: list[Guilty]
+    mends: list[Mended]
+    mixed: str
+
+
+def quantized_engines(report: Mapping[str, Any]) -> list[Quantized]:
+    """Every engine that the report has a record of quantization of."""
+    return [_quantized(engine) for engine in report["engines"] if engine.get("quantization")]
+
+
+def _quantized(engine: Mapping[str, Any]) -> Quantized:
+    facts = engine["quantization"]
+    sensitivity, mixed = facts.get("sensitivity"), facts.get("mixed")
+    layers, groups = sensitivity_rows(sensitivity) if sensitivity else ([], [])
+    return Quantized(
+        engine["artifact"],
+        _folds(facts),
+        dict(facts["float"]),
+        sensitivity_summary(sensitivity) if sensitivity else "",
+        sensitivity["unit"] if sensitivity else "",
+        layers,
+        groups,
+        [_mended(each) for each in mixed["taken"]] if mixed else [],
+        _mixed(mixed) if mixed else "",
+    )
+
+
+def _folds(facts: Mapping[str, Any]) -> list[Folded]:
+    found = [(", ".join(fold["layers"]), fold) for fold in facts["folds"]]
+    found += [(each["layer"], each) for each in facts["hidden"]]
+    return [Folded(layers, each["what"], f"{text.significant(each['gain'])}×") for layers, each in found]
+
+
+def headline(sensitivity: Mapping[str, Any]) -> str:
+    """The layer that costs most, in a sentence."""
+    if not sensitivity["layers"]:
+        return "No layer is in INT8."
+    worst = sensitivity["layers"][0]
+    name, share = worst["cost"]["name"], text.percent(worst["cost"]["share"], 0)
+    low, high, median = (text.significant(worst[key]) for key in ("low", "high", "median"))
+    where = f"it reads {low} to {high}, and half of its channels stay within {median}"
+    return f"{name} costs {share} of what INT8 loses: {where}."
+
+
+def sensitivity_summary(sensitivity: Mapping[str, Any]) -> str:
+    """What a table of sensitivity is of, in sentences."""
+    images, distance = text.count(sensitivity["images"], "calibration image"), text.small(sensitivity["distance"])
+    total = text.small(sensitivity["total"])
+    return (
+        f"All layers in INT8: {distance} {sensitivity['unit']} from the float graph, mean over {images}. A layer’s "
+        f"cost is the distance with that layer alone in INT8; all costs add up to {total}."
+    )
+
+
+def sensitivity_rows(sensitivity: Mapping[str, Any]) -> tuple[list[Guilty], list[Guilty]]:
+    """Layers and groups of layers, the most costly first."""
+    layers = [
+        Guilty(
+            each["cost"]["name"],
+            _cost(each["cost"]),
+            text.percent(each["cost"]["share"]),
+            Cell(
+                f"{text.significant(each['low'])} to {text.significant(each['high'])}",
+                f"99.9 % within {text.significant(each['upper'])}, median channel {text.significant(each['median'])}, "
+                f"furthest: {each['channel']}",
+            ),
+            ", ".join(each["folds"]),
+        )
+        for each in sensitivity["layers"]
+    ]
+    groups = [
+        Guilty(each["name"], _cost(each), text.percent(each["share"]), Cell(text.count(each["layers"], "layer")), "")
+        for each in sensitivity["groups"]
+    ]
+    return layers, groups
+
+
+def _cost(cost: Mapping[str, Any]) -> Cell:
+    low, high = cost["ci95"]
+    return Cell(text.small(cost["distance"]), f"{text.small(low)} to {text.small(high)}")
+
+
+def _mended(taken: Mapping[str, Any]) -> Mended:
+    mend, reached = taken["mend"], taken["reached"]
+    what = {
+        "float": "in float",
+        "scaled": "hidden channels scaled",
+        "clipped": f"{text.percent(mend['share'], 0)} of its range",
+    }.get(mend["kind"], mend["kind"])
+    return Mended(
+        f"{mend['layer']}: {what}",
+        text.number(mend["price_us"], 1),
+        text.small(reached["distance"]),
+        _agreement(reached),
+    )
+
+
+def _agreement(reached: Mapping[str, Any]) -> str:
+    return text.number(reached["expected"]["agreement"]) if reached["expected"] else text.MISSING
+
+
+def _mixed(mixed: Mapping[str, Any]) -> str:
+    """How the search ended, in a sentence."""
+    before, after = mixed["int8"], mixed["reached"]
+    mends, saved = text.count(len(mixed["taken"]), "mend"), text.number(mixed["saved_us"], 1)
+    price = text.number(sum(each["mend"]["price_us"] for each in mixed["taken"]), 1)
+    distances = f"distance {text.small(before['distance'])} before, {text.small(after['distance'])} after"
+    agreements = f"expected agreement {_agreement(before)} % before, {_agreement(after)} % after"
+    found = f"{mends} for {price} of the {saved} µs that INT8 saves in layers. Measured: {distances}; {agreements}."
+    ends = {
+        True: "The budget is expected to be met.",
+        False: "No further mend helps; the budget is not expected to be met.",
+        None: "The next mend would have cost a larger share of the time than it takes off the costs.",
+    }
+    return f"{found} {ends[mixed['met']]}"
+
+
+def sensitivity_plots(report: Mapping[str, Any]) -> list[Plot | None]:
+    """One for each engine whose layers were asked about."""
+    return [
+        sensitivity_plot(
+            engine["quantization"]["sensitivity"], f"What INT8 costs: {engine['target']}", f"sensitivity-{number}"
+        )
+        for number, engine in enumerate(report["engines"])
+        if (engine.get("quantization") or {}).get("sensitivity")
+    ]
+
+
+def sensitivity_plot(sensitivity: Mapping[str, Any], title: str, name: str) -> Plot | None:
+    """The layers that cost most, each with the 95 % interval of its cost. `name`: of the plot's element ids."""
+    costs = [each["cost"] for each in sensitivity["layers"][:SHOWN]]
+    if not costs:
+        return None
+    facts = "; ".join(f"{cost['name']}: {text.percent(cost['share'])}" for cost in costs)
+    wide, narrow = both_variants(
+        lambda is_narrow: _draw(costs, sensitivity["unit"], is_narrow),
+        name,
+        f"What INT8 costs in the {len(costs)} layers that cost most, as shares of all costs. {facts}.",
+    )
+    caption = (
+        f"How far the answers are from those of the float graph with one layer alone in INT8: {sensitivity['unit']} "
+        f"over {text.count(sensitivity['images'], 'calibration image')}, with its 95 % interval."
+    )
+    return Plot(title, caption, wide, narrow)
+
+
+def _draw(costs: list[Mapping[str, Any]], unit: str, narrow: bool) -> Figure:
+    """Bars, the longest on top; on a phone each is named above itself."""
+    row = _ROW + 16 if narrow else _ROW
+    figure = figures.new_figure(360 if narrow else 840, len(costs) * row + 60)
+    axes = figures.axes_in(figure, left=12 if narrow else 230, right=16, bottom=48, top=12)
+    for index, each in enumerate(costs):
+        low, high = each["ci95"]
+        axes.barh(-index, each["distance"], height=0.38 if narrow else 0.62, color=figures.SERIES[1], zorder=2)
+        axes.plot([low, high], [-index, -index], color=figures.INK, linewidth=1.2, zorder=3)
+        label = text.shorten(each["name"], 40 if narrow else 32)
+        if narrow:
+            place, side = (0.0, -index + 0.28), "left"
+        else:
+            place, side = (-0.015, -index - 0.2), "right"
+        transform = axes.get_yaxis_transform()
+        axes.text(*place, label, transform=transform, ha=side, color=figures.INK, parse_math=False)
+    axes.axvline(0, color=figures.MUTED, linewidth=1)
+    axes.set_ylim(-len(costs) + 0.4, 0.8)
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    axes.grid(axis="x")
+    axes.set_axisbelow(True)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=4 if narrow else 7))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: text.small(value)))
+    axes.set_xlabel(f"cost of INT8, {unit}")
+    return figure

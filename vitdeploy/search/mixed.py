@@ -1,0 +1,257 @@
+"""Mixed precision: which layers are mended, and how, until the answers are near enough: the cheapest mend first.
+
+Greedy, by what a mend takes off the costs of layers (see `sensitivity`, where they add up) over what it costs in
+measured microseconds. What is left of the distance, and of the power of the errors, is foretold by the costs that are
+left, and measured at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from vitdeploy.quantize.prepare import Mends
+from vitdeploy.runtime.runner import Array
+from vitdeploy.search.expected import Expected, expected_loss
+from vitdeploy.search.latency import LatencyTable
+from vitdeploy.search.layer_graph import Shape
+from vitdeploy.search.sensitivity import Sensitivity, mean_interval
+from vitdeploy.search.switched import Choice
+from vitdeploy.search.trials import FLOAT, SCALED, Layer, Trials
+from vitdeploy.spec import Budget
+
+# Shares of a range that are tried for guilty layers: clipped, and with more room.
+SHARES = (0.5, 0.7, 0.85, 1.15)
+# For how many layers, the most costly first, anything but float is tried.
+GUILTY = 8
+# A mend that costs nothing counts as this share of all that INT8 saves, so that gains stay comparable.
+LEAST_PRICE = 1e-3
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Mend:
+    """One layer computed otherwise. `share`: of its range, where that is clipped; `price_us`: what it adds to the
+    latency of one image (negative: it is faster); `left`: the share of the layer's cost that stays."""
+
+    kind: Literal["clipped", "scaled", "float"]
+    layer: str
+    price_us: float
+    left: float = 0.0
+    share: float | None = None
+
+    def __str__(self) -> str:
+        return {
+            "float": f"{self.layer} in float",
+            "scaled": f"{self.layer}: hidden channels scaled",
+            "clipped": f"{self.layer}: {100 * (self.share or 1):.0f} % of its range",
+        }[self.kind]
+
+
+@dataclass(frozen=True)
+class Reached:
+    """A distance, mean over the images, and what is expected of a classifier's answers; None for other tasks."""
+
+    distance: float
+    expected: Expected | None
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A mend that was taken, and where it was foretold to lead."""
+
+    mend: Mend
+    reached: Reached
+
+
+@dataclass(frozen=True)
+class Mixed:
+    """`int8`, `reached`: measured without and with all mends; `saved_us`: what INT8 saves in all layers; `met`: whether
+    the bounds of the budget are expected to be met, None without any."""
+
+    target: str
+    images: int
+    int8: Reached
+    reached: Reached
+    saved_us: float
+    taken: tuple[Taken, ...]
+    met: bool | None
+
+    @property
+    def islands(self) -> tuple[str, ...]:
+        """The layers left in float."""
+        return tuple(each.mend.layer for each in self.taken if each.mend.kind == "float")
+
+    @property
+    def mends(self) -> Mends:
+        """What else is done, of layers that stay in INT8."""
+        kept = [each.mend for each in self.taken if each.mend.layer not in self.islands]
+        scaled = tuple(mend.layer for mend in kept if mend.kind == "scaled")
+        return Mends(scaled, {mend.layer: mend.share for mend in kept if mend.share is not None})
+
+
+def shapes_to_time(trials: Trials) -> list[Shape]:
+    """All that `choose_mends` looks up in a latency table."""
+    return [shape for layer in trials.layers for shape in (layer.shape, *(_fronts(layer) if layer.scaled else ()))]
+
+
+def choose_mends(
+    trials: Trials,
+    sensitivity: Sensitivity,
+    table: LatencyTable,
+    budget: Budget,
+    progress: Progress = lambda text, done, total: None,
+) -> Mixed:
+    """Mend until the budget is expected to be met; without one, as long as a mend takes away a larger share of the
+    costs than of what INT8 saves: up to the knee of the Pareto front.
+
+    Args:
+        budget: `min_agreement` and `max_drop` are bounds, for a classifier.
+
+    Raises:
+        InputError: a shape is not in the table.
+    """
+    search = _Search(trials, sensitivity, table, budget)
+    candidates = [*search.floats(), *search.others(sensitivity, progress)]
+    while not search.met():
+        candidates = [each for each in candidates if search.usable(each)]
+        if not candidates:
+            break
+        best = max(candidates, key=search.ratio)
+        if not search.worth(best):
+            break
+        search.take(best)
+    return search.result()
+
+
+class _Search:
+    """Where a search stands."""
+
+    def __init__(self, trials: Trials, sensitivity: Sensitivity, table: LatencyTable, budget: Budget) -> None:
+        self.trials, self.table, self.budget = trials, table, budget
+        self.layers = {layer.name: layer for layer in trials.layers}
+        self.costs = {each.cost.name: each.cost.distance for each in sensitivity.layers}
+        self.total = max(sum(self.costs.values()), 1e-300)
+        self.prices = {layer.name: table.saved(layer.shape)[0] for layer in trials.layers}
+        self.saved = max(sum(max(each, 0.0) for each in self.prices.values()), 1e-300)
+        self.choices: dict[str, Choice] = {}
+        self.taken: list[Taken] = []
+        self.answers = trials.answers({})
+        self.int8 = self._reached(self.answers)
+
+    def floats(self) -> Iterator[Mend]:
+        for name in self.costs:
+            yield Mend("float", name, self.prices[name])
+
+    def others(self, sensitivity: Sensitivity, progress: Progress) -> Iterator[Mend]:
+        """Other ranges and scaled channels of guilty layers, where their gain is proven on the images."""
+        guilty = [self.layers[each.cost.name] for each in sensitivity.layers[:GUILTY]]
+        for done, layer in enumerate(guilty):
+            progress("other mends of guilty layers", done, len(guilty))
+            if layer.name == layer.readers[0]:  # one tensor has one range
+                plain = self.trials.only(dict.fromkeys(layer.readers, Choice()))
+                for share in SHARES:
+                    clipped = Choice(bounds=layer.bounds.times(share))
+                    left = _left(plain, self.trials.only(dict.fromkeys(layer.readers, clipped)))
+                    if left is not None:
+                        yield Mend("clipped", layer.name, 0.0, left, share)
+            if layer.scaled is not None:
+                plain = self.trials.only({layer.name: Choice()})
+                left = _left(plain, self.trials.only({layer.name: Choice(SCALED)}))
+                if left is not None:
+                    yield Mend("scaled", layer.name, self._price_of_scaling(layer), left)
+        progress("other mends of guilty layers", len(guilty), len(guilty))
+
+    def _touched(self, mend: Mend) -> tuple[str, ...]:
+        return self.layers[mend.layer].readers if mend.kind == "clipped" else (mend.layer,)
+
+    def usable(self, mend: Mend) -> bool:
+        """One mend beside float a layer, and nothing after float."""
+        chosen = [self.choices[name] for name in self._touched(mend) if name in self.choices]
+        return FLOAT not in chosen if mend.kind == "float" else not chosen
+
+    def gain(self, mend: Mend) -> float:
+        return sum(self.costs[name] for name in self._touched(mend)) * (1 - mend.left)
+
+    def ratio(self, mend: Mend) -> float:
+        return self.gain(mend) / max(mend.price_us, LEAST_PRICE * self.saved)
+
+    def worth(self, mend: Mend) -> bool:
+        """Whether a mend is worth its price: always, where a budget asks for it."""
+        return self.bounded or self.gain(mend) / self.total > mend.price_us / self.saved
+
+    def take(self, mend: Mend) -> None:
+        for name in self._touched(mend):
+            self.costs[name] *= mend.left
+            if mend.kind == "clipped":
+                self.choices[name] = Choice(bounds=self.layers[name].bounds.times(mend.share or 1.0))
+            else:
+                self.choices[name] = FLOAT if mend.kind == "float" else Choice(SCALED)
+        self.taken.append(Taken(mend, self._foretold()))
+
+    def _foretold(self) -> Reached:
+        """Errors of layers are nearly independent: their powers add up, and so do small distances."""
+        share = sum(self.costs.values()) / self.total
+        return Reached(self.int8.distance * share, self._expected(self.answers, share))
+
+    def _reached(self, answers: Mapping[str, Array]) -> Reached:
+        return Reached(float(self.trials.whole.distance(answers).mean()), self._expected(answers))
+
+    def _expected(self, answers: Mapping[str, Array], share: float = 1.0) -> Expected | None:
+        yardstick = self.trials.whole
+        if yardstick.task != "classification":
+            return None
+        [(name, wanted)] = yardstick.answers.items()
+        return expected_loss(answers[name], wanted, share)
+
+    @property
+    def bounded(self) -> bool:
+        budget = self.budget
+        return self.int8.expected is not None and (budget.min_agreement, budget.max_drop) != (None, None)
+
+    def met(self) -> bool:
+        """Whether the budget is met, by what is foretold and by what is then measured."""
+        if not self.bounded or not self._meets(self._foretold()):
+            return False
+        return self._meets(self._reached(self.trials.answers(self.choices)))
+
+    def _meets(self, reached: Reached) -> bool:
+        assert reached.expected is not None
+        agreement, drop = self.budget.min_agreement, self.budget.max_drop
+        return (agreement is None or reached.expected.agreement >= agreement) and (
+            drop is None or reached.expected.drop <= drop
+        )
+
+    def _price_of_scaling(self, layer: Layer) -> float:
+        """What the operators in front of a layer cost, and its additional channels."""
+        assert layer.scaled is not None
+        bare, moved = (self.table.timing(shape, "int8").microseconds for shape in _fronts(layer))
+        wider = len(layer.scaled.source) / len(layer.scaled.scale) - 1
+        return max(moved - bare, 0.0) + wider * bare
+
+    def result(self) -> Mixed:
+        reached = self._reached(self.trials.answers(self.choices))
+        return Mixed(
+            self.table.target,
+            len(self.trials.whole.pixels),
+            self.int8,
+            reached,
+            self.saved,
+            tuple(self.taken),
+            self._meets(reached) if self.bounded else None,
+        )
+
+
+def _left(before: np.ndarray, after: np.ndarray) -> float | None:
+    """The share of a cost that stays; None where the gain is not proven (95 % t-interval over the images)."""
+    _, low, _ = mean_interval(before - after)
+    return float(after.mean() / before.mean()) if low > 0 else None
+
+
+def _fronts(layer: Layer) -> tuple[Shape, Shape]:
+    """The layer behind an activation, without and with what scales its channels."""
+    return replace(layer.shape, front=("Gelu",)), replace(layer.shape, front=("Gelu", "Mul", "Add"))

@@ -1,0 +1,173 @@
+"""Questions about one model in INT8, many of them: how far are its answers, with these layers in these forms?"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from vitdeploy.graph.edit import Editor
+from vitdeploy.graph.linears import Linear, find_linears
+from vitdeploy.quantize.error import range_of
+from vitdeploy.quantize.hidden import EAGER, Deal, best_deal, hidden_first
+from vitdeploy.quantize.placement import backend_of, check_calibrated, choose, shape
+from vitdeploy.quantize.prepare import Prepared, prepare, round_linear, widened
+from vitdeploy.quantize.ranges import Range, quantize_weight, symmetric_step
+from vitdeploy.quantize.scores import output_of
+from vitdeploy.quantize.statistics import Statistics
+from vitdeploy.runtime.runner import Array
+from vitdeploy.search.layer_graph import Shape, shapes_of
+from vitdeploy.search.switched import Choice, Form, SwitchedRunner, write_switched
+from vitdeploy.search.yardstick import Yardstick
+
+PLAIN, SCALED = 0, 1
+FLOAT = Choice(None)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer that a target computes in INT8.
+
+    `tensor`, `found`: what it reads in the float graph, and its statistics there. `bounds`, `readers`: the range of
+    what it reads after all folds, and the layers that read the same, itself among them. `scaled`: how its hidden
+    channels are dealt where any gain is worth the operators; None where that brings nothing more.
+    """
+
+    name: str
+    tensor: str
+    found: Statistics
+    shape: Shape
+    bounds: Range
+    readers: tuple[str, ...]
+    scaled: Deal | None
+
+
+class Trials:
+    """Asks a prepared model about the images of a yardstick. Use `opened`.
+
+    `whole`: a yardstick of more images, for the few questions about all layers at once.
+    """
+
+    def __init__(
+        self,
+        runner: SwitchedRunner,
+        yardstick: Yardstick,
+        whole: Yardstick,
+        layers: Sequence[Layer],
+        prepared: Prepared,
+    ) -> None:
+        self._runner, self.yardstick, self.whole = runner, yardstick, whole
+        self.layers, self.prepared = tuple(layers), prepared
+
+    @property
+    def images(self) -> int:
+        return len(self.yardstick.pixels)
+
+    def answers(self, choices: Mapping[str, Choice]) -> dict[str, Array]:
+        """The outputs for all images of `whole`, with these layers in these forms, and all others in plain INT8."""
+        self._runner.choose(choices)
+        return self.whole.ask(self._runner)
+
+    def distance(self, choices: Mapping[str, Choice]) -> npt.NDArray[np.float64]:
+        """Of each image, [images], with these layers in these forms, and all others in plain INT8."""
+        self._runner.choose(choices)
+        return self.yardstick.distance(self.yardstick.ask(self._runner))
+
+    def only(self, choices: Mapping[str, Choice]) -> npt.NDArray[np.float64]:
+        """Of each image, [images], with these layers in these forms, and all others in float."""
+        return self.distance({**{layer.name: FLOAT for layer in self.layers}, **choices})
+
+
+@contextmanager
+def opened(
+    model: ir.Model,
+    statistics: Mapping[str, Statistics],
+    target: str,
+    yardstick: Yardstick,
+    ignore: Sequence[str] = (),
+    whole: Yardstick | None = None,
+) -> Iterator[Trials]:
+    """Trials of a float graph, which is changed in place, on the layers that `target` computes in INT8.
+
+    Args:
+        statistics: of the input of every layer, by tensor name.
+        ignore: as of `placement.choose`.
+        whole: as of `Trials`; without, the yardstick itself.
+
+    Raises:
+        TargetError, GraphError: as `placement.choose`; or a layer was not calibrated.
+    """
+    shape(model, target, ignore)
+    names = choose(model, target, ignore).int8
+    before = [linear for linear in find_linears(model) if linear.name in names]
+    check_calibrated(before, statistics)
+    tensors = {linear.name: str(linear.input.name) for linear in before}
+    prepared = prepare(model, statistics, names, target)
+    shapes = shapes_of(model, names)
+    linears = [linear for linear in find_linears(model) if linear.name in names]
+    deals = _deals(model, statistics, prepared, names)
+    steps = _output_steps(model, names, prepared, target)
+    forms = {each.name: _forms(each, prepared, deals.get(each.name), steps.get(each.name)) for each in linears}
+    layers = [
+        Layer(
+            linear.name,
+            tensors[linear.name],
+            statistics[tensors[linear.name]],
+            shapes[linear.name],
+            forms[linear.name][PLAIN].bounds,
+            tuple(each.name for each in linears if each.input is linear.input),
+            deals.get(linear.name),
+        )
+        for linear in linears
+    ]
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
+        file = Path(folder) / "model.onnx"
+        write_switched(model, forms, prepared.biases, file)
+        runner = SwitchedRunner(file, forms, batch=yardstick.batch)
+        with runner:
+            yield Trials(runner, yardstick, whole or yardstick, layers, prepared)
+
+
+def _deals(
+    model: ir.Model, statistics: Mapping[str, Statistics], prepared: Prepared, names: Collection[str]
+) -> dict[str, Deal]:
+    """By layer, what any gain would be worth, where `prepare` did nothing."""
+    editor, known = Editor(model), widened(statistics)
+    dealt = {each.layer for each in prepared.hidden}
+    found: dict[str, Deal] = {}
+    for linear in editor.linears:
+        if linear.name in names and linear.name not in dealt and hidden_first(editor, linear) is not None:
+            deal = best_deal(known[str(linear.input.name)], linear, EAGER)
+            if deal is not None:
+                found[linear.name] = deal
+    return found
+
+
+def _output_steps(model: ir.Model, names: Collection[str], prepared: Prepared, target: str) -> dict[str, np.float32]:
+    """Of the linears whose outputs are int8 too. Where only one of a query and its key is in INT8, no output is; the
+    difference is not asked about."""
+    found = backend_of(target).scores_in_int8(model, names, prepared.ranges)
+    return {
+        linear.name: symmetric_step(prepared.ranges[output_of(linear)])
+        for scores in found
+        for linear in (scores.query, scores.key)
+    }
+
+
+def _forms(linear: Linear, prepared: Prepared, deal: Deal | None, output: np.float32 | None) -> list[Form]:
+    rounded = prepared.weights.get(linear.name) or quantize_weight(linear.weight, linear.out_axis)
+    forms = [Form(prepared.ranges[str(linear.input.name)], rounded, linear.bias, output=output)]
+    if deal is not None:
+        bias = prepared.biases.get(linear.name, linear.bias)
+        moved = replace(linear, weight=deal.weight(linear.weight).astype(np.float32), bias=bias)
+        rounded, corrected = round_linear(moved, deal.found)
+        constants = (corrected, deal.factor, deal.offsets)
+        bias, factor, offset = (each.astype(np.float32) for each in constants)
+        forms.append(Form(range_of(deal.found), rounded, bias, deal.source, factor, offset))
+    return forms
