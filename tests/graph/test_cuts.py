@@ -7,6 +7,7 @@ import pytest
 
 from tests.graph.small_graphs import WIDTH, Builder, block
 from vitdeploy.graph.cuts import changed_tensors, part, single_cuts
+from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.io import load_graph
 
 TOKENS = 5
@@ -97,3 +98,17 @@ def test_folds_change_tensors_up_to_the_next_linear():
     [weight] = [value for name, value in placement.graph.initializers.items() if name == "mlp.fc1.weight_t"]
     weight.const_value = ir.tensor(weight.const_value.numpy() / 2)
     assert changed_tensors(placement, model) == {"norm2/LayerNormalization", "mlp.fc1/MatMul"}
+
+
+def test_a_bias_that_came_by_a_fold_is_still_to_come_at_the_output_of_the_linear():
+    def made():
+        b = Builder()
+        x = b.linear("x", WIDTH, WIDTH, "first", bias=False)
+        return b.model({"x": ["batch", WIDTH]}, b.op("Relu", b.op("Relu", x, name="next"), name="last"))
+
+    model, placement = made(), made()
+    assert single_cuts(model) == ["first/MatMul", "next"]
+    editor = Editor(placement)
+    [linear] = editor.linears
+    editor.set_linear(linear, bias=np.ones(WIDTH))
+    assert changed_tensors(placement, model) == {"first/MatMul"}

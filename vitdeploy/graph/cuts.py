@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 from onnx_ir.convenience import create_value_mapping, extract
 
-from vitdeploy.graph.canonical.edit import array_of
-from vitdeploy.graph.linears import find_linears
+from vitdeploy.graph.canonical.edit import array_of, only_user
+from vitdeploy.graph.linears import find_linears, layer_name
+
+# What computes a linear or a convolution, in any form that placements have.
+LAYERS = ("MatMul", "Conv", "MatMulIntegerToFloat")
 
 
 def single_cuts(model: ir.Model) -> list[str]:
@@ -68,22 +71,36 @@ def changed_tensors(placement: ir.Model, model: ir.Model) -> set[str]:
     """The tensors of a float graph that its placement has not, or has as other functions: what exact folds moved.
 
     A fold puts a factor or a shift into the constants of a node in front of a linear, or adds a node there, and takes
-    it back in the linear's weight: so behind every linear tensors are the same again, whatever its weight. (Factors in
-    the columns of a linear, which the next one takes back, are not seen here.)
+    it back in the linear's weight and bias: so behind every linear tensors are the same again, whatever its weight.
+    (Factors in the columns of a linear, which the next one takes back, are not seen here.)
     """
     theirs = create_value_mapping(placement.graph)
-    linears = {linear.output: linear for linear in find_linears(model)}
-    changed: set[str] = set()
+    layers = {layer_name(node): node for node in placement.graph if node.op_type in LAYERS}
+    linears = {linear.output: linear.name for linear in find_linears(model)}
+    renamed: dict[str, str] = {}
+    moved, changed = set[str](), set[str]()
     for node in model.graph:
         for value in node.outputs:
             name = str(value.name)
-            other = theirs.get(name)
-            if other is None or (value not in linears and _differs(node, other.producer(), changed)):
-                changed.add(name)
-    return changed
+            layer = layers.get(linears.get(value, ""))
+            if layer is not None:
+                output = str(_output_of(layer).name)
+                renamed[output] = name
+                if output != name:  # a bias that was not there before
+                    changed.add(name)
+            elif name not in theirs or _differs(node, theirs[name].producer(), moved, renamed):
+                moved.add(name)
+    return moved | changed
 
 
-def _differs(ours: ir.Node, theirs: ir.Node | None, changed: Collection[str]) -> bool:
+def _output_of(layer: ir.Node) -> ir.Value:
+    """What a linear of a placement gives, with its bias."""
+    add = only_user(layer.outputs[0])
+    bias = next((array_of(value) for value in add.inputs if array_of(value) is not None), None) if add else None
+    return add.outputs[0] if add and add.op_type == "Add" and bias is not None and bias.ndim == 1 else layer.outputs[0]
+
+
+def _differs(ours: ir.Node, theirs: ir.Node | None, moved: Collection[str], renamed: Mapping[str, str]) -> bool:
     if theirs is None or ours.op_type != theirs.op_type or len(ours.inputs) != len(theirs.inputs):
         return True
     for a, b in zip(ours.inputs, theirs.inputs, strict=True):
@@ -93,7 +110,7 @@ def _differs(ours: ir.Node, theirs: ir.Node | None, changed: Collection[str]) ->
             continue
         left, right = array_of(a), array_of(b)
         if left is None or right is None:
-            if a.name != b.name or str(a.name) in changed:
+            if a.name != renamed.get(str(b.name), b.name) or str(a.name) in moved:
                 return True
         elif left.shape != right.shape or (left != right).any():
             return True

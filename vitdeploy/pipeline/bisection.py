@@ -22,7 +22,7 @@ from vitdeploy.pipeline.subjects import find_bundle, find_graph, graph_metadata
 from vitdeploy.pipeline.tasks.images import calibration_images
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.predictor import select_engines
-from vitdeploy.search.bisect import STANDS_OUT, Bisection, Culprit, bisect
+from vitdeploy.search.bisect import STANDS_OUT, Bisection, Culprit, Part, bisect
 from vitdeploy.search.facts import TensorFacts
 from vitdeploy.search.mend import Mend, find_mend
 from vitdeploy.search.splice import Splice
@@ -32,6 +32,8 @@ from vitdeploy.spec import EngineSpec
 IMAGES = 32
 # How many parts are shown where none stands out.
 SHOWN = 3
+# More layers than this are counted, not named.
+MANY = 4
 TEXT = "runs"
 
 
@@ -101,14 +103,14 @@ def bisect_artifact(
         splice.ran = lambda: progress(f"{TEXT} of {engine.artifact} in parts", splice.runs, _expected(splice))
         found = bisect(splice)
         mend = find_mend(found, splice)
-    shown = Path(artifact) / file.name if file.is_relative_to(folder) else file
+    shown = find_graph(Path(artifact)) if file.is_relative_to(folder) else file
     told = Teller(artifact, str(shown), str(data), engine, "KL {} nats" if manifest.task == "classification" else "{}")
     document = {
         **{"artifact": artifact, "against": str(shown), "engine": engine.artifact, "n": len(pixels)},
         **{"skipped": list(skipped), "metric": told.metric, "runs": splice.runs},
         **_plain({**asdict(found), "mend": None if mend is None else asdict(mend)}),
     }
-    document["sentence"] = told.sentence(found)
+    document |= {"guilty": found.guilty is not None, "sentence": told.sentence(found)}
     return Told(document, told.lines(found, mend, len(pixels), splice.runs), told.command(mend))
 
 
@@ -159,12 +161,12 @@ class Teller:
     def lines(self, found: Bisection, mend: Mend | None, images: int, runs: int) -> list[str]:
         head = f"{self.artifact} ({self.engine.artifact}) against {self.graph} on {images} images, {runs} runs"
         lines = [head, f"distance    {self.distance(found.distance)}", self.sentence(found)]
-        culprit = found.culprit
+        culprit = found.guilty
         if culprit is not None:
             part = found.parts[0]
             lines.append(
-                f"share       {100 * part.share:.0f} % of the distance enters between {part.start} and {part.end}; "
-                f"that is {100 * culprit.share:.0f} % of it"
+                f"share       {_percent(part, culprit)} of the distance: {100 * part.share:.0f} % enters between "
+                f"{part.start} and {part.end}"
             )
         elif not found.same:
             lines += [f"  {100 * part.share:.0f} % between {part.start} and {part.end}" for part in found.parts[:SHOWN]]
@@ -173,10 +175,12 @@ class Teller:
     def sentence(self, found: Bisection) -> str:
         if found.same:
             return "no error enters: the answers are those of the float graph"
-        if found.culprit is None:
-            return f"the error enters all along: no part of the graph has {100 * STANDS_OUT:.0f} % of it; the largest:"
-        culprit = found.culprit
-        text = f"error enters at {_place(culprit, found.parts[0].start, found.parts[0].end)}"
+        culprit, part = found.culprit, found.parts[0]
+        if found.guilty is None:
+            text = f"the error enters all along: nothing has {100 * STANDS_OUT:.0f} % of it"
+            return text if culprit is None else f"{text}; most at {_place(culprit, part)}, {_percent(part, culprit)}"
+        assert culprit is not None
+        text = f"error enters at {_place(culprit, part)}"
         return text if culprit.facts is None else f"{text}: {_facts(culprit.facts)}"
 
     def words(self, mend: Mend) -> str:
@@ -203,11 +207,18 @@ class Teller:
         return shlex.join([*words, "--data", self.data, *ignore])
 
 
-def _place(culprit: Culprit, start: str, end: str) -> str:
+def _percent(part: Part, culprit: Culprit) -> str:
+    return f"{100 * part.share * culprit.share:.0f} %"
+
+
+def _place(culprit: Culprit, part: Part) -> str:
     if culprit.kind == "node":
-        return culprit.tensors[0] if len(culprit.tensors) == 1 else f"some node between {start} and {end}"
+        return culprit.tensors[0] if len(culprit.tensors) == 1 else f"some node between {part.start} and {part.end}"
     # Layers that share one input, as query, key and value, are told apart by nothing, and need not be.
-    return f"{_join(culprit.layers)} {culprit.kind if len(culprit.layers) == 1 else culprit.kind + 's'}"
+    count = len(culprit.layers)
+    if count > MANY:
+        return f"the {culprit.kind}s of {count} layers between {part.start} and {part.end}"
+    return f"{_join(culprit.layers)} {culprit.kind if count == 1 else culprit.kind + 's'}"
 
 
 def _join(names: Sequence[str]) -> str:

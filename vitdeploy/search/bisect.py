@@ -25,7 +25,8 @@ from vitdeploy.search.splice import Splice
 
 # Answers nearer than this, in nats or as a share of power, are the same: float32 rounding is some 1e-10.
 SAME = 1e-7
-# A part with less than this share of the distance is not called guilty, nor a layer with less than half of its part's.
+# What has less than this share of the distance is not called guilty. A layer is told from the others of its part by
+# half of what enters there.
 STANDS_OUT, HALF = 0.25, 0.5
 # Answers this many times further away than those of the whole engine: the tensor is not the same one in both graphs.
 ABSURD = 2.0
@@ -60,7 +61,7 @@ class Culprit:
 @dataclass(frozen=True)
 class Bisection:
     """`distance` of the engine's answers, `cuts` tensors to cut at, `parts` between those that were tried, the largest
-    share first; `culprit` None where no part stands out, or the answers are the same."""
+    share first; `culprit` in the first of them, None where no part stands out, or the answers are the same."""
 
     distance: float
     cuts: int
@@ -70,6 +71,12 @@ class Bisection:
     @property
     def same(self) -> bool:
         return self.distance <= SAME
+
+    @property
+    def guilty(self) -> Culprit | None:
+        """The culprit, if it has a share of the whole distance that stands out."""
+        stands_out = self.culprit is not None and self.parts[0].share * self.culprit.share >= STANDS_OUT
+        return self.culprit if stands_out else None
 
 
 def bisect(splice: Splice) -> Bisection:
@@ -139,6 +146,7 @@ def _weights(splice: Splice, given: Sequence[str], quantized: Sequence[Quantized
     them is the float graph's."""
     tensors = [each.tensor for each in quantized]
     layers, ours, theirs = _layers(quantized), create_value_mapping(splice.graph.graph), _values(splice)
+    changed = changed_tensors(splice.placement, splice.graph)
     outputs = {linear.name: str(linear.output.name) for linear in find_linears(splice.graph)}
     steps: list[tuple[list[str], str]] = []
     together: list[str] = []
@@ -146,7 +154,7 @@ def _weights(splice: Splice, given: Sequence[str], quantized: Sequence[Quantized
         together.append(layer)
         name = outputs.get(layer, "")
         # Channels that were dealt to copies: other sizes, so the two outputs cannot stand for each other.
-        if name in ours and name in theirs and ours[name].shape == theirs[name].shape:
+        if name and name not in changed and ours[name].shape == theirs[name].shape:
             steps.append((together, name))
             together = []
     if together:

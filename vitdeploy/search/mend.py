@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -9,6 +10,7 @@ from typing import Literal
 import numpy as np
 import onnx_ir as ir
 
+from vitdeploy.errors import HostError
 from vitdeploy.graph.linears import count_int8
 from vitdeploy.graph.normalise import drop_unused
 from vitdeploy.quantize.observers import observe
@@ -42,12 +44,8 @@ def find_mend(found: Bisection, splice: Splice) -> Mend | None:
     stands out. Each that is tried is one more run.
 
     An INT8 engine: first the float graph is quantized again, on the images of the yardstick; then the guilty layers
-    are left in float, those with a guilty input as they are in this engine. Any other engine is compiled in FP32.
-
-    Raises:
-        EngineError, CapabilityError: the target cannot run a mend.
-    """
-    culprit = found.culprit
+    are left in float, those with a guilty input as they are in this engine. Any other engine is compiled in FP32."""
+    culprit = found.guilty
     if culprit is None:
         return None
     if culprit.kind == "node":
@@ -69,10 +67,14 @@ def _judged(kind: Literal["quantize", "compile"], ignore: Sequence[str], after: 
 
 
 def _asked(splice: Splice, model: ir.Model) -> float:
-    """The distance of a whole graph on the target."""
+    """The distance of a whole graph on the target; infinite where the target does not run it."""
     precision: Precision = "int8" if count_int8(model) else "fp32"
     splice.count()
-    return splice.mean_distance(answers_of(model, splice.engine.target, precision, splice.yardstick))
+    try:
+        answers = answers_of(model, splice.engine.target, precision, splice.yardstick)
+    except HostError:  # what was found stays true
+        return math.inf
+    return splice.mean_distance(answers)
 
 
 def _observed(splice: Splice) -> dict[str, Statistics]:
