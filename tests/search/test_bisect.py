@@ -118,7 +118,7 @@ def assert_consistent(found, model):
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(block=st.integers(0, BLOCKS - 1), channel=st.integers(0, HIDDEN - 1))
 def test_an_outlier_channel_is_found_at_the_input_that_it_spoils(splice, target, block, channel):
     layer = f"blocks.{block}.fc2"
@@ -145,7 +145,7 @@ def test_a_graph_without_a_place_to_cut_is_searched_by_its_quantized_inputs(spli
 
 
 @pytest.mark.parametrize("target", TARGETS)
-@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(layer=st.sampled_from(LAYERS), change=st.sampled_from(["scale", "zero"]))
 def test_broken_weights_are_found_in_their_layer(splice, target, layer, change):
     model = mlps()
