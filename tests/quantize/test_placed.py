@@ -10,10 +10,12 @@ from vitdeploy.data.pixels import batches
 from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.io import load_graph
 from vitdeploy.graph.linears import count_int8, find_linears
+from vitdeploy.graph.optimize import OptimizeOptions, optimize
 from vitdeploy.quantize.error import range_of
 from vitdeploy.quantize.observers import observe
 from vitdeploy.quantize.placed import find_quantized, make_float
-from vitdeploy.quantize.placement import choose, place
+from vitdeploy.quantize.placement import choose, place, shape
+from vitdeploy.quantize.prepare import prepare
 from vitdeploy.quantize.ranges import quantize_weight
 from vitdeploy.spec import TARGETS, PreprocessSpec
 
@@ -83,3 +85,19 @@ def test_one_tensor_made_float_leaves_all_others_as_they_were(small_export, rang
     make_float(model, [before[2].tensor])
     assert find_quantized(model) == [*before[:2], *before[3:]]
     assert count_int8(model) == len(placement.int8) - len(before[2].layers)
+
+
+def test_quantized_outputs_are_those_of_queries_and_keys_and_can_be_made_float(small_export, pixels):
+    model, target = load_graph(small_export / "model.onnx"), "openvino-cpu"
+    optimize(model, OptimizeOptions())  # the factor of the scores stands in the way otherwise
+    shape(model, target)
+    prepared = prepare(model, observe(model, [pixels], PREPROCESS), choose(model, target).int8, target)
+    place(model, prepared.ranges, target, (), prepared.weights)
+    outputs = [each for each in find_quantized(model) if each.output]
+    assert outputs
+    before = sum(node.op_type == "QuantizeLinear" for node in model.graph)
+    makers = {node.name.rpartition("/")[0] for node in model.graph}
+    assert all(layer in makers for each in outputs for layer in each.layers)
+    make_float(model, [each.tensor for each in outputs])
+    assert sum(node.op_type == "QuantizeLinear" for node in model.graph) == before - len(outputs)
+    assert not any(each.output for each in find_quantized(model))

@@ -223,7 +223,7 @@ def test_folded_graphs_are_cut_where_both_are_the_same(splice, target):
     model = with_outlier(mlps(), "blocks.2.fc2", 40)
     placement = copy(model)
     statistics = observe(model, [PIXELS], PREPROCESS)
-    prepared = prepare(placement, statistics, choose(placement, target).int8)
+    prepared = prepare(placement, statistics, choose(placement, target).int8, target)
     place(placement, prepared.ranges, target, (), prepared.weights)
     spoil(placement, "blocks.2.fc1.weight.int8", np.zeros_like)
     found = bisect(splice(model, placement, target))

@@ -17,19 +17,22 @@ from vitdeploy.graph.normalise import drop_unused
 
 @dataclass(frozen=True)
 class Quantized:
-    """One quantized tensor, and the layers that read it."""
+    """One quantized tensor, and the layers that read it; of an `output`, queries or keys, the layer that makes it."""
 
     tensor: str
     layers: tuple[str, ...]
+    output: bool = False
 
 
 def find_quantized(model: ir.Model) -> list[Quantized]:
-    """The quantized inputs of layers, in graph order, in either form that placements have."""
-    return [
-        Quantized(_source(node), tuple(layer_name(layer) for layer in layers))
-        for node in model.graph
-        if node.op_type == "QuantizeLinear" and (layers := _layers(node))
-    ]
+    """The quantized tensors in graph order, in any form that placements have."""
+    found = []
+    for node in model.graph:
+        if node.op_type == "QuantizeLinear" and node.inputs[0] is not None:
+            layers, maker = _layers(node), node.inputs[0].producer()
+            names = [layer_name(layer) for layer in layers or ([maker] if maker is not None else [])]
+            found.append(Quantized(_source(node), tuple(names), not layers))
+    return found
 
 
 def make_float(model: ir.Model, tensors: Collection[str]) -> None:
@@ -50,6 +53,9 @@ def make_float(model: ir.Model, tensors: Collection[str]) -> None:
                 dequantizer = weight.producer()
                 if dequantizer is not None and dequantizer.op_type == "DequantizeLinear":
                     layer.replace_input_with(1, add_constant(model, _dequantized(dequantizer), f"{weight.name}.float"))
+        for use in list(node.outputs[0].uses()):
+            if use.node.op_type == "DequantizeLinear":
+                ir.convenience.replace_all_uses_with(use.node.outputs[0], source)
     drop_unused(model)
 
 

@@ -46,12 +46,12 @@ class Part:
 class Culprit:
     """What in a part the error comes from.
 
-    `kind`: the quantized "input" of `layers`, which are `tensors`; the "weight" of `layers`; or the "node" that gives
-    one of `tensors`. Several where nothing tells them apart. `share`: how much of what enters in the part; `facts` of
-    the one tensor, where there is one.
+    `kind`: the quantized "input" or "output" of `layers`, which are `tensors`; the "weight" of `layers`; or the "node"
+    that gives one of `tensors`. Several where nothing tells them apart. `share`: how much of what enters in the part;
+    `facts` of the one tensor, where there is one.
     """
 
-    kind: Literal["input", "weight", "node"]
+    kind: Literal["input", "output", "weight", "node"]
     layers: tuple[str, ...]
     tensors: tuple[str, ...]
     share: float
@@ -138,13 +138,15 @@ def _inside(splice: Splice, given: Sequence[str], wanted: Sequence[str]) -> Culp
     chosen = quantized[rise.low : rise.high]
     found = tuple(each.tensor for each in chosen)
     facts = splice.facts(found[0], given, placed=True) if len(found) == 1 else None
-    return Culprit("input", _layers(chosen), found, _share(rise.gain, full), facts)
+    kind: Literal["input", "output"] = "output" if all(each.output for each in chosen) else "input"
+    return Culprit(kind, _layers(chosen), found, _share(rise.gain, full), facts)
 
 
 def _weights(splice: Splice, given: Sequence[str], quantized: Sequence[Quantized], total: float) -> Culprit:
     """Which layer's weights, with all inputs in float: the outputs of the first layers are the placement's, all behind
     them is the float graph's."""
     tensors = [each.tensor for each in quantized]
+    quantized = [each for each in quantized if not each.output]
     layers, ours, theirs = _layers(quantized), create_value_mapping(splice.graph.graph), _values(splice)
     changed = changed_tensors(splice.placement, splice.graph)
     outputs = {linear.name: str(linear.output.name) for linear in find_linears(splice.graph)}
@@ -207,7 +209,7 @@ def _share(part: float, total: float) -> float:
 
 
 def _layers(quantized: Sequence[Quantized]) -> tuple[str, ...]:
-    return tuple(layer for each in quantized for layer in each.layers)
+    return tuple(dict.fromkeys(layer for each in quantized for layer in each.layers))
 
 
 def _values(splice: Splice) -> dict[str, ir.Value]:

@@ -14,8 +14,9 @@ from vitdeploy.errors import HostError
 from vitdeploy.graph.linears import count_int8
 from vitdeploy.graph.normalise import drop_unused
 from vitdeploy.quantize.observers import observe
-from vitdeploy.quantize.placement import choose, place
+from vitdeploy.quantize.placement import choose, place, shape
 from vitdeploy.quantize.prepare import prepare
+from vitdeploy.quantize.scores import separate_scores
 from vitdeploy.quantize.statistics import Statistics
 from vitdeploy.search.bisect import Bisection
 from vitdeploy.search.jump import gain
@@ -54,7 +55,7 @@ def find_mend(found: Bisection, splice: Splice) -> Mend | None:
     again = _judged("quantize", (), _asked(splice, _quantized(splice, statistics, ())), found)
     if again.enough:
         return again
-    if culprit.kind == "input":
+    if culprit.tensors:
         after = splice.distance(floats=culprit.tensors)
     else:
         after = _asked(splice, _quantized(splice, statistics, culprit.layers))
@@ -80,13 +81,16 @@ def _asked(splice: Splice, model: ir.Model) -> float:
 def _observed(splice: Splice) -> dict[str, Statistics]:
     pixels, batch = splice.yardstick.pixels, splice.yardstick.batch
     batches = (pixels[np.arange(i, i + batch) % len(pixels)] for i in range(0, len(pixels), batch))
-    return observe(splice.graph, batches, splice.yardstick.preprocess)
+    model = splice.graph.clone()
+    separate_scores(model)  # as calibration does
+    return observe(model, batches, splice.yardstick.preprocess)
 
 
 def _quantized(splice: Splice, statistics: dict[str, Statistics], ignore: Sequence[str]) -> ir.Model:
     """What `vitdeploy quantize` makes of the float graph."""
     model, target = splice.graph.clone(), splice.engine.target
-    prepared = prepare(model, statistics, choose(model, target, ignore).int8)
+    shape(model, target, ignore)
+    prepared = prepare(model, statistics, choose(model, target, ignore).int8, target)
     place(model, prepared.ranges, target, ignore, prepared.weights)
     drop_unused(model)
     return model
