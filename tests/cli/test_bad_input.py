@@ -155,6 +155,60 @@ def test_an_output_with_other_files_is_refused_before_any_work(refused, recipe, 
     refused(2, "VD2003", "run", recipe(), "-o", "out", *options, says=says)
 
 
+# --- bisection --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def placed(tmp_path_factory, small_export):
+    """A placement of the small model, with ranges out of the air: nothing runs it."""
+    from dataclasses import replace
+
+    from vitdeploy.graph.io import get_metadata, load_graph, save_graph, set_metadata
+    from vitdeploy.graph.linears import find_linears
+    from vitdeploy.quantize.placement import place
+    from vitdeploy.quantize.ranges import Range
+
+    model = load_graph(small_export / "model.onnx")
+    metadata = get_metadata(model, "small")
+    place(model, {str(each.input.name): Range(-1, 1) for each in find_linears(model)}, "onnxruntime-cpu")
+    set_metadata(model, replace(metadata, target="onnxruntime-cpu", precision="int8"))
+    folder = tmp_path_factory.mktemp("placed")
+    save_graph(model, folder / "model.onnx")
+    return folder
+
+
+def test_bisection_of_an_original(refused, bundle, digits):
+    says = ["only the engine of a graph can be cut open", f"found:  {MODEL}, an original", "wanted: a bundle"]
+    refused(2, "VD2000", "verify", MODEL, "--against", bundle, "--data", digits, "--bisect", says=says)
+
+
+def test_bisection_without_a_float_graph(refused, placed, digits):
+    for against in (MODEL, placed):
+        says = ["there is no float graph to compare with", f"and {against} is no graph", "fix:    --against FOLDER"]
+        refused(2, "VD2000", "verify", placed, "--against", against, "--data", digits, "--bisect", says=says)
+
+
+def test_bisection_against_another_model(refused, run, placed, small_checkpoint, digits):
+    run("export", "--checkpoint", small_checkpoint, "--heads", 2, "--image-size", 40, "-o", "other")
+    says = ["other/model.onnx is the float graph of another model", "image: uint8[batch, 40, 40, 1]", "--against the"]
+    refused(2, "VD2000", "verify", placed, "--against", "other", "--data", digits, "--bisect", says=says)
+
+
+def test_bisection_of_a_model_that_takes_no_images(refused, sequence_export, digits):
+    says = ["takes no images", "found:  the task sequence", "wanted: a model of images"]
+    refused(
+        2, "VD2000", "verify", sequence_export, "--against", "x", "--data", digits, "--bisect", says=says
+    )
+
+
+def test_bisection_with_a_budget(run, bundle, digits):
+    command = ("verify", bundle, "--against", bundle, "--data", digits, "--bisect")
+    for option in (("--max-drop", 1), ("--min-agreement", 99), ("--labels", "none")):
+        done = run(*command, *option)
+        assert (done.returncode, done.stdout) == (2, "")
+        assert "--bisect judges nothing: leave --max-drop, --min-agreement and labels out." in done.stderr
+
+
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 

@@ -236,6 +236,48 @@ def test_without_labels_answers_are_compared_and_a_gate_may_stay_unproven(here, 
     assert "fix:    evaluate on more images, or raise the budget" in done.stderr
 
 
+@pytest.fixture(scope="module")
+def quantized(tmp_path_factory, shared_store, small_export, digits):
+    """The small model in INT8, by target."""
+    folders = {target: tmp_path_factory.mktemp(f"{target}-int8") / "int8" for target in TARGETS}
+    with command_line(tmp_path_factory.mktemp("quantize"), shared_store) as run:
+        for target, folder in folders.items():
+            command = ("quantize", small_export, "--data", digits, "--target", target, "--num-samples", 16)
+            done = run(*command, "-o", folder)
+            assert done.returncode == 0, done.stderr
+    return folders
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_bisect_names_the_layer_that_was_broken_and_the_mend_works(
+    here, quantized, small_export, digits, tmp_path, target
+):
+    broken = shutil.copytree(quantized[target], tmp_path / "broken")
+    model = onnx.load(broken / "model.onnx")
+    [scale] = [each for each in model.graph.initializer if each.name == "blocks.1.mlp.fc1.weight.scale"]
+    scale.CopyFrom(onnx.numpy_helper.from_array(3 * onnx.numpy_helper.to_array(scale), scale.name))
+    onnx.save(model, broken / "model.onnx")
+    command = ("verify", "broken", "--against", small_export, "--data", digits, "--num-samples", 8, "--bisect")
+    done = here(*command, "--json")
+    found = document(done)
+    assert "error enters at blocks.1.mlp.fc1 weight" in done.stderr
+    assert "mend        quantize the float graph again, with the folds" in done.stderr
+    [then] = [line for line in done.stderr.splitlines() if line.startswith("next: vitdeploy ")]
+    mended = document(here(*then.removeprefix("next: vitdeploy ").replace("DIR", "mended").split(), "--json"))
+    assert mended["target"] == target
+    assert (found["metric"], found["n"], found["culprit"]["layers"]) == ("kl", 8, ["blocks.1.mlp.fc1"])
+    assert found["distance"] == found["mend"]["before"] > 2 * found["mend"]["after"]
+    assert found["parts"][0]["share"] > 0.5
+
+
+def test_bisect_takes_the_float_graph_of_a_bundle_and_says_where_nothing_is_wrong(here, compiled, digits):
+    command = ("verify", compiled["openvino-cpu"], "--against", MODEL, "--data", digits, "--num-samples", 4, "--bisect")
+    done = here(*command)
+    assert done.returncode == 0, done.stderr
+    assert "no error enters: the answers are those of the float graph" in done.stdout
+    assert "next:" not in done.stdout
+
+
 # --- predict, inspect, doctor -----------------------------------------------------------------------------------------
 
 

@@ -27,6 +27,7 @@ from vitdeploy.cli.sources import source_options, to_source
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Choice of the images.")
 @click.option("--max-drop", type=Number(min=0), help="Gate: points of top-1 that may be lost.")
 @click.option("--min-agreement", type=Number(0, 100), help="Gate: percent of equal answers.")
+@click.option("--bisect", is_flag=True, help="Find where the error enters instead, and what mends it.")
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
 @output_options
 def command(
@@ -41,6 +42,7 @@ def command(
     seed: int,
     max_drop: float | None,
     min_agreement: float | None,
+    bisect: bool,
     skip_bad: bool,
     **options: Any,
 ) -> None:
@@ -49,7 +51,28 @@ def command(
     First the same tensor goes through both (a difference is the graph's), then the same image (a difference is the
     preprocessing's). With labels, the accuracy of both and the paired drop with its 95 % interval. Exit code 5 when a
     gate is not met, or not provably met. The options on weights are those of the original.
+
+    With --bisect the engine is cut open instead: which part, which layer, its input or its weight makes its answers
+    differ from those of its float graph. On 32 images (--num-samples) that calibrate, not on evaluation images.
     """
+    if bisect:
+        if max_drop is not None or min_agreement is not None or labels is not None or annotations is not None:
+            raise click.UsageError("--bisect judges nothing: leave --max-drop, --min-agreement and labels out.")
+        from vitdeploy.pipeline.bisection import bisect_artifact
+
+        with console:
+            told = bisect_artifact(
+                artifact,
+                against,
+                data,
+                target=target,
+                num_samples=num_samples,
+                seed=seed,
+                skip_bad=skip_bad,
+                progress=console.progress,
+            )
+        console.finish(told.document, told.lines, None, told.then)
+        return
     from vitdeploy.errors import GateError
     from vitdeploy.pipeline.comparison import verify_subjects
     from vitdeploy.pipeline.subjects import opened

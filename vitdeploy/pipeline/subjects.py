@@ -74,17 +74,11 @@ def find_subjects(text: str, *, target: str | None, source: Source, work: Path) 
         UnknownModelError: neither a path nor a built-in model. Errors of reading and compiling come through.
     """
     path = Path(text)
-    if path.is_dir() and is_bundle(path):
-        return _bundle_subjects(path, target)
+    bundle = find_bundle(text, target=target, work=work)
+    if bundle is not None:
+        subjects = _bundle_subjects(bundle, target)
+        return subjects if bundle == path else [dataclasses.replace(s, name=str(path)) for s in subjects]
     named = text.startswith(("hf:", "timm:"))
-    foreign = path.suffix == ".onnx" and path.is_file() and not is_ours(path)
-    if not named and (path.exists() or path.suffix == ".onnx" or "/" in text) and not foreign:
-        compiled = work / f"graph{len(list(work.iterdir()))}"
-        compiled.mkdir()
-        file = find_graph(path)
-        chosen = target or graph_metadata(file).target or DEFAULT_TARGET
-        compile_bundle(file, chosen, None, None, compiled)
-        return [dataclasses.replace(s, name=str(path)) for s in _bundle_subjects(compiled, None)]
     origin = find_origin(dataclasses.replace(source, model=text))
     return [
         Subject(
@@ -96,6 +90,22 @@ def find_subjects(text: str, *, target: str | None, source: Source, work: Path) 
             lambda name: original_contestant(origin.source, name),
         )
     ]
+
+
+def find_bundle(text: str, *, target: str | None, work: Path) -> Path | None:
+    """The bundle that an argument names, or that its graph is compiled to, in a new folder of `work`; None for an
+    original. Errors of reading and compiling come through."""
+    path = Path(text)
+    if path.is_dir() and is_bundle(path):
+        return path
+    foreign = path.suffix == ".onnx" and path.is_file() and not is_ours(path)
+    if text.startswith(("hf:", "timm:")) or foreign or not (path.exists() or path.suffix == ".onnx" or "/" in text):
+        return None
+    compiled = work / f"graph{len(list(work.iterdir()))}"
+    compiled.mkdir()
+    file = find_graph(path)
+    compile_bundle(file, target or graph_metadata(file).target or DEFAULT_TARGET, None, None, compiled)
+    return compiled
 
 
 def _bundle_subjects(folder: Path, target: str | None) -> list[Subject]:

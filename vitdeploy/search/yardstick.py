@@ -5,7 +5,7 @@ Never evaluation images: what was chosen by them could not be judged by them any
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
@@ -34,16 +34,22 @@ class Yardstick:
 
     def ask(self, runner: Runner) -> dict[str, Array]:
         """The outputs of a loaded runner for all images by name, [images, ...] each."""
-        [tensor] = runner.inputs
         found: dict[str, list[Array]] = {}
+        for outputs in self.stream(runner):
+            for name, output in outputs.items():
+                found.setdefault(name, []).append(output)
+        return {name: np.concatenate(parts) for name, parts in found.items()}
+
+    def stream(self, runner: Runner) -> Iterator[dict[str, Array]]:
+        """The same a batch at a time, [n, ...] each: for outputs that are too large to be held for all images."""
+        [tensor] = runner.inputs
         for start in range(0, len(self.pixels), self.batch):
             # An engine may be pinned to its batch: the last one is filled up with images that were asked about.
             chosen = np.arange(start, start + self.batch) % len(self.pixels)
             pixels = self.pixels[chosen]
             feed = pixels if tensor.dtype == "uint8" else normalise(pixels, self.preprocess)
-            for name, output in runner.infer({tensor.name: feed}).items():
-                found.setdefault(name, []).append(output[: len(self.pixels) - start])
-        return {name: np.concatenate(parts) for name, parts in found.items()}
+            outputs = runner.infer({tensor.name: feed})
+            yield {name: output[: len(self.pixels) - start] for name, output in outputs.items()}
 
     def distance(self, answers: Mapping[str, Array]) -> npt.NDArray[np.float64]:
         """Of each image, [images]: KL(float || other) of the softmax in nats for a classifier.

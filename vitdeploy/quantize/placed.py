@@ -1,0 +1,104 @@
+"""A placement read back: which tensors are quantized for which layers, and the same graph with some of them float."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from vitdeploy.graph.canonical.edit import add_constant, array_of
+from vitdeploy.graph.linears import layer_name
+from vitdeploy.graph.normalise import drop_unused
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """One quantized tensor, and the layers that read it; of an `output`, queries or keys, the layer that makes it."""
+
+    tensor: str
+    layers: tuple[str, ...]
+    output: bool = False
+
+
+def find_quantized(model: ir.Model) -> list[Quantized]:
+    """The quantized tensors in graph order, in any form that placements have."""
+    found = []
+    for node in model.graph:
+        if node.op_type == "QuantizeLinear" and node.inputs[0] is not None:
+            layers, maker = _layers(node), node.inputs[0].producer()
+            names = [layer_name(layer) for layer in layers or ([maker] if maker is not None else [])]
+            found.append(Quantized(_source(node), tuple(names), not layers))
+    return found
+
+
+def make_float(model: ir.Model, tensors: Collection[str]) -> None:
+    """Take the quantizers of these tensors away, in place: the layers that read them multiply float by the float values
+    that their int8 weights stand for."""
+    for node in list(model.graph):
+        if node.op_type != "QuantizeLinear" or _source(node) not in tensors:
+            continue
+        source = node.inputs[0]
+        assert source is not None
+        for layer in _layers(node):
+            if layer.op_type == "MatMulIntegerToFloat":
+                _unfuse(model, layer, source)
+            else:
+                weight = layer.inputs[1]
+                assert weight is not None
+                layer.replace_input_with(0, source)
+                dequantizer = weight.producer()
+                if dequantizer is not None and dequantizer.op_type == "DequantizeLinear":
+                    layer.replace_input_with(1, add_constant(model, _dequantized(dequantizer), f"{weight.name}.float"))
+        for use in list(node.outputs[0].uses()):
+            if use.node.op_type == "DequantizeLinear":
+                ir.convenience.replace_all_uses_with(use.node.outputs[0], source)
+    drop_unused(model)
+
+
+def _source(quantizer: ir.Node) -> str:
+    assert quantizer.inputs[0] is not None
+    return str(quantizer.inputs[0].name)
+
+
+def _layers(quantizer: ir.Node) -> list[ir.Node]:
+    """The linears and convolutions that read what a QuantizeLinear gives, themselves or behind a DequantizeLinear."""
+    layers = []
+    for use in quantizer.outputs[0].uses():
+        if use.node.op_type == "MatMulIntegerToFloat":
+            layers.append(use.node)
+        elif use.node.op_type == "DequantizeLinear":
+            behind = use.node.outputs[0].uses()
+            layers += [each.node for each in behind if each.node.op_type in ("MatMul", "Conv") and each.idx == 0]
+    return layers
+
+
+def _unfuse(model: ir.Model, layer: ir.Node, source: ir.Value) -> None:
+    """MatMulIntegerToFloat as MatMul and Add."""
+    _, weight, _, scale, _, zero_point, *bias = layer.inputs
+    integers, scales, zeros = (array_of(each) for each in (weight, scale, zero_point))
+    assert integers is not None and scales is not None and zeros is not None
+    name = layer_name(layer)
+    array = ((integers.astype(np.float32) - zeros.astype(np.float32)) * scales).astype(np.float32)
+    product = ir.node("MatMul", [source, add_constant(model, array, f"{name}.weight.float")], name=f"{name}/MatMul")
+    nodes, old = [product], layer.outputs[0]
+    if bias:
+        product.outputs[0].name = f"{name}/product"
+        nodes.append(ir.node("Add", [product.outputs[0], bias[0]], name=f"{name}/Add"))
+    new = nodes[-1].outputs[0]
+    new.type, new.shape = old.type, old.shape
+    ir.convenience.replace_nodes_and_values(model.graph, layer, [layer], nodes, [old], [new])
+
+
+def _dequantized(node: ir.Node) -> npt.NDArray[Any]:
+    """The value of a DequantizeLinear of constants."""
+    integers, scales, *zeros = (array_of(value) for value in node.inputs)
+    assert integers is not None and scales is not None
+    shape = [1] * integers.ndim
+    if scales.ndim:
+        shape[node.attributes.get_int("axis", 1)] = -1
+    zero = zeros[0].astype(np.float32).reshape(shape) if zeros and zeros[0] is not None else np.float32(0)
+    return np.asarray((integers.astype(np.float32) - zero) * scales.reshape(shape), np.float32)

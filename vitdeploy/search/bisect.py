@@ -1,0 +1,216 @@
+"""Where does the error of an engine enter?
+
+First along the tensors that alone separate input from outputs (in a ViT those of the residual stream): the engine runs
+up to such a tensor, the float graph from there on, and the distance of the answers says how much has entered so far.
+The part in which it rises most is found by halving. That part alone, between two parts of the float graph, is then
+looked into: which of its quantized inputs, or which layer's weights, or, with nothing quantized, which node.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import onnx_ir as ir
+from onnx_ir.convenience import create_value_mapping
+
+from vitdeploy.graph.cuts import changed_tensors, part, single_cuts
+from vitdeploy.graph.linears import find_linears
+from vitdeploy.quantize.placed import Quantized, find_quantized
+from vitdeploy.search.facts import TensorFacts
+from vitdeploy.search.jump import Rise, gain, largest_rises
+from vitdeploy.search.splice import Splice
+
+# Answers nearer than this, in nats or as a share of power, are the same: float32 rounding is some 1e-10.
+SAME = 1e-7
+# What has less than this share of the distance is not called guilty. A layer is told from the others of its part by
+# half of what enters there.
+STANDS_OUT, HALF = 0.25, 0.5
+# Answers this many times further away than those of the whole engine: the tensor is not the same one in both graphs.
+ABSURD = 2.0
+
+
+@dataclass(frozen=True)
+class Part:
+    """The graph between two tensors, and the share of the whole distance that enters there: 1 where all the rest is
+    nothing beside it."""
+
+    start: str
+    end: str
+    share: float
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """What in a part the error comes from.
+
+    `kind`: the quantized "input" or "output" of `layers`, which are `tensors`; the "weight" of `layers`; or the "node"
+    that gives one of `tensors`. Several where nothing tells them apart. `share`: how much of what enters in the part;
+    `facts` of the one tensor, where there is one.
+    """
+
+    kind: Literal["input", "output", "weight", "node"]
+    layers: tuple[str, ...]
+    tensors: tuple[str, ...]
+    share: float
+    facts: TensorFacts | None
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """`distance` of the engine's answers, `cuts` tensors to cut at, `parts` between those that were tried, the largest
+    share first; `culprit` in the first of them, None where no part stands out, or the answers are the same."""
+
+    distance: float
+    cuts: int
+    parts: tuple[Part, ...]
+    culprit: Culprit | None
+
+    @property
+    def same(self) -> bool:
+        return self.distance <= SAME
+
+    @property
+    def guilty(self) -> Culprit | None:
+        """The culprit, if it has a share of the whole distance that stands out."""
+        stands_out = self.culprit is not None and self.parts[0].share * self.culprit.share >= STANDS_OUT
+        return self.culprit if stands_out else None
+
+
+def bisect(splice: Splice) -> Bisection:
+    """Find where the error of an engine enters, in about log2(cuts) + log2(what is in a part) + 3 runs.
+
+    The share of the part that is named is measured, at both of its ends. That no other part has a larger one holds
+    where the distance does not fall along the graph; errors that cancel out may hide.
+    """
+    total = splice.distance()
+    if total <= SAME:
+        return Bisection(total, 0, (), None)
+    cuts = _common_cuts(splice)
+
+    def measure(position: int) -> float | None:
+        return _sensible(splice.distance(wanted=[cuts[position - 1]]), total)
+
+    last = len(cuts) + 1
+    rises = largest_rises(measure, last, first=0.0, total=total, share=STANDS_OUT)
+    [image, *_] = splice.graph.graph.inputs
+    names = [str(image.name), *cuts, ", ".join(splice.outputs)]
+    parts = tuple(Part(names[rise.low], names[rise.high], _share(rise.gain, total)) for rise in rises)
+    if parts[0].share < STANDS_OUT:
+        return Bisection(total, len(cuts), parts, None)
+    given = cuts[rises[0].low - 1 : rises[0].low] if rises[0].low else []
+    return Bisection(total, len(cuts), parts, _inside(splice, given, cuts[rises[0].high - 1 : rises[0].high]))
+
+
+def _common_cuts(splice: Splice) -> list[str]:
+    """Tensors that cut both graphs, and are the same function in both; of a quantized graph those with something
+    quantized between them."""
+    theirs = set(single_cuts(splice.placement))
+    cuts = [name for name in single_cuts(splice.graph) if name in theirs]
+    tensors = {each.tensor for each in find_quantized(splice.placement)}
+    if not tensors:
+        return cuts
+    changed = changed_tensors(splice.placement, splice.graph)  # only folds of quantization change any on purpose
+    kept, new = [], False
+    for node in splice.placement.graph:
+        new |= any(value is not None and value.name in tensors for value in node.inputs)
+        names = [str(value.name) for value in node.outputs]
+        if new and names[0] in cuts and names[0] not in changed:
+            kept.append(names[0])
+            new = False
+    return kept
+
+
+def _inside(splice: Splice, given: Sequence[str], wanted: Sequence[str]) -> Culprit:
+    """What the error of a part comes from."""
+    full = splice.distance(given, wanted)
+    within = part(splice.placement, given, wanted or splice.outputs, splice.yardstick.batch)
+    quantized = find_quantized(within)
+    if not quantized:
+        return _first_node(splice, given, wanted, full)
+    tensors = [each.tensor for each in quantized]
+    weights = splice.distance(given, wanted, tensors)
+    if gain(weights, full) < weights:
+        return _weights(splice, given, quantized, weights)
+    rise = _steepest(lambda k: splice.distance(given, wanted, tensors[k:]), len(tensors), weights, full)
+    chosen = quantized[rise.low : rise.high]
+    found = tuple(each.tensor for each in chosen)
+    facts = splice.facts(found[0], given, placed=True) if len(found) == 1 else None
+    kind: Literal["input", "output"] = "output" if all(each.output for each in chosen) else "input"
+    return Culprit(kind, _layers(chosen), found, _share(rise.gain, full), facts)
+
+
+def _weights(splice: Splice, given: Sequence[str], quantized: Sequence[Quantized], total: float) -> Culprit:
+    """Which layer's weights, with all inputs in float: the outputs of the first layers are the placement's, all behind
+    them is the float graph's."""
+    tensors = [each.tensor for each in quantized]
+    quantized = [each for each in quantized if not each.output]
+    layers, ours, theirs = _layers(quantized), create_value_mapping(splice.graph.graph), _values(splice)
+    changed = changed_tensors(splice.placement, splice.graph)
+    outputs = {linear.name: str(linear.output.name) for linear in find_linears(splice.graph)}
+    steps: list[tuple[list[str], str]] = []
+    together: list[str] = []
+    for layer in layers:
+        together.append(layer)
+        name = outputs.get(layer, "")
+        # Channels that were dealt to copies: other sizes, so the two outputs cannot stand for each other.
+        if name and name not in changed and ours[name].shape == theirs[name].shape:
+            steps.append((together, name))
+            together = []
+    if together:
+        steps.append((together, ""))
+
+    def measure(position: int) -> float | None:
+        return _sensible(splice.distance(given, [name for _, name in steps[:position]], tensors), total)
+
+    rise = _steepest(measure, len(steps), 0.0, total)
+    named = tuple(layer for group, _ in steps[rise.low : rise.high] for layer in group)
+    return Culprit("weight", named, (), _share(rise.gain, total), None)
+
+
+def _first_node(splice: Splice, given: Sequence[str], wanted: Sequence[str], total: float) -> Culprit:
+    """Which node, where nothing is quantized: everything up to it is the engine's."""
+    within = part(splice.graph, given, wanted or splice.outputs, splice.yardstick.batch)
+    theirs = _values(splice)
+    names = [
+        str(value.name)
+        for node in within.graph
+        for value in node.outputs
+        if value.dtype == ir.DataType.FLOAT and value.shape is not None and value.name in theirs
+    ]
+
+    def measure(position: int) -> float | None:
+        return _sensible(splice.distance(given, names[:position]), total)
+
+    rise = _steepest(measure, max(len(names), 1), 0.0, total)
+    found = tuple(names[rise.low : rise.high])
+    facts = splice.facts(found[0], given, placed=False) if len(found) == 1 else None
+    return Culprit("node", (), found, _share(rise.gain, total), facts)
+
+
+def _steepest(measure: Callable[[int], float | None], last: int, first: float, total: float) -> Rise:
+    """The piece in which at least half of it is gained; the whole where none stands out."""
+    rise = largest_rises(measure, last, first=first, total=total, share=HALF)[0]
+    whole = Rise(0, last, gain(first, total))
+    return rise if rise.gain >= HALF * whole.gain else whole
+
+
+def _sensible(found: float, total: float) -> float | None:
+    return None if math.isfinite(total) and found > ABSURD * total else found
+
+
+def _share(part: float, total: float) -> float:
+    """Of finite numbers their ratio; all of it where answers cease to be finite."""
+    if math.isinf(total):
+        return 1.0 if math.isinf(part) else 0.0
+    return part / total
+
+
+def _layers(quantized: Sequence[Quantized]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(layer for each in quantized for layer in each.layers))
+
+
+def _values(splice: Splice) -> dict[str, ir.Value]:
+    return dict(create_value_mapping(splice.placement.graph))

@@ -1,0 +1,96 @@
+"""What would mend an error that bisection found, tried on the same images before it is proposed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import onnx_ir as ir
+
+from vitdeploy.errors import HostError
+from vitdeploy.graph.linears import count_int8
+from vitdeploy.graph.normalise import drop_unused
+from vitdeploy.quantize.observers import observe
+from vitdeploy.quantize.placement import choose, place, shape
+from vitdeploy.quantize.prepare import prepare
+from vitdeploy.quantize.scores import separate_scores
+from vitdeploy.quantize.statistics import Statistics
+from vitdeploy.search.bisect import Bisection
+from vitdeploy.search.jump import gain
+from vitdeploy.search.splice import Splice
+from vitdeploy.search.trial import answers_of
+from vitdeploy.spec import Precision
+
+# A mend takes at least this much of what it is to mend.
+ENOUGH = 0.5
+
+
+@dataclass(frozen=True)
+class Mend:
+    """`kind`: "quantize" the float graph again as this version does, with `ignore` left in float; or "compile" it in
+    FP32. `after` is the distance then; `enough` says whether that mends the part that was found."""
+
+    kind: Literal["quantize", "compile"]
+    ignore: tuple[str, ...]
+    before: float
+    after: float
+    enough: bool
+
+
+def find_mend(found: Bisection, splice: Splice) -> Mend | None:
+    """The mend that costs least speed of those that help enough, or else the one that helps most; None where nothing
+    stands out. Each that is tried is one more run.
+
+    An INT8 engine: first the float graph is quantized again, on the images of the yardstick; then the guilty layers
+    are left in float, those with a guilty input as they are in this engine. Any other engine is compiled in FP32."""
+    culprit = found.guilty
+    if culprit is None:
+        return None
+    if culprit.kind == "node":
+        return _judged("compile", (), _asked(splice, splice.graph), found)
+    statistics = _observed(splice)
+    again = _judged("quantize", (), _asked(splice, _quantized(splice, statistics, ())), found)
+    if again.enough:
+        return again
+    if culprit.tensors:
+        after = splice.distance(floats=culprit.tensors)
+    else:
+        after = _asked(splice, _quantized(splice, statistics, culprit.layers))
+    return min(again, _judged("quantize", culprit.layers, after, found), key=lambda mend: mend.after)
+
+
+def _judged(kind: Literal["quantize", "compile"], ignore: Sequence[str], after: float, found: Bisection) -> Mend:
+    enough = gain(after, found.distance) >= ENOUGH * found.parts[0].share * found.distance
+    return Mend(kind, tuple(ignore), found.distance, after, enough)
+
+
+def _asked(splice: Splice, model: ir.Model) -> float:
+    """The distance of a whole graph on the target; infinite where the target does not run it."""
+    precision: Precision = "int8" if count_int8(model) else "fp32"
+    splice.count()
+    try:
+        answers = answers_of(model, splice.engine.target, precision, splice.yardstick)
+    except HostError:  # what was found stays true
+        return math.inf
+    return splice.mean_distance(answers)
+
+
+def _observed(splice: Splice) -> dict[str, Statistics]:
+    pixels, batch = splice.yardstick.pixels, splice.yardstick.batch
+    batches = (pixels[np.arange(i, i + batch) % len(pixels)] for i in range(0, len(pixels), batch))
+    model = splice.graph.clone()
+    separate_scores(model)  # as calibration does
+    return observe(model, batches, splice.yardstick.preprocess)
+
+
+def _quantized(splice: Splice, statistics: dict[str, Statistics], ignore: Sequence[str]) -> ir.Model:
+    """What `vitdeploy quantize` makes of the float graph."""
+    model, target = splice.graph.clone(), splice.engine.target
+    shape(model, target, ignore)
+    prepared = prepare(model, statistics, choose(model, target, ignore).int8, target)
+    place(model, prepared.ranges, target, ignore, prepared.weights)
+    drop_unused(model)
+    return model
