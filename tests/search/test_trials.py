@@ -57,14 +57,15 @@ def test_everything_in_int8_answers_as_the_engine_of_the_target(
 
 
 def test_mends_answer_as_their_placement(trials, planted_file, planted_statistics, planted_yardstick, target):
-    """Another range of one tensor, and hidden channels scaled for any gain."""
-    scaled = next(layer.name for layer in trials.layers if layer.scaled is not None)
+    """Another range of one tensor, and hidden channels scaled for any gain, where they are not scaled already."""
+    scaled = next((layer.name for layer in trials.layers if layer.scaled is not None), PLANTED)
+    can_scale = any(layer.scaled is not None for layer in trials.layers)
     clipped = next(layer for layer in trials.layers if layer.name == "blocks.0.mlp.fc1")
-    choices = {scaled: Choice(SCALED), clipped.name: Choice(bounds=clipped.bounds.times(0.3))}
+    choices = {clipped.name: Choice(bounds=clipped.bounds.times(0.3))} | ({scaled: Choice(SCALED)} if can_scale else {})
     ours = trials.answers({**choices, PLANTED: FLOAT} if scaled != PLANTED else choices)
     model = load_graph(planted_file)
     ignore = [PLANTED] if scaled != PLANTED else []
-    mends = Mends((scaled,), {clipped.name: 0.3})
+    mends = Mends((scaled,) if can_scale else (), {clipped.name: 0.3})
     shape(model, target)
     prepared = prepare(model, planted_statistics, choose(model, target, ignore).int8, target, mends)
     place(model, prepared.ranges, target, ignore, prepared.weights)
