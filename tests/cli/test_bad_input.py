@@ -780,6 +780,11 @@ def test_a_batch_for_export_that_is_no_batch(run, tmp_path, value):
             "an .onnx file has its own weights; leave out --checkpoint, --heads",
         ),
         (["optimize", "m", "-o", "out", "--without", "qkv"], "'class_token_only'"),
+        (["optimize", "m", "-o", "out", "--merge-tokens", "192"], "'192' is not BLOCK:TOKENS, as 1:192"),
+        (
+            ["optimize", "m", "-o", "out", "--merge-tokens", "1:9", "--merge-tokens", "1:8"],
+            "--merge-tokens names a block twice",
+        ),
     ],
 )
 def test_arguments_that_do_not_fit_are_told_with_what_does(run, arguments, says):

@@ -113,6 +113,17 @@ def test_optimize_rewrites_and_compares(here, small_export, tmp_path):
     assert less["rewrites"]["model"]["merge_qkv"] >= 0
 
 
+def test_optimize_merges_tokens_and_says_that_this_is_not_exact(here, small_export):
+    done = here("optimize", small_export, "-o", "merged", "--merge-tokens", "0:12")
+    assert done.returncode == 0, done.stderr
+    assert "model: tokens merged after that, 17 to 12 behind block 0; not exact" in done.stdout
+    shown = here("inspect", "merged")
+    assert "attention, 1 over 17 tokens, 1 over 12 tokens" in shown.stdout
+    twice = here("optimize", "merged", "-o", "again", "--merge-tokens", "0:10")
+    assert twice.returncode == 2
+    assert "attention to 17 and 12 tokens" in twice.stderr
+
+
 def test_optimize_names_a_next_command_that_works_for_a_graph_of_somebody_elses(here, tmp_path):
     tensors = [
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, shape) for name, shape in SHAPES.items()

@@ -11,6 +11,7 @@ from tests.report.test_attention import patch, tile
 from vitdeploy.errors import GraphError, InputError, OutputError
 from vitdeploy.graph.normalise import normalise
 from vitdeploy.graph.optimize import optimize
+from vitdeploy.graph.token_merging import merge_tokens
 from vitdeploy.pipeline.explain import explain
 
 BRIGHT, DARK = (1, 2), (3, 0)
@@ -105,6 +106,15 @@ def test_attentions_over_different_tokens_are_refused(tmp_path):
     error = refused(tmp_path, planted.uneven())
     assert "over different tokens" in error.message
     assert error.found == "queries x keys: 16x16, 17x17"
+
+
+def test_merged_tokens_are_told_from_windows(tmp_path):
+    model = planted.classifier("learned")
+    normalise(model)
+    merge_tokens(model, {0: 12})
+    error = refused(tmp_path, model)
+    assert "over different tokens" in error.message
+    assert error.fix == "explain a bundle made without optimize.token_merging"
 
 
 def test_a_graph_without_attention_is_refused(tmp_path):

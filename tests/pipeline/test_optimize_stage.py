@@ -1,13 +1,17 @@
 """What a file says of itself spares it neither the gate nor the canonical form."""
 
+import json
+
 import onnx
 import pytest
 from onnx import TensorProto
 
 from tests.graph.builder import Builder, values
-from vitdeploy.errors import UnsafeGraphError
+from vitdeploy.errors import GraphError, UnsafeGraphError
+from vitdeploy.graph.attention import find_attentions
 from vitdeploy.graph.io import METADATA_KEY, load_graph
 from vitdeploy.graph.optimize import OptimizeOptions
+from vitdeploy.graph.rowwise import dim
 from vitdeploy.pipeline.stages.files import is_ours
 from vitdeploy.pipeline.stages.optimize import optimize
 
@@ -64,3 +68,27 @@ def test_graphs_of_tokens_are_let_through(tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     assert optimize({"encoder": path}, OptimizeOptions(), out)["difference"] == {"encoder": 0.0}
+
+
+def test_tokens_are_merged_after_the_comparison(small_export, tmp_path):
+    """Of the exact rewrites a difference is known; what merging costs is not said here."""
+    file, outs = small_export / "model.onnx", [tmp_path / "plain", tmp_path / "merged"]
+    for out in outs:
+        out.mkdir()
+    plain = optimize({"model": file}, OptimizeOptions(), outs[0])
+    merged = optimize({"model": file}, OptimizeOptions(token_merging=((0, 12),)), outs[1])
+    assert merged["difference"] == plain["difference"]
+    assert merged["rewrites"] == plain["rewrites"]
+    assert merged["nodes"]["model"][1] > plain["nodes"]["model"][1]
+    written = json.loads((outs[1] / "optimize.json").read_text())
+    assert written["token_merging"] == {"model": {"tokens": 17, "remaining": {"0": 12}}}
+    assert "token_merging" not in plain
+    tokens = [dim(each.softmax.outputs[0], -1) for each in find_attentions(load_graph(outs[1] / "model.onnx"))]
+    assert tokens == [17, 12]
+
+
+def test_a_schedule_that_does_not_fit_the_graph_is_refused(small_export, tmp_path):
+    with pytest.raises(GraphError, match="8 tokens cannot remain in block 0") as caught:
+        optimize({"model": small_export / "model.onnx"}, OptimizeOptions(token_merging=((0, 8),)), tmp_path)
+    assert caught.value.found == "17 tokens there, 1 of them before the patches"
+    assert caught.value.wanted.startswith("9 to 16")

@@ -215,6 +215,16 @@ def test_a_misspelt_target_is_named_with_the_one_that_was_meant(problems):
         ("postprocess.things", [-1]),
         ("data.annotations", 5),
         ("optimize.token_merging", "half"),
+        ("optimize.token_merging", None),
+        ("optimize.token_merging", {}),
+        ("optimize.token_merging", [192]),
+        ("optimize.token_merging", {"1": 192}),
+        ("optimize.token_merging", {1: 192.0}),
+        ("optimize.token_merging", {True: 192}),
+        ("optimize.token_merging", {1: 0}),
+        ("optimize.token_merging", {-1: 192}),
+        ("optimize.token_merging", {1: 128, 6: 192}),
+        ("optimize.token_merging", {1: 192, 6: 192}),
         ("precision", "INT8"),
         ("targets", []),
         ("targets", "openvino-cpu"),
@@ -241,6 +251,16 @@ def test_a_value_that_does_not_fit_is_refused_at_its_path(path, value):
         validate(changed(path, value), "here")
     parent = path.rpartition(".")[0]
     assert all(problem.startswith((f"$.{path}", f"$.{parent}:")) for problem in caught.value.problems)
+
+
+def test_merged_tokens_are_given_by_block(load, problems):
+    recipe = load(EXAMPLE, "optimize.token_merging={6: 128, 1: 192}")
+    assert recipe.optimize.token_merging == {1: 192, 6: 128}
+    assert recipe.optimize.to_options().token_merging == ((1, 192), (6, 128))
+    assert problems(EXAMPLE, "optimize.token_merging=192") == [
+        "$.optimize.token_merging: input should be none, or block: tokens that remain, as {1: 192, 6: 128} "
+        "(found '192')"
+    ]
 
 
 def test_a_fixed_batch_must_be_that_of_the_bench(problems, load):

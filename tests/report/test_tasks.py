@@ -168,7 +168,9 @@ def test_the_notes_of_the_source_and_the_rewrites_are_shown():
     report = without_bench()
     report["optimize"] = {"rewrites": {"a": {}, "b": {"new_one": 1}}, "nodes": {"a": [1, 1], "b": [2, 1]}}
     report["optimize"]["difference"] = {"a": 0.0, "b": 0.0}
+    report["optimize"]["token_merging"] = {"a": {"tokens": 197, "remaining": {"1": 192, "6": 128}}}
     text = Page(render_html(report, {})).text
+    assert "197 to 192 behind block 1, 128 behind block 6" in text
     for part in ("Exact rewrites: a", "There was nothing to rewrite.", "Exact rewrites: b", "new one1 place"):
         assert part in text
 

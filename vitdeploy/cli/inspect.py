@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,10 @@ def _bundle(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _graph(path: Path) -> tuple[dict[str, Any], list[str]]:
+    from vitdeploy.graph.attention import find_attentions
     from vitdeploy.graph.io import METADATA_KEY, get_metadata, graph_spec, load_graph
     from vitdeploy.graph.linears import find_linears
+    from vitdeploy.graph.rowwise import dim
     from vitdeploy.pipeline.subjects import find_graph
     from vitdeploy.spec import encode
 
@@ -60,6 +63,7 @@ def _graph(path: Path) -> tuple[dict[str, Any], list[str]]:
     spec = graph_spec(model, file.name)
     operators = collections.Counter(node.op_type for node in model.graph)
     layers = [linear.name for linear in find_linears(model)]
+    tokens = [dim(each.softmax.outputs[0], -1) for each in find_attentions(model)]
     metadata = encode(get_metadata(model, str(file))) if METADATA_KEY in model.metadata_props else None
     opsets = {domain or "ai.onnx": version for domain, version in model.opset_imports.items()}
     lines = [
@@ -67,6 +71,7 @@ def _graph(path: Path) -> tuple[dict[str, Any], list[str]]:
         f"{sum(operators.values())} nodes",
         f"{'; '.join(map(str, spec.inputs))} -> {'; '.join(map(str, spec.outputs))}",
         "operators: " + ", ".join(f"{count} {kind}" for kind, count in operators.most_common()),
+        *([f"attention, {_over(tokens)}"] if tokens else []),
         f"float linears and convolutions: {len(layers)}" + "".join(f"\n  {name}" for name in layers),
     ]
     document = {
@@ -76,10 +81,17 @@ def _graph(path: Path) -> tuple[dict[str, Any], list[str]]:
         "bytes": file.stat().st_size,
         "graph": encode(spec),
         "operators": dict(operators),
+        "attention_tokens": tokens,
         "float_layers": layers,
         "metadata": metadata,
     }
     return document, lines
+
+
+def _over(tokens: list[int | None]) -> str:
+    """How many attentions in a row are over how many tokens; fewer further on where tokens are merged."""
+    runs = [(size, len(list(run))) for size, run in itertools.groupby(tokens)]
+    return ", ".join(f"{count} over {'any number of' if size is None else size} tokens" for size, count in runs)
 
 
 def _resize(spec: PreprocessSpec) -> str:

@@ -1,13 +1,30 @@
-"""`vitdeploy optimize DIR_OR_ONNX -o DIR`: exact rewrites of a float graph."""
+"""`vitdeploy optimize DIR_OR_ONNX -o DIR`: rewrites of a float graph, exact unless tokens are merged."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import click
 
 from vitdeploy.cli.console import Console, output_options
 from vitdeploy.cli.sources import ImageSize
+
+
+class MergeStep(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
+    """`BLOCK:TOKENS`: the block and how many tokens remain behind its attention."""
+
+    name = "block:tokens"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
+        if isinstance(value, tuple):
+            return value
+        match = re.fullmatch(r"(\d{1,4}):(\d{1,6})", str(value))
+        if match is None:
+            self.fail(f"{value!r} is not BLOCK:TOKENS, as 1:192.", param, ctx)
+        return int(match[1]), int(match[2])
+
 
 REWRITES = (
     "fold_layer_scale",
@@ -36,6 +53,14 @@ REWRITES = (
     show_default=True,
     help="Query, key and value as one linear or three.",
 )
+@click.option(
+    "--merge-tokens",
+    "merging",
+    multiple=True,
+    type=MergeStep(),
+    metavar="BLOCK:TOKENS",
+    help="Merge similar tokens behind a block's attention until TOKENS are left. Not exact. Repeatable.",
+)
 @click.option("--image-size", type=ImageSize(), help="Where the graph leaves it open: 384, or 256x320 (HxW).")
 @output_options
 def command(
@@ -44,12 +69,14 @@ def command(
     output: Path,
     without: tuple[str, ...],
     qkv: str,
+    merging: tuple[tuple[int, int], ...],
     image_size: tuple[int, int] | None,
 ) -> None:
     """Exact rewrites of a float graph; the result is compared with the graph before.
 
     GRAPH is a folder made by `vitdeploy export`, or any .onnx file, of whatever exporter: it is brought into one form
-    first (LayerNorm and GELU as single nodes, linears as MatMul and Add, shapes as constants).
+    first (LayerNorm and GELU as single nodes, linears as MatMul and Add, shapes as constants). --merge-tokens comes
+    after the comparison.
     """
     from vitdeploy.graph.optimize import OptimizeOptions
     from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, SEQUENCE_PARTS, graphs_in, is_ours
@@ -57,9 +84,15 @@ def command(
     from vitdeploy.pipeline.subjects import find_graph
     from vitdeploy.store.publish import replacing
 
+    if len(dict(merging)) < len(merging):
+        raise click.UsageError("--merge-tokens names a block twice")
     file = find_graph(graph)
     graphs = graphs_in(graph) if graph.is_dir() else {file.stem if file.stem in SEQUENCE_PARTS else "model": file}
-    options = OptimizeOptions(**{name: name not in without for name in REWRITES}, qkv=qkv)  # type: ignore[arg-type]
+    options = OptimizeOptions(
+        **{name: name not in without for name in REWRITES},
+        qkv=qkv,  # type: ignore[arg-type]
+        token_merging=tuple(sorted(merging)),
+    )
     with console, replacing(output, OUTPUT_NAMES) as work:
         facts = optimize(graphs, options, work, console.progress, image_size)
     lines = []
@@ -68,6 +101,12 @@ def command(
         changed = [f"{count} x {rewrite}" for rewrite, count in counts.items() if count]
         lines.append(f"{name}: {before} nodes -> {after}; {', '.join(changed) or 'nothing to rewrite'}")
         lines.append(f"{name}: largest difference (max|a-b| / max|b|) {facts['difference'][name]:.1e}")
+        if merging:
+            steps = [f"{tokens} behind block {block}" for block, tokens in sorted(merging)]
+            lines.append(
+                f"{name}: tokens merged after that, {facts['token_merging'][name]['tokens']} to {', '.join(steps)}; "
+                "not exact: `vitdeploy verify` measures what it costs"
+            )
     then = f"vitdeploy quantize {output} --data DIR --target openvino-cpu -o DIR"
     if not is_ours(file):  # it does not say yet how its images are prepared
         then = f"vitdeploy export {output / 'model.onnx'} -o DIR"

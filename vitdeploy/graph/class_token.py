@@ -16,28 +16,19 @@ import onnx_ir as ir
 
 from vitdeploy.graph.attention import find_attentions
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.layout import integers, origin, reshape_sizes, slice_bounds, split_sizes
+from vitdeploy.graph.layout import origin, reshape_sizes, slice_bounds
 from vitdeploy.graph.normalise import drop_unused
 from vitdeploy.graph.qkv import merge, roles, separate
-from vitdeploy.graph.rowwise import rows_of_inputs
+from vitdeploy.graph.rowwise import Selected, rows_of_inputs, selected_rows, split_rows
 
 _BOUNDS = ("starts", "ends", "axes")
-
-
-@dataclass(frozen=True)
-class _Selected:
-    """The rows of a tensor that are read: `rows`, in rising order, along `axis` of `size` rows."""
-
-    axis: int
-    size: int
-    rows: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class _Narrow:
     """A node that needs to compute `wanted` only; `inputs` gives the axis of those rows in each input that has it."""
 
-    wanted: _Selected
+    wanted: Selected
     inputs: dict[int, int]
 
 
@@ -80,11 +71,11 @@ def _plan(model: ir.Model) -> dict[ir.Node, _Narrow]:
         inputs = rows_of_inputs(node, first.axis, first.size)
         if inputs is not None:
             rows = {row for one in wanted if one is not None for row in one.rows}
-            narrow[node] = _Narrow(_Selected(first.axis, first.size, tuple(sorted(rows))), inputs)
+            narrow[node] = _Narrow(Selected(first.axis, first.size, tuple(sorted(rows))), inputs)
     return dict(reversed(narrow.items()))
 
 
-def _wanted(value: ir.Value, narrow: dict[ir.Node, _Narrow]) -> _Selected | None:
+def _wanted(value: ir.Value, narrow: dict[ir.Node, _Narrow]) -> Selected | None:
     """The rows of `value` that its readers read, or None where one of them reads all, or along another axis."""
     if value.is_graph_output():
         return None
@@ -93,49 +84,14 @@ def _wanted(value: ir.Value, narrow: dict[ir.Node, _Narrow]) -> _Selected | None
         if node in narrow:
             wanted = narrow[node].wanted
             axis = narrow[node].inputs.get(index)
-            found.append(_Selected(axis, wanted.size, wanted.rows) if axis is not None else None)
+            found.append(Selected(axis, wanted.size, wanted.rows) if axis is not None else None)
         else:
-            found.append(_selection(node) if index == 0 else None)
+            found.append(selected_rows(node) if index == 0 else None)
     first = found[0] if found else None
     if first is None or any(one is None or one.axis != first.axis for one in found):
         return None
     rows = sorted({row for one in found if one is not None for row in one.rows})
-    return _Selected(first.axis, first.size, tuple(rows)) if 2 * len(rows) <= first.size else None
-
-
-def _selection(node: ir.Node) -> _Selected | None:
-    """What a Gather, a Slice of one axis or a Split by constants reads of its first input."""
-    value = node.inputs[0]
-    if value is None or value.shape is None or node.op_type not in ("Gather", "Slice", "Split"):
-        return None
-    rank = len(value.shape)
-    if node.op_type == "Slice":
-        bounds = slice_bounds(node)
-        if bounds is None or len(bounds) != 1:
-            return None
-        axis, cut = bounds[0]
-    else:
-        axis, cut = node.attributes.get_int("axis", 0), slice(None)
-    axis %= rank
-    size = value.shape[axis]
-    if not isinstance(size, int):
-        return None
-    if node.op_type == "Gather":
-        indices = integers(node.inputs[1])
-        rows = None if indices is None else [index % size for index in indices]
-    elif node.op_type == "Slice":
-        rows = list(range(size))[cut]
-    else:
-        rows = [row for output, part in _split_rows(node, size) if list(output.uses()) for row in part]
-    return None if rows is None else _Selected(axis, size, tuple(sorted(set(rows))))
-
-
-def _split_rows(node: ir.Node, size: int) -> list[tuple[ir.Value, list[int]]]:
-    sizes = split_sizes(node, size)
-    if sizes is None:
-        return [(output, list(range(size))) for output in node.outputs]
-    ends = np.cumsum(sizes)
-    return [(node.outputs[i], list(range(int(end - sizes[i]), int(end)))) for i, end in enumerate(ends)]
+    return Selected(first.axis, first.size, tuple(rows)) if 2 * len(rows) <= first.size else None
 
 
 def _divide_merged(editor: Editor, model: ir.Model, narrow: dict[ir.Node, _Narrow]) -> int:
@@ -153,7 +109,7 @@ def _divide_merged(editor: Editor, model: ir.Model, narrow: dict[ir.Node, _Narro
 
 
 def _apply(editor: Editor, narrow: dict[ir.Node, _Narrow]) -> None:
-    have: dict[ir.Value, _Selected] = {}  # what the outputs of narrowed nodes hold
+    have: dict[ir.Value, Selected] = {}  # what the outputs of narrowed nodes hold
     picked: dict[tuple[ir.Value, int, tuple[int, ...]], ir.Value] = {}
 
     def pick(before: ir.Node, value: ir.Value, axis: int, rows: Sequence[int], size: int) -> ir.Value:
@@ -189,7 +145,7 @@ def _apply(editor: Editor, narrow: dict[ir.Node, _Narrow]) -> None:
                 _renumber(editor, reader, have[value])
 
 
-def _renumber(editor: Editor, node: ir.Node, held: _Selected) -> None:
+def _renumber(editor: Editor, node: ir.Node, held: Selected) -> None:
     """Let a selection read its rows out of a tensor that holds the rows `held` only."""
     value = node.inputs[0]
     assert value is not None
@@ -203,7 +159,7 @@ def _renumber(editor: Editor, node: ir.Node, held: _Selected) -> None:
     if bounds is not None:
         parts = [(node.outputs[0], list(range(held.size))[bounds[0][1]])]
     else:
-        parts = [(output, rows) for output, rows in _split_rows(node, held.size) if list(output.uses())]
+        parts = [(output, rows) for output, rows in split_rows(node, held.size) if list(output.uses())]
     for output, rows in parts:
         places = [held.rows.index(row) for row in rows]
         whole = places == list(range(len(held.rows)))

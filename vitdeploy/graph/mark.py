@@ -50,14 +50,14 @@ def find_weights(model: ir.Model) -> list[Weights]:
             continue
         # [batch, heads, queries, keys], or with batch and heads in one axis; windows are a factor of the first one.
         windowed = len(shape) > 4 or (len(shape) == 4 and shape[0] != batch)
-        learned = next(_ancestors(attention.query, past_sizes=False), None) is None
+        learned = next(ancestors(attention.query, past_sizes=False), None) is None
         found.append(Weights(attention, queries, keys, windowed, learned))
     return found
 
 
 def patch_grid(weights: Weights) -> tuple[int, int] | None:
     """(rows, columns) of the patches that the keys come from: the size of what the nearest convolution above gives."""
-    for node in _ancestors(weights.attention.key):
+    for node in ancestors(weights.attention.key):
         shape = node.outputs[0].shape if node.op_type == "Conv" else None
         if shape is not None and len(shape) == 4:
             rows, columns = shape[2], shape[3]
@@ -114,7 +114,7 @@ def _picked(node: ir.Node, size: int, rank: int) -> list[int]:
     return list(range(size))[bounds[0][1]]
 
 
-def _ancestors(value: ir.Value, *, past_sizes: bool = True) -> Iterator[ir.Node]:
+def ancestors(value: ir.Value, *, past_sizes: bool = True) -> Iterator[ir.Node]:
     """The nodes that a value is computed from, nearest first. Without `past_sizes`, only those that depend on what an
     input holds: not what a Shape node makes of its size."""
     seen: set[ir.Node] = set()

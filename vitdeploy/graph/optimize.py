@@ -1,9 +1,9 @@
-"""Exact rewrites of a float graph, in the order in which they help each other."""
+"""Rewrites of a float graph, in the order in which they help each other. All but the last one are exact."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import onnx_ir as ir
@@ -14,14 +14,16 @@ from vitdeploy.graph.fold_scale import fold_attention_scale
 from vitdeploy.graph.image_norm import fold_image_normalisation
 from vitdeploy.graph.layer_scale import fold_layer_scale
 from vitdeploy.graph.qkv import merge_qkv, split_qkv
+from vitdeploy.graph.token_merging import merge_tokens
 
 
 @dataclass(frozen=True)
 class OptimizeOptions:
-    """Which rewrites run. Every one is exact up to the rounding of new float32 weights.
+    """Which rewrites run. Every one is exact up to the rounding of new float32 weights, but for `token_merging`.
 
     `qkv`: "merged" gives query, key and value one linear where they read the same tensor, "separate" one each; "keep"
     leaves them as they are, but for the last block where `class_token_only` divides them.
+    `token_merging`: (block, how many tokens remain) each, as in `merge_tokens`.
     """
 
     fold_layer_scale: bool = True
@@ -31,15 +33,23 @@ class OptimizeOptions:
     fold_image_normalisation: bool = True
     class_token_only: bool = True
     qkv: Literal["keep", "merged", "separate"] = "keep"
+    token_merging: tuple[tuple[int, int], ...] = ()
+
+    def exact(self) -> OptimizeOptions:
+        """The same without what changes the function."""
+        return replace(self, token_merging=())
 
 
 def optimize(model: ir.Model, options: OptimizeOptions | None = None) -> dict[str, int]:
-    """Run the chosen rewrites, in place. A second run changes nothing.
+    """Run the chosen rewrites, in place. A second run changes nothing, but tokens cannot be merged twice.
 
     Args:
         model: a graph as `normalise` leaves it: linears as MatMul + Add, constants folded.
 
     Returns: how many places each rewrite that ran has changed, by its name, in the order of the run.
+
+    Raises:
+        GraphError: the tokens cannot be merged, as `merge_tokens` says.
     """
     options = options or OptimizeOptions()
     # LayerScale first: then the projection that takes the value's bias is a plain linear. Folds of merged weights
@@ -53,5 +63,9 @@ def optimize(model: ir.Model, options: OptimizeOptions | None = None) -> dict[st
         "class_token_only": (options.class_token_only, class_token_only),
         "merge_qkv": (options.qkv == "merged", merge_qkv),
         "split_qkv": (options.qkv == "separate", split_qkv),
+        "merge_tokens": (
+            bool(options.token_merging),
+            lambda model: len(merge_tokens(model, dict(options.token_merging))) - 1,
+        ),
     }
     return {name: rewrite(model) for name, (chosen, rewrite) in rewrites.items() if chosen}

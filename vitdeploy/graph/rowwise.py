@@ -7,10 +7,12 @@ An operation is row-wise along an axis of its output if every row of that axis d
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.layout import integers, reshape_sizes, slice_bounds
+from vitdeploy.graph.layout import integers, reshape_sizes, slice_bounds, split_sizes
 
 # Input index -> axis of that input along which the rows lie; inputs that are not named are used whole.
 Rows = dict[int, int]
@@ -23,6 +25,15 @@ _BROADCAST = ("Add", "Sub", "Mul", "Div", "Pow", "Max", "Min", "Where")
 _REDUCTIONS = ("ReduceMean", "ReduceSum", "ReduceL2", "ReduceMax", "ReduceSumSquare")
 
 
+@dataclass(frozen=True)
+class Selected:
+    """The rows of a tensor that are read: `rows`, in rising order, along `axis` of `size` rows."""
+
+    axis: int
+    size: int
+    rows: tuple[int, ...]
+
+
 def rows_of_inputs(node: ir.Node, axis: int, size: int) -> Rows | None:
     """The inputs whose rows correspond to rows of the outputs along `axis` (not negative, of static `size`).
 
@@ -32,11 +43,47 @@ def rows_of_inputs(node: ir.Node, axis: int, size: int) -> Rows | None:
     return rule(node, axis, size) if rule is not None else None
 
 
+def selected_rows(node: ir.Node) -> Selected | None:
+    """What a Gather, a Slice of one axis or a Split by constants reads of its first input."""
+    value = node.inputs[0]
+    if value is None or value.shape is None or node.op_type not in ("Gather", "Slice", "Split"):
+        return None
+    rank = len(value.shape)
+    if node.op_type == "Slice":
+        bounds = slice_bounds(node)
+        if bounds is None or len(bounds) != 1:
+            return None
+        axis, cut = bounds[0]
+    else:
+        axis, cut = node.attributes.get_int("axis", 0), slice(None)
+    axis %= rank
+    size = value.shape[axis]
+    if not isinstance(size, int):
+        return None
+    if node.op_type == "Gather":
+        indices = integers(node.inputs[1])
+        rows = None if indices is None else [index % size for index in indices]
+    elif node.op_type == "Slice":
+        rows = list(range(size))[cut]
+    else:
+        rows = [row for output, part in split_rows(node, size) if list(output.uses()) for row in part]
+    return None if rows is None else Selected(axis, size, tuple(sorted(set(rows))))
+
+
+def split_rows(node: ir.Node, size: int) -> list[tuple[ir.Value, list[int]]]:
+    sizes = split_sizes(node, size)
+    if sizes is None:
+        return [(output, list(range(size))) for output in node.outputs]
+    ends = np.cumsum(sizes)
+    return [(node.outputs[i], list(range(int(end - sizes[i]), int(end)))) for i, end in enumerate(ends)]
+
+
 def _rank(value: ir.Value | None) -> int | None:
     return len(value.shape) if value is not None and value.shape is not None else None
 
 
-def _dim(value: ir.Value | None, axis: int) -> int | None:
+def dim(value: ir.Value | None, axis: int) -> int | None:
+    """The size of one axis where it is known and static."""
     if value is None or value.shape is None or not -len(value.shape) <= axis < len(value.shape):
         return None
     size = value.shape[axis]
@@ -61,10 +108,10 @@ def _broadcast(node: ir.Node, axis: int, size: int) -> Rows | None:
             return None
         if (own_axis := axis - (rank - own)) < 0:
             continue
-        dim = _dim(value, own_axis)
-        if dim not in (1, size):
+        own_size = dim(value, own_axis)
+        if own_size not in (1, size):
             return None
-        if dim == size:
+        if own_size == size:
             rows[i] = own_axis
     return rows or None
 
@@ -104,8 +151,8 @@ def _reshape(node: ir.Node, axis: int, size: int) -> Rows | None:
     rank, out_rank = _rank(node.inputs[0]), _rank(node.outputs[0])
     if rank is None or out_rank is None or reshape_sizes(node) is None:
         return None
-    behind = _product([_dim(node.outputs[0], i) for i in range(axis + 1, out_rank)])
-    before = [_dim(node.inputs[0], i) for i in range(rank)]
+    behind = _product([dim(node.outputs[0], i) for i in range(axis + 1, out_rank)])
+    before = [dim(node.inputs[0], i) for i in range(rank)]
     fits = (own for own in range(rank) if before[own] == size and _product(before[own + 1 :]) == behind)
     own = next(fits, None)
     return {0: own} if behind is not None and own is not None else None

@@ -47,7 +47,7 @@ def token_looks(model: ir.Model, name: str) -> Looks:
         )
     *before, last = found
     tokens, patches = last.keys, grid[0] * grid[1]
-    small = [each for each in found if each.windowed or each.keys < patches]
+    small = [each for each in found if each.windowed or found[0].keys < patches]
     if small:
         raise GraphError(
             f"{name} attends inside windows, so no token's attention covers the image",
@@ -61,6 +61,7 @@ def token_looks(model: ir.Model, name: str) -> Looks:
             f"the attentions of {name} are over different tokens, so there is no one map",
             found=f"queries x keys: {sizes}",
             wanted="the same tokens in every block",
+            fix="explain a bundle made without optimize.token_merging" if tokens < found[0].keys else "",
         )
     prefix = tokens - patches
     rows, reader = _rows_of_interest(model, last, prefix)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import difflib
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -147,7 +148,8 @@ class ExportSection(Section):
 
 
 class OptimizeSection(Section):
-    """Graph rewrites: the exact ones (see `graph.optimize.OptimizeOptions`). This version merges no tokens."""
+    """Graph rewrites: see `graph.optimize.OptimizeOptions`. All are exact but `token_merging`: none, or how many tokens
+    remain behind the attention of which blocks, as {1: 192, 6: 128}."""
 
     fold_layer_scale: bool = True
     fold_attention_scale: bool = True
@@ -156,10 +158,26 @@ class OptimizeSection(Section):
     fold_image_normalisation: bool = True
     class_token_only: bool = True
     qkv: Literal["keep", "merged", "separate"] = "keep"
-    token_merging: Literal["none"] = "none"
+    token_merging: Literal["none"] | dict[int, int] = "none"
+
+    @field_validator("token_merging", mode="before")
+    @classmethod
+    def _schedule(cls, value: Any) -> Any:
+        if value == "none":
+            return value
+        numbers = [*value, *value.values()] if isinstance(value, dict) else []
+        if not numbers or not all(type(number) is int for number in numbers):
+            raise ValueError("input should be none, or block: tokens that remain, as {1: 192, 6: 128}")
+        remaining = [value[block] for block in sorted(value)]
+        if min(value) < 0 or min(remaining) < 1:
+            raise ValueError("blocks count from 0, and at least one token remains")
+        if any(after >= before for before, after in itertools.pairwise(remaining)):
+            raise ValueError("a later block must leave fewer tokens than the one before")
+        return value
 
     def to_options(self) -> OptimizeOptions:
-        return OptimizeOptions(**self.model_dump(exclude={"token_merging"}))
+        merging = () if self.token_merging == "none" else tuple(sorted(self.token_merging.items()))
+        return OptimizeOptions(**self.model_dump(exclude={"token_merging"}), token_merging=merging)
 
 
 class BudgetSection(Section):

@@ -29,12 +29,14 @@ _REWRITES = {
 
 @dataclass(frozen=True)
 class GraphChanges:
-    """One graph: how many nodes it had and has, the largest difference, and each rewrite with its number of places."""
+    """One graph: how many nodes it had and has, the largest difference, and each exact rewrite with its number of
+    places; how many tokens were merged, where any were."""
 
     graph: str
     nodes: str
     difference: str
     rewrites: list[tuple[str, str]]
+    merging: str
 
 
 def graph_changes(report: Mapping[str, Any]) -> list[GraphChanges]:
@@ -50,6 +52,14 @@ def graph_changes(report: Mapping[str, Any]) -> list[GraphChanges]:
                 for name, count in counts.items()
                 if count
             ],
+            _merging(facts.get("token_merging", {}).get(graph)),
         )
         for graph, counts in facts["rewrites"].items()
     ]
+
+
+def _merging(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    steps = [f"{text.number(tokens, 0)} behind block {block}" for block, tokens in found["remaining"].items()]
+    return f"{text.number(found['tokens'], 0)} to {', '.join(steps)}"

@@ -1,4 +1,4 @@
-"""Exact rewrites of the float graph, compared with the graph before."""
+"""Rewrites of the float graph: the exact ones, compared with the graph before; then tokens are merged where asked."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from vitdeploy.graph.io import save_graph
 from vitdeploy.graph.normalise import normalise
 from vitdeploy.graph.optimize import OptimizeOptions
 from vitdeploy.graph.optimize import optimize as rewrite
+from vitdeploy.graph.token_merging import merge_tokens
 from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.stages.files import SEQUENCE_PARTS, copy_labels, write_json
 
@@ -27,11 +28,14 @@ def optimize(
 ) -> dict[str, Any]:
     """Writes every graph rewritten, and optimize.json: what was changed how often, and the difference.
 
+    The difference is that of the exact rewrites. What merging tokens costs is not in it: `verify` measures that.
+
     The files may be of any exporter, and are called by their names here. `image_size` is (height, width), for a file
     that leaves it open.
 
     Raises:
-        UnsafeGraphError, GraphError, MissingFileError: a file is refused, as `admit` says.
+        UnsafeGraphError, GraphError, MissingFileError: a file is refused, as `admit` says; or its tokens cannot be
+            merged as asked.
         ExportError: a rewritten graph is not the same function.
     """
     facts: dict[str, Any] = {"rewrites": {}, "difference": {}, "nodes": {}}
@@ -41,11 +45,9 @@ def optimize(
         if name not in SEQUENCE_PARTS:
             set_image_size(model, image_size)
         before = len(model.graph)
-        counts = {**normalise(model).passes, **rewrite(model, options)}
+        counts = {**normalise(model).passes, **rewrite(model, options.exact())}
         made = out / f"{name}.onnx"
         save_graph(model, made)
-        facts["rewrites"][name] = counts
-        facts["nodes"][name] = [before, len(model.graph)]
         try:
             facts["difference"][name] = compare_graphs(file, made)
         except EngineError as error:
@@ -56,6 +58,13 @@ def optimize(
                 found=error.found,
                 fix="--image-size with the size that it was exported at",
             ) from None
+        if options.token_merging:
+            schedule = dict(options.token_merging)
+            tokens = merge_tokens(model, schedule)[0]
+            save_graph(model, made)
+            facts.setdefault("token_merging", {})[name] = {"tokens": tokens, "remaining": schedule}
+        facts["rewrites"][name] = counts
+        facts["nodes"][name] = [before, len(model.graph)]
     progress("optimize", len(graphs), len(graphs))
     copy_labels(next(iter(graphs.values())).parent, out)
     write_json(out / "optimize.json", facts)
