@@ -25,6 +25,7 @@ import argparse
 import json
 import shlex
 import sys
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,8 @@ class Bench:
             return record
         batch, streams = measure.SCENARIOS["streams"].batch, measure.SCENARIOS["streams"].streams
         found = self._child("kernels.py", folder, {"run": record["run"], "batch": batch, "streams": streams})
-        return {**record, **found}
+        # Tells this artifact from another one made later under the same name, which its measurements are not of.
+        return {**record, **found, "id": uuid.uuid4().hex}
 
     def usable(self) -> dict[str, dict[str, Any]]:
         """The records of the artifacts that run, by name."""
@@ -117,15 +119,24 @@ class Bench:
 
     def measure(self) -> None:
         for name in self.options.scenarios:
-            runs = {artifact: record["run"] for artifact, record in self.usable().items()}
-            if not runs:
+            usable = self.usable()
+            if not usable:
                 continue
-            session = measure.run(
-                measure.SCENARIOS[name], runs, self.options.rounds, self.options.threads, self._progress
-            )
+            runs = {artifact: record["run"] for artifact, record in usable.items()}
+            ids = {artifact: record["id"] for artifact, record in usable.items()}
+            rounds, threads = self.options.rounds, self.options.threads
+            session = measure.run(measure.SCENARIOS[name], runs, ids, rounds, threads, self._progress)
             file = self._sessions(name)
             before = read(file) if self.options.append and file.is_file() else []
             write(file, [*before, session])
+
+    def _valid(self, sessions: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The sessions without the measurements of artifacts that have been made again since."""
+        ids = {entry.name: self.record(entry).get("id") for entry in CATALOG}
+        return [
+            {**each, "entries": {k: v for k, v in each["entries"].items() if ids[k] is not None and v["id"] == ids[k]}}
+            for each in sessions
+        ]
 
     def _sessions(self, scenario: str) -> Path:
         return self.folder / f"measured-{scenario}.json"
@@ -150,7 +161,7 @@ class Bench:
 
     def results(self) -> dict[str, Any]:
         measured = {
-            name: measure.summary(scenario, read(self._sessions(name)), self.options.threads)
+            name: measure.summary(scenario, self._valid(read(self._sessions(name))), self.options.threads)
             for name, scenario in measure.SCENARIOS.items()
             if self._sessions(name).is_file()
         }

@@ -44,11 +44,15 @@ SCENARIOS = {
 def run(
     scenario: Scenario,
     runs: Mapping[str, Mapping[str, Any]],
+    ids: Mapping[str, str],
     rounds: int,
     threads: int,
     progress: Callable[[str, int, int], None],
 ) -> dict[str, Any]:
-    """One contest of the artifacts, by name how they are run; the answer is JSON-ready, every query in it."""
+    """One contest of the artifacts, by name how they are run and which they are.
+
+    The answer is JSON-ready, with every query in it.
+    """
     contestants = [
         Contestant(name, "", "", (sys.executable, str(WORKER)), {**request, "streams": scenario.streams})
         for name, request in runs.items()
@@ -58,7 +62,7 @@ def run(
         "load_average": contest.load_average,
         "cpus": contest.cpus,
         "rounds": rounds,
-        "entries": {entry.artifact: _encoded(entry, scenario) for entry in contest.entries},
+        "entries": {e.artifact: {"id": ids[e.artifact], **_encoded(e, scenario)} for e in contest.entries},
     }
 
 
