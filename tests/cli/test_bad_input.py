@@ -568,9 +568,9 @@ def classifier(b, x):
 def bare(tmp_path):
     """Save a classifier of images as somebody else's tool would; `change(b, x)` is put in front of it."""
 
-    def bare(change=lambda b, x: x, domains=()):
+    def bare(change=lambda b, x: x, domains=(), shape=("n", 3, 8, 8)):
         b = Builder(opset=18)
-        logits = classifier(b, change(b, b.input("pixels", ["n", 3, 8, 8])))
+        logits = classifier(b, change(b, b.input("pixels", shape)))
         onnx.save(b.model(logits, domains=domains), tmp_path / "bare.onnx")
         return "quantize", "bare.onnx", "-o", "out", "--num-samples", 9
 
@@ -585,6 +585,18 @@ def test_a_bare_graph_is_quantized_with_what_is_assumed_of_it_said(run, bare, im
     assert len(document["int8"]) + len(document["float"]) == 2
     assert "does not say how images are prepared: / 255 and a plain resize are assumed" in done.stderr
     assert run("compile", "out", "--target", target, "-o", "engine").returncode == 0
+
+
+def test_a_bare_graph_of_a_fixed_batch_and_an_open_size(run, refused, bare, images, small_export):
+    command = (*bare(shape=(2, 3, "height", "width")), "--data", images(), "--target", "openvino-cpu")
+    refused(2, "VD2202", *command, says=["--image-size"])
+    done = run(*command, "--image-size", 8, "--json")
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["calibration_images"]) == (0, 8)
+    assert document["warnings"] == ["1 of 9 calibration images are left out: the graph has the batch 2."]
+    done = run("quantize", small_export, *command[2:], "--image-size", 8)
+    assert done.returncode == 2
+    assert "has its image size already; leave out --image-size" in done.stderr
 
 
 def test_a_graph_that_is_quantized_already(refused, bare, images, recipe):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vitdeploy.cli.console import Console, Number, output_options
+from vitdeploy.cli.sources import ImageSize
 
 if TYPE_CHECKING:
     from vitdeploy.search.mixed import Mixed
@@ -41,6 +42,7 @@ LISTED = 8
 )
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Choice of the images.")
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
+@click.option("--image-size", type=ImageSize(), help="Where a bare .onnx file leaves it open: 384, or 256x320 (HxW).")
 @output_options
 def command(
     console: Console,
@@ -56,6 +58,7 @@ def command(
     latency_table: Path | None,
     seed: int,
     skip_bad: bool,
+    image_size: tuple[int, int] | None,
 ) -> None:
     """A float graph to INT8 for one target, with calibration images.
 
@@ -91,9 +94,11 @@ def command(
         require_runtime(target)
     given = file = find_graph(graph)
     mixed, costs = None, None
+    if image_size is not None and is_ours(given):
+        raise click.UsageError(f"{given} has its image size already; leave out --image-size")
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder, console:
         if not is_ours(given):
-            file, notes = import_foreign(given, Path(folder), console.progress)
+            file, notes = import_foreign(given, Path(folder), console.progress, image_size)
             for note in notes:
                 console.note(note)
         metadata = graph_metadata(file)

@@ -16,13 +16,17 @@ from vitdeploy.quantize.already import refuse_quantized
 OPSET = 20
 
 
-def import_foreign(file: Path, out: Path, progress: Progress = silent) -> tuple[Path, tuple[str, ...]]:
+def import_foreign(
+    file: Path, out: Path, progress: Progress = silent, image_size: tuple[int, int] | None = None
+) -> tuple[Path, tuple[str, ...]]:
     """Writes what `vitdeploy export FILE` does, with the batch that the file has; errors of it come through.
+
+    `image_size` is (height, width), for a file that leaves it open.
 
     Returns: the graph written, and what was assumed of the file, a line each.
     """
     refuse_quantized(load_graph(file), str(file))
-    batch = fixed_batch(graph_spec(import_graph(file).model, MODEL_FILE))
-    origin = find_origin(Source(model=str(file)))
+    batch = fixed_batch(graph_spec(import_graph(file, image_size).model, MODEL_FILE))
+    origin = find_origin(Source(model=str(file), image_size=image_size))
     export(origin, ExportConfig(file.stem[:64], OPSET, batch, True), out, progress)
     return out / MODEL_FILE, origin.notes
