@@ -15,7 +15,7 @@ import numpy as np
 
 from vitdeploy.quantize.prepare import Mends
 from vitdeploy.runtime.runner import Array
-from vitdeploy.search.expected import Expected, expected_loss
+from vitdeploy.search.expected import Expected
 from vitdeploy.search.latency import LatencyTable
 from vitdeploy.search.layer_graph import Shape
 from vitdeploy.search.sensitivity import Sensitivity, mean_interval
@@ -196,17 +196,10 @@ class _Search:
     def _foretold(self) -> Reached:
         """Errors of layers are nearly independent: their powers add up, and so do small distances."""
         share = sum(self.costs.values()) / self.total
-        return Reached(self.int8.distance * share, self._expected(self.answers, share))
+        return Reached(self.int8.distance * share, self.trials.whole.expected(self.answers, share))
 
     def _reached(self, answers: Mapping[str, Array]) -> Reached:
-        return Reached(float(self.trials.whole.distance(answers).mean()), self._expected(answers))
-
-    def _expected(self, answers: Mapping[str, Array], share: float = 1.0) -> Expected | None:
-        yardstick = self.trials.whole
-        if yardstick.task != "classification":
-            return None
-        [(name, wanted)] = yardstick.answers.items()
-        return expected_loss(answers[name], wanted, share)
+        return Reached(float(self.trials.whole.distance(answers).mean()), self.trials.whole.expected(answers))
 
     @property
     def bounded(self) -> bool:

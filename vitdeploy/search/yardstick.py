@@ -5,6 +5,7 @@ Never evaluation images: what was chosen by them could not be judged by them any
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 
 from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.search.expected import Expected, expected_loss
 from vitdeploy.spec import PreprocessSpec, Task
 from vitdeploy.verify.agreement import kl_divergence
 
@@ -31,6 +33,13 @@ class Yardstick:
         """
         self.pixels, self.preprocess, self.task, self.batch = pixels, preprocess, task, batch
         self.answers = self.ask(runner)
+
+    def first(self, count: int) -> Yardstick:
+        """Of the first images alone."""
+        some = copy.copy(self)
+        some.pixels = self.pixels[:count]
+        some.answers = {name: answers[:count] for name, answers in self.answers.items()}
+        return some
 
     def ask(self, runner: Runner) -> dict[str, Array]:
         """The outputs of a loaded runner for all images by name, [images, ...] each."""
@@ -61,6 +70,13 @@ class Yardstick:
             return kl_divergence(self.answers[name].astype(np.float64), answers[name].astype(np.float64))
         errors = [_relative(answers[name], wanted) for name, wanted in self.answers.items() if wanted.dtype.kind == "f"]
         return np.asarray(np.mean(errors, axis=0))
+
+    def expected(self, answers: Mapping[str, Array], share: float = 1.0) -> Expected | None:
+        """What a classifier's answers are expected to keep (see `expected_loss`); None for any other task."""
+        if self.task != "classification":
+            return None
+        [(name, wanted)] = self.answers.items()
+        return expected_loss(answers[name], wanted, share)
 
 
 def _relative(found: Array, wanted: Array) -> npt.NDArray[np.float64]:

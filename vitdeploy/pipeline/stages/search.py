@@ -7,27 +7,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from vitdeploy.data.folder import Sample
-from vitdeploy.data.pixels import batches
-from vitdeploy.graph.io import fixed_batch, get_metadata, graph_spec, load_graph
+from vitdeploy.graph.io import load_graph
 from vitdeploy.pipeline.progress import Progress, silent
-from vitdeploy.pipeline.stages.files import MODEL_FILE, read_json, write_json
+from vitdeploy.pipeline.stages.files import read_json, write_json
+from vitdeploy.pipeline.stages.score import float_yardstick
 from vitdeploy.quantize.statistics import load_statistics
 from vitdeploy.report.html import render_sensitivity
-from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.search.latency import load_table, measure_latencies
 from vitdeploy.search.mixed import Mixed, choose_mends, shapes_to_time
 from vitdeploy.search.sensitivity import Sensitivity, measure_sensitivity
 from vitdeploy.search.trials import Trials, opened
-from vitdeploy.search.yardstick import Yardstick
 from vitdeploy.spec import Budget, decode, encode
 
 SENSITIVITY_FILE, SENSITIVITY_PAGE = "sensitivity.json", "sensitivity.html"
 LATENCY_FILE, MIXED_FILE = "latency.json", "mixed.json"
 # Every question about a layer is a pass over so many images; their ranks are steady from some tens on.
-IMAGES, BATCH = 32, 8
+IMAGES = 32
 
 
 @dataclass(frozen=True)
@@ -90,16 +86,9 @@ def _trials(
     config: SearchConfig, graph: Path, statistics: Path, samples: Sequence[Sample], progress: Progress
 ) -> Iterator[Trials]:
     """On all samples the questions about all layers at once, on the first of them those about single layers."""
-    model = load_graph(graph)
-    metadata = get_metadata(model, str(graph))
-    batch = fixed_batch(graph_spec(model, MODEL_FILE)) or BATCH
-    pixels = np.concatenate(list(batches(samples, metadata.images, BATCH)))
     progress("open the layers", 0, 1)
-    with OnnxRuntimeRunner(graph, name="the float graph", batch=batch) as runner:
-        whole = Yardstick(runner, pixels, metadata.images, metadata.task, batch=batch)
-        yardstick = Yardstick(runner, pixels[:IMAGES], metadata.images, metadata.task, batch=batch)
-    known = load_statistics(statistics)
-    with opened(model, known, config.target, yardstick, config.ignore, whole) as trials:
+    model, known, whole = load_graph(graph), load_statistics(statistics), float_yardstick(graph, samples)
+    with opened(model, known, config.target, whole.first(IMAGES), config.ignore, whole) as trials:
         progress("open the layers", 1, 1)
         yield trials
 
