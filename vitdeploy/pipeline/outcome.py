@@ -63,7 +63,7 @@ def _gates(job: Job, artifacts: Mapping[str, Artifact], bench: dict[str, Any]) -
     gates = {}
     for candidate in candidates(job):
         accuracy = accuracy_gate(Comparison.of(verified(artifacts, candidate)), budget)
-        size, row = _size(artifacts, candidate), rows[candidate.artifact]
+        size, row = engine_bytes(artifacts, candidate), rows[candidate.artifact]
         gates[candidate.artifact] = engine_gate(accuracy, budget, size, row)
     return gates
 
@@ -72,7 +72,7 @@ def verified(artifacts: Mapping[str, Artifact], candidate: Candidate) -> dict[st
     return dict(read_json(artifacts[candidate.step("verify")].path / "verify.json"))
 
 
-def _size(artifacts: Mapping[str, Artifact], candidate: Candidate) -> int:
+def engine_bytes(artifacts: Mapping[str, Artifact], candidate: Candidate) -> int:
     """Bytes of what the runtime loads."""
     folder = artifacts[candidate.step("compile")].path
     return sum((folder / file).stat().st_size for file in read_engine(folder).files)
@@ -97,7 +97,6 @@ def _report(
 ) -> dict[str, Any]:
     exported = read_json(artifacts[EXPORT].path / "export.json")
     digests, checkpoint = job.origin.digests, _checkpoint(job)
-    data = job.recipe.data
     return {
         "format": 1,
         "name": job.recipe.name,
@@ -116,16 +115,8 @@ def _report(
         "export": {key: exported[key] for key in ("opset", "ir_version", "bytes", "parity", "tolerance")},
         "optimize": read_json(artifacts[OPTIMIZE].path / "optimize.json"),
         "calibration": {**found, "digest": job.data.calibration_digest} if (found := _calibration(artifacts)) else None,
-        "data": {
-            "path": data.path,
-            "labels": data.labels,
-            "noun": job.kit.noun,
-            "evaluation_images": len(job.data.evaluation),
-            "calibration_images": len(job.data.calibration),
-            "skipped": len(job.data.skipped),
-            **job.data.facts,
-        },
-        "engines": [_engine(artifacts, candidate, gates[candidate.artifact]) for candidate in candidates(job)],
+        "data": data_facts(job),
+        "engines": [engine_facts(artifacts, candidate, gates[candidate.artifact]) for candidate in candidates(job)],
         "bench": bench,
         "examples": examples,
         "environment": {**describe_host(), **tool_versions(TOOLS)},
@@ -136,6 +127,20 @@ def _report(
             "tools": tool_versions(TOOLS),
             "files": [encode(entry) for entry in _provenance_files(artifacts)],
         },
+    }
+
+
+def data_facts(job: Job) -> dict[str, Any]:
+    """The samples in report.json."""
+    data = job.recipe.data
+    return {
+        "path": data.path,
+        "labels": data.labels,
+        "noun": job.kit.noun,
+        "evaluation_images": len(job.data.evaluation),
+        "calibration_images": len(job.data.calibration),
+        "skipped": len(job.data.skipped),
+        **job.data.facts,
     }
 
 
@@ -152,7 +157,8 @@ def _provenance_files(artifacts: Mapping[str, Artifact]) -> list[Any]:
     return found
 
 
-def _engine(artifacts: Mapping[str, Artifact], candidate: Candidate, gate: Gate) -> dict[str, Any]:
+def engine_facts(artifacts: Mapping[str, Artifact], candidate: Candidate, gate: Gate) -> dict[str, Any]:
+    """One engine in report.json."""
     engine = read_engine(artifacts[candidate.step("compile")].path)
     return {
         "artifact": candidate.artifact,
@@ -160,7 +166,7 @@ def _engine(artifacts: Mapping[str, Artifact], candidate: Candidate, gate: Gate)
         "precision": engine.precision,
         "provider": engine.provider,
         "shipped": candidate.shipped,
-        "bytes": _size(artifacts, candidate),
+        "bytes": engine_bytes(artifacts, candidate),
         "kernels": engine.kernels,
         "verify": verified(artifacts, candidate),
         "quantization": _quantization(artifacts, candidate),

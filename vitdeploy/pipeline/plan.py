@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,16 +76,25 @@ def candidates(job: Job) -> list[Candidate]:
 
 def make_plan(job: Job) -> list[Step]:
     """All storable steps of a job; measuring and bundling come after them and are never stored."""
+    contenders = candidates(job)
+    return [*engine_plan(job, contenders), *judge_plan(job, contenders)]
+
+
+def engine_plan(job: Job, contenders: Sequence[Candidate]) -> list[Step]:
+    """From the original to the compiled engines of some candidates."""
     steps = [_export(job), _optimize(job)]
-    if job.recipe.precision in QUANTIZED:
+    if any(candidate.precision in QUANTIZED for candidate in contenders):
         steps.append(_calibrate(job))
-    for candidate in candidates(job):
+    for candidate in contenders:
         if candidate.precision == "mixed":
             steps.append(_search(job, candidate))
         steps += [_place(candidate), _compile(job, candidate)]
-    steps.append(_reference(job))
-    steps += [_verify(job, candidate) for candidate in candidates(job)]
     return steps
+
+
+def judge_plan(job: Job, contenders: Sequence[Candidate]) -> list[Step]:
+    """The answers of the original, and of compiled engines, to the evaluation samples."""
+    return [_reference(job), *(_verify(job, candidate) for candidate in contenders)]
 
 
 def _original(origin: Origin) -> dict[str, Any]:
@@ -159,7 +168,7 @@ def _search(job: Job, candidate: Candidate) -> Step:
         {**asdict(config), "min_agreement": budget.min_agreement, "max_drop": budget.max_drop},
         (OPTIMIZE, CALIBRATE),
         {"images": job.data.calibration_digest},
-        {**_target_tools(candidate), **tool_versions(("onnxruntime", "onnx-ir", "pillow", "numpy", "scipy"))},
+        {**target_tools(candidate.target), **tool_versions(("onnxruntime", "onnx-ir", "pillow", "numpy", "scipy"))},
         measured=True,
     )
 
@@ -200,7 +209,7 @@ def _compile(job: Job, candidate: Candidate) -> Step:
         write,
         {"target": candidate.target, "batch": batch},
         (candidate.step("place"),),
-        tools=_target_tools(candidate),
+        tools=target_tools(candidate.target),
         version=2,
     )
 
@@ -243,11 +252,11 @@ def _verify(job: Job, candidate: Candidate) -> Step:
         {"preprocess": encode(job.origin.preprocess), "postprocess": encode(job.origin.postprocess)},
         (candidate.step("compile"), REFERENCE),
         {"samples": job.data.evaluation_digest},
-        {**_target_tools(candidate), **tool_versions(("pillow", "numpy", "scipy", "pycocotools"))},
+        {**target_tools(candidate.target), **tool_versions(("pillow", "numpy", "scipy", "pycocotools"))},
         version=2,
     )
 
 
-def _target_tools(candidate: Candidate) -> dict[str, str]:
+def target_tools(target: str) -> dict[str, str]:
     """An engine belongs to its runtime's version and to this machine."""
-    return {**tool_versions((TARGETS[candidate.target].package,)), "host": str(describe_host())}
+    return {**tool_versions((TARGETS[target].package,)), "host": str(describe_host())}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from platformdirs import user_cache_path
@@ -29,12 +29,21 @@ def run_plan(
     resume: bool,
     progress: Progress,
     finished: Callable[[Step, bool], None] = lambda step, reused: None,
+    artifacts: Mapping[str, Artifact] | None = None,
+    fresh: set[str] | None = None,
 ) -> dict[str, Artifact]:
-    """The artifact of every step, by step name. `finished` hears of each step and whether it was reused."""
-    artifacts: dict[str, Artifact] = {}
+    """The artifact of every step, by step name.
+
+    Args:
+        resume: reuse what earlier runs have stored.
+        finished: hears of each step and whether it was reused.
+        artifacts: those of steps before the plan, which the result holds too.
+        fresh: keys of what this run has made, which it reuses in any case; plans after this one take the same set.
+    """
+    artifacts, fresh = dict(artifacts or {}), set() if fresh is None else fresh
     for step in plan:
         key = step_key(step, artifacts)
-        found = store.find(key) if resume else None
+        found = store.find(key) if resume or key in fresh else None
         if found is None:
             if not resume:
                 store.remove(key)
@@ -48,6 +57,7 @@ def run_plan(
                 step.tools,
                 lambda out, s=step, k=kept: s.write(artifacts, out, progress, **k),  # type: ignore[misc]
             )
+            fresh.add(key)
             finished(step, False)
         else:
             finished(step, True)

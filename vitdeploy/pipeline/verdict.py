@@ -50,18 +50,19 @@ def decide(
     With a budget that is an engine whose gate passes; without one, an engine that does not provably lose accuracy.
     """
     latency = {row["artifact"]: float(row["latency_ms"]["p50"]) for row in results}
-    allowed = [c for c in candidates if _keeps_answers(gates[c.artifact], verified[c.artifact])]
+    allowed = [c for c in candidates if keeps_answers(gates[c.artifact], verified[c.artifact])]
     names = [ORIGINAL, *(c.artifact for c in allowed)]
     recommended = min(names, key=lambda name: latency[name])
     shipped = [c for c in candidates if c.shipped]
     gate = _best([gates[c.artifact] for c in shipped])
-    remarks = [_kept(recommended, verified[recommended])] if recommended != ORIGINAL else []
+    remarks = [kept(recommended, verified[recommended])] if recommended != ORIGINAL else []
     for candidate in shipped:
         remarks += _remarks(candidate, gates[candidate.artifact], verified[candidate.artifact], ratios)
-    return Verdict(_sentence(recommended, ratios), tuple(remarks), recommended, gate)
+    return Verdict(sentence(recommended, ratios), tuple(remarks), recommended, gate)
 
 
-def _keeps_answers(gate: Gate, verified: Mapping[str, Any]) -> bool:
+def keeps_answers(gate: Gate, verified: Mapping[str, Any]) -> bool:
+    """Whether an engine's answers may be shipped: they meet the budget, or without one nothing is provably lost."""
     return gate.status == "pass" or (gate.status == "none" and not _provably_loses(verified))
 
 
@@ -78,17 +79,19 @@ def _best(gates: Sequence[Gate]) -> Gate:
     return gates[0]
 
 
-def _sentence(recommended: str, ratios: Sequence[Mapping[str, Any]]) -> str:
+def sentence(recommended: str, ratios: Sequence[Mapping[str, Any]]) -> str:
+    """What to ship, and how much faster than the original that is."""
     if recommended == ORIGINAL:
         return "Keep the original: no engine is faster and keeps its answers."
-    ratio = _find(ratios, recommended, ORIGINAL)
+    ratio = find_ratio(ratios, recommended, ORIGINAL)
     if ratio is None:
         return f"Ship {recommended}."
     low, high = 1 / ratio["ci95"][1], 1 / ratio["ci95"][0]
     return f"Ship {recommended}: {1 / ratio['ratio']:.2f} times as fast as the original [{low:.2f}, {high:.2f}]."
 
 
-def _kept(recommended: str, verified: Mapping[str, Any]) -> str:
+def kept(recommended: str, verified: Mapping[str, Any]) -> str:
+    """How much of the original's answers and accuracy an engine keeps."""
     low, high = verified["agreement_ci95"]
     kept = f"{recommended} gives {verified['agreement']:.2f} % of the original's answers [{low:.2f}, {high:.2f}]"
     if verified["drop"] is None:
@@ -102,7 +105,7 @@ def _remarks(
 ) -> list[str]:
     """What speaks against an engine that was asked for; nothing where it is faster and keeps the answers."""
     remarks = []
-    name, ratio = candidate.precision.upper(), _find(ratios, candidate.artifact, f"{candidate.target}-fp32")
+    name, ratio = candidate.precision.upper(), find_ratio(ratios, candidate.artifact, f"{candidate.target}-fp32")
     if ratio is not None and ratio["ci95"][0] > 1:
         remarks.append(
             f"{name} is slower than FP32 on {candidate.target} (latency ratio {ratio['ratio']:.2f}): ship FP32 there."
@@ -125,5 +128,6 @@ def _plain(value: float) -> str:
     return f"{value + 0.0 if abs(value) >= 0.005 else 0.0:.2f}"
 
 
-def _find(ratios: Sequence[Mapping[str, Any]], a: str, b: str) -> Mapping[str, Any] | None:
+def find_ratio(ratios: Sequence[Mapping[str, Any]], a: str, b: str) -> Mapping[str, Any] | None:
+    """The measured ratio of two latencies, None where the pair was not compared."""
     return next((r for r in ratios if r["a"] == a and r["b"] == b and r["metric"] == "latency"), None)
