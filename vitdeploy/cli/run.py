@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vitdeploy.cli.console import Console, human_bytes, interval, output_options
+from vitdeploy.cli.steps import tell_finished
 
 if TYPE_CHECKING:
     from vitdeploy.pipeline.job import Job
-    from vitdeploy.pipeline.plan import Step
 
 
 @click.command("run")
@@ -72,7 +72,9 @@ def command(
                 store,
                 resume=resume,
                 progress=progress,
-                finished=functools.partial(_finished, console, job, several),
+                finished=lambda step, reused, job=job: tell_finished(  # type: ignore[misc]
+                    console, _at(job, step.name, several), step, reused
+                ),
             )
             outcomes.append(conclude(job, artifacts, bench_job(job, artifacts, progress)))
         report = write_run(outcomes, loaded, out)
@@ -102,14 +104,6 @@ def _at(job: Job, text: str, several: bool) -> str:
 
 def _progress(console: Console, job: Job, several: bool, text: str, done: int, total: int) -> None:
     console.progress(_at(job, text, several), done, total)
-
-
-def _finished(console: Console, job: Job, several: bool, step: Step, reused: bool) -> None:
-    """A step for -v; times that were measured earlier are never used without a word."""
-    name = _at(job, step.name, several)
-    if step.measured and reused:
-        console.note(f"{name}: chosen by times that were measured earlier on this device; --no-resume measures again")
-    console.detail(f"{'reused' if reused else 'made'} {name}")
 
 
 def _table(report: dict[str, Any]) -> list[str]:

@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from vitdeploy.report import changes, lookup, measures, quantization, table, text
+from vitdeploy.report import changes, lookup, measures, quantization, table, text, tuning
 from vitdeploy.report.plots import render_plots
 from vitdeploy.report.svg import Plot
 
@@ -93,6 +93,23 @@ def render_sensitivity(sensitivity: dict[str, Any], name: str) -> str:
     )
 
 
+def render_tuning(document: dict[str, Any], recipe: str) -> str:
+    """The page of a search. `document` is the content of tune.json, `recipe` the file of what to ship; both are taken
+    as untrusted."""
+    report = text.cleaned(document)
+    return (
+        _environment()
+        .get_template("tuning_page.html.jinja")
+        .render(
+            **_judged(report),
+            pareto=_shown(tuning.pareto_plot(report)),
+            variants=tuning.variant_rows(report),
+            schedules=tuning.schedule_rows(report),
+            recipe="\n".join(text.clean(line) for line in recipe.splitlines()),
+        )
+    )
+
+
 def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -121,20 +138,11 @@ def _context(report: dict[str, Any], images: Mapping[str, bytes]) -> dict[str, A
     """Everything that the template shows."""
     examples = _examples(report, images)
     return {
-        "report": report,
-        "gate": table.gate(report["verdict"]["gate"]),
+        **_judged(report),
         "gate_of": table.gate,
-        "headline": table.headline(report),
-        "rows": table.main_rows(report),
-        "benched": bool(lookup.bench_results(report)),
-        "metric": measures.metric(report),
-        "agreement_of": measures.agreement_of(report),
-        "counts_nothing": measures.counts_nothing(report),
         "measures": measures.columns(report),
         "changes": changes.graph_changes(report),
-        "noun": report["data"]["noun"],
         "bars": _BARS.get(report["task"]),
-        "plots": [_shown(plot) for plot in render_plots(report)],
         "quantized": quantization.quantized_engines(report),
         "shown": quantization.SHOWN,
         "examples": examples,
@@ -142,6 +150,22 @@ def _context(report: dict[str, Any], images: Mapping[str, bytes]) -> dict[str, A
         "differing": sum(example.disagreements > 0 for example in examples),
         "recipe": json.dumps(report["provenance"]["recipe"], indent=2, ensure_ascii=False),
         "digests": _digests(report),
+    }
+
+
+def _judged(report: dict[str, Any]) -> dict[str, Any]:
+    """The verdict, and every engine against the original: of a run and of a search."""
+    return {
+        "report": report,
+        "gate": table.gate(report["verdict"]["gate"]),
+        "headline": table.headline(report),
+        "rows": table.main_rows(report),
+        "benched": bool(lookup.bench_results(report)),
+        "metric": measures.metric(report),
+        "agreement_of": measures.agreement_of(report),
+        "counts_nothing": measures.counts_nothing(report),
+        "noun": report["data"]["noun"],
+        "plots": [_shown(plot) for plot in render_plots(report)],
     }
 
 

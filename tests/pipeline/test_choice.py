@@ -1,0 +1,99 @@
+"""Which finalist is chosen: a test in a fixed order, then speed, then nearness."""
+
+import pytest
+
+from vitdeploy.pipeline.tuning.choice import Finalist, choose
+from vitdeploy.pipeline.tuning.variants import Variant
+from vitdeploy.verify.gate import Gate
+
+PASS, FAIL, NONE = Gate("pass"), Gate("fail", ("drop 3.00 points [2.00, 4.00], budget 1",)), Gate("none")
+UNDECIDED = Gate("undecided", ("drop 0.90 points; undecided: needs about 9,000 images",))
+
+
+def finalist(precision, distance, p50, accuracy=PASS, gate=None, drop=(-0.5, 0.5)):
+    verified = {
+        "agreement": 99.0,
+        "agreement_ci95": (98.0, 99.5),
+        "drop": 0.0 if drop else None,
+        "drop_ci95": drop,
+        "metric": "top-1",
+    }
+    variant = Variant("openvino-cpu", precision)
+    return Finalist(variant, distance, verified, accuracy, accuracy if gate is None else gate, p50)
+
+
+def ratios(*finalists, spread=0.01):
+    latencies = {"original": 100.0, **{each.name: each.latency_ms for each in finalists}}
+    return [
+        {
+            "a": a,
+            "b": b,
+            "metric": "latency",
+            "ratio": (ratio := latencies[a] / latencies[b]),
+            "ci95": [ratio * (1 - spread), ratio * (1 + spread)],
+        }
+        for a in latencies
+        for b in latencies
+        if a != b
+    ]
+
+
+def test_the_fastest_that_is_confirmed():
+    slow, fast = finalist("fp32", 0.0, 20.0), finalist("int8", 0.1, 10.0)
+    found = choose([fast, slow], ratios(slow, fast))
+    assert (found.best, found.gate, found.stopped) == (fast, PASS, None)
+    assert found.confirmed == (slow.name, fast.name)
+    assert found.sentence == "Ship openvino-cpu-int8: 10.00 times as fast as the original [9.90, 10.10]."
+    assert found.remarks[0].startswith(
+        "openvino-cpu-int8 gives 99.00 % of the original's answers [98.00, 99.50]; top-1"
+    )
+
+
+@pytest.mark.parametrize("gate", [FAIL, UNDECIDED])
+def test_what_comes_after_the_first_that_is_not_confirmed_is_not_considered(gate):
+    near, unsure, far = finalist("fp32", 0.0, 20.0), finalist("mixed", 0.1, 15.0, gate), finalist("int8", 0.2, 10.0)
+    found = choose([far, near, unsure], ratios(near, unsure, far))
+    assert (found.best, found.confirmed, found.stopped) == (near, (near.name,), unsure.name)
+    assert found.remarks[1] == (
+        f"openvino-cpu-mixed is not confirmed: {gate.reasons[0]}. "
+        "What is further from the original is not considered: openvino-cpu-int8."
+    )
+
+
+def test_without_a_budget_what_provably_loses_accuracy_is_not_confirmed():
+    near, loses = finalist("fp32", 0.0, 20.0, NONE), finalist("int8", 0.1, 10.0, NONE, drop=(0.25, 1.0))
+    found = choose([near, loses], ratios(near, loses))
+    assert (found.best, found.gate, found.stopped) == (near, NONE, loses.name)
+    assert found.remarks[1] == "openvino-cpu-int8 is not confirmed: it loses 0.00 points of top-1 [0.25, 1.00]."
+
+
+def test_without_labels_nothing_is_provably_lost():
+    near, fast = finalist("fp32", 0.0, 20.0, NONE, drop=None), finalist("int8", 0.1, 10.0, NONE, drop=None)
+    assert choose([near, fast], ratios(near, fast)).best is fast
+
+
+def test_of_those_that_are_not_provably_slower_the_nearest():
+    near, fast = finalist("fp32", 0.0, 10.4), finalist("int8", 0.1, 10.0)
+    assert choose([near, fast], ratios(near, fast, spread=0.1)).best is near
+    assert choose([near, fast], ratios(near, fast, spread=0.01)).best is fast
+
+
+def test_one_that_is_too_slow_is_confirmed_but_not_chosen():
+    slow = Gate("fail", ("p50 latency 20 ms, budget 15",))
+    near, fast = finalist("fp32", 0.0, 20.0, PASS, slow), finalist("int8", 0.1, 10.0)
+    found = choose([near, fast], ratios(near, fast))
+    assert (found.best, found.confirmed) == (fast, (near.name, fast.name))
+
+
+def test_where_all_are_too_slow_the_best_found_is_the_fastest_of_the_confirmed():
+    slow = Gate("fail", ("p50 latency 10 ms, budget 5",))
+    near, fast = finalist("fp32", 0.0, 20.0, PASS, slow), finalist("int8", 0.1, 10.0, PASS, slow)
+    found = choose([near, fast], ratios(near, fast))
+    assert (found.best, found.gate) == (fast, slow)
+    assert found.sentence == "Nothing is proven to meet the budget; the best is openvino-cpu-int8."
+
+
+def test_where_none_is_confirmed_the_best_found_is_the_nearest():
+    near, far = finalist("fp32", 0.0, 20.0, UNDECIDED), finalist("int8", 0.1, 10.0, FAIL)
+    found = choose([far, near], ratios(near, far))
+    assert (found.best, found.gate, found.confirmed) == (near, UNDECIDED, ())

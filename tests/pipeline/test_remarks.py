@@ -1,0 +1,45 @@
+"""What the screening says in words."""
+
+import pytest
+
+from vitdeploy.pipeline.tuning.remarks import remarks
+from vitdeploy.pipeline.tuning.variants import Variant
+
+FP32, BF16, INT8 = (Variant("openvino-cpu", precision) for precision in ("fp32", "bf16", "int8"))
+MERGED = Variant("openvino-cpu", "int8", ((1, 192), (6, 128)))
+
+
+def rounds(median, jitter=0.0):
+    return [median * (1 + jitter * (-1) ** i) for i in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("int8", "jitter", "said"),
+    [
+        (5.0, 0.0, []),
+        (10.0, 0.0, ["BF16 is faster than INT8 on openvino-cpu (latency ratio 1.25 [1.25, 1.25]): ship BF16 there."]),
+        (8.0, 0.1, ["INT8 is not provably faster than BF16 on openvino-cpu (latency ratio 0.99 [0.93, 1.06])."]),
+    ],
+)
+def test_int8_against_the_fastest_float(int8, jitter, said):
+    medians = {FP32.name: rounds(16.0), BF16.name: rounds(8.0), INT8.name: rounds(int8, jitter)}
+    assert remarks([FP32, BF16, INT8], medians) == said
+
+
+@pytest.mark.parametrize(
+    ("merged", "jitter", "told"),
+    [
+        (4.0, 0.0, "pays on openvino-cpu: latency ratio 0.80 [0.80, 0.80]"),
+        (6.0, 0.0, "does not pay on openvino-cpu: latency ratio 1.20 [1.20, 1.20]"),
+        (5.0, 0.1, "is not provably faster on openvino-cpu: latency ratio 0.99 [0.93, 1.06]"),
+    ],
+)
+def test_merging_against_the_same_without(merged, jitter, told):
+    medians = {FP32.name: rounds(16.0), INT8.name: rounds(5.0), MERGED.name: rounds(merged, jitter)}
+    [said] = remarks([FP32, INT8, MERGED], medians)
+    assert said == f"Merging to 192 tokens in block 1, then to 128 tokens in block 6 {told} to without."
+
+
+def test_a_name_says_what_is_done():
+    assert MERGED.name == "openvino-cpu-int8 tokens 1:192+6:128"
+    assert MERGED.plain == INT8

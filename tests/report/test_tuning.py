@@ -1,0 +1,100 @@
+"""The page of a search."""
+
+import copy
+
+from tests.report.test_html import HOSTILE, REPORT, Page
+from vitdeploy.report.html import render_tuning
+from vitdeploy.report.tuning import schedule_rows, variant_rows
+
+NAMES = [engine["artifact"] for engine in REPORT["engines"]]
+
+
+def variant(name, distance, latency, finalist, expected=98.5):
+    return {
+        "name": name,
+        "target": name.rsplit("-", 1)[0],
+        "precision": "int8",
+        "merges": [],
+        "latency_ms": latency,
+        "rounds_ms": [latency],
+        "bytes": 6_100_000,
+        "finalist": finalist,
+        "images": 128,
+        "distance": distance,
+        "ci95": [-0.001, 0.02],
+        "expected": None if expected is None else {"agreement": expected, "drop": 0.1},
+    }
+
+
+DOCUMENT = {
+    **{key: REPORT[key] for key in ("name", "task", "created", "engines", "bench")},
+    "data": {**REPORT["data"], "calibration_images": 128},
+    "verdict": {**REPORT["verdict"], "recommended": NAMES[0], "confirmed": NAMES[:1], "stopped": None},
+    "unit": "KL, nats",
+    "variants": [
+        variant(NAMES[0], 0.01, 4.0, True),
+        variant("openvino-cpu-fp32", 0.0, 9.0, True, None),
+        variant("onnxruntime-cpu-mixed", 0.02, 6.0, False),
+    ],
+    "merging": {
+        "openvino-cpu": {
+            "tokens": 197,
+            "schedules": [
+                {"merges": [[1, 192]], "time": 0.95, "distance": 0.001, "expected": {"agreement": 99.5, "drop": 0.0}},
+                {"merges": [[1, 192], [6, 128]], "time": 0.7, "distance": 0.01, "expected": None},
+            ],
+        },
+        "onnxruntime-cpu": {"tokens": 197, "schedules": []},
+    },
+    "left_out": [{"what": "openvino-cpu-bf16", "why": "this CPU has no bf16 for OpenVINO"}],
+}
+
+
+def page(**changes):
+    return Page(render_tuning({**copy.deepcopy(DOCUMENT), **changes}, "# Chosen\nvitdeploy: 1\n"))
+
+
+def test_every_variant_is_a_row_the_nearest_first_with_what_became_of_it():
+    rows = variant_rows(DOCUMENT)
+    assert [row.name for row in rows] == ["openvino-cpu-fp32", NAMES[0], "onnxruntime-cpu-mixed"]
+    assert [row.state for row in rows] == [
+        "finalist, not considered",
+        "finalist, confirmed",
+        "another is nearer and faster",
+    ]
+    assert [row.chosen for row in rows] == [False, True, False]
+    assert rows[1].distance.note == "0.0 to 0.020"
+    assert rows[0].expected == "–"
+    stopped = {**DOCUMENT, "verdict": {**DOCUMENT["verdict"], "stopped": "openvino-cpu-fp32"}}
+    assert variant_rows(stopped)[0].state == "finalist, not confirmed"
+
+
+def test_schedules_of_merging_the_fastest_first():
+    rows = schedule_rows(DOCUMENT)
+    assert list(rows) == ["openvino-cpu"]
+    assert [row.merges for row in rows["openvino-cpu"]] == [
+        "192 from block 1 on, 128 from block 6 on",
+        "192 from block 1 on",
+    ]
+
+
+def test_the_page_shows_the_search_the_finalists_and_the_recipe():
+    text = page().text
+    for part in (
+        DOCUMENT["verdict"]["sentence"],
+        "All variants",
+        "Every artifact against the original",
+        "Token merging on openvino-cpu",
+        "of 197 tokens",
+        "openvino-cpu-bf16: this CPU has no bf16 for OpenVINO",
+        "vitdeploy: 1",
+    ):
+        assert part in text
+    assert "Token merging on onnxruntime-cpu" not in text
+    assert "Not tried" not in page(left_out=[]).text
+
+
+def test_hostile_names_are_text():
+    html = render_tuning({**copy.deepcopy(DOCUMENT), "name": HOSTILE}, HOSTILE)
+    assert "<script" not in html
+    assert "<img" not in html.replace('<img src="data:', "")

@@ -1,0 +1,47 @@
+"""Schedules of token merging that may pay on a target: see `search.schedules`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitdeploy.data.folder import Sample
+from vitdeploy.graph.io import load_graph
+from vitdeploy.pipeline.progress import Progress, silent
+from vitdeploy.pipeline.stages.files import read_json, write_json
+from vitdeploy.pipeline.stages.score import float_yardstick
+from vitdeploy.search.latency import measure_latencies
+from vitdeploy.search.schedules import Schedule, find_tokens, foretell, shapes_to_time, try_schedules
+from vitdeploy.spec import decode, encode
+
+LATENCY_FILE, SCHEDULES_FILE = "latency.json", "schedules.json"
+# Every schedule is a pass over so many images.
+IMAGES = 32
+
+
+@dataclass(frozen=True)
+class Schedules:
+    """`tokens`: how many there are without merging."""
+
+    tokens: int
+    schedules: tuple[Schedule, ...]
+
+
+def find_schedules(target: str, graph: Path, samples: Sequence[Sample], out: Path, progress: Progress = silent) -> None:
+    """Writes latency.json, measured here, and schedules.json: what is worth a look by these times.
+
+    Raises:
+        GraphError: tokens of this graph cannot be merged.
+    """
+    tokens = find_tokens(load_graph(graph))
+    table = measure_latencies(shapes_to_time(tokens), target, precisions=("int8",), progress=progress)
+    foretold = foretell(tokens, table)
+    yardstick = float_yardstick(graph, samples[:IMAGES]) if foretold else None
+    found = try_schedules(graph, foretold, yardstick, progress) if yardstick is not None else []
+    table.save(out / LATENCY_FILE)
+    write_json(out / SCHEDULES_FILE, encode(Schedules(tokens.count, tuple(found))))
+
+
+def read_schedules(folder: Path) -> Schedules:
+    return decode(Schedules, read_json(folder / SCHEDULES_FILE))

@@ -1,0 +1,1 @@
+"""`vitdeploy tune`: of all ways to make one model fast here, the one to ship."""

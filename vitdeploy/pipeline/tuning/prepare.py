@@ -1,0 +1,40 @@
+"""From a recipe to what a search starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from vitdeploy.errors import CapabilityError, RecipeError
+from vitdeploy.pipeline.job import Job, prepare
+from vitdeploy.pipeline.progress import Progress
+from vitdeploy.pipeline.recipe import Recipe, validate
+from vitdeploy.pipeline.tuning.variants import Variant
+
+
+def prepare_search(
+    recipe: Recipe, targets: Sequence[str], bounds: Mapping[str, float | None], *, skip_bad: bool, progress: Progress
+) -> Job:
+    """The job in FP32 for all targets, without anything that the search is to choose.
+
+    Args:
+        targets: in the place of the recipe's, where there are any.
+        bounds: fields of the budget; None keeps what the recipe says.
+
+    Raises:
+        RecipeError: an unknown target, or more than one image size.
+        CapabilityError: an encoder-decoder, or a model that takes no images. Errors of `prepare` come through.
+    """
+    if recipe.source.image_sizes is not None:
+        raise RecipeError("the recipe", ["$.source.image_sizes: one size is tuned at a time; give image_size"])
+    budget = recipe.budget.model_copy(update={key: bound for key, bound in bounds.items() if bound is not None})
+    chosen = tuple(targets) or recipe.targets
+    base = Variant(chosen[0], "fp32").recipe(recipe).model_copy(update={"budget": budget, "targets": chosen})
+    [job] = prepare(validate(base.model_dump(), "the recipe"), skip_bad=skip_bad, progress=progress)
+    if job.origin.task == "sequence" or job.origin.preprocess is None:
+        raise CapabilityError(
+            "only models of images are tuned by this version",
+            found=f"the task {job.origin.task}",
+            wanted="a model that takes images",
+            fix="vitdeploy run makes its engines in FP32",
+        )
+    return job

@@ -1,0 +1,48 @@
+"""What the screening says in words: which of the usual means pays on this machine, and which does not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from vitdeploy.pipeline.tuning.variants import FLOATS, Variant
+from vitdeploy.verify.intervals import log_ratio
+
+Medians = Mapping[str, Sequence[float]]
+
+
+def remarks(variants: Sequence[Variant], medians: Medians) -> list[str]:
+    """A sentence for each pair of variants that a person would ask about.
+
+    Args:
+        variants: what was measured.
+        medians: milliseconds of each round by name, all measured in the same rounds.
+    """
+    found = []
+    for variant in variants:
+        if variant.merges:
+            found.append(_merging(variant, medians))
+        elif variant.precision == "int8":
+            found += _int8(variant, variants, medians)
+    return found
+
+
+def _int8(variant: Variant, variants: Sequence[Variant], medians: Medians) -> list[str]:
+    """INT8 against the fastest float of the same target."""
+    floats = [each for each in variants if each.target == variant.target and each.precision in FLOATS]
+    if not floats:
+        return []
+    best = min(floats, key=lambda each: sorted(medians[each.name])[len(medians[each.name]) // 2])
+    ratio, low, high = log_ratio(medians[variant.name], medians[best.name])
+    name, shown = best.precision.upper(), f"latency ratio {ratio:.2f} [{low:.2f}, {high:.2f}]"
+    if low > 1:
+        return [f"{name} is faster than INT8 on {variant.target} ({shown}): ship {name} there."]
+    if high >= 1:
+        return [f"INT8 is not provably faster than {name} on {variant.target} ({shown})."]
+    return []
+
+
+def _merging(variant: Variant, medians: Medians) -> str:
+    ratio, low, high = log_ratio(medians[variant.name], medians[variant.plain.name])
+    word = "pays" if high < 1 else "does not pay" if low > 1 else "is not provably faster"
+    merges = ", then ".join(f"to {count} tokens in block {block}" for block, count in variant.merges)
+    return f"Merging {merges} {word} on {variant.target}: latency ratio {ratio:.2f} [{low:.2f}, {high:.2f}] to without."

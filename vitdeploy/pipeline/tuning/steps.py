@@ -1,0 +1,91 @@
+"""The steps that only `tune` takes: each is stored, so that an interrupted search goes on where it stopped."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.bench.contest import Protocol, engine_contestant, run_contest
+from vitdeploy.bench.summary import block_medians
+from vitdeploy.pipeline.job import Job, tool_versions
+from vitdeploy.pipeline.plan import OPTIMIZE, Candidate, Folders, Step, target_tools
+from vitdeploy.pipeline.progress import Progress
+from vitdeploy.pipeline.stages.compile import read_engine
+from vitdeploy.pipeline.stages.files import MODEL_FILE, write_json
+from vitdeploy.pipeline.stages.schedules import find_schedules
+from vitdeploy.pipeline.stages.score import score
+from vitdeploy.store.store import Artifact
+
+SCREEN_FILE = "screen.json"
+SCREEN = "compare the latencies"
+# Short blocks, for what is compared is many engines; those that matter are measured again.
+BLOCK_SECONDS, WARMUP_SECONDS = 0.2, 0.5
+
+
+def score_step(job: Job, candidate: Candidate, reference: Artifact) -> Step:
+    """The distance of a compiled candidate from the float graph in `reference`."""
+    graph = reference.path / MODEL_FILE
+
+    def write(folders: Folders, out: Path, progress: Progress) -> None:
+        score(graph, folders[candidate.step("compile")].path, job.data.calibration, out, progress)
+
+    return Step(
+        candidate.step("score"),
+        "score",
+        write,
+        {},
+        (candidate.step("compile"),),
+        {"images": job.data.calibration_digest, "reference": reference.digest},
+        {**target_tools(candidate.target), **tool_versions(("onnxruntime", "pillow", "numpy", "scipy"))},
+    )
+
+
+def schedules_step(job: Job, target: str) -> Step:
+    """Schedules of token merging for the job's float graph."""
+
+    def write(folders: Folders, out: Path, progress: Progress) -> None:
+        find_schedules(target, folders[OPTIMIZE].path / MODEL_FILE, job.data.calibration, out, progress)
+
+    return Step(
+        f"schedules {target}",
+        "schedules",
+        write,
+        {"target": target},
+        (OPTIMIZE,),
+        {"images": job.data.calibration_digest},
+        {**target_tools(target), **tool_versions(("onnxruntime", "onnx-ir", "pillow", "numpy", "scipy"))},
+        measured=True,
+    )
+
+
+def screen_step(job: Job, engines: Mapping[str, Artifact]) -> Step:
+    """The latencies of all compiled engines by name, in one contest."""
+
+    def write(folders: Folders, out: Path, progress: Progress) -> None:
+        contestants = [
+            engine_contestant(read_engine(artifact.path), artifact.path, name) for name, artifact in engines.items()
+        ]
+        protocol = Protocol(
+            scenarios=("single",),
+            batch=(job.recipe.engine_batch,),
+            duration=0,
+            block_seconds=BLOCK_SECONDS,
+            warmup=WARMUP_SECONDS,
+        )
+        contest = run_contest(contestants, protocol, lambda text, done, total: progress(SCREEN, done, total))
+        write_json(out / SCREEN_FILE, {"block_medians_ms": block_medians(contest)})
+
+    targets = {read_engine(artifact.path).target for artifact in engines.values()}
+    tools: dict[str, Any] = functools.reduce(lambda found, target: found | target_tools(target), sorted(targets), {})
+    return Step(
+        SCREEN,
+        "screen",
+        write,
+        {"batch": job.recipe.engine_batch, "engines": list(engines)},
+        (),
+        {name: artifact.digest for name, artifact in engines.items()},
+        tools,
+        measured=True,
+    )

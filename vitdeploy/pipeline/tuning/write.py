@@ -1,0 +1,105 @@
+"""What a search leaves: tune.json, tune.html, and the recipe of what to ship."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from vitdeploy.pipeline.job import tool_versions
+from vitdeploy.pipeline.outcome import TOOLS, data_facts, engine_bytes, engine_facts
+from vitdeploy.pipeline.recipe import PATHS, Recipe
+from vitdeploy.pipeline.tuning.remarks import remarks
+from vitdeploy.pipeline.tuning.tuner import Made, Tuned
+from vitdeploy.report.html import render_tuning
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.spec import encode
+from vitdeploy.store.publish import replacing
+
+RECIPE_FILE = "recipe.yaml"
+OUTPUT_NAMES = ("tune.json", "tune.html", RECIPE_FILE)
+UNITS = {"classification": "KL, nats"}
+
+
+def write_tuned(tuned: Tuned, out: Path) -> dict[str, Any]:
+    """Publish a search at `out`. Returns the content of tune.json.
+
+    Raises:
+        OutputError: `out` holds something that is not such a folder.
+    """
+    document = _document(tuned)
+    recipe = recipe_text(tuned.chosen.variant.recipe(tuned.job.recipe))
+    with replacing(out, OUTPUT_NAMES) as work:
+        (work / "tune.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        (work / "tune.html").write_text(render_tuning(document, recipe), encoding="utf-8")
+        (work / RECIPE_FILE).write_text(recipe, encoding="utf-8")
+    return document
+
+
+def recipe_text(recipe: Recipe) -> str:
+    """A recipe as YAML that means the same in any folder: paths of this machine are absolute."""
+    data = recipe.model_dump(exclude_defaults=True)
+    for section, key in PATHS:
+        value = data.get(section, {}).get(key)
+        if value is None:
+            continue
+        name = value.removeprefix("hf:") if key == "model" else value
+        if key != "model" or value.endswith(".onnx") or (name != value and Path(name).is_dir()):
+            data[section][key] = value[: len(value) - len(name)] + str(Path(name).resolve())
+    text = yaml.safe_dump(data, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120)
+    return f"# Chosen by vitdeploy tune.\n{text}"
+
+
+def _document(tuned: Tuned) -> dict[str, Any]:
+    """The parts that report.json has too have its names there, for the same tables and plots show them."""
+    job, choice = tuned.job, tuned.choice
+    finalists = {each.variant: each for each in tuned.front}
+    said = remarks([each.variant for each in tuned.made], tuned.medians_ms)
+    return {
+        "format": 1,
+        "name": job.recipe.name,
+        "task": job.origin.task,
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "verdict": {
+            "sentence": choice.sentence,
+            "remarks": [*choice.remarks, *said],
+            "recommended": choice.best.name,
+            "gate": choice.gate.status,
+            "reasons": list(choice.gate.reasons),
+            "confirmed": list(choice.confirmed),
+            "stopped": choice.stopped,
+        },
+        "budget": encode(job.recipe.to_budget()),
+        "data": data_facts(job),
+        "unit": UNITS.get(job.origin.task, "relative squared error"),
+        "variants": [_variant(each, tuned, each.variant in finalists) for each in tuned.made],
+        "engines": [
+            {**engine_facts(made.artifacts, made.variant.candidate, found.gate), "artifact": found.name}
+            for made in tuned.finals
+            for found in [finalists[made.variant]]
+        ],
+        "bench": tuned.bench,
+        "merging": {target: encode(found) for target, found in tuned.schedules.items()},
+        "left_out": [{"what": what, "why": why} for what, why in tuned.left_out],
+        "environment": {**describe_host(), **tool_versions(TOOLS)},
+        "recipe": tuned.chosen.variant.recipe(job.recipe).model_dump(mode="json"),
+    }
+
+
+def _variant(made: Made, tuned: Tuned, finalist: bool) -> dict[str, Any]:
+    variant = made.variant
+    return {
+        "name": variant.name,
+        "target": variant.target,
+        "precision": variant.precision,
+        "merges": [list(merge) for merge in variant.merges],
+        "latency_ms": float(np.median(tuned.medians_ms[variant.name])),
+        "rounds_ms": tuned.medians_ms[variant.name],
+        "bytes": engine_bytes(made.artifacts, variant.candidate),
+        "finalist": finalist,
+        **encode(made.score),
+    }

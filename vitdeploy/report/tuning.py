@@ -1,0 +1,165 @@
+"""Every variant that a search tried, as rows and as the plot of distance against latency."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullLocator
+
+from vitdeploy.report import figures, labels, text
+from vitdeploy.report.measures import Cell
+from vitdeploy.report.svg import Plot, both_variants
+
+# Below this share of the largest distance all variants answer alike; a logarithmic axis would show little else.
+FLOOR = 1e-4
+
+
+@dataclass(frozen=True)
+class VariantRow:
+    """One variant. `state`: what became of it, in a word or two."""
+
+    number: int
+    name: str
+    series: int
+    distance: Cell
+    expected: str
+    latency: str
+    size: str
+    state: str
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class ScheduleRow:
+    """One schedule of token merging that was looked at."""
+
+    merges: str
+    time: str
+    distance: str
+    expected: str
+
+
+def variant_rows(document: Mapping[str, Any]) -> list[VariantRow]:
+    """All variants, the nearest to the original first."""
+    return [_row(document, number, each) for number, each in enumerate(_ordered(document), start=1)]
+
+
+def _ordered(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return sorted(document["variants"], key=lambda each: (each["distance"], each["latency_ms"]))
+
+
+def _row(document: Mapping[str, Any], number: int, variant: Mapping[str, Any]) -> VariantRow:
+    low, high = variant["ci95"]
+    expected = variant["expected"]
+    chosen = variant["name"] == document["verdict"]["recommended"]
+    return VariantRow(
+        number,
+        variant["name"],
+        _series(document, variant),
+        Cell(text.small(variant["distance"]), f"{text.small(max(low, 0.0))} to {text.small(high)}"),
+        text.MISSING if expected is None else text.number(expected["agreement"]),
+        text.significant(variant["latency_ms"]),
+        text.megabytes(variant["bytes"]),
+        _state(document, variant),
+        chosen,
+    )
+
+
+def _state(document: Mapping[str, Any], variant: Mapping[str, Any]) -> str:
+    verdict, name = document["verdict"], variant["name"]
+    if not variant["finalist"]:
+        return "another is nearer and faster"
+    if name in verdict["confirmed"]:
+        return "finalist, confirmed"
+    return "finalist, not confirmed" if name == verdict["stopped"] else "finalist, not considered"
+
+
+def _series(document: Mapping[str, Any], variant: Mapping[str, Any]) -> int:
+    """A colour and marker for each target."""
+    targets = list(dict.fromkeys(each["target"] for each in document["variants"]))
+    return 1 + targets.index(variant["target"]) % (len(figures.SERIES) - 1)
+
+
+def schedule_rows(document: Mapping[str, Any]) -> dict[str, list[ScheduleRow]]:
+    """By target, the fastest first."""
+    return {
+        target: [_schedule(each) for each in sorted(found["schedules"], key=lambda each: each["time"])]
+        for target, found in document["merging"].items()
+        if found["schedules"]
+    }
+
+
+def _schedule(schedule: Mapping[str, Any]) -> ScheduleRow:
+    expected = schedule["expected"]
+    return ScheduleRow(
+        ", ".join(f"{count} from block {block} on" for block, count in schedule["merges"]),
+        text.percent(schedule["time"], 0),
+        text.small(schedule["distance"]),
+        text.MISSING if expected is None else text.number(expected["agreement"]),
+    )
+
+
+def pareto_plot(document: Mapping[str, Any]) -> Plot:
+    """Distance (down is nearer) against latency (left is faster), with the front as a line."""
+    facts = "; ".join(
+        f"{row.number}, {row.name}: {row.distance.value} at {row.latency} ms" for row in variant_rows(document)
+    )
+    wide, narrow = both_variants(
+        lambda is_narrow: _draw(document, is_narrow),
+        "pareto",
+        f"Distance from the original against latency of {len(document['variants'])} variants. {facts}.",
+    )
+    caption = (
+        "Further down is nearer to the original, further left is faster. The line is the Pareto front: nothing else is "
+        "both nearer and faster; its variants were judged on the evaluation data. Numbers are those of the table. "
+        f"Distances: {document['unit']}, mean over the calibration images; those near zero are drawn at the edge."
+    )
+    return Plot("All variants", caption, wide, narrow)
+
+
+def _draw(document: Mapping[str, Any], narrow: bool) -> Figure:
+    variants = _ordered(document)
+    floor = max(FLOOR * max(each["distance"] for each in variants), 1e-15)
+    places = [(each["latency_ms"], max(each["distance"], floor)) for each in variants]
+    figure = figures.new_figure(360 if narrow else 840, 360)
+    axes = figures.axes_in(figure, left=58, right=14, bottom=48, top=28)
+    axes.set_xlabel("latency, ms (median)")
+    axes.set_title(f"Distance: {document['unit']}", loc="left", fontsize=12, color=figures.MUTED, pad=12)
+    axes.set_yscale("log")
+    axes.set_ylim(floor / 2, 3 * max(y for _, y in places))
+    axes.yaxis.set_minor_locator(NullLocator())
+    figures.limit_latency(axes, [x for x, _ in places], padding=0.12)
+    axes.grid(axis="y")
+    axes.set_axisbelow(True)
+    front = [place for place, each in zip(places, variants, strict=True) if each["finalist"]]
+    axes.step(*zip(*front, strict=True), where="pre", color=figures.MUTED, linewidth=1.2, zorder=1.5)
+    for place, each in zip(places, variants, strict=True):
+        _mark(axes, place, _series(document, each), each["name"] == document["verdict"]["recommended"])
+    _number(axes, places)
+    return figure
+
+
+def _mark(axes: Axes, place: tuple[float, float], series: int, chosen: bool) -> None:
+    colour = figures.SERIES[series]
+    if chosen:
+        axes.plot(*place, marker="o", markersize=19, color="none", markeredgecolor=colour, zorder=3)
+    axes.plot(
+        *place,
+        marker=figures.MARKERS[series],
+        markersize=9,
+        color=colour,
+        markeredgecolor=figures.PAPER,
+        markeredgewidth=1,
+        zorder=4,
+    )
+
+
+def _number(axes: Axes, places: Sequence[tuple[float, float]]) -> None:
+    texts = [axes.text(*place, str(number), color=figures.INK) for number, place in enumerate(places, start=1)]
+    pixels = axes.transData.transform(places)
+    obstacles = [labels.Box(x - 7, y - 7, x + 7, y + 7) for x, y in pixels.tolist()]
+    labels.label_points(axes, places, texts, obstacles, [])

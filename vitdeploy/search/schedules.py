@@ -1,0 +1,146 @@
+"""Schedules of token merging that may pay on a target: foretold by measured times, judged on calibration images.
+
+How fast a linear runs by its number of rows is a property of runtime, CPU and width: tiles, not multiplications decide.
+So a latency table says which numbers of tokens are good, and a merge goes to one of these.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import onnx_ir as ir
+
+from vitdeploy.graph.io import load_graph, save_graph
+from vitdeploy.graph.linears import find_linears
+from vitdeploy.graph.token_merging import merge_tokens
+from vitdeploy.graph.tokens import follow, merge_points
+from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.search.expected import Expected
+from vitdeploy.search.front import pareto_front
+from vitdeploy.search.latency import LatencyTable
+from vitdeploy.search.layer_graph import Shape, shapes_of
+from vitdeploy.search.yardstick import Yardstick
+
+# Numbers of tokens are tried in multiples of the rows that kernels work on at once, and so many of them at most.
+TILE, MOST = 16, 8
+# A schedule is looked at where the linears take at most this share of their time, for merging takes time too.
+WORTH = 0.97
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """What a schedule changes in a graph: its tokens, the shape of each linear that reads all of them, and, by block,
+    the linears behind the attention of that block."""
+
+    count: int
+    prefix: int
+    shapes: Mapping[str, Shape]
+    behind: Mapping[int, frozenset[str]]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """`merges`: (block, tokens that remain) each. `time`: of all linears over all tokens, as a share of what they take
+    without. `distance`: of the float graph's answers, mean over the images; `expected`: of a classifier's, else None.
+    """
+
+    merges: tuple[tuple[int, int], ...]
+    time: float
+    distance: float
+    expected: Expected | None
+
+
+def find_tokens(model: ir.Model) -> Tokens:
+    """Raises GraphError where tokens of this graph cannot be merged."""
+    found = merge_points(model)
+    linears = [linear for linear in find_linears(model) if linear.kind == "matmul"]
+    shapes = shapes_of(model, [linear.name for linear in linears])
+    behind = {}
+    for block, point in found.points.items():
+        axes = follow(model, point.after, found.prefix).axes
+        behind[block] = frozenset(linear.name for linear in linears if linear.input in axes)
+    over = {name: shape for name, shape in shapes.items() if shape.rows == found.count}
+    return Tokens(found.count, found.prefix, over, behind)
+
+
+def counts_to_time(tokens: Tokens) -> tuple[int, ...]:
+    """Numbers of tokens that a merge may leave, the largest first: at most half of the patches go at once."""
+    least = tokens.count - (tokens.count - tokens.prefix) // 2
+    counts = [count for count in range(TILE, tokens.count, TILE) if count >= least]
+    return tuple(counts[::-1][:: -(-len(counts) // MOST) or 1])
+
+
+def shapes_to_time(tokens: Tokens) -> list[Shape]:
+    """All that `foretell` looks up in a latency table."""
+    counts = (tokens.count, *counts_to_time(tokens))
+    return [replace(shape, rows=count) for shape in dict.fromkeys(tokens.shapes.values()) for count in counts]
+
+
+def foretell(tokens: Tokens, table: LatencyTable) -> dict[tuple[tuple[int, int], ...], float]:
+    """Schedules of one or two merges that are worth it, with the share of time that is left in the linears.
+
+    Merges are behind the attention of the second block, of the one in the middle, or both: few, and not too early.
+
+    Raises:
+        InputError: a shape is not in the table.
+    """
+
+    def microseconds(rows: Mapping[str, int]) -> float:
+        shapes = (replace(shape, rows=rows.get(name, tokens.count)) for name, shape in tokens.shapes.items())
+        return sum(table.timing(shape, "int8").microseconds for shape in shapes)
+
+    whole, found = microseconds({}), {}
+    for merges in _schedules(tokens):
+        rows = {name: count for block, count in merges for name in tokens.behind[block]}
+        share = microseconds(rows) / whole
+        if share <= WORTH:
+            found[merges] = share
+    return found
+
+
+def _schedules(tokens: Tokens) -> Iterator[tuple[tuple[int, int], ...]]:
+    blocks, counts = sorted(tokens.behind), counts_to_time(tokens)
+    if len(blocks) < 2 or not counts:
+        return
+    early, late = blocks[1], blocks[len(blocks) // 2]
+    for block in dict.fromkeys((early, late)):
+        for count in counts:
+            yield ((block, count),)
+    if late > early:
+        first = counts[0]
+        least = first - (first - tokens.prefix) // 2
+        yield from (((early, first), (late, count)) for count in counts[1:] if count >= least)
+
+
+def try_schedules(
+    graph: Path, foretold: Mapping[tuple[tuple[int, int], ...], float], yardstick: Yardstick, progress: Progress
+) -> list[Schedule]:
+    """What these schedules do to the answers of a float graph.
+
+    Args:
+        yardstick: of this graph, without any merging.
+    """
+    found = []
+    for done, (merges, time) in enumerate(foretold.items()):
+        progress("try schedules of token merging", done, len(foretold))
+        model = load_graph(graph)
+        merge_tokens(model, dict(merges))
+        with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
+            file = Path(folder) / "merged.onnx"
+            save_graph(model, file)
+            with OnnxRuntimeRunner(file, name="merged", batch=yardstick.batch) as runner:
+                answers = yardstick.ask(runner)
+        found.append(Schedule(merges, time, float(yardstick.distance(answers).mean()), yardstick.expected(answers)))
+    progress("try schedules of token merging", len(foretold), len(foretold))
+    return found
+
+
+def select(schedules: Sequence[Schedule], acceptable: Callable[[Schedule], bool]) -> list[Schedule]:
+    """Of the front of the acceptable ones that which changes least, and that which is fastest."""
+    front = pareto_front([each for each in schedules if acceptable(each)], lambda each: (each.distance, each.time))
+    return front if len(front) < 2 else [front[0], front[-1]]
