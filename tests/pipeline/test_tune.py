@@ -87,6 +87,7 @@ def test_the_verdict_names_a_confirmed_finalist_that_meets_the_budget(tuned):
 def test_the_recipe_runs_anywhere_and_takes_what_the_search_has_made(tuned, command, home):
     chosen = tuned.document["verdict"]["recommended"]
     recipe = load_recipe(tuned.out / "recipe.yaml")
+    assert f"\nprecision: {recipe.precision}\n" in (tuned.out / "recipe.yaml").read_text(encoding="utf-8")
     assert recipe.targets == ("openvino-cpu",)
     assert chosen.startswith(f"openvino-cpu-{recipe.precision}")
     assert recipe.budget.min_agreement == 50

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import FuncFormatter, NullLocator
 
 from vitdeploy.report import figures, labels, text
 from vitdeploy.report.measures import Cell
@@ -16,6 +17,8 @@ from vitdeploy.report.svg import Plot, both_variants
 
 # Below this share of the largest distance all variants answer alike; a logarithmic axis would show little else.
 FLOOR = 1e-4
+
+Place = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -132,18 +135,29 @@ def _draw(document: Mapping[str, Any], narrow: bool) -> Figure:
     axes.set_yscale("log")
     axes.set_ylim(floor / 2, 3 * max(y for _, y in places))
     axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: text.small(value, 1)))
+    axes.tick_params(axis="y", length=0)
     figures.limit_latency(axes, [x for x, _ in places], padding=0.12)
     axes.grid(axis="y")
     axes.set_axisbelow(True)
     front = [place for place, each in zip(places, variants, strict=True) if each["finalist"]]
-    axes.step(*zip(*front, strict=True), where="pre", color=figures.MUTED, linewidth=1.2, zorder=1.5)
+    corners = _corners(front)
+    axes.plot(*zip(*corners, strict=True), color=figures.MUTED, linewidth=1.2, zorder=1.4)
     for place, each in zip(places, variants, strict=True):
         _mark(axes, place, _series(document, each), each["name"] == document["verdict"]["recommended"])
-    _number(axes, places)
+    _number(axes, places, corners)
     return figure
 
 
-def _mark(axes: Axes, place: tuple[float, float], series: int, chosen: bool) -> None:
+def _corners(front: Sequence[Place]) -> list[Place]:
+    """The staircase through the points of the front, the nearest and slowest first: what is beyond it is dominated."""
+    corners = [front[0]]
+    for (slower, _), (faster, further) in itertools.pairwise(front):
+        corners += [(slower, further), (faster, further)]
+    return corners
+
+
+def _mark(axes: Axes, place: Place, series: int, chosen: bool) -> None:
     colour = figures.SERIES[series]
     if chosen:
         axes.plot(*place, marker="o", markersize=19, color="none", markeredgecolor=colour, zorder=3)
@@ -158,8 +172,9 @@ def _mark(axes: Axes, place: tuple[float, float], series: int, chosen: bool) -> 
     )
 
 
-def _number(axes: Axes, places: Sequence[tuple[float, float]]) -> None:
+def _number(axes: Axes, places: Sequence[Place], corners: Sequence[Place]) -> None:
     texts = [axes.text(*place, str(number), color=figures.INK) for number, place in enumerate(places, start=1)]
     pixels = axes.transData.transform(places)
     obstacles = [labels.Box(x - 7, y - 7, x + 7, y + 7) for x, y in pixels.tolist()]
-    labels.label_points(axes, places, texts, obstacles, [])
+    ends = [(float(x), float(y)) for x, y in axes.transData.transform(corners)]
+    labels.label_points(axes, places, texts, obstacles, list(itertools.pairwise(ends)))

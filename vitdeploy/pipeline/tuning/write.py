@@ -42,7 +42,8 @@ def write_tuned(tuned: Tuned, out: Path) -> dict[str, Any]:
 
 def recipe_text(recipe: Recipe) -> str:
     """A recipe as YAML that means the same in any folder: paths of this machine are absolute."""
-    data = recipe.model_dump(exclude_defaults=True)
+    changed = {**recipe.model_dump(exclude_defaults=True), "precision": recipe.precision}
+    data = {field: changed[field] for field in Recipe.model_fields if field in changed}
     for section, key in PATHS:
         value = data.get(section, {}).get(key)
         if value is None:
