@@ -10,7 +10,7 @@ PASS, FAIL, NONE = Gate("pass"), Gate("fail", ("drop 3.00 points [2.00, 4.00], b
 UNDECIDED = Gate("undecided", ("drop 0.90 points; undecided: needs about 9,000 images",))
 
 
-def finalist(precision, distance, p50, accuracy=PASS, gate=None, drop=(-0.5, 0.5)):
+def finalist(precision, distance, p50, accuracy=PASS, gate=None, drop=(-0.5, 0.5), merges=()):
     verified = {
         "agreement": 99.0,
         "agreement_ci95": (98.0, 99.5),
@@ -18,7 +18,7 @@ def finalist(precision, distance, p50, accuracy=PASS, gate=None, drop=(-0.5, 0.5
         "drop_ci95": drop,
         "metric": "top-1",
     }
-    variant = Variant("openvino-cpu", precision)
+    variant = Variant("openvino-cpu", precision, merges)
     return Finalist(variant, distance, verified, accuracy, accuracy if gate is None else gate, p50)
 
 
@@ -76,6 +76,12 @@ def test_of_those_that_are_not_provably_slower_the_nearest():
     near, fast = finalist("fp32", 0.0, 10.4), finalist("int8", 0.1, 10.0)
     assert choose([near, fast], ratios(near, fast, spread=0.1)).best is near
     assert choose([near, fast], ratios(near, fast, spread=0.01)).best is fast
+
+
+def test_merging_must_be_provably_faster():
+    plain, merged = finalist("int8", 0.11, 10.4), finalist("int8", 0.1, 10.0, merges=((1, 192),))
+    assert choose([plain, merged], ratios(plain, merged, spread=0.1)).best is plain
+    assert choose([plain, merged], ratios(plain, merged, spread=0.01)).best is merged
 
 
 def test_one_that_is_too_slow_is_confirmed_but_not_chosen():
