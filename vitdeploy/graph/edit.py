@@ -65,15 +65,18 @@ class Editor:
         return node.outputs
 
     def first(self, before: ir.Node, value: ir.Value, axis: int, count: int, name: str) -> ir.Value:
-        """Insert a Slice of the first `count` along an axis of a value, and return its output."""
-        shape = list(value.shape) if value.shape is not None else None
-        if shape is not None:
-            shape[axis] = count
-        bounds = [
-            self.constant(np.array([number], np.int64), f"{name}.{of}")
-            for of, number in (("start", 0), ("end", count), ("axis", axis))
-        ]
-        return self.node(before, "Slice", [value, *bounds], name, shape)[0]
+        """Insert a Split of a value behind the first `count` along a static axis, and return the part in front.
+
+        Not a Slice, which copies: where nothing but ones is in front of the axis, as at batch 1, a runtime may give out
+        the memory of the value itself, and OpenVINO does.
+        """
+        shapes = []
+        for size in (count, int(list(value.shape or ())[axis]) - count):
+            shape = list(value.shape or ())
+            shape[axis] = size
+            shapes.append(shape)
+        sizes = self.constant(np.array([shape[axis] for shape in shapes], np.int64), f"{name}.sizes")
+        return self.node(before, "Split", [value, sizes], name, *shapes, axis=axis)[0]
 
     def set_input(self, node: ir.Node, index: int, array: npt.NDArray[Any]) -> None:
         """Give one input of one node a new constant, under the name of the old one where nothing else reads that."""

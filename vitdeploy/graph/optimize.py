@@ -44,7 +44,8 @@ class OptimizeOptions:
 
 
 def optimize(model: ir.Model, options: OptimizeOptions | None = None) -> dict[str, int]:
-    """Run the chosen rewrites, in place. A second run changes nothing, but tokens cannot be merged twice, nor rows aligned.
+    """Run the chosen rewrites, in place. A second run changes nothing, but tokens cannot be merged, nor rows be
+    aligned, twice.
 
     Args:
         model: a graph as `normalise` leaves it: linears as MatMul + Add, constants folded.

@@ -14,6 +14,7 @@ from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.layout import Indices, Leaf, leaves, origin, static_shape
 from vitdeploy.graph.linears import Linear
 from vitdeploy.graph.normalise import drop_unused
+from vitdeploy.graph.rowwise import dim
 
 
 def merge_qkv(model: ir.Model) -> int:
@@ -104,6 +105,8 @@ def separate(editor: Editor, linear: Linear, attention: Attention) -> dict[str, 
     for leaf in found:
         part, read_as = _part(leaf, shape), roles(leaf.value, attention)
         if part is None or len(read_as) != 1 or read_as[0] in parts:
+            return {}
+        if part.first is not None and dim(linear.output, 1) is None:
             return {}
         parts[read_as[0]] = part
     columns = np.concatenate([part.columns.ravel() for part in parts.values()])

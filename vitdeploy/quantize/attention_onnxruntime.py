@@ -15,6 +15,7 @@ from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.layout import exclusive, leaves, origin, static_shape
 from vitdeploy.graph.linears import Linear
 from vitdeploy.graph.normalise import drop_unused
+from vitdeploy.graph.rowwise import dim
 
 DOMAIN = "com.microsoft"
 
@@ -68,9 +69,10 @@ def _operands(editor: Editor, attention: Attention) -> tuple[list[tuple[Linear, 
         [source] = [leaf.source for leaf in found if leaf.value is value]
         rows = source.transpose(0, *axes).reshape(source.shape[0], source.shape[axes[0]], -1)
         whole = np.arange(np.prod(static_shape(linear.output) or ())).reshape(len(rows), -1, linear.weight.shape[1])
-        if not np.array_equal(rows, whole[:, : rows.shape[1]]):
+        first = rows.shape[1] if rows.shape[1] < whole.shape[1] else None
+        if not np.array_equal(rows, whole[:, :first]) or (first is not None and dim(linear.output, 1) is None):
             return None
-        operands.append((linear, rows.shape[1] if rows.shape[1] < whole.shape[1] else None))
+        operands.append((linear, first))
         columns.append(own)
     behind = projection_of(editor, attention, columns[2][..., :1, :])
     if behind is None or (behind[1] != np.arange(len(behind[1]))).any():
