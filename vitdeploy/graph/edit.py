@@ -70,12 +70,12 @@ class Editor:
         Not a Slice, which copies: where nothing but ones is in front of the axis, as at batch 1, a runtime may give out
         the memory of the value itself, and OpenVINO does.
         """
-        shapes = []
-        for size in (count, int(list(value.shape or ())[axis]) - count):
-            shape = list(value.shape or ())
-            shape[axis] = size
-            shapes.append(shape)
-        sizes = self.constant(np.array([shape[axis] for shape in shapes], np.int64), f"{name}.sizes")
+        shape = list(value.shape or ())
+        whole = shape[axis]
+        assert isinstance(whole, int)
+        parts = (count, whole - count)
+        shapes = [[*shape[:axis], size, *shape[axis + 1 :]] for size in parts]
+        sizes = self.constant(np.array(parts, np.int64), f"{name}.sizes")
         return self.node(before, "Split", [value, sizes], name, *shapes, axis=axis)[0]
 
     def set_input(self, node: ir.Node, index: int, array: npt.NDArray[Any]) -> None:

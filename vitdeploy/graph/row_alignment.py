@@ -71,7 +71,7 @@ def align_rows(model: ir.Model, rows: int) -> int:
     editor = Editor(model)
     linears = sum(linear.kind == "matmul" and linear.input in flow.axes for linear in editor.linears)
     ends = _raised(flow, stream)
-    _extend(editor, flow, stream, rows - count)
+    _extend(editor, flow, stream, count, rows)
     for value, axis in flow.axes.items():
         if value is not stream:
             editor.resize(value, (axis,), rows)
@@ -153,12 +153,12 @@ def _raised(flow: _Flow, stream: ir.Value) -> dict[ir.Value, list[Use]]:
     return ends
 
 
-def _extend(editor: Editor, flow: _Flow, stream: ir.Value, further: int) -> None:
-    """Add rows to the stream and to the constants that hold something of each row."""
+def _extend(editor: Editor, flow: _Flow, stream: ir.Value, count: int, rows: int) -> None:
+    """Let the stream, and the constants that hold something of each row, have `rows` of them."""
     uses = [(node, index) for node, index in flow.through if node.inputs[index] is stream]
     shape = list(stream.shape or ())
-    shape[TOKENS] = int(shape[TOKENS]) + further
-    pads = editor.constant(np.array([0, 0, 0, 0, further, 0], np.int64), "rows.pads")
+    shape[TOKENS] = rows
+    pads = editor.constant(np.array([0, 0, 0, 0, rows - count, 0], np.int64), "rows.pads")
     [extended] = editor.node(uses[0][0], "Pad", [stream, pads], "rows", shape, mode="reflect")
     for node, index in uses:
         node.replace_input_with(index, extended)
@@ -166,7 +166,7 @@ def _extend(editor: Editor, flow: _Flow, stream: ir.Value, further: int) -> None
         value = node.inputs[index]
         assert value is not None and value.const_value is not None
         array = value.const_value.numpy()
-        widths = [(0, further if own == axis else 0) for own in range(array.ndim)]
+        widths = [(0, rows - count if own == axis else 0) for own in range(array.ndim)]
         editor.set_input(node, index, np.pad(array, widths, mode="reflect"))
 
 
