@@ -11,6 +11,7 @@ from tests.report.test_attention import patch, tile
 from vitdeploy.errors import GraphError, InputError, OutputError
 from vitdeploy.graph.normalise import normalise
 from vitdeploy.graph.optimize import optimize
+from vitdeploy.graph.row_alignment import align_rows
 from vitdeploy.graph.token_merging import merge_tokens
 from vitdeploy.pipeline.explain import explain
 
@@ -115,6 +116,15 @@ def test_merged_tokens_are_told_from_windows(tmp_path):
     error = refused(tmp_path, model)
     assert "over different tokens" in error.message
     assert error.fix == "explain a bundle made without optimize.token_merging"
+
+
+def test_further_rows_are_told_from_windows(tmp_path):
+    model = planted.classifier("learned")
+    normalise(model)
+    align_rows(model, 20)
+    error = refused(tmp_path, model)
+    assert "over different tokens" in error.message
+    assert error.fix == "explain a bundle made without optimize.align_rows"
 
 
 def test_a_graph_without_attention_is_refused(tmp_path):

@@ -214,6 +214,10 @@ def test_a_misspelt_target_is_named_with_the_one_that_was_meant(problems):
         ("postprocess.scores", "none"),
         ("postprocess.things", [-1]),
         ("data.annotations", 5),
+        ("optimize.align_rows", 0),
+        ("optimize.align_rows", "auto"),
+        ("optimize.align_rows", None),
+        ("optimize.align_rows", True),
         ("optimize.token_merging", "half"),
         ("optimize.token_merging", None),
         ("optimize.token_merging", {}),
@@ -474,3 +478,8 @@ def test_no_value_in_a_field_raises_anything_but_a_recipe_error(field, value):
         assert validate(data, "here").vitdeploy == 1
     except RecipeError as error:
         assert all(problem.startswith("$") for problem in error.problems)
+
+
+def test_a_number_of_rows_is_given_as_it_is(load):
+    assert load(EXAMPLE, "optimize.align_rows=200").optimize.to_options().align_rows == 200
+    assert load(EXAMPLE, "optimize.align_rows=none").optimize.to_options().align_rows is None

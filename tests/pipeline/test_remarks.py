@@ -40,6 +40,15 @@ def test_merging_against_the_same_without(merged, jitter, told):
     assert said == f"Merging to 192 tokens in block 1, then to 128 tokens in block 6 {told} to without."
 
 
+def test_aligned_rows_against_the_same_without():
+    aligned = Variant("openvino-cpu", "int8", rows=200)
+    medians = {FP32.name: rounds(16.0), INT8.name: rounds(5.0), aligned.name: rounds(4.0)}
+    assert remarks([FP32, INT8, aligned], medians) == [
+        "Computing 200 rows pays on openvino-cpu: latency ratio 0.80 [0.80, 0.80] to without."
+    ]
+
+
 def test_a_name_says_what_is_done():
+    assert Variant("openvino-cpu", "int8", rows=200).name == "openvino-cpu-int8 rows 200"
     assert MERGED.name == "openvino-cpu-int8 tokens 1:192+6:128"
     assert MERGED.plain == INT8

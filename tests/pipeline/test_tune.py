@@ -62,6 +62,8 @@ def test_what_a_machine_or_a_budget_has_no_use_for_is_left_out_with_a_reason(tun
     made = {each["name"] for each in tuned.document["variants"]}
     for precision in ("bf16", "fp16"):
         assert (f"openvino-cpu-{precision}" in reasons) != (f"openvino-cpu-{precision}" in made)
+    assert tuned.document["rows"]["openvino-cpu"]["tokens"] == 17
+    assert ("aligned rows on openvino-cpu" in reasons) != any(each["rows"] for each in tuned.document["variants"])
     assert reasons["openvino-cpu-mixed"] == "INT8 is expected to meet the budget as it is"
 
 
@@ -116,7 +118,7 @@ def test_without_time_only_plain_float_and_int8_are_tried(command):
     document = json.loads(done.stdout)
     assert [each["name"] for each in document["variants"]] == ["onnxruntime-cpu-fp32", "onnxruntime-cpu-int8"]
     reasons = {each["what"]: each["why"] for each in document["left_out"]}
-    for what in ("onnxruntime-cpu-mixed", "token merging on onnxruntime-cpu"):
+    for what in ("onnxruntime-cpu-mixed", "aligned rows on onnxruntime-cpu", "token merging on onnxruntime-cpu"):
         assert reasons[what] == "no time was left for it"
 
 

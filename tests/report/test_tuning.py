@@ -4,7 +4,7 @@ import copy
 
 from tests.report.test_html import HOSTILE, REPORT, Page
 from vitdeploy.report.html import render_tuning
-from vitdeploy.report.tuning import schedule_rows, variant_rows
+from vitdeploy.report.tuning import aligned_rows, schedule_rows, variant_rows
 
 NAMES = [engine["artifact"] for engine in REPORT["engines"]]
 
@@ -15,6 +15,7 @@ def variant(name, distance, latency, finalist, expected=98.5):
         "target": name.rsplit("-", 1)[0],
         "precision": "int8",
         "merges": [],
+        "rows": None,
         "latency_ms": latency,
         "rounds_ms": [latency],
         "bytes": 6_100_000,
@@ -36,6 +37,15 @@ DOCUMENT = {
         variant("openvino-cpu-fp32", 0.0, 9.0, True, None),
         variant("onnxruntime-cpu-mixed", 0.02, 6.0, False),
     ],
+    "rows": {
+        "openvino-cpu": {
+            "tokens": 197,
+            "timings": [
+                {"rows": 197, "rounds_ms": [5.0, 5.2, 5.1], "ratio": 1.0, "low": 1.0, "high": 1.0},
+                {"rows": 200, "rounds_ms": [4.6, 4.7, 4.5], "ratio": 0.9, "low": 0.88, "high": 0.92},
+            ],
+        }
+    },
     "merging": {
         "openvino-cpu": {
             "tokens": 197,
@@ -67,6 +77,14 @@ def test_every_variant_is_a_row_the_nearest_first_with_what_became_of_it():
     assert rows[0].expected == "–"
     stopped = {**DOCUMENT, "verdict": {**DOCUMENT["verdict"], "stopped": "openvino-cpu-fp32"}}
     assert variant_rows(stopped)[0].state == "finalist, not confirmed"
+
+
+def test_numbers_of_rows_with_their_ratios():
+    [one, aligned] = aligned_rows(DOCUMENT)["openvino-cpu"]
+    assert (one.rows, one.latency) == (197, "5.10")
+    assert (aligned.rows, aligned.ratio.value, aligned.ratio.note) == (200, "0.900", "0.880 to 0.920")
+    assert "Number of rows on openvino-cpu" in page().text
+    assert "Number of rows" not in page(rows={}).text
 
 
 def test_schedules_of_merging_the_fastest_first():

@@ -61,6 +61,12 @@ REWRITES = (
     metavar="BLOCK:TOKENS",
     help="Merge similar tokens behind a block's attention until TOKENS are left. Not exact. Repeatable.",
 )
+@click.option(
+    "--align-rows",
+    type=click.IntRange(min=1),
+    metavar="ROWS",
+    help="Compute ROWS rows in the blocks, more than there are tokens, where kernels are faster so. Exact.",
+)
 @click.option("--image-size", type=ImageSize(), help="Where the graph leaves it open: 384, or 256x320 (HxW).")
 @output_options
 def command(
@@ -70,6 +76,7 @@ def command(
     without: tuple[str, ...],
     qkv: str,
     merging: tuple[tuple[int, int], ...],
+    align_rows: int | None,
     image_size: tuple[int, int] | None,
 ) -> None:
     """Exact rewrites of a float graph; the result is compared with the graph before.
@@ -92,6 +99,7 @@ def command(
         **{name: name not in without for name in REWRITES},
         qkv=qkv,  # type: ignore[arg-type]
         token_merging=tuple(sorted(merging)),
+        align_rows=align_rows,
     )
     with console, replacing(output, OUTPUT_NAMES) as work:
         facts = optimize(graphs, options, work, console.progress, image_size)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from vitdeploy.graph.layout import reshape_sizes
 from vitdeploy.graph.linears import Linear, find_linears
 
 Numbers = npt.NDArray[np.floating]
@@ -63,6 +64,20 @@ class Editor:
         self.graph.insert_before(before, node)
         return node.outputs
 
+    def first(self, before: ir.Node, value: ir.Value, axis: int, count: int, name: str) -> ir.Value:
+        """Insert a Split of a value behind the first `count` along a static axis, and return the part in front.
+
+        Not a Slice, which copies: where nothing but ones is in front of the axis, as at batch 1, a runtime may give out
+        the memory of the value itself, and OpenVINO does.
+        """
+        shape = list(value.shape or ())
+        whole = shape[axis]
+        assert isinstance(whole, int)
+        parts = (count, whole - count)
+        shapes = [[*shape[:axis], size, *shape[axis + 1 :]] for size in parts]
+        sizes = self.constant(np.array(parts, np.int64), f"{name}.sizes")
+        return self.node(before, "Split", [value, sizes], name, *shapes, axis=axis)[0]
+
     def set_input(self, node: ir.Node, index: int, array: npt.NDArray[Any]) -> None:
         """Give one input of one node a new constant, under the name of the old one where nothing else reads that."""
         old = node.inputs[index]
@@ -112,6 +127,17 @@ class Editor:
         else:
             return linear
         return replace(linear, bias=bias, bias_add=add)
+
+    def resize(self, value: ir.Value, axes: Collection[int], count: int) -> None:
+        """Let these axes of a tensor, whose inputs have changed so, be of `count`: in its shape, and in the constant
+        sizes of a Reshape that makes it."""
+        node = value.producer()
+        sizes = reshape_sizes(node) if node is not None and node.op_type == "Reshape" else None
+        if node is not None and sizes is not None and any(sizes[axis] > 0 for axis in axes):
+            sizes = [count if axis in axes and size > 0 else size for axis, size in enumerate(sizes)]
+            self.set_input(node, 1, np.array(sizes, np.int64))
+        assert value.shape is not None
+        value.shape = ir.Shape([count if axis in axes else size for axis, size in enumerate(value.shape)])
 
     def bypass(self, node: ir.Node, value: ir.Value) -> None:
         """Let what reads the output of `node` read `value`, and remove the node. Not for an output of the graph."""

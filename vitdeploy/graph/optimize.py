@@ -1,4 +1,4 @@
-"""Rewrites of a float graph, in the order in which they help each other. All but the last one are exact."""
+"""Rewrites of a float graph, in the order in which they help each other. All but merging tokens are exact."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from vitdeploy.graph.fold_scale import fold_attention_scale
 from vitdeploy.graph.image_norm import fold_image_normalisation
 from vitdeploy.graph.layer_scale import fold_layer_scale
 from vitdeploy.graph.qkv import merge_qkv, split_qkv
+from vitdeploy.graph.row_alignment import align_rows
 from vitdeploy.graph.token_merging import merge_tokens
 
 
@@ -24,6 +25,7 @@ class OptimizeOptions:
     `qkv`: "merged" gives query, key and value one linear where they read the same tensor, "separate" one each; "keep"
     leaves them as they are, but for the last block where `class_token_only` divides them.
     `token_merging`: (block, how many tokens remain) each, as in `merge_tokens`.
+    `align_rows`: how many rows the blocks compute, as in `align_rows`; None: one for each token.
     """
 
     fold_layer_scale: bool = True
@@ -34,14 +36,16 @@ class OptimizeOptions:
     class_token_only: bool = True
     qkv: Literal["keep", "merged", "separate"] = "keep"
     token_merging: tuple[tuple[int, int], ...] = ()
+    align_rows: int | None = None
 
     def exact(self) -> OptimizeOptions:
-        """The same without what changes the function."""
-        return replace(self, token_merging=())
+        """The same without what changes the function, and without what comes behind that."""
+        return replace(self, token_merging=(), align_rows=None) if self.token_merging else self
 
 
 def optimize(model: ir.Model, options: OptimizeOptions | None = None) -> dict[str, int]:
-    """Run the chosen rewrites, in place. A second run changes nothing, but tokens cannot be merged twice.
+    """Run the chosen rewrites, in place. A second run changes nothing, but tokens cannot be merged, nor rows be
+    aligned, twice.
 
     Args:
         model: a graph as `normalise` leaves it: linears as MatMul + Add, constants folded.
@@ -49,7 +53,7 @@ def optimize(model: ir.Model, options: OptimizeOptions | None = None) -> dict[st
     Returns: how many places each rewrite that ran has changed, by its name, in the order of the run.
 
     Raises:
-        GraphError: the tokens cannot be merged, as `merge_tokens` says.
+        GraphError: the tokens cannot be merged, or the rows not be aligned, as `merge_tokens` and `align_rows` say.
     """
     options = options or OptimizeOptions()
     # LayerScale first: then the projection that takes the value's bias is a plain linear. Folds of merged weights
@@ -67,5 +71,6 @@ def optimize(model: ir.Model, options: OptimizeOptions | None = None) -> dict[st
             bool(options.token_merging),
             lambda model: len(merge_tokens(model, dict(options.token_merging))) - 1,
         ),
+        "align_rows": (options.align_rows is not None, lambda model: align_rows(model, options.align_rows or 0)),
     }
     return {name: rewrite(model) for name, (chosen, rewrite) in rewrites.items() if chosen}

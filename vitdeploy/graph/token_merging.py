@@ -22,9 +22,8 @@ import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.layout import reshape_sizes
 from vitdeploy.graph.rowwise import dim
-from vitdeploy.graph.tokens import MergePoints, TokenFlow, follow, merge_points
+from vitdeploy.graph.tokens import MergePoints, follow, merge_points
 
 # In the place of minus half a squared distance; finite, for infinities make NaN.
 FAR = np.array(np.finfo(np.float32).min)
@@ -58,7 +57,9 @@ def merge_tokens(model: ir.Model, schedule: Mapping[int, int]) -> tuple[int, ...
         merged = writer.merge(point.after, merged.sizes if merged is not None else None)
         for node, index in readers:
             node.replace_input_with(index, merged.tokens)
-        _resize(editor, flow, point.after, remaining)
+        for value, axes in flow.axes.items():
+            if value is not point.after:
+                editor.resize(value, axes, remaining)
         logarithms.update((each.softmax, merged.logarithm) for each in flow.attentions)
         tokens = remaining
     for softmax, logarithm in logarithms.items():
@@ -86,20 +87,6 @@ def _check(schedule: Mapping[int, int], found: MergePoints) -> None:
                 wanted=f"{least} to {tokens - 1}: at most half of the patches go at once",
             )
         tokens = remaining
-
-
-def _resize(editor: Editor, flow: TokenFlow, start: ir.Value, count: int) -> None:
-    """Let all that is computed of the tokens behind `start` have `count` of them."""
-    for value, axes in flow.axes.items():
-        node = value.producer()
-        if value is start or node is None:
-            continue
-        sizes = reshape_sizes(node) if node.op_type == "Reshape" else None
-        if sizes is not None and any(sizes[axis] > 0 for axis in axes):
-            sizes = [count if axis in axes and size > 0 else size for axis, size in enumerate(sizes)]
-            editor.set_input(node, 1, np.array(sizes, np.int64))
-        assert value.shape is not None
-        value.shape = ir.Shape([count if axis in axes else size for axis, size in enumerate(value.shape)])
 
 
 @dataclass(frozen=True)

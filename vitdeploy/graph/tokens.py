@@ -68,7 +68,7 @@ def merge_points(model: ir.Model) -> MergePoints:
             output, or an operation, that depends on every token.
     """
     attentions = find_attentions(model)
-    streams = {block: (each, _residual(each)) for block, each in enumerate(attentions)}
+    streams = {block: (each, residual(each)) for block, each in enumerate(attentions)}
     found = {i: MergePoint(i, each, *stream) for i, (each, stream) in streams.items() if stream is not None}
     counts = dict.fromkeys(dim(each.softmax.outputs[0], -1) for each in attentions)
     if not found or len(counts) > 1:
@@ -138,7 +138,7 @@ def _behind(
         other = node.inputs[1 - index]
         if other is not None and other.shape is not None and len(other.shape) - 2 + index in flow.axes.get(other, ()):
             return None
-    if _reads_prefix(node, axis, prefix):
+    if index == 0 and reads_first(node, axis, prefix):
         return None
     for out in range(len(node.outputs[0].shape or ())):
         rows = rows_of_inputs(node, out, size) if dim(node.outputs[0], out) == size else None
@@ -157,17 +157,18 @@ def _keys(node: ir.Node) -> int:
     return KEYS
 
 
-def _reads_prefix(node: ir.Node, axis: int, prefix: int) -> bool:
-    """Whether a node selects tokens before the patches, by numbers that stay right when there are fewer tokens."""
+def reads_first(node: ir.Node, axis: int, count: int) -> bool:
+    """Whether a node selects some of the first `count` rows of its first input along `axis`, by numbers that stay right
+    whatever comes behind these."""
     selected = selected_rows(node)
-    if selected is None or selected.axis != axis or not all(row < prefix for row in selected.rows):
+    if selected is None or selected.axis != axis or not all(row < count for row in selected.rows):
         return False
     if node.op_type == "Slice":
-        return all(0 <= end <= prefix for _, cut in slice_bounds(node) or () for end in (cut.start, cut.stop))
+        return all(0 <= end <= count for _, cut in slice_bounds(node) or () for end in (cut.start, cut.stop))
     return node.op_type == "Gather" and min(integers(node.inputs[1]) or [0]) >= 0
 
 
-def _residual(attention: Attention) -> tuple[ir.Value, ir.Value] | None:
+def residual(attention: Attention) -> tuple[ir.Value, ir.Value] | None:
     """(before, after): the operands [batch, tokens, channels] of the sum that adds the result of self-attention."""
     weights = attention.softmax.outputs[0]
     count, value = dim(weights, -1), attention.mix.outputs[0]

@@ -149,7 +149,7 @@ class ExportSection(Section):
 
 class OptimizeSection(Section):
     """Graph rewrites: see `graph.optimize.OptimizeOptions`. All are exact but `token_merging`: none, or how many tokens
-    remain behind the attention of which blocks, as {1: 192, 6: 128}."""
+    remain behind the attention of which blocks, as {1: 192, 6: 128}. `align_rows`: none, or a number of rows."""
 
     fold_layer_scale: bool = True
     fold_attention_scale: bool = True
@@ -159,6 +159,7 @@ class OptimizeSection(Section):
     class_token_only: bool = True
     qkv: Literal["keep", "merged", "separate"] = "keep"
     token_merging: Literal["none"] | dict[int, int] = "none"
+    align_rows: Literal["none"] | Positive = "none"
 
     @field_validator("token_merging", mode="before")
     @classmethod
@@ -177,7 +178,11 @@ class OptimizeSection(Section):
 
     def to_options(self) -> OptimizeOptions:
         merging = () if self.token_merging == "none" else tuple(sorted(self.token_merging.items()))
-        return OptimizeOptions(**self.model_dump(exclude={"token_merging"}), token_merging=merging)
+        return OptimizeOptions(
+            **self.model_dump(exclude={"token_merging", "align_rows"}),
+            token_merging=merging,
+            align_rows=None if self.align_rows == "none" else self.align_rows,
+        )
 
 
 class BudgetSection(Section):

@@ -12,9 +12,10 @@ import onnx_ir as ir
 from vitdeploy.graph.attention import Attention, find_attentions
 from vitdeploy.graph.biases import projection_of
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.layout import Indices, exclusive, leaves, origin
+from vitdeploy.graph.layout import exclusive, leaves, origin, static_shape
 from vitdeploy.graph.linears import Linear
 from vitdeploy.graph.normalise import drop_unused
+from vitdeploy.graph.rowwise import dim
 
 DOMAIN = "com.microsoft"
 
@@ -27,17 +28,20 @@ def fuse_attention(model: ir.Model) -> int:
         found = _operands(editor, attention)
         if found is None:
             continue
-        linears, heads, projection = found
+        operands, heads, projection = found
         old = projection.input
+        producer = old.producer()
+        assert producer is not None
         node = ir.node(
             "MultiHeadAttention",
-            [linear.output for linear in linears],
+            [
+                linear.output if rows is None else editor.first(producer, linear.output, 1, rows, linear.name)
+                for linear, rows in operands
+            ],
             {"num_heads": heads, "scale": 1.0},
             domain=DOMAIN,
             name=f"{str(attention.softmax.name).removesuffix('/Softmax')}/MultiHeadAttention",
         )
-        producer = old.producer()
-        assert producer is not None
         ir.convenience.replace_nodes_and_values(model.graph, producer, [producer], [node], [old], node.outputs)
         count += 1
     if count:
@@ -46,32 +50,34 @@ def fuse_attention(model: ir.Model) -> int:
     return count
 
 
-def _operands(editor: Editor, attention: Attention) -> tuple[list[Linear], int, Linear] | None:
-    """(query, key and value, the number of heads, the projection behind them)."""
+def _operands(editor: Editor, attention: Attention) -> tuple[list[tuple[Linear, int | None]], int, Linear] | None:
+    """(query, key and value, each with the number of first rows that is read, None for all; the number of heads; the
+    projection behind them)."""
     if attention.between:
         return None
     ends = ((attention.query, attention.scores), (attention.key, attention.scores), (attention.value, attention.mix))
-    linears, columns = [], []
+    operands: list[tuple[Linear, int | None]] = []
+    columns = []
     for (value, reader), axes in zip(ends, ((2, 1, 3), (3, 1, 2), (2, 1, 3)), strict=True):
         linear = editor.linear_behind(origin(value))
         found = leaves(linear.output) if linear is not None else None
         if linear is None or found is None or linear.output.shape is None or len(linear.output.shape) != 3:
             return None
         own = exclusive(found, value, reader, linear.weight.shape[1])
-        if own is None or own.ndim != 4 or not _in_order(own.transpose(0, *axes), linear.weight.shape[1]):
+        if own is None or own.ndim != 4:
             return None
-        linears.append(linear)
+        [source] = [leaf.source for leaf in found if leaf.value is value]
+        rows = source.transpose(0, *axes).reshape(source.shape[0], source.shape[axes[0]], -1)
+        whole = np.arange(np.prod(static_shape(linear.output) or ())).reshape(len(rows), -1, linear.weight.shape[1])
+        first = rows.shape[1] if rows.shape[1] < whole.shape[1] else None
+        if not np.array_equal(rows, whole[:, :first]) or (first is not None and dim(linear.output, 1) is None):
+            return None
+        operands.append((linear, first))
         columns.append(own)
     behind = projection_of(editor, attention, columns[2][..., :1, :])
     if behind is None or (behind[1] != np.arange(len(behind[1]))).any():
         return None
     projection, heads = behind[0], columns[0].shape[1]
     alone = [node for node, _ in projection.input.uses()] == [projection.node]
-    distinct = len({linear.node for linear in linears}) == len(linears)
-    return (linears, heads, projection) if alone and distinct else None
-
-
-def _in_order(columns: Indices, width: int) -> bool:
-    """Whether `columns` [batch, tokens, heads, channels] are those of the linear, as they lie there."""
-    rows = columns.reshape(*columns.shape[:2], -1)
-    return rows.shape[-1] == width and bool((rows == np.arange(width)).all())
+    distinct = len({linear.node for linear, _ in operands}) == len(operands)
+    return (operands, heads, projection) if alone and distinct else None

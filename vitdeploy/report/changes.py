@@ -23,6 +23,7 @@ _REWRITES = {
     "class_token_only": "last block for the class token only",
     "merge_qkv": "query, key and value merged",
     "split_qkv": "query, key and value split",
+    "align_rows": "linears of more rows than tokens",
     "opset": "raised to another opset",
 }
 

@@ -104,6 +104,7 @@ def render_tuning(document: dict[str, Any], recipe: str) -> str:
             **_judged(report),
             pareto=_shown(tuning.pareto_plot(report)),
             variants=tuning.variant_rows(report),
+            aligned=tuning.aligned_rows(report),
             schedules=tuning.schedule_rows(report),
             recipe="\n".join(text.clean(line) for line in recipe.splitlines()),
         )

@@ -87,6 +87,26 @@ def _series(document: Mapping[str, Any], variant: Mapping[str, Any]) -> int:
     return 1 + targets.index(variant["target"]) % (len(figures.SERIES) - 1)
 
 
+@dataclass(frozen=True)
+class RowsRow:
+    """The model with so many rows: its median latency, and that over the one with a row a token."""
+
+    rows: int
+    latency: str
+    ratio: Cell
+
+
+def aligned_rows(document: Mapping[str, Any]) -> dict[str, list[RowsRow]]:
+    """By target, one row a token first."""
+    return {target: [_aligned(each) for each in found["timings"]] for target, found in document["rows"].items()}
+
+
+def _aligned(timing: Mapping[str, Any]) -> RowsRow:
+    rounds = sorted(timing["rounds_ms"])
+    ratio = Cell(text.significant(timing["ratio"]), text.ratio_interval((timing["low"], timing["high"])))
+    return RowsRow(timing["rows"], text.significant(rounds[len(rounds) // 2]), ratio)
+
+
 def schedule_rows(document: Mapping[str, Any]) -> dict[str, list[ScheduleRow]]:
     """By target, the fastest first."""
     return {

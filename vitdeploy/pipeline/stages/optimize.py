@@ -14,6 +14,7 @@ from vitdeploy.graph.io import save_graph
 from vitdeploy.graph.normalise import normalise
 from vitdeploy.graph.optimize import OptimizeOptions
 from vitdeploy.graph.optimize import optimize as rewrite
+from vitdeploy.graph.row_alignment import align_rows
 from vitdeploy.graph.token_merging import merge_tokens
 from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.stages.files import SEQUENCE_PARTS, copy_labels, write_json
@@ -28,14 +29,15 @@ def optimize(
 ) -> dict[str, Any]:
     """Writes every graph rewritten, and optimize.json: what was changed how often, and the difference.
 
-    The difference is that of the exact rewrites. What merging tokens costs is not in it: `verify` measures that.
+    The difference is that of the exact rewrites. What merging tokens costs is not in it: `verify` measures that. Rows
+    that are aligned after a merge are not compared either: another rounding may choose another pair of tokens.
 
     The files may be of any exporter, and are called by their names here. `image_size` is (height, width), for a file
     that leaves it open.
 
     Raises:
         UnsafeGraphError, GraphError, MissingFileError: a file is refused, as `admit` says; or its tokens cannot be
-            merged as asked.
+            merged, or its rows aligned, as asked.
         ExportError: a rewritten graph is not the same function.
     """
     facts: dict[str, Any] = {"rewrites": {}, "difference": {}, "nodes": {}}
@@ -61,6 +63,8 @@ def optimize(
         if options.token_merging:
             schedule = dict(options.token_merging)
             tokens = merge_tokens(model, schedule)[0]
+            if options.align_rows is not None:
+                counts["align_rows"] = align_rows(model, options.align_rows)
             save_graph(model, made)
             facts.setdefault("token_merging", {})[name] = {"tokens": tokens, "remaining": schedule}
         facts["rewrites"][name] = counts

@@ -56,7 +56,7 @@ class Choice:
 
 def choose(finalists: Sequence[Finalist], ratios: Ratios) -> Choice:
     """The fastest finalist that is confirmed and meets the budget; of those that are not provably slower than it, one
-    that merges no tokens, and the nearest to the original."""
+    whose graph is not changed, and the nearest to the original."""
     order = sorted(finalists, key=lambda each: each.distance)
     kept_count = next((i for i, each in enumerate(order) if not each.keeps), len(order))
     confirmed, stopped = order[:kept_count], order[kept_count] if kept_count < len(order) else None
@@ -80,7 +80,7 @@ def choose(finalists: Sequence[Finalist], ratios: Ratios) -> Choice:
 def _fastest(among: Sequence[Finalist], ratios: Ratios) -> Finalist:
     fastest = min(among, key=lambda each: each.latency_ms)
     as_fast = [each for each in among if each is fastest or not _slower(each.name, fastest.name, ratios)]
-    return min(as_fast, key=lambda each: (bool(each.variant.merges), each.distance))
+    return min(as_fast, key=lambda each: (each.variant != each.variant.plain, each.distance))
 
 
 def _slower(a: str, b: str, ratios: Ratios) -> bool:

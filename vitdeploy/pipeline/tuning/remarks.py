@@ -19,8 +19,8 @@ def remarks(variants: Sequence[Variant], medians: Medians) -> list[str]:
     """
     found = []
     for variant in variants:
-        if variant.merges:
-            found.append(_merging(variant, medians))
+        if variant.plain != variant:
+            found.append(_changed(variant, medians))
         elif variant.precision == "int8":
             found += _int8(variant, variants, medians)
     return found
@@ -41,8 +41,10 @@ def _int8(variant: Variant, variants: Sequence[Variant], medians: Medians) -> li
     return []
 
 
-def _merging(variant: Variant, medians: Medians) -> str:
+def _changed(variant: Variant, medians: Medians) -> str:
+    """What was changed of the graph against the same without."""
     ratio, low, high = log_ratio(medians[variant.name], medians[variant.plain.name])
     word = "pays" if high < 1 else "does not pay" if low > 1 else "is not provably faster"
     merges = ", then ".join(f"to {count} tokens in block {block}" for block, count in variant.merges)
-    return f"Merging {merges} {word} on {variant.target}: latency ratio {ratio:.2f} [{low:.2f}, {high:.2f}] to without."
+    what = f"Merging {merges}" if variant.merges else f"Computing {variant.rows} rows"
+    return f"{what} {word} on {variant.target}: latency ratio {ratio:.2f} [{low:.2f}, {high:.2f}] to without."

@@ -16,9 +16,11 @@ from vitdeploy.pipeline.stages.compile import read_engine
 from vitdeploy.pipeline.stages.files import MODEL_FILE, write_json
 from vitdeploy.pipeline.stages.schedules import find_schedules
 from vitdeploy.pipeline.stages.score import score
+from vitdeploy.search.rows import measure_rows
+from vitdeploy.spec import encode
 from vitdeploy.store.store import Artifact
 
-SCREEN_FILE = "screen.json"
+SCREEN_FILE, ROWS_FILE = "screen.json", "rows.json"
 SCREEN = "compare the latencies"
 # Short blocks, for what is compared is many engines; those that matter are measured again.
 BLOCK_SECONDS, WARMUP_SECONDS = 0.2, 0.5
@@ -56,6 +58,24 @@ def schedules_step(job: Job, target: str) -> Step:
         (OPTIMIZE,),
         {"images": job.data.calibration_digest},
         {**target_tools(target), **tool_versions(("onnxruntime", "onnx-ir", "pillow", "numpy", "scipy"))},
+        measured=True,
+    )
+
+
+def rows_step(target: str) -> Step:
+    """The number of rows that the job's float graph is fastest with in INT8."""
+
+    def write(folders: Folders, out: Path, progress: Progress) -> None:
+        found = measure_rows(folders[OPTIMIZE].path / MODEL_FILE, target, progress=progress)
+        write_json(out / ROWS_FILE, encode(found))
+
+    return Step(
+        f"rows {target}",
+        "rows",
+        write,
+        {"target": target},
+        (OPTIMIZE,),
+        tools={**target_tools(target), **tool_versions(("onnx-ir", "numpy"))},
         measured=True,
     )
 

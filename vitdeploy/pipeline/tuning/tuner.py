@@ -27,13 +27,22 @@ from vitdeploy.pipeline.stages.files import read_json
 from vitdeploy.pipeline.stages.schedules import Schedules, read_schedules
 from vitdeploy.pipeline.stages.score import Score, read_score
 from vitdeploy.pipeline.tuning.choice import Choice, Finalist, choose
-from vitdeploy.pipeline.tuning.steps import SCREEN, SCREEN_FILE, schedules_step, score_step, screen_step
+from vitdeploy.pipeline.tuning.steps import (
+    ROWS_FILE,
+    SCREEN,
+    SCREEN_FILE,
+    rows_step,
+    schedules_step,
+    score_step,
+    screen_step,
+)
 from vitdeploy.pipeline.tuning.variants import Variant, float_variants
 from vitdeploy.pipeline.verdict import engine_gate
 from vitdeploy.search.expected import Expected
 from vitdeploy.search.front import pareto_front
+from vitdeploy.search.rows import RowTable
 from vitdeploy.search.schedules import Schedule, select
-from vitdeploy.spec import Budget
+from vitdeploy.spec import Budget, decode
 from vitdeploy.store.store import Artifact, Store
 from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.gate import accuracy_gate
@@ -65,6 +74,7 @@ class Tuned:
     made: every variant; `finals`: those that were judged, with what that gave; `front`: the same as finalists, the
         nearest to the original first.
     medians_ms: of each round of the screening, by name.
+    rows: how fast the model is with how many rows, by target.
     schedules: what was looked at of token merging, by target.
     left_out: (what, why).
     """
@@ -76,6 +86,7 @@ class Tuned:
     front: tuple[Finalist, ...]
     bench: dict[str, Any]
     choice: Choice
+    rows: dict[str, RowTable]
     schedules: dict[str, Schedules]
     left_out: tuple[tuple[str, str], ...]
 
@@ -96,6 +107,7 @@ class Tuner:
     seconds: float | None = None
     made: list[Made] = field(default_factory=list)
     left_out: list[tuple[str, str]] = field(default_factory=list)
+    rows: dict[str, RowTable] = field(default_factory=dict)
     schedules: dict[str, Schedules] = field(default_factory=dict)
     _fresh: set[str] = field(default_factory=set)
     _begun: float = field(default_factory=time.monotonic)
@@ -130,12 +142,32 @@ class Tuner:
         needy = [target for target in plain if not self._meets(plain[target].score.expected, default=True)]
         yield from (Variant(target, "mixed") for target in needy)
         for target in plain:
+            yield from self._aligned(target)
             yield from self._merging(target, plain[target].score)
         for target in plain:
             if target not in needy and self._bounded(plain[target].score.expected):
                 self.left_out.append((f"{target}-mixed", "INT8 is expected to meet the budget as it is"))
             elif target not in needy:
                 yield Variant(target, "mixed")
+
+    def _aligned(self, target: str) -> Iterator[Variant]:
+        what = f"aligned rows on {target}"
+        if self._late():
+            self.left_out.append((what, "no time was left for it"))
+            return
+        try:
+            artifacts = self._run([*engine_plan(self.job, ()), rows_step(target)])
+        except GraphError as error:
+            self._refused(what, error)
+            return
+        found = self.rows[target] = decode(RowTable, read_json(artifacts[f"rows {target}"].path / ROWS_FILE))
+        if found.best.rows == found.tokens:
+            self.left_out.append((what, f"no number of rows is surely faster than {found.tokens}, one a token"))
+        else:
+            yield Variant(target, "int8", rows=found.best.rows)
+
+    def _refused(self, what: str, error: GraphError) -> None:
+        self.left_out.append((what, error.message + (f": {error.found}" if error.found else "")))
 
     def _merging(self, target: str, plain: Score) -> Iterator[Variant]:
         if self._late():
@@ -144,8 +176,7 @@ class Tuner:
         try:
             artifacts = self._run([*engine_plan(self.job, ()), schedules_step(self.job, target)])
         except GraphError as error:
-            why = error.message + (f": {error.found}" if error.found else "")
-            self.left_out.append((f"token merging on {target}", why))
+            self._refused(f"token merging on {target}", error)
             return
         found = self.schedules[target] = read_schedules(artifacts[f"schedules {target}"].path)
         chosen = select(found.schedules, lambda schedule: self._acceptable(schedule, plain))
@@ -234,6 +265,7 @@ class Tuner:
             tuple(finalists),
             measured,
             choose(finalists, measured["ratios"]),
+            self.rows,
             self.schedules,
             tuple(self.left_out),
         )

@@ -13,17 +13,20 @@ FLOATS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to run a model. `merges`: of tokens, (block, tokens that remain) each."""
+    """One way to run a model. `merges`: of tokens, (block, tokens that remain) each. `rows`: that the blocks compute,
+    None for one a token."""
 
     target: str
     precision: Precision
     merges: tuple[tuple[int, int], ...] = ()
+    rows: int | None = None
 
     @property
     def name(self) -> str:
         """As artifacts are called, with what is done beside."""
         merged = "+".join(f"{block}:{count}" for block, count in self.merges)
-        return f"{self.target}-{self.precision}" + (f" tokens {merged}" if merged else "")
+        changes = [f"tokens {merged}"] * bool(merged) + [f"rows {self.rows}"] * (self.rows is not None)
+        return " ".join([f"{self.target}-{self.precision}", *changes])
 
     @property
     def plain(self) -> Variant:
@@ -36,8 +39,8 @@ class Variant:
 
     def recipe(self, base: Recipe) -> Recipe:
         """The recipe that makes this variant, for the target alone."""
-        merging = dict(self.merges) or "none"
-        optimize = base.optimize.model_copy(update={"token_merging": merging})
+        changes = {"token_merging": dict(self.merges) or "none", "align_rows": self.rows or "none"}
+        optimize = base.optimize.model_copy(update=changes)
         return base.model_copy(update={"precision": self.precision, "targets": (self.target,), "optimize": optimize})
 
 

@@ -84,6 +84,7 @@ def _document(tuned: Tuned) -> dict[str, Any]:
             for found in [finalists[made.variant]]
         ],
         "bench": tuned.bench,
+        "rows": {target: encode(found) for target, found in tuned.rows.items()},
         "merging": {target: encode(found) for target, found in tuned.schedules.items()},
         "left_out": [{"what": what, "why": why} for what, why in tuned.left_out],
         "environment": {**describe_host(), **tool_versions(TOOLS)},
@@ -98,6 +99,7 @@ def _variant(made: Made, tuned: Tuned, finalist: bool) -> dict[str, Any]:
         "target": variant.target,
         "precision": variant.precision,
         "merges": [list(merge) for merge in variant.merges],
+        "rows": variant.rows,
         "latency_ms": float(np.median(tuned.medians_ms[variant.name])),
         "rounds_ms": tuned.medians_ms[variant.name],
         "bytes": engine_bytes(made.artifacts, variant.candidate),

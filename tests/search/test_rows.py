@@ -1,0 +1,65 @@
+"""The number of rows that a target is fastest with: what is measured, and what is made of it."""
+
+import numpy as np
+import pytest
+
+from vitdeploy.errors import GraphError
+from vitdeploy.graph.io import load_graph, save_graph
+from vitdeploy.graph.row_alignment import align_rows
+from vitdeploy.search import rows
+from vitdeploy.search.latency import fingerprint
+from vitdeploy.spec import decode, encode
+
+
+@pytest.mark.parametrize(
+    ("tokens", "wanted"),
+    [(197, (197, 200, 208, 224, 256)), (192, (192,)), (17, (17, 24, 32)), (257, (257, 264, 272, 288, 320)), (3, (3,))],
+)
+def test_candidates_are_the_next_multiples_below_twice_the_tokens(tokens, wanted):
+    assert rows.candidates(tokens) == wanted
+
+
+@pytest.mark.parametrize(("target", "precision"), [("openvino-cpu", "int8"), ("onnxruntime-cpu", "fp32")])
+def test_every_candidate_is_measured(small_export, monkeypatch, target, precision):
+    monkeypatch.setattr(rows, "ROUNDS", 2)
+    monkeypatch.setattr(rows, "BLOCK_SECONDS", 0.01)
+    monkeypatch.setattr(rows, "WARMUP_SECONDS", 0.01)
+    told = []
+    table = rows.measure_rows(
+        small_export / "model.onnx", target, precision, progress=lambda *each: told.append(each[0])
+    )
+    assert (table.target, table.precision, table.tokens) == (target, precision, 17)
+    assert table.device == fingerprint(target)
+    assert [each.rows for each in table.timings] == [17, 24, 32]
+    assert all(len(each.rounds_ms) == 2 and each.low <= each.ratio <= each.high for each in table.timings)
+    assert (table.timings[0].ratio, table.timings[0].high) == (1, 1)
+    assert decode(rows.RowTable, encode(table)) == table
+    assert {f"prepare 24 rows for {target}", "time the rows"} <= set(told)
+
+
+def table(times):
+    """With these medians, of rounds that vary by 2 %, for each number of rows."""
+    noise = np.random.default_rng(0).uniform(0.98, 1.02, (len(times), 16))
+    measured = [(number, list(ms * noise[i])) for i, (number, ms) in enumerate(times.items())]
+    return rows.RowTable("openvino-cpu", "int8", "today", {}, 197, rows._timings(measured))
+
+
+@pytest.mark.parametrize(
+    ("times", "best"),
+    [
+        ({197: 30.0, 200: 28.0, 208: 27.0, 224: 29.0}, 208),
+        ({197: 30.0, 200: 29.99, 208: 31.0}, 197),
+        ({197: 30.0, 200: 33.0}, 197),
+        ({192: 30.0}, 192),
+    ],
+)
+def test_the_best_is_the_fastest_that_is_surely_faster(times, best):
+    assert table(times).best.rows == best
+
+
+def test_graphs_whose_rows_cannot_be_aligned_are_refused(small_export, tmp_path):
+    model = load_graph(small_export / "model.onnx")
+    align_rows(model, 20)
+    save_graph(model, tmp_path / "model.onnx")
+    with pytest.raises(GraphError, match="the rows of this graph cannot be aligned"):
+        rows.measure_rows(tmp_path / "model.onnx", "openvino-cpu")

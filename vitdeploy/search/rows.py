@@ -1,0 +1,135 @@
+"""How many rows are the linears of a ViT fastest with? Measured on the target, on the model itself.
+
+What is placed for this holds any ranges: times depend on shapes, not on values.
+"""
+
+from __future__ import annotations
+
+import datetime
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitdeploy.bench.contest import Contestant, Protocol, engine_contestant, run_contest
+from vitdeploy.bench.summary import block_medians
+from vitdeploy.compile.engine import compile_engine
+from vitdeploy.graph.attention import find_attentions
+from vitdeploy.graph.io import load_graph, save_graph
+from vitdeploy.graph.linears import count_int8, find_linears
+from vitdeploy.graph.normalise import drop_unused
+from vitdeploy.graph.row_alignment import align_rows, token_stream
+from vitdeploy.quantize.placement import place, shape
+from vitdeploy.quantize.scores import score_tensors
+from vitdeploy.search.latency import BOUNDS, fingerprint
+from vitdeploy.spec import Precision
+from vitdeploy.verify.intervals import log_ratio
+
+MULTIPLES = (8, 16, 32, 64)
+ROUNDS, BLOCK_SECONDS, WARMUP_SECONDS = 16, 0.25, 0.5
+LEVEL = 0.95
+
+
+@dataclass(frozen=True)
+class RowTiming:
+    """The model with so many rows. `rounds_ms`: its median latency in each round. `ratio`, `low`, `high`: its latency
+    over that of as many rows as tokens, with the interval; 1 for these themselves."""
+
+    rows: int
+    rounds_ms: tuple[float, ...]
+    ratio: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class RowTable:
+    """What was measured of one model at batch 1; the first of `timings` is that of one row for each token.
+
+    The intervals hold together, at 95 %: each one's level is higher by Bonferroni's inequality. `measured`: ISO date;
+    `device`: as of a latency table.
+    """
+
+    target: str
+    precision: Precision
+    measured: str
+    device: dict[str, str]
+    tokens: int
+    timings: tuple[RowTiming, ...]
+
+    @property
+    def best(self) -> RowTiming:
+        """The fastest of those that are surely faster than one row for each token; without any, that one."""
+        first, *others = self.timings
+        return min((each for each in others if each.high < 1), key=lambda each: each.ratio, default=first)
+
+
+def candidates(tokens: int) -> tuple[int, ...]:
+    """The number of tokens, and the next multiples of what tiles of kernels may be."""
+    rounded = {-(-tokens // of) * of for of in MULTIPLES}
+    return (tokens, *sorted(rows for rows in rounded if tokens < rows < 2 * tokens))
+
+
+def measure_rows(
+    graph: Path,
+    target: str,
+    precision: Precision = "int8",
+    *,
+    progress: Callable[[str, int, int], None] = lambda text, done, total: None,
+) -> RowTable:
+    """Measure a model with each number of rows in `candidates` against the others, in alternating blocks.
+
+    Args:
+        graph: a float graph as `optimize` leaves it, with one row for each token.
+        precision: "int8", with every layer in it that the target places, or one of a float graph.
+
+    Raises:
+        GraphError: the rows cannot be aligned, as `align_rows` says.
+        CapabilityError, EngineError, WorkerError: as `compile_engine` and `run_contest`.
+    """
+    tokens = token_stream(find_attentions(load_graph(graph)))[1]
+    numbers = candidates(tokens)
+    protocol = Protocol(
+        scenarios=("single",),
+        batch=(1,),
+        duration=0,
+        block_seconds=BLOCK_SECONDS,
+        min_rounds=ROUNDS,
+        warmup=WARMUP_SECONDS,
+    )
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
+        contestants = []
+        for done, rows in enumerate(numbers):
+            progress(f"prepare {rows} rows for {target}", done, len(numbers))
+            contestants.append(_contestant(graph, rows, target, precision, Path(folder)))
+        contest = run_contest(contestants, protocol, lambda text, done, total: progress("time the rows", done, total))
+    medians = block_medians(contest)
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    timings = _timings([(rows, medians[str(rows)]) for rows in numbers])
+    return RowTable(target, precision, now, fingerprint(target), tokens, timings)
+
+
+def _timings(measured: Sequence[tuple[int, Sequence[float]]]) -> tuple[RowTiming, ...]:
+    """Of (rows, median of each round) of the tokens first, and of all others."""
+    (tokens, reference), *others = measured
+    level = 1 - (1 - LEVEL) / max(len(others), 1)
+    return (
+        RowTiming(tokens, tuple(reference), 1.0, 1.0, 1.0),
+        *(RowTiming(rows, tuple(values), *log_ratio(values, reference, level)) for rows, values in others),
+    )
+
+
+def _contestant(graph: Path, rows: int, target: str, precision: Precision, folder: Path) -> Contestant:
+    model = load_graph(graph)
+    align_rows(model, rows)
+    if precision == "int8":
+        shape(model, target)
+        names = [str(linear.input.name) for linear in find_linears(model)]
+        place(model, dict.fromkeys([*names, *score_tensors(model).values()], BOUNDS), target)
+        drop_unused(model)
+    placed, out = folder / f"{rows}.onnx", folder / str(rows)
+    save_graph(model, placed)
+    out.mkdir()
+    engine = compile_engine(placed, out, target=target, precision=precision, batch=1, placed=count_int8(model))
+    placed.unlink()
+    return engine_contestant(engine, out, str(rows))
