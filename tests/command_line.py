@@ -42,11 +42,13 @@ Command = Callable[..., Done]
 def command_line(folder: Path, store: Path, *, short_bench: bool = False) -> Iterator[Command]:
     """`run(*arguments)` calls `vitdeploy ARGUMENTS` in `folder`.
 
-    With `short_bench`, `vitdeploy run` and `vitdeploy bench` measure as always, but in shorter and fewer blocks.
+    With `short_bench`, `vitdeploy run`, `bench` and `tune` measure as always, but in shorter and fewer blocks.
     """
     from vitdeploy.bench import contest
     from vitdeploy.cli.main import main
     from vitdeploy.pipeline import assemble
+    from vitdeploy.pipeline.tuning import steps, tuner
+    from vitdeploy.search import latency, rows
 
     before = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch:
@@ -56,7 +58,12 @@ def command_line(folder: Path, store: Path, *, short_bench: bool = False) -> Ite
         if short_bench:
             short = functools.partial(contest.Protocol, block_seconds=0.02, min_rounds=3, warmup=0)
             patch.setattr(contest, "Protocol", short)
-            patch.setattr(assemble, "Protocol", short)
+            for module in (assemble, tuner):
+                patch.setattr(module, "Protocol", short)
+            for searching in (steps, rows, latency):
+                patch.setattr(searching, "BLOCK_SECONDS", 0.02)
+                patch.setattr(searching, "WARMUP_SECONDS", 0.0)
+            patch.setattr(rows, "ROUNDS", 3)
 
         def run(*arguments: object) -> Done:
             out, err = io.StringIO(), io.StringIO()
