@@ -182,7 +182,7 @@ def _place(candidate: Candidate) -> Step:
         asdict(config),
         (OPTIMIZE, *((CALIBRATE,) if quantized else ()), *((candidate.step("search"),) if mixed else ())),
         tools=tool_versions(("onnx", "onnx-ir", "numpy")),
-        version=3,
+        version=5,
     )
 
 

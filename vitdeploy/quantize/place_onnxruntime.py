@@ -21,7 +21,6 @@ from vitdeploy.quantize.insert import Quantizers
 from vitdeploy.quantize.ranges import QuantizedWeight, Range
 from vitdeploy.quantize.scores import Scores, separate_scores
 
-KINDS = ("matmul",)
 # A Mul and an Add behind an activation are passes over memory of their own.
 WORTH = Worth(scale=2.0, copies=3.0)
 
@@ -34,6 +33,11 @@ def shape(model: ir.Model, ignored: Callable[[str], bool]) -> None:
 def scores_in_int8(model: ir.Model, layers: Collection[str], known: Container[str]) -> list[Scores]:
     """None: the fused operator computes them in float."""
     return []
+
+
+def reason_for_float(linear: Linear) -> str | None:
+    """Why a layer is better left in float here; None for any that INT8 is good for."""
+    return None if linear.kind == "matmul" else f"a {linear.kind} is faster in float on this target"
 
 
 def write(

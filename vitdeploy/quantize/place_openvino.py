@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from vitdeploy.graph.attention import find_attentions
@@ -22,10 +23,9 @@ from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.linears import Linear
 from vitdeploy.quantize.hidden import Worth
 from vitdeploy.quantize.insert import Quantizers
-from vitdeploy.quantize.ranges import QuantizedWeight, Range, quantize_weight, symmetric_step
+from vitdeploy.quantize.ranges import QuantizedWeight, Range, symmetric_step
 from vitdeploy.quantize.scores import Scores, find_scores, output_of, separate_scores
 
-KINDS = ("matmul", "conv")
 # A Mul and an Add behind an activation become part of the product in front of it.
 WORTH = Worth(scale=1.1, copies=1.2)
 
@@ -44,6 +44,15 @@ def scores_in_int8(model: ir.Model, layers: Collection[str], known: Container[st
     ]
 
 
+def reason_for_float(linear: Linear) -> str | None:
+    """Why a layer is better left in float here; None for any that INT8 is good for.
+
+    A depthwise convolution sums up a handful of products: few to save time by, and few for errors to cancel in.
+    """
+    depthwise = linear.kind == "conv" and linear.groups > 1 and linear.weight.shape[1] == 1
+    return "a depthwise convolution has too few products to gain from INT8" if depthwise else None
+
+
 def write(
     model: ir.Model, linears: Sequence[Linear], ranges: Mapping[str, Range], weights: Mapping[str, QuantizedWeight]
 ) -> tuple[str, ...]:
@@ -53,7 +62,9 @@ def write(
     quantizers = Quantizers(model, known)
     dequantized: dict[str, ir.Value] = {}
     for each in linears:
-        linear = _in_unit_range(model, each, known) if takes_pixels(each) else each
+        linear, rounded = each, weights[each.name]
+        if takes_pixels(each):
+            linear, rounded = _in_unit_range(model, each, known), (rounded[0], rounded[1] * np.float32(255))
         activation, scale, zero_point = quantizers.quantize(linear.input, linear.node)
         name = str(linear.input.name)
         if name not in dequantized:
@@ -62,7 +73,7 @@ def write(
             model.graph.insert_before(linear.node, node)
             dequantized[name] = node.outputs[0]
         linear.node.replace_input_with(0, dequantized[name])
-        linear.node.replace_input_with(1, _weight(model, linear, weights.get(linear.name)))
+        linear.node.replace_input_with(1, _weight(model, linear, *rounded))
     for scores in attentions:
         for linear in (scores.query, scores.key):
             _as_int8(model, linear.output, known[output_of(linear)])
@@ -114,7 +125,7 @@ def takes_pixels(linear: Linear) -> bool:
 
 
 def _in_unit_range(model: ir.Model, linear: Linear, ranges: dict[str, Range]) -> Linear:
-    """The layer on pixels / 255 with its weights times 255: the same function, and every pixel still exact.
+    """The layer on pixels / 255, for weights times 255: the same function, and every pixel still exact.
 
     On plain pixels the step of the quantizer is 1 and its zero point 0; OpenVINO takes such a pair for an identity,
     removes it, and runs the layer in float.
@@ -125,11 +136,12 @@ def _in_unit_range(model: ir.Model, linear: Linear, ranges: dict[str, Range]) ->
     node.outputs[0].name = name
     model.graph.insert_before(linear.node, node)
     ranges[name] = Range(0.0, 1.0)
-    return replace(linear, input=node.outputs[0], weight=linear.weight * np.float32(255))
+    return replace(linear, input=node.outputs[0])
 
 
-def _weight(model: ir.Model, linear: Linear, rounded: QuantizedWeight | None) -> ir.Value:
-    quantized, scales = rounded or quantize_weight(linear.weight, linear.out_axis)
+def _weight(
+    model: ir.Model, linear: Linear, quantized: npt.NDArray[np.int8], scales: npt.NDArray[np.float32]
+) -> ir.Value:
     stem = f"{linear.name}.weight"
     node = ir.node(
         "DequantizeLinear",
