@@ -140,7 +140,7 @@ def _calibrate(job: Job) -> Step:
         (OPTIMIZE,),
         {"images": job.data.calibration_digest},
         tool_versions(("onnxruntime", "pillow", "numpy")),
-        version=4,
+        version=5,
         resumable=True,
     )
 

@@ -35,9 +35,9 @@ def scores_in_int8(model: ir.Model, layers: Collection[str], known: Container[st
     return []
 
 
-def reason_for_float(linear: Linear) -> str | None:
-    """Why a layer is better left in float here; None for any that INT8 is good for."""
-    return None if linear.kind == "matmul" else f"a {linear.kind} is faster in float on this target"
+def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, str]:
+    """Why layers are better left in float here, by their names."""
+    return {each.name: f"a {each.kind} is faster in float on this target" for each in linears if each.kind != "matmul"}
 
 
 def write(

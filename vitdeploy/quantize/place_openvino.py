@@ -20,7 +20,7 @@ import onnx_ir as ir
 from vitdeploy.graph.attention import find_attentions
 from vitdeploy.graph.canonical.edit import add_constant
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.linears import Linear
+from vitdeploy.graph.linears import Linear, is_ranked, multiplications
 from vitdeploy.quantize.hidden import Worth
 from vitdeploy.quantize.insert import Quantizers
 from vitdeploy.quantize.ranges import QuantizedWeight, Range, symmetric_step
@@ -28,6 +28,8 @@ from vitdeploy.quantize.scores import Scores, find_scores, output_of, separate_s
 
 # A Mul and an Add behind an activation become part of the product in front of it.
 WORTH = Worth(scale=1.1, copies=1.2)
+# Layers with fewer multiplications a sample, and with less than this share of the model's, gain nothing from INT8.
+FEW, SHARE = 1_000_000, 1 / 400
 
 
 def shape(model: ir.Model, ignored: Callable[[str], bool]) -> None:
@@ -44,13 +46,25 @@ def scores_in_int8(model: ir.Model, layers: Collection[str], known: Container[st
     ]
 
 
-def reason_for_float(linear: Linear) -> str | None:
-    """Why a layer is better left in float here; None for any that INT8 is good for.
+def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, str]:
+    """Why layers are better left in float here, by their names.
 
-    A depthwise convolution sums up a handful of products: few to save time by, and few for errors to cancel in.
+    A depthwise convolution sums up a handful of products: few to save time by, and few for errors to cancel in. A layer
+    of few products costs as much time in float as quantizing its input does. Of scores that a TopK ranks, the least
+    error may choose other queries.
     """
-    depthwise = linear.kind == "conv" and linear.groups > 1 and linear.weight.shape[1] == 1
-    return "a depthwise convolution has too few products to gain from INT8" if depthwise else None
+    counts = {linear.name: multiplications(model, linear) for linear in linears}
+    few = min(FEW, SHARE * sum(count for count in counts.values() if count is not None))
+    reasons = {}
+    for linear in linears:
+        count = counts[linear.name]
+        if linear.kind == "conv" and linear.groups > 1 and linear.weight.shape[1] == 1:
+            reasons[linear.name] = "a depthwise convolution is as fast in float"
+        elif is_ranked(linear):
+            reasons[linear.name] = "a TopK ranks its outputs"
+        elif count is not None and count < few:
+            reasons[linear.name] = f"with {count:,} multiplications it is as fast in float"
+    return reasons
 
 
 def write(

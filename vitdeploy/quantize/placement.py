@@ -66,12 +66,12 @@ def choose(model: ir.Model, target: str, ignore: Sequence[str] = ()) -> Placemen
             fix="give layer names as printed by `vitdeploy inspect`, with * for any",
         )
     left = dict(others)
-    backend = backend_of(target)
+    reasons = backend_of(target).reasons_for_float(model, linears)
     for linear in linears:
         if any(fnmatch.fnmatchcase(linear.name, pattern) for pattern in ignore):
             left[linear.name] = "ignored on request"
-        elif (reason := backend.reason_for_float(linear)) is not None:
-            left[linear.name] = reason
+        elif linear.name in reasons:
+            left[linear.name] = reasons[linear.name]
     return Placement(target, tuple(name for name in names if name not in left), left)
 
 
@@ -110,5 +110,5 @@ def check_calibrated(linears: Iterable[Linear], known: Container[str]) -> None:
 
 
 def backend_of(target: str) -> ModuleType:
-    """What knows how `target` wants its INT8: `reason_for_float`, `WORTH`, `shape`, `scores_in_int8` and `write`."""
+    """What knows how `target` wants its INT8: `reasons_for_float`, `WORTH`, `shape`, `scores_in_int8` and `write`."""
     return {"onnxruntime": place_onnxruntime, "openvino": place_openvino}[TARGETS[target].backend]
