@@ -98,44 +98,6 @@ def _why(node: ir.Node, weight: ir.Value) -> str:
     return f"its weights have {len(tensor.shape)} axes"
 
 
-def multiplications(model: ir.Model, linear: Linear) -> int | None:
-    """How many products of two numbers a layer sums up for one sample; None where that depends on more than the batch.
-
-    A batch that is fixed counts as one sample.
-    """
-    batch = model.graph.inputs[0].shape
-    leading = batch[0] if batch is not None and len(batch) else None
-    if linear.output.shape is None:
-        return None
-    count = linear.weight.size // linear.weight.shape[linear.out_axis]
-    for size in linear.output.shape:
-        factors = [size] if isinstance(size, int) else str(size.value).replace(" ", "").split("*")
-        for factor in factors:
-            if isinstance(factor, int) or factor.isdecimal():
-                count *= int(factor)
-            elif isinstance(leading, int) or leading is None or factor != leading.value:
-                return None
-    return count
-
-
-# What keeps a score a score: sums, factors, monotonic functions, reductions and layout.
-_OF_SCORES = ("Add", "Sub", "Mul", "Div", "Sigmoid", "ReduceMax", "Max", "Clip", "Softmax", "LogSoftmax", "Identity")
-_MOVED = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Split", "Gather", "Concat", "Cast")
-
-
-def is_ranked(linear: Linear) -> bool:
-    """Whether a TopK ranks what a layer computes, with nothing but arithmetic and layout between."""
-    seen, waiting = set(), [linear.output]
-    while waiting:
-        for use in waiting.pop().uses():
-            if use.node.op_type == "TopK" and use.idx == 0:
-                return True
-            if use.node.op_type in (*_OF_SCORES, *_MOVED) and use.node not in seen:
-                seen.add(use.node)
-                waiting += use.node.outputs
-    return False
-
-
 def layer_name(node: ir.Node) -> str:
     """The module path that the exporter gave the node ("blocks.0.attn.qkv/MatMul"), or the node's own, unique name."""
     return str(node.name).removesuffix(f"/{node.op_type}")  # ".../MatMul_1" keeps its number: it tells two apart

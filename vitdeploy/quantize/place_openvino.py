@@ -20,7 +20,8 @@ import onnx_ir as ir
 from vitdeploy.graph.attention import find_attentions
 from vitdeploy.graph.canonical.edit import add_constant
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.linears import Linear, is_ranked, multiplications
+from vitdeploy.graph.layer_role import is_ranked, multiplications
+from vitdeploy.graph.linears import Linear
 from vitdeploy.quantize.hidden import Worth
 from vitdeploy.quantize.insert import Quantizers
 from vitdeploy.quantize.ranges import QuantizedWeight, Range, symmetric_step
@@ -28,8 +29,8 @@ from vitdeploy.quantize.scores import Scores, find_scores, output_of, separate_s
 
 # A Mul and an Add behind an activation become part of the product in front of it.
 WORTH = Worth(scale=1.1, copies=1.2)
-# Layers with fewer multiplications a sample, and with less than this share of the model's, gain nothing from INT8.
-FEW, SHARE = 1_000_000, 1 / 400
+# A layer is small that has fewer weights, and fewer products at batch 1, the latter also as a share of the model's.
+FEW_WEIGHTS, FEW_PRODUCTS, SMALL_SHARE = 1 << 14, 1_000_000, 1 / 400
 
 
 def shape(model: ir.Model, ignored: Callable[[str], bool]) -> None:
@@ -49,21 +50,20 @@ def scores_in_int8(model: ir.Model, layers: Collection[str], known: Container[st
 def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, str]:
     """Why layers are better left in float here, by their names.
 
-    A depthwise convolution sums up a handful of products: few to save time by, and few for errors to cancel in. A layer
-    of few products costs as much time in float as quantizing its input does. Of scores that a TopK ranks, the least
-    error may choose other queries.
+    The few products that a depthwise convolution sums up leave errors uncancelled. Where scores are ranked, the least
+    error lets other queries through. In a small layer the product takes no longer in float than quantizing its input.
     """
     counts = {linear.name: multiplications(model, linear) for linear in linears}
-    few = min(FEW, SHARE * sum(count for count in counts.values() if count is not None))
+    few = min(FEW_PRODUCTS, SMALL_SHARE * sum(count or 0 for count in counts.values()))
     reasons = {}
     for linear in linears:
         count = counts[linear.name]
-        if linear.kind == "conv" and linear.groups > 1 and linear.weight.shape[1] == 1:
-            reasons[linear.name] = "a depthwise convolution is as fast in float"
+        if linear.groups > 1 and linear.weight.shape[1] == 1:
+            reasons[linear.name] = "a depthwise convolution loses too much in INT8"
         elif is_ranked(linear):
-            reasons[linear.name] = "a TopK ranks its outputs"
-        elif count is not None and count < few:
-            reasons[linear.name] = f"with {count:,} multiplications it is as fast in float"
+            reasons[linear.name] = "its outputs are ranked"
+        elif count is not None and count < few and linear.weight.size < FEW_WEIGHTS:
+            reasons[linear.name] = "so small a layer is as fast in float"
     return reasons
 
 

@@ -76,10 +76,8 @@ def products_of(linear: Linear) -> Products:
 
 def weight_of(linear: Linear, weights: npt.NDArray[Scalar]) -> npt.NDArray[Scalar]:
     """Weights in the shape of `Products.weights`, in the shape that the layer has them in."""
-    if linear.kind == "matmul":
-        matrix: npt.NDArray[Scalar] = weights[0]
-        return matrix
-    return weights.transpose(0, 2, 1).reshape(linear.weight.shape)
+    weights = weights[0] if linear.kind == "matmul" else weights.transpose(0, 2, 1)
+    return weights.reshape(linear.weight.shape)
 
 
 def _inside(linear: Linear) -> Numbers:
