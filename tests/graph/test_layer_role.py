@@ -67,8 +67,8 @@ def test_each_reason_for_float():
     x = convolved(b, x, 64, 64, "depthwise", 64)
     x = convolved(b, x, 64, 128, "wide")
     x = b.op("Transpose", b.op("Flatten", x, axis=2), perm=[1, 0])
-    x = b.op("Relu", b.linear(x, 81, 256, "heavy"))
-    few, scores = b.linear(x, 256, 4, "small"), b.linear(x, 256, 80, "scores")
+    x = b.op("Relu", b.linear(x, 128, 256, "heavy"))
+    few, scores = b.linear(x, 256, 1, "small"), b.linear(x, 256, 80, "scores")
     model = b.model({"image": [1, 4, 80, 80]}, few, ranked(b, scores))
     assert reasons_for_float(model, find_linears(model)) == {
         "depthwise": "a depthwise convolution loses too much in INT8",
