@@ -27,7 +27,8 @@ from vitdeploy.verify.collect import collect
 
 ROOT = Path(__file__).parent.parent.parent
 PREPROCESS = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))
-CONVOLUTION = "patch_embed.proj"
+# What one of the targets leaves in float.
+FLOAT = ("patch_embed.proj", "head")
 SIMULATED_IMAGES = 96
 
 
@@ -84,15 +85,15 @@ def target(request):
 
 @pytest.fixture
 def simulation(tmp_path_factory, monkeypatch, folder, images, target):
-    """Every linear fake-quantized, the convolution in float: Q/DQ, with what is worth an operator to the target."""
+    """The layers that both targets quantize, fake-quantized: Q/DQ, with what is worth an operator to the target."""
     monkeypatch.setattr(place_openvino, "WORTH", backend_of(target).WORTH)
-    graph = placed(folder, tmp_path_factory.mktemp("simulation"), "openvino-cpu", (CONVOLUTION,))
+    graph = placed(folder, tmp_path_factory.mktemp("simulation"), "openvino-cpu", FLOAT)
     return simulated_logits(graph, images[:SIMULATED_IMAGES])
 
 
 def test_engines_compute_what_the_placement_says(tmp_path, folder, images, float_logits, simulation, target):
     """The rounding of float sums may tip a value to the next step; that is small against the effect of INT8 itself."""
-    graph = placed(folder, tmp_path, target, (CONVOLUTION,))
+    graph = placed(folder, tmp_path, target, FLOAT)
     ours = engine_logits(graph, tmp_path, target, images[:SIMULATED_IMAGES])
     largest = np.abs(simulation).max()
     effect = np.abs(simulation - float_logits[:SIMULATED_IMAGES])

@@ -27,7 +27,8 @@ from vitdeploy.spec import TARGETS, PreprocessSpec
 
 DEPTH = 2
 LINEARS = [f"blocks.{i}.{part}" for i in range(DEPTH) for part in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")]
-LAYERS = ["patch_embed.proj", *LINEARS, "head"]
+LAYERS = ["patch_embed.proj", *LINEARS]  # the head has one row: OpenVINO is as fast with it in float
+SMALL = {"head": "so small a layer is as fast in float"}
 OPENVINO, ORT = "openvino-cpu", "onnxruntime-cpu"
 
 
@@ -74,7 +75,7 @@ def readers(value):
 
 def test_openvino_places_every_linear_and_convolution(model, ranges):
     placement = place(model, ranges, OPENVINO)
-    assert (placement.target, list(placement.int8), placement.float) == (OPENVINO, LAYERS, {})
+    assert (placement.target, list(placement.int8), placement.float) == (OPENVINO, LAYERS, SMALL)
     assert count_int8(model) == len(LAYERS)
 
 
@@ -137,13 +138,13 @@ def test_a_merged_query_and_key_that_is_ignored_is_not_split(fast_model, score_r
     shape(fast_model, OPENVINO, ("blocks.0.attn.qkv",))
     placement = place(fast_model, score_ranges, OPENVINO, ("blocks.0.attn.qkv",))
     assert placement.scores == ()
-    assert placement.float == {"blocks.0.attn.qkv": "ignored on request"}
+    assert placement.float == {"blocks.0.attn.qkv": "ignored on request", **SMALL}
 
 
 def test_openvino_weights_are_int8_symmetric_and_per_output_channel(model, ranges):
-    layers = {linear.name: linear for linear in find_linears(model)}
+    layers = [linear for linear in find_linears(model) if linear.name in LAYERS]
     place(model, ranges, OPENVINO)
-    for linear in layers.values():
+    for linear in layers:
         dequantizer = linear.node.inputs[1].producer()
         assert dequantizer.op_type == "DequantizeLinear"
         assert len(dequantizer.inputs) == 2  # no zero point: symmetric
@@ -156,7 +157,7 @@ def test_openvino_weights_are_int8_symmetric_and_per_output_channel(model, range
 
 
 def test_openvino_activations_are_uint8_with_the_observed_scale(model, ranges):
-    layers = find_linears(model)
+    layers = [linear for linear in find_linears(model) if linear.name in LAYERS]
     place(model, ranges, OPENVINO)
     for linear in layers:
         _, scale, zero_point = linear.node.inputs[0].producer().inputs
@@ -233,9 +234,9 @@ def test_a_pattern_that_matches_no_layer_is_refused(model, ranges):
 
 
 def test_a_layer_that_was_not_calibrated_is_refused(model, ranges):
-    [head] = [linear for linear in find_linears(model) if linear.name == "head"]
-    few = {name: found for name, found in ranges.items() if name != head.input.name}
-    with pytest.raises(GraphError, match="the input of head was not calibrated"):
+    [last] = [linear for linear in find_linears(model) if linear.name == LAYERS[-1]]
+    few = {name: found for name, found in ranges.items() if name != last.input.name}
+    with pytest.raises(GraphError, match=f"the input of {last.name} was not calibrated"):
         place(model, few, ORT)
 
 

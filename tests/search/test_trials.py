@@ -52,8 +52,7 @@ def test_everything_in_int8_answers_as_the_engine_of_the_target(
     engine = planted_yardstick.distance(answers_of(model, target, "int8", planted_yardstick))
     ours = trials.distance({})
     assert ours.mean() > 1e-4
-    assert np.corrcoef(ours, engine)[0, 1] > 0.99
-    assert 0.8 < ours.mean() / engine.mean() < 1.25
+    np.testing.assert_allclose(ours, engine, rtol=0.2)
 
 
 def test_mends_answer_as_their_placement(trials, planted_file, planted_statistics, planted_yardstick, target):
@@ -85,7 +84,7 @@ def test_layers_that_read_one_tensor_are_known(trials):
     parts = tuple(f"blocks.0.attn.qkv.{part}" for part in ("query", "key", "value"))
     readers = {layer.name: layer.readers for layer in trials.layers}
     assert set(readers[parts[0]]) == set(parts)
-    assert readers["head"] == ("head",)
+    assert readers[PLANTED] == (PLANTED,)
 
 
 def test_shapes_are_those_at_batch_one(trials, target):
@@ -93,8 +92,9 @@ def test_shapes_are_those_at_batch_one(trials, target):
     tokens = 17
     assert shapes["blocks.0.attn.qkv.key"] == Shape(tokens, 32, 32)
     assert shapes[PLANTED].rows == tokens
-    assert shapes["head"] == Shape(1, 32, 10)
-    if target == "openvino-cpu":
+    if target == "onnxruntime-cpu":
+        assert shapes["head"] == Shape(1, 32, 10)
+    else:
         layout = shapes["patch_embed.proj"]
         assert (layout.rows, layout.k, layout.n, layout.kind) == (16, 64, 32, "conv")
         assert (layout.convolution.kernel, layout.convolution.strides) == ((8, 8), (8, 8))
@@ -102,9 +102,9 @@ def test_shapes_are_those_at_batch_one(trials, target):
 
 def test_a_layer_that_was_not_calibrated_is_refused(planted_file, planted_yardstick, planted_statistics):
     few = dict(planted_statistics)
-    few.pop(str(find_linears(load_graph(planted_file))[-1].input.name))
+    few.pop(next(str(each.input.name) for each in find_linears(load_graph(planted_file)) if each.name == PLANTED))
     with (
-        pytest.raises(GraphError, match="the input of head was not calibrated"),
+        pytest.raises(GraphError, match=f"the input of {PLANTED} was not calibrated"),
         opened(load_graph(planted_file), few, TARGETS[0], planted_yardstick),
     ):
         pass

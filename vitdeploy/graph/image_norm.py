@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ import onnx_ir as ir
 from vitdeploy.graph.canonical.edit import only_user
 from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.layout import is_layout
-from vitdeploy.graph.linears import constant
+from vitdeploy.graph.linears import Linear, constant
 from vitdeploy.graph.normalise import drop_unused
 
 Vector = npt.NDArray[np.float64]
@@ -41,14 +42,12 @@ def fold_image_normalisation(model: ir.Model) -> int:
     """
     editor, count = Editor(model), 0
     for linear in editor.linears:
-        if linear.kind != "conv" or not _plain(linear.node):
+        if linear.kind != "conv" or linear.padded:
             continue
         chain = _chain(linear.input, linear.weight.shape[1])
         if not chain:
             continue
-        scale, shift = np.ones(linear.weight.shape[1]), np.zeros(linear.weight.shape[1])
-        for step in chain:  # from the convolution upwards: scale (s x + t) + shift
-            scale, shift = scale * step.scale, shift + scale * step.shift
+        scale, shift = _composed(chain, linear.weight.shape[1])
         weight = linear.weight.astype(np.float64)
         bias = np.zeros(len(weight)) if linear.bias is None else linear.bias
         bias = bias + np.einsum("oihw,i->o", weight, shift)
@@ -61,9 +60,29 @@ def fold_image_normalisation(model: ir.Model) -> int:
     return count
 
 
-def _plain(node: ir.Node) -> bool:
-    pads, auto_pad = node.attributes.get_ints("pads", ()) or (), node.attributes.get_string("auto_pad", "NOTSET")
-    return not any(pads) and auto_pad in ("NOTSET", "VALID")
+def image_bounds(linear: Linear) -> tuple[Vector, Vector] | None:
+    """The least and the largest value that each channel of a convolution's input can take, [channels] each.
+
+    None where that input is anything but uint8 pixels, scaled and shifted by constants at most.
+    """
+    if linear.kind != "conv":
+        return None
+    channels = linear.weight.shape[1] * linear.groups
+    chain = _chain(linear.input, channels)
+    image = _image(chain[-1].value if chain else linear.input)
+    if image is None or image.dtype != ir.DataType.UINT8:
+        return None
+    scale, shift = _composed(chain, channels)
+    ends = shift, 255 * scale + shift
+    return np.minimum(*ends), np.maximum(*ends)
+
+
+def _composed(chain: Sequence[_Affine], channels: int) -> tuple[Vector, Vector]:
+    """(scale, shift), [channels] each, of all steps, the nearest to the convolution first: scale (s x + t) + shift."""
+    scale, shift = np.ones(channels), np.zeros(channels)
+    for step in chain:
+        scale, shift = scale * step.scale, shift + scale * step.shift
+    return scale, shift
 
 
 def _chain(value: ir.Value, channels: int) -> list[_Affine]:
@@ -79,16 +98,16 @@ def _chain(value: ir.Value, channels: int) -> list[_Affine]:
             break
         chain.append(step)
         value = step.value
-    return chain if _is_image(value) else []
+    return chain if _image(value) is not None else []
 
 
-def _is_image(value: ir.Value) -> bool:
-    """Whether `value` is an input of the graph, cast and moved at most."""
+def _image(value: ir.Value) -> ir.Value | None:
+    """The input of the graph that `value` is, cast and moved at most."""
     while (node := value.producer()) is not None and (node.op_type == "Cast" or is_layout(node)):
         operand = node.inputs[0]
         assert operand is not None
         value = operand
-    return value.is_graph_input()
+    return value if value.is_graph_input() else None
 
 
 def _affine(node: ir.Node, axis: int, channels: int) -> _Affine | None:

@@ -34,6 +34,19 @@ class Linear:
     def output(self) -> ir.Value:
         return (self.bias_add or self.node).outputs[0]
 
+    @property
+    def groups(self) -> int:
+        """Of a convolution: in how many parts its channels are convolved; 1 for a linear."""
+        return (self.node.attributes.get_int("group", 1) or 1) if self.kind == "conv" else 1
+
+    @property
+    def padded(self) -> bool:
+        """Whether it is a convolution that reads zeros around its input."""
+        attributes = self.node.attributes
+        automatic = attributes.get_string("auto_pad", "NOTSET")
+        padded = any(attributes.get_ints("pads", ()) or ()) if automatic == "NOTSET" else automatic != "VALID"
+        return self.kind == "conv" and padded
+
 
 def find_linears(model: ir.Model) -> list[Linear]:
     """All linears and convolutions of the main graph, in graph order."""

@@ -149,7 +149,7 @@ def _calibrate(job: Job) -> Step:
         (OPTIMIZE,),
         {"images": job.data.calibration_digest},
         tool_versions(("onnxruntime", "pillow", "numpy")),
-        version=4,
+        version=5,
         resumable=True,
     )
 
@@ -191,7 +191,7 @@ def _place(candidate: Candidate) -> Step:
         asdict(config),
         (OPTIMIZE, *((CALIBRATE,) if quantized else ()), *((candidate.step("search"),) if mixed else ())),
         tools=tool_versions(("onnx", "onnx-ir", "numpy")),
-        version=3,
+        version=5,
     )
 
 

@@ -1,4 +1,4 @@
-"""The error that INT8 is expected to make at the outputs of linears: what folds are chosen by."""
+"""The error that INT8 is expected to make at the outputs of linears and convolutions: what folds are chosen by."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.quantize.products import Products
 from vitdeploy.quantize.ranges import Range
 from vitdeploy.quantize.statistics import Statistics
 
@@ -36,3 +37,11 @@ def expected_error(found: Statistics, weights: Sequence[npt.NDArray[np.floating]
         columns = np.abs(weight).max(axis=0) / 127
         total += step**2 * float((weight**2).sum()) + power * float((columns**2).sum())
     return total / 12
+
+
+def products_error(found: Statistics, layer: Products, step: float) -> float:
+    """The same for one output of any layer, summed over its channels, as the mean over all positions."""
+    power = (found.variance[layer.channels] * layer.inside).sum(axis=-1)
+    columns = np.abs(layer.weights).max(axis=1) / 127
+    seen = (layer.weights**2).sum(axis=(0, 2)) @ layer.inside
+    return float(step**2 * seen + (power[:, None] * columns**2).sum()) / 12

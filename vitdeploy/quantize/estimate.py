@@ -37,9 +37,10 @@ def estimate(model: ir.Model, batch: int, images: int) -> Memory:
     for name, role in observed_tensors(model).items():
         shape = shapes[name]
         observed += math.prod(shape)
-        rows = math.prod(shape[:-1]) // batch
-        if role.rounds and shape and covariance_pays(max(rows, 1), shape[-1], images):
-            covariances += shape[-1] ** 2
+        channels = shape[role.axis] if len(shape) > 1 else 0
+        rows = math.prod(shape) // max(channels * batch, 1)
+        if role.rounds and channels and covariance_pays(max(rows, 1), channels, images):
+            covariances += channels**2
     held = {name: math.prod(shape) for name, shape in shapes.items()}
     widest = max(sum(held.get(str(v.name), 0) for v in (*node.inputs, *node.outputs) if v) for node in model.graph)
     # All observed tensors are held at once, and the widest node; every covariance twice at the end, as sum and result.

@@ -164,8 +164,8 @@ def observed_tensors(model: ir.Model) -> dict[str, Observed]:
     """The inputs of all linears and convolutions, and the outputs that make scores of attention, by name."""
     tensors: dict[str, Observed] = {}
     for linear in find_linears(model):
-        name, is_linear = str(linear.input.name), linear.kind == "matmul"
-        tensors.setdefault(name, Observed(-1 if is_linear else 1, is_linear, (name,)))
+        name = str(linear.input.name)
+        tensors.setdefault(name, Observed(-1 if linear.kind == "matmul" else 1, True, (name,)))
     for name, label in score_tensors(model).items():
         known = tensors.get(name, Observed(-1, False, ()))
         tensors[name] = replace(known, labels=(*known.labels, label))

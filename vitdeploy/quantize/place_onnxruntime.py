@@ -21,7 +21,6 @@ from vitdeploy.quantize.insert import Quantizers
 from vitdeploy.quantize.ranges import QuantizedWeight, Range
 from vitdeploy.quantize.scores import Scores, separate_scores
 
-KINDS = ("matmul",)
 # A Mul and an Add behind an activation are passes over memory of their own.
 WORTH = Worth(scale=2.0, copies=3.0)
 
@@ -34,6 +33,11 @@ def shape(model: ir.Model, ignored: Callable[[str], bool]) -> None:
 def scores_in_int8(model: ir.Model, layers: Collection[str], known: Container[str]) -> list[Scores]:
     """None: the fused operator computes them in float."""
     return []
+
+
+def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, str]:
+    """Why layers are better left in float here, by their names."""
+    return {each.name: f"a {each.kind} is faster in float on this target" for each in linears if each.kind != "matmul"}
 
 
 def write(

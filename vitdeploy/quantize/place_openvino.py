@@ -14,20 +14,23 @@ from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from vitdeploy.graph.attention import find_attentions
 from vitdeploy.graph.canonical.edit import add_constant
 from vitdeploy.graph.edit import Editor
+from vitdeploy.graph.layer_role import is_ranked, multiplications
 from vitdeploy.graph.linears import Linear
 from vitdeploy.quantize.hidden import Worth
 from vitdeploy.quantize.insert import Quantizers
-from vitdeploy.quantize.ranges import QuantizedWeight, Range, quantize_weight, symmetric_step
+from vitdeploy.quantize.ranges import QuantizedWeight, Range, symmetric_step
 from vitdeploy.quantize.scores import Scores, find_scores, output_of, separate_scores
 
-KINDS = ("matmul", "conv")
 # A Mul and an Add behind an activation become part of the product in front of it.
 WORTH = Worth(scale=1.1, copies=1.2)
+# A layer is small that has fewer weights, and fewer products at batch 1, the latter also as a share of the model's.
+FEW_WEIGHTS, FEW_PRODUCTS, SMALL_SHARE = 1 << 14, 1_000_000, 1 / 400
 
 
 def shape(model: ir.Model, ignored: Callable[[str], bool]) -> None:
@@ -44,6 +47,26 @@ def scores_in_int8(model: ir.Model, layers: Collection[str], known: Container[st
     ]
 
 
+def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, str]:
+    """Why layers are better left in float here, by their names.
+
+    The few products that a depthwise convolution sums up leave errors uncancelled. Where scores are ranked, the least
+    error lets other queries through. In a small layer the product takes no longer in float than quantizing its input.
+    """
+    counts = {linear.name: multiplications(model, linear) for linear in linears}
+    few = min(FEW_PRODUCTS, SMALL_SHARE * sum(count or 0 for count in counts.values()))
+    reasons = {}
+    for linear in linears:
+        count = counts[linear.name]
+        if linear.groups > 1 and linear.weight.shape[1] == 1:
+            reasons[linear.name] = "a depthwise convolution loses too much in INT8"
+        elif is_ranked(linear):
+            reasons[linear.name] = "its outputs are ranked"
+        elif count is not None and count < few and linear.weight.size < FEW_WEIGHTS:
+            reasons[linear.name] = "so small a layer is as fast in float"
+    return reasons
+
+
 def write(
     model: ir.Model, linears: Sequence[Linear], ranges: Mapping[str, Range], weights: Mapping[str, QuantizedWeight]
 ) -> tuple[str, ...]:
@@ -53,7 +76,9 @@ def write(
     quantizers = Quantizers(model, known)
     dequantized: dict[str, ir.Value] = {}
     for each in linears:
-        linear = _in_unit_range(model, each, known) if takes_pixels(each) else each
+        linear, rounded = each, weights[each.name]
+        if takes_pixels(each):
+            linear, rounded = _in_unit_range(model, each, known), (rounded[0], rounded[1] * np.float32(255))
         activation, scale, zero_point = quantizers.quantize(linear.input, linear.node)
         name = str(linear.input.name)
         if name not in dequantized:
@@ -62,7 +87,7 @@ def write(
             model.graph.insert_before(linear.node, node)
             dequantized[name] = node.outputs[0]
         linear.node.replace_input_with(0, dequantized[name])
-        linear.node.replace_input_with(1, _weight(model, linear, weights.get(linear.name)))
+        linear.node.replace_input_with(1, _weight(model, linear, *rounded))
     for scores in attentions:
         for linear in (scores.query, scores.key):
             _as_int8(model, linear.output, known[output_of(linear)])
@@ -114,7 +139,7 @@ def takes_pixels(linear: Linear) -> bool:
 
 
 def _in_unit_range(model: ir.Model, linear: Linear, ranges: dict[str, Range]) -> Linear:
-    """The layer on pixels / 255 with its weights times 255: the same function, and every pixel still exact.
+    """The layer on pixels / 255, for weights times 255: the same function, and every pixel still exact.
 
     On plain pixels the step of the quantizer is 1 and its zero point 0; OpenVINO takes such a pair for an identity,
     removes it, and runs the layer in float.
@@ -125,11 +150,12 @@ def _in_unit_range(model: ir.Model, linear: Linear, ranges: dict[str, Range]) ->
     node.outputs[0].name = name
     model.graph.insert_before(linear.node, node)
     ranges[name] = Range(0.0, 1.0)
-    return replace(linear, input=node.outputs[0], weight=linear.weight * np.float32(255))
+    return replace(linear, input=node.outputs[0])
 
 
-def _weight(model: ir.Model, linear: Linear, rounded: QuantizedWeight | None) -> ir.Value:
-    quantized, scales = rounded or quantize_weight(linear.weight, linear.out_axis)
+def _weight(
+    model: ir.Model, linear: Linear, quantized: npt.NDArray[np.int8], scales: npt.NDArray[np.float32]
+) -> ir.Value:
     stem = f"{linear.name}.weight"
     node = ir.node(
         "DequantizeLinear",

@@ -66,12 +66,12 @@ def choose(model: ir.Model, target: str, ignore: Sequence[str] = ()) -> Placemen
             fix="give layer names as printed by `vitdeploy inspect`, with * for any",
         )
     left = dict(others)
-    kinds = backend_of(target).KINDS
+    reasons = backend_of(target).reasons_for_float(model, linears)
     for linear in linears:
         if any(fnmatch.fnmatchcase(linear.name, pattern) for pattern in ignore):
             left[linear.name] = "ignored on request"
-        elif linear.kind not in kinds:
-            left[linear.name] = f"a {linear.kind} is faster in float on this target"
+        elif linear.name in reasons:
+            left[linear.name] = reasons[linear.name]
     return Placement(target, tuple(name for name in names if name not in left), left)
 
 
@@ -87,7 +87,7 @@ def place(
     Args:
         ranges: what is to be represented of each layer's input, by tensor name.
         ignore: as in `choose`.
-        weights: by layer name, of linears; any other is rounded to the nearest.
+        weights: by layer name; any other is rounded to the nearest.
 
     Raises:
         TargetError, GraphError: as `choose`; or a layer was not calibrated.
@@ -96,7 +96,7 @@ def place(
     chosen = [linear for linear in find_linears(model) if linear.name in placement.int8]
     check_calibrated(chosen, ranges)
     for linear in chosen:
-        if linear.name not in rounded and linear.kind == "matmul":
+        if linear.name not in rounded:
             rounded[linear.name] = quantize_weight(linear.weight, linear.out_axis)
     scores = backend_of(target).write(model, chosen, ranges, rounded)
     return replace(placement, scores=scores)
@@ -110,5 +110,5 @@ def check_calibrated(linears: Iterable[Linear], known: Container[str]) -> None:
 
 
 def backend_of(target: str) -> ModuleType:
-    """What knows how `target` wants its INT8: `KINDS`, `WORTH`, `shape`, `scores_in_int8` and `write`."""
+    """What knows how `target` wants its INT8: `reasons_for_float`, `WORTH`, `shape`, `scores_in_int8` and `write`."""
     return {"onnxruntime": place_onnxruntime, "openvino": place_openvino}[TARGETS[target].backend]

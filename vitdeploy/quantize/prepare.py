@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.linears import Linear
-from vitdeploy.quantize.error import range_of, step_of
+from vitdeploy.graph.image_norm import image_bounds
+from vitdeploy.graph.linears import find_linears
+from vitdeploy.quantize.channels import scale_channels
+from vitdeploy.quantize.error import range_of
 from vitdeploy.quantize.hidden import Hidden, smooth_hidden
 from vitdeploy.quantize.placement import backend_of
 from vitdeploy.quantize.ranges import QuantizedWeight, Range
-from vitdeploy.quantize.rounding import round_weight
+from vitdeploy.quantize.rounding import round_linear
 from vitdeploy.quantize.scores import smooth_scores
 from vitdeploy.quantize.smoothing import Fold, smooth_norms, smooth_values
 from vitdeploy.quantize.statistics import Statistics
@@ -35,7 +37,7 @@ class Mends:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a placement needs of the graph as it is now: the range of each layer's input, and the weights of linears.
+    """What a placement needs of the graph as it is now: the range of each layer's input, and the rounded weights.
 
     `folds` and `hidden` say what was done; `biases` are those that were corrected, as they were before.
     """
@@ -64,10 +66,12 @@ def prepare(
     """
     mends = mends or Mends()
     known = widened(statistics)
+    known |= _of_pixels(model, known)
     known, norms = smooth_norms(model, known, layers)
     known, values = smooth_values(model, known, layers)
     known, scores = smooth_scores(model, known, layers)
     known, hidden = smooth_hidden(model, known, layers, backend_of(target).WORTH, mends.scaled)
+    known, channels = scale_channels(model, known, layers)
     ranges = {name: range_of(found) for name, found in known.items()}
     editor, weights, biases = Editor(model), {}, {}
     for linear in editor.linears:
@@ -76,13 +80,11 @@ def prepare(
             continue
         if linear.name in mends.clipped:
             ranges[name] = range_of(found).times(mends.clipped[linear.name])
-        if linear.kind != "matmul":
-            continue
         weights[linear.name], bias = round_linear(linear, found)
-        if linear.bias is not None or not linear.output.is_graph_output():
+        if linear.bias is not None or linear.kind == "conv" or not linear.output.is_graph_output():
             biases[linear.name] = linear.bias
             editor.set_linear(linear, bias=bias)
-    return Prepared(ranges, weights, (*norms, *values, *scores), tuple(hidden), biases)
+    return Prepared(ranges, weights, (*norms, *values, *scores, *channels), tuple(hidden), biases)
 
 
 def widened(statistics: Mapping[str, Statistics]) -> dict[str, Statistics]:
@@ -90,14 +92,11 @@ def widened(statistics: Mapping[str, Statistics]) -> dict[str, Statistics]:
     return {name: found.widened(MARGIN) for name, found in statistics.items()}
 
 
-def round_linear(linear: Linear, found: Statistics) -> tuple[QuantizedWeight, npt.NDArray[np.float64]]:
-    """The rounded weight of a linear, and its bias [out] with the mean of what the rounding does.
-
-    E[x W + b] = E[x Q + b'], with Q the rounded weight: the mean of its error moves into the bias.
-
-    Args:
-        found: of what it reads.
-    """
-    rounded, scales = round_weight(linear.weight, found, step_of(range_of(found)) ** 2 / 12)
-    bias = np.zeros(len(scales)) if linear.bias is None else linear.bias
-    return (rounded, scales), bias + found.mean @ (linear.weight - rounded * scales)
+def _of_pixels(model: ir.Model, known: Mapping[str, Statistics]) -> dict[str, Statistics]:
+    """Of the tensors that are pixels: with the bounds that all images keep."""
+    bounds = {str(linear.input.name): image_bounds(linear) for linear in find_linears(model)}
+    return {
+        name: replace(known[name], low=each[0], high=each[1])
+        for name, each in bounds.items()
+        if each is not None and name in known
+    }

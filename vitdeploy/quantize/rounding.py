@@ -9,7 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import scipy.linalg
 
-from vitdeploy.quantize.ranges import TINY, quantize_weight
+from vitdeploy.graph.linears import Linear
+from vitdeploy.quantize.error import range_of, step_of
+from vitdeploy.quantize.products import products_of, weight_of
+from vitdeploy.quantize.ranges import TINY, QuantizedWeight, quantize_weight
 from vitdeploy.quantize.statistics import Numbers, Statistics
 
 DAMPING = 0.01
@@ -19,10 +22,30 @@ BLOCK = 128
 ENOUGH = 8
 
 
+def round_linear(linear: Linear, found: Statistics) -> tuple[QuantizedWeight, Numbers]:
+    """The weight of a linear or convolution in its shape, rounded, and its bias [out] with the mean of what that does.
+
+    E[x W + b] = E[x Q + b'], with Q the rounded weight. Under the padding of a convolution x is zero: the mean is that
+    of all its output positions.
+
+    Args:
+        found: of what it reads.
+    """
+    layer, noise = products_of(linear), step_of(range_of(found)) ** 2 / 12
+    groups, _, outputs = layer.weights.shape
+    rounded, scales = np.empty(layer.weights.shape, np.int8), np.empty((groups, outputs), np.float32)
+    for group, channels in enumerate(layer.channels[:, :: layer.taps]):
+        weight = layer.weights[group].astype(np.float32)
+        rounded[group], scales[group] = round_weight(weight, found.taken(channels), noise, layer.taps)
+    moved = layer.of_constant(found.mean, layer.weights - rounded * scales[:, None, :])
+    bias = moved if linear.bias is None else linear.bias + moved
+    return (weight_of(linear, rounded), scales.ravel()), bias
+
+
 def round_weight(
-    weight: npt.NDArray[np.float32], found: Statistics, noise: float
+    weight: npt.NDArray[np.float32], found: Statistics, noise: float, taps: int = 1
 ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
-    """(int8 [in, out], float32 scales [out]) of a linear's weight [in, out], weight ~= int8 * scale.
+    """(int8 [in * taps, out], float32 scales [out]) of a weight [in * taps, out], weight ~= int8 * scale.
 
     Each scale is the one of least expected error among clipped ones, and rounding is GPTQ's: the error of each input
     channel is made up for by the ones that come after it (arXiv 2210.17323, section 3). Moments are centred, as a
@@ -30,12 +53,17 @@ def round_weight(
 
     Args:
         noise: the variance of the rounding errors of the input, which the weights multiply too.
+        taps: rows in succession that multiply the same channel at other positions. Each position is rounded by itself:
+            how positions go together is not observed.
     """
-    if found.covariance.ndim == 1 or found.rows < ENOUGH * len(weight):
+    if found.covariance.ndim == 1 or found.rows < ENOUGH * len(found.mean):
         return quantize_weight(weight, 1)
-    hessian = found.covariance + noise * np.eye(len(weight))
-    scales = _scales(weight, np.maximum(np.diag(hessian), 0))
-    return _compensated(weight.astype(np.float64), scales, hessian), scales
+    hessian = found.covariance + noise * np.eye(len(found.mean))
+    scales = _scales(weight, np.repeat(np.maximum(np.diag(hessian), 0), taps))
+    rounded = np.empty(weight.shape, np.int8)
+    for tap in range(taps):
+        rounded[tap::taps] = _compensated(weight[tap::taps].astype(np.float64), scales, hessian)
+    return rounded, scales
 
 
 def _scales(weight: npt.NDArray[np.float32], power: Numbers) -> npt.NDArray[np.float32]:

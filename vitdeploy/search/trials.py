@@ -17,8 +17,9 @@ from vitdeploy.graph.linears import Linear, find_linears
 from vitdeploy.quantize.error import range_of
 from vitdeploy.quantize.hidden import EAGER, Deal, best_deal, hidden_first
 from vitdeploy.quantize.placement import backend_of, check_calibrated, choose, shape
-from vitdeploy.quantize.prepare import Prepared, prepare, round_linear, widened
-from vitdeploy.quantize.ranges import Range, quantize_weight, symmetric_step
+from vitdeploy.quantize.prepare import Prepared, prepare, widened
+from vitdeploy.quantize.ranges import Range, symmetric_step
+from vitdeploy.quantize.rounding import round_linear
 from vitdeploy.quantize.scores import output_of
 from vitdeploy.quantize.statistics import Statistics
 from vitdeploy.runtime.runner import Array
@@ -161,8 +162,8 @@ def _output_steps(model: ir.Model, names: Collection[str], prepared: Prepared, t
 
 
 def _forms(linear: Linear, prepared: Prepared, deal: Deal | None, output: np.float32 | None) -> list[Form]:
-    rounded = prepared.weights.get(linear.name) or quantize_weight(linear.weight, linear.out_axis)
-    forms = [Form(prepared.ranges[str(linear.input.name)], rounded, linear.bias, output=output)]
+    bounds = prepared.ranges[str(linear.input.name)]
+    forms = [Form(bounds, prepared.weights[linear.name], linear.bias, output=output)]
     if deal is not None:
         bias = prepared.biases.get(linear.name, linear.bias)
         moved = replace(linear, weight=deal.weight(linear.weight).astype(np.float32), bias=bias)
