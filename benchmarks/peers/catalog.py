@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-OURS, OURS_ORT = "vitdeploy-openvino-int8", "vitdeploy-onnxruntime-int8"
+PLAIN, OURS_ORT = "vitdeploy-openvino-int8", "vitdeploy-onnxruntime-int8"
+# What goals are about: as many rows as are measured to be the fastest; and the schedule of merging.
+OURS, MERGED = f"{PLAIN}-rows", f"{PLAIN}-tokens-192-128"
 NNCF, DYNAMIC, EAGER = "nncf", "ort-dynamic", "pytorch"
 
 
@@ -24,13 +26,20 @@ class Entry:
     labelled: bool = False
 
 
-def _ours(target: str, precision: str) -> Entry:
-    name = f"vitdeploy-{target.removesuffix('-cpu')}-{precision}"
-    return Entry(name, precision, "make_vitdeploy.py", {"target": target, "precision": precision}, "this project")
+def _ours(target: str, precision: str, suffix: str = "", note: str = "", **changes: Any) -> Entry:
+    name = f"vitdeploy-{target.removesuffix('-cpu')}-{precision}{suffix}"
+    options = {"target": target, "precision": precision, "rows": False, "merging": {}, **changes}
+    return Entry(name, precision, "make_vitdeploy.py", options, note or "this project")
 
 
 CATALOG = (
     _ours("openvino-cpu", "int8"),
+    _ours("openvino-cpu", "int8", "-rows", "the number of rows that is measured to be the fastest", rows=True),
+    _ours("openvino-cpu", "int8", "-tokens-192", "tokens merged to 192 in block 1", merging={1: 192}),
+    _ours(
+        *("openvino-cpu", "int8", "-tokens-192-128", "tokens merged to 192 in block 1 and to 128 in block 6"),
+        merging={1: 192, 6: 128},
+    ),
     _ours("onnxruntime-cpu", "int8"),
     _ours("openvino-cpu", "fp32"),
     _ours("onnxruntime-cpu", "fp32"),

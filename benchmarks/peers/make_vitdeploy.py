@@ -16,13 +16,18 @@ from vitdeploy.pipeline.progress import silent
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.pipeline.stages.compile import read_engine
 from vitdeploy.pipeline.stages.files import MODEL_FILE
-from vitdeploy.spec import encode
+from vitdeploy.search.rows import RowTable, measure_rows
+from vitdeploy.spec import decode, encode
 from vitdeploy.store.store import Store
 
 
 def work(payload: Payload) -> Payload:
     folder, target, precision = Path(payload["folder"]), payload["target"], payload["precision"]
-    job = job_of(payload["model"], evaluation=1, target=target, precision=precision)
+    merging = {int(block): count for block, count in payload["merging"].items()}
+    changes = {"token_merging": merging} if merging else {}
+    if payload["rows"]:
+        changes["align_rows"] = _rows(payload, folder, target)
+    job = job_of(payload["model"], evaluation=1, target=target, precision=precision, optimize=changes)
     last = f"compile {target}-{precision}"
     # An interrupted making goes on where it stopped, so what each step took is noted when it is done.
     notes = folder / "steps.json"
@@ -48,11 +53,26 @@ def work(payload: Payload) -> Payload:
         "seconds": sum(made[name]["seconds"] for name in artifacts),
         "steps": {name: made[name]["seconds"] for name in artifacts},
         "peak_mb": max(made[name]["peak_mb"] for name in artifacts),
+        "optimize": {key: str(value) for key, value in changes.items()},
         "macs_executed": float_macs(artifacts["optimize"].path / MODEL_FILE),
         "run": {"kind": "engine", "folder": str(engine), "engine": encode(read_engine(engine))},
     }
     shutil.rmtree(store.root)
     return answer
+
+
+def _rows(payload: Payload, folder: Path, target: str) -> int | str:
+    """The number of rows that is surely faster than one a token, or "none"; measured once, and no part of the seconds
+    that making takes."""
+    file = folder / "rows.json"
+    if not file.is_file():
+        job = job_of(payload["model"], evaluation=1, target=target)
+        plan = _needed(make_plan(job), "optimize")
+        graph = run_plan(plan, Store(folder / "rows"), resume=True, progress=silent)["optimize"].path / MODEL_FILE
+        file.write_text(json.dumps(encode(measure_rows(graph, target))), encoding="utf-8")
+        shutil.rmtree(folder / "rows")
+    found = decode(RowTable, json.loads(file.read_text(encoding="utf-8")))
+    return "none" if found.best.rows == found.tokens else found.best.rows
 
 
 def _needed(plan: list[Step], last: str) -> list[Step]:

@@ -23,8 +23,19 @@ from vitdeploy.pipeline.tasks.images import labels_in
 from vitdeploy.spec import encode
 
 
-def job_of(model: Payload, *, evaluation: int | str, target: str = "onnxruntime-cpu", precision: str = "fp32") -> Job:
-    """The project's own job for the model of the payload ("name", "checkpoint", "data", "images")."""
+def job_of(
+    model: Payload,
+    *,
+    evaluation: int | str,
+    target: str = "onnxruntime-cpu",
+    precision: str = "fp32",
+    optimize: Payload | None = None,
+) -> Job:
+    """The project's own job for the model of the payload ("name", "checkpoint", "data", "images").
+
+    Args:
+        optimize: the recipe's section of this name.
+    """
     source = {"model": model["name"]} | ({"checkpoint": model["checkpoint"]} if model["checkpoint"] else {})
     values: dict[str, Any] = {
         "vitdeploy": 1,
@@ -37,6 +48,7 @@ def job_of(model: Payload, *, evaluation: int | str, target: str = "onnxruntime-
             "evaluation": {"images": evaluation},
             "seed": 0,
         },
+        "optimize": optimize or {},
         "precision": precision,
         "targets": [target],
         "bench": {"batch": [1, 8]},
