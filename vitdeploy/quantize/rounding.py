@@ -59,16 +59,21 @@ def round_weight(
     if found.covariance.ndim == 1 or found.rows < ENOUGH * len(found.mean):
         return quantize_weight(weight, 1)
     hessian = found.covariance + noise * np.eye(len(found.mean))
-    scales = _scales(weight, np.repeat(np.maximum(np.diag(hessian), 0), taps))
+    # What clipping does to neighbouring positions, which go together, would add up: such weights are not clipped.
+    scales = _scales(weight, np.maximum(np.diag(hessian), 0)) if taps == 1 else _unclipped(weight)
     rounded = np.empty(weight.shape, np.int8)
     for tap in range(taps):
         rounded[tap::taps] = _compensated(weight[tap::taps].astype(np.float64), scales, hessian)
     return rounded, scales
 
 
+def _unclipped(weight: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    return np.maximum(np.abs(weight).max(axis=0) / 127, TINY).astype(np.float32)
+
+
 def _scales(weight: npt.NDArray[np.float32], power: Numbers) -> npt.NDArray[np.float32]:
     """The scale of each output channel, clipped where that rounds better, channels weighted by their power."""
-    largest = np.maximum(np.abs(weight).max(axis=0) / 127, TINY)
+    largest = _unclipped(weight)
     best, least = largest, np.full(weight.shape[1], np.inf)
     error = np.empty_like(weight)
     for clip in CLIPS:
