@@ -174,9 +174,12 @@ def outlier_model(seed, reach, **options):
 @given(seed=st.integers(0, 99), reach=st.sampled_from([1, 10, 100, 1000]))
 @settings(max_examples=12, deadline=None)
 def test_hidden_channels_are_scaled_or_copied_and_the_function_stays(seed, reach):
-    done = assert_folded(outlier_model(seed, reach), partial(smooth_hidden, worth=WORTH))
+    model = outlier_model(seed, reach)
+    [hidden] = [each for each in observed(model).values() if len(each.high) == 2 * WIDTH]
+    stands_out = hidden.high[3] > 10 * np.delete(hidden.high, 3).max()  # not where GELU lets nothing of it through
+    done = assert_folded(model, partial(smooth_hidden, worth=WORTH))
     assert all(each.layer == "mlp.fc2" and each.gain >= 2 for each in done)
-    assert done or reach < 100
+    assert done or not stands_out
 
 
 def wide_mlp(seed, reach, activation="Gelu"):
