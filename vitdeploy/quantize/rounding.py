@@ -68,7 +68,8 @@ def round_weight(
 
 
 def _unclipped(weight: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-    return np.maximum(np.abs(weight).max(axis=0) / 127, TINY).astype(np.float32)
+    scales: npt.NDArray[np.float32] = np.maximum(np.abs(weight).max(axis=0) / 127, TINY).astype(np.float32)
+    return scales
 
 
 def _scales(weight: npt.NDArray[np.float32], power: Numbers) -> npt.NDArray[np.float32]:
