@@ -19,7 +19,7 @@ def remarks(variants: Sequence[Variant], medians: Medians) -> list[str]:
     """
     found = []
     for variant in variants:
-        if variant.plain != variant:
+        if variant.plain != variant and variant.plain.name in medians:
             found.append(_changed(variant, medians))
         elif variant.precision == "int8":
             found += _int8(variant, variants, medians)

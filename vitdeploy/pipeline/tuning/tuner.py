@@ -136,19 +136,28 @@ class Tuner:
         return self._judge(front, medians)
 
     def _further(self, targets: Sequence[str]) -> Iterator[Variant]:
-        """What is tried beyond plain float and INT8: first what is to mend INT8 where it needs that, for without it
-        nothing else is of use; then what makes it faster."""
+        """What is tried beyond plain float and INT8: first as many rows as are fastest, which changes no answer; then
+        what is to mend INT8 where it needs that, for without it nothing else is of use; then what makes it faster."""
         plain = {each.variant.target: each for each in self.made if each.variant.precision == "int8"}
-        needy = [target for target in plain if not self._meets(plain[target].score.expected, default=True)]
-        yield from (Variant(target, "mixed") for target in needy)
         for target in plain:
             yield from self._aligned(target)
+        needy = [target for target in plain if not self._meets(plain[target].score.expected, default=True)]
+        yield from (self._mixed(target) for target in needy)
+        for target in plain:
             yield from self._merging(target, plain[target].score)
         for target in plain:
             if target not in needy and self._bounded(plain[target].score.expected):
                 self.left_out.append((f"{target}-mixed", "INT8 is expected to meet the budget as it is"))
             elif target not in needy:
-                yield Variant(target, "mixed")
+                yield self._mixed(target)
+
+    def _mixed(self, target: str) -> Variant:
+        return Variant(target, "mixed", rows=self._best_rows(target))
+
+    def _best_rows(self, target: str) -> int | None:
+        """How many rows are surely faster than one a token, None where that is not known of any."""
+        found = self.rows.get(target)
+        return None if found is None or found.best.rows == found.tokens else found.best.rows
 
     def _aligned(self, target: str) -> Iterator[Variant]:
         what = f"aligned rows on {target}"
@@ -161,10 +170,11 @@ class Tuner:
             self._refused(what, error)
             return
         found = self.rows[target] = decode(RowTable, read_json(artifacts[f"rows {target}"].path / ROWS_FILE))
-        if found.best.rows == found.tokens:
+        rows = self._best_rows(target)
+        if rows is None:
             self.left_out.append((what, f"no number of rows is surely faster than {found.tokens}, one a token"))
         else:
-            yield Variant(target, "int8", rows=found.best.rows)
+            yield Variant(target, "int8", rows=rows)
 
     def _refused(self, what: str, error: GraphError) -> None:
         self.left_out.append((what, error.message + (f": {error.found}" if error.found else "")))
