@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from vitdeploy.errors import CapabilityError, RecipeError
+from vitdeploy.errors import CapabilityError, InputError, RecipeError
 from vitdeploy.pipeline.job import Job, prepare
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.recipe import Recipe, validate
@@ -22,12 +22,20 @@ def prepare_search(
 
     Raises:
         RecipeError: an unknown target, or more than one image size.
+        InputError: a bound on the accuracy, and no labels.
         CapabilityError: an encoder-decoder, or a model that takes no images. Errors of `prepare` come through.
     """
     if recipe.source.image_sizes is not None:
         raise RecipeError("the recipe", ["$.source.image_sizes: one size is tuned at a time; give image_size"])
     budget = recipe.budget.model_copy(update={key: bound for key, bound in bounds.items() if bound is not None})
     chosen = tuple(targets) or recipe.targets
+    if budget.max_drop is not None and recipe.data.labels == "none":
+        raise InputError(
+            "max_drop cannot be proven without labels",
+            found="data: {labels: none}",
+            wanted="labels, or a bound on the agreement with the original",
+            fix="--min-agreement in its place",
+        )
     base = Variant(chosen[0], "fp32").recipe(recipe).model_copy(update={"budget": budget, "targets": chosen})
     [job] = prepare(validate(base.model_dump(), "the recipe"), skip_bad=skip_bad, progress=progress)
     if job.origin.task == "sequence" or job.origin.preprocess is None:
