@@ -37,12 +37,24 @@ def test_one_operator_computes_what_the_nodes_did(form, seed, bias, batch):
     assert fuse_attention(model) == 0
 
 
-MASK = np.zeros((TOKENS, TOKENS), np.float32)
+@pytest.mark.parametrize("shape", [(1, 1, 1), (1, 1, TOKENS), (1, TOKENS, 1), (2, 1, TOKENS), (2, TOKENS, TOKENS)])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_what_is_added_to_the_scores_goes_in(shape, batch):
+    bias = np.random.default_rng(0).normal(size=(1, *shape)).astype(np.float32)
+    model = attention_model(TOKENS, "separate", scale=None, mask=bias)
+    feeds = random_feeds(ir.to_proto(model), batch, 0)
+    [wanted] = run(ir.to_proto(model), feeds)
+    whole = shape[-1] == TOKENS
+    assert fuse_attention(model) == whole
+    found = operators(model)
+    assert found["MultiHeadAttention"] == whole
+    assert found["Expand"] == (whole and shape[1] == 1)
+    [ours] = run(ir.to_proto(model), feeds)
+    assert difference(ours, wanted) <= 1e-5
 
 
-@pytest.mark.parametrize("options", [{"scale": "query"}, {"scale": None, "mask": MASK}])
-def test_attention_with_more_in_it_stays(options):
-    model = attention_model(TOKENS, "separate", **options)
+def test_attention_with_more_in_it_stays():
+    model = attention_model(TOKENS, "separate", scale="query")
     before = ir.to_proto(model)
     assert fuse_attention(model) == 0
     assert ir.to_proto(model) == before

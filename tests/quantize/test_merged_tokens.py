@@ -9,6 +9,8 @@ from vitdeploy.data.pixels import batches
 from vitdeploy.graph.io import load_graph, save_graph
 from vitdeploy.graph.optimize import OptimizeOptions, optimize
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
+from vitdeploy.quantize.attention_onnxruntime import fuse_attention
+from vitdeploy.quantize.scores import separate_scores
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.spec import TARGETS, PreprocessSpec
 
@@ -62,6 +64,17 @@ def test_layers_and_folds_are_those_of_the_graph_without_merging(calibrated, tar
     file, layers = tmp_path / "merged" / "model.onnx", len(placed["merged"]["int8"])
     int8 = answers(file, tmp_path / "int8", target, pixels, "int8", layers)
     assert np.abs(int8 - floats).max() <= 0.05 * np.abs(floats).max()
+
+
+def test_onnxruntime_fuses_attention_to_merged_tokens_too(small_export, tmp_path, pixels):
+    model = load_graph(small_export / "model.onnx")
+    optimize(model, OptimizeOptions(class_token_only=False, token_merging=((0, 12),)))
+    separate_scores(model)
+    save_graph(model, tmp_path / "float.onnx")
+    assert fuse_attention(model) == 2
+    save_graph(model, tmp_path / "fused.onnx")
+    one, other = (answers(tmp_path / f"{n}.onnx", tmp_path / n, "onnxruntime-cpu", pixels) for n in ("float", "fused"))
+    assert np.abs(one - other).max() <= 1e-5 * np.abs(one).max()
 
 
 def test_both_runtimes_merge_the_same_tokens(calibrated, tmp_path, pixels):

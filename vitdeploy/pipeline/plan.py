@@ -191,7 +191,7 @@ def _place(candidate: Candidate) -> Step:
         asdict(config),
         (OPTIMIZE, *((CALIBRATE,) if quantized else ()), *((candidate.step("search"),) if mixed else ())),
         tools=tool_versions(("onnx", "onnx-ir", "numpy")),
-        version=5,
+        version=6,
     )
 
 

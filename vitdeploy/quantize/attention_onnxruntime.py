@@ -1,7 +1,8 @@
 """Attention as one operator of ONNX Runtime: no transposition, no table of scores in memory.
 
 com.microsoft.MultiHeadAttention takes query, key and value as linears leave them, [batch, tokens, heads * channels],
-and gives [batch, tokens, heads * channels] to the projection. Specification: onnxruntime/docs/ContribOperators.md.
+and gives [batch, tokens, heads * channels] to the projection. A number that is added to each score goes in as
+`attention_bias` [batch or 1, heads or 1, queries, keys]. Specification: onnxruntime/docs/ContribOperators.md.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ DOMAIN = "com.microsoft"
 
 def fuse_attention(model: ir.Model) -> int:
     """Replace every attention by one operator, in place, where query, key and value come from a linear each, in their
-    own order, and nothing is added to the scores. Exact but for the order of sums. Returns how many were replaced."""
+    own order, and no more than one tensor is added to the scores. Exact but for the order of sums. Returns how many
+    were replaced."""
     editor, count = Editor(model), 0
     for attention in find_attentions(model):
         found = _operands(editor, attention)
@@ -32,12 +34,15 @@ def fuse_attention(model: ir.Model) -> int:
         old = projection.input
         producer = old.producer()
         assert producer is not None
+        inputs: list[ir.Value | None] = [
+            linear.output if rows is None else editor.first(producer, linear.output, 1, rows, linear.name)
+            for linear, rows in operands
+        ]
+        if attention.between:
+            inputs += [None, None, _for_each_query(editor, attention, producer)]  # no bias, no padded keys
         node = ir.node(
             "MultiHeadAttention",
-            [
-                linear.output if rows is None else editor.first(producer, linear.output, 1, rows, linear.name)
-                for linear, rows in operands
-            ],
+            inputs,
             {"num_heads": heads, "scale": 1.0},
             domain=DOMAIN,
             name=f"{str(attention.softmax.name).removesuffix('/Softmax')}/MultiHeadAttention",
@@ -53,7 +58,7 @@ def fuse_attention(model: ir.Model) -> int:
 def _operands(editor: Editor, attention: Attention) -> tuple[list[tuple[Linear, int | None]], int, Linear] | None:
     """(query, key and value, each with the number of first rows that is read, None for all; the number of heads; the
     projection behind them)."""
-    if attention.between:
+    if attention.between and _added(attention) is None:
         return None
     ends = ((attention.query, attention.scores), (attention.key, attention.scores), (attention.value, attention.mix))
     operands: list[tuple[Linear, int | None]] = []
@@ -81,3 +86,28 @@ def _operands(editor: Editor, attention: Attention) -> tuple[list[tuple[Linear, 
     alone = [node for node, _ in projection.input.uses()] == [projection.node]
     distinct = len({linear.node for linear, _ in operands}) == len(operands)
     return (operands, heads, projection) if alone and distinct else None
+
+
+def _added(attention: Attention) -> ir.Value | None:
+    """The tensor [batch or 1, heads or 1, queries or 1, keys] that is added to the scores, where that is all."""
+    scores = attention.scores.outputs[0]
+    if len(attention.between) != 1 or attention.between[0].op_type != "Add" or scores.shape is None:
+        return None
+    [added] = [each for each in attention.between[0].inputs if each is not scores]
+    if added is None or added.shape is None or added.dtype != ir.DataType.FLOAT or len(added.shape) != len(scores.shape):
+        return None
+    wanted, found = list(scores.shape), list(added.shape)
+    fits = found[-1] == wanted[-1] and all(own in (1, whole) for own, whole in zip(found, wanted, strict=True))
+    return added if fits and len(wanted) == 4 and isinstance(wanted[2], int) else None
+
+
+def _for_each_query(editor: Editor, attention: Attention, before: ir.Node) -> ir.Value:
+    """What is added to the scores, with a row for each query: the operator repeats it for images and heads alone."""
+    added, queries = _added(attention), dim(attention.scores.outputs[0], 2)
+    assert added is not None and added.shape is not None and queries is not None
+    if added.shape[2] == queries:
+        return added
+    name = f"{str(attention.softmax.name).removesuffix('/Softmax')}.bias"
+    sizes = editor.constant(np.array([1, 1, queries, 1], np.int64), f"{name}.sizes")
+    shape = [*list(added.shape)[:2], queries, added.shape[3]]
+    return editor.node(before, "Expand", [added, sizes], name, shape)[0]
