@@ -441,7 +441,7 @@ def _path(location: tuple[int | str, ...]) -> str:
     parts = (
         part
         for part in location
-        if isinstance(part, int) or (part.isidentifier() and part not in ("int", "constrained", "tuple"))
+        if isinstance(part, int) or (part.isidentifier() and part not in ("int", "bool", "constrained", "tuple"))
     )
     return "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
 
