@@ -6,10 +6,14 @@ from pathlib import Path
 import pytest
 
 from vitdeploy.pipeline.job import prepare, weight_bits
-from vitdeploy.pipeline.plan import make_plan
+from vitdeploy.pipeline.outcome import said_of_weights
+from vitdeploy.pipeline.plan import Candidate, make_plan
 from vitdeploy.pipeline.progress import silent
 from vitdeploy.pipeline.recipe import load_recipe
+from vitdeploy.pipeline.stages.files import write_json
 from vitdeploy.runtime import host
+from vitdeploy.spec import EngineSpec, encode
+from vitdeploy.store.store import Artifact
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "digits.yaml"
 
@@ -46,3 +50,15 @@ def test_the_bits_are_part_of_what_int8_is_made_by_and_of_nothing_in_float(cpu):
     assert steps == {name: 8 if name.endswith("fp32") else 7 for name in steps}
     assert bits(False, "avx2", "avx_vnni") == steps
     assert set(bits("auto", "avx2", "avx_vnni").values()) == set(bits(True, "avx2").values()) == {8}
+
+
+def test_a_run_says_where_its_weights_are_made_for_another_cpu(tmp_path, cpu):
+    engine = EngineSpec("openvino-cpu", "int8", "g", ("g",), 1, True, "CPU", (), (), weight_bits=7)
+    write_json(tmp_path / "engine.json", encode(engine))
+    candidate = Candidate("openvino-cpu", "int8", shipped=True)
+    artifacts = {candidate.step("compile"): Artifact(tmp_path, "", "")}
+    cpu("avx2", "avx_vnni")
+    [text] = said_of_weights(artifacts, candidate)
+    assert text.startswith("note: openvino-cpu-int8 is made for CPUs without VNNI, which this one has")
+    cpu("avx2")
+    assert said_of_weights(artifacts, candidate) == []

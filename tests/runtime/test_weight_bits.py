@@ -3,7 +3,7 @@
 import pytest
 
 from vitdeploy.runtime.host import saturates
-from vitdeploy.runtime.weight_bits import bits_for, bits_of, remarks, saturation_warning
+from vitdeploy.runtime.weight_bits import bits_for, bits_of, saturation_warning, weight_remarks
 from vitdeploy.spec import EngineSpec, decode, encode
 
 HASWELL, SKYLAKE_X, CASCADE_LAKE, ALDER_LAKE, SAPPHIRE_RAPIDS, ARM = (
@@ -40,17 +40,17 @@ def test_an_engine_without_a_record_has_8_bits_where_it_has_int8():
 
 
 def test_8_bits_are_warned_of_where_they_saturate():
-    [text] = remarks(engine("int8", 8), HASWELL)
+    [text] = weight_remarks(engine("int8", 8), HASWELL)
     assert text == (
         "warning: openvino-cpu-int8: weights of 8 bits saturate on this CPU, which has no VNNI: answers may be wrong; "
         "vitdeploy quantize --no-vnni makes weights of 7"
     )
     assert saturation_warning(8, HASWELL) in text
-    assert remarks(engine("int8", 7), HASWELL) == remarks(engine("fp32", None), HASWELL) == []
+    assert weight_remarks(engine("int8", 7), HASWELL) == weight_remarks(engine("fp32", None), HASWELL) == []
 
 
 def test_7_bits_are_told_of_where_8_would_do():
-    [text] = remarks(engine("int8", 7), CASCADE_LAKE)
+    [text] = weight_remarks(engine("int8", 7), CASCADE_LAKE)
     assert text.startswith("note: openvino-cpu-int8 is made for CPUs without VNNI, which this one has")
     assert saturation_warning(7, CASCADE_LAKE) == ""
-    assert remarks(engine("int8", 8), CASCADE_LAKE) == remarks(engine("fp32", None), CASCADE_LAKE) == []
+    assert weight_remarks(engine("int8", 8), CASCADE_LAKE) == weight_remarks(engine("fp32", None), CASCADE_LAKE) == []

@@ -34,7 +34,7 @@ from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.predictor import number_of_classes, read_labels, select_engines
 from vitdeploy.runtime.runner import Runner
-from vitdeploy.runtime.weight_bits import remarks
+from vitdeploy.runtime.weight_bits import weight_remarks
 from vitdeploy.spec import EngineSpec, Manifest, Precision
 
 DEFAULT_TARGET = "onnxruntime-cpu"
@@ -129,7 +129,7 @@ def _engine_subject(folder: Path, manifest: Manifest, engine: EngineSpec, labels
         True,
         lambda: make_runner(folder, engine),
         lambda name: engine_contestant(engine, folder, name),
-        tuple(remarks(engine, describe_host()["isa"])),
+        tuple(weight_remarks(engine, describe_host()["isa"])),
     )
 
 

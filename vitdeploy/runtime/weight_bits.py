@@ -29,7 +29,7 @@ def saturation_warning(bits: WeightBits | None, isa: str) -> str:
     )
 
 
-def remarks(engine: EngineSpec, isa: str) -> list[str]:
+def weight_remarks(engine: EngineSpec, isa: str) -> list[str]:
     """What is to be said of an engine that runs on a CPU which its weights are not made for, with its name."""
     bits, warning = bits_of(engine), saturation_warning(bits_of(engine), isa)
     if warning:
