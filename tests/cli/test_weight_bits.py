@@ -69,7 +69,7 @@ def test_a_predictor_warns_of_weights_that_saturate(here, cpu, bundles, digits, 
 
 
 def test_verify_and_bench_say_where_weights_and_cpu_do_not_fit(here, cpu, bundles, small_export, digits):
-    verify = ("--against", small_export, "--data", digits / "evaluation", "--num-samples", 4)
+    verify = ("--against", small_export, "--data", digits / "calibration", "--num-samples", 4)
     for bits, flags, words in ((8, {"avx2"}, SATURATES), (7, {"avx2", "avx_vnni"}, HAS_VNNI)):
         cpu(*flags)
         done = here("verify", bundles[bits][0], *verify)
