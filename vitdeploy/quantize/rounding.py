@@ -70,7 +70,8 @@ def round_weight(
 
 
 def _unclipped(weight: npt.NDArray[np.float32], largest: int) -> npt.NDArray[np.float32]:
-    return np.maximum(np.abs(weight).max(axis=0) / largest, TINY).astype(np.float32)
+    scales: npt.NDArray[np.float32] = np.maximum(np.abs(weight).max(axis=0) / largest, TINY).astype(np.float32)
+    return scales
 
 
 def _scales(weight: npt.NDArray[np.float32], power: Numbers, largest: int) -> npt.NDArray[np.float32]:
