@@ -19,6 +19,8 @@ Precision = Literal["fp32", "fp16", "bf16", "int8", "mixed"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Fit = Literal["stretch", "cover"]
 CropRounding = Literal["even", "down"]
+# Of INT8 weights, whose largest is 2^(bits - 1) - 1: 127, or 63 for CPUs on which products of more bits saturate.
+WeightBits = Literal[7, 8]
 Task = Literal["classification", "features", "detection", "panoptic", "sequence"]
 
 
@@ -161,6 +163,8 @@ class EngineSpec:
     counts linears and convolutions by the precision they ran in. `batch` is the batch the engine is compiled at unless
     the caller asks for another (only a graph with a dynamic batch can be compiled at another).
 
+    `weight_bits` are those of INT8 weights; None without any, and in bundles of earlier versions, which have 8.
+
     An encoder-decoder's engine is of two `parts`, "encoder" and "decoder_step", each with its own files; `sequence`
     says how they are run together, and `inputs` and `outputs` are those of the whole.
     """
@@ -180,6 +184,7 @@ class EngineSpec:
     part: str = "model"
     parts: tuple[EngineSpec, ...] = ()
     sequence: SequenceSpec | None = None
+    weight_bits: WeightBits | None = None
 
     @property
     def artifact(self) -> str:

@@ -107,6 +107,7 @@ def test_the_example_with_every_section_loads(load, tmp_path):
 def test_the_least_recipe_has_the_documented_defaults(load):
     recipe = load(LEAST)
     assert (recipe.precision, recipe.export.opset, recipe.data.labels) == ("int8", 20, "folders")
+    assert recipe.vnni == "auto"
     assert (recipe.to_source(), recipe.to_overrides(), recipe.to_budget()) == (Source("m"), Overrides(), Budget())
     assert recipe.optimize.to_options() == OptimizeOptions()
 
@@ -230,6 +231,8 @@ def test_a_misspelt_target_is_named_with_the_one_that_was_meant(problems):
         ("optimize.token_merging", {1: 128, 6: 192}),
         ("optimize.token_merging", {1: 192, 6: 192}),
         ("precision", "INT8"),
+        ("vnni", "maybe"),
+        ("vnni", 1),
         ("targets", []),
         ("targets", "openvino-cpu"),
         ("targets", ["openvino-cpu", "openvino-cpu"]),

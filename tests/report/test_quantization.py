@@ -52,15 +52,16 @@ PLACED = {
 }
 
 
-def page(**facts):
+def page(weight_bits=8, **facts):
     report = copy.deepcopy(REPORT)
-    report["engines"][0]["quantization"] = {**PLACED, **facts}
+    report["engines"][0] |= {"quantization": {**PLACED, **facts}, "weight_bits": weight_bits}
     return Page(render_html(report, {})).text
 
 
 def test_folds_and_float_layers_are_shown_for_plain_int8():
     text = page()
-    assert "Quantization of openvino-cpu-int8: 2 folds, 1 layer in float" in text
+    assert "Quantization of openvino-cpu-int8: 2 folds, 1 layer in float, weights of 8 bits" in text
+    assert "1 layer in float, weights of 7 bits" in page(weight_bits=7)
     for part in ("channels scaled, exponent 0.5", "4.50×", "1 hidden channels dealt", "worth its time in float"):
         assert part in text
     assert "Layer by layer" not in text

@@ -69,4 +69,5 @@ def command(
         f"{ratio['metric']} {ratio['a']} / {ratio['b']}: {interval(ratio['ratio'], ratio['ci95'], 3)}"
         for ratio in found["ratios"]
     ]
+    lines += found["remarks"]
     console.finish(found, lines, None)

@@ -33,7 +33,7 @@ PACKAGES = {
 def command(console: Console) -> None:
     """What is installed here and which targets work."""
     from vitdeploy.compile.probe import probe_target
-    from vitdeploy.runtime.host import describe_host
+    from vitdeploy.runtime.host import VNNI, describe_host, saturates
     from vitdeploy.spec import TARGETS
 
     host = describe_host()
@@ -41,6 +41,10 @@ def command(console: Console) -> None:
     targets = {name: probe_target(name) for name in TARGETS}
     missing = [name for name in PACKAGES["export"] if packages[name] is None]
     lines = [f"{host['cpu']}, {host['cores']} cores, {host['isa']}, {host['system']}, Python {host['python']}"]
+    if saturates(host["isa"]):
+        lines.append("missing  VNNI: INT8 weights are made with 7 bits, as products of 8 would saturate")
+    elif VNNI & set(host["isa"].split()):
+        lines.append("works    VNNI: INT8 weights are made with 8 bits")
     for name, found in targets.items():
         lines.append(f"{'works  ' if found['works'] else 'missing'}  {name:<18} {found['detail']}")
         if found["fix"]:

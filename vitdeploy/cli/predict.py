@@ -21,6 +21,18 @@ if TYPE_CHECKING:
 @output_options
 def command(console: Console, bundle: Path, inputs: tuple[Path, ...], target: str, top: int) -> None:
     """What a bundle says to images, or to the token arrays of an .npz file."""
+    import warnings
+
+    with warnings.catch_warnings(record=True) as heard:
+        document, lines = _answers(console, bundle, inputs, target, top)
+    warned = [str(each.message) for each in heard]
+    console.finish({**document, "warnings": warned}, [*lines, *(f"warning: {text}" for text in warned)], None)
+
+
+def _answers(
+    console: Console, bundle: Path, inputs: tuple[Path, ...], target: str, top: int
+) -> tuple[dict[str, Any], list[str]]:
+    """The document, and its lines for people."""
     from vitdeploy.bundle.read import read_bundle
     from vitdeploy.runtime import load, load_sequence
 
@@ -46,7 +58,7 @@ def command(console: Console, bundle: Path, inputs: tuple[Path, ...], target: st
             engine = predictor.target
         lines = [f"{image}: {line}" for image, result in results for line in _lines(result)]
         predictions = [{"image": str(image), **result.to_dict()} for image, result in results]
-    console.finish({"engine": engine, "predictions": predictions}, lines, None)
+    return {"engine": engine, "predictions": predictions}, lines
 
 
 def _lines(result: Result) -> list[str]:

@@ -30,6 +30,7 @@ LISTED = 8
     help="mixed leaves in float what costs more answers than it saves time.",
 )
 @click.option("--num-samples", type=click.IntRange(min=1), default=128, show_default=True, help="Calibration images.")
+@click.option("--vnni/--no-vnni", default=None, help="Whether the device's CPU has VNNI. Default: as this machine's.")
 @click.option("--ignore", multiple=True, metavar="LAYER", help="Leave this layer (or pattern with *) in float.")
 @click.option("--sensitivity", is_flag=True, help="Say what each layer costs: sensitivity.json and .html.")
 @click.option(
@@ -52,6 +53,7 @@ def command(
     output: Path,
     precision: str,
     num_samples: int,
+    vnni: bool | None,
     ignore: tuple[str, ...],
     sensitivity: bool,
     min_agreement: float | None,
@@ -71,7 +73,7 @@ def command(
     """
     import tempfile
 
-    from vitdeploy.pipeline.job import require_runtime
+    from vitdeploy.pipeline.job import require_runtime, weight_bits
     from vitdeploy.pipeline.stages.files import MODEL_FILE, OUTPUT_NAMES, copy_labels, is_ours
     from vitdeploy.pipeline.stages.foreign import import_foreign
     from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, check_precision, place_graph
@@ -84,6 +86,8 @@ def command(
     )
     from vitdeploy.pipeline.subjects import find_graph, graph_metadata
     from vitdeploy.pipeline.tasks.images import calibration_images
+    from vitdeploy.runtime.host import describe_host
+    from vitdeploy.runtime.weight_bits import saturation_warning
     from vitdeploy.spec import Budget
     from vitdeploy.store.publish import replacing
 
@@ -93,7 +97,7 @@ def command(
     if precision == "mixed":
         require_runtime(target)
     given = file = find_graph(graph)
-    mixed, costs = None, None
+    mixed, costs, bits = None, None, weight_bits(vnni)
     if image_size is not None and is_ours(given):
         raise click.UsageError(f"{given} has its image size already; leave out --image-size")
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder, console:
@@ -107,7 +111,7 @@ def command(
                 data, num_samples, seed, metadata.images, skip_bad=skip_bad, progress=console.progress
             )
             calibrated = calibrate(file, samples, work, console.progress)
-            statistics, search = work / "statistics.npz", SearchConfig(target, ignore)
+            statistics, search = work / "statistics.npz", SearchConfig(target, ignore, bits)
             if precision == "mixed":
                 budget = Budget(min_agreement=min_agreement)
                 mixed = find_mixed(search, budget, file, statistics, samples, work, console.progress, latency_table)
@@ -116,7 +120,7 @@ def command(
                 costs = find_sensitivity(search, file, statistics, samples, work, console.progress)
             if costs is not None:
                 write_page(costs, metadata.name, work)
-            config = PlaceConfig(target, precision, ignore)  # type: ignore[arg-type]
+            config = PlaceConfig(target, precision, ignore, bits)  # type: ignore[arg-type]
             placed = place_graph(config, file, statistics, work, mixed)
             statistics.unlink()
             (work / "calibrate.json").unlink()
@@ -126,10 +130,14 @@ def command(
         f"{len(placed['int8'])} layers in INT8 for {target}, {len(placed['float'])} in float, "
         f"{calibrated['images']} calibration images"
     ]
+    if bits < 8:
+        lines.append(f"weights of {bits} bits, for CPUs without VNNI")
+    saturation = saturation_warning(bits, describe_host()["isa"])
+    warnings = [*calibrated["warnings"], *([saturation] if saturation else [])]
     lines += [f"  float: {name} ({reason})" for name, reason in placed["float"].items()]
     lines += _cost_lines(costs) if costs is not None else []
     lines += _mend_lines(mixed) if mixed is not None else []
-    lines += [f"warning: {text}" for text in calibrated["warnings"]]
+    lines += [f"warning: {text}" for text in warnings]
     if skipped:
         lines.append(f"skipped {len(skipped)} unreadable images: {', '.join(skipped[:3])}")
     document: dict[str, Any] = {
@@ -139,7 +147,8 @@ def command(
         "float": placed["float"],
         "calibration_images": calibrated["images"],
         "memory": calibrated["memory"],
-        "warnings": calibrated["warnings"],
+        "weight_bits": bits,
+        "warnings": warnings,
         "skipped": list(skipped),
         "path": str(output / MODEL_FILE),
     }

@@ -108,6 +108,7 @@ def command(
         f"distance    {'; '.join([*distance, 'largest difference ' + format(found['max_difference'], '.1e')])}",
         f"diagnosis   {found['diagnosis']}",
     ]
+    lines += found["remarks"]
     if gate.status != "none":
         lines.append(f"gate        {gate.status}" + "".join(f"; {reason}" for reason in gate.reasons))
     console.finish(found, lines, None)

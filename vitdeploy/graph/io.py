@@ -20,6 +20,7 @@ from vitdeploy.spec import (
     SequenceSpec,
     Task,
     TensorSpec,
+    WeightBits,
     decode,
     encode,
 )
@@ -34,7 +35,8 @@ BATCH = "batch"
 class GraphMetadata:
     """What travels inside the file, so that a lone `model.onnx` still says how to feed it.
 
-    `target` and `precision` are set in the placement of one target, and None in the float graph.
+    `target` and `precision` are set in the placement of one target, and None in the float graph; `weight_bits` of INT8
+    weights.
     """
 
     name: str
@@ -44,6 +46,7 @@ class GraphMetadata:
     precision: Precision | None = None
     postprocess: PostprocessSpec | None = None
     sequence: SequenceSpec | None = None
+    weight_bits: WeightBits | None = None
 
     @property
     def images(self) -> PreprocessSpec:

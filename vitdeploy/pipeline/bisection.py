@@ -24,7 +24,7 @@ from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.predictor import select_engines
 from vitdeploy.search.bisect import STANDS_OUT, Bisection, Culprit, Part, bisect
 from vitdeploy.search.facts import TensorFacts
-from vitdeploy.search.mend import Mend, find_mend
+from vitdeploy.search.mend import Mend, find_mend, mended_bits
 from vitdeploy.search.splice import Splice
 from vitdeploy.search.yardstick import Yardstick
 from vitdeploy.spec import EngineSpec
@@ -204,7 +204,8 @@ class Teller:
         if mend.kind == "compile":
             return shlex.join([*words, "--precision", "fp32"])
         ignore = [word for layer in mend.ignore for word in ("--ignore", layer)]
-        return shlex.join([*words, "--data", self.data, *ignore])
+        bits = ["--no-vnni"] if mended_bits(self.engine) < 8 else []
+        return shlex.join([*words, "--data", self.data, *bits, *ignore])
 
 
 def _percent(part: Part, culprit: Culprit) -> str:

@@ -55,6 +55,7 @@ def verify_subjects(
         "against": theirs.name,
         **found,
         "skipped": list(data.skipped),
+        "remarks": [*ours.remarks, *theirs.remarks],
         "gate": {"status": gate.status, "reasons": list(gate.reasons)},
     }, gate
 
@@ -90,7 +91,8 @@ def bench_subjects(subjects: Sequence[Subject], protocol: Protocol, progress: Pr
     names = _unique([subject.name for subject in subjects])
     contestants = [subject.contestant(name) for subject, name in zip(subjects, names, strict=True)]
     pairs = [(name, names[-1]) for name in names[:-1]]
-    return measure(contestants, protocol, pairs, progress)
+    found = measure(contestants, protocol, pairs, progress)
+    return {**found, "remarks": list(dict.fromkeys(text for subject in subjects for text in subject.remarks))}
 
 
 def _unique(names: Sequence[str]) -> list[str]:

@@ -18,7 +18,9 @@ from vitdeploy.pipeline.stages.quantize import check_precision
 from vitdeploy.pipeline.tasks.kit import Data, Kit, Setting
 from vitdeploy.pipeline.tasks.kits import make_kit
 from vitdeploy.quantize.already import refuse_quantized
-from vitdeploy.spec import TARGETS
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.weight_bits import bits_for
+from vitdeploy.spec import TARGETS, WeightBits
 
 
 @dataclass(frozen=True)
@@ -34,6 +36,11 @@ class Job:
     def labels(self) -> tuple[str, ...]:
         """The class names that answers are shown with: the model's own, or those of the data."""
         return self.origin.labels or self.data.classes
+
+    @property
+    def weight_bits(self) -> WeightBits:
+        """Of INT8 weights: as many as the CPU takes that the recipe is for."""
+        return weight_bits(None if self.recipe.vnni == "auto" else self.recipe.vnni)
 
     @property
     def size(self) -> str:
@@ -72,6 +79,13 @@ def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress) -> tuple[Job,
 
 def setting_of(origin: Origin) -> Setting:
     return Setting(origin.task, origin.preprocess, origin.postprocess, origin.sequence, origin.labels, origin.classes)
+
+
+def weight_bits(vnni: bool | None) -> WeightBits:
+    """Of INT8 weights for a CPU with VNNI, or without; None: for this one."""
+    if vnni is None:
+        return bits_for(describe_host()["isa"])
+    return 8 if vnni else 7
 
 
 def require_runtime(target: str) -> None:

@@ -17,6 +17,7 @@ from vitdeploy.pipeline.stages.search import LATENCY_FILE, MIXED_FILE, SENSITIVI
 from vitdeploy.pipeline.stages.verify import read_answers
 from vitdeploy.pipeline.verdict import Verdict, decide, engine_gate
 from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.weight_bits import weight_remarks
 from vitdeploy.spec import encode
 from vitdeploy.store.store import Artifact, list_files
 from vitdeploy.verify.comparison import Comparison
@@ -45,11 +46,18 @@ def conclude(job: Job, artifacts: Mapping[str, Artifact], bench: dict[str, Any])
     gates = _gates(job, artifacts, bench)
     found = {c.artifact: verified(artifacts, c) for c in contenders}
     verdict = decide(contenders, gates, found, bench["results"], bench["ratios"])
-    verdict = replace(verdict, remarks=(*verdict.remarks, *(_calibration(artifacts) or {}).get("warnings", ())))
+    shipped = sorted((c for c in contenders if c.shipped), key=lambda c: _p50(bench, c.artifact))
+    of_weights = [text for candidate in shipped for text in said_of_weights(artifacts, candidate)]
+    of_images = (_calibration(artifacts) or {}).get("warnings", ())
+    verdict = replace(verdict, remarks=(*verdict.remarks, *of_weights, *of_images))
     examples, images = _examples(job, artifacts)
     report = _report(job, artifacts, bench, gates, verdict, examples)
-    shipped = sorted((c for c in contenders if c.shipped), key=lambda c: _p50(bench, c.artifact))
     return Outcome(job, artifacts, verdict, report, images, tuple(shipped))
+
+
+def said_of_weights(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
+    """What is to be said of an engine's weights on this machine."""
+    return weight_remarks(read_engine(artifacts[candidate.step("compile")].path), describe_host()["isa"])
 
 
 def _calibration(artifacts: Mapping[str, Artifact]) -> dict[str, Any] | None:
@@ -168,6 +176,7 @@ def engine_facts(artifacts: Mapping[str, Artifact], candidate: Candidate, gate: 
         "shipped": candidate.shipped,
         "bytes": engine_bytes(artifacts, candidate),
         "kernels": engine.kernels,
+        "weight_bits": engine.weight_bits,
         "verify": verified(artifacts, candidate),
         "quantization": _quantization(artifacts, candidate),
         "gate": {"status": gate.status, "reasons": list(gate.reasons)},

@@ -88,7 +88,7 @@ def engine_plan(job: Job, contenders: Sequence[Candidate]) -> list[Step]:
     for candidate in contenders:
         if candidate.precision == "mixed":
             steps.append(_search(job, candidate))
-        steps += [_place(candidate), _compile(job, candidate)]
+        steps += [_place(job, candidate), _compile(job, candidate)]
     return steps
 
 
@@ -155,7 +155,8 @@ def _calibrate(job: Job) -> Step:
 
 
 def _search(job: Job, candidate: Candidate) -> Step:
-    config, budget = SearchConfig(candidate.target), job.recipe.to_budget()
+    config = SearchConfig(candidate.target, weight_bits=job.weight_bits)
+    budget = job.recipe.to_budget()
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         graph, statistics = folders[OPTIMIZE].path / MODEL_FILE, folders[CALIBRATE].path / "statistics.npz"
@@ -173,9 +174,9 @@ def _search(job: Job, candidate: Candidate) -> Step:
     )
 
 
-def _place(candidate: Candidate) -> Step:
+def _place(job: Job, candidate: Candidate) -> Step:
     quantized, mixed = candidate.precision in QUANTIZED, candidate.precision == "mixed"
-    config = PlaceConfig(candidate.target, candidate.precision)
+    config = PlaceConfig(candidate.target, candidate.precision, weight_bits=job.weight_bits if quantized else 8)
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         statistics = folders[CALIBRATE].path / "statistics.npz" if quantized else None

@@ -206,7 +206,10 @@ class BenchSection(Section):
 
 
 class Recipe(Section):
-    """The whole line, schema version 1."""
+    """The whole line, schema version 1.
+
+    `vnni`: whether the CPU that runs INT8 has it; auto: as this machine.
+    """
 
     vitdeploy: Literal[1]
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
@@ -217,6 +220,7 @@ class Recipe(Section):
     export: ExportSection = ExportSection()
     optimize: OptimizeSection = OptimizeSection()
     precision: Precision = "int8"
+    vnni: Literal["auto"] | bool = "auto"
     targets: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
     budget: BudgetSection = BudgetSection()
     bench: BenchSection = BenchSection()
@@ -437,7 +441,7 @@ def _path(location: tuple[int | str, ...]) -> str:
     parts = (
         part
         for part in location
-        if isinstance(part, int) or (part.isidentifier() and part not in ("int", "constrained", "tuple"))
+        if isinstance(part, int) or (part.isidentifier() and part not in ("int", "bool", "constrained", "tuple"))
     )
     return "$" + "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts)
 

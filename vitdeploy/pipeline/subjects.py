@@ -31,8 +31,10 @@ from vitdeploy.pipeline.stages.files import LABELS_FILE, MODEL_FILE, graphs_in, 
 from vitdeploy.pipeline.stages.quantize import check_precision
 from vitdeploy.pipeline.tasks.kit import Setting
 from vitdeploy.runtime.engine import make_runner
+from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.predictor import number_of_classes, read_labels, select_engines
 from vitdeploy.runtime.runner import Runner
+from vitdeploy.runtime.weight_bits import weight_remarks
 from vitdeploy.spec import EngineSpec, Manifest, Precision
 
 DEFAULT_TARGET = "onnxruntime-cpu"
@@ -43,6 +45,7 @@ class Subject:
     """One artifact to verify or bench, and how its inputs and outputs are read.
 
     `own` is False where the setting is only the architecture's default: the other side's preprocessing is taken then.
+    `remarks`: what is to be said of it on this machine.
     """
 
     name: str
@@ -51,6 +54,7 @@ class Subject:
     own: bool
     runner: Callable[[], Runner]
     contestant: Callable[[str], Contestant]
+    remarks: tuple[str, ...] = ()
 
 
 Finder = Callable[[str], list[Subject]]
@@ -125,6 +129,7 @@ def _engine_subject(folder: Path, manifest: Manifest, engine: EngineSpec, labels
         True,
         lambda: make_runner(folder, engine),
         lambda name: engine_contestant(engine, folder, name),
+        tuple(weight_remarks(engine, describe_host()["isa"])),
     )
 
 

@@ -93,12 +93,14 @@ def _added(attention: Attention) -> ir.Value | None:
     scores = attention.scores.outputs[0]
     if len(attention.between) != 1 or attention.between[0].op_type != "Add" or scores.shape is None:
         return None
-    [added] = [each for each in attention.between[0].inputs if each is not scores]
-    if added is None or added.shape is None or added.dtype != ir.DataType.FLOAT or len(added.shape) != len(scores.shape):
+    added = next((each for each in attention.between[0].inputs if each is not None and each is not scores), None)
+    if added is None or added.shape is None or added.dtype != ir.DataType.FLOAT:
         return None
     wanted, found = list(scores.shape), list(added.shape)
-    fits = found[-1] == wanted[-1] and all(own in (1, whole) for own, whole in zip(found, wanted, strict=True))
-    return added if fits and len(wanted) == 4 and isinstance(wanted[2], int) else None
+    if len(wanted) != 4 or len(found) != 4 or not isinstance(wanted[2], int):
+        return None
+    fits = found[3] == wanted[3] and all(own in (1, whole) for own, whole in zip(found, wanted, strict=True))
+    return added if fits else None
 
 
 def _for_each_query(editor: Editor, attention: Attention, before: ir.Node) -> ir.Value:

@@ -24,6 +24,7 @@ from vitdeploy.quantize.error import products_error, range_of, step_of
 from vitdeploy.quantize.products import Products, products_of, weight_of
 from vitdeploy.quantize.smoothing import ALPHAS, Fold, balanced
 from vitdeploy.quantize.statistics import Numbers, Statistics
+from vitdeploy.spec import WeightBits
 
 # The operators are free only where the quantizer takes them in: what they must at least divide the expected error by.
 GAIN = 1.2
@@ -43,7 +44,7 @@ class _Tensor:
 
 
 def scale_channels(
-    model: ir.Model, statistics: Mapping[str, Statistics], layers: Collection[str]
+    model: ir.Model, statistics: Mapping[str, Statistics], layers: Collection[str], bits: WeightBits = 8
 ) -> tuple[dict[str, Statistics], list[Fold]]:
     """Put a Mul, or a Mul and an Add, in front of convolutions wherever that lessens the expected error enough.
 
@@ -52,6 +53,7 @@ def scale_channels(
 
     Args:
         layers: the names of those that will be quantized; other readers of a tensor read it as it was.
+        bits: of their weights.
     """
     editor, known, folds = Editor(model), dict(statistics), []
     readers: dict[ir.Value, list[Linear]] = {}
@@ -62,7 +64,7 @@ def scale_channels(
         if any(linear.kind != "conv" for linear in linears) or image_bounds(linears[0]) is not None:
             continue
         tensor = _Tensor(value, known[str(value.name)], tuple(linears))
-        shift, scale, fold = _best(tensor)
+        shift, scale, fold = _best(tensor, bits)
         if fold.gain < GAIN:
             continue
         known[str(_write(editor, tensor, shift, scale).name)] = tensor.found.moved(shift, scale)
@@ -70,29 +72,29 @@ def scale_channels(
     return known, folds
 
 
-def _best(tensor: _Tensor) -> tuple[Numbers, Numbers, Fold]:
+def _best(tensor: _Tensor, bits: WeightBits) -> tuple[Numbers, Numbers, Fold]:
     """(shift, scale, what was chosen) with the least expected error."""
     found, layers = tensor.found.without_covariance(), tensor.layers
     names = tuple(linear.name for linear in tensor.linears)
     ones, zeros = np.ones(len(found.low)), np.zeros(len(found.low))
     strongest = [layer.strongest(len(ones))[:, None] for layer in layers]
-    before = _error(found, layers, zeros, ones)
+    before = _error(found, layers, zeros, ones, bits)
     least, best = before, (zeros, ones, Fold(names, None, False, 1.0))
     padded = any(linear.padded for linear in tensor.linears)
     for shifted in (False,) if padded else (False, True):
         shift = (found.low + found.high) / 2 if shifted else zeros
         for alpha in (None, *ALPHAS):
             scale = ones if alpha is None else balanced(found.moved(shift, ones), strongest, alpha)
-            error = _error(found, layers, shift, scale)
+            error = _error(found, layers, shift, scale, bits)
             if error < least:
                 least, best = error, (shift, scale, Fold(names, alpha, shifted, before / error))
     return best
 
 
-def _error(found: Statistics, layers: Sequence[Products], shift: Numbers, scale: Numbers) -> float:
+def _error(found: Statistics, layers: Sequence[Products], shift: Numbers, scale: Numbers, bits: WeightBits) -> float:
     moved = found.moved(shift, scale)
     step = step_of(range_of(moved))
-    return sum(products_error(moved, layer.scaled(scale), step) for layer in layers)
+    return sum(products_error(moved, layer.scaled(scale), step, bits) for layer in layers)
 
 
 def _write(editor: Editor, tensor: _Tensor, shift: Numbers, scale: Numbers) -> ir.Value:

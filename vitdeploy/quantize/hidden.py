@@ -26,6 +26,7 @@ from vitdeploy.graph.linears import Linear
 from vitdeploy.quantize.error import expected_error, range_of, step_of
 from vitdeploy.quantize.smoothing import balanced
 from vitdeploy.quantize.statistics import Statistics
+from vitdeploy.spec import WeightBits
 
 ACTIVATIONS = ("Elu", "Gelu", "HardSwish", "Mish", "Relu", "Sigmoid", "Softplus", "Tanh")
 # No further: an activation leaves single channels near zero on most images and lets them reach far on a few.
@@ -101,6 +102,7 @@ def smooth_hidden(
     layers: Collection[str],
     worth: Worth,
     eager: Collection[str] = (),
+    bits: WeightBits = 8,
 ) -> tuple[dict[str, Statistics], list[Hidden]]:
     """Scale the channels between two linears, and deal outliers to copies, wherever that is worth the operators.
 
@@ -110,6 +112,7 @@ def smooth_hidden(
         layers: the names of those that will be quantized.
         worth: what makes the operators worth their time.
         eager: those for which any gain does.
+        bits: of the weights.
     """
     editor, known, done = Editor(model), dict(statistics), []
     for second in editor.linears:
@@ -117,7 +120,7 @@ def smooth_hidden(
         first = hidden_first(editor, second) if second.name in layers else None
         if found is None or first is None:
             continue
-        deal = best_deal(found, second, EAGER if second.name in eager else worth)
+        deal = best_deal(found, second, EAGER if second.name in eager else worth, bits)
         if deal is None:
             continue
         known.pop(str(second.input.name))
@@ -126,23 +129,24 @@ def smooth_hidden(
     return known, done
 
 
-def best_deal(found: Statistics, second: Linear, worth: Worth) -> Deal | None:
+def best_deal(found: Statistics, second: Linear, worth: Worth, bits: WeightBits = 8) -> Deal | None:
     """The deal of the least expected error at the outputs of `second`; None where none is worth its operators.
 
     Args:
         found: of what `second` reads now.
+        bits: of its weights.
     """
     light = found.without_covariance()
-    before = expected_error(light, [second.weight])
+    before = expected_error(light, [second.weight], bits=bits)
     zeros, ones = np.zeros(len(found.low)), np.ones(len(found.low))
     alpha, scale, error = None, ones, before
     for each in ALPHAS:
         tried = balanced(found, [second.weight], each)
-        now = expected_error(light.moved(zeros, tried), [tried[:, None] * second.weight])
+        now = expected_error(light.moved(zeros, tried), [tried[:, None] * second.weight], bits=bits)
         if now < error:
             alpha, scale, error = each, tried, now
-    plain = _with_copies(light, second, ones)
-    both = _with_copies(light, second, scale)
+    plain = _with_copies(light, second, ones, bits)
+    both = _with_copies(light, second, scale, bits)
     candidates = [
         (before, None, ones, None),
         (error * worth.scale, alpha, scale, None),
@@ -157,19 +161,19 @@ def best_deal(found: Statistics, second: Linear, worth: Worth) -> Deal | None:
     source, shares, moved = _dealt(scaled, copies)
     step = step_of(range_of(moved))
     offsets = (_places(copies) - 0.5 + 0.5 / shares) * step
-    after = expected_error(scaled, [scale[:, None] * second.weight], step)
+    after = expected_error(scaled, [scale[:, None] * second.weight], step, bits)
     moved = moved.moved(-offsets, np.ones(len(source)))
     return Deal(alpha, scale, source, shares, offsets, moved, before / after)
 
 
 def _with_copies(
-    found: Statistics, second: Linear, scale: npt.NDArray[np.float64]
+    found: Statistics, second: Linear, scale: npt.NDArray[np.float64], bits: WeightBits
 ) -> tuple[float, npt.NDArray[np.int64]]:
     """(the expected error, the copies of each channel) of x / scale."""
     scaled = found.moved(np.zeros(len(scale)), scale)
     copies = _copies(np.maximum(np.abs(scaled.low), np.abs(scaled.high)))
     step = step_of(range_of(_dealt(scaled, copies)[2]))
-    return expected_error(scaled, [scale[:, None] * second.weight], step), copies
+    return expected_error(scaled, [scale[:, None] * second.weight], step, bits), copies
 
 
 def _dealt(

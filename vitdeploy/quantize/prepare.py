@@ -18,9 +18,10 @@ from vitdeploy.quantize.hidden import Hidden, smooth_hidden
 from vitdeploy.quantize.placement import backend_of
 from vitdeploy.quantize.ranges import QuantizedWeight, Range
 from vitdeploy.quantize.rounding import round_linear
-from vitdeploy.quantize.scores import smooth_scores
+from vitdeploy.quantize.scores import output_of, smooth_scores
 from vitdeploy.quantize.smoothing import Fold, smooth_norms, smooth_values
 from vitdeploy.quantize.statistics import Statistics
+from vitdeploy.spec import WeightBits
 
 # What other images reach beyond the calibration images. Folds that give every channel the same range leave no room.
 MARGIN = 0.1
@@ -55,6 +56,7 @@ def prepare(
     layers: Collection[str],
     target: str,
     mends: Mends | None = None,
+    bits: WeightBits = 8,
 ) -> Prepared:
     """Make a float graph easier to quantize, in place: its function stays the same but for the corrected biases.
 
@@ -63,15 +65,18 @@ def prepare(
         layers: the names of those that will be computed in INT8.
         target: whose costs decide what is worth an operator.
         mends: what is done otherwise for single layers.
+        bits: of the weights; with less than 8, scores of attention stay float.
     """
     mends = mends or Mends()
     known = widened(statistics)
     known |= _of_pixels(model, known)
-    known, norms = smooth_norms(model, known, layers)
-    known, values = smooth_values(model, known, layers)
+    if bits < 8:
+        known = _without_outputs(model, known)
+    known, norms = smooth_norms(model, known, layers, bits)
+    known, values = smooth_values(model, known, layers, bits)
     known, scores = smooth_scores(model, known, layers)
-    known, hidden = smooth_hidden(model, known, layers, backend_of(target).WORTH, mends.scaled)
-    known, channels = scale_channels(model, known, layers)
+    known, hidden = smooth_hidden(model, known, layers, backend_of(target).WORTH, mends.scaled, bits)
+    known, channels = scale_channels(model, known, layers, bits)
     ranges = {name: range_of(found) for name, found in known.items()}
     editor, weights, biases = Editor(model), {}, {}
     for linear in editor.linears:
@@ -80,7 +85,7 @@ def prepare(
             continue
         if linear.name in mends.clipped:
             ranges[name] = range_of(found).times(mends.clipped[linear.name])
-        weights[linear.name], bias = round_linear(linear, found)
+        weights[linear.name], bias = round_linear(linear, found, bits)
         if linear.bias is not None or linear.kind == "conv" or not linear.output.is_graph_output():
             biases[linear.name] = linear.bias
             editor.set_linear(linear, bias=bias)
@@ -90,6 +95,13 @@ def prepare(
 def widened(statistics: Mapping[str, Statistics]) -> dict[str, Statistics]:
     """With room for what other images reach."""
     return {name: found.widened(MARGIN) for name, found in statistics.items()}
+
+
+def _without_outputs(model: ir.Model, known: Mapping[str, Statistics]) -> dict[str, Statistics]:
+    """Without the outputs of linears, so that no score is in INT8: a key of another image may leave the calibrated
+    range, and so the 7 bits, and where these are needed no runtime fuses INT8 scores."""
+    outputs = {output_of(linear) for linear in find_linears(model)}
+    return {name: found for name, found in known.items() if name not in outputs}
 
 
 def _of_pixels(model: ir.Model, known: Mapping[str, Statistics]) -> dict[str, Statistics]:

@@ -1,7 +1,8 @@
 """From ranges to scales and zero points, and from float weights to INT8.
 
 Activations: uint8, asymmetric, one scale and zero point a tensor. Weights: int8, symmetric, one scale an output
-channel, values -127..127. Source: ONNX QuantizeLinear, q = saturate(round(x / scale) + zero_point), round half to even.
+channel, values -127..127, or -63..63 in 7 bits. Source: ONNX QuantizeLinear, q = saturate(round(x / scale) +
+zero_point), round half to even.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+
+from vitdeploy.spec import WeightBits
 
 # int8 weights, and float32 scales [output channels].
 QuantizedWeight = tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]
@@ -49,12 +52,18 @@ def symmetric_step(bounds: Range) -> np.float32:
     return step
 
 
+def largest_weight(bits: WeightBits) -> int:
+    """The largest magnitude of a symmetric INT8 weight of so many bits."""
+    return int(2 ** (bits - 1) - 1)
+
+
 def quantize_weight(
-    weight: npt.NDArray[np.float32], out_axis: int
+    weight: npt.NDArray[np.float32], out_axis: int, bits: WeightBits = 8
 ) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
     """int8 weights of the same shape, and float32 scales [output channels], so that weight ~= int8 * scale."""
     other_axes = tuple(axis for axis in range(weight.ndim) if axis != out_axis)
-    scales = np.maximum(np.abs(weight).max(axis=other_axes) / 127.0, TINY).astype(np.float32)
+    largest = largest_weight(bits)
+    scales = np.maximum(np.abs(weight).max(axis=other_axes) / largest, TINY).astype(np.float32)
     shape = [-1 if axis == out_axis else 1 for axis in range(weight.ndim)]
-    quantized = np.clip(np.rint(weight / scales.reshape(shape)), -127, 127).astype(np.int8)
+    quantized = np.clip(np.rint(weight / scales.reshape(shape)), -largest, largest).astype(np.int8)
     return quantized, scales

@@ -23,6 +23,7 @@ from vitdeploy.graph.layout import exclusive, leaves, origin
 from vitdeploy.graph.linears import Linear, constant
 from vitdeploy.quantize.error import expected_error
 from vitdeploy.quantize.statistics import Numbers, Statistics
+from vitdeploy.spec import WeightBits
 
 ALPHAS = tuple(i / 10 for i in range(11))
 
@@ -45,21 +46,22 @@ class Fold:
 
 @dataclass(frozen=True)
 class _Input:
-    """One quantized tensor with the layers that read it."""
+    """One quantized tensor with the layers that read it, and the bits of their weights."""
 
     name: str
     found: Statistics
     linears: tuple[Linear, ...]
+    bits: WeightBits
 
     def error(self, shift: Numbers, scale: Numbers) -> float:
         """The expected error with this shift and scale."""
         factors = scale.astype(np.float32)[:, None]
         moved = self.found.without_covariance().moved(shift, scale)
-        return expected_error(moved, [factors * each.weight for each in self.linears])
+        return expected_error(moved, [factors * each.weight for each in self.linears], bits=self.bits)
 
 
 def smooth_norms(
-    model: ir.Model, statistics: Mapping[str, Statistics], layers: Collection[str]
+    model: ir.Model, statistics: Mapping[str, Statistics], layers: Collection[str], bits: WeightBits = 8
 ) -> tuple[dict[str, Statistics], list[Fold]]:
     """Fold a shift and a scale into every LayerNormalization that only linears read, where that lessens the error.
 
@@ -67,6 +69,7 @@ def smooth_norms(
 
     Args:
         layers: the names of those that will be quantized; what none of these reads stays.
+        bits: of their weights.
     """
     editor, known, folds = Editor(model), dict(statistics), []
     for node in list(model.graph):
@@ -74,7 +77,7 @@ def smooth_norms(
             continue
         gamma, beta = constant(node.inputs[1]), constant(node.inputs[2]) if len(node.inputs) > 2 else None
         linears = _readers(editor, node.outputs[0], len(gamma)) if gamma is not None and gamma.ndim == 1 else []
-        inputs = _inputs(linears, known, layers)
+        inputs = _inputs(linears, known, layers, bits)
         if gamma is None or beta is None or not inputs:
             continue
         shift, scale, fold = _best(inputs)
@@ -88,7 +91,7 @@ def smooth_norms(
 
 
 def smooth_values(
-    model: ir.Model, statistics: Mapping[str, Statistics], layers: Collection[str]
+    model: ir.Model, statistics: Mapping[str, Statistics], layers: Collection[str], bits: WeightBits = 8
 ) -> tuple[dict[str, Statistics], list[Fold]]:
     """The same for the projection behind every attention, through the values; as `smooth_norms`."""
     editor, known, folds = Editor(model), dict(statistics), []
@@ -105,7 +108,7 @@ def smooth_values(
         if behind is None or len(np.unique(behind[1])) < len(behind[1]):
             continue
         projection, channels = behind
-        inputs = _inputs([projection], known, layers)
+        inputs = _inputs([projection], known, layers, bits)
         if not inputs:
             continue
         shift, scale, fold = _best(inputs)
@@ -136,12 +139,14 @@ def _readers(editor: Editor, value: ir.Value, width: int) -> list[Linear]:
     return readers
 
 
-def _inputs(linears: Sequence[Linear], known: Mapping[str, Statistics], layers: Collection[str]) -> list[_Input]:
+def _inputs(
+    linears: Sequence[Linear], known: Mapping[str, Statistics], layers: Collection[str], bits: WeightBits
+) -> list[_Input]:
     """The linears by the tensor that they read; [] where one of these was not observed, or none is quantized."""
     names = dict.fromkeys(str(linear.input.name) for linear in linears)
     if any(name not in known for name in names) or not any(linear.name in layers for linear in linears):
         return []
-    return [_Input(n, known[n], tuple(each for each in linears if each.input.name == n)) for n in names]
+    return [_Input(n, known[n], tuple(each for each in linears if each.input.name == n), bits) for n in names]
 
 
 def balanced(found: Statistics, weights: Sequence[npt.NDArray[np.floating]], alpha: float) -> Numbers:

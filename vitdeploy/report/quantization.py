@@ -49,9 +49,10 @@ class Mended:
 
 @dataclass(frozen=True)
 class Quantized:
-    """All of one engine; a part of it is empty where it was not searched for."""
+    """All of one engine; a part of it is empty where it was not searched for. `weight_bits`: of INT8 weights."""
 
     artifact: str
+    weight_bits: int
     folds: list[Folded]
     float_layers: dict[str, str]
     summary: str
@@ -73,6 +74,7 @@ def _quantized(engine: Mapping[str, Any]) -> Quantized:
     layers, groups = sensitivity_rows(sensitivity) if sensitivity else ([], [])
     return Quantized(
         engine["artifact"],
+        engine.get("weight_bits") or 8,
         _folds(facts),
         dict(facts["float"]),
         sensitivity_summary(sensitivity) if sensitivity else "",

@@ -7,6 +7,8 @@ import platform
 from pathlib import Path
 
 ISA_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimddp", "i8mm")
+# With any of these, INT8 products are summed up in 32 bits.
+VNNI = {"avx512_vnni", "avx_vnni", "amx_int8"}
 
 
 def describe_host() -> dict[str, str]:
@@ -20,6 +22,17 @@ def describe_host() -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
     }
+
+
+def saturates(isa: str) -> bool:
+    """Whether INT8 products may saturate on a CPU with the instruction sets `isa`, as `describe_host` writes them.
+
+    x86 without VNNI multiplies u8 by s8 with vpmaddubsw, which adds two products in 16 bits: 255 * 127 * 2 is more than
+    32,767. Any other CPU, and an unknown one, is taken for one that does not. Source: oneDNN, "Nuances of int8
+    computations".
+    """
+    found = set(isa.split())
+    return bool(found & {"avx2", "avx512f"}) and not found & VNNI
 
 
 def usable_cores() -> int:

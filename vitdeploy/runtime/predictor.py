@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -12,8 +13,10 @@ from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.errors import HostError, ManifestError, TargetError
 from vitdeploy.runtime.answers import Result, to_result
 from vitdeploy.runtime.engine import make_runner
+from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.preprocess import ImageSource, Pixels, load_image, to_input
 from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.runtime.weight_bits import bits_of, saturation_warning
 from vitdeploy.spec import EngineSpec, Manifest, PostprocessSpec, PreprocessSpec, Task, TensorSpec
 
 # How many images a runner with a dynamic batch is given at once.
@@ -116,14 +119,22 @@ def load(path: str | Path, target: str = "auto", *, threads: int = 0) -> Predict
 
 
 def first_working(folder: Path, manifest: Manifest, target: str, threads: int) -> Runner:
-    """The loaded runner of the first engine whose runtime works here; errors as `load`."""
+    """The loaded runner of the first engine whose runtime works here; errors as `load`.
+
+    A RuntimeWarning says where its weights saturate on this CPU.
+    """
     failures: list[HostError] = []
     for engine in select_engines(manifest, target):
         verify_files(folder, manifest, engine.files)
         try:
-            return make_runner(folder, engine, threads=threads).load()
+            runner = make_runner(folder, engine, threads=threads).load()
         except HostError as error:
             failures.append(error)
+            continue
+        bits = bits_of(engine)
+        if bits is not None and (text := saturation_warning(bits, describe_host()["isa"])):
+            warnings.warn(f"{engine.artifact}: {text}", RuntimeWarning, stacklevel=3)
+        return runner
     if len(failures) == 1:
         raise failures[0]
     raise HostError(

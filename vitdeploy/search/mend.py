@@ -18,11 +18,13 @@ from vitdeploy.quantize.placement import choose, place, shape
 from vitdeploy.quantize.prepare import prepare
 from vitdeploy.quantize.scores import separate_scores
 from vitdeploy.quantize.statistics import Statistics
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.weight_bits import bits_for, bits_of
 from vitdeploy.search.bisect import Bisection
 from vitdeploy.search.jump import gain
 from vitdeploy.search.splice import Splice
 from vitdeploy.search.trial import answers_of
-from vitdeploy.spec import Precision
+from vitdeploy.spec import EngineSpec, Precision, WeightBits
 
 # A mend takes at least this much of what it is to mend.
 ENOUGH = 0.5
@@ -62,6 +64,11 @@ def find_mend(found: Bisection, splice: Splice) -> Mend | None:
     return min(again, _judged("quantize", culprit.layers, after, found), key=lambda mend: mend.after)
 
 
+def mended_bits(engine: EngineSpec) -> WeightBits:
+    """Of the weights that a mend makes: those of the engine, or fewer where these saturate here."""
+    return min(bits_of(engine) or 8, bits_for(describe_host()["isa"]))
+
+
 def _judged(kind: Literal["quantize", "compile"], ignore: Sequence[str], after: float, found: Bisection) -> Mend:
     enough = gain(after, found.distance) >= ENOUGH * found.parts[0].share * found.distance
     return Mend(kind, tuple(ignore), found.distance, after, enough)
@@ -90,7 +97,8 @@ def _quantized(splice: Splice, statistics: dict[str, Statistics], ignore: Sequen
     """What `vitdeploy quantize` makes of the float graph."""
     model, target = splice.graph.clone(), splice.engine.target
     shape(model, target, ignore)
-    prepared = prepare(model, statistics, choose(model, target, ignore).int8, target)
+    layers = choose(model, target, ignore).int8
+    prepared = prepare(model, statistics, layers, target, bits=mended_bits(splice.engine))
     place(model, prepared.ranges, target, ignore, prepared.weights)
     drop_unused(model)
     return model

@@ -26,6 +26,7 @@ from vitdeploy.runtime.runner import Array
 from vitdeploy.search.layer_graph import Shape, shapes_of
 from vitdeploy.search.switched import Choice, Form, SwitchedRunner, write_switched
 from vitdeploy.search.yardstick import Yardstick
+from vitdeploy.spec import WeightBits
 
 PLAIN, SCALED = 0, 1
 FLOAT = Choice(None)
@@ -93,6 +94,7 @@ def opened(
     yardstick: Yardstick,
     ignore: Sequence[str] = (),
     whole: Yardstick | None = None,
+    bits: WeightBits = 8,
 ) -> Iterator[Trials]:
     """Trials of a float graph, which is changed in place, on the layers that `target` computes in INT8.
 
@@ -100,6 +102,7 @@ def opened(
         statistics: of the input of every layer, by tensor name.
         ignore: as of `placement.choose`.
         whole: as of `Trials`; without, the yardstick itself.
+        bits: of the weights.
 
     Raises:
         TargetError, GraphError: as `placement.choose`; or a layer was not calibrated.
@@ -109,12 +112,12 @@ def opened(
     before = [linear for linear in find_linears(model) if linear.name in names]
     check_calibrated(before, statistics)
     tensors = {linear.name: str(linear.input.name) for linear in before}
-    prepared = prepare(model, statistics, names, target)
+    prepared = prepare(model, statistics, names, target, bits=bits)
     shapes = shapes_of(model, names)
     linears = [linear for linear in find_linears(model) if linear.name in names]
-    deals = _deals(model, statistics, prepared, names)
+    deals = _deals(model, statistics, prepared, names, bits)
     steps = _output_steps(model, names, prepared, target)
-    forms = {each.name: _forms(each, prepared, deals.get(each.name), steps.get(each.name)) for each in linears}
+    forms = {each.name: _forms(each, prepared, deals.get(each.name), steps.get(each.name), bits) for each in linears}
     layers = [
         Layer(
             linear.name,
@@ -136,7 +139,11 @@ def opened(
 
 
 def _deals(
-    model: ir.Model, statistics: Mapping[str, Statistics], prepared: Prepared, names: Collection[str]
+    model: ir.Model,
+    statistics: Mapping[str, Statistics],
+    prepared: Prepared,
+    names: Collection[str],
+    bits: WeightBits,
 ) -> dict[str, Deal]:
     """By layer, what any gain would be worth, where `prepare` did nothing."""
     editor, known = Editor(model), widened(statistics)
@@ -144,7 +151,7 @@ def _deals(
     found: dict[str, Deal] = {}
     for linear in editor.linears:
         if linear.name in names and linear.name not in dealt and hidden_first(editor, linear) is not None:
-            deal = best_deal(known[str(linear.input.name)], linear, EAGER)
+            deal = best_deal(known[str(linear.input.name)], linear, EAGER, bits)
             if deal is not None:
                 found[linear.name] = deal
     return found
@@ -161,13 +168,15 @@ def _output_steps(model: ir.Model, names: Collection[str], prepared: Prepared, t
     }
 
 
-def _forms(linear: Linear, prepared: Prepared, deal: Deal | None, output: np.float32 | None) -> list[Form]:
+def _forms(
+    linear: Linear, prepared: Prepared, deal: Deal | None, output: np.float32 | None, bits: WeightBits
+) -> list[Form]:
     bounds = prepared.ranges[str(linear.input.name)]
     forms = [Form(bounds, prepared.weights[linear.name], linear.bias, output=output)]
     if deal is not None:
         bias = prepared.biases.get(linear.name, linear.bias)
         moved = replace(linear, weight=deal.weight(linear.weight).astype(np.float32), bias=bias)
-        rounded, corrected = round_linear(moved, deal.found)
+        rounded, corrected = round_linear(moved, deal.found, bits)
         constants = (corrected, deal.factor, deal.offsets)
         bias, factor, offset = (each.astype(np.float32) for each in constants)
         forms.append(Form(range_of(deal.found), rounded, bias, deal.source, factor, offset))

@@ -85,6 +85,7 @@ def compile_graph(graph: Path, target: str, batch: int, out: Path) -> EngineSpec
     engine = compile_engine(
         graph, out, target=target, precision=metadata.precision or "fp32", batch=batch, placed=count_int8(model)
     )
+    engine = replace(engine, weight_bits=metadata.weight_bits)
     write_json(out / "engine.json", encode(engine))
     return engine
 

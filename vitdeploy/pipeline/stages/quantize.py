@@ -25,7 +25,7 @@ from vitdeploy.quantize.prepare import prepare
 from vitdeploy.quantize.scores import separate_scores
 from vitdeploy.quantize.statistics import load_statistics, save_statistics
 from vitdeploy.search.mixed import Mixed
-from vitdeploy.spec import TARGETS, Precision
+from vitdeploy.spec import TARGETS, Precision, WeightBits
 
 # What is observed is saved after each so many batches; an interruption loses no more.
 SAVED_BATCHES = 32
@@ -107,9 +107,12 @@ def _warnings(observation: Observation, names: Sequence[str], size: int) -> list
 
 @dataclass(frozen=True)
 class PlaceConfig:
+    """`weight_bits`: of INT8 weights."""
+
     target: str
     precision: Precision
     ignore: tuple[str, ...] = ()
+    weight_bits: WeightBits = 8
 
 
 def place_graphs(
@@ -132,6 +135,7 @@ def place_graph(
     model = load_graph(graph)
     metadata = get_metadata(model, str(graph))
     placed: dict[str, Any] = {"target": config.target, "int8": (), "float": {}}
+    bits = None
     if config.precision in ("int8", "mixed"):
         if statistics is None:
             raise GraphError("INT8 needs calibration", wanted="images", fix="--data DIR")
@@ -140,13 +144,14 @@ def place_graph(
         shape(model, config.target, config.ignore)
         layers = choose(model, config.target, ignore).int8
         mends = mixed.mends if mixed is not None else None
-        prepared = prepare(model, load_statistics(statistics), layers, config.target, mends)
+        bits = config.weight_bits
+        prepared = prepare(model, load_statistics(statistics), layers, config.target, mends, bits)
         placed = asdict(place(model, prepared.ranges, config.target, ignore, prepared.weights))
         placed["float"] |= dict.fromkeys(islands, "worth its time in float")
         placed["folds"] = [{**asdict(fold), "what": fold.what} for fold in prepared.folds]
         placed["hidden"] = [{**asdict(each), "what": each.what} for each in prepared.hidden]
         drop_unused(model)
-    set_metadata(model, replace(metadata, target=config.target, precision=config.precision))
+    set_metadata(model, replace(metadata, target=config.target, precision=config.precision, weight_bits=bits))
     save_graph(model, out / graph.name)
     write_json(out / "placement.json", placed)
     return placed

@@ -18,7 +18,7 @@ from vitdeploy.search.latency import load_table, measure_latencies
 from vitdeploy.search.mixed import Mixed, choose_mends, shapes_to_time
 from vitdeploy.search.sensitivity import Sensitivity, measure_sensitivity
 from vitdeploy.search.trials import Trials, opened
-from vitdeploy.spec import Budget, decode, encode
+from vitdeploy.spec import Budget, WeightBits, decode, encode
 
 SENSITIVITY_FILE, SENSITIVITY_PAGE = "sensitivity.json", "sensitivity.html"
 LATENCY_FILE, MIXED_FILE = "latency.json", "mixed.json"
@@ -30,6 +30,7 @@ IMAGES = 32
 class SearchConfig:
     target: str
     ignore: tuple[str, ...] = ()
+    weight_bits: WeightBits = 8
 
 
 def find_sensitivity(
@@ -88,7 +89,8 @@ def _trials(
     """On all samples the questions about all layers at once, on the first of them those about single layers."""
     progress("open the layers", 0, 1)
     model, known, whole = load_graph(graph), load_statistics(statistics), float_yardstick(graph, samples)
-    with opened(model, known, config.target, whole.first(IMAGES), config.ignore, whole) as trials:
+    few = whole.first(IMAGES)
+    with opened(model, known, config.target, few, config.ignore, whole, config.weight_bits) as trials:
         progress("open the layers", 1, 1)
         yield trials
 

@@ -11,7 +11,7 @@ import numpy as np
 import yaml
 
 from vitdeploy.pipeline.job import tool_versions
-from vitdeploy.pipeline.outcome import TOOLS, data_facts, engine_bytes, engine_facts
+from vitdeploy.pipeline.outcome import TOOLS, data_facts, engine_bytes, engine_facts, said_of_weights
 from vitdeploy.pipeline.recipe import PATHS, Recipe
 from vitdeploy.pipeline.tuning.remarks import remarks
 from vitdeploy.pipeline.tuning.tuner import Made, Tuned
@@ -60,6 +60,8 @@ def _document(tuned: Tuned) -> dict[str, Any]:
     job, choice = tuned.job, tuned.choice
     finalists = {each.variant: each for each in tuned.front}
     said = remarks([each.variant for each in tuned.made], tuned.medians_ms)
+    for each in tuned.finals:
+        said += [text for text in said_of_weights(each.artifacts, each.variant.candidate) if text not in said]
     return {
         "format": 1,
         "name": job.recipe.name,

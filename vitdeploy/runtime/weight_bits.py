@@ -1,0 +1,42 @@
+"""Of how many bits INT8 weights are to be: 8, or 7 on CPUs where products of more saturate (`host.saturates`).
+
+255 * 63 * 2 is less than 2^15, so that weights of 7 bits give right answers everywhere.
+"""
+
+from __future__ import annotations
+
+from vitdeploy.runtime.host import saturates
+from vitdeploy.spec import EngineSpec, WeightBits
+
+
+def bits_for(isa: str) -> WeightBits:
+    """The most that give right answers on a CPU with these instruction sets."""
+    return 7 if saturates(isa) else 8
+
+
+def bits_of(engine: EngineSpec) -> WeightBits | None:
+    """Of an engine's INT8 weights; None for an engine in float."""
+    return (engine.weight_bits or 8) if engine.precision in ("int8", "mixed") else None
+
+
+def saturation_warning(bits: WeightBits | None, isa: str) -> str:
+    """What is wrong with weights of so many bits on this CPU, "" where nothing is."""
+    if bits != 8 or not saturates(isa):
+        return ""
+    return (
+        "weights of 8 bits saturate on this CPU, which has no VNNI: answers may be wrong; "
+        "vitdeploy quantize --no-vnni makes weights of 7"
+    )
+
+
+def weight_remarks(engine: EngineSpec, isa: str) -> list[str]:
+    """What is to be said of an engine that runs on a CPU which its weights are not made for, with its name."""
+    bits, warning = bits_of(engine), saturation_warning(bits_of(engine), isa)
+    if warning:
+        return [f"warning: {engine.artifact}: {warning}"]
+    if bits == 7 and not saturates(isa):
+        return [
+            f"note: {engine.artifact} is made for CPUs without VNNI, which this one has: weights of 8 bits would be "
+            "nearer to the original here, and what is measured here is not that CPU"
+        ]
+    return []
