@@ -356,7 +356,7 @@ def test_calibrating_a_fixed_batch_needs_that_many_images(tmp_path, fixed_graph,
 def test_a_placement_says_its_target_and_precision_and_keeps_its_tensors(graph, placements, target):
     before, after = load_graph(graph), load_graph(placements[target])
     metadata = get_metadata(before, "model.onnx")
-    placed = dataclasses.replace(metadata, target=target, precision="int8")
+    placed = dataclasses.replace(metadata, target=target, precision="int8", weight_bits=8)
     assert get_metadata(after, "model.onnx") == placed
     assert graph_spec(after, "model.onnx") == graph_spec(before, "model.onnx")
     set_metadata(before, placed)
