@@ -8,7 +8,7 @@ from safetensors.numpy import load_file
 
 from tests.graph.builder import Builder
 from vitdeploy.graph.io import load_graph
-from vitdeploy.graph.linears import count_int8, find_linears, unplaced_weights
+from vitdeploy.graph.linears import count_int8, find_linears, name_apart, unplaced_weights
 
 DEPTH = 2
 PARTS = ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
@@ -98,6 +98,26 @@ def test_an_add_that_is_no_bias_is_not_taken_for_one(second, outputs):
     assert linear.output.name == "product"
 
 
+@pytest.mark.parametrize("numbers", [1, 5])
+def test_a_bias_has_a_number_for_each_output_channel(numbers):
+    """One more column than there are: a runtime's linear would refuse it, or make more channels of one."""
+    b = Builder()
+    width = 1 if numbers > 1 else 4
+    product = b.add("MatMul", b.input("x", ["batch", 3, 4]), weighted(0)[:, :width])
+    [linear] = find_linears(ir.from_proto(b.model(b.add("Add", product, weighted(1).ravel()[:numbers]))))
+    assert (linear.bias, linear.bias_add) == (None, None)
+
+
+def test_a_convolution_whose_bias_is_computed_is_left_alone():
+    """Its bias would be lost where rounding corrects it."""
+    b = Builder()
+    x, sizes = b.input("x", ["batch", 4, 3, 3]), b.input("y", [2, 4])
+    bias = b.add("ReduceMean", sizes, np.array([0]), keepdims=0)
+    model = ir.from_proto(b.model(b.add("Conv", x, weighted(0)[:, :, None, None], bias)))
+    assert find_linears(model) == []
+    assert list(unplaced_weights(model).values()) == ["its bias is computed"]
+
+
 def test_two_linears_of_one_module_have_two_names():
     x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([1, 4]))
     graph = ir.Graph([x], [], nodes=[], opset_imports={"": 20}, name="two")
@@ -107,6 +127,22 @@ def test_two_linears_of_one_module_have_two_names():
         graph.append(ir.node("MatMul", [x, weight], name=name))
     names = [linear.name for linear in find_linears(ir.Model(graph, ir_version=10))]
     assert len(set(names)) == 2 and all(name.startswith("block.attn") for name in names)
+
+
+def test_a_product_and_a_convolution_of_one_module_are_told_apart():
+    b = Builder()
+    x = b.input("x", ["batch", 4, 3, 3])
+    y = b.add("Conv", b.add("Conv", x, weighted(0)[:, :, None, None]), weighted(1)[:, :, None, None])
+    y = b.add("MatMul", b.add("MatMul", b.add("Transpose", y, perm=[0, 2, 3, 1]), weighted(2)), weighted(3))
+    model = ir.from_proto(b.model(y, rank=4))
+    names = ["m/Conv", "m", "m/MatMul", "m/MatMul_2"]
+    for linear, name in zip(find_linears(model), names, strict=True):
+        linear.node.name = name
+    name_apart(model)
+    found = [linear.name for linear in find_linears(model)]
+    assert found[0] == "m"
+    assert len(set(found)) == 4
+    assert len({node.name for node in model.graph}) == len(model.graph)
 
 
 def weighted(number):

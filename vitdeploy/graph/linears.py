@@ -55,12 +55,13 @@ def find_linears(model: ir.Model) -> list[Linear]:
         if node.op_type == "MatMul":
             weight = constant(node.inputs[1])
             if weight is not None and weight.ndim == 2 and node.inputs[0] is not None:
-                bias_add = _bias_add(node.outputs[0])
-                bias = _bias_of(bias_add, node.outputs[0]) if bias_add is not None else None
+                product, width = node.outputs[0], weight.shape[1]
+                bias_add = _bias_add(product, width)
+                bias = _bias_of(bias_add, product, width) if bias_add is not None else None
                 found.append(Linear(layer_name(node), "matmul", node, node.inputs[0], weight, 1, bias, bias_add))
         elif node.op_type == "Conv":
             weight = constant(node.inputs[1])
-            if weight is not None and node.inputs[0] is not None:
+            if weight is not None and node.inputs[0] is not None and not _computed_bias(node):
                 bias = constant(node.inputs[2]) if len(node.inputs) > 2 else None
                 found.append(Linear(layer_name(node), "conv", node, node.inputs[0], weight, 0, bias, None))
     return found
@@ -95,12 +96,28 @@ def _why(node: ir.Node, weight: ir.Value) -> str:
         return f"its weights are {tensor.dtype.name.lower()}, not float32"
     if node.inputs[1] is not weight:
         return "its weights are multiplied from the left"
+    if node.op_type == "Conv" and _computed_bias(node):
+        return "its bias is computed"
     return f"its weights have {len(tensor.shape)} axes"
 
 
 def layer_name(node: ir.Node) -> str:
     """The module path that the exporter gave the node ("blocks.0.attn.qkv/MatMul"), or the node's own, unique name."""
     return str(node.name).removesuffix(f"/{node.op_type}")  # ".../MatMul_1" keeps its number: it tells two apart
+
+
+def name_apart(model: ir.Model) -> None:
+    """Rename nodes, whose names differ already, until their `layer_name` do too: a module may hold a product and a
+    convolution, "m/MatMul" and "m/Conv"."""
+    nodes = [node for node in model.graph if node.op_type in WEIGHTED]
+    names, taken = {str(node.name) for node in model.graph}, set[str]()
+    for node in nodes:
+        name, count = str(node.name), 1
+        while layer_name(node) in taken:
+            count += 1
+            if f"{name}_{count}" not in names:
+                node.name = f"{name}_{count}"
+        taken.add(layer_name(node))
 
 
 def constant(value: ir.Value | None) -> npt.NDArray[np.float32] | None:
@@ -111,17 +128,22 @@ def constant(value: ir.Value | None) -> npt.NDArray[np.float32] | None:
     return array if array.dtype == np.float32 else None
 
 
-def _bias_add(value: ir.Value) -> ir.Node | None:
+def _computed_bias(conv: ir.Node) -> bool:
+    return len(conv.inputs) > 2 and conv.inputs[2] is not None and constant(conv.inputs[2]) is None
+
+
+def _bias_add(value: ir.Value, width: int) -> ir.Node | None:
     uses = list(value.uses())
     if value.is_graph_output() or len(uses) != 1 or uses[0].node.op_type != "Add":
         return None
-    return uses[0].node if _bias_of(uses[0].node, value) is not None else None
+    return uses[0].node if _bias_of(uses[0].node, value, width) is not None else None
 
 
-def _bias_of(add: ir.Node, product: ir.Value) -> npt.NDArray[np.float32] | None:
+def _bias_of(add: ir.Node, product: ir.Value, width: int) -> npt.NDArray[np.float32] | None:
+    """Anything but [width] is no bias: more numbers than output channels would make more channels of one."""
     other = add.inputs[1] if add.inputs[0] is product else add.inputs[0]
     bias = constant(other)
-    return bias if bias is not None and bias.ndim == 1 else None
+    return bias if bias is not None and bias.shape == (width,) else None
 
 
 def count_int8(model: ir.Model) -> int:

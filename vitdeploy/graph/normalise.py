@@ -41,7 +41,7 @@ from vitdeploy.graph.canonical.redundant import remove_redundant
 from vitdeploy.graph.canonical.shapes import resolve_shapes
 from vitdeploy.graph.canonical.sizes import UNKNOWN, product
 from vitdeploy.graph.canonical.upgrade import upgrade_opset
-from vitdeploy.graph.linears import constant
+from vitdeploy.graph.linears import constant, name_apart
 
 # Constants up to this size are computed at export: the largest are position embeddings, not weights.
 FOLD_ELEMENTS = 1 << 26
@@ -77,6 +77,7 @@ def normalise(model: ir.Model, opset: int | None = None) -> Normalised:
         counts[name] = rewrite(model)
     drop_unused(model)
     NameFixPass()(model)
+    name_apart(model)
     return Normalised(counts)
 
 

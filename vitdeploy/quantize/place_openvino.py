@@ -131,9 +131,8 @@ def _transpose_twice(key: ir.Value) -> None:
 
 def takes_pixels(linear: Linear) -> bool:
     """The layer reads uint8 pixels, cast to float and nothing else."""
-    cast = linear.input.producer()
-    source = cast.inputs[0] if cast is not None and cast.op_type == "Cast" else None
-    while source is not None and (move := source.producer()) is not None and move.op_type == "Transpose":
+    source: ir.Value | None = linear.input
+    while source is not None and (move := source.producer()) is not None and move.op_type in ("Cast", "Transpose"):
         source = move.inputs[0]
     return source is not None and source.dtype == ir.DataType.UINT8
 
