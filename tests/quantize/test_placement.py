@@ -305,11 +305,13 @@ def test_a_placed_layer_computes_what_numpy_computes(target, biased, low, high):
     assert np.abs(exact - wanted).max() > 1e-3 * np.abs(wanted).max()  # it is INT8 that was computed
 
 
-def convolution_on_pixels(weight, bias):
+def convolution_on_pixels(weight, bias, cast_first):
     """uint8 [batch, 8, 8, 3] -> NCHW float -> 2x2 patches: what is left where all normalisation was folded."""
+    steps = [("Transpose", {"perm": [0, 3, 1, 2]}), ("Cast", {"to": TensorProto.FLOAT})]
+    (first, options), (second, others) = reversed(steps) if cast_first else steps
     nodes = [
-        helper.make_node("Transpose", ["image"], ["nchw"], perm=[0, 3, 1, 2]),
-        helper.make_node("Cast", ["nchw"], ["floats"], to=TensorProto.FLOAT),
+        helper.make_node(first, ["image"], ["between"], **options),
+        helper.make_node(second, ["between"], ["floats"], **others),
         helper.make_node("Conv", ["floats", "weight", "bias"], ["y"], name="proj/Conv", strides=[2, 2]),
     ]
     constants = [numpy_helper.from_array(weight, "weight"), numpy_helper.from_array(bias, "bias")]
@@ -326,14 +328,15 @@ def patches_times(pixels, weight, bias):
     return np.einsum("nyixjc,ocij->noyx", cut, weight.astype(np.float64)) + bias.astype(np.float64)[:, None, None]
 
 
-def test_a_convolution_on_bare_pixels_keeps_every_pixel_and_runs_in_int8_on_openvino(tmp_path):
+@pytest.mark.parametrize("cast_first", [False, True])
+def test_a_convolution_on_bare_pixels_keeps_every_pixel_and_runs_in_int8_on_openvino(tmp_path, cast_first):
     """A step of 1 with the zero point 0 would be exact as well, and OpenVINO would take it for no quantization."""
     pytest.importorskip(TARGETS[OPENVINO].package)
     generator = np.random.default_rng(5)
     weight = (generator.normal(size=(4, 3, 2, 2)) / 255).astype(np.float32)
     bias = generator.normal(size=4).astype(np.float32)
     pixels = generator.integers(0, 256, (2, 8, 8, 3), dtype=np.uint8)
-    model = convolution_on_pixels(weight, bias)
+    model = convolution_on_pixels(weight, bias, cast_first)
     placement = place(model, {"floats": Range(3.0, 251.0)}, OPENVINO)  # of the calibration images, not of all
     assert placement.int8 == ("proj",)
     steps = np.abs(weight).max(axis=(1, 2, 3), keepdims=True) / 127
