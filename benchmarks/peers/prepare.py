@@ -57,7 +57,10 @@ def job_of(
 
 
 def sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    """Of a graph as peers see it: without the metadata, in which this project keeps facts of its own."""
+    model = onnx.load(str(file))
+    del model.metadata_props[:]
+    return hashlib.sha256(model.SerializeToString(deterministic=True)).hexdigest()
 
 
 def work(payload: Payload) -> Payload:
