@@ -101,10 +101,12 @@ def torchscript(model):
 
 @dataclass(frozen=True)
 class Case:
-    """A model, and how many places each rewrite must find in it (unnamed: none)."""
+    """A model, how many places each rewrite must find in it (unnamed: none), and how many norms on its residual stream
+    (0: it cannot be rotated)."""
 
     export: Callable[[], ir.Model]
     counts: dict[str, int]
+    norms: int = 2 * DEPTH + 1
 
 
 FOLDS = {"fold_attention_scale": DEPTH, "drop_key_bias": DEPTH, "fold_value_bias": DEPTH}
@@ -122,9 +124,9 @@ CASES = {
         {"fold_attention_scale": DEPTH, "fold_value_bias": DEPTH, "split_qkv": DEPTH},
     ),
     "timm CLIP, TorchScript": Case(
-        lambda: torchscript(timm("vit_base_patch16_clip_224")), {**CLASS_TOKEN, "split_qkv": DEPTH}
+        lambda: torchscript(timm("vit_base_patch16_clip_224")), {**CLASS_TOKEN, "split_qkv": DEPTH}, norms=0
     ),
-    "timm Swin, TorchScript": Case(lambda: torchscript(swin()), {**FOLDS, "split_qkv": DEPTH}),
+    "timm Swin, TorchScript": Case(lambda: torchscript(swin()), {**FOLDS, "split_qkv": DEPTH}, norms=0),
     "transformers ViT": Case(lambda: dynamo(transformers_vit()), {**CLASS_TOKEN, "merge_qkv": DEPTH}),
 }
 EXPORTED: dict[str, onnx.ModelProto] = {}
@@ -163,6 +165,28 @@ def test_a_model_stays_the_same_function_and_every_rewrite_finds_its_places(case
     if qkv == "keep":
         [ours], [theirs] = run_in_double(after, feeds), run_in_double(before, feeds)
         assert difference(ours, theirs) <= 1e-10
+
+
+def test_a_rotation_finds_the_norms_and_leaves_to_the_other_rewrites_what_they_find_without_it(case):
+    expected, model = case
+    before = ir.to_proto(model)
+    plain = optimize(ir.from_proto(before))
+    options = OptimizeOptions(rotate_residual=True)
+    counts = optimize(model, options)
+    assert counts.pop("rotate_residual") == expected.norms
+    if expected.norms:  # the shifts of norms are biases of key and value now, where there were none too
+        assert counts["drop_key_bias"] >= plain["drop_key_bias"]
+        assert counts["class_token_only"] == plain["class_token_only"]
+    else:
+        assert counts == plain
+    after = ir.to_proto(model)
+    onnx.checker.check_model(after)
+    onnx.shape_inference.infer_shapes(after, check_type=True, strict_mode=True)
+    assert not any(optimize(model, options).values())
+    assert ir.to_proto(model).graph.node == after.graph.node
+    feeds = random_feeds(before, 2, seed=3)
+    [ours], [theirs] = run_in_double(after, feeds), run_in_double(before, feeds)
+    assert difference(ours, theirs) <= 1e-5
 
 
 def test_our_own_export_is_optimized_with_weights_of_any_length(small_export):

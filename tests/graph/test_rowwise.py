@@ -48,7 +48,7 @@ OPERATIONS = {
     "gather of one": (op("Gather", "x", np.array(2, np.int64), axis=1), [{0: 0}, {0: 2}]),
     "gather of some": (op("Gather", "x", ints(2, 0), axis=1), [{0: 0}, None, {0: 2}]),
     "mean": (op("ReduceMean", "x", ints(-1), keepdims=1), [{0: 0}, {0: 1}, None]),
-    "mean without its axis": (op("ReduceMean", "x", ints(1), keepdims=0), [None, None]),
+    "mean without its axis": (op("ReduceMean", "x", ints(1), keepdims=0), [{0: 0}, {0: 2}]),
     "cumulative sum": (op("CumSum", "x", np.array(1, np.int64)), [None, None, None]),
 }
 

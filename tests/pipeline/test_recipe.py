@@ -486,3 +486,8 @@ def test_no_value_in_a_field_raises_anything_but_a_recipe_error(field, value):
 def test_a_number_of_rows_is_given_as_it_is(load):
     assert load(EXAMPLE, "optimize.align_rows=200").optimize.to_options().align_rows == 200
     assert load(EXAMPLE, "optimize.align_rows=none").optimize.to_options().align_rows is None
+
+
+def test_a_rotation_of_the_residual_stream(load):
+    assert not load(EXAMPLE).optimize.to_options().rotate_residual
+    assert load(EXAMPLE, "optimize.rotate_residual=true").optimize.to_options().rotate_residual

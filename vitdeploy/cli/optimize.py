@@ -53,6 +53,7 @@ REWRITES = (
     show_default=True,
     help="Query, key and value as one linear or three.",
 )
+@click.option("--rotate-residual", is_flag=True, help="Rotate the channels of the residual stream. Exact.")
 @click.option(
     "--merge-tokens",
     "merging",
@@ -75,6 +76,7 @@ def command(
     output: Path,
     without: tuple[str, ...],
     qkv: str,
+    rotate_residual: bool,
     merging: tuple[tuple[int, int], ...],
     align_rows: int | None,
     image_size: tuple[int, int] | None,
@@ -98,6 +100,7 @@ def command(
     options = OptimizeOptions(
         **{name: name not in without for name in REWRITES},
         qkv=qkv,  # type: ignore[arg-type]
+        rotate_residual=rotate_residual,
         token_merging=tuple(sorted(merging)),
         align_rows=align_rows,
     )

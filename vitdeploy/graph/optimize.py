@@ -14,6 +14,7 @@ from vitdeploy.graph.fold_scale import fold_attention_scale
 from vitdeploy.graph.image_norm import fold_image_normalisation
 from vitdeploy.graph.layer_scale import fold_layer_scale
 from vitdeploy.graph.qkv import merge_qkv, split_qkv
+from vitdeploy.graph.rotation import rotate_residual
 from vitdeploy.graph.row_alignment import align_rows
 from vitdeploy.graph.token_merging import merge_tokens
 
@@ -29,6 +30,7 @@ class OptimizeOptions:
     """
 
     fold_layer_scale: bool = True
+    rotate_residual: bool = False
     fold_attention_scale: bool = True
     drop_key_bias: bool = True
     fold_value_bias: bool = True
@@ -56,10 +58,12 @@ def optimize(model: ir.Model, options: OptimizeOptions | None = None) -> dict[st
         GraphError: the tokens cannot be merged, or the rows not be aligned, as `merge_tokens` and `align_rows` say.
     """
     options = options or OptimizeOptions()
-    # LayerScale first: then the projection that takes the value's bias is a plain linear. Folds of merged weights
+    # LayerScale first: then the projection that takes the value's bias is a plain linear, and so is every one that is
+    # rotated. The rotation before the folds of biases: it leaves the shifts of norms in them. Folds of merged weights
     # before the class token and qkv, so that they find them in the exporter's form and the division copies the result.
     rewrites: dict[str, tuple[bool, Callable[[ir.Model], int]]] = {
         "fold_layer_scale": (options.fold_layer_scale, fold_layer_scale),
+        "rotate_residual": (options.rotate_residual, rotate_residual),
         "fold_attention_scale": (options.fold_attention_scale, fold_attention_scale),
         "drop_key_bias": (options.drop_key_bias, drop_key_bias),
         "fold_value_bias": (options.fold_value_bias, fold_value_bias),

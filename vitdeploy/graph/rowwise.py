@@ -188,9 +188,11 @@ def _gather(node: ir.Node, axis: int, size: int) -> Rows | None:
 
 def _reduce(node: ir.Node, axis: int, size: int) -> Rows | None:
     rank, axes = _rank(node.inputs[0]), integers(node.inputs[1]) if len(node.inputs) > 1 else None
-    if rank is None or not axes or not node.attributes.get_int("keepdims", 1) or axis in {own % rank for own in axes}:
+    if rank is None or not axes:
         return None
-    return {0: axis}
+    if not node.attributes.get_int("keepdims", 1):
+        return {0: _kept(axes, rank)[axis]}
+    return {0: axis} if axis not in {own % rank for own in axes} else None
 
 
 def _kept(axes: Sequence[int], rank: int) -> list[int]:

@@ -152,6 +152,7 @@ class OptimizeSection(Section):
     remain behind the attention of which blocks, as {1: 192, 6: 128}. `align_rows`: none, or a number of rows."""
 
     fold_layer_scale: bool = True
+    rotate_residual: bool = False
     fold_attention_scale: bool = True
     drop_key_bias: bool = True
     fold_value_bias: bool = True

@@ -16,6 +16,7 @@ _REWRITES = {
     "convolution": "normalisation folded into a convolution",
     "gemm": "Gemm as MatMul and Add",
     "fold_layer_scale": "LayerScale folded into a linear",
+    "rotate_residual": "norms folded into linears, residual stream rotated",
     "fold_attention_scale": "attention scale folded into the query",
     "drop_key_bias": "key bias dropped",
     "fold_value_bias": "value bias folded into the projection",
