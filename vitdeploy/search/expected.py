@@ -14,6 +14,8 @@ import numpy.typing as npt
 from scipy.special import softmax
 from scipy.stats import norm
 
+from vitdeploy.spec import Budget
+
 RUNNERS_UP = 5
 
 Logits = npt.NDArray[np.floating]
@@ -25,6 +27,11 @@ class Expected:
 
     agreement: float
     drop: float
+
+    def meets(self, budget: Budget) -> bool:
+        """Whether this is within the bounds of a budget on answers, where it has any."""
+        agreement, drop = budget.min_agreement, budget.max_drop
+        return (agreement is None or self.agreement >= agreement) and (drop is None or self.drop <= drop)
 
 
 def expected_loss(found: Logits, wanted: Logits, share: float = 1.0) -> Expected:

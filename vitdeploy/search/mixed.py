@@ -214,10 +214,7 @@ class _Search:
 
     def _meets(self, reached: Reached) -> bool:
         assert reached.expected is not None
-        agreement, drop = self.budget.min_agreement, self.budget.max_drop
-        return (agreement is None or reached.expected.agreement >= agreement) and (
-            drop is None or reached.expected.drop <= drop
-        )
+        return reached.expected.meets(self.budget)
 
     def _price_of_scaling(self, layer: Layer) -> float:
         """What the operators in front of a layer cost, and its additional channels."""

@@ -141,7 +141,7 @@ class Tuner:
         plain = {each.variant.target: each for each in self.made if each.variant.precision == "int8"}
         for target in plain:
             yield from self._aligned(target)
-        needy = [target for target in plain if not self._meets(plain[target].score.expected, default=True)]
+        needy = [target for target in plain if not self._meets(plain[target].score.expected)]
         yield from (self._mixed(target) for target in needy)
         for target in plain:
             yield from self._merging(target, plain[target].score)
@@ -200,18 +200,15 @@ class Tuner:
     def _acceptable(self, schedule: Schedule, plain: Score) -> bool:
         """By the budget, where it bounds answers; else merging may change as much as INT8 does."""
         if self._bounded(schedule.expected):
-            return self._meets(schedule.expected, default=True)
+            return self._meets(schedule.expected)
         return schedule.distance <= plain.distance
 
     def _bounded(self, expected: Expected | None) -> bool:
         return expected is not None and (self.budget.min_agreement, self.budget.max_drop) != (None, None)
 
-    def _meets(self, expected: Expected | None, default: bool) -> bool:
-        """Whether answers are expected to be within the budget's bounds; `default` where there is nothing to go by."""
-        if expected is None or not self._bounded(expected):
-            return default
-        agreement, drop = self.budget.min_agreement, self.budget.max_drop
-        return (agreement is None or expected.agreement >= agreement) and (drop is None or expected.drop <= drop)
+    def _meets(self, expected: Expected | None) -> bool:
+        """Whether answers are expected to be within the budget; where there is nothing to go by, they are."""
+        return expected is None or expected.meets(self.budget)
 
     def _late(self) -> bool:
         return self.seconds is not None and time.monotonic() - self._begun > SEARCH_SHARE * self.seconds
