@@ -71,8 +71,7 @@ def _rows(payload: Payload, folder: Path, target: str) -> int | str:
         graph = run_plan(plan, Store(folder / "rows"), resume=True, progress=silent)["optimize"].path / MODEL_FILE
         file.write_text(json.dumps(encode(measure_rows(graph, target))), encoding="utf-8")
         shutil.rmtree(folder / "rows")
-    found = decode(RowTable, json.loads(file.read_text(encoding="utf-8")))
-    return "none" if found.best.rows == found.tokens else found.best.rows
+    return decode(RowTable, json.loads(file.read_text(encoding="utf-8"))).aligned or "none"
 
 
 def _needed(plan: list[Step], last: str) -> list[Step]:

@@ -9,6 +9,7 @@ from vitdeploy.graph.io import load_graph, save_graph
 from vitdeploy.quantize.observers import observe
 from vitdeploy.quantize.scores import separate_scores
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.search.trials import opened
 from vitdeploy.search.yardstick import Yardstick
 from vitdeploy.spec import PreprocessSpec
 
@@ -42,3 +43,15 @@ def planted_statistics(planted_file, calibration_pixels):
 def planted_yardstick(planted_file, calibration_pixels):
     with OnnxRuntimeRunner(planted_file, name="float", batch=BATCH) as runner:
         return Yardstick(runner, calibration_pixels, PREPROCESS, "classification", batch=BATCH)
+
+
+@pytest.fixture(scope="module", params=["openvino-cpu", "onnxruntime-cpu"])
+def target(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def trials(planted_file, planted_statistics, planted_yardstick, target):
+    """Trials of the planted model on one target."""
+    with opened(load_graph(planted_file), planted_statistics, target, planted_yardstick) as found:
+        yield found

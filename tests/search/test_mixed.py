@@ -13,21 +13,7 @@ from vitdeploy.quantize.prepare import prepare
 from vitdeploy.search.mixed import Mend, Mixed, Reached, Taken, choose_mends
 from vitdeploy.search.sensitivity import measure_sensitivity
 from vitdeploy.search.trial import answers_of
-from vitdeploy.search.trials import opened
 from vitdeploy.spec import Budget, decode, encode
-
-TARGETS = ("openvino-cpu", "onnxruntime-cpu")
-
-
-@pytest.fixture(scope="module", params=TARGETS)
-def target(request):
-    return request.param
-
-
-@pytest.fixture(scope="module")
-def trials(planted_file, planted_statistics, planted_yardstick, target):
-    with opened(load_graph(planted_file), planted_statistics, target, planted_yardstick) as found:
-        yield found
 
 
 @pytest.fixture(scope="module")

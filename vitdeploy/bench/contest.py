@@ -77,6 +77,11 @@ class Protocol:
         if not self.batch or min(self.batch) < 1:
             raise ValueError(f"batch {self.batch}: wanted at least one size, each at least 1")
 
+    @classmethod
+    def of_singles(cls, block_seconds: float, warmup: float, rounds: int = min_rounds, batch: int = 1) -> Protocol:
+        """Latency alone, in so many rounds of short blocks: for searches, which compare many engines."""
+        return cls(("single",), (batch,), 0, block_seconds, rounds, warmup)
+
     @property
     def rounds(self) -> int:
         return max(self.min_rounds, math.ceil(self.duration / self.block_seconds))

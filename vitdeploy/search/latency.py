@@ -162,14 +162,7 @@ def measure_latencies(
 def _measure(
     shape: Shape, target: str, precisions: Sequence[Precision], workers: Sequence[WorkerProcess]
 ) -> list[Timing]:
-    protocol = Protocol(
-        scenarios=("single",),
-        batch=(1,),
-        duration=0,
-        block_seconds=BLOCK_SECONDS,
-        min_rounds=ROUNDS,
-        warmup=WARMUP_SECONDS,
-    )
+    protocol = Protocol.of_singles(BLOCK_SECONDS, WARMUP_SECONDS, ROUNDS)
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         contestants = [_contestant(shape, target, precision, Path(folder)) for precision in precisions]
         medians = block_medians(hold_contest(contestants, workers, protocol))

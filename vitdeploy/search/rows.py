@@ -63,6 +63,11 @@ class RowTable:
         first, *others = self.timings
         return min((each for each in others if each.high < 1), key=lambda each: each.ratio, default=first)
 
+    @property
+    def aligned(self) -> int | None:
+        """How many rows are surely faster than one for each token; None without any."""
+        return None if self.best.rows == self.tokens else self.best.rows
+
 
 def candidates(tokens: int) -> tuple[int, ...]:
     """The number of tokens, and the next multiples of what tiles of kernels may be."""
@@ -89,14 +94,7 @@ def measure_rows(
     """
     tokens = token_stream(find_attentions(load_graph(graph)))[1]
     numbers = candidates(tokens)
-    protocol = Protocol(
-        scenarios=("single",),
-        batch=(1,),
-        duration=0,
-        block_seconds=BLOCK_SECONDS,
-        min_rounds=ROUNDS,
-        warmup=WARMUP_SECONDS,
-    )
+    protocol = Protocol.of_singles(BLOCK_SECONDS, WARMUP_SECONDS, ROUNDS)
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         contestants = []
         for done, rows in enumerate(numbers):

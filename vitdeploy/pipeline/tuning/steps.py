@@ -87,13 +87,7 @@ def screen_step(job: Job, engines: Mapping[str, Artifact]) -> Step:
         contestants = [
             engine_contestant(read_engine(artifact.path), artifact.path, name) for name, artifact in engines.items()
         ]
-        protocol = Protocol(
-            scenarios=("single",),
-            batch=(job.recipe.engine_batch,),
-            duration=0,
-            block_seconds=BLOCK_SECONDS,
-            warmup=WARMUP_SECONDS,
-        )
+        protocol = Protocol.of_singles(BLOCK_SECONDS, WARMUP_SECONDS, batch=job.recipe.engine_batch)
         contest = run_contest(contestants, protocol, lambda text, done, total: progress(SCREEN, done, total))
         write_json(out / SCREEN_FILE, {"block_medians_ms": block_medians(contest)})
 

@@ -152,12 +152,7 @@ class Tuner:
                 yield self._mixed(target)
 
     def _mixed(self, target: str) -> Variant:
-        return Variant(target, "mixed", rows=self._best_rows(target))
-
-    def _best_rows(self, target: str) -> int | None:
-        """How many rows are surely faster than one a token, None where that is not known of any."""
-        found = self.rows.get(target)
-        return None if found is None or found.best.rows == found.tokens else found.best.rows
+        return Variant(target, "mixed", rows=self.rows[target].aligned if target in self.rows else None)
 
     def _aligned(self, target: str) -> Iterator[Variant]:
         what = f"aligned rows on {target}"
@@ -170,11 +165,10 @@ class Tuner:
             self._refused(what, error)
             return
         found = self.rows[target] = decode(RowTable, read_json(artifacts[f"rows {target}"].path / ROWS_FILE))
-        rows = self._best_rows(target)
-        if rows is None:
+        if found.aligned is None:
             self.left_out.append((what, f"no number of rows is surely faster than {found.tokens}, one a token"))
         else:
-            yield Variant(target, "int8", rows=rows)
+            yield Variant(target, "int8", rows=found.aligned)
 
     def _refused(self, what: str, error: GraphError) -> None:
         self.left_out.append((what, error.message + (f": {error.found}" if error.found else "")))
