@@ -26,15 +26,26 @@ class Entry:
     labelled: bool = False
 
 
-def _ours(target: str, precision: str, suffix: str = "", note: str = "", **changes: Any) -> Entry:
+def _ours(
+    target: str, precision: str, suffix: str = "", note: str = "", *, labelled: bool = False, **changes: Any
+) -> Entry:
     name = f"vitdeploy-{target.removesuffix('-cpu')}-{precision}{suffix}"
-    options = {"target": target, "precision": precision, "rows": False, "merging": {}, **changes}
-    return Entry(name, precision, "make_vitdeploy.py", options, note or "this project")
+    options = {"target": target, "precision": precision, "rows": False, "merging": {}, "budget": {}, **changes}
+    return Entry(name, precision, "make_vitdeploy.py", options, note or "this project", labelled)
 
 
 CATALOG = (
     _ours("openvino-cpu", "int8"),
     _ours("openvino-cpu", "int8", "-rows", "the number of rows that is measured to be the fastest", rows=True),
+    *(
+        _ours(
+            *(f"{runtime}-cpu", "mixed", "", f"as many layers mended as an agreement of {least} % needs"),
+            rows=runtime == "openvino",
+            budget={"min_agreement": least},
+            labelled=True,
+        )
+        for runtime, least in (("openvino", 99.0), ("onnxruntime", 98.5))
+    ),
     _ours("openvino-cpu", "int8", "-tokens-192", "tokens merged to 192 in block 1", merging={1: 192}),
     _ours(
         *("openvino-cpu", "int8", "-tokens-192-128", "tokens merged to 192 in block 1 and to 128 in block 6"),

@@ -27,7 +27,14 @@ def work(payload: Payload) -> Payload:
     changes = {"token_merging": merging} if merging else {}
     if payload["rows"]:
         changes["align_rows"] = _rows(payload, folder, target)
-    job = job_of(payload["model"], evaluation=1, target=target, precision=precision, optimize=changes)
+    job = job_of(
+        payload["model"],
+        evaluation=1,
+        target=target,
+        precision=precision,
+        optimize=changes,
+        budget=payload["budget"],
+    )
     last = f"compile {target}-{precision}"
     # An interrupted making goes on where it stopped, so what each step took is noted when it is done.
     notes = folder / "steps.json"

@@ -30,11 +30,12 @@ def job_of(
     target: str = "onnxruntime-cpu",
     precision: str = "fp32",
     optimize: Payload | None = None,
+    budget: Payload | None = None,
 ) -> Job:
     """The project's own job for the model of the payload ("name", "checkpoint", "data", "images").
 
     Args:
-        optimize: the recipe's section of this name.
+        optimize, budget: the recipe's sections of these names.
     """
     source = {"model": model["name"]} | ({"checkpoint": model["checkpoint"]} if model["checkpoint"] else {})
     values: dict[str, Any] = {
@@ -49,6 +50,7 @@ def job_of(
             "seed": 0,
         },
         "optimize": optimize or {},
+        "budget": budget or {},
         "precision": precision,
         "targets": [target],
         "bench": {"batch": [1, 8]},
