@@ -144,7 +144,12 @@ def cli(shared_store: Path, tmp_path: Path) -> Cli:
         environment = {**os.environ, "VITDEPLOY_STORE": str(store), "PYTHONPATH": str(ROOT)}
         return subprocess.run(
             [sys.executable, "-m", "vitdeploy.cli.main", *map(str, args)],
-            cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout, check=False,
+            cwd=cwd,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
         )
 
     return run

@@ -5,11 +5,12 @@ import json
 import numpy as np
 import pytest
 
+from tests.targets import CPU_TARGETS
 from vitdeploy.bundle.read import MANIFEST_FILE, file_sha256, is_bundle, read_bundle, verify_files
 from vitdeploy.bundle.write import Golden, write_bundle
 from vitdeploy.errors import DigestError, TargetError
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.spec import TARGETS, GraphSpec, PreprocessSpec, TensorSpec
+from vitdeploy.spec import GraphSpec, PreprocessSpec, TensorSpec
 
 GRAPH = GraphSpec(
     "anything.onnx",
@@ -125,8 +126,8 @@ def sequence_bundle(tmp_path_factory, sequence_export):
     from vitdeploy.pipeline.stages.quantize import PlaceConfig, place_graphs
 
     engines = []
-    for target in TARGETS:
-        pytest.importorskip(TARGETS[target].package)
+    for target in CPU_TARGETS:
+        pytest.importorskip(CPU_TARGETS[target].package)
         placed, folder = tmp_path_factory.mktemp("placed"), tmp_path_factory.mktemp("engine")
         place_graphs(PlaceConfig(target, "fp32"), sequence_export, None, placed)
         engines.append((compile_graphs(placed, target, 1, folder), folder))
@@ -164,7 +165,7 @@ def test_a_model_of_two_graphs_is_used_from_its_bundle(sequence_bundle):
 
     digits = {str(digit): 3 + digit for digit in range(10)}
     sources = [[digits[d] for d in text] + [2] for text in ("314", "0", "2718281828")]
-    for target in TARGETS:
+    for target in CPU_TARGETS:
         with load_sequence(sequence_bundle, target) as predictor:
             assert predictor.target == f"{target}-fp32"
             answers = predictor.predict(sources)

@@ -196,9 +196,7 @@ def test_bisection_against_another_model(refused, run, placed, small_checkpoint,
 
 def test_bisection_of_a_model_that_takes_no_images(refused, sequence_export, digits):
     says = ["takes no images", "found:  the task sequence", "wanted: a model of images"]
-    refused(
-        2, "VD2000", "verify", sequence_export, "--against", "x", "--data", digits, "--bisect", says=says
-    )
+    refused(2, "VD2000", "verify", sequence_export, "--against", "x", "--data", digits, "--bisect", says=says)
 
 
 def test_bisection_with_a_budget(run, bundle, digits):

@@ -7,6 +7,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from tests.targets import CPU_TARGETS
 from vitdeploy.compile.engine import compile_engine
 from vitdeploy.compile.probe import probe_target
 from vitdeploy.data.folder import split
@@ -18,7 +19,6 @@ from vitdeploy.pipeline.stages.compile import compile_graph, compile_graphs, rea
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, check_precision, place_graph, place_graphs
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.spec import TARGETS
 
 REVERSE = Path(__file__).parent.parent.parent / "calibration" / "reverse"
 LAYERS = 4 * 2 + 2
@@ -45,7 +45,7 @@ def ranges(tmp_path_factory, graph, digits):
 def placements(tmp_path_factory, graph, ranges):
     """The path of the INT8 placement of each target."""
     paths = {}
-    for target in TARGETS:
+    for target in CPU_TARGETS:
         out = tmp_path_factory.mktemp(target)
         place_graph(PlaceConfig(target, "int8"), graph, ranges, out)
         paths[target] = out / "model.onnx"
@@ -70,7 +70,7 @@ def out(tmp_path):
 
 
 def needs(target):
-    return pytest.importorskip(TARGETS[target].package)
+    return pytest.importorskip(CPU_TARGETS[target].package)
 
 
 def images(batch):
@@ -80,14 +80,14 @@ def images(batch):
 # --- what ran ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_every_placed_layer_runs_in_an_int8_kernel(placements, out, target):
     needs(target)
     engine = compile_graph(placements[target], target, 1, out)
     assert (engine.precision, engine.kernels) == ("int8", INT8_KERNELS)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 @pytest.mark.parametrize("batch", [1, 4])
 def test_a_float_graph_runs_in_float_kernels_only(graph, out, target, batch):
     needs(target)
@@ -95,7 +95,7 @@ def test_a_float_graph_runs_in_float_kernels_only(graph, out, target, batch):
     assert (engine.precision, engine.kernels) == ("fp32", {"fp32": LAYERS})
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_ignored_layers_run_in_float_kernels(tmp_path, graph, ranges, out, target):
     needs(target)
     place_graph(PlaceConfig(target, "int8", ("*.mlp.fc2", "*.attn.proj")), graph, ranges, tmp_path)
@@ -103,7 +103,7 @@ def test_ignored_layers_run_in_float_kernels(tmp_path, graph, ranges, out, targe
     assert engine.kernels == {"fp32": INT8_KERNELS["fp32"] + 4, "int8": INT8_KERNELS["int8"] - 4}
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_the_record_says_how_the_engine_is_loaded(placements, out, target):
     needs(target)
     engine = compile_graph(placements[target], target, 2, out)
@@ -112,10 +112,10 @@ def test_the_record_says_how_the_engine_is_loaded(placements, out, target):
     assert [tensor.shape for tensor in (*engine.inputs, *engine.outputs)] == [(2, 32, 32, 1), (2, 10)]
     assert all((out / file).is_file() for file in (*engine.files, engine.graph))
     assert {file.name for file in out.iterdir()} == {*engine.files, engine.graph, "engine.json"}  # no profile is left
-    assert engine.device[TARGETS[target].package]
+    assert engine.device[CPU_TARGETS[target].package]
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 @pytest.mark.parametrize("batch", [1, 3])
 def test_a_float_engine_gives_the_answers_of_its_graph_at_any_batch(graph, out, target, batch):
     needs(target)
@@ -131,7 +131,7 @@ def test_a_float_engine_gives_the_answers_of_its_graph_at_any_batch(graph, out, 
 # --- weights beside the graph, and models of two graphs ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_an_engine_of_a_graph_with_its_weights_beside_it_is_the_same(tmp_path, graph, external_graph, out, target):
     needs(target)
     place_graph(PlaceConfig(target, "fp32"), external_graph, None, tmp_path)
@@ -146,7 +146,7 @@ def test_an_engine_of_a_graph_with_its_weights_beside_it_is_the_same(tmp_path, g
     assert np.abs(ours - wanted).max() <= 1e-4 * np.abs(wanted).max()
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_int8_of_a_graph_with_its_weights_beside_it_is_the_same(
     tmp_path, external_graph, ranges, placements, digits, target
 ):
@@ -157,7 +157,7 @@ def test_int8_of_a_graph_with_its_weights_beside_it_is_the_same(
     assert not (tmp_path / "model.onnx.data").exists()
 
 
-@pytest.fixture(scope="module", params=TARGETS)
+@pytest.fixture(scope="module", params=CPU_TARGETS)
 def sequence_engine(request, tmp_path_factory, sequence_export):
     """(EngineSpec, folder) of the embedded encoder-decoder on a target."""
     needs(request.param)
@@ -225,7 +225,7 @@ def test_an_engine_without_both_parts_cannot_be_run(sequence_engine):
 # --- refusals ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_a_float_graph_is_no_int8_engine(graph, out, target):
     needs(target)
     with pytest.raises(CapabilityError, match="did not run the graph in INT8") as caught:
@@ -233,7 +233,7 @@ def test_a_float_graph_is_no_int8_engine(graph, out, target):
     assert str({"fp32": LAYERS}) in caught.value.found
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_fewer_int8_kernels_than_placed_layers_are_refused(placements, out, target):
     needs(target)
     placed = INT8_KERNELS["int8"]
@@ -242,14 +242,14 @@ def test_fewer_int8_kernels_than_placed_layers_are_refused(placements, out, targ
     assert caught.value.found.startswith(f"{placed} of {placed + 1} placed layers")
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_an_int8_graph_is_no_fp32_engine(placements, out, target):
     needs(target)
     with pytest.raises(CapabilityError, match="did not run the graph in fp32"):
         compile_engine(placements[target], out, target=target, precision="fp32", batch=1, placed=0)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_a_placement_without_any_int8_layer_is_no_int8_engine(tmp_path, graph, ranges, out, target):
     needs(target)
     place_graph(PlaceConfig(target, "int8", ("*",)), graph, ranges, tmp_path)
@@ -294,14 +294,14 @@ def test_openvino_runs_half_precision_on_a_cpu_with_it(graph, out, precision):
     assert engine.kernels == {precision: LAYERS}
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_a_fixed_batch_cannot_be_compiled_at_another(fixed_graph, out, target):
     with pytest.raises(TargetError, match="has the fixed batch 3") as caught:
         compile_graph(fixed_graph, target, 1, out)
     assert (caught.value.found, caught.value.wanted) == ("--batch 1", "batch 3")
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_a_fixed_batch_is_compiled_at_its_own(fixed_graph, out, target):
     needs(target)
     engine = compile_graph(fixed_graph, target, 3, out)
@@ -322,7 +322,7 @@ def test_an_unknown_target_is_refused(graph, out):
         check_precision("abacus", "fp32")
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_a_file_that_is_no_graph_is_refused_by_the_runtime(tmp_path, out, target):
     needs(target)
     (tmp_path / "model.onnx").write_bytes(b"no graph")
@@ -352,7 +352,7 @@ def test_calibrating_a_fixed_batch_needs_that_many_images(tmp_path, fixed_graph,
 # --- placements and probes --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_a_placement_says_its_target_and_precision_and_keeps_its_tensors(graph, placements, target):
     before, after = load_graph(graph), load_graph(placements[target])
     metadata = get_metadata(before, "model.onnx")
@@ -363,12 +363,12 @@ def test_a_placement_says_its_target_and_precision_and_keeps_its_tensors(graph, 
     assert before.metadata_props == after.metadata_props
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_an_int8_graph_is_smaller_than_half_of_the_float_one(graph, placements, target):
     assert placements[target].stat().st_size < 0.6 * graph.stat().st_size
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_a_probe_says_that_an_installed_target_works(target):
     needs(target)
     result = probe_target(target)

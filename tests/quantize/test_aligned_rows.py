@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from tests.targets import CPU_TARGETS
 from vitdeploy.compile.engine import compile_engine
 from vitdeploy.data.folder import split
 from vitdeploy.data.pixels import batches
@@ -13,7 +14,7 @@ from vitdeploy.graph.linears import count_int8
 from vitdeploy.graph.optimize import OptimizeOptions, optimize
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.spec import TARGETS, PreprocessSpec
+from vitdeploy.spec import PreprocessSpec
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,7 @@ def test_ranges_are_those_of_the_tokens(calibrated):
         np.testing.assert_allclose(list(aligned[name].values()), list(bounds.values()), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_layers_kernels_folds_and_answers_are_those_without_further_rows(calibrated, target, tmp_path, samples):
     """From the statistics of the graph without: those of the other weigh some tokens twice, and round otherwise."""
     [pixels] = batches(samples, PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,)), 8)

@@ -10,6 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 
+from tests.targets import CPU_TARGETS
 from vitdeploy.data.folder import split
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.origin import Overrides, find_origin
@@ -21,7 +22,7 @@ from vitdeploy.quantize.placement import backend_of
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import load_image
-from vitdeploy.spec import TARGETS, PreprocessSpec
+from vitdeploy.spec import PreprocessSpec
 from vitdeploy.verify.agreement import compare
 from vitdeploy.verify.collect import collect
 
@@ -77,9 +78,9 @@ def simulated_logits(graph, images):
     return session.run(["logits"], {"image": np.stack([pixels for pixels, _ in images])})[0]
 
 
-@pytest.fixture(params=TARGETS)
+@pytest.fixture(params=CPU_TARGETS)
 def target(request):
-    pytest.importorskip(TARGETS[request.param].package)
+    pytest.importorskip(CPU_TARGETS[request.param].package)
     return request.param
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from tests.models.detr_reference import randomise
+from tests.targets import CPU_TARGETS
 from vitdeploy.export.torch_onnx import export_graph
 from vitdeploy.graph.io import get_metadata, load_graph, save_graph
 from vitdeploy.graph.optimize import OptimizeOptions, optimize
@@ -24,7 +25,6 @@ from vitdeploy.quantize.observers import observe
 from vitdeploy.quantize.statistics import save_statistics
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.spec import TARGETS
 
 SWIN, DETR = "swin_w32d2-1h2-4_patch4_window4_32", "detr_r1-1-1-1c8_w32h4e1d1q6_64"
 # Errors as `error` has them, and one layer each that has to be right for them. DETR's convolutions are in INT8 on
@@ -114,9 +114,9 @@ def error(ours, wanted):
     )
 
 
-@pytest.fixture(params=TARGETS)
+@pytest.fixture(params=CPU_TARGETS)
 def target(request, monkeypatch):
-    pytest.importorskip(TARGETS[request.param].package)
+    pytest.importorskip(CPU_TARGETS[request.param].package)
     monkeypatch.setattr(place_openvino, "FEW_WEIGHTS", 0)  # all layers of these are so small that they would stay float
     return request.param
 

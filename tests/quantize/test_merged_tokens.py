@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.targets import CPU_TARGETS
 from vitdeploy.compile.engine import compile_engine
 from vitdeploy.data.folder import split
 from vitdeploy.data.pixels import batches
@@ -12,7 +13,7 @@ from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_gra
 from vitdeploy.quantize.attention_onnxruntime import fuse_attention
 from vitdeploy.quantize.scores import separate_scores
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.spec import TARGETS, PreprocessSpec
+from vitdeploy.spec import PreprocessSpec
 
 MERGING = {"plain": (), "merged": ((0, 12),)}
 
@@ -48,7 +49,7 @@ def answers(file, folder, target, pixels, precision="fp32", placed=0):
         return runner.infer({"image": pixels})["logits"]
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_layers_and_folds_are_those_of_the_graph_without_merging(calibrated, target, tmp_path, pixels):
     placed = {}
     for kind, folder in calibrated.items():
@@ -79,5 +80,5 @@ def test_onnxruntime_fuses_attention_to_merged_tokens_too(small_export, tmp_path
 
 def test_both_runtimes_merge_the_same_tokens(calibrated, tmp_path, pixels):
     file = calibrated["merged"] / "model.onnx"
-    [one, other] = [answers(file, tmp_path / target, target, pixels) for target in TARGETS]
+    [one, other] = [answers(file, tmp_path / target, target, pixels) for target in CPU_TARGETS]
     assert np.abs(one - other).max() <= 1e-4 * np.abs(one).max()

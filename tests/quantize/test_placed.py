@@ -5,6 +5,7 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
+from tests.targets import CPU_TARGETS
 from vitdeploy.data.folder import split
 from vitdeploy.data.pixels import batches
 from vitdeploy.graph.edit import Editor
@@ -17,7 +18,7 @@ from vitdeploy.quantize.placed import find_quantized, make_float
 from vitdeploy.quantize.placement import choose, place, shape
 from vitdeploy.quantize.prepare import prepare
 from vitdeploy.quantize.ranges import quantize_weight
-from vitdeploy.spec import TARGETS, PreprocessSpec
+from vitdeploy.spec import PreprocessSpec
 
 PREPROCESS = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))
 
@@ -44,7 +45,7 @@ def run(model, pixels):
     return session.run(None, {session.get_inputs()[0].name: pixels})[0]
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_quantized_inputs_are_found_with_the_layers_that_read_them(small_export, ranges, target):
     model, placement = placed(small_export, ranges, target)
     found = find_quantized(model)
@@ -54,7 +55,7 @@ def test_quantized_inputs_are_found_with_the_layers_that_read_them(small_export,
         assert {each.tensor.removesuffix("/unit")} == {inputs[layer] for layer in each.layers}
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_a_float_graph_has_nothing_quantized(small_export, target):
     model = load_graph(small_export / "model.onnx")
     assert find_quantized(model) == []
@@ -62,7 +63,7 @@ def test_a_float_graph_has_nothing_quantized(small_export, target):
     assert len(model.graph) == len(load_graph(small_export / "model.onnx").graph)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_all_of_it_made_float_is_the_float_graph_with_rounded_weights(small_export, ranges, pixels, target):
     model, _ = placed(small_export, ranges, target)
     make_float(model, [each.tensor for each in find_quantized(model)])
@@ -78,7 +79,7 @@ def test_all_of_it_made_float_is_the_float_graph_with_rounded_weights(small_expo
     np.testing.assert_allclose(run(model, pixels), run(rounded, pixels), atol=2e-5)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_one_tensor_made_float_leaves_all_others_as_they_were(small_export, ranges, target):
     model, placement = placed(small_export, ranges, target)
     before = find_quantized(model)

@@ -9,6 +9,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from tests.targets import CPU_TARGETS
 from vitdeploy.compile.engine import compile_engine
 from vitdeploy.data.folder import split
 from vitdeploy.data.pixels import batches
@@ -210,7 +211,7 @@ def test_onnxruntime_quantizers_feed_the_fused_product_only(model, ranges):
 # --- choices and refusals ---------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_ignored_layers_stay_in_float_and_are_recorded(model, ranges, target):
     placement = place(model, ranges, target, ("head", "blocks.*.mlp.fc2"))
     ignored = {"head", *(f"blocks.{i}.mlp.fc2" for i in range(DEPTH))}
@@ -219,7 +220,7 @@ def test_ignored_layers_stay_in_float_and_are_recorded(model, ranges, target):
     assert ignored <= {linear.name for linear in find_linears(model) if linear.weight.dtype == np.float32}
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_ignoring_everything_leaves_the_graph_as_it_was(model, ranges, target):
     before = operators(model)
     assert place(model, ranges, target, ("*",)).int8 == ()
@@ -285,7 +286,7 @@ def fake_quantized(x, weight, bias, low, high):
     return activations @ (np.rint(weight / steps) * steps.astype(np.float64)) + (0 if bias is None else bias)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 @pytest.mark.parametrize("biased", [True, False], ids=["bias", "no bias"])
 @pytest.mark.parametrize(("low", "high"), [(-3.0, 2.0), (0.0, 4.0), (-1.0, -0.5)], ids=str)
 def test_a_placed_layer_computes_what_numpy_computes(target, biased, low, high):
@@ -331,7 +332,7 @@ def patches_times(pixels, weight, bias):
 @pytest.mark.parametrize("cast_first", [False, True])
 def test_a_convolution_on_bare_pixels_keeps_every_pixel_and_runs_in_int8_on_openvino(tmp_path, cast_first):
     """A step of 1 with the zero point 0 would be exact as well, and OpenVINO would take it for no quantization."""
-    pytest.importorskip(TARGETS[OPENVINO].package)
+    pytest.importorskip(CPU_TARGETS[OPENVINO].package)
     generator = np.random.default_rng(5)
     weight = (generator.normal(size=(4, 3, 2, 2)) / 255).astype(np.float32)
     bias = generator.normal(size=4).astype(np.float32)

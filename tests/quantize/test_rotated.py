@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tests.targets import CPU_TARGETS
 from vitdeploy.compile.engine import compile_engine
 from vitdeploy.data.folder import split
 from vitdeploy.data.pixels import batches
@@ -11,7 +12,7 @@ from vitdeploy.graph.linears import count_int8
 from vitdeploy.graph.optimize import OptimizeOptions, optimize
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.spec import TARGETS, PreprocessSpec
+from vitdeploy.spec import PreprocessSpec
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +32,7 @@ def calibrated(small_export, tmp_path_factory, samples):
     return folders
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_layers_and_kernels_are_those_without_a_rotation(calibrated, target, tmp_path, samples):
     [pixels] = batches(samples, PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,)), 8)
     layers, kernels, operators, answers = [], [], [], []

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from tests.graph.builder import Builder
+from tests.targets import CPU_TARGETS
 from vitdeploy.data.folder import split
 from vitdeploy.graph.canonical.edit import array_of
 from vitdeploy.graph.io import get_metadata, load_graph, save_graph
@@ -28,7 +29,6 @@ from vitdeploy.quantize.statistics import Statistics, load_statistics
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.search.trials import opened
 from vitdeploy.search.yardstick import Yardstick
-from vitdeploy.spec import TARGETS
 
 ROOT = Path(__file__).parent.parent.parent
 LARGEST = 63
@@ -128,7 +128,7 @@ def int8_weights(model):
     return {name: each for name, each in found.items() if each is not None and each.dtype == np.int8 and each.ndim > 1}
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_a_placement_of_7_bits_has_no_larger_weight_and_float_scores(tmp_path, calibrated, target):
     files = calibrated / "model.onnx", calibrated / "statistics.npz", tmp_path
     assert bool(place_graph(PlaceConfig(target, "int8"), *files)["scores"]) is (target == "openvino-cpu")

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.graph.small_graphs import Builder
+from tests.targets import CPU_TARGETS
 from vitdeploy.compile.engine import compile_engine
 from vitdeploy.errors import DataError
 from vitdeploy.graph.cuts import single_cuts
@@ -24,7 +25,7 @@ from vitdeploy.search.bisect import bisect
 from vitdeploy.search.mend import find_mend
 from vitdeploy.search.splice import Splice
 from vitdeploy.search.yardstick import Yardstick
-from vitdeploy.spec import TARGETS, PreprocessSpec
+from vitdeploy.spec import PreprocessSpec
 
 PREPROCESS = PreprocessSpec(8, (8, 8), "bicubic", (0.5,), (0.5,))
 BLOCKS, TOKENS, WIDTH, HIDDEN, BATCH = 6, 4, 16, 32, 4
@@ -117,7 +118,7 @@ def assert_consistent(found, model):
     assert [p.share for p in found.parts] == sorted((p.share for p in found.parts), reverse=True)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 @settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(block=st.integers(0, BLOCKS - 1), channel=st.integers(0, HIDDEN - 1))
 def test_an_outlier_channel_is_found_at_the_input_that_it_spoils(splice, target, block, channel):
@@ -144,7 +145,7 @@ def test_a_graph_without_a_place_to_cut_is_searched_by_its_quantized_inputs(spli
     assert cut.runs <= 3 + math.ceil(math.log2(len(LAYERS)))
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 @settings(max_examples=2, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(layer=st.sampled_from(LAYERS), change=st.sampled_from(["scale", "zero"]))
 def test_broken_weights_are_found_in_their_layer(splice, target, layer, change):
@@ -161,7 +162,7 @@ def test_broken_weights_are_found_in_their_layer(splice, target, layer, change):
     assert cut.runs <= RUNS
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_an_error_that_enters_everywhere_is_said_to(splice, target):
     model = mlps()
     cut = splice(model, plain(model, target), target)
@@ -171,7 +172,7 @@ def test_an_error_that_enters_everywhere_is_said_to(splice, target):
     assert find_mend(found, cut) is None
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_a_layer_of_a_float_engine_that_differs_is_found_by_its_node(splice, target):
     model = mlps()
     placement = copy(model)
@@ -190,7 +191,7 @@ def test_a_layer_of_a_float_engine_that_differs_is_found_by_its_node(splice, tar
 
 
 @pytest.mark.parametrize("quantized", [True, False], ids=["int8", "fp32"])
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_the_first_tensor_that_is_not_finite_is_found(splice, target, quantized):
     model = mlps()
     placement = plain(model, target) if quantized else copy(model)
@@ -208,7 +209,7 @@ def test_the_first_tensor_that_is_not_finite_is_found(splice, target, quantized)
     assert math.isfinite(mend.after)
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_the_float_graph_itself_has_no_error(splice, target):
     model = mlps()
     cut = splice(model, copy(model), target)
@@ -217,7 +218,7 @@ def test_the_float_graph_itself_has_no_error(splice, target):
     assert find_mend(found, cut) is None
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_folded_graphs_are_cut_where_both_are_the_same(splice, target):
     """Hidden channels that were dealt to copies have other sizes; the layers around them are named together."""
     model = with_outlier(mlps(), "blocks.2.fc2", 40)
@@ -233,7 +234,7 @@ def test_folded_graphs_are_cut_where_both_are_the_same(splice, target):
 
 
 @pytest.mark.parametrize(("weight", "ignore"), [(0.01, ()), (0.0, ("blocks.2.fc2",))], ids=["scaled", "float"])
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", CPU_TARGETS)
 def test_quantizing_again_mends_what_scales_can_and_float_what_they_cannot(splice, target, weight, ignore):
     """A channel that nothing is made of has no scale."""
     model = with_outlier(mlps(), "blocks.2.fc2", 300, weight=weight)
