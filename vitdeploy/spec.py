@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 MANIFEST_FORMAT = 1
 
-Precision = Literal["fp32", "fp16", "bf16", "int8", "mixed"]
+Precision = Literal["fp32", "fp16", "bf16", "fp8", "int8", "mixed"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Fit = Literal["stretch", "cover"]
 CropRounding = Literal["even", "down"]
@@ -118,6 +118,10 @@ TARGETS: dict[str, Target] = {
         Target("onnxruntime-cpu", "onnxruntime", "CPU", "onnxruntime", "onnxruntime", ("fp32", "int8", "mixed")),
         # Half precision is a runtime hint on OpenVINO; whether this CPU has it is asked of the runtime when compiling.
         Target("openvino-cpu", "openvino", "CPU", "openvino", "openvino", ("fp32", "fp16", "bf16", "int8", "mixed")),
+        # Here precision is typed in the graph; INT8 and FP8 have the rest in FP16.
+        Target("tensorrt", "tensorrt", "GPU", "tensorrt", "tensorrt", ("fp32", "fp16", "bf16", "fp8", "int8")),
+        Target("onnxruntime-cuda", "onnxruntime", "GPU", "cuda", "onnxruntime-gpu", ("fp32", "fp16", "bf16")),
+        Target("onnxruntime-tensorrt", "onnxruntime", "GPU", "cuda", "onnxruntime-gpu", ("fp32", "fp16", "int8")),
     )
 }
 
