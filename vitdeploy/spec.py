@@ -102,7 +102,8 @@ class SequenceSpec:
 
 @dataclass(frozen=True)
 class Target:
-    """One row of the capability table: a back end on a device."""
+    """One row of the capability table: a back end on a device. `typed`: half precision stands in the graph, where other
+    targets have it as a setting of the runtime."""
 
     name: str
     backend: str
@@ -110,6 +111,7 @@ class Target:
     extra: str
     package: str
     precisions: tuple[Precision, ...]
+    typed: bool = False
 
 
 TARGETS: dict[str, Target] = {
@@ -118,10 +120,10 @@ TARGETS: dict[str, Target] = {
         Target("onnxruntime-cpu", "onnxruntime", "CPU", "onnxruntime", "onnxruntime", ("fp32", "int8", "mixed")),
         # Half precision is a runtime hint on OpenVINO; whether this CPU has it is asked of the runtime when compiling.
         Target("openvino-cpu", "openvino", "CPU", "openvino", "openvino", ("fp32", "fp16", "bf16", "int8", "mixed")),
-        # Here precision is typed in the graph; INT8 and FP8 have the rest in FP16.
-        Target("tensorrt", "tensorrt", "GPU", "tensorrt", "tensorrt", ("fp32", "fp16", "bf16", "fp8", "int8")),
-        Target("onnxruntime-cuda", "onnxruntime", "GPU", "cuda", "onnxruntime-gpu", ("fp32", "fp16", "bf16")),
-        Target("onnxruntime-tensorrt", "onnxruntime", "GPU", "cuda", "onnxruntime-gpu", ("fp32", "fp16", "int8")),
+        # INT8 and FP8 have the rest of the graph in FP16.
+        Target("tensorrt", "tensorrt", "GPU", "tensorrt", "tensorrt", ("fp32", "fp16", "bf16", "fp8", "int8"), True),
+        Target("onnxruntime-cuda", "onnxruntime", "GPU", "cuda", "onnxruntime-gpu", ("fp32", "fp16", "bf16"), True),
+        Target("onnxruntime-tensorrt", "onnxruntime", "GPU", "cuda", "onnxruntime-gpu", ("fp32", "fp16", "int8"), True),
     )
 }
 

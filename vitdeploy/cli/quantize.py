@@ -1,7 +1,8 @@
-"""`vitdeploy quantize DIR_OR_ONNX --data DIR --target T -o DIR`: INT8 for one target."""
+"""`vitdeploy quantize DIR_OR_ONNX --data DIR --target T -o DIR`: the graph of one target, in 8 bits or half precision."""
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +21,14 @@ LISTED = 8
 @click.command("quantize")
 @click.argument("graph", type=click.Path(path_type=Path))
 @click.option("--data", required=True, type=click.Path(path_type=Path), help="Calibration images.")
-@click.option("--target", required=True, help="onnxruntime-cpu or openvino-cpu.")
+@click.option("--target", required=True, help="As `vitdeploy doctor` lists them: openvino-cpu, tensorrt ...")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for model.onnx.")
 @click.option(
     "--precision",
-    type=click.Choice(["int8", "mixed"]),
+    type=click.Choice(["int8", "mixed", "fp16", "bf16", "fp8"]),
     default="int8",
     show_default=True,
-    help="mixed leaves in float what costs more answers than it saves time.",
+    help="mixed leaves in float what costs more answers than it saves time; the last three are for NVIDIA GPUs.",
 )
 @click.option("--num-samples", type=click.IntRange(min=1), default=128, show_default=True, help="Calibration images.")
 @click.option("--vnni/--no-vnni", default=None, help="Whether the device's CPU has VNNI. Default: as this machine's.")
@@ -62,7 +63,7 @@ def command(
     skip_bad: bool,
     image_size: tuple[int, int] | None,
 ) -> None:
-    """A float graph to INT8 for one target, with calibration images.
+    """A float graph to INT8, FP8 or half precision for one target, with calibration images.
 
     GRAPH is a folder made by `vitdeploy export`, its model.onnx, or any .onnx file of a float model of images: what of
     such a file is not said in it, as mean and std, is assumed, and printed. A recipe can say it: `vitdeploy export`.
@@ -70,13 +71,16 @@ def command(
     With --precision mixed, single layers are mended or left in float, each for its measured price, until
     --min-agreement is expected to be met, or as long as it is worth it. With --sensitivity the layers that cost most
     are named.
+
+    For NVIDIA GPUs types are written into the graph, fp16 beside int8 and fp8 too: a pass over the images says what
+    must stay in float32, and the result is evaluated on them with the storage of these types.
     """
     import tempfile
 
     from vitdeploy.pipeline.job import require_runtime, weight_bits
     from vitdeploy.pipeline.stages.files import MODEL_FILE, OUTPUT_NAMES, copy_labels, is_ours
     from vitdeploy.pipeline.stages.foreign import import_foreign
-    from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, check_precision, place_graph
+    from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, check_placed, place_graph
     from vitdeploy.pipeline.stages.search import (
         SearchConfig,
         find_mixed,
@@ -84,20 +88,24 @@ def command(
         read_sensitivity,
         write_page,
     )
+    from vitdeploy.pipeline.stages.typed import EIGHT_BITS, place_typed
     from vitdeploy.pipeline.subjects import find_graph, graph_metadata
     from vitdeploy.pipeline.tasks.images import calibration_images
     from vitdeploy.runtime.host import describe_host
     from vitdeploy.runtime.weight_bits import saturation_warning
-    from vitdeploy.spec import Budget
+    from vitdeploy.spec import TARGETS, Budget
     from vitdeploy.store.publish import replacing
 
     if precision != "mixed" and (min_agreement is not None or latency_table is not None):
         raise click.UsageError("--min-agreement and --latency-table need --precision mixed.")
-    check_precision(target, precision)
+    check_placed(target, precision)
+    typed = TARGETS[target].typed
+    if typed and (vnni is not None or sensitivity):
+        raise click.UsageError(f"--vnni and --sensitivity are for the targets of the CPU, not for {target}.")
     if precision == "mixed":
         require_runtime(target)
     given = file = find_graph(graph)
-    mixed, costs, bits = None, None, weight_bits(vnni)
+    mixed, costs, bits = None, None, 8 if typed else weight_bits(vnni)
     if image_size is not None and is_ours(given):
         raise click.UsageError(f"{given} has its image size already; leave out --image-size")
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder, console:
@@ -110,7 +118,9 @@ def command(
             samples, skipped = calibration_images(
                 data, num_samples, seed, metadata.images, skip_bad=skip_bad, progress=console.progress
             )
-            calibrated = calibrate(file, samples, work, console.progress)
+            calibrated = {"images": len(samples), "memory": None, "warnings": []}
+            if not typed or precision in EIGHT_BITS:
+                calibrated = calibrate(file, samples, work, console.progress)
             statistics, search = work / "statistics.npz", SearchConfig(target, ignore, bits)
             if precision == "mixed":
                 budget = Budget(min_agreement=min_agreement)
@@ -121,18 +131,23 @@ def command(
             if costs is not None:
                 write_page(costs, metadata.name, work)
             config = PlaceConfig(target, precision, ignore, bits)  # type: ignore[arg-type]
-            placed = place_graph(config, file, statistics, work, mixed)
-            statistics.unlink()
-            (work / "calibrate.json").unlink()
-            (work / "ranges.json").rename(work / "calibration.json")
+            if typed:
+                placed = place_typed(config, file, statistics, samples, work, console.progress)
+            else:
+                placed = place_graph(config, file, statistics, work, mixed)
+            if statistics.exists():
+                statistics.unlink()
+                (work / "calibrate.json").unlink()
+                (work / "ranges.json").rename(work / "calibration.json")
             copy_labels(given.parent, work)
-    lines = [
-        f"{len(placed['int8'])} layers in INT8 for {target}, {len(placed['float'])} in float, "
-        f"{calibrated['images']} calibration images"
-    ]
+    images = f"{calibrated['images']} calibration images"
+    counts = f"{len(placed['int8'])} layers in {'FP8' if precision == 'fp8' else 'INT8'} for {target}"
+    lines = [f"{counts}, {len(placed['float'])} in float, {images}"]
+    if typed:
+        lines = [*([counts] if placed["int8"] else []), *_half_lines(placed["half"]), images]
     if bits < 8:
         lines.append(f"weights of {bits} bits, for CPUs without VNNI")
-    saturation = saturation_warning(bits, describe_host()["isa"])
+    saturation = None if typed else saturation_warning(bits, describe_host()["isa"])
     warnings = [*calibrated["warnings"], *([saturation] if saturation else [])]
     lines += [f"  float: {name} ({reason})" for name, reason in placed["float"].items()]
     lines += _cost_lines(costs) if costs is not None else []
@@ -152,6 +167,8 @@ def command(
         "skipped": list(skipped),
         "path": str(output / MODEL_FILE),
     }
+    if typed:
+        document["half"] = placed["half"]
     for name, found in (("sensitivity", costs), ("mixed", mixed)):
         if found is not None:
             document[name] = _encoded(found)
@@ -162,6 +179,17 @@ def _encoded(found: Sensitivity | Mixed) -> Any:
     from vitdeploy.spec import encode
 
     return encode(found)
+
+
+def _half_lines(found: dict[str, Any]) -> list[str]:
+    """What is in half precision, and what is not."""
+    total, left = sum(found["macs"].values()), found["macs"]["float32"]
+    reasons = Counter(found["float32"].values())
+    lines = [f"{found['type']} typed in the graph, {100 * left / max(total, 1):.1f} % of the products in float32"]
+    if found["residual_exponent"]:
+        lines.append(f"the residual stream is scaled by 2^-{found['residual_exponent']}, which is exact")
+    lines += [f"  float32: {count} operations ({reason})" for reason, count in reasons.most_common(LISTED)]
+    return lines
 
 
 def _cost_lines(found: Sensitivity) -> list[str]:

@@ -16,14 +16,30 @@ _LAYOUT = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "
 def multiplications(model: ir.Model, linear: Linear) -> int | None:
     """How many products of two numbers a layer sums up, at batch 1 where the batch is free; None where the size of its
     output depends on more than that."""
+    count = _elements(model, linear.output)
+    return None if count is None else count * linear.weight.size // linear.weight.shape[linear.out_axis]
+
+
+def node_multiplications(model: ir.Model, node: ir.Node) -> int | None:
+    """The same of any MatMul or Conv, also of two computed tensors; 0 for other operations."""
+    if node.domain or node.op_type not in ("MatMul", "Conv"):
+        return 0
+    right, count = node.inputs[1], _elements(model, node.outputs[0])
+    shape = list(right.shape) if right is not None and right.shape is not None else []
+    summed = shape[1:] if node.op_type == "Conv" else shape[-2:-1] or shape
+    if count is None or not summed or not all(isinstance(size, int) for size in summed):
+        return None
+    return count * math.prod(size for size in summed if isinstance(size, int))
+
+
+def _elements(model: ir.Model, value: ir.Value) -> int | None:
+    """How many numbers a tensor holds for one image."""
     batch = model.graph.inputs[0].shape
     free = batch[0].value if batch is not None and len(batch) and isinstance(batch[0], ir.SymbolicDim) else None
-    if linear.output.shape is None:
+    if value.shape is None:
         return None
-    factors = [each for size in linear.output.shape for each in _factors(size) if each != free]
-    if not all(each.isdecimal() for each in factors):
-        return None
-    return math.prod(map(int, factors)) * linear.weight.size // linear.weight.shape[linear.out_axis]
+    factors = [each for size in value.shape for each in _factors(size) if each != free]
+    return math.prod(map(int, factors)) if all(each.isdecimal() for each in factors) else None
 
 
 def _factors(size: int | ir.SymbolicDim) -> list[str]:

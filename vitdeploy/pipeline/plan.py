@@ -17,13 +17,14 @@ from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, write_json
 from vitdeploy.pipeline.stages.optimize import optimize
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graphs
 from vitdeploy.pipeline.stages.search import SearchConfig, find_mixed, read_mixed
+from vitdeploy.pipeline.stages.typed import place_typed
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.spec import TARGETS, Precision, encode
 from vitdeploy.store.store import Artifact
 
 Folders = Mapping[str, Artifact]
 EXPORT, OPTIMIZE, CALIBRATE, REFERENCE = "export", "optimize", "calibrate", "reference"
-QUANTIZED = ("int8", "mixed")
+QUANTIZED = ("int8", "mixed", "fp8")
 EXPORT_TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir", "numpy", "timm", "transformers")
 
 
@@ -176,13 +177,19 @@ def _search(job: Job, candidate: Candidate) -> Step:
 
 def _place(job: Job, candidate: Candidate) -> Step:
     quantized, mixed = candidate.precision in QUANTIZED, candidate.precision == "mixed"
-    config = PlaceConfig(candidate.target, candidate.precision, weight_bits=job.weight_bits if quantized else 8)
+    typed = TARGETS[candidate.target].typed and candidate.precision != "fp32"
+    bits = job.weight_bits if quantized and not typed else 8
+    config = PlaceConfig(candidate.target, candidate.precision, weight_bits=bits)
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         statistics = folders[CALIBRATE].path / "statistics.npz" if quantized else None
         progress(candidate.step("place"), 0, 1)
         found = read_mixed(folders[candidate.step("search")].path) if mixed else None
-        place_graphs(config, folders[OPTIMIZE].path, statistics, out, found)
+        if typed:
+            graph = folders[OPTIMIZE].path / MODEL_FILE
+            place_typed(config, graph, statistics, job.data.calibration, out, progress)
+        else:
+            place_graphs(config, folders[OPTIMIZE].path, statistics, out, found)
         progress(candidate.step("place"), 1, 1)
 
     return Step(
@@ -191,7 +198,8 @@ def _place(job: Job, candidate: Candidate) -> Step:
         write,
         asdict(config),
         (OPTIMIZE, *((CALIBRATE,) if quantized else ()), *((candidate.step("search"),) if mixed else ())),
-        tools=tool_versions(("onnx", "onnx-ir", "numpy")),
+        {"images": job.data.calibration_digest} if typed else {},
+        tools=tool_versions(("onnx", "onnx-ir", "numpy", *(("onnxruntime", "pillow") if typed else ()))),
         version=6,
     )
 

@@ -15,7 +15,7 @@ import onnx_ir as ir
 
 from vitdeploy.errors import GraphError, TargetError
 from vitdeploy.graph.linears import Linear, find_linears, unplaced_weights
-from vitdeploy.quantize import place_onnxruntime, place_openvino
+from vitdeploy.quantize import place_onnxruntime, place_openvino, place_tensorrt
 from vitdeploy.quantize.ranges import QuantizedWeight, Range, quantize_weight
 from vitdeploy.spec import TARGETS
 
@@ -58,21 +58,31 @@ def choose(model: ir.Model, target: str, ignore: Sequence[str] = ()) -> Placemen
             found="; ".join(f"{name}: {reason}" for name, reason in list(others.items())[:3]),
         )
     names = [linear.name for linear in linears]
-    unmatched = [pattern for pattern in ignore if not fnmatch.filter(names, pattern)]
+    chosen = ignored(names, ignore)
+    left = dict(others)
+    reasons = backend_of(target).reasons_for_float(model, linears)
+    for linear in linears:
+        if linear.name in chosen:
+            left[linear.name] = "ignored on request"
+        elif linear.name in reasons:
+            left[linear.name] = reasons[linear.name]
+    return Placement(target, tuple(name for name in names if name not in left), left)
+
+
+def ignored(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
+    """The layers that are to be left as they are.
+
+    Raises:
+        GraphError: a pattern matches no layer.
+    """
+    unmatched = [pattern for pattern in patterns if not fnmatch.filter(names, pattern)]
     if unmatched:
         raise GraphError(
             f"no layer matches {', '.join(unmatched)}",
             found=f"{', '.join(names[:6])} ...",
             fix="give layer names as printed by `vitdeploy inspect`, with * for any",
         )
-    left = dict(others)
-    reasons = backend_of(target).reasons_for_float(model, linears)
-    for linear in linears:
-        if any(fnmatch.fnmatchcase(linear.name, pattern) for pattern in ignore):
-            left[linear.name] = "ignored on request"
-        elif linear.name in reasons:
-            left[linear.name] = reasons[linear.name]
-    return Placement(target, tuple(name for name in names if name not in left), left)
+    return {name for name in names for pattern in patterns if fnmatch.fnmatchcase(name, pattern)}
 
 
 def place(
@@ -81,13 +91,15 @@ def place(
     target: str,
     ignore: Sequence[str] = (),
     weights: Mapping[str, QuantizedWeight] | None = None,
+    *,
+    fp8: bool = False,
 ) -> Placement:
-    """Write INT8 into the float graph for `target`, in place.
+    """Write INT8 into the float graph for `target`, in place; or FP8, where the target has that.
 
     Args:
         ranges: what is to be represented of each layer's input, by tensor name.
         ignore: as in `choose`.
-        weights: by layer name; any other is rounded to the nearest.
+        weights: in INT8, by layer name; any other is rounded to the nearest.
 
     Raises:
         TargetError, GraphError: as `choose`; or a layer was not calibrated.
@@ -95,6 +107,9 @@ def place(
     placement, rounded = choose(model, target, ignore), dict(weights or {})
     chosen = [linear for linear in find_linears(model) if linear.name in placement.int8]
     check_calibrated(chosen, ranges)
+    if fp8:
+        place_tensorrt.write_fp8(model, chosen, ranges)
+        return placement
     for linear in chosen:
         if linear.name not in rounded:
             rounded[linear.name] = quantize_weight(linear.weight, linear.out_axis)
@@ -111,4 +126,6 @@ def check_calibrated(linears: Iterable[Linear], known: Container[str]) -> None:
 
 def backend_of(target: str) -> ModuleType:
     """What knows how `target` wants its INT8: `reasons_for_float`, `WORTH`, `shape`, `scores_in_int8` and `write`."""
+    if TARGETS[target].typed:
+        return place_tensorrt
     return {"onnxruntime": place_onnxruntime, "openvino": place_openvino}[TARGETS[target].backend]

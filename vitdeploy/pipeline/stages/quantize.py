@@ -8,10 +8,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
+
 from vitdeploy.data.folder import Sample
 from vitdeploy.data.pixels import batches
 from vitdeploy.errors import CapabilityError, GraphError, TargetError
-from vitdeploy.graph.io import fixed_batch, get_metadata, graph_spec, load_graph, save_graph, set_metadata
+from vitdeploy.graph.io import (
+    GraphMetadata,
+    fixed_batch,
+    get_metadata,
+    graph_spec,
+    load_graph,
+    save_graph,
+    set_metadata,
+)
 from vitdeploy.graph.normalise import drop_unused
 from vitdeploy.pipeline.progress import Counter, Progress, silent
 from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, write_json
@@ -45,13 +55,7 @@ def calibrate(
     """
     model = load_graph(graph)
     metadata = get_metadata(model, str(graph))
-    if metadata.precision is not None:
-        raise GraphError(
-            f"{graph} is quantized or placed already",
-            found=f"{metadata.precision} for {metadata.target}",
-            wanted="the float graph written by `vitdeploy export`",
-        )
-    refuse_quantized(model, str(graph))
+    refuse_placed(model, metadata, graph)
     separate_scores(model)  # so that queries and keys are tensors of their own, which some target quantizes
     size = fixed_batch(graph_spec(model, MODEL_FILE)) or BATCH
     shown, left = samples[: len(samples) // size * size], len(samples) % size
@@ -83,6 +87,17 @@ def calibrate(
     facts = {"images": len(shown), "distinct": distinct, "memory": asdict(memory), "warnings": warnings}
     write_json(out / "calibrate.json", facts)
     return facts
+
+
+def refuse_placed(model: ir.Model, metadata: GraphMetadata, graph: Path) -> None:
+    """Raise GraphError for a graph that is quantized, or placed for a target, already."""
+    if metadata.precision is not None:
+        raise GraphError(
+            f"{graph} is quantized or placed already",
+            found=f"{metadata.precision} for {metadata.target}",
+            wanted="the float graph written by `vitdeploy export`",
+        )
+    refuse_quantized(model, str(graph))
 
 
 def _warnings(observation: Observation, names: Sequence[str], size: int) -> list[str]:
@@ -167,4 +182,16 @@ def check_precision(target: str, precision: str) -> None:
             found=precision,
             wanted=", ".join(TARGETS[target].precisions),
             fix="choose one of these, or another target",
+        )
+
+
+def check_placed(target: str, precision: str) -> None:
+    """The same for a precision that is to stand in a graph, which half precision does for some targets only."""
+    check_precision(target, precision)
+    if precision in ("fp16", "bf16") and not TARGETS[target].typed:
+        raise CapabilityError(
+            f"{target} has {precision} as a setting of its runtime, not in the graph",
+            found=f"--precision {precision}",
+            wanted="int8 or mixed",
+            fix=f"vitdeploy compile DIR --target {target} --precision {precision} -o OUT",
         )

@@ -1,0 +1,182 @@
+"""What a graph needs before its tensors may be float16: which operations stay in float32, and why.
+
+float16 holds magnitudes up to 65,504 and, at full precision, down to 2^-14. A pass over images says what each tensor
+reaches. A residual stream that is too large is scaled by a power of two as a whole (exact); where another tensor is too
+large, its operation stays in float32, but for the product of a linear or convolution: that is computed in half with its
+weights divided by a power of two, and multiplied again in float32. bfloat16 has the range of float32 and needs none of
+this.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import onnx_ir as ir
+
+from vitdeploy.graph.canonical.edit import array_of
+from vitdeploy.graph.edit import Editor
+from vitdeploy.graph.half.residual_scale import scale_residual, stream_tensors
+from vitdeploy.graph.half.typed import Half, half_roles, is_float, touches_floats
+from vitdeploy.graph.layout import is_layout, origin
+from vitdeploy.graph.linears import Linear
+from vitdeploy.quantize.extremes import Extreme
+
+LARGEST, NORMAL = 65504.0, 2.0**-14
+# Other images reach further than those that were looked at.
+HEADROOM = 4
+LIMIT = LARGEST / HEADROOM
+# What masks add to scores that are to be ignored: exp of it is zero, and a score on top of it stays in range.
+MASKED = -32768.0
+# Operations that add up many numbers outside of a product, which no runtime says how it does in half; and positions,
+# of which 11 bits are too few. None of them multiplies much.
+SUMS = (
+    *("BatchNormalization", "CumSum", "GlobalAveragePool", "GroupNormalization", "InstanceNormalization"),
+    *("LpNormalization", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceProd"),
+    *("ReduceSum", "ReduceSumSquare"),
+)
+POSITIONS = ("GridSample", "RoiAlign")
+
+
+@dataclass(frozen=True)
+class HalfPlan:
+    """`islands`: nodes that stay in float32, by name, with the reason. `exponent`: the residual stream is 2^-exponent
+    of what it was."""
+
+    islands: dict[str, str]
+    exponent: int = 0
+
+
+def lift_masks(model: ir.Model) -> int:
+    """Constants that are added to the scores of a Softmax, and far below what float16 holds, become -32768, in place;
+    the probabilities stay the same but for rows that are masked throughout. Returns how many constants there were."""
+    editor, count = Editor(model), 0
+    for node in list(model.graph):
+        for index, value in enumerate(node.inputs):
+            array = array_of(value)
+            if array is None or array.dtype != np.float32 or not (array < MASKED).any() or not _to_softmax(node):
+                continue
+            editor.set_input(node, index, np.maximum(array, np.float32(MASKED)))
+            count += 1
+    return count
+
+
+def _to_softmax(node: ir.Node) -> bool:
+    """Whether an Add's sum, through layout operations and further Adds, is what a Softmax reads and nothing else."""
+    if node.op_type not in ("Add", "Where") or node.domain or node.outputs[0].is_graph_output():
+        return False
+    readers = [use.node for use in node.outputs[0].uses()]
+    return bool(readers) and all(
+        reader.op_type == "Softmax" or _to_softmax(reader) or (is_layout(reader) and _moved_to_softmax(reader))
+        for reader in readers
+    )
+
+
+def _moved_to_softmax(node: ir.Node) -> bool:
+    return all(use.node.op_type == "Softmax" or _to_softmax(use.node) for value in node.outputs for use in value.uses())
+
+
+def plan_half(model: ir.Model, extremes: Mapping[str, Extreme], half: Half) -> HalfPlan:
+    """Make a float32 graph ready for its types, in place: its function stays the same.
+
+    Args:
+        model: as `normalise` leaves it, behind `lift_masks`.
+        extremes: of each tensor that its nodes compute, by name.
+    """
+    found, exponent = dict(extremes), 0
+    if half == "fp16":
+        found, exponent = _scaled_stream(model, found)
+        _scale_products(model, found)
+    opset = model.graph.opset_imports[""]
+    islands = {}
+    for node in model.graph:
+        if touches_floats(node) and (reason := _reason(node, found, half, opset)):
+            islands[str(node.name)] = reason
+    return HalfPlan(islands, exponent)
+
+
+def _scaled_stream(model: ir.Model, extremes: dict[str, Extreme]) -> tuple[dict[str, Extreme], int]:
+    stream = stream_tensors(model)
+    largest = max((extremes[name].largest for name in stream if name in extremes), default=0.0)
+    if largest <= LIMIT:
+        return extremes, 0
+    exponent = math.ceil(math.log2(largest / LIMIT))
+    if not scale_residual(model, exponent):
+        return extremes, 0
+    scaled = {name: each.largest * 2.0**-exponent for name, each in extremes.items() if name in stream}
+    return {name: replace(each, largest=scaled.get(name, each.largest)) for name, each in extremes.items()}, exponent
+
+
+def _scale_products(model: ir.Model, extremes: dict[str, Extreme]) -> None:
+    """Divide the weights of linears whose products are too large, and multiply behind them; notes what is new in
+    `extremes`."""
+    editor = Editor(model)
+    for linear in editor.linears:
+        product = linear.node.outputs[0]
+        known = extremes.get(str(product.name))
+        if known is None or known.largest <= LIMIT or _size(linear.input, extremes) > LIMIT:
+            continue
+        _scale_product(editor, linear, math.ceil(math.log2(known.largest / LIMIT)), extremes)
+
+
+def _scale_product(editor: Editor, linear: Linear, exponent: int, extremes: dict[str, Extreme]) -> None:
+    product = linear.node.outputs[0]
+    readers = list(product.uses())
+    factor = np.float32(2.0**-exponent)
+    inner_bias = linear.bias * factor if linear.kind == "conv" and linear.bias is not None else None
+    editor.set_input(linear.node, 1, linear.weight * factor)
+    if inner_bias is not None:
+        editor.set_input(linear.node, 2, inner_bias)
+    name = str(product.name)
+    large = extremes[name]
+    back = editor.constant(np.array(1 / factor, np.float32), f"{linear.name}.unscale")
+    node = ir.node("Mul", [product, back], name=f"{linear.name}/unscaled")
+    linear.node.append(node)
+    node.outputs[0].type, node.outputs[0].shape = product.type, product.shape
+    if product.is_graph_output():
+        outputs = editor.graph.outputs
+        outputs[[value is product for value in outputs].index(True)] = node.outputs[0]
+        node.outputs[0].name, product.name = name, f"{name}/scaled"
+    else:
+        node.outputs[0].name = node.name
+    for reader, index in readers:
+        reader.replace_input_with(index, node.outputs[0])
+    extremes[str(node.outputs[0].name)] = large
+    extremes[str(product.name)] = replace(large, largest=large.largest * float(factor))
+
+
+def _reason(node: ir.Node, extremes: Mapping[str, Extreme], half: Half, opset: int) -> str | None:
+    """Why an operation stays in float32; None where it does not."""
+    if half_roles(node, opset, half) is None:
+        return f"ONNX has no {node.op_type} in {half} at opset {opset}"
+    if node.op_type in SUMS:
+        return "it sums up many numbers"
+    if node.op_type in POSITIONS:
+        return "it reads positions"
+    if half == "bf16":
+        return None
+    for value in node.inputs:
+        constant = array_of(value) if is_float(value) else None
+        if constant is not None and np.isfinite(constant).any():
+            largest = float(np.abs(constant[np.isfinite(constant)]).max())
+            if largest > LARGEST or 0 < largest < NORMAL:
+                return f"a constant of it reaches {largest:.3g}"
+        elif value is not None and _size(value, extremes) > LIMIT:
+            return f"it reads numbers up to {_size(value, extremes):.3g}"
+    for value in node.outputs:
+        size = _size(value, extremes)
+        if size > LIMIT:
+            return f"it makes numbers up to {size:.3g}"
+        if 0 < size < NORMAL:
+            return f"it makes no number above {size:.3g}"
+    return None
+
+
+def _size(value: ir.Value, extremes: Mapping[str, Extreme]) -> float:
+    """The largest magnitude of a computed tensor; 0 where nothing is known of it."""
+    for name in (str(value.name), str(origin(value).name)):
+        if name in extremes:
+            return extremes[name].largest
+    return 0.0
