@@ -1,4 +1,4 @@
-"""`vitdeploy quantize DIR_OR_ONNX --data DIR --target T -o DIR`: the graph of one target, in 8 bits or half precision."""
+"""`vitdeploy quantize GRAPH --data DIR --target T -o DIR`: the graph of one target, in 8 bits or half precision."""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ from vitdeploy.cli.sources import source_options, to_source
 @click.option("--max-drop", type=Number(min=0), help="Gate: points of top-1 that may be lost.")
 @click.option("--min-agreement", type=Number(0, 100), help="Gate: percent of equal answers.")
 @click.option("--bisect", is_flag=True, help="Find where the error enters instead, and what mends it.")
+@click.option("--emulate", is_flag=True, help="Evaluate a graph typed for a GPU here, with its types' storage.")
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
 @output_options
 def command(
@@ -43,6 +44,7 @@ def command(
     max_drop: float | None,
     min_agreement: float | None,
     bisect: bool,
+    emulate: bool,
     skip_bad: bool,
     **options: Any,
 ) -> None:
@@ -54,6 +56,9 @@ def command(
 
     With --bisect the engine is cut open instead: which part, which layer, its input or its weight makes its answers
     differ from those of its float graph. On 32 images (--num-samples) that calibrate, not on evaluation images.
+
+    With --emulate a graph that `quantize` typed for a GPU is evaluated on this machine's CPU: every tensor rounded to
+    its type, sums in float32. That finds overflow and lost answers without the GPU, and says nothing of its speed.
     """
     if bisect:
         if max_drop is not None or min_agreement is not None or labels is not None or annotations is not None:
@@ -82,7 +87,7 @@ def command(
 
     kind = labels or ("none" if data.suffix == ".npz" else labels_in(data))
     choice = DataChoice(data, kind, annotations, 0, num_samples or "all", seed)
-    with console, opened(target=target, source=to_source(None, options)) as find:
+    with console, opened(target=target, source=to_source(None, options), emulated=emulate) as find:
         found, gate = verify_subjects(
             find(artifact)[0],
             find(against)[0],

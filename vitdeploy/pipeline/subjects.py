@@ -13,6 +13,7 @@ from vitdeploy.bench.contest import Contestant, engine_contestant
 from vitdeploy.bundle.read import is_bundle, read_bundle, verify_files
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.errors import MissingFileError, TargetError
+from vitdeploy.graph.half.emulated import emulate
 from vitdeploy.graph.io import (
     GraphMetadata,
     fixed_batch,
@@ -20,6 +21,7 @@ from vitdeploy.graph.io import (
     graph_spec,
     load_graph,
     save_graph,
+    serialised,
     set_metadata,
 )
 from vitdeploy.models.source import Source
@@ -32,12 +34,14 @@ from vitdeploy.pipeline.stages.quantize import check_precision
 from vitdeploy.pipeline.tasks.kit import Setting
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.predictor import number_of_classes, read_labels, select_engines
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.weight_bits import weight_remarks
-from vitdeploy.spec import EngineSpec, Manifest, Precision
+from vitdeploy.spec import TARGETS, EngineSpec, Manifest, Precision
 
 DEFAULT_TARGET = "onnxruntime-cpu"
+EMULATED = "Emulated on this CPU: storage in the types of the graph, sums in float32. No GPU was asked."
 
 
 @dataclass(frozen=True)
@@ -61,11 +65,49 @@ Finder = Callable[[str], list[Subject]]
 
 
 @contextlib.contextmanager
-def opened(*, target: str | None, source: Source) -> Iterator[Finder]:
-    """A finder of subjects by what the user typed; graphs are compiled into a folder that goes at the end."""
+def opened(*, target: str | None, source: Source, emulated: bool = False) -> Iterator[Finder]:
+    """A finder of subjects by what the user typed; graphs are compiled into a folder that goes at the end.
+
+    Args:
+        emulated: graphs that are typed for a GPU are evaluated on this CPU, with the storage of their types.
+    """
+
+    def find(text: str) -> list[Subject]:
+        typed = _typed_graph(text) if emulated else None
+        if typed is not None:
+            return [_emulated_subject(text, typed)]
+        return find_subjects(text, target=target, source=source, work=work)
+
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         work = Path(folder)
-        yield lambda text: find_subjects(text, target=target, source=source, work=work)
+        yield find
+
+
+def _typed_graph(text: str) -> Path | None:
+    """The graph that an argument names, where precision is typed in it."""
+    path = Path(text)
+    file = path / MODEL_FILE if path.is_dir() and not is_bundle(path) else path
+    if file.suffix != ".onnx" or not file.is_file() or not is_ours(file):
+        return None
+    target = graph_metadata(file).target
+    return file if target is not None and TARGETS[target].typed else None
+
+
+def _emulated_subject(text: str, file: Path) -> Subject:
+    model = load_graph(file)
+    metadata, spec = get_metadata(model, str(file)), graph_spec(model, file.name)
+    labels, classes = tuple(_labels_beside(file)), number_of_classes(spec.outputs, metadata.postprocess)
+    setting = Setting(metadata.task, metadata.preprocess, metadata.postprocess, metadata.sequence, labels, classes)
+    name = f"{text}:{metadata.target}-{metadata.precision}, emulated"
+
+    def runner() -> Runner:
+        data = serialised(emulate(model))
+        return OnnxRuntimeRunner(data, name=name, batch=fixed_batch(spec) or 1)
+
+    def contestant(name: str) -> Contestant:
+        raise AssertionError("an emulated graph has no latency")
+
+    return Subject(name, metadata.precision or "fp32", setting, True, runner, contestant, (EMULATED,))
 
 
 def find_subjects(text: str, *, target: str | None, source: Source, work: Path) -> list[Subject]:
