@@ -102,7 +102,7 @@ def _emulated_subject(text: str, file: Path) -> Subject:
 
     def runner() -> Runner:
         data = serialised(emulate(model))
-        return OnnxRuntimeRunner(data, name=name, batch=fixed_batch(spec) or 1)
+        return OnnxRuntimeRunner(data, name=name, batch=fixed_batch(spec) or 1, fused=False)
 
     def contestant(name: str) -> Contestant:
         raise AssertionError("an emulated graph has no latency")

@@ -54,7 +54,7 @@ class Extremes:
         self._largest = np.zeros(len(self.names))
         self._lost = np.zeros(len(self.names))
         data = ir.to_proto(probe).SerializeToString()
-        self._runner = OnnxRuntimeRunner(data, name="range pass", weights=weights_folder(model))
+        self._runner = OnnxRuntimeRunner(data, name="range pass", weights=weights_folder(model), fused=False)
 
     def __enter__(self) -> Extremes:
         self._runner.load()
@@ -121,10 +121,11 @@ def with_extremes(model: ir.Model) -> tuple[ir.Model, list[str]]:
         lost = append("ReduceMean", [append("Cast", [small], name, to=int(ir.DataType.FLOAT))], name, keepdims=0)
         largest = append("ReduceMax", [size], name, keepdims=0)
         names.append(name)
-        for column, number in zip(columns, (largest, lost), strict=True):
-            column.append(append("Reshape", [number, one], f"{name}/{len(column)}"))
+        for column, number, label in zip(columns, (largest, lost), (LARGEST, SHARE_LOST), strict=True):
+            column.append(append("Reshape", [number, one], f"{name}/{label}"))
     for label, column in zip((LARGEST, SHARE_LOST), columns, strict=True):
         together = append("Concat", column, label, axis=0)
-        together.name, together.dtype, together.shape = label, ir.DataType.FLOAT, ir.Shape([len(names)])
+        together.name, together.shape = label, ir.Shape([len(names)])
+        together.type = ir.TensorType(ir.DataType.FLOAT)
         probe.graph.outputs.append(together)
     return probe, names

@@ -46,12 +46,14 @@ def open_session(
     threads: int = 0,
     profile: Path | None = None,
     weights: Path | None = None,
+    fused: bool = True,
 ) -> Any:
     """An `onnxruntime.InferenceSession` on the CPU.
 
     A dynamic axis named "batch" is pinned to `batch` before the graph is optimised, so that shapes are static.
     `threads` is the number of intra-operator threads (0: the runtime's own choice). `profile` is the prefix of a
-    profile file. `weights` is the folder of the external data of a graph that comes as bytes.
+    profile file. `weights` is the folder of the external data of a graph that comes as bytes. Without `fused` products
+    between Q/DQ are computed in float, as they are written, which INT8 kernels of some CPUs are not exact to.
 
     Raises:
         EngineError: ONNX Runtime refuses the graph.
@@ -68,6 +70,8 @@ def open_session(
         options.profile_file_prefix = os.fspath(profile)
     if weights is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.fspath(weights))
+    if not fused:
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
     model, shown = (graph, "the graph") if isinstance(graph, bytes) else (os.fspath(graph), os.fspath(graph))
     try:
         session = runtime.InferenceSession(model, options, providers=[CPU_PROVIDER])
@@ -91,16 +95,20 @@ class OnnxRuntimeRunner(Runner):
         batch: int | None = None,
         threads: int = 0,
         weights: Path | None = None,
+        fused: bool = True,
     ) -> None:
         super().__init__(name)
         self.graph = graph
         self.weights = weights
+        self.fused = fused
         self.batch = batch
         self.threads = threads
         self._session: Any = None
 
     def _load(self) -> None:
-        self._session = open_session(self.graph, batch=self.batch, threads=self.threads, weights=self.weights)
+        self._session = open_session(
+            self.graph, batch=self.batch, threads=self.threads, weights=self.weights, fused=self.fused
+        )
         self.inputs = tuple(self._spec(tensor) for tensor in self._session.get_inputs())
         self.outputs = tuple(self._spec(tensor) for tensor in self._session.get_outputs())
         self.provider = CPU_PROVIDER

@@ -30,7 +30,7 @@ def emulate(model: ir.Model) -> ir.Model:
     typed = {value for node in copy.graph for value in node.outputs if value.dtype in HALVES}
     kinds = {value: value.dtype for value in typed}
     for value in typed:
-        value.dtype = ir.DataType.FLOAT
+        value.type = ir.TensorType(ir.DataType.FLOAT)
     for node in list(copy.graph):
         halves = [value for value in node.outputs if value in typed]
         if node.op_type == "Cast" and halves:
@@ -63,7 +63,7 @@ def _round(node: ir.Node, value: ir.Value, kind: ir.DataType | None) -> None:
     down = ir.node("Cast", [value], {"to": int(kind)}, name=f"{value.name}/round")
     up = ir.node("Cast", [down.outputs[0]], {"to": int(ir.DataType.FLOAT)}, name=f"{value.name}/rounded")
     for made, dtype in ((down, kind), (up, ir.DataType.FLOAT)):
-        made.outputs[0].name, made.outputs[0].dtype, made.outputs[0].shape = made.name, dtype, value.shape
+        made.outputs[0].name, made.outputs[0].type, made.outputs[0].shape = made.name, ir.TensorType(dtype), value.shape
     node.append([down, up])
     for reader, index in readers:
         reader.replace_input_with(index, up.outputs[0])

@@ -104,7 +104,7 @@ class _Typing:
             return
         for output, takes_half in zip(node.outputs, roles.outputs, strict=True):
             if takes_half and is_float(output):
-                output.dtype = TYPES[self.half]
+                output.type = ir.TensorType(TYPES[self.half])  # a new one: values may share theirs
                 self.halves.add(output)
         if node.op_type == "Cast" and node.outputs[0] in self.halves:
             node.attributes["to"] = ir.AttrInt64("to", int(TYPES[self.half]))
@@ -145,7 +145,7 @@ class _Typing:
         kind = TYPES[self.half] if half else ir.DataType.FLOAT
         name = f"{value.name}/{self.half if half else 'fp32'}"
         node = ir.node("Cast", [value], {"to": int(kind)}, name=f"{name}/Cast")
-        node.outputs[0].name, node.outputs[0].dtype, node.outputs[0].shape = name, kind, value.shape
+        node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = name, ir.TensorType(kind), value.shape
         producer = value.producer()
         if producer is None:
             self.model.graph.insert_before(self.model.graph[0], node)

@@ -85,7 +85,6 @@ def place_typed(
     if eight:
         assert statistics is not None
         placed = _place(model, config, load_statistics(statistics), plan)
-        drop_unused(model)
     placed["half"] = _write_types(model, half, plan, images, progress)
     bits: WeightBits | None = 8 if config.precision == "int8" else None
     set_metadata(model, replace(metadata, target=config.target, precision=config.precision, weight_bits=bits))
@@ -128,6 +127,7 @@ def _write_types(model: ir.Model, half: Half, plan: HalfPlan, images: Images, pr
     """Write the types into the graph, in place, and evaluate it with them on all images. Returns what placement.json
     says of them."""
     type_graph(model, half, plan.islands)
+    drop_unused(model)
     text = {"fp16": "float16", "bf16": "bfloat16"}[half]
     _extremes(emulate(model), images, f"evaluate with {text} storage", progress, text)
     return {"type": half, "residual_exponent": plan.exponent, **_census(model, plan)}
