@@ -148,6 +148,14 @@ def test_uint8_inside_of_the_graph():
     assert found(b.model(y), "TRT108") == ["uint8 inside of the graph"]
 
 
+def test_uint8_out_of_the_graph_is_not_read_on():
+    b = Builder()
+    y = b.add("Cast", b.input("x", ["batch", 4]), to=UINT8)
+    assert found(b.model(y, b.add("Cast", y, to=FLOAT), types=[UINT8, FLOAT]), "TRT108") == [
+        "uint8 inside of the graph"
+    ]
+
+
 def test_uint8_is_cast_to_float_or_float16_alone():
     b = Builder()
     y = b.add("Cast", b.add("Cast", b.input("x", ["batch", 4], UINT8), to=TensorProto.BFLOAT16), to=FLOAT)
@@ -181,6 +189,15 @@ def test_constants_as_nodes_are_constants():
     b = Builder(constants_as_nodes=True)
     proto = b.model(b.add("Mul", b.input("x", ["batch", 4], HALF), np.float32(0.5)), types=[HALF])
     assert found(proto, "TRT201") == ["Mul of float16 x, float c_1"]
+    b = Builder(constants_as_nodes=True)
+    y = b.add("QuantizeLinear", b.input("x", ["batch", 4]), np.float32(0.1), np.int8(3))
+    assert found(b.model(y, types=[TensorProto.INT8]), "TRT301") == ["zero points other than 0, such as 3"]
+
+
+def test_a_norm_of_two_types_is_told_once():
+    b = Builder()
+    y = b.add("LayerNormalization", b.input("x", ["batch", 4], HALF), np.ones(4, np.float32))
+    assert [finding.rule for finding in lint(ir.from_proto(b.model(y, types=[HALF])))] == ["TRT202"]
 
 
 # --- quantizers -------------------------------------------------------------------------------------------------------
@@ -284,6 +301,18 @@ def test_a_bias_and_a_mask_are_no_residual():
     y = b.add("Add", b.input("x", ["batch", 4]), stored(b, values(4)))
     assert not found(b.model(y), "TRT315")
     assert not found(attention(ALL, masks=1), "TRT315")
+    b = Builder()
+    q, k, v = (b.input(name, ["batch", 2, 8, 8]) for name in "qkv")
+    scores = b.add("Add", b.add("MatMul", q, k), pair(b, b.input("mask", ["batch", 2, 8, 8])))
+    assert not found(b.model(b.add("MatMul", b.add("Softmax", scores), v)), "TRT315")
+
+
+def test_a_mask_that_is_a_product_itself_is_not_taken_for_the_scores():
+    b = Builder()
+    q, k, v = (b.input(name, ["batch", 2, *shape], HALF) for name, *shape in (("q", 8, 32), ("k", 32, 8), ("v", 8, 32)))
+    mask = b.add("MatMul", b.input("rows", ["batch", 2, 8, 4], HALF), b.input("columns", ["batch", 2, 4, 8], HALF))
+    y = b.add("MatMul", b.add("Softmax", b.add("Add", b.add("MatMul", q, k), mask), axis=-1), v)
+    assert found(b.model(y, types=[HALF]), "TRT401") == ["float16, heads of 32 channels, scores of 8 x 8"]
 
 
 # --- constants --------------------------------------------------------------------------------------------------------

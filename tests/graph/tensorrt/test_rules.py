@@ -100,7 +100,9 @@ def test_the_page_has_the_rules_as_they_are():
 
 
 @pytest.mark.parametrize(
-    ("places", "dtype"), [((), "float16"), (ALL, "int8")], ids=["half precision", "quantized at every place"]
+    ("places", "dtype"),
+    [((), "float16"), (ALL, "int8"), (("output",), "float16")],
+    ids=["half precision", "quantized at every place", "in front of a quantized layer"],
 )
 def test_attention_that_can_be_fused(places, dtype):
     [finding] = lint(ir.from_proto(attention(places, masks=1)))

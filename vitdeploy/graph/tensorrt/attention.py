@@ -25,13 +25,13 @@ _MASKS = ("Add", "Where")
 
 
 def _type(each: Fusible) -> str | None:
-    if any(each.quantized.values()) or each.dtype in (FLOAT16, BFLOAT16, None):
+    if any(each.operands.values()) or each.dtype in (FLOAT16, BFLOAT16, None):
         return None
     return f"products in {type_name(each.dtype)}"
 
 
 def _head(each: Fusible) -> str | None:
-    head, int8 = each.head, INT8 in each.quantized.values()
+    head, int8 = each.head, INT8 in each.operands.values()
     if head is None:
         return f"heads of unknown size: queries {shape_text(_queries(each))}"
     taken = INT8_HEADS if int8 else HALF_HEADS
@@ -45,7 +45,7 @@ def _queries(each: Fusible) -> ir.Value:
 
 
 def _length(each: Fusible) -> str | None:
-    if INT8 not in each.quantized.values() or all(size is not None and size <= INT8_LENGTH for size in each.lengths):
+    if INT8 not in each.operands.values() or all(size is not None and size <= INT8_LENGTH for size in each.lengths):
         return None
     return f"scores of {_tokens(each)} in int8"
 
@@ -55,8 +55,11 @@ def _tokens(each: Fusible) -> str:
 
 
 def _incomplete(each: Fusible) -> str | None:
-    missing = [place for place, dtype in each.quantized.items() if dtype is None]
-    return f"no quantizer at {', '.join(missing)}" if 0 < len(missing) < len(each.quantized) else None
+    """An output's quantizer alone is that of the next layer."""
+    if not any(each.operands.values()):
+        return None
+    missing = [place for place, dtype in {**each.operands, "output": each.output}.items() if dtype is None]
+    return f"no quantizer at {', '.join(missing)}" if missing else None
 
 
 def _late_scale(each: Fusible) -> str | None:
@@ -133,7 +136,7 @@ RULES = (
     Rule(
         "TRT405",
         "warning",
-        "quantizers at query, key, softmax, value and output, or at none of them",
+        "quantizers at query, key, softmax, value and output, or at none of the first four",
         "add those that miss, or remove all",
         partial(_obstacle, _incomplete),
     ),

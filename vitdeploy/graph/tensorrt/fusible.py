@@ -34,23 +34,21 @@ class Fusible:
     mix: ir.Node
 
     @property
-    def quantized(self) -> dict[str, ir.DataType | None]:
-        """The quantized type at each of the places that a quantized kernel wants; None where there is no quantizer."""
-        places = {
-            "query": self.scores.inputs[0],
-            "key": self.scores.inputs[1],
-            "softmax": self.mix.inputs[0],
-            "value": self.mix.inputs[1],
-        }
-        return {
-            **{name: _type_behind(value) for name, value in places.items()},
-            "output": _type_ahead(self.mix.outputs[0]),
-        }
+    def operands(self) -> dict[str, ir.DataType | None]:
+        """The quantized type of each operand of the two products; None where it comes from no quantizer."""
+        first, second = self.scores.inputs, self.mix.inputs
+        places = {"query": first[0], "key": first[1], "softmax": second[0], "value": second[1]}
+        return {name: _type_behind(value) for name, value in places.items()}
+
+    @property
+    def output(self) -> ir.DataType | None:
+        """That of the quantizer which reads the result, and may be there for the next layer alone."""
+        return _type_ahead(self.mix.outputs[0])
 
     @property
     def dtype(self) -> ir.DataType | None:
-        """The type that the first product computes in, or the quantized one where all places have it."""
-        types = set(self.quantized.values())
+        """The type that the products compute in: the quantized one where operands and output have it."""
+        types = {*self.operands.values(), self.output}
         if len(types) == 1 and None not in types:
             return types.pop()
         query = self.scores.inputs[0]

@@ -20,10 +20,11 @@ def cast_pixels_first(model: ir.Model) -> int:
     editor, count = Editor(model), 0
     for cast in [node for node in model.graph if node.op_type == "Cast" and not node.domain]:
         value = cast.inputs[0]
-        if value is None or value.dtype != ir.DataType.UINT8:
+        if value is None:
             continue
         source, way = climb(value, MOVES)
-        if not way or not source.is_graph_input() or any(only_user(node.outputs[0]) is None for node in way):
+        pixels = source.is_graph_input() and source.dtype == ir.DataType.UINT8
+        if not way or not pixels or any(only_user(node.outputs[0]) is None for node in way):
             continue
         dtype = ir.DataType(cast.attributes.get_int("to"))
         name = str(source.name)

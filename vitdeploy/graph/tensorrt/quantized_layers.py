@@ -13,6 +13,8 @@ from vitdeploy.graph.tensorrt.support import Support
 from vitdeploy.graph.tensorrt.view import MOVES, PRODUCTS, QDQ, View, climb, is_constant, is_weight, label, type_name
 
 INT8, FP8 = ir.DataType.INT8, ir.DataType.FLOAT8E4M3FN
+# Types for weights beside activations in half precision.
+WEIGHT_ONLY = frozenset({ir.DataType.INT4, ir.DataType.FLOAT4E2M1})
 # What may lie between a quantizer and a product, and should not.
 _BETWEEN = MOVES | {"Cast", "Div", "Mul"}
 
@@ -37,7 +39,7 @@ def _mixed(view: View, support: Support) -> Iterator[Hit]:
         if INT8 in types and FP8 in types:
             yield Hit(str(value.name), "one tensor in int8 and in float8e4m3fn")
     for attention in find_fusible(view):
-        types = [dtype for dtype in attention.quantized.values() if dtype is not None]
+        types = [dtype for dtype in (*attention.operands.values(), attention.output) if dtype is not None]
         if INT8 in types and FP8 in types:
             yield Hit(label(attention.softmax), "int8 and float8e4m3fn in one attention")
 
@@ -54,9 +56,8 @@ def _between(view: View, support: Support) -> Iterator[Hit]:
 def _half_quantized(view: View, support: Support) -> Iterator[Hit]:
     for node in view.of(*sorted(PRODUCTS)):
         types = [quantized_type(source) if (source := _behind(value)[0]) else None for value in node.inputs[:2]]
-        if (types[0] in (INT8, FP8)) != (types[1] in (INT8, FP8)):
-            which = "the first" if types[0] is not None else "the second"
-            yield Hit(label(node), f"{which} operand alone is quantized")
+        if (types[0] is None) != (types[1] is None) and not WEIGHT_ONLY & set(types):
+            yield Hit(label(node), f"the {'second' if types[0] is None else 'first'} operand alone is quantized")
 
 
 def _output_quantizers(view: View, support: Support) -> Iterator[Hit]:
