@@ -76,6 +76,11 @@ _SINCE: dict[str, Release] = {
 _LATER: dict[str, tuple[Release, frozenset[ir.DataType]]] = {
     "Pow": ((10, 12), frozenset({ir.DataType.INT32, ir.DataType.INT64})),
     "DequantizeLinear": ((10, 8), frozenset({ir.DataType.FLOAT4E2M1})),
+    # The changelogs date FP4 alone.
+    **dict.fromkeys(
+        ("Constant", "ConstantOfShape"),
+        ((10, 8), frozenset({ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT4E2M1, ir.DataType.INT4})),
+    ),
 }
 # What QuantizeLinear may make and DequantizeLinear may read. INT4 and FP4 are for weights alone.
 QUANTIZED = frozenset(
