@@ -15,13 +15,36 @@ from vitdeploy.spec import PreprocessSpec
 
 @click.command("inspect")
 @click.argument("path", type=click.Path(path_type=Path))
+@click.option("--target", help="Judge the graphs by what this target takes: tensorrt.")
+@click.option("--target-version", help="The release to judge by: 10.3, 10.16 or 11.4. Default: all three.")
 @output_options
-def command(console: Console, path: Path) -> None:
-    """What a bundle or an ONNX file holds; every digest of a bundle is checked."""
+def command(console: Console, path: Path, target: str | None, target_version: str | None) -> None:
+    """What a bundle or an ONNX file holds; every digest of a bundle is checked.
+
+    With --target, what that target would refuse (exit 5), slow down or leave unfused, and the mend.
+    """
     from vitdeploy.bundle.read import is_bundle
 
+    if target is not None:
+        _lint(console, path, target, target_version)
+        return
+    if target_version is not None:
+        raise click.UsageError("--target-version goes with --target tensorrt.")
     document, lines = _bundle(path) if is_bundle(path) else _graph(path)
     console.finish(document, lines, None)
+
+
+def _lint(console: Console, path: Path, target: str, version: str | None) -> None:
+    from vitdeploy.cli.findings import lint_graphs
+    from vitdeploy.errors import GateError
+
+    document, lines, findings = lint_graphs(path, target, version)
+    console.finish(document, lines, None)
+    errors = sorted({finding.rule for finding in findings if finding.severity == "error"})
+    if errors:
+        raise GateError(
+            f"{target} would refuse {path}, or compute something else", found=", ".join(errors), fix="the mends above"
+        )
 
 
 def _bundle(path: Path) -> tuple[dict[str, Any], list[str]]:
