@@ -155,8 +155,9 @@ def _reason(node: ir.Node, extremes: Mapping[str, Extreme], half: Half, opset: i
         return "it sums up many numbers"
     if node.op_type in POSITIONS:
         return "it reads positions"
-    if half == "bf16":
-        return None
+    if half == "bf16":  # TensorRT converts uint8 to float32 and float16 alone
+        pixels = node.op_type == "Cast" and node.inputs[0] is not None and node.inputs[0].dtype == ir.DataType.UINT8
+        return "it reads pixels" if pixels else None
     for value in node.inputs:
         constant = array_of(value) if is_float(value) else None
         if constant is not None and np.isfinite(constant).any():

@@ -21,6 +21,7 @@ import onnx_ir as ir
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.canonical.edit import add_constant, array_of
 from vitdeploy.graph.canonical.infer import Inference
+from vitdeploy.graph.normalise import drop_unused
 
 Half = Literal["fp16", "bf16"]
 TYPES = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
@@ -83,6 +84,7 @@ def type_graph(model: ir.Model, half: Half, islands: Mapping[str, str]) -> None:
         roles = None if str(node.name) in islands else half_roles(node, opset, half)
         typing.write(node, roles)
     typing.close()
+    drop_unused(model)
 
 
 class _Typing:

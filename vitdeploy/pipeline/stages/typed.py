@@ -21,7 +21,7 @@ from vitdeploy.graph.half.typed import Half, touches_floats, type_graph
 from vitdeploy.graph.io import fixed_batch, get_metadata, graph_spec, load_graph, save_graph, set_metadata
 from vitdeploy.graph.layer_role import node_multiplications
 from vitdeploy.graph.linears import find_linears
-from vitdeploy.graph.normalise import drop_unused
+from vitdeploy.graph.tensorrt.pixels import cast_pixels_first
 from vitdeploy.pipeline.progress import Counter, Progress, silent
 from vitdeploy.pipeline.stages.files import MODEL_FILE, write_json
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, check_precision, refuse_placed
@@ -115,6 +115,7 @@ def _place(model: ir.Model, config: PlaceConfig, known: dict[str, Statistics], p
 def _prepare_types(model: ir.Model, half: Half, images: Images, ignore: Sequence[str], progress: Progress) -> HalfPlan:
     """Make a float32 graph ready for its types, in place. Layers to `ignore` stay in float32."""
     lift_masks(model)
+    cast_pixels_first(model)
     if half == "bf16":
         patches_to_matmul(model)
     plan = plan_half(model, _extremes(model, images, "range pass", progress), half)
@@ -127,7 +128,6 @@ def _write_types(model: ir.Model, half: Half, plan: HalfPlan, images: Images, pr
     """Write the types into the graph, in place, and evaluate it with them on all images. Returns what placement.json
     says of them."""
     type_graph(model, half, plan.islands)
-    drop_unused(model)
     text = {"fp16": "float16", "bf16": "bfloat16"}[half]
     _extremes(emulate(model), images, f"evaluate with {text} storage", progress, text)
     return {"type": half, "residual_exponent": plan.exponent, **_census(model, plan)}
