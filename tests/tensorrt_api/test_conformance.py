@@ -1,0 +1,101 @@
+"""What we call of TensorRT and CUDA is there, under that name and with those parameters, in the oldest and newest API.
+
+Nothing is executed here: no machine of this test has TensorRT's libraries. The APIs are the published ones
+(make_stubs.py), not written by hand.
+"""
+
+import json
+import re
+import subprocess
+import sys
+
+import pytest
+
+from tests.tensorrt_api.api import CUDA_FILES, FOLDER, ROOT, SOURCES, TENSORRT_FILES, each_version, environment, need
+from tests.tensorrt_api.names import used_names
+
+NAMES = ROOT / "tests" / "tensorrt_api" / "names.py"
+# Wrong on purpose, to see that the check looks: a method, an attribute, a keyword, a type that are not there.
+MISUSE = """
+import tensorrt as trt
+
+
+def misuse(builder: trt.Builder, engine: trt.ICudaEngine) -> None:
+    builder.build_engine_quickly()
+    trt.BuilderFlag.FASTER
+    builder.create_network(flagz=1)
+    engine.get_tensor_name("first")
+"""
+MISUSE_LINES = {6, 7, 8, 9}
+CONFIG = """
+[mypy]
+python_version = 3.10
+strict = true
+warn_unused_ignores = false
+# The generated stubs leave some types open; what is checked is that names, parameters and results exist.
+disallow_any_generics = false
+follow_imports = silent
+mypy_path = {stubs}
+[mypy-tensorrt.*]
+ignore_errors = true
+follow_imports = silent
+[mypy-cuda.*]
+ignore_missing_imports = true
+"""
+
+
+@each_version
+def test_mypy_finds_no_error_against_the_real_api(tmp_path, version):
+    stubs = need(version) / "stubs"
+    misuse, config = tmp_path / "misuse.py", tmp_path / "mypy.ini"
+    misuse.write_text(MISUSE)
+    config.write_text(CONFIG.format(stubs=stubs))
+    argv = [sys.executable, "-m", "mypy", "--config-file", config, "--cache-dir", FOLDER / f"mypy-{version}"]
+    result = subprocess.run(
+        [*argv, "--no-error-summary", "--hide-error-context", *TENSORRT_FILES, misuse],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=170,
+        cwd=ROOT,
+    )
+    errors = [line for line in result.stdout.splitlines() if ": error:" in line]
+    caught = {int(re.search(r"misuse\.py:(\d+):", line)[1]) for line in errors if "misuse.py" in line}
+    assert caught == MISUSE_LINES, result.stdout + result.stderr
+    assert [line for line in errors if "misuse.py" not in line] == []
+
+
+@each_version
+def test_every_name_that_we_use_is_in_the_real_module(version):
+    names = set().union(*(used_names(SOURCES[path], "trt") for path in TENSORRT_FILES))
+    assert {"Builder", "BuilderFlag.VERSION_COMPATIBLE", "OnnxParser"} <= names
+    assert absent("tensorrt_bindings", names | {"Builder.not_there"}, environment(version)) == ["Builder.not_there"]
+
+
+def test_every_cuda_call_that_we_use_is_in_the_real_module():
+    need("cuda")
+    names = set().union(*(used_names(SOURCES[path], "cudart") for path in CUDA_FILES))
+    assert {"cudaMalloc", "cudaMemcpyKind.cudaMemcpyHostToDevice", "cudaGraphLaunch"} <= names
+    found = absent("cuda.bindings.runtime", names | {"cudaNotThere"}, environment("11.4.0.106"))
+    assert found == ["cudaNotThere"]
+
+
+def test_names_are_read_from_attribute_chains_only():
+    source = "import x as trt\ntrt.A.B(trt.C)\nother.A.D\ngetattr(trt.E, 'F')\n"
+    assert used_names(source, "trt") == {"A", "A.B", "C", "E"}
+    assert used_names("cuda.require().cudaFree(1)\ncheck(require().cudaX)\n", "cudart") == {"cudaFree", "cudaX"}
+
+
+def absent(module, names, env):
+    result = subprocess.run(
+        [sys.executable, NAMES, module],
+        input=json.dumps(sorted(names)),
+        capture_output=True,
+        text=True,
+        env=env,
+        check=False,
+        timeout=120,
+    )
+    if result.returncode:
+        pytest.fail(result.stderr[-2000:])
+    return json.loads(result.stdout)
