@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsInt
 
 import numpy as np
 
@@ -120,8 +120,8 @@ class _Builder:
         timings = config.get_timing_cache()
         if timings is not None:
             self._timings.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(self._timings, memoryview(timings.serialize()))
-        return bytes(memoryview(plan))
+            write_atomic(self._timings, tensorrt_api.bytes_of(timings.serialize()))
+        return tensorrt_api.bytes_of(plan)
 
     def _configure(self, workspace: int) -> trt.IBuilderConfig:
         import tensorrt as trt
@@ -137,7 +137,10 @@ class _Builder:
         for shapes in plan_profiles(self._inputs(), options.batches, options.sizes):
             profile = self._builder.create_optimization_profile()
             for name, sizes in shapes.items():
-                profile.set_shape(name, sizes.smallest, sizes.best, sizes.largest)
+                smallest, best, largest = (
+                    trt.Dims(list(shape)) for shape in (sizes.smallest, sizes.best, sizes.largest)
+                )
+                profile.set_shape(name, smallest, best, largest)
             if config.add_optimization_profile(profile) < 0:
                 raise self.messages.failure(f"TensorRT refuses a profile of {self._request.graph}")
         self._read_timings(config)
@@ -167,17 +170,18 @@ def _make_monitor(tell: Tell) -> trt.IProgressMonitor:
             self._totals: dict[str, int] = {}
             self._told = 0.0
 
-        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
-            self._totals[phase_name] = num_steps
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: SupportsInt) -> None:
+            self._totals[phase_name] = int(num_steps)
             if not parent_phase:
-                tell(phase_name, 0, num_steps)
+                tell(phase_name, 0, int(num_steps))
 
-        def step_complete(self, phase_name: str, step: int) -> bool:
+        def step_complete(self, phase_name: str, step: SupportsInt) -> bool:
             if time.monotonic() - self._told < TELL_SECONDS:
                 return True
             self._told = time.monotonic()
-            total = self._totals.get(phase_name, step + 1)
-            return tell(phase_name, min(step + 1, total), total)
+            done = int(step) + 1
+            total = self._totals.get(phase_name, done)
+            return tell(phase_name, min(done, total), total)
 
         def phase_finish(self, phase_name: str) -> None:
             self._totals.pop(phase_name, None)

@@ -171,7 +171,7 @@ class PinnedArray:
         self.pointer = 0
         self.pointer = int(check(require().cudaMallocHost(size)))
         memory = (ctypes.c_uint8 * size).from_address(self.pointer)
-        self.array: Array = np.frombuffer(memory, kind).reshape(shape)
+        self.array: Array = np.ndarray(shape, kind, memoryview(memory))
         self.array.fill(0)  # what lies there may be no index that a model can look up
 
     def close(self) -> None:

@@ -73,21 +73,23 @@ def export(pointer: int, shape: tuple[int, ...], dtype: str, device: tuple[int, 
     tensor.data, (tensor.device_type, tensor.device_id), tensor.ndim = pointer, device, len(shape)
     tensor.code, tensor.bits, tensor.lanes = _KINDS[kind.kind], kind.itemsize * 8, 1
     tensor.shape, tensor.strides, tensor.byte_offset = sizes, None, 0
-    managed.deleter = _forget
+    managed.deleter = _forget_callback
     address = ctypes.addressof(managed)
     _exported[address] = (managed, sizes, owner)
-    return _new(address, _NAME, _destroy)
+    return _new(address, _NAME, _destroy_callback)
 
 
-@_Deleter
 def _forget(managed: Any) -> None:
     _exported.pop(ctypes.addressof(managed.contents), None)
 
 
-@_Destructor
 def _destroy(capsule: int) -> None:
     if _is_valid(capsule, _NAME):  # nobody took it over, so nobody else will call the deleter
         _exported.pop(_dying_pointer(capsule, _NAME), None)
+
+
+# C holds on to these, so they live as long as this module.
+_forget_callback, _destroy_callback = _Deleter(_forget), _Destructor(_destroy)
 
 
 def read(capsule: Any) -> View:

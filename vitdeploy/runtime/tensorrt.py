@@ -51,6 +51,7 @@ class TensorRtRunner(Runner):
         self.trusted = trusted
         self._resources = contextlib.ExitStack()
         self._context: trt.IExecutionContext | None = None
+        self._keep: tuple[object, ...] = ()  # what the context needs, and what must not go before it
         self._host: dict[str, cuda.PinnedArray] = {}
         self._memory: dict[str, int] = {}
         self._graph: cuda.Graph | None = None
@@ -111,8 +112,7 @@ class TensorRtRunner(Runner):
             )
             for tensor in outputs
         )
-        # The order in which Python lets go of these is the order in which TensorRT wants it.
-        self._context, self._engine, self._runtime, self._logger = context, engine, runtime, logger
+        self._context, self._keep = context, (engine, runtime, logger)
 
     def _allocate(self, tensor: TensorSpec, resources: contextlib.ExitStack) -> None:
         shape = tuple(size for size in tensor.shape if isinstance(size, int))
@@ -187,7 +187,8 @@ class TensorRtRunner(Runner):
                 tensor.name: DeviceArray(self._host[tensor.name].array.shape, tensor.dtype) for tensor in self.outputs
             }
             try:
-                self._bind({name: array.pointer for name, array in (*taken.items(), *outputs.items())})
+                self._bind({name: array.pointer for name, array in taken.items()})
+                self._bind({name: array.pointer for name, array in outputs.items()})
                 self._execute()
             finally:
                 self._stream.synchronize()  # before the inputs' owners may change them
@@ -196,7 +197,7 @@ class TensorRtRunner(Runner):
 
     def _close(self) -> None:
         self._graph = None
-        self._context = self._engine = self._runtime = None
+        self._context, self._keep = None, ()
         self._host, self._memory = {}, {}
         self._resources.close()
 
@@ -230,5 +231,5 @@ def _range(engine: trt.ICudaEngine, tensor: TensorSpec, profile: int) -> Range:
     fixed = tuple(size for size in tensor.shape if isinstance(size, int))
     if len(fixed) == len(tensor.shape):
         return Range(fixed, fixed, fixed)
-    smallest, best, largest = (tuple(shape) for shape in engine.get_tensor_profile_shape(tensor.name, profile))
+    smallest, best, largest = map(tensorrt_api.sizes_of, engine.get_tensor_profile_shape(tensor.name, profile))
     return Range(smallest, best, largest)

@@ -1,15 +1,14 @@
 """TensorRT 10.3 to 11 in one code path: importing it, its messages, and the places where versions differ.
 
-TensorRT is imported at first use. What differs between the versions is here and nowhere else:
-- 10.x types a network strongly only when asked by a flag; 11 always does, and may lack the flag.
-- hardware compatibility within one compute capability came after 10.3.
+TensorRT is imported at first use. What differs between the versions is here and nowhere else: that 10 types a network
+strongly only when asked to, and that it can build for all GPUs of one compute capability from 10.9 on.
 """
 
 from __future__ import annotations
 
 import importlib
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 from vitdeploy.errors import (
     CapabilityError,
@@ -113,11 +112,11 @@ def make_logger() -> tuple[trt.ILogger, Messages]:
 
 
 def create_network(builder: trt.Builder) -> trt.INetworkDefinition:
-    """An empty network in which every tensor has the type that the graph gives it."""
+    """An empty network in which every tensor has the type that the graph gives it: on 10 only where asked for by this
+    flag, whose number is another one on 11, which ignores it."""
     import tensorrt as trt
 
-    flag = getattr(trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED", None)
-    return builder.create_network(0 if flag is None else 1 << int(flag))
+    return builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
 
 
 def hardware_level(name: str) -> trt.HardwareCompatibilityLevel:
@@ -139,7 +138,17 @@ def hardware_level(name: str) -> trt.HardwareCompatibilityLevel:
     return level
 
 
-def tensor_spec(name: str, dtype: trt.DataType, shape: trt.Dims | list[int]) -> TensorSpec:
+def sizes_of(dims: trt.Dims) -> tuple[int, ...]:
+    """Dims as a tuple; -1 is a dynamic axis."""
+    return tuple(int(dims[axis]) for axis in range(len(dims)))
+
+
+def bytes_of(memory: trt.IHostMemory) -> bytes:
+    """A copy of memory that TensorRT owns; it has the buffer protocol, which its type does not tell."""
+    return bytes(memoryview(cast(Any, memory)))
+
+
+def tensor_spec(name: str, dtype: trt.DataType, dims: trt.Dims) -> TensorSpec:
     """A TensorSpec; an axis that is dynamic (-1) is called "batch" where it leads, otherwise "dynamic".
 
     Raises:
@@ -152,5 +161,5 @@ def tensor_spec(name: str, dtype: trt.DataType, shape: trt.Dims | list[int]) -> 
             wanted=", ".join(DTYPES),
             fix="place the graph with float32 inputs and outputs",
         )
-    sizes = tuple(int(size) if size >= 0 else "dynamic" if axis else "batch" for axis, size in enumerate(tuple(shape)))
-    return TensorSpec(name, DTYPES[dtype.name], sizes)
+    shape = tuple(size if size >= 0 else "dynamic" if axis else "batch" for axis, size in enumerate(sizes_of(dims)))
+    return TensorSpec(name, DTYPES[dtype.name], shape)
