@@ -17,6 +17,8 @@ SOURCES = {path: path.read_text(encoding="utf-8") for path in sorted((ROOT / "vi
 IMPORT = re.compile(r"^ +import tensorrt as trt$", re.MULTILINE)
 TENSORRT_FILES = [path for path, text in SOURCES.items() if IMPORT.search(text)]
 CUDA_FILES = [path for path, text in SOURCES.items() if "cudart" in text or "cuda.require()" in text]
+# The CUDA that each TensorRT is published for.
+BESIDE = {"11.4.0.106": "cuda-13", "10.3.0": "cuda-12"}
 each_version = pytest.mark.parametrize("version", VERSIONS)
 
 
@@ -32,8 +34,8 @@ def need(key):
 
 def environment(version):
     """For a process that imports the real bindings of a TensorRT, and cuda-python; nothing of it can run."""
-    folder, cuda = need(version), need("cuda")
-    paths = (str(ROOT), str(folder / "site"), str(cuda))
+    folder, calls = need(version), need(BESIDE[version])
+    paths = (str(ROOT), str(folder / "site"), str(calls))
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "LD_LIBRARY_PATH": str(folder / "lib")}
 
 

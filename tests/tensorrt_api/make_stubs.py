@@ -9,7 +9,7 @@ can be built or run, and writes its type stubs:
     FOLDER/<version>/site      PYTHONPATH: `tensorrt_bindings`, and `tensorrt` as another name of it
     FOLDER/<version>/lib       LD_LIBRARY_PATH
     FOLDER/<version>/stubs     MYPYPATH: tensorrt/__init__.pyi
-    FOLDER/cuda                PYTHONPATH: cuda-python's `cuda.bindings`, which can be imported without a driver
+    FOLDER/cuda-12, cuda-13    PYTHONPATH: cuda-python's `cuda.bindings`, which can be imported without a driver
 
 Where that cannot be done, FOLDER/<version>/missing.txt says why, and the tests that need it skip with that reason.
 What is finished already is left alone.
@@ -29,7 +29,7 @@ from pathlib import Path
 
 # The newest, and the oldest that is supported (JetPack 6).
 VERSIONS = {"11.4.0.106": "tensorrt-cu13-bindings", "10.3.0": "tensorrt-cu12-bindings"}
-CUDA = ("cuda-bindings==13.0.3", "cuda-pathfinder==1.3.0")
+CUDA = {"cuda-13": ("cuda-bindings==13.0.3", "cuda-pathfinder==1.3.0"), "cuda-12": ("cuda-bindings==12.8.0",)}
 STUBGEN = "pybind11-stubgen==2.5.5"
 # Functions of TensorRT's libraries that the bindings call while they are imported, or when an object is made.
 FACTORY = re.compile(r"^(create|get|init)\w*(Infer|NvOnnx|Plugin|Nv)\w*$")
@@ -135,7 +135,8 @@ def main() -> int:
     make(folder, "stubgen", lambda out: install(out, STUBGEN))
     for version, package in VERSIONS.items():
         make(folder, version, lambda out: make_tensorrt(out, package, version, folder / "stubgen"))  # noqa: B023
-    make(folder, "cuda", lambda out: install(out, *CUDA))
+    for key, packages in CUDA.items():
+        make(folder, key, lambda out: install(out, *packages))  # noqa: B023
     return 0
 
 

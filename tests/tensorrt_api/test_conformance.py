@@ -11,7 +11,17 @@ import sys
 
 import pytest
 
-from tests.tensorrt_api.api import CUDA_FILES, FOLDER, ROOT, SOURCES, TENSORRT_FILES, each_version, environment, need
+from tests.tensorrt_api.api import (
+    CUDA_FILES,
+    FOLDER,
+    ROOT,
+    SOURCES,
+    TENSORRT_FILES,
+    each_version,
+    environment,
+    need,
+    run_with,
+)
 from tests.tensorrt_api.names import used_names
 
 NAMES = ROOT / "tests" / "tensorrt_api" / "names.py"
@@ -72,12 +82,60 @@ def test_every_name_that_we_use_is_in_the_real_module(version):
     assert absent("tensorrt_bindings", names | {"Builder.not_there"}, environment(version)) == ["Builder.not_there"]
 
 
-def test_every_cuda_call_that_we_use_is_in_the_real_module():
-    need("cuda")
+@each_version
+def test_every_cuda_name_that_we_use_is_in_the_real_module(version):
     names = set().union(*(used_names(SOURCES[path], "cudart") for path in CUDA_FILES))
     assert {"cudaMalloc", "cudaMemcpyKind.cudaMemcpyHostToDevice", "cudaGraphLaunch"} <= names
-    found = absent("cuda.bindings.runtime", names | {"cudaNotThere"}, environment("11.4.0.106"))
+    found = absent("cuda.bindings.runtime", names | {"cudaNotThere"}, environment(version))
     assert found == ["cudaNotThere"]
+
+
+# Of CUDA 13 and of CUDA 12.
+NO_DRIVER = re.compile(r'cudaErrorInsufficientDriver|Failed to dlopen libcuda|Function "cuInit" not found')
+CALLS = """
+import json, sys
+from types import SimpleNamespace
+import numpy as np
+from vitdeploy.errors import VitdeployError
+from vitdeploy.runtime import cuda
+
+try:
+    print(json.dumps(str(cuda.describe_device())))
+    sys.exit()  # with a driver, calls with made-up addresses could crash
+except VitdeployError:
+    pass
+stream, event = cuda.Stream.__new__(cuda.Stream), cuda.Event.__new__(cuda.Event)
+buffer, pinned = cuda.DeviceBuffer.__new__(cuda.DeviceBuffer), cuda.PinnedArray.__new__(cuda.PinnedArray)
+stream.handle = event._event = buffer.pointer = pinned.pointer = 4096
+host = SimpleNamespace(pointer=4096, array=np.zeros(4))
+graph = cuda.Graph(4096, stream)
+calls = [
+    cuda.free_memory, cuda.Stream, cuda.Event,
+    lambda: cuda.DeviceBuffer(16), lambda: cuda.PinnedArray((2, 2), "float32"), buffer.close, pinned.close,
+    lambda: stream.copy_to_device(4096, host), lambda: stream.copy_to_host(host, 4096), stream.synchronize,
+    lambda: stream.capture(lambda: None), stream.close, graph.launch, graph.close,
+    lambda: event.record(stream), event.synchronize, lambda: event.milliseconds_since(event), event.close,
+]
+found = []
+for call in calls:
+    try:
+        found.append(repr(call()))
+    except VitdeployError as error:
+        found.append(f"{error.code} {error.found}")
+    except Exception as error:
+        found.append(repr(error))
+print(json.dumps(found))
+"""
+
+
+@each_version
+def test_cuda_takes_the_arguments_of_every_call_of_ours(version):
+    """Without a driver cuda-python still converts all arguments, and then says that there is none."""
+    found = run_with(version, CALLS)
+    if isinstance(found, str):
+        pytest.skip(f"this machine has a driver: {found}")
+    assert len(found) == 18
+    assert [text for text in found if not NO_DRIVER.search(text)] == []
 
 
 def test_names_are_read_from_attribute_chains_only():
