@@ -84,7 +84,7 @@ def test_the_process_is_gone_when_the_caller_gives_up():
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run("tell('pid', os.getpid(), 0)\ntime.sleep(60)", progress=stop)
+        run("tell('pid', os.getpid(), 0)\ntime.sleep(3600)", progress=stop)
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)
 

@@ -47,11 +47,11 @@ LAYERS = [
         "Metadata": "[ONNX Layer: /blocks/0/attn/MatMul][ONNX Layer: /blocks/0/attn/Softmax]",
     },
     {
-        "Name": "/blocks/0/mha/attention/proj/MatMul_myl0_9",
+        "Name": "/blocks/0/self_mha_attention/proj/MatMul_myl0_9",
         "LayerType": "gemm",
         "Inputs": [{"Name": "z"}],
         "TacticName": "sm80_xmma_gemm_bf16bf16_bf16f32_f32",
-        "Metadata": "[ONNX Layer: /blocks/0/mha/attention/proj/MatMul]",
+        "Metadata": "[ONNX Layer: /blocks/0/self_mha_attention/proj/MatMul]",
     },
     "a layer without details",
 ]
@@ -73,8 +73,8 @@ def linear(name):
 
 
 def test_linears_are_counted_by_the_precision_of_the_layer_that_computes_them():
-    names = ["/patch_embed/Conv", "/blocks/0/q/MatMul", "/blocks/0/k/MatMul", "/blocks/0/mha/attention/proj/MatMul"]
-    facts = count_layers(TEXT, [linear(name) for name in names])
+    names = ["patch_embed/Conv", "blocks/0/q/MatMul", "blocks/0/k/MatMul", "blocks/0/self_mha_attention/proj/MatMul"]
+    facts = count_layers(TEXT, [linear(f"/{name}") for name in names])
     assert facts["kernels"] == {"bf16": 1, "fp16": 1, "int8": 2}
 
 

@@ -54,6 +54,13 @@ def test_a_slice_begins_where_it_begins():
     assert dlpack.read(tensor.__dlpack__()).pointer == tensor.data_ptr()
 
 
+def test_an_offset_in_bytes_is_added():
+    array = sample("float32")
+    capsule = Owner(array).__dlpack__()
+    dlpack._ManagedTensor.from_address(dlpack._pointer(capsule, b"dltensor")).tensor.byte_offset = 48
+    assert dlpack.read(capsule).pointer == array[1].ctypes.data
+
+
 def test_the_owner_lives_as_long_as_someone_uses_its_memory():
     owner = Owner(sample("float32"))
     alive = weakref.ref(owner)

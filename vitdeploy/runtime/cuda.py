@@ -240,7 +240,7 @@ class Stream:
             cudart.cudaGetLastError()  # an error that stays behind would be taken for the next call's
             return None
         try:
-            return Graph(check(cudart.cudaGraphInstantiate(captured, 0)), self)
+            return Graph(captured, self)
         except EngineError:
             cudart.cudaGetLastError()
             return None
@@ -252,10 +252,10 @@ class Stream:
 
 
 class Graph:
-    """Captured work that one call puts into its stream again."""
+    """Captured work that one call puts into its stream again; what was captured is not needed any more then."""
 
-    def __init__(self, executable: Any, stream: Stream) -> None:
-        self._executable = executable
+    def __init__(self, captured: Any, stream: Stream) -> None:
+        self._executable = check(require().cudaGraphInstantiate(captured, 0))
         self._stream = stream
 
     def launch(self) -> None:
