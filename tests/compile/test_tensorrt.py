@@ -121,9 +121,12 @@ def test_an_engine_runs_in_the_precision_it_was_placed_in(precision, kernels, pl
 # --- requests, options, dispatch --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("batch", "profiles"), [(1, ((1, 1, 1), (1, 8, 8))), (16, ((16, 16, 16), (1, 16, 16)))])
-def test_an_engine_is_built_for_its_batch_and_runs_at_others(batch, profiles):
-    assert default_batches(batch) == profiles
+@pytest.mark.parametrize(
+    ("batches", "profiles"),
+    [((1,), ((1, 1, 1), (1, 8, 8))), ((16,), ((16, 16, 16), (1, 16, 16))), ((1, 32), ((1, 1, 1), (1, 32, 32)))],
+)
+def test_an_engine_is_built_for_its_batch_and_runs_at_others(batches, profiles):
+    assert default_batches(*batches) == profiles
 
 
 def test_a_request_and_its_answer_survive_the_pipe():

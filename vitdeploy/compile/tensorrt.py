@@ -128,7 +128,7 @@ def compile_graph(
     )
 
 
-def default_batches(batch: int) -> tuple[Batches, ...]:
-    """One profile for just this batch, and one for all up to the larger of it and FURTHER_BATCHES."""
-    largest = max(batch, FURTHER_BATCHES)
+def default_batches(batch: int, further: int = FURTHER_BATCHES) -> tuple[Batches, ...]:
+    """One profile for just this batch, and one for all up to the larger of it and `further`."""
+    largest = max(batch, further)
     return (batch, batch, batch), (1, largest, largest)
