@@ -9,7 +9,7 @@ import time
 import pytest
 
 from vitdeploy.compile.child import run_child
-from vitdeploy.errors import CapabilityError, VitdeployError, WorkerError
+from vitdeploy.errors import CapabilityError, StorageError, VitdeployError, WorkerError
 
 SERVE = """
 import os, sys, time
@@ -41,6 +41,12 @@ def test_its_errors_are_raised_as_what_they_are():
     with pytest.raises(CapabilityError, match="no GPU") as caught:
         run("raise CapabilityError('no GPU', found='a', wanted='b', fix='c')")
     assert (caught.value.found, caught.value.wanted, caught.value.fix) == ("a", "b", "c")
+
+
+def test_a_full_disk_is_told_as_one():
+    with pytest.raises(StorageError) as caught:
+        run("raise OSError(28, 'No space left on device', 'engine.plan')")
+    assert caught.value.found == "[Errno 28] No space left on device: 'engine.plan'"
 
 
 def test_a_bug_is_told_with_its_traceback():

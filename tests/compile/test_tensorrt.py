@@ -221,6 +221,17 @@ try:
 except VitdeployError as error:
     print(json.dumps(error.to_dict()))
 """
+PROCESS = """
+import json
+from vitdeploy.compile.child import run_child
+from vitdeploy.compile.tensorrt import BUILDER, BuildOptions, BuildRequest
+from vitdeploy.errors import VitdeployError
+from vitdeploy.spec import encode
+try:
+    run_child(BUILDER, encode(BuildRequest("g.onnx", ".", ".", 1, BuildOptions())), "the build", print)
+except VitdeployError as error:
+    print(json.dumps(error.to_dict()))
+"""
 OBJECTS = """
 import json
 import tensorrt as trt
@@ -273,6 +284,12 @@ def test_our_logger_and_monitor_are_what_the_bindings_want(version):
 def test_a_builder_that_does_not_start_is_an_error_of_the_engine(version):
     error = run_with(version, BUILDER)
     assert (error["code"], error["message"]) == ("VD4201", "TensorRT's builder does not start")
+
+
+@each_version
+def test_the_building_process_itself_says_what_it_lacks(version):
+    error = run_with(version, PROCESS)
+    assert (error["code"], error["message"]) == ("VD4002", "no NVIDIA GPU can be used here")
 
 
 @each_version

@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable
 from typing import IO, Any
 
-from vitdeploy.errors import VitdeployError, WorkerError, error_with_code
+from vitdeploy.errors import StorageError, VitdeployError, WorkerError, error_with_code
 
 TAIL_BYTES, TAIL_LINES = 4096, 8
 
@@ -117,6 +117,11 @@ def answer_parent(job: Job) -> int:
         say({"done": done})
     except VitdeployError as error:
         say({"error": error.to_dict()})
+    except OSError as error:
+        why = StorageError(
+            "a file cannot be read or written", found=str(error), fix="free some space, or choose another -o"
+        )
+        say({"error": why.to_dict()})
     except Exception as error:
         traceback.print_exc()
         say({"error": VitdeployError(f"{type(error).__name__}: {str(error)[:300]}").to_dict()})

@@ -76,6 +76,7 @@ def _build_with_less_and_less(request: BuildRequest, here: dict[str, str], tell:
             return plan, builder.linears
         if not builder.messages.no_memory() or workspace // 2 < SMALLEST_WORKSPACE:
             raise builder.messages.failure(f"TensorRT cannot build {request.graph}")
+        del builder  # before the next one, for the memory that it holds
         workspace //= 2
         tell(f"too little memory: again with a workspace of {workspace >> 20} MiB", 0, 1)
 

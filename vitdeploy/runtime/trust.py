@@ -2,9 +2,9 @@
 
 Source: NVIDIA, "Security" of the TensorRT 11.4 documentation: only engines of one's own or signed ones; TensorRT's own
 validity check is no detection of tampering. So a plan is loaded only if its SHA-256 stands in a registry of this user
-on this machine: a folder that only the user can enter, outside of any bundle, with a file for each digest. `compile`
-registers what it has built; who has verified the signature of a bundle registers the digests that it covers. A digest
-inside a bundle proves that the file is intact, never who made it.
+on this machine: a folder that only the user can enter, outside of any bundle, with a file for each digest, which
+`compile` writes; or if a caller that has verified the signature of a bundle says so (`trusted` of `read_trusted`). A
+digest inside a bundle proves that the file is intact, never who made it.
 """
 
 from __future__ import annotations
