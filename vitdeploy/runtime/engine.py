@@ -45,6 +45,10 @@ def make_runner(folder: Path, engine: EngineSpec, *, batch: int | None = None, t
         return OpenVinoRunner(
             folder / engine.files[0], name=engine.artifact, batch=size, options=engine.options, threads=threads
         )
+    if target is not None and target.backend == "tensorrt":
+        from vitdeploy.runtime.tensorrt import TensorRtRunner
+
+        return TensorRtRunner(folder / engine.files[0], name=engine.artifact, batch=size, device=engine.device)
     raise TargetError(f"no back end for the target {engine.target!r}", wanted=", ".join(TARGETS))
 
 
