@@ -12,11 +12,15 @@ import pytest
 
 from tests.targets import CPU_TARGETS
 from vitdeploy.data.folder import split
+from vitdeploy.graph.half.emulated import emulate
+from vitdeploy.graph.io import get_metadata, load_graph, serialised
+from vitdeploy.graph.linears import find_linears
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.origin import Overrides, find_origin
 from vitdeploy.pipeline.stages.compile import compile_graph
 from vitdeploy.pipeline.stages.export import ExportConfig, export
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
+from vitdeploy.pipeline.stages.typed import place_typed
 from vitdeploy.quantize import place_openvino
 from vitdeploy.quantize.placement import backend_of
 from vitdeploy.runtime.engine import make_runner
@@ -157,3 +161,41 @@ def test_memory_does_not_grow_with_the_number_of_calibration_images(folder, digi
     )
     assert many["ranges"] == few["ranges"]
     assert many["peak"] - few["peak"] < 30  # MiB
+
+
+# --- types in the graph, as GPUs take them ----------------------------------------------------------------------------
+
+EVALUATED = 320
+
+
+def emulated_logits(file, images):
+    data = serialised(emulate(load_graph(file)))
+    with OnnxRuntimeRunner(data, name="emulated", fused=False) as runner:
+        return runner.infer({"image": np.stack([pixels for pixels, _ in images])})["logits"]
+
+
+@pytest.mark.parametrize(
+    ("target", "precision", "least"),
+    [
+        ("tensorrt", "fp16", 99.8),
+        ("tensorrt", "bf16", 99),
+        ("tensorrt", "int8", 99),
+        ("tensorrt", "fp8", 98),
+        ("onnxruntime-tensorrt", "int8", 99),
+    ],
+)
+def test_the_digits_keep_their_answers(folder, images, parts, float_logits, tmp_path, target, precision, least):
+    config = PlaceConfig(target, precision)
+    found = place_typed(config, folder / "model.onnx", folder / "statistics.npz", parts.calibration[:8], tmp_path)
+    file = tmp_path / "model.onnx"
+    assert compare(emulated_logits(file, images[:EVALUATED]), float_logits[:EVALUATED]).agreement >= least
+    assert found["half"]["type"] == ("bf16" if precision == "bf16" else "fp16")
+    assert found["half"]["macs"]["float32"] == 0
+    metadata = get_metadata(load_graph(file), str(file))
+    assert (metadata.target, metadata.precision) == (target, precision)
+    assert json.loads((tmp_path / "placement.json").read_text())["half"] == found["half"]
+    size, whole = (each.stat().st_size for each in (file, folder / "model.onnx"))
+    assert size < {"fp16": 0.52, "bf16": 0.52, "int8": 0.3, "fp8": 0.3}[precision] * whole
+    if precision in ("int8", "fp8"):
+        linears = find_linears(load_graph(folder / "model.onnx"))
+        assert len(found["int8"]) == len(linears) - 1  # the head has ten classes

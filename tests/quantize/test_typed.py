@@ -1,19 +1,17 @@
 """Half precision and TensorRT's INT8 and FP8: what stays in float32 and why, where Q/DQ stands, what is lost."""
 
-import json
-
 import numpy as np
 import onnx_ir as ir
 import pytest
 
 from tests.graph.small_graphs import Builder, difference, random_feeds, run
 from tests.graph.test_rotation import vit
-from tests.quantize.test_digits import float_logits, folder, images, parts
+from vitdeploy.data.folder import split
 from vitdeploy.errors import CapabilityError, DataError, GraphError
 from vitdeploy.graph.half.emulated import emulate
 from vitdeploy.graph.half.residual_scale import scale_residual
 from vitdeploy.graph.half.typed import type_graph
-from vitdeploy.graph.io import get_metadata, load_graph, save_graph, serialised
+from vitdeploy.graph.io import load_graph, save_graph
 from vitdeploy.graph.linears import find_linears
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, check_placed, place_graph
 from vitdeploy.pipeline.stages.typed import place_typed
@@ -21,11 +19,8 @@ from vitdeploy.quantize.extremes import LOST, Extreme, Extremes, with_extremes
 from vitdeploy.quantize.half import HEADROOM, LARGEST, LIMIT, HalfPlan, plan_half
 from vitdeploy.quantize.place_tensorrt import _grid, write
 from vitdeploy.quantize.ranges import Range, quantize_weight
-from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.spec import TARGETS, PreprocessSpec
 
-__all__ = ["float_logits", "folder", "images", "parts"]
-EVALUATED = 320
 TYPED = [name for name, row in TARGETS.items() if row.typed]
 PIXELS = PreprocessSpec(8, (8, 8), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 
@@ -190,11 +185,11 @@ def test_a_shift_goes_into_the_norm_or_an_add_and_back_out_of_the_bias():
     assert difference(run(ir.to_proto(model), feeds)[0], before) < 0.5
 
 
-def test_every_product_has_one_zero_point_of_zero_and_weights_of_one_axis(folder):
-    model = load_graph(folder / "model.onnx")
+def test_every_product_has_one_zero_point_of_zero_and_weights_of_one_axis(small_export):
+    model = load_graph(small_export / "model.onnx")
     written(model)
     linears = [node for node in model.graph if node.op_type in ("MatMul", "Conv") and _quantized(node)]
-    assert len(linears) == len(find_linears(load_graph(folder / "model.onnx")))
+    assert len(linears) == len(find_linears(load_graph(small_export / "model.onnx")))
     for node in model.graph:
         if node.op_type in ("QuantizeLinear", "DequantizeLinear"):
             assert len(node.inputs) < 3 or not node.inputs[2].const_value.numpy().any()
@@ -207,61 +202,28 @@ def _quantized(node):
     return all(each is not None and each.op_type == "DequantizeLinear" for each in producers)
 
 
-# --- the whole of it, on the digits -----------------------------------------------------------------------------------
+# --- the stage --------------------------------------------------------------------------------------------------------
 
 
-def answers(file, images):
-    data = serialised(emulate(load_graph(file)))
-    with OnnxRuntimeRunner(data, name="emulated", fused=False) as runner:
-        return runner.infer({"image": np.stack([pixels for pixels, _ in images])})["logits"]
+@pytest.fixture(scope="module")
+def samples(digits):
+    return split(digits, "none", calibration=2, evaluation=1, seed=0).calibration
 
 
-def agreement(ours, theirs):
-    return 100 * float(np.mean(ours.argmax(1) == theirs.argmax(1)))
-
-
-@pytest.mark.parametrize(
-    ("target", "precision", "least"),
-    [
-        ("tensorrt", "fp16", 99.8),
-        ("tensorrt", "bf16", 99),
-        ("tensorrt", "int8", 99),
-        ("tensorrt", "fp8", 98),
-        ("onnxruntime-tensorrt", "int8", 99),
-    ],
-)
-def test_the_digits_keep_their_answers(folder, images, parts, float_logits, tmp_path, target, precision, least):
-    config = PlaceConfig(target, precision)
-    found = place_typed(config, folder / "model.onnx", folder / "statistics.npz", parts.calibration[:8], tmp_path)
-    file = tmp_path / "model.onnx"
-    assert agreement(answers(file, images[:EVALUATED]), float_logits[:EVALUATED]) >= least
-    assert found["half"]["type"] == ("bf16" if precision == "bf16" else "fp16")
-    assert found["half"]["macs"]["float32"] == 0
-    metadata = get_metadata(load_graph(file), str(file))
-    assert (metadata.target, metadata.precision) == (target, precision)
-    assert json.loads((tmp_path / "placement.json").read_text())["half"] == found["half"]
-    size, whole = (each.stat().st_size for each in (file, folder / "model.onnx"))
-    assert size < {"fp16": 0.52, "bf16": 0.52, "int8": 0.3, "fp8": 0.3}[precision] * whole
-    if precision in ("int8", "fp8"):
-        assert (
-            len(found["int8"]) == len(find_linears(load_graph(folder / "model.onnx"))) - 1
-        )  # the head has ten classes
-
-
-def test_layers_are_left_in_float32_on_request(folder, parts, tmp_path):
+def test_layers_are_left_in_float32_on_request(small_export, samples, tmp_path):
     config = PlaceConfig("tensorrt", "fp16", ("blocks.0.mlp.*",))
-    found = place_typed(config, folder / "model.onnx", None, parts.calibration[:2], tmp_path)
+    found = place_typed(config, small_export / "model.onnx", None, samples, tmp_path)
     assert set(found["half"]["float32"].values()) == {"ignored on request"}
     assert len(found["half"]["float32"]) == 2 and found["half"]["macs"]["float32"] > 0
     with pytest.raises(GraphError, match="no layer matches"):
         config = PlaceConfig("tensorrt", "fp16", ("nothing",))
-        place_typed(config, folder / "model.onnx", None, parts.calibration[:2], tmp_path)
+        place_typed(config, small_export / "model.onnx", None, samples, tmp_path)
 
 
-def test_a_placed_graph_is_not_placed_again(folder, parts, tmp_path):
-    place_graph(PlaceConfig("openvino-cpu", "fp32"), folder / "model.onnx", None, tmp_path)
+def test_a_placed_graph_is_not_placed_again(small_export, samples, tmp_path):
+    place_graph(PlaceConfig("openvino-cpu", "fp32"), small_export / "model.onnx", None, tmp_path)
     with pytest.raises(GraphError, match="placed already"):
-        place_typed(PlaceConfig("tensorrt", "fp16"), tmp_path / "model.onnx", None, parts.calibration[:2], tmp_path)
+        place_typed(PlaceConfig("tensorrt", "fp16"), tmp_path / "model.onnx", None, samples, tmp_path)
 
 
 def test_precisions_that_are_no_types_are_refused():
@@ -274,15 +236,15 @@ def test_precisions_that_are_no_types_are_refused():
         check_placed(target, "fp16")
 
 
-def test_overflow_in_half_names_the_node(folder, parts, tmp_path, monkeypatch):
+def test_overflow_in_half_names_the_node(small_export, samples, tmp_path, monkeypatch):
     monkeypatch.setattr("vitdeploy.pipeline.stages.typed.plan_half", lambda *_: HalfPlan({}))
-    model = load_graph(folder / "model.onnx")
-    scale_residual(model, -14)
+    model = load_graph(small_export / "model.onnx")
+    scale_residual(model, -18)
     save_graph(model, tmp_path / "large.onnx")
     out = tmp_path / "out"
     out.mkdir()
     with pytest.raises(DataError) as caught:
-        place_typed(PlaceConfig("tensorrt", "fp16"), tmp_path / "large.onnx", None, parts.calibration[:2], out)
+        place_typed(PlaceConfig("tensorrt", "fp16"), tmp_path / "large.onnx", None, samples, out)
     assert caught.value.message == "the activations are not finite in float16"
     assert "infinity out of the node" in caught.value.found and "bf16" in caught.value.fix
     assert not list(out.iterdir())

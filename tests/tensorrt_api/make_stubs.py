@@ -71,9 +71,7 @@ def make_tensorrt(out: Path, package: str, version: str, stubgen: Path) -> None:
     run(*argv, env=environment)
     text = (made / "tensorrt_bindings/tensorrt.pyi").read_text(encoding="utf-8")
     (out / "stubs/tensorrt").mkdir(parents=True, exist_ok=True)
-    (out / "stubs/tensorrt/__init__.pyi").write_text(
-        f"{repaired(text)}\n__version__: str\n", encoding="utf-8"
-    )
+    (out / "stubs/tensorrt/__init__.pyi").write_text(f"{repaired(text)}\n__version__: str\n", encoding="utf-8")
 
 
 def link_empty_libraries(module: Path, lib: Path) -> None:

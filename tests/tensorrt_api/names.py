@@ -1,6 +1,6 @@
 """Which names of a library a source file uses, and which of them a module lacks. No import of the library itself.
 
-    python names.py MODULE      reads a JSON list of dotted names from standard input, prints those that are not there
+python names.py MODULE      reads a JSON list of dotted names from standard input, prints those that are not there
 """
 
 from __future__ import annotations
