@@ -19,7 +19,8 @@ VitdeployError                     exit 1   a bug of ours when raised as such
 │   ├── PickleError                VD3001   a pickle that is more than plain weights
 │   ├── DigestError                VD3101   bytes differ from the digest recorded for them
 │   ├── ManifestError              VD3102   a manifest that breaks a rule of the format
-│   └── UnsafeGraphError           VD3103   an ONNX file that reaches outside its folder, or of absurd sizes
+│   ├── UnsafeGraphError           VD3103   an ONNX file that reaches outside its folder, or of absurd sizes
+│   └── SignatureError             VD3104   not signed, signed by somebody else, or changed since
 ├── HostError                      exit 4   this machine lacks something
 │   ├── MissingPackageError        VD4001   a package is not installed; names the extra that installs it
 │   ├── CapabilityError            VD4002   the runtime or CPU cannot do what was asked
@@ -148,6 +149,10 @@ class ManifestError(UnsafeError):
 
 class UnsafeGraphError(UnsafeError):
     code = "VD3103"
+
+
+class SignatureError(UnsafeError):
+    code = "VD3104"
 
 
 class HostError(VitdeployError):

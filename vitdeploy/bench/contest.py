@@ -46,9 +46,11 @@ class Contestant:
     request: dict[str, Any]
 
 
-def engine_contestant(engine: EngineSpec, folder: Path, name: str | None = None) -> Contestant:
-    """An engine whose files lie under `folder`, in a process that never sees torch."""
-    request = {"folder": str(folder.resolve()), "engine": encode(engine)}
+def engine_contestant(
+    engine: EngineSpec, folder: Path, name: str | None = None, trust: Path | None = None
+) -> Contestant:
+    """An engine whose files lie under `folder`, in a process that never sees torch; `trust` as for `make_runner`."""
+    request = {"folder": str(folder.resolve()), "engine": encode(engine), "trust": str(trust.resolve()) if trust else ""}
     return Contestant(name or engine.artifact, engine.target, engine.precision, ENGINE_WORKER, request)
 
 
