@@ -6,15 +6,11 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from vitdeploy.cli.console import Console, output_options
-
-if TYPE_CHECKING:
-    from vitdeploy.compile.finding import Finding
 
 PACKAGES = {
     "export": (
@@ -79,6 +75,7 @@ def _examine(console: Console, target: str) -> None:
     Raises:
         TargetError: an unknown target.
     """
+    from vitdeploy.compile.finding import finding_lines
     from vitdeploy.compile.probe import examine
     from vitdeploy.errors import HostError, TargetError
     from vitdeploy.spec import TARGETS, encode
@@ -92,16 +89,6 @@ def _examine(console: Console, target: str) -> None:
     console.finish(document, [*finding_lines(found), verdict], None)
     if missing:
         click.get_current_context().exit(HostError.exit_code)
-
-
-def finding_lines(found: Sequence[Finding]) -> list[str]:
-    """What a target needs, for people."""
-    lines = []
-    for each in found:
-        lines.append(f"{'ok' if each.ok else 'missing':<7}  {each.name:<32} {each.detail}")
-        if each.fix:
-            lines.append(f"         fix: {each.fix}")
-    return lines
 
 
 def _version(package: str) -> str | None:

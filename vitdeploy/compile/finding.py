@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -14,3 +15,13 @@ class Finding:
     ok: bool
     detail: str
     fix: str = ""
+
+
+def finding_lines(found: Sequence[Finding]) -> list[str]:
+    """What a target needs, for people: one line a thing, and one below it for its mend."""
+    lines = []
+    for each in found:
+        lines.append(f"{'ok' if each.ok else 'missing':<7}  {each.name:<32} {each.detail}")
+        if each.fix:
+            lines.append(f"         fix: {each.fix}")
+    return lines
