@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitdeploy.report import text
-from vitdeploy.report.table import Cell
+from vitdeploy.report.measures import Cell
 
 # How a step ended, by the class of its chip.
 CHIPS = {"done": "pass", "failed": "fail", "not run": "none"}

@@ -14,14 +14,13 @@ from vitdeploy.errors import StorageError, UnsafeError
 
 
 def private_folder(*names: str) -> Path:
-    """A folder below the user's cache, made with mode 0700 where it is missing.
+    """A folder below the user's cache of vitdeploy, each of `names` made with mode 0700 where it is missing.
 
     Raises:
         UnsafeError: it is a link, belongs to another user, or others can write to it or read it.
         StorageError: it cannot be made.
     """
-    path = _cache() / "vitdeploy-private"
-    _own(path)
+    path = _cache() / "vitdeploy"
     for name in names:
         path = path / name
         _own(path)
