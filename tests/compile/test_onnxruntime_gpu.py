@@ -1,4 +1,4 @@
-"""Compiling for ONNX Runtime's GPU providers: real profiles of the CPU's provider are read, and refused node by node."""
+"""Compiling for ONNX Runtime's GPU providers: real profiles of the CPU's provider are read, and refused by node."""
 
 import copy
 

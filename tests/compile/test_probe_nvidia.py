@@ -1,4 +1,4 @@
-"""What `doctor --target` asks of a machine with and without NVIDIA's parts. Libraries are small real ones, built here."""
+"""What `doctor --target` asks of a machine with and without NVIDIA's parts. Libraries are small ones, built here."""
 
 import shutil
 import subprocess
@@ -165,8 +165,10 @@ def test_types_are_those_that_the_gpu_has_kernels_for(driver, no_driver):
 
 @pytest.mark.parametrize(
     ("number", "shown", "supported"),
-    [(100300, "10.3.0", True), (101303, "10.13.3", True), (110400, "11.4.0", True), (100200, "10.2.0", False)]
-    + [(8601, "0.86.1", False), (120000, "12.0.0", False)],
+    [
+        *((100300, "10.3.0", True), (101303, "10.13.3", True), (110400, "11.4.0", True)),
+        *((100200, "10.2.0", False), (8601, "0.86.1", False), (120000, "12.0.0", False)),
+    ],
 )
 def test_the_version_of_tensorrt_is_that_of_its_library(build, tmp_path, monkeypatch, number, shown, supported):
     for name in ("nvinfer", "nvonnxparser"):

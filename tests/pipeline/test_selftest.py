@@ -143,7 +143,7 @@ def test_without_a_checkout_the_user_is_told_where_to_run_it(tmp_path, monkeypat
 
     monkeypatch.setattr(vitdeploy, "__file__", str(tmp_path / "site" / "vitdeploy" / "__init__.py"))
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(MissingFileError, match="recipes/digits.yaml") as caught:
+    with pytest.raises(MissingFileError, match=r"recipes/digits\.yaml") as caught:
         default_cases()[0].recipe(CPU)
     assert "checkout" in caught.value.fix
 

@@ -24,6 +24,8 @@ from vitdeploy.errors import InputError, MissingFileError, MissingPackageError, 
 
 SIGNATURE_FILE = "model.sig"
 CURVES = "an elliptic-curve key (P-256, P-384 or P-521) as PEM"
+# What the library raises: TypeError for a key with a password, AttributeError for one that is not of a curve.
+BAD_KEY = (ValueError, TypeError, AttributeError)
 CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
 
 
@@ -48,8 +50,11 @@ def sign_bundle(folder: Path, key: Path, certificate: Path | None = None, chain:
         if certificate is None:
             config.use_elliptic_key_signer(private_key=key)
         else:
-            config.use_certificate_signer(private_key=key, signing_certificate=certificate, certificate_chain=chain)
-    except (ValueError, TypeError) as error:  # TypeError: a key with a password
+            # Version 1.1 reads no empty chain; the certificate itself adds nothing to it.
+            config.use_certificate_signer(
+                private_key=key, signing_certificate=certificate, certificate_chain=chain or (certificate,)
+            )
+    except BAD_KEY as error:
         raise InputError(
             f"{key} cannot sign" if certificate is None else f"{key} and {certificate} cannot sign",
             found=_first_line(error),
@@ -89,7 +94,7 @@ def signed_by(folder: Path, trust: Path | None) -> bool:
             verifier.use_certificate_verifier(certificate_chain=[trust])
         else:
             verifier.use_elliptic_key_verifier(public_key=trust)
-    except (ValueError, TypeError) as error:
+    except BAD_KEY as error:
         raise InputError(
             f"{trust} names no identity",
             found=_first_line(error),

@@ -1,4 +1,4 @@
-"""ONNX Runtime on NVIDIA GPUs: the placement is the engine; a profiled run says, node by node, which provider ran it."""
+"""ONNX Runtime on NVIDIA GPUs: the placement is the engine; a profiled run says of each node which provider ran it."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ def compile_graph(graph: Path, target: str, precision: Precision, batch: int) ->
         EngineError: ONNX Runtime refuses the graph, or fails on it.
     """
     gpu = describe_gpu()
+    as_written = ort_gpu.open_session(graph, target, batch=None, capture=False, strict=False)
+    dynamic = isinstance(as_written.get_inputs()[0].shape[0], str)
     session = ort_gpu.open_session(
         graph, target, batch=batch, capture=False, strict=False, profile=graph.parent / "profile"
     )
-    dynamic = isinstance(session.get_inputs()[0].shape[0], str)
     inputs, outputs = ort_gpu.tensors(session, batch)
     events = run_profiled(session, blank(inputs))
     shapes = shape_nodes(events, ort_gpu.PROVIDERS[target])

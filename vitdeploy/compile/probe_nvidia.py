@@ -28,7 +28,8 @@ LEAST_MEMORY = 1 << 30
 CAPABILITIES = {"bf16": (8, 0), "fp8": (8, 9)}
 # A graph of one Relu on float32 [2], opset 13, as ONNX writes it: a session of it starts the provider.
 PROBE_GRAPH = bytes.fromhex(
-    "08081242" "0a0c0a01781201792204" "52656c75" "120550726f6265" "5a0f0a0178120a0a08080112040a020802"
+    "08083a370a0c0a0178120179220452656c75120570726f6265"
+    "5a0f0a0178120a0a08080112040a020802620f0a0179120a0a08080112040a02080242040a00100d"
 )
 
 
@@ -67,8 +68,9 @@ def _gpu(driver: Driver | None, missing: VitdeployError | None) -> list[Finding]
     gpu = driver.gpus[0]
     gigabytes = f"{gpu.free / 1e9:.1f} of {gpu.memory / 1e9:.1f} GB free"
     enough = gpu.free >= LEAST_MEMORY
+    version = driver.version or "its version is hidden"
     return [
-        Finding("NVIDIA driver", True, "{}, for CUDA up to {}.{}".format(driver.version or "its version is hidden", *driver.cuda)),
+        Finding("NVIDIA driver", True, "{}, for CUDA up to {}.{}".format(version, *driver.cuda)),
         Finding("GPU", True, "{}, compute capability {}.{}".format(gpu.name, *gpu.capability)),
         Finding("GPU memory", enough, gigabytes, "" if enough else "close what else uses the GPU; nvidia-smi lists it"),
     ]
@@ -81,14 +83,15 @@ def _tensorrt(target: str, driver: Driver | None) -> Iterator[Finding]:
         yield Finding("TensorRT for Python", False, "not installed", TENSORRT_FIX)
     else:
         yield Finding("TensorRT for Python", True, version or "its version is not recorded")
-    numbers = []
+    loaded: tuple[int, ...] | None = None
     for name in ("nvinfer", "nvonnxparser"):
         library, detail = _tensorrt_library(name)
-        numbers.append(_library_version(library) if name == "nvinfer" and library else None)
+        if library is not None and name == "nvinfer":
+            loaded = _library_version(library)
         yield Finding(f"lib{name}", library is not None, detail, "" if library else TENSORRT_FIX)
-    found = numbers[0] or _numbers(version)
-    shown = ".".join(map(str, found[:3])) if found else "unknown"
-    supported = bool(found) and found[:2] >= OLDEST and found[:1] <= NEWEST
+    numbers = loaded or _numbers(version)  # what is loaded counts; the package may say more, or nothing
+    shown = ".".join(map(str, numbers)) if numbers else "unknown"
+    supported = bool(numbers) and numbers[:2] >= OLDEST and numbers[:1] <= NEWEST
     yield Finding(
         "TensorRT version",
         supported,
@@ -108,8 +111,7 @@ def _onnxruntime(target: str, driver: Driver | None) -> Iterator[Finding]:
         return
     built = getattr(runtime, "cuda_version", "")
     yield Finding("onnxruntime-gpu", True, runtime.__version__ + (f", built for CUDA {built}" if built else ""))
-    if hasattr(runtime, "preload_dlls"):
-        runtime.preload_dlls()
+    ort_gpu.preload(runtime, target)
     missing = ort_gpu.missing_library(runtime, target)
     yield Finding("its libraries", not missing, missing or "all load", ort_gpu.library_fix(target) if missing else "")
     yield _checked(f"{ort_gpu.PROVIDERS[target]} starts", lambda: _start_provider(target), ort_gpu.library_fix(target))
@@ -134,8 +136,9 @@ def _cuda_python(driver: Driver | None) -> Finding:
         return Finding("cuda-python", False, f"does not load: {str(error)[:200]}", fix)
     numbers = _numbers(version)
     if driver is not None and numbers and numbers[0] > driver.cuda[0]:
-        detail = f"{version}, for a newer CUDA than the driver's {driver.cuda[0]}.{driver.cuda[1]}"
-        return Finding("cuda-python", False, detail, f"pip install 'cuda-python=={driver.cuda[0]}.*', or a newer driver")
+        detail = "{}, for a newer CUDA than the driver's {}.{}".format(version, *driver.cuda)
+        fix = f"pip install 'cuda-python=={driver.cuda[0]}.*', or a newer driver"
+        return Finding("cuda-python", False, detail, fix)
     return Finding("cuda-python", True, version or "its version is not recorded")
 
 

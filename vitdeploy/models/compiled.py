@@ -45,9 +45,7 @@ class CompiledRunner(TorchRunner):
         with torch.no_grad():
             result = self._compiled(image)
         tensors = (result,) if isinstance(result, torch.Tensor) else result
-        return {
-            spec.name: tensor.float().cpu().numpy() for spec, tensor in zip(self.outputs, tensors, strict=True)
-        }
+        return {spec.name: tensor.float().cpu().numpy() for spec, tensor in zip(self.outputs, tensors, strict=True)}
 
     def _close(self) -> None:
         self._compiled = None

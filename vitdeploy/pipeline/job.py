@@ -90,9 +90,13 @@ def weight_bits(vnni: bool | None) -> WeightBits:
 
 
 def require_runtime(target: str) -> None:
-    """Raise MissingPackageError where the target's runtime is not installed, CapabilityError where it is one without the
-    target's provider. A back end has the name of its module."""
-    row = TARGETS[target]
+    """The target's runtime is here, as far as can be said without running anything.
+
+    Raises:
+        MissingPackageError: it is not installed.
+        CapabilityError: this build of it does not have the target's provider.
+    """
+    row = TARGETS[target]  # a back end is called as its module
     if importlib.util.find_spec(row.backend) is None:
         raise MissingPackageError(row.package, row.extra, f"the target {target}")
     if target in PROVIDERS:

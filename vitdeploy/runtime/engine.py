@@ -68,6 +68,7 @@ def _sequence_runner(folder: Path, engine: EngineSpec, batch: int, threads: int,
             wanted="the parts encoder and decoder_step, and how to decode with them",
         )
     encoder, step = (
-        make_runner(folder, parts[name], batch=batch, threads=threads, trust=trust) for name in ("encoder", "decoder_step")
+        make_runner(folder, parts[name], batch=batch, threads=threads, trust=trust)
+        for name in ("encoder", "decoder_step")
     )
     return SequenceRunner(encoder, step, engine.sequence, name=engine.artifact)

@@ -9,9 +9,12 @@ onnxruntime_session_options_config_keys.h.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import hashlib
+import importlib
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -58,6 +61,17 @@ def require_provider(target: str) -> ModuleType:
     return runtime
 
 
+def preload(runtime: ModuleType, target: str) -> None:
+    """Let the loader find the libraries of NVIDIA's packages for Python: CUDA and cuDNN (which ONNX Runtime loads from
+    1.21 on), and TensorRT, whose own module loads them."""
+    if target == TENSORRT:
+        with contextlib.suppress(Exception):  # not installed, or its libraries lie elsewhere
+            importlib.import_module("tensorrt")
+    if hasattr(runtime, "preload_dlls"):
+        with contextlib.redirect_stdout(sys.stderr):  # what does not load is printed; `missing_library` says it too
+            runtime.preload_dlls()
+
+
 def provider_options(target: str, *, capture: bool, cache: Path | None = None) -> dict[str, str]:
     """The options of the target's provider.
 
@@ -92,11 +106,13 @@ def engine_cache(graph: Path, version: str) -> Path:
     return private_folder(TENSORRT, key[:32])
 
 
-def open_session(graph: Path, target: str, *, batch: int, capture: bool, strict: bool, profile: Path | None = None) -> Any:
+def open_session(
+    graph: Path, target: str, *, batch: int | None, capture: bool, strict: bool, profile: Path | None = None
+) -> Any:
     """An `onnxruntime.InferenceSession` that has the target's provider and no other but the CPU's.
 
     Args:
-        batch: a dynamic axis named "batch" is pinned to it.
+        batch: a dynamic axis named "batch" is pinned to it, if given.
         strict: refuse the graph where ONNX Runtime would run a node on the CPU.
         profile: the prefix of a profile file.
 
@@ -106,11 +122,11 @@ def open_session(graph: Path, target: str, *, batch: int, capture: bool, strict:
         EngineError: ONNX Runtime refuses the graph.
     """
     runtime, provider = require_provider(target), PROVIDERS[target]
-    if hasattr(runtime, "preload_dlls"):  # from 1.21 on: CUDA and cuDNN from NVIDIA's packages for Python
-        runtime.preload_dlls()
+    preload(runtime, target)
     options = runtime.SessionOptions()
     options.log_severity_level = 4  # errors are raised; ONNX Runtime would print them too
-    options.add_free_dimension_override_by_name("batch", batch)
+    if batch is not None:
+        options.add_free_dimension_override_by_name("batch", batch)
     options.add_session_config_entry(NO_FALLBACK, "1" if strict else "0")
     if profile is not None:
         options.enable_profiling = True
@@ -119,14 +135,14 @@ def open_session(graph: Path, target: str, *, batch: int, capture: bool, strict:
     chosen = provider_options(target, capture=capture, cache=cache)
     try:
         # Without enable_fallback=0 the Python package itself tries again on the CPU.
-        session = runtime.InferenceSession(
-            os.fspath(graph), options, providers=[(provider, chosen)], enable_fallback=0
-        )
+        session = runtime.InferenceSession(os.fspath(graph), options, providers=[(provider, chosen)], enable_fallback=0)
     except Exception as error:  # the bindings raise their own C++ exception types, without a common base
         raise _missing(runtime, target) or _refused(graph, provider, ort.first_line(error)) from None
     if session.get_providers()[0] != provider:
         raise _missing(runtime, target) or CapabilityError(
-            f"{provider} does not start", found=", ".join(session.get_providers()), fix=f"vitdeploy doctor --target {target}"
+            f"{provider} does not start",
+            found=", ".join(session.get_providers()),
+            fix=f"vitdeploy doctor --target {target}",
         )
     return session
 
@@ -229,8 +245,9 @@ def tensors(session: Any, batch: int) -> tuple[tuple[TensorSpec, ...], tuple[Ten
     Raises:
         CapabilityError: one has another dynamic axis, so that no buffer can be made for it.
     """
-    specs = [tuple(ort.tensor_spec(each, batch) for each in side) for side in (session.get_inputs(), session.get_outputs())]
-    for tensor in (*specs[0], *specs[1]):
+    inputs = tuple(ort.tensor_spec(each, batch) for each in session.get_inputs())
+    outputs = tuple(ort.tensor_spec(each, batch) for each in session.get_outputs())
+    for tensor in (*inputs, *outputs):
         if not all(isinstance(size, int) for size in tensor.shape):
             raise CapabilityError(
                 "a CUDA graph needs fixed shapes",
@@ -238,4 +255,4 @@ def tensors(session: Any, batch: int) -> tuple[tuple[TensorSpec, ...], tuple[Ten
                 wanted="no dynamic axis but the batch",
                 fix="choose another target for this model",
             )
-    return specs[0], specs[1]
+    return inputs, outputs
