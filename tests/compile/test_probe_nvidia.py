@@ -189,12 +189,14 @@ def test_the_probe_graph_is_a_relu():
     assert answer.tolist() == [0.0, 2.0]
 
 
-def test_a_mend_stands_below_what_it_mends():
-    found = [Finding("a", True, "here"), Finding("b", False, "gone", "get it"), Finding("c", False, "not known")]
+def test_a_mend_stands_below_the_first_that_it_mends():
+    missing = [Finding(name, False, "gone", "get it") for name in ("b", "d")]
+    found = [Finding("a", True, "here"), *missing, Finding("c", False, "not known")]
     assert [line.split() for line in finding_lines(found)] == [
         ["ok", "a", "here"],
         ["missing", "b", "gone"],
         ["fix:", "get", "it"],
+        ["missing", "d", "gone"],
         ["missing", "c", "not", "known"],
     ]
 

@@ -116,7 +116,7 @@ def test_a_machine_that_lacks_everything_gets_a_complete_report(tmp_path, shared
     tried = [p for p in ("fp32", "fp16", "int8", "fp8") if p in TARGETS[target].precisions]
     assert len(document["steps"]) == len(cases) * (len(tried) + 2)
     assert {row["status"] for row in document["steps"]} == {"not run"}
-    assert all(row["detail"].startswith("needs NVIDIA driver, GPU") for row in document["steps"])
+    assert all(row["detail"].startswith("needs NVIDIA driver and ") for row in document["steps"])
     page = (out / "report.html").read_text(encoding="utf-8")
     assert "does not work here, so nothing was run" in page
     assert "install NVIDIA&#39;s driver" in page

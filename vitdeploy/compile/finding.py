@@ -18,10 +18,11 @@ class Finding:
 
 
 def finding_lines(found: Sequence[Finding]) -> list[str]:
-    """What a target needs, for people: one line a thing, and one below it for its mend."""
-    lines = []
+    """What a target needs, for people: one line a thing, and one below the first that needs a mend, for the mend."""
+    lines, said = [], set()
     for each in found:
         lines.append(f"{'ok' if each.ok else 'missing':<7}  {each.name:<32} {each.detail}")
-        if each.fix:
+        if each.fix and each.fix not in said:
             lines.append(f"         fix: {each.fix}")
+        said.add(each.fix)
     return lines

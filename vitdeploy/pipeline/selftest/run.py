@@ -47,10 +47,11 @@ def run_selftest(
     """
     found = examine(target)
     missing = [each.name for each in found if not each.ok]
+    why = f"needs {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else "") if missing else ""
     steps, models = Steps(out), []
     for case in cases:
         if missing:
-            _skip_all(steps, case.name, target, f"needs {', '.join(missing)}")
+            _skip_all(steps, case.name, target, why)
         else:
             models.append(_deploy(case, target, steps, store, protocol, progress))
     document = {
