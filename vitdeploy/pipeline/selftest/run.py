@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import functools
 import json
 import sys
 from collections.abc import Sequence
@@ -53,7 +54,7 @@ def run_selftest(
         if missing:
             _skip_all(steps, case.name, target, why)
         else:
-            models.append(_deploy(case, target, steps, store, protocol, progress))
+            models.append(_deploy(case, target, steps, store, protocol, functools.partial(_told, progress, case.name)))
     document = {
         "format": 1,
         "target": target,
@@ -70,6 +71,10 @@ def run_selftest(
     (out / "selftest.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
     (out / "report.html").write_text(render_selftest(document), encoding="utf-8")
     return document
+
+
+def _told(progress: Progress, model: str, text: str, done: int, total: int) -> None:
+    progress(f"{model}: {text}", done, total)
 
 
 def _sentence(target: str, missing: Sequence[str], steps: Steps) -> str:
