@@ -7,16 +7,21 @@ DEV    := pytest pytest-xdist hypothesis import-linter ruff mypy types-PyYAML sc
 # where there is only a CPU build of PyTorch (tests/references.py).
 REFERENCES := timm==1.0.31 transformers==5.23.0 torchmetrics
 
-.PHONY: demo test models-doc clean
+.PHONY: demo test tensorrt-api models-doc clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitdeploy run recipes/digits.yaml -o out/digits
 
-test: $(VENV)/.installed-dev
+test: $(VENV)/.installed-dev tensorrt-api
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check vitdeploy
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+
+# The real Python APIs of TensorRT and of CUDA, which our calls are checked against. What cannot be made is told, and its
+# tests skip; what was made is kept.
+tensorrt-api: $(VENV)/.installed-dev
+	$(BIN)/python tests/tensorrt_api/make_stubs.py $(VENV)/tensorrt-api
 
 # docs/models.md, of what the tests of parity measure.
 models-doc: $(VENV)/.installed-dev

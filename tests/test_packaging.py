@@ -58,6 +58,7 @@ def test_the_wheel_asks_for_three_packages_and_offers_the_extras(wheel):
         "hub",
         "onnxruntime",
         "openvino",
+        "tensorrt",
         "sign",
         "timm",
         "transformers",

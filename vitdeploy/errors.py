@@ -20,6 +20,7 @@ VitdeployError                     exit 1   a bug of ours when raised as such
 │   ├── DigestError                VD3101   bytes differ from the digest recorded for them
 │   ├── ManifestError              VD3102   a manifest that breaks a rule of the format
 │   ├── UnsafeGraphError           VD3103   an ONNX file that reaches outside its folder, or of absurd sizes
+│   ├── UntrustedEngineError       VD3104   a TensorRT plan that neither this user built nor a named identity signed
 │   └── SignatureError             VD3105   not signed, signed by somebody else, or changed since
 ├── HostError                      exit 4   this machine lacks something
 │   ├── MissingPackageError        VD4001   a package is not installed; names the extra that installs it
@@ -27,11 +28,14 @@ VitdeployError                     exit 1   a bug of ours when raised as such
 │   ├── StorageError               VD4101   the disk is full, read-only or not writable
 │   ├── HubError                   VD4102   a model hub that cannot be reached, or does not have it
 │   ├── EngineError                VD4201   a runtime refused or failed on a graph
-│   └── WorkerError                VD4202   a measuring process died
+│   ├── WorkerError                VD4202   a measuring or building process died
+│   └── DeviceMemoryError          VD4203   too little memory on the GPU
 └── GateError                      exit 5, VD5001   a budget is not met, or not provably met
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 
 class VitdeployError(Exception):
@@ -151,6 +155,10 @@ class UnsafeGraphError(UnsafeError):
     code = "VD3103"
 
 
+class UntrustedEngineError(UnsafeError):
+    code = "VD3104"
+
+
 class SignatureError(UnsafeError):
     code = "VD3105"
 
@@ -192,6 +200,25 @@ class WorkerError(HostError):
     code = "VD4202"
 
 
+class DeviceMemoryError(HostError):
+    code = "VD4203"
+
+
 class GateError(VitdeployError):
     code = "VD5001"
     exit_code = 5
+
+
+def error_with_code(code: str, message: str, **fields: str) -> VitdeployError:
+    """An error of the class that has `code`, as another process reports it. Some classes compose their message
+    themselves; here it is given."""
+    kind = next((kind for kind in _subclasses(VitdeployError) if kind.code == code), VitdeployError)
+    error = kind.__new__(kind)
+    VitdeployError.__init__(error, message, **fields)
+    return error
+
+
+def _subclasses(kind: type[VitdeployError]) -> Iterator[type[VitdeployError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from _subclasses(child)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.bundle.test_read import FILES, GOOD
 from tests.command_line import command_line
-from vitdeploy.bundle.read import MANIFEST_FILE
+from vitdeploy.bundle.read import MANIFEST_FILE, file_sha256
 from vitdeploy.bundle.sign import SIGNATURE_FILE, sign_bundle, signed_by, signed_digests
 from vitdeploy.errors import DigestError, InputError, MissingFileError, MissingPackageError, SignatureError
 from vitdeploy.pipeline.subjects import compile_bundle
@@ -286,6 +286,34 @@ def test_without_the_package_the_user_is_told_what_installs_it(bundle, ours, mon
             action()
         assert caught.value.fix == "pip install 'vitdeploy[sign]'"
     assert not signed_by(bundle, None)
+
+
+# --- engines that are code --------------------------------------------------------------------------------------------
+
+
+def test_a_plan_may_be_loaded_from_a_signed_bundle_and_from_no_other(bundle, ours, theirs, tmp_path, monkeypatch):
+    from vitdeploy.errors import UntrustedEngineError
+    from vitdeploy.runtime.engine import make_runner
+    from vitdeploy.runtime.trust import read_trusted
+    from vitdeploy.spec import EngineSpec, decode
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # where no engine was built
+    plan = bundle / "model.plan"
+    plan.write_bytes(b"a plan")
+    entry = {"path": plan.name, "bytes": 6, "sha256": file_sha256(plan)}
+    (bundle / MANIFEST_FILE).write_text(json.dumps({**GOOD, "files": [*GOOD["files"], entry]}), encoding="utf-8")
+    engine = decode(EngineSpec, {**GOOD["engines"][0], "target": "tensorrt", "files": [plan.name]})
+
+    sign_bundle(bundle, ours[0])
+    with pytest.raises(UntrustedEngineError):  # nobody is trusted
+        read_trusted(plan, make_runner(bundle, engine).trusted)
+    with pytest.raises(SignatureError):
+        make_runner(bundle, engine, trust=theirs[1])
+    runner = make_runner(bundle, engine, trust=ours[1])
+    assert read_trusted(plan, runner.trusted) == b"a plan"
+    plan.write_bytes(b"A plan")
+    with pytest.raises(UntrustedEngineError):
+        read_trusted(plan, runner.trusted)
 
 
 # --- the command line -------------------------------------------------------------------------------------------------

@@ -9,11 +9,11 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from vitdeploy.errors import VitdeployError, WorkerError
+from vitdeploy.errors import VitdeployError, WorkerError, error_with_code
 
 TAIL_BYTES = 4096
 TAIL_LINES = 8
@@ -93,7 +93,7 @@ class WorkerProcess:
             message = f"{self.artifact}: {message}"
         if data["code"] == VitdeployError.code:  # unexpected, so its traceback is wanted
             found = "\n".join([found, *self._last_words()]).strip()
-        return _rebuild(data["code"], message, found=found, wanted=data["wanted"], fix=data["fix"])
+        return error_with_code(data["code"], message, found=found, wanted=data["wanted"], fix=data["fix"])
 
     def _death(self) -> WorkerError:
         try:
@@ -146,17 +146,3 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _rebuild(code: str, message: str, **fields: str) -> VitdeployError:
-    """An error of the class that has `code`. Some classes compose their message themselves; here it is given."""
-    kind = next((kind for kind in _subclasses(VitdeployError) if kind.code == code), VitdeployError)
-    error = kind.__new__(kind)
-    VitdeployError.__init__(error, message, **fields)
-    return error
-
-
-def _subclasses(kind: type[VitdeployError]) -> Iterator[type[VitdeployError]]:
-    yield kind
-    for child in kind.__subclasses__():
-        yield from _subclasses(child)

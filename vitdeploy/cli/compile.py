@@ -37,7 +37,7 @@ def command(console: Console, graph: Path, target: str, output: Path, batch: int
     file = find_graph(graph)
     with console, replacing(output, OUTPUT_NAMES) as work:
         console.progress(f"compile for {target}", 0, 1)
-        manifest = compile_bundle(file, target, batch, precision, work)
+        manifest = compile_bundle(file, target, batch, precision, work, console.progress)
         console.progress(f"compile for {target}", 1, 1)
     engine = manifest.engines[0]
     kernels = ", ".join(f"{count} in {kind}" for kind, count in engine.kernels.items())

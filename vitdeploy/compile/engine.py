@@ -3,15 +3,31 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitdeploy.errors import CapabilityError, TargetError
 from vitdeploy.spec import TARGETS, EngineSpec, Precision
 
+if TYPE_CHECKING:
+    from vitdeploy.compile.tensorrt import BuildOptions
+
 GRAPH_FILE = "graph.onnx"
 
 
-def compile_engine(graph: Path, out: Path, *, target: str, precision: Precision, batch: int, placed: int) -> EngineSpec:
+def compile_engine(
+    graph: Path,
+    out: Path,
+    *,
+    target: str,
+    precision: Precision,
+    batch: int,
+    placed: int,
+    build: BuildOptions | None = None,
+    cache: Path | None = None,
+    progress: Callable[[str, int, int], None] = lambda text, done, total: None,
+) -> EngineSpec:
     """Make the engine's files in `out`, run it once, and say what ran.
 
     Args:
@@ -20,11 +36,15 @@ def compile_engine(graph: Path, out: Path, *, target: str, precision: Precision,
         precision: what was asked for.
         batch: the batch to compile at; a dynamic batch in the graph is pinned to it.
         placed: how many linears and convolutions the placement has in INT8.
+        build: how TensorRT builds; by default as `compile.tensorrt.BuildOptions` says.
+        cache: for TensorRT, the folder that keeps timings between builds; this user's cache folder by default.
+        progress: hears of the steps of a long build: (what, how much is done, how much there is).
 
     Raises:
         TargetError: an unknown target.
         CapabilityError: the target or this CPU cannot do the precision, or the engine did not run as placed.
         EngineError: the runtime refuses the graph.
+        MissingPackageError, DeviceMemoryError, WorkerError: as `compile.tensorrt.compile_graph`.
     """
     row = TARGETS.get(target)
     if row is None:
@@ -48,11 +68,18 @@ def compile_engine(graph: Path, out: Path, *, target: str, precision: Precision,
         from vitdeploy.compile import openvino
 
         engine = openvino.compile_graph(placement, precision, batch)
+    elif row.backend == "tensorrt":
+        from vitdeploy.compile import tensorrt
+
+        engine = tensorrt.compile_graph(placement, precision, batch, options=build, cache=cache, progress=progress)
     else:
         from vitdeploy.compile import onnxruntime
 
         engine = onnxruntime.compile_graph(placement, precision, batch)
-    _ran_as_placed(engine, precision, placed)
+    if row.backend == "tensorrt":
+        _ran_as_typed(engine, precision, placed)
+    else:
+        _ran_as_placed(engine, precision, placed)
     return engine
 
 
@@ -75,3 +102,21 @@ def _ran_as_placed(engine: EngineSpec, asked: Precision, placed: int) -> None:
                 found=str(engine.kernels),
                 wanted=f"all linears and convolutions in {asked}",
             )
+
+
+def _ran_as_typed(engine: EngineSpec, asked: Precision, placed: int) -> None:
+    """TensorRT computes in the types that the graph has, of which some may be wider than what was asked for.
+
+    Of INT8 and FP8 the engine must have as many layers as were placed. A layer that the engine does not name is
+    "unknown": it is recorded as such and refuses nothing.
+    """
+    quantized = asked in ("int8", "fp8")
+    ran = engine.kernels.get(asked, 0)
+    unknown = engine.kernels.get("unknown", 0)
+    if ran + unknown < (max(1, placed) if quantized else 1):
+        raise CapabilityError(
+            f"tensorrt did not run the graph in {asked}",
+            found=f"{ran} layers in {asked}, {unknown} that the engine does not name: {engine.kernels}",
+            wanted=f"at least {max(1, placed) if quantized else 1} in {asked}",
+            fix="layers.json beside the plan lists every layer; `vitdeploy inspect GRAPH --target tensorrt` the rules",
+        )

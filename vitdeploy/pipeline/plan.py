@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vitdeploy.compile.tensorrt import BuildOptions, default_batches
 from vitdeploy.pipeline.job import Job, tool_versions
 from vitdeploy.pipeline.origin import Origin
 from vitdeploy.pipeline.progress import Progress
@@ -19,6 +20,7 @@ from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_gra
 from vitdeploy.pipeline.stages.search import SearchConfig, find_mixed, read_mixed
 from vitdeploy.pipeline.stages.typed import place_typed
 from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.tensorrt_identity import fingerprint
 from vitdeploy.spec import TARGETS, Precision, encode
 from vitdeploy.store.store import Artifact
 
@@ -206,17 +208,20 @@ def _place(job: Job, candidate: Candidate) -> Step:
 
 def _compile(job: Job, candidate: Candidate) -> Step:
     batch = job.recipe.engine_batch
+    # An engine of TensorRT runs at the batches that it was built for only.
+    native = TARGETS[candidate.target].backend == "tensorrt"
+    build = BuildOptions(batches=default_batches(batch, max(job.recipe.bench.batch))) if native else None
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         progress(candidate.step("compile"), 0, 1)
-        compiling.compile_graphs(folders[candidate.step("place")].path, candidate.target, batch, out)
+        compiling.compile_graphs(folders[candidate.step("place")].path, candidate.target, batch, out, progress, build)
         progress(candidate.step("compile"), 1, 1)
 
     return Step(
         candidate.step("compile"),
         "compile",
         write,
-        {"target": candidate.target, "batch": batch},
+        {"target": candidate.target, "batch": batch, **({"build": encode(build)} if build else {})},
         (candidate.step("place"),),
         tools=target_tools(candidate.target),
         version=2,
@@ -267,5 +272,10 @@ def _verify(job: Job, candidate: Candidate) -> Step:
 
 
 def target_tools(target: str) -> dict[str, str]:
-    """An engine belongs to its runtime's version and to this machine."""
-    return {**tool_versions((TARGETS[target].package,)), "host": str(describe_host())}
+    """An engine belongs to its runtime's version and to this machine; one of TensorRT to its GPU and driver too.
+
+    Raises:
+        MissingPackageError, EngineError, CapabilityError: no usable TensorRT or GPU, where the target needs them.
+    """
+    tools = {**tool_versions((TARGETS[target].package,)), "host": str(describe_host())}
+    return {**tools, **fingerprint()} if TARGETS[target].backend == "tensorrt" else tools

@@ -29,6 +29,7 @@ from vitdeploy.models.source import Source
 from vitdeploy.pipeline.job import setting_of
 from vitdeploy.pipeline.measure import original_contestant
 from vitdeploy.pipeline.origin import find_origin, reference_runner
+from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.stages.compile import compile_graphs, read_engine
 from vitdeploy.pipeline.stages.files import LABELS_FILE, MODEL_FILE, graphs_in, is_ours
 from vitdeploy.pipeline.stages.quantize import check_precision
@@ -206,7 +207,9 @@ def graph_metadata(file: Path) -> GraphMetadata:
     return get_metadata(load_graph(file), str(file))
 
 
-def compile_bundle(file: Path, target: str, batch: int | None, precision: str | None, out: Path) -> Manifest:
+def compile_bundle(
+    file: Path, target: str, batch: int | None, precision: str | None, out: Path, progress: Progress = silent
+) -> Manifest:
     """Compile a graph (with its sibling, for an encoder-decoder) for `target` into the empty folder `out`.
 
     Raises:
@@ -240,7 +243,7 @@ def compile_bundle(file: Path, target: str, batch: int | None, precision: str | 
             specs[name] = graph_spec(model, graph.name)
             set_metadata(model, dataclasses.replace(metadata, target=target, precision=chosen))
             save_graph(model, placed / f"{name}.onnx")
-        compile_graphs(placed, target, batch or fixed_batch(next(iter(specs.values()))) or 1, made)
+        compile_graphs(placed, target, batch or fixed_batch(next(iter(specs.values()))) or 1, made, progress)
         return write_bundle(
             out,
             name=metadata.name if _is_name(metadata.name) else "model",

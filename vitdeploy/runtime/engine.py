@@ -54,6 +54,19 @@ def make_runner(
         return OpenVinoRunner(
             folder / engine.files[0], name=engine.artifact, batch=size, options=engine.options, threads=threads
         )
+    if target is not None and target.backend == "tensorrt":
+        from vitdeploy.bundle.sign import signed_digests
+        from vitdeploy.runtime.tensorrt import TensorRtRunner
+        from vitdeploy.runtime.trust import is_trusted
+
+        signed = signed_digests(folder, trust)
+        return TensorRtRunner(
+            folder / engine.files[0],
+            name=engine.artifact,
+            batch=size,
+            device=engine.device,
+            trusted=lambda digest: digest in signed or is_trusted(digest),
+        )
     raise TargetError(f"no back end for the target {engine.target!r}", wanted=", ".join(TARGETS))
 
 

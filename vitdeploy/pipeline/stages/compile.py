@@ -7,23 +7,27 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitdeploy.compile.engine import compile_engine
+from vitdeploy.compile.tensorrt import BuildOptions
 from vitdeploy.errors import TargetError
 from vitdeploy.graph.io import GraphMetadata, fixed_batch, get_metadata, graph_spec, load_graph
 from vitdeploy.graph.linears import count_int8
+from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, read_json, write_json
 from vitdeploy.runtime.engine import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
 from vitdeploy.spec import EngineSpec, decode, encode
 
 
-def compile_graphs(folder: Path, target: str, batch: int, out: Path) -> EngineSpec:
+def compile_graphs(
+    folder: Path, target: str, batch: int, out: Path, progress: Progress = silent, build: BuildOptions | None = None
+) -> EngineSpec:
     """Writes the engine of the graph or graphs in `folder`, and engine.json; errors as `compile_graph`."""
     graphs = graphs_in(folder)
     if list(graphs) == ["model"]:
-        return compile_graph(graphs["model"], target, batch, out)
+        return compile_graph(graphs["model"], target, batch, out, progress, build)
     parts = []
     for name, file in graphs.items():
         (out / name).mkdir()
-        parts.append((compile_graph(file, target, batch, out / name), name))
+        parts.append((compile_graph(file, target, batch, out / name, progress, build), name))
     engine = _joined([_within(part, name) for part, name in parts], _metadata(graphs["encoder"]))
     write_json(out / "engine.json", encode(engine))
     return engine
@@ -63,8 +67,11 @@ def _metadata(graph: Path) -> GraphMetadata:
     return get_metadata(load_graph(graph), str(graph))
 
 
-def compile_graph(graph: Path, target: str, batch: int, out: Path) -> EngineSpec:
-    """Writes graph.onnx, the engine's files and engine.json. The graph's own metadata says its precision."""
+def compile_graph(
+    graph: Path, target: str, batch: int, out: Path, progress: Progress = silent, build: BuildOptions | None = None
+) -> EngineSpec:
+    """Writes graph.onnx, the engine's files and engine.json. The graph's own metadata says its precision; `build` is
+    how TensorRT builds."""
     model = load_graph(graph)
     metadata = get_metadata(model, str(graph))
     if metadata.target not in (None, target):
@@ -83,7 +90,14 @@ def compile_graph(graph: Path, target: str, batch: int, out: Path) -> EngineSpec
             fix="export with a dynamic batch",
         )
     engine = compile_engine(
-        graph, out, target=target, precision=metadata.precision or "fp32", batch=batch, placed=count_int8(model)
+        graph,
+        out,
+        target=target,
+        precision=metadata.precision or "fp32",
+        batch=batch,
+        placed=count_int8(model),
+        build=build,
+        progress=progress,
     )
     engine = replace(engine, weight_bits=metadata.weight_bits)
     write_json(out / "engine.json", encode(engine))

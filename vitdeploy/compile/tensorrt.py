@@ -1,0 +1,134 @@
+"""TensorRT: the placement becomes `engine.plan`, built by a process of its own.
+
+The builder is native code that runs for minutes and may crash, hang or be killed for memory; none of it takes the
+command along, and a file of ours either is not there or is complete. What was built is registered as this user's own
+(`runtime/trust.py`), which no file inside a bundle can do.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from vitdeploy.bundle.read import file_sha256
+from vitdeploy.compile.child import run_child
+from vitdeploy.errors import DigestError
+from vitdeploy.runtime import cuda, tensorrt_api
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.profiles import Batches
+from vitdeploy.runtime.tensorrt_identity import HARDWARE, VERSIONS
+from vitdeploy.runtime.trust import register, user_cache
+from vitdeploy.spec import EngineSpec, Precision, TensorSpec, decode, encode
+
+PLAN_FILE, LAYERS_FILE = "engine.plan", "layers.json"
+BUILDER = (sys.executable, "-m", "vitdeploy.compile.tensorrt_build")
+# Batches that an engine with a dynamic batch runs at beside the one that it is built for.
+FURTHER_BATCHES = 8
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How TensorRT builds.
+
+    `batches`: (smallest, best, largest) of each profile of a graph with a dynamic batch; none: one profile for just
+    the batch that is compiled at, whose kernels are chosen for it alone, and one for every batch up to the larger of it
+    and 8. `sizes`: the image sizes (height, width) of a graph in which these are dynamic. `workspace`: bytes of device
+    memory for kernels' scratch, None for all that is free. `level`: builder optimisation level, 0 to 5; TensorRT's
+    default is 3. `hardware`: the GPUs that the plan may run on. `versions`: "newer" also allows later TensorRTs.
+    """
+
+    batches: tuple[Batches, ...] = ()
+    sizes: tuple[tuple[int, int], ...] = ()
+    workspace: int | None = None
+    level: int = 3
+    hardware: Literal["this", "same-compute-capability", "ampere+"] = "this"
+    versions: Literal["this", "newer"] = "this"
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What the building process reads: paths, the batch to check the engine at, and the options."""
+
+    graph: str
+    out: str
+    cache: str
+    batch: int
+    options: BuildOptions
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """What the building process answers. `kernels` counts linears and convolutions by the precision they run in."""
+
+    sha256: str
+    device: dict[str, str]
+    provider: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    dynamic_batch: bool
+    kernels: dict[str, int]
+
+
+def compile_graph(
+    graph: Path,
+    precision: Precision,
+    batch: int,
+    *,
+    options: BuildOptions | None = None,
+    cache: Path | None = None,
+    progress: Progress = lambda text, done, total: None,
+) -> EngineSpec:
+    """The engine of a placement: `engine.plan` beside it, and `layers.json`, what TensorRT made of its layers.
+
+    Args:
+        options: by default those of BuildOptions.
+        cache: the folder that keeps timings of kernels, which make the next build faster; this user's cache by default.
+
+    Raises:
+        MissingPackageError, CapabilityError: no TensorRT, cuda-python, driver or GPU here.
+        EngineError: TensorRT refuses the graph, with the nodes that it names, or the build.
+        DeviceMemoryError: too little memory on the GPU, also with a smaller workspace.
+        WorkerError: the building process died.
+        TargetError: a dynamic axis without a range.
+    """
+    tensorrt_api.require()
+    cuda.describe_device()
+    options = options or BuildOptions()
+    if not options.batches:
+        options = replace(options, batches=default_batches(batch))
+    request = BuildRequest(
+        str(graph.absolute()),
+        str(graph.parent.absolute()),
+        str((cache or user_cache() / "tensorrt-timings").absolute()),
+        batch,
+        options,
+    )
+    result = decode(BuildResult, run_child(BUILDER, encode(request), "the TensorRT build", progress))
+    plan = graph.parent / PLAN_FILE
+    if file_sha256(plan) != result.sha256:
+        raise DigestError(f"{plan} is not what was built", fix="build it again")
+    register(result.sha256, {"built_as": f"{graph.parent.name}/{PLAN_FILE}", **result.device})
+    return EngineSpec(
+        target="tensorrt",
+        precision=precision,
+        graph=graph.name,
+        files=(PLAN_FILE, LAYERS_FILE),
+        batch=batch,
+        dynamic_batch=result.dynamic_batch,
+        provider=result.provider,
+        inputs=result.inputs,
+        outputs=result.outputs,
+        kernels=result.kernels,
+        device={**describe_host(), **result.device, HARDWARE: options.hardware, VERSIONS: options.versions},
+    )
+
+
+def default_batches(batch: int, further: int = FURTHER_BATCHES) -> tuple[Batches, ...]:
+    """One profile for just this batch, and one for all up to the larger of it and `further`."""
+    largest = max(batch, further)
+    return (batch, batch, batch), (1, largest, largest)
