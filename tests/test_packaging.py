@@ -53,11 +53,13 @@ def test_the_wheel_asks_for_three_packages_and_offers_the_extras(wheel):
     assert set(re.findall(r"^Provides-Extra: (\w+)$", metadata, re.MULTILINE)) == {
         "all",
         "coco",
+        "cuda",
         "export",
         "hub",
         "onnxruntime",
         "openvino",
         "tensorrt",
+        "sign",
         "timm",
         "transformers",
     }

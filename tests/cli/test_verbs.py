@@ -341,7 +341,8 @@ def test_doctor_says_what_works_here(cli):
 def test_help_names_every_command_without_loading_any(cli):
     done = cli("--help")
     assert done.returncode == 0
-    for name in ("run", "export", "optimize", "quantize", "compile", "verify", "bench", "predict", "inspect", "doctor"):
+    verbs = ("run", "export", "optimize", "quantize", "compile", "verify", "bench", "predict", "inspect", "doctor")
+    for name in (*verbs, "sign", "selftest"):
         assert f"  {name} " in done.stdout
     assert cli("--version").stdout.strip().endswith(__version__)
 

@@ -46,9 +46,12 @@ class Contestant:
     request: dict[str, Any]
 
 
-def engine_contestant(engine: EngineSpec, folder: Path, name: str | None = None) -> Contestant:
-    """An engine whose files lie under `folder`, in a process that never sees torch."""
-    request = {"folder": str(folder.resolve()), "engine": encode(engine)}
+def engine_contestant(
+    engine: EngineSpec, folder: Path, name: str | None = None, trust: Path | None = None
+) -> Contestant:
+    """An engine whose files lie under `folder`, in a process that never sees torch; `trust` as for `make_runner`."""
+    trusted = str(trust.resolve()) if trust else ""
+    request = {"folder": str(folder.resolve()), "engine": encode(engine), "trust": trusted}
     return Contestant(name or engine.artifact, engine.target, engine.precision, ENGINE_WORKER, request)
 
 

@@ -170,9 +170,10 @@ def _random_array(generator: np.random.Generator, tensor: TensorSpec) -> Array:
 
 
 def engine_runner(request: dict[str, Any]) -> Runner:
-    """The runner of an engine: {"folder", "engine" (an encoded EngineSpec), "threads", "batch"}."""
+    """The runner of an engine: {"folder", "engine" (encoded), "threads", "batch"}, and perhaps "trust" (a path)."""
     engine = decode(EngineSpec, request["engine"])
-    return make_runner(Path(request["folder"]), engine, batch=request["batch"], threads=request["threads"])
+    trust = Path(request["trust"]) if request.get("trust") else None
+    return make_runner(Path(request["folder"]), engine, batch=request["batch"], threads=request["threads"], trust=trust)
 
 
 def main() -> int:

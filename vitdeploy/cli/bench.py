@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
 from vitdeploy.cli.console import Console, Number, interval, output_options
 from vitdeploy.cli.sources import source_options, to_source
+from vitdeploy.cli.trust import trust_option
 
 
 @click.command("bench")
@@ -32,6 +34,7 @@ from vitdeploy.cli.sources import source_options, to_source
 @click.option(
     "--threads", type=click.IntRange(min=0), default=0, show_default=True, help="0: each runtime's own choice."
 )
+@trust_option
 @output_options
 def command(
     console: Console,
@@ -41,6 +44,7 @@ def command(
     duration: float,
     warmup: float,
     threads: int,
+    trust: Path | None,
     **options: Any,
 ) -> None:
     """Latency and throughput, one process an artifact, in alternating blocks.
@@ -56,7 +60,7 @@ def command(
     if not (1 <= len(sizes) <= 2 and all(size.isdecimal() and int(size) > 0 for size in sizes)):
         raise click.BadParameter("wanted one or two numbers above 0, such as 1,8", param_hint="--batch")
     protocol = Protocol(batch=tuple(int(size) for size in sizes), duration=duration, warmup=warmup, threads=threads)
-    with console, opened(target=target, source=to_source(None, options)) as find:
+    with console, opened(target=target, source=to_source(None, options), trust=trust) as find:
         found = bench_subjects([subject for name in artifacts for subject in find(name)], protocol, console.progress)
     width = max(len(row["artifact"]) for row in found["results"]) + 2
     lines = [f"{'artifact':<{width}}{'p50 ms':>9}{'p90 ms':>9}{'p99 ms':>9}{'mean ms':>9}{'images/s':>10}  flags"]

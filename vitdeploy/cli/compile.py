@@ -41,6 +41,7 @@ def command(console: Console, graph: Path, target: str, output: Path, batch: int
         console.progress(f"compile for {target}", 1, 1)
     engine = manifest.engines[0]
     kernels = ", ".join(f"{count} in {kind}" for kind, count in engine.kernels.items())
+    kernels = kernels or "as the graph is typed (this provider does not show its kernels)"
     lines = [f"{engine.artifact} on {engine.provider}, batch {engine.batch}: linears and convolutions {kernels}"]
     document = {
         "artifact": engine.artifact,

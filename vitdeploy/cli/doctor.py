@@ -1,4 +1,7 @@
-"""`vitdeploy doctor`: what is installed here, which targets work, and what to install for the others."""
+"""`vitdeploy doctor`: what is installed here, which targets work, and what to install for the others.
+
+`vitdeploy doctor --target T` says of one target on a GPU, piece by piece, what is here and what is missing.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,13 @@ PACKAGES = {
 
 
 @click.command("doctor")
+@click.option("--target", help="Everything that this one target needs; exit code 4 where it does not work here.")
 @output_options
-def command(console: Console) -> None:
+def command(console: Console, target: str | None) -> None:
     """What is installed here and which targets work."""
+    if target is not None:
+        _examine(console, target)
+        return
     from vitdeploy.compile.probe import probe_target
     from vitdeploy.runtime.host import VNNI, describe_host, saturates
     from vitdeploy.spec import TARGETS
@@ -46,7 +53,9 @@ def command(console: Console) -> None:
     elif VNNI & set(host["isa"].split()):
         lines.append("works    VNNI: INT8 weights are made with 8 bits")
     for name, found in targets.items():
-        lines.append(f"{'works  ' if found['works'] else 'missing'}  {name:<18} {found['detail']}")
+        # A target whose device is not there is no fault of this machine.
+        state = "works" if found["works"] else "missing" if found["fix"] else "absent"
+        lines.append(f"{state:<7}  {name:<20} {found['detail']}")
         if found["fix"]:
             lines.append(f"         fix: {found['fix']}")
     if missing:
@@ -58,6 +67,28 @@ def command(console: Console) -> None:
         lines.append("works    export, quantize, verify, run")
     document: dict[str, Any] = {"host": host, "packages": packages, "targets": targets, "export": not missing}
     console.finish(document, lines, None)
+
+
+def _examine(console: Console, target: str) -> None:
+    """One line a thing, with its mend; leaves with exit code 4 where one is missing.
+
+    Raises:
+        TargetError: an unknown target.
+    """
+    from vitdeploy.compile.finding import finding_lines
+    from vitdeploy.compile.probe import examine
+    from vitdeploy.errors import HostError, TargetError
+    from vitdeploy.spec import TARGETS, encode
+
+    if target not in TARGETS:
+        raise TargetError(f"no target is called {target!r}", wanted=", ".join(TARGETS))
+    found = examine(target)
+    missing = [each.name for each in found if not each.ok]
+    verdict = f"{target} does not work here: missing {', '.join(missing)}" if missing else f"{target} works here"
+    document = {"target": target, "works": not missing, "findings": [encode(each) for each in found]}
+    console.finish(document, [*finding_lines(found), verdict], None)
+    if missing:
+        click.get_current_context().exit(HostError.exit_code)
 
 
 def _version(package: str) -> str | None:

@@ -27,7 +27,9 @@ COMMANDS = {
     "predict": "What a bundle says to images.",
     "explain": "Where a model looks: attention maps over an image.",
     "inspect": "What a bundle or an ONNX file holds; checks every digest.",
+    "sign": "Sign a bundle with a key of yours.",
     "doctor": "What is installed here and which targets work.",
+    "selftest": "Prove a target on this machine: engines built, verified, benched, one report.",
 }
 # What the extra `export` installs, by the names of the modules.
 EXPORT_MODULES = {

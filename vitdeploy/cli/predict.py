@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vitdeploy.cli.console import Console, output_options
+from vitdeploy.cli.trust import trust_option
 
 if TYPE_CHECKING:
     from vitdeploy.runtime.answers import Result
@@ -18,19 +19,22 @@ if TYPE_CHECKING:
 @click.argument("inputs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--target", default="auto", show_default=True, help="Which engine; auto takes the first that works here.")
 @click.option("--top", type=click.IntRange(min=1), default=3, show_default=True, help="How many classes to show.")
+@trust_option
 @output_options
-def command(console: Console, bundle: Path, inputs: tuple[Path, ...], target: str, top: int) -> None:
+def command(
+    console: Console, bundle: Path, inputs: tuple[Path, ...], target: str, top: int, trust: Path | None
+) -> None:
     """What a bundle says to images, or to the token arrays of an .npz file."""
     import warnings
 
     with warnings.catch_warnings(record=True) as heard:
-        document, lines = _answers(console, bundle, inputs, target, top)
+        document, lines = _answers(console, bundle, inputs, target, top, trust)
     warned = [str(each.message) for each in heard]
     console.finish({**document, "warnings": warned}, [*lines, *(f"warning: {text}" for text in warned)], None)
 
 
 def _answers(
-    console: Console, bundle: Path, inputs: tuple[Path, ...], target: str, top: int
+    console: Console, bundle: Path, inputs: tuple[Path, ...], target: str, top: int, trust: Path | None
 ) -> tuple[dict[str, Any], list[str]]:
     """The document, and its lines for people."""
     from vitdeploy.bundle.read import read_bundle
@@ -39,7 +43,7 @@ def _answers(
     if read_bundle(bundle).task == "sequence":
         from vitdeploy.data.tokens import read_tokens
 
-        with console, load_sequence(bundle, target) as translator:
+        with console, load_sequence(bundle, target, trust=trust) as translator:
             sequences = [(path, translator.predict(list(read_tokens(path).source))) for path in inputs]
             engine = translator.target
         lines = [
@@ -53,7 +57,7 @@ def _answers(
             for row, answer in enumerate(answers)
         ]
     else:
-        with console, load(bundle, target) as predictor:
+        with console, load(bundle, target, trust=trust) as predictor:
             results = [(image, predictor.predict(image, top)) for image in inputs]
             engine = predictor.target
         lines = [f"{image}: {line}" for image, result in results for line in _lines(result)]

@@ -9,6 +9,7 @@ import click
 
 from vitdeploy.cli.console import Console, Number, interval, output_options
 from vitdeploy.cli.sources import source_options, to_source
+from vitdeploy.cli.trust import trust_option
 
 
 @click.command("verify")
@@ -30,6 +31,7 @@ from vitdeploy.cli.sources import source_options, to_source
 @click.option("--bisect", is_flag=True, help="Find where the error enters instead, and what mends it.")
 @click.option("--emulate", is_flag=True, help="Evaluate a graph typed for a GPU here, with its types' storage.")
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
+@trust_option
 @output_options
 def command(
     console: Console,
@@ -46,6 +48,7 @@ def command(
     bisect: bool,
     emulate: bool,
     skip_bad: bool,
+    trust: Path | None,
     **options: Any,
 ) -> None:
     """An artifact against the original, on the same images.
@@ -63,6 +66,8 @@ def command(
     if bisect:
         if max_drop is not None or min_agreement is not None or labels is not None or annotations is not None:
             raise click.UsageError("--bisect judges nothing: leave --max-drop, --min-agreement and labels out.")
+        if trust is not None:
+            raise click.UsageError("--bisect compiles the parts that it runs: leave --trust out.")
         from vitdeploy.pipeline.bisection import bisect_artifact
 
         with console:
@@ -87,7 +92,7 @@ def command(
 
     kind = labels or ("none" if data.suffix == ".npz" else labels_in(data))
     choice = DataChoice(data, kind, annotations, 0, num_samples or "all", seed)
-    with console, opened(target=target, source=to_source(None, options), emulated=emulate) as find:
+    with console, opened(target=target, source=to_source(None, options), emulated=emulate, trust=trust) as find:
         found, gate = verify_subjects(
             find(artifact)[0],
             find(against)[0],

@@ -60,6 +60,10 @@ def compile_engine(
     shutil.copyfile(graph, placement)
     for weights in graph.parent.glob(f"{graph.name}.data"):  # the graph names them, so they keep their name
         shutil.copyfile(weights, out / weights.name)
+    if row.backend == "onnxruntime" and row.device == "GPU":
+        from vitdeploy.compile import onnxruntime_gpu
+
+        return onnxruntime_gpu.compile_graph(placement, target, precision, batch)
     if row.backend == "openvino":
         from vitdeploy.compile import openvino
 

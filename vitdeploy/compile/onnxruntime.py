@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import collections
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vitdeploy.errors import CapabilityError
+from vitdeploy.errors import CapabilityError, EngineError
 from vitdeploy.runtime import ort
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.spec import EngineSpec, Precision, TensorSpec
@@ -25,6 +26,8 @@ INT8_KERNELS = {
 }
 FLOAT_PRODUCTS = {"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "MatMulBnb4", "MatMulNBits"}
 FLOAT_CONVOLUTIONS = {"Conv", "FusedConv", "NhwcFusedConv"}
+# Types of a profile by the precision that they are.
+FLOAT_TYPES = {"float": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 def compile_graph(graph: Path, precision: Precision, batch: int) -> EngineSpec:
@@ -33,7 +36,7 @@ def compile_graph(graph: Path, precision: Precision, batch: int) -> EngineSpec:
         dynamic_batch = isinstance(dynamic.inputs[0].shape[0], str)
     with ort.OnnxRuntimeRunner(graph, name="probe", batch=batch) as runner:
         inputs, outputs = runner.inputs, runner.outputs
-    events = _profile(graph, batch, _blank(inputs))
+    events = run_profiled(ort.open_session(graph, batch=batch, profile=graph.parent / "profile"), blank(inputs))
     providers = {event["args"].get("provider") for event in events}
     if providers != {ort.CPU_PROVIDER}:
         raise CapabilityError(
@@ -43,18 +46,23 @@ def compile_graph(graph: Path, precision: Precision, batch: int) -> EngineSpec:
         target="onnxruntime-cpu",
         precision=precision,
         graph=graph.name,
-        files=(graph.name, *sorted(path.name for path in graph.parent.glob("*.onnx.data"))),
+        files=engine_files(graph),
         batch=batch,
         dynamic_batch=dynamic_batch,
         provider=ort.CPU_PROVIDER,
         inputs=inputs,
         outputs=outputs,
-        kernels=_kernels(events),
+        kernels=count_kernels(events),
         device={**describe_host(), "onnxruntime": ort.require().__version__},
     )
 
 
-def _blank(inputs: tuple[TensorSpec, ...]) -> dict[str, Any]:
+def engine_files(graph: Path) -> tuple[str, ...]:
+    """What ONNX Runtime loads: the graph, and the weights beside it."""
+    return (graph.name, *sorted(path.name for path in graph.parent.glob("*.onnx.data")))
+
+
+def blank(inputs: tuple[TensorSpec, ...]) -> dict[str, Any]:
     """Zeros for every input; a dynamic axis, as of a sequence's length, has one size wherever its name stands."""
     sizes: dict[str, int] = {}
     return {
@@ -65,27 +73,34 @@ def _blank(inputs: tuple[TensorSpec, ...]) -> dict[str, Any]:
     }
 
 
-def _profile(graph: Path, batch: int, feeds: dict[str, Any]) -> list[dict[str, Any]]:
-    """The kernel events of one run."""
-    session = ort.open_session(graph, batch=batch, profile=graph.parent / "profile")
-    session.run(None, feeds)
-    path = Path(session.end_profiling())
+def run_profiled(session: Any, feeds: dict[str, Any]) -> list[dict[str, Any]]:
+    """The kernel events of one run of a session that was opened with a profile; its file goes.
+
+    Raises:
+        EngineError: the run fails.
+    """
     try:
-        events = json.loads(path.read_text(encoding="utf-8"))
+        session.run(None, feeds)
+    except Exception as error:
+        raise EngineError("ONNX Runtime fails on the graph", found=ort.first_line(error)) from None
     finally:
+        path = Path(session.end_profiling())
+        text = path.read_text(encoding="utf-8")
         path.unlink()
+    events = json.loads(text)
     return [e for e in events if e.get("cat") == "Node" and e["name"].endswith("_kernel_time")]
 
 
-def _kernels(events: list[dict[str, Any]]) -> dict[str, int]:
-    """How many linears and convolutions ran in which precision."""
+def count_kernels(events: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """How many linears and convolutions ran in which precision: that of a float kernel is its first input's type."""
     counts: collections.Counter[str] = collections.Counter()
     for event in events:
         kind = event["args"]["op_name"]
         if kind in INT8_KERNELS:
             counts["int8"] += 1
         elif kind in FLOAT_CONVOLUTIONS or (kind in FLOAT_PRODUCTS and not _between_activations(event)):
-            counts["fp32"] += 1
+            first = next((name for entry in event["args"].get("input_type_shape", []) for name in entry), "float")
+            counts[FLOAT_TYPES.get(first, first)] += 1
     return dict(sorted(counts.items()))
 
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
+from vitdeploy.compile.finding import Finding
 from vitdeploy.errors import MissingPackageError
 from vitdeploy.spec import TARGETS
 
 
 def probe_target(name: str) -> dict[str, Any]:
-    """{"works": bool, "version": str or None, "precisions": [...], "detail": str, "fix": str} for one target."""
+    """{"works": bool, "version": str or None, "precisions": [...], "detail": str, "fix": str} for one target.
+
+    A target on a GPU says in its detail what misses first; `probe_nvidia.findings` says everything.
+    """
     row = TARGETS[name]
+    if row.device == "GPU":
+        return _gpu(name)
     try:
         version, precisions, detail = _openvino() if row.backend == "openvino" else _onnxruntime()
     except MissingPackageError as error:
@@ -25,6 +31,32 @@ def probe_target(name: str) -> dict[str, Any]:
         )
     usable = tuple(p for p in row.precisions if p in precisions or (p == "mixed" and "int8" in precisions))
     return _result(True, version, usable, f"{version}, {detail}; {', '.join(usable)}", "")
+
+
+def examine(name: str) -> list[Finding]:
+    """Everything that one target needs, in the order in which to mend it."""
+    row = TARGETS[name]
+    if row.device == "GPU":
+        from vitdeploy.compile.probe_nvidia import findings
+
+        return findings(name)
+    found = probe_target(name)
+    return [Finding(row.package, found["works"], found["detail"], found["fix"])]
+
+
+def _gpu(name: str) -> dict[str, Any]:
+    """Without a driver there is nothing to mend: this is a machine of another kind."""
+    from vitdeploy.compile.probe_nvidia import findings, precisions
+
+    found = findings(name)
+    missing = next((each for each in found if not each.ok), None)
+    if missing is None:
+        usable = precisions(name)
+        shown = "; ".join(each.detail for each in found if each.name in ("GPU", "TensorRT version", "onnxruntime-gpu"))
+        return _result(True, None, usable, f"{shown}; {', '.join(usable)}", "")
+    if missing is found[0]:
+        return _result(False, None, (), f"not here: {missing.detail}", "")
+    return _result(False, None, (), f"{missing.name}: {missing.detail}", missing.fix)
 
 
 def _openvino() -> tuple[str, tuple[str, ...], str]:

@@ -19,6 +19,7 @@ from vitdeploy.pipeline.tasks.kit import Data, Kit, Setting
 from vitdeploy.pipeline.tasks.kits import make_kit
 from vitdeploy.quantize.already import refuse_quantized
 from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.ort_gpu import PROVIDERS, require_provider
 from vitdeploy.runtime.weight_bits import bits_for
 from vitdeploy.spec import TARGETS, WeightBits
 
@@ -89,9 +90,17 @@ def weight_bits(vnni: bool | None) -> WeightBits:
 
 
 def require_runtime(target: str) -> None:
-    row = TARGETS[target]
-    if importlib.util.find_spec(row.package) is None:
+    """The target's runtime is here, as far as can be said without running anything.
+
+    Raises:
+        MissingPackageError: it is not installed.
+        CapabilityError: this build of it does not have the target's provider.
+    """
+    row = TARGETS[target]  # a back end is called as its module
+    if importlib.util.find_spec(row.backend) is None:
         raise MissingPackageError(row.package, row.extra, f"the target {target}")
+    if target in PROVIDERS:
+        require_provider(target)
 
 
 def tool_versions(packages: Iterable[str]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from vitdeploy.bench.contest import Contestant, engine_contestant
 from vitdeploy.bundle.read import is_bundle, read_bundle, verify_files
+from vitdeploy.bundle.sign import signed_by
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.errors import MissingFileError, TargetError
 from vitdeploy.graph.half.emulated import emulate
@@ -66,18 +67,21 @@ Finder = Callable[[str], list[Subject]]
 
 
 @contextlib.contextmanager
-def opened(*, target: str | None, source: Source, emulated: bool = False) -> Iterator[Finder]:
+def opened(
+    *, target: str | None, source: Source, emulated: bool = False, trust: Path | None = None
+) -> Iterator[Finder]:
     """A finder of subjects by what the user typed; graphs are compiled into a folder that goes at the end.
 
     Args:
         emulated: graphs that are typed for a GPU are evaluated on this CPU, with the storage of their types.
+        trust: bundles must be signed by this identity (`bundle.sign.signed_by`).
     """
 
     def find(text: str) -> list[Subject]:
         typed = _typed_graph(text) if emulated else None
         if typed is not None:
             return [_emulated_subject(text, typed)]
-        return find_subjects(text, target=target, source=source, work=work)
+        return find_subjects(text, target=target, source=source, work=work, trust=trust)
 
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         work = Path(folder)
@@ -111,7 +115,9 @@ def _emulated_subject(text: str, file: Path) -> Subject:
     return Subject(name, metadata.precision or "fp32", setting, True, runner, contestant, (EMULATED,))
 
 
-def find_subjects(text: str, *, target: str | None, source: Source, work: Path) -> list[Subject]:
+def find_subjects(
+    text: str, *, target: str | None, source: Source, work: Path, trust: Path | None = None
+) -> list[Subject]:
     """The subjects of an argument: every engine of a bundle (or the one for `target`), a graph, or an original.
 
     `source` has what the command line says of a model beside its name. A graph that vitdeploy did not write is the
@@ -123,7 +129,7 @@ def find_subjects(text: str, *, target: str | None, source: Source, work: Path) 
     path = Path(text)
     bundle = find_bundle(text, target=target, work=work)
     if bundle is not None:
-        subjects = _bundle_subjects(bundle, target)
+        subjects = _bundle_subjects(bundle, target, trust if bundle == path else None)
         return subjects if bundle == path else [dataclasses.replace(s, name=str(path)) for s in subjects]
     named = text.startswith(("hf:", "timm:"))
     origin = find_origin(dataclasses.replace(source, model=text))
@@ -155,14 +161,18 @@ def find_bundle(text: str, *, target: str | None, work: Path) -> Path | None:
     return compiled
 
 
-def _bundle_subjects(folder: Path, target: str | None) -> list[Subject]:
+def _bundle_subjects(folder: Path, target: str | None, trust: Path | None) -> list[Subject]:
     manifest = read_bundle(folder)
     verify_files(folder, manifest)
+    signed_by(folder, trust)
     labels = tuple(read_labels(folder, manifest) or ())
-    return [_engine_subject(folder, manifest, engine, labels) for engine in select_engines(manifest, target or "auto")]
+    chosen = select_engines(manifest, target or "auto")
+    return [_engine_subject(folder, manifest, engine, labels, trust) for engine in chosen]
 
 
-def _engine_subject(folder: Path, manifest: Manifest, engine: EngineSpec, labels: tuple[str, ...]) -> Subject:
+def _engine_subject(
+    folder: Path, manifest: Manifest, engine: EngineSpec, labels: tuple[str, ...], trust: Path | None
+) -> Subject:
     classes = number_of_classes(engine.outputs, manifest.postprocess)
     setting = Setting(manifest.task, manifest.preprocess, manifest.postprocess, engine.sequence, labels, classes)
     return Subject(
@@ -170,8 +180,8 @@ def _engine_subject(folder: Path, manifest: Manifest, engine: EngineSpec, labels
         engine.precision,
         setting,
         True,
-        lambda: make_runner(folder, engine),
-        lambda name: engine_contestant(engine, folder, name),
+        lambda: make_runner(folder, engine, trust=trust),
+        lambda name: engine_contestant(engine, folder, name, trust),
         tuple(weight_remarks(engine, describe_host()["isa"])),
     )
 

@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from vitdeploy.report import changes, lookup, measures, quantization, table, text, tuning
+from vitdeploy.report import changes, lookup, measures, quantization, selftest, table, text, tuning
 from vitdeploy.report.plots import render_plots
 from vitdeploy.report.svg import Plot
 
@@ -109,6 +109,22 @@ def render_tuning(document: dict[str, Any], recipe: str) -> str:
             recipe="\n".join(text.clean(line) for line in recipe.splitlines()),
         )
     )
+
+
+def render_selftest(document: dict[str, Any]) -> str:
+    """The page of a self-test. `document` is the content of selftest.json, and taken as untrusted."""
+    report = text.cleaned(document)
+    models = [
+        {
+            "name": model["name"],
+            "trained": model["trained"],
+            "rows": selftest.engine_rows(model),
+            "reference": model["bench"]["ratios"][0]["b"] if model["bench"] and model["bench"]["ratios"] else None,
+        }
+        for model in report["models"]
+    ]
+    template = _environment().get_template("selftest_page.html.jinja")
+    return template.render(report=report, models=models, chips=selftest.CHIPS)
 
 
 def _environment() -> Environment:

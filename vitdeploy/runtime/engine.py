@@ -16,10 +16,13 @@ SEQUENCE_OUTPUTS = (
 )
 
 
-def make_runner(folder: Path, engine: EngineSpec, *, batch: int | None = None, threads: int = 0) -> Runner:
+def make_runner(
+    folder: Path, engine: EngineSpec, *, batch: int | None = None, threads: int = 0, trust: Path | None = None
+) -> Runner:
     """The runner (not loaded yet) of an engine whose files lie under `folder`.
 
-    `batch` None takes the batch that the engine was compiled at.
+    `batch` None takes the batch that the engine was compiled at. `trust` is the file of an identity whose signature
+    allows to load engines that are code (`bundle.sign.signed_by`).
 
     Raises:
         TargetError: an unknown target, or a batch other than the one a static engine has.
@@ -33,8 +36,14 @@ def make_runner(folder: Path, engine: EngineSpec, *, batch: int | None = None, t
         )
     size = batch or engine.batch
     if engine.parts:
-        return _sequence_runner(folder, engine, size, threads)
+        return _sequence_runner(folder, engine, size, threads, trust)
     target = TARGETS.get(engine.target)
+    if target is not None and target.backend == "onnxruntime" and target.device == "GPU":
+        from vitdeploy.runtime.ort_gpu import OnnxRuntimeGpuRunner
+
+        return OnnxRuntimeGpuRunner(
+            folder / engine.files[0], target=engine.target, name=engine.artifact, batch=size, options=engine.options
+        )
     if target is not None and target.backend == "onnxruntime":
         from vitdeploy.runtime.ort import OnnxRuntimeRunner
 
@@ -46,13 +55,22 @@ def make_runner(folder: Path, engine: EngineSpec, *, batch: int | None = None, t
             folder / engine.files[0], name=engine.artifact, batch=size, options=engine.options, threads=threads
         )
     if target is not None and target.backend == "tensorrt":
+        from vitdeploy.bundle.sign import signed_digests
         from vitdeploy.runtime.tensorrt import TensorRtRunner
+        from vitdeploy.runtime.trust import is_trusted
 
-        return TensorRtRunner(folder / engine.files[0], name=engine.artifact, batch=size, device=engine.device)
+        signed = signed_digests(folder, trust)
+        return TensorRtRunner(
+            folder / engine.files[0],
+            name=engine.artifact,
+            batch=size,
+            device=engine.device,
+            trusted=lambda digest: digest in signed or is_trusted(digest),
+        )
     raise TargetError(f"no back end for the target {engine.target!r}", wanted=", ".join(TARGETS))
 
 
-def _sequence_runner(folder: Path, engine: EngineSpec, batch: int, threads: int) -> Runner:
+def _sequence_runner(folder: Path, engine: EngineSpec, batch: int, threads: int, trust: Path | None) -> Runner:
     from vitdeploy.runtime.sequence_runner import SequenceRunner
 
     parts = {part.part: part for part in engine.parts}
@@ -63,6 +81,7 @@ def _sequence_runner(folder: Path, engine: EngineSpec, batch: int, threads: int)
             wanted="the parts encoder and decoder_step, and how to decode with them",
         )
     encoder, step = (
-        make_runner(folder, parts[name], batch=batch, threads=threads) for name in ("encoder", "decoder_step")
+        make_runner(folder, parts[name], batch=batch, threads=threads, trust=trust)
+        for name in ("encoder", "decoder_step")
     )
     return SequenceRunner(encoder, step, engine.sequence, name=engine.artifact)

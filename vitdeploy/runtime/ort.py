@@ -76,7 +76,7 @@ def open_session(
     try:
         session = runtime.InferenceSession(model, options, providers=[CPU_PROVIDER])
     except Exception as error:  # the bindings raise their own C++ exception types, without a common base
-        raise EngineError(f"ONNX Runtime refuses {shown}", found=_first_line(error)) from None
+        raise EngineError(f"ONNX Runtime refuses {shown}", found=first_line(error)) from None
     if session.get_providers()[0] != CPU_PROVIDER:
         raise CapabilityError(
             "ONNX Runtime chose another provider", found=session.get_providers()[0], wanted=CPU_PROVIDER
@@ -109,26 +109,29 @@ class OnnxRuntimeRunner(Runner):
         self._session = open_session(
             self.graph, batch=self.batch, threads=self.threads, weights=self.weights, fused=self.fused
         )
-        self.inputs = tuple(self._spec(tensor) for tensor in self._session.get_inputs())
-        self.outputs = tuple(self._spec(tensor) for tensor in self._session.get_outputs())
+        self.inputs = tuple(tensor_spec(tensor, self.batch) for tensor in self._session.get_inputs())
+        self.outputs = tuple(tensor_spec(tensor, self.batch) for tensor in self._session.get_outputs())
         self.provider = CPU_PROVIDER
-
-    def _spec(self, tensor: Any) -> TensorSpec:
-        shape = tuple(size if isinstance(size, int) else str(size) for size in tensor.shape)
-        spec = TensorSpec(tensor.name, DTYPES.get(tensor.type, tensor.type), shape)
-        return spec if self.batch is None else spec.with_batch(self.batch)
 
     def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         names = [tensor.name for tensor in self.outputs]
         try:
             return dict(zip(names, self._session.run(names, dict(feeds)), strict=True))
         except Exception as error:
-            raise EngineError(f"{self.name}: ONNX Runtime failed", found=_first_line(error)) from None
+            raise EngineError(f"{self.name}: ONNX Runtime failed", found=first_line(error)) from None
 
     def _close(self) -> None:
         self._session = None
 
 
-def _first_line(error: Exception) -> str:
+def tensor_spec(tensor: Any, batch: int | None) -> TensorSpec:
+    """An input or output of a session (`onnxruntime.NodeArg`), its batch set where one is given."""
+    shape = tuple(size if isinstance(size, int) else str(size) for size in tensor.shape)
+    spec = TensorSpec(tensor.name, DTYPES.get(tensor.type, tensor.type), shape)
+    return spec if batch is None else spec.with_batch(batch)
+
+
+def first_line(error: Exception) -> str:
+    """What an error of ONNX Runtime says, at most 300 characters."""
     text = str(error).strip()
     return text.splitlines()[0][:300] if text else type(error).__name__

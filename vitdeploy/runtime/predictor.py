@@ -10,6 +10,7 @@ from types import TracebackType
 import numpy as np
 
 from vitdeploy.bundle.read import read_bundle, verify_files
+from vitdeploy.bundle.sign import signed_by
 from vitdeploy.errors import HostError, ManifestError, TargetError
 from vitdeploy.runtime.answers import Result, to_result
 from vitdeploy.runtime.engine import make_runner
@@ -100,34 +101,37 @@ class Predictor:
         self.close()
 
 
-def load(path: str | Path, target: str = "auto", *, threads: int = 0) -> Predictor:
+def load(path: str | Path, target: str = "auto", *, threads: int = 0, trust: Path | None = None) -> Predictor:
     """The predictor of a bundle folder.
 
     `target` "auto" takes the first engine of the manifest whose runtime works here (the manifest lists the recommended
-    one first). The digests of the files that the engine needs are checked before the runtime sees them.
+    one first). The digests of the files that the engine needs are checked before the runtime sees them. With `trust`,
+    the file of a public key or certificate, the bundle must be signed by that identity (`bundle.sign.signed_by`).
 
     Raises:
         MissingFileError, ManifestError, DigestError: not a bundle, or not an intact one.
+        SignatureError: not signed by `trust`.
         TargetError: the bundle has no such target.
         HostError: no runtime that works here.
     """
     folder = Path(path)
     manifest = read_bundle(folder)
     preprocess, labels = images_of(manifest), read_labels(folder, manifest)
-    runner = first_working(folder, manifest, target, threads)
+    runner = first_working(folder, manifest, target, threads, trust)
     return Predictor(runner, preprocess, labels, manifest.task, manifest.postprocess)
 
 
-def first_working(folder: Path, manifest: Manifest, target: str, threads: int) -> Runner:
+def first_working(folder: Path, manifest: Manifest, target: str, threads: int, trust: Path | None = None) -> Runner:
     """The loaded runner of the first engine whose runtime works here; errors as `load`.
 
     A RuntimeWarning says where its weights saturate on this CPU.
     """
+    signed_by(folder, trust)
     failures: list[HostError] = []
     for engine in select_engines(manifest, target):
         verify_files(folder, manifest, engine.files)
         try:
-            runner = make_runner(folder, engine, threads=threads).load()
+            runner = make_runner(folder, engine, threads=threads, trust=trust).load()
         except HostError as error:
             failures.append(error)
             continue

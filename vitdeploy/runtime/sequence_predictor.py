@@ -46,8 +46,10 @@ class SequencePredictor:
         self.close()
 
 
-def load_sequence(path: str | Path, target: str = "auto", *, threads: int = 0) -> SequencePredictor:
-    """The predictor of an encoder-decoder's bundle; chooses engines and checks files as `load` does.
+def load_sequence(
+    path: str | Path, target: str = "auto", *, threads: int = 0, trust: Path | None = None
+) -> SequencePredictor:
+    """The predictor of an encoder-decoder's bundle; chooses engines and checks files and `trust` as `load` does.
 
     Raises:
         TargetError: a bundle for another task. Else as `load`.
@@ -61,6 +63,6 @@ def load_sequence(path: str | Path, target: str = "auto", *, threads: int = 0) -
             wanted="a bundle for sequences",
             fix="vitdeploy.runtime.load(BUNDLE)",
         )
-    runner = first_working(folder, manifest, target, threads)
+    runner = first_working(folder, manifest, target, threads, trust)
     assert isinstance(runner, SequenceRunner)
     return SequencePredictor(runner)

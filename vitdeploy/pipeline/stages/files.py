@@ -9,6 +9,7 @@ from typing import Any
 
 import onnx
 
+from vitdeploy.bundle.sign import SIGNATURE_FILE
 from vitdeploy.graph.io import METADATA_KEY
 
 MODEL_FILE = "model.onnx"
@@ -19,7 +20,7 @@ OUTPUT_NAMES = (
     *(MODEL_FILE, "encoder.onnx", "decoder_step.onnx", "model.onnx.data", LABELS_FILE),
     *("export.json", "optimize.json", "placement.json", "calibration.json", "manifest.json"),
     *("sensitivity.json", "sensitivity.html", "latency.json", "mixed.json"),
-    *("engines", "golden", "sizes", "report.html", "report.json"),
+    *("engines", "golden", "sizes", "report.html", "report.json", SIGNATURE_FILE),
 )
 
 

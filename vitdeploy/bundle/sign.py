@@ -1,0 +1,177 @@
+"""Who made a bundle: its signature (OpenSSF Model Signing 1.0), made and checked without a network.
+
+The digests in `manifest.json` prove integrity: nothing changed by accident. They do not prove origin, as whoever
+changes a file can change its digest too. A signature covers every file of the folder, the manifest among them, and is
+checked against a public key, or a certificate, that the user got in another way.
+
+`model.sig` is a Sigstore bundle with a DSSE envelope around an in-toto statement, as OpenSSF's specification has it
+(https://github.com/sigstore/model-transparency, docs/model_signing_format.md): its `model_signing verify key` reads it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from vitdeploy.bundle.read import read_bundle, verify_files
+from vitdeploy.errors import InputError, MissingFileError, MissingPackageError, SignatureError
+
+SIGNATURE_FILE = "model.sig"
+CURVES = "an elliptic-curve key (P-256, P-384 or P-521) as PEM"
+# What the library raises: TypeError for a key with a password, AttributeError for one that is not of a curve.
+BAD_KEY = (ValueError, TypeError, AttributeError)
+CERTIFICATE = b"-----BEGIN CERTIFICATE-----"
+
+
+def sign_bundle(folder: Path, key: Path, certificate: Path | None = None, chain: Sequence[Path] = ()) -> Path:
+    """Sign every file of a bundle that is intact; returns the signature's file, `model.sig` in it.
+
+    Args:
+        key: the private key, PEM without a password.
+        certificate: of that key, where identities are certificates; `chain`: those between it and the root.
+
+    Raises:
+        MissingFileError, ManifestError, DigestError: no bundle, not an intact one, or no key there.
+        InputError: the key or a certificate is not one that can sign.
+        MissingPackageError: model-signing is not installed.
+    """
+    model_signing = _require("signing a bundle")
+    verify_files(folder, read_bundle(folder))
+    for path in (key, *([certificate] if certificate else []), *chain):
+        _existing(path)
+    config = model_signing.signing.Config().set_hashing_config(_hashing(model_signing))
+    try:
+        if certificate is None:
+            config.use_elliptic_key_signer(private_key=key)
+        else:
+            # Version 1.1 reads no empty chain; the certificate itself adds nothing to it.
+            config.use_certificate_signer(
+                private_key=key, signing_certificate=certificate, certificate_chain=chain or (certificate,)
+            )
+    except BAD_KEY as error:
+        raise InputError(
+            f"{key} cannot sign" if certificate is None else f"{key} and {certificate} cannot sign",
+            found=_first_line(error),
+            wanted=f"{CURVES}, without a password" + ("" if certificate is None else ", and its certificate"),
+            fix="openssl ecparam -name prime256v1 -genkey -noout -out KEY.pem",
+        ) from None
+    written = folder / f".{SIGNATURE_FILE}-{os.getpid()}"
+    try:
+        with _quiet():
+            config.sign(folder, written)  # which reads every file before it writes this one
+        written.replace(folder / SIGNATURE_FILE)
+    finally:
+        written.unlink(missing_ok=True)
+    return folder / SIGNATURE_FILE
+
+
+def signed_by(folder: Path, trust: Path | None) -> bool:
+    """Whether a bundle is signed by the identity that the user trusts; False where the user names none.
+
+    Every file of the folder must be as it was signed, and there may be no other.
+
+    Args:
+        trust: a public key, or certificates of which one is the signer's or has issued it (PEM). From the user, never
+            from the bundle.
+
+    Raises:
+        SignatureError: not signed, signed by somebody else, or a file was changed, added or removed since.
+        MissingFileError, InputError: the file of the identity is not there, or is no such file.
+        MissingPackageError: model-signing is not installed.
+    """
+    if trust is None:
+        return False
+    model_signing = _require("checking who signed a bundle")
+    verifier = model_signing.verifying.Config().set_hashing_config(_hashing(model_signing))
+    try:
+        if CERTIFICATE in _existing(trust).read_bytes():
+            verifier.use_certificate_verifier(certificate_chain=[trust])
+        else:
+            verifier.use_elliptic_key_verifier(public_key=trust)
+    except BAD_KEY as error:
+        raise InputError(
+            f"{trust} names no identity",
+            found=_first_line(error),
+            wanted=f"the public half of {CURVES}, or a certificate as PEM",
+            fix="openssl ec -in KEY.pem -pubout -out TRUSTED.pem",
+        ) from None
+    signature = folder / SIGNATURE_FILE
+    if signature.is_symlink() or not signature.is_file():
+        raise SignatureError(
+            f"{folder} is not signed",
+            found=f"no {SIGNATURE_FILE} in it",
+            wanted=f"a signature by {trust}",
+            fix="vitdeploy sign BUNDLE --key KEY.pem, by whoever made it",
+        )
+    try:
+        with _quiet():
+            verifier.verify(folder, signature)
+    except Exception as error:  # of the library, of its parsers, of cryptography and of OpenSSL, without a common base
+        raise _refusal(folder, trust, error) from None
+    return True
+
+
+def signed_digests(folder: Path, trust: Path | None) -> frozenset[str]:
+    """The SHA-256 (lower-case hex) of every file of a bundle that is signed by the identity that the user trusts; none
+    where the user names none. Errors as `signed_by`."""
+    if not signed_by(folder, trust):
+        return frozenset()
+    return frozenset(entry.sha256 for entry in read_bundle(folder).files)
+
+
+def _refusal(folder: Path, trust: Path, error: Exception) -> SignatureError:
+    """What is wrong, of an error that has no type of its own."""
+    found = _first_line(error)
+    if found.startswith("Signature mismatch"):
+        return SignatureError(
+            f"{folder} is not what was signed",
+            found=found.removeprefix("Signature mismatch: "),
+            wanted="every file as it was signed, and no other",
+            fix="get the bundle again, or have it signed again by whoever made it",
+        )
+    if found.startswith("Key mismatch") or type(error).__name__ in ("InvalidSignature", "X509StoreContextError"):
+        return SignatureError(
+            f"{folder} is not signed by {trust}",
+            found=found,
+            wanted="a signature by that identity",
+            fix="name the key or certificate of whoever signed it, if you trust them",
+        )
+    return SignatureError(
+        f"{folder / SIGNATURE_FILE} cannot be checked against {trust}",
+        found=f"{type(error).__name__}: {found}",
+        wanted="a signature of OpenSSF Model Signing by that identity",
+        fix="get the bundle again, or have it signed again by whoever made it",
+    )
+
+
+def _hashing(model_signing: ModuleType) -> Any:
+    """What is signed: the SHA-256 of each file, but of the signature itself; no links."""
+    return model_signing.hashing.Config().set_ignored_paths(paths=[SIGNATURE_FILE], ignore_git_paths=False)
+
+
+def _require(why: str) -> ModuleType:
+    try:
+        return importlib.import_module("model_signing")
+    except ModuleNotFoundError:
+        raise MissingPackageError("model-signing", "sign", why) from None
+
+
+def _existing(path: Path) -> Path:
+    if not path.is_file():
+        raise MissingFileError(f"no key or certificate at {path}", wanted="a PEM file", fix="check the path")
+    return path
+
+
+def _quiet() -> contextlib.AbstractContextManager[Any]:
+    """The library prints its warnings to standard output, which is the command's own."""
+    return contextlib.redirect_stdout(sys.stderr)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

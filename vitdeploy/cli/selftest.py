@@ -1,0 +1,55 @@
+"""`vitdeploy selftest --target T`: one command that proves a target on this machine, and one folder to send back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from vitdeploy.cli.console import Console, Number, output_options
+
+
+@click.command("selftest")
+@click.option("--target", required=True, help="tensorrt, onnxruntime-cuda, or any other target.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), help="The report's folder. Default: out/selftest-<target>"
+)
+@click.option(
+    "--duration",
+    type=Number(min=0, min_open=True, max=3600),
+    default=10.0,
+    show_default=True,
+    help="Seconds an artifact and scenario of the bench.",
+)
+@output_options
+def command(console: Console, target: str, output: Path | None, duration: float) -> None:
+    """Prove a target on this machine: engines built, verified, benched, one report.
+
+    Builds every precision that the target has of the digits model and of a ViT-B/16 with seeded weights, verifies each
+    engine against PyTorch, and measures all in turns, on a GPU against torch.compile in FP16. A step that fails is
+    recorded, and the rest goes on. Exit code 4 where the target does not work here, or a step failed; the report is
+    written all the same.
+    """
+    from vitdeploy.bench.contest import Protocol
+    from vitdeploy.errors import HostError, TargetError
+    from vitdeploy.pipeline.selftest.cases import default_cases
+    from vitdeploy.pipeline.selftest.run import REPORT_NAMES, run_selftest
+    from vitdeploy.spec import TARGETS
+    from vitdeploy.store.publish import replacing, temporary_folder
+    from vitdeploy.store.store import Store
+
+    if target not in TARGETS:
+        raise TargetError(f"no target is called {target!r}", wanted=", ".join(TARGETS))
+    out = output or Path("out") / f"selftest-{target}"
+    with console, replacing(out, REPORT_NAMES) as work, temporary_folder(out.parent) as store:
+        protocol = Protocol(duration=duration)
+        document = run_selftest(
+            target, default_cases(), work, Store(store), protocol=protocol, progress=console.progress
+        )
+    lines = (out / "doctor.txt").read_text(encoding="utf-8").splitlines()
+    for row in document["steps"]:
+        seconds = f"{row['seconds']:.1f} s" if row["status"] == "done" else row["detail"]
+        lines.append(f"{row['status']:<7}  {row['model']:<16} {row['step']:<28} {seconds}")
+    console.finish(document, [*lines, document["sentence"]], out, f"send {out} back; open {out / 'report.html'}")
+    if not document["passed"]:
+        click.get_current_context().exit(HostError.exit_code)

@@ -1,0 +1,96 @@
+"""ONNX Runtime on NVIDIA GPUs: the placement is the engine; a profiled run says of each node which provider ran it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.compile.onnxruntime import blank, count_kernels, engine_files, run_profiled
+from vitdeploy.errors import CapabilityError
+from vitdeploy.runtime import ort, ort_gpu
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.nvidia import describe_gpu
+from vitdeploy.spec import TARGETS, EngineSpec, Precision
+
+SHAPE_TYPES = {"int32", "int64", "bool"}
+SHOWN = 5
+
+
+def compile_graph(graph: Path, target: str, precision: Precision, batch: int) -> EngineSpec:
+    """The engine of a placement: the file itself is what ONNX Runtime loads, as it is typed.
+
+    The TensorRT provider shows its engine as one node: `kernels` is empty there, and the graph's own types, which a
+    strongly typed network keeps, say the precision.
+
+    Raises:
+        MissingPackageError, CapabilityError: the provider is not here or does not load; a node that computes more than
+            shapes ran on another provider; or no layer ran in `precision`.
+        EngineError: ONNX Runtime refuses the graph, or fails on it.
+    """
+    gpu = describe_gpu()
+    as_written = ort_gpu.open_session(graph, target, batch=None, capture=False, strict=False)
+    dynamic = isinstance(as_written.get_inputs()[0].shape[0], str)
+    session = ort_gpu.open_session(
+        graph, target, batch=batch, capture=False, strict=False, profile=graph.parent / "profile"
+    )
+    inputs, outputs = ort_gpu.tensors(session, batch)
+    events = run_profiled(session, blank(inputs))
+    shapes = shape_nodes(events, ort_gpu.PROVIDERS[target])
+    options = {ort_gpu.SHAPE_NODES: ", ".join(shapes)} if shapes else {}
+    # Once as apps load it: as a CUDA graph, and refused where a node that is not listed would run on the CPU.
+    with ort_gpu.OnnxRuntimeGpuRunner(graph, target=target, name="probe", batch=batch, options=options) as runner:
+        runner.infer(blank(inputs))
+    kernels = count_kernels(events)
+    if target == ort_gpu.CUDA and not kernels.get(precision):
+        raise CapabilityError(
+            f"{target} did not run the graph in {precision}",
+            found=str(kernels),
+            wanted=f"linears and convolutions in {precision}",
+            fix=f"vitdeploy quantize GRAPH --precision {precision} --target {target} types a graph",
+        )
+    return EngineSpec(
+        target=target,
+        precision=precision,
+        graph=graph.name,
+        files=engine_files(graph),
+        batch=batch,
+        dynamic_batch=dynamic,
+        provider=ort_gpu.PROVIDERS[target],
+        inputs=inputs,
+        outputs=outputs,
+        kernels=kernels,
+        options=options,
+        device={**describe_host(), **gpu, TARGETS[target].package: ort.require().__version__},
+    )
+
+
+def shape_nodes(events: Sequence[dict[str, Any]], provider: str) -> list[str]:
+    """The nodes that ran on the CPU because they only compute shapes: integers or booleans, at most one axis.
+
+    Raises:
+        CapabilityError: any other node did not run on `provider`.
+    """
+    shapes, others = [], []
+    for event in events:
+        name, ran = event["name"].removesuffix("_kernel_time"), event["args"].get("provider")
+        if ran == provider:
+            continue
+        if ran == ort.CPU_PROVIDER and _computes_shapes(event):
+            shapes.append(name)
+        else:
+            others.append(f"{event['args']['op_name']} {name} on {ran}")
+    if others:
+        more = f", and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
+        raise CapabilityError(
+            "part of the graph ran on another provider",
+            found=", ".join(others[:SHOWN]) + more,
+            wanted=provider,
+            fix="a placement whose operators and types this provider has; `vitdeploy inspect` shows them",
+        )
+    return sorted(set(shapes))
+
+
+def _computes_shapes(event: dict[str, Any]) -> bool:
+    outputs = [item for entry in event["args"].get("output_type_shape", []) for item in entry.items()]
+    return bool(outputs) and all(kind in SHAPE_TYPES and len(shape) <= 1 for kind, shape in outputs)

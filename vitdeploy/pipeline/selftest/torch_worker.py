@@ -1,0 +1,28 @@
+"""The measuring process of PyTorch at its best on a GPU: `python -m vitdeploy.pipeline.selftest.torch_worker`."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+from vitdeploy.bench.worker import serve
+from vitdeploy.models.compiled import CompiledRunner
+from vitdeploy.models.original import Original
+from vitdeploy.models.source import Source, load_original
+from vitdeploy.pipeline.origin import from_request
+from vitdeploy.runtime.runner import Runner
+
+
+@functools.lru_cache(maxsize=1)
+def _original(source: Source) -> Original:
+    return load_original(source)
+
+
+def make_runner(request: dict[str, Any]) -> Runner:
+    """The runner of a source (`origin.to_request`); any batch goes, and each is compiled when it first comes."""
+    return CompiledRunner(_original(from_request(request)))
+
+
+if __name__ == "__main__":
+    sys.exit(serve(make_runner))

@@ -1,0 +1,123 @@
+"""What NVIDIA's driver says of this machine's GPUs.
+
+The driver's own library is asked through ctypes: it is there wherever a GPU works (also in containers and on Jetson,
+whose nvidia-smi knows little), and `doctor` must be able to answer where no CUDA package for Python is installed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitdeploy.errors import CapabilityError
+
+LIBRARIES = ("libcuda.so.1", "nvcuda.dll")
+VERSION_FILE = Path("/proc/driver/nvidia/version")
+# CUdevice_attribute and CUresult: CUDA driver API, "Data types used by CUDA driver".
+CAPABILITY_MAJOR, CAPABILITY_MINOR = 75, 76
+NO_DEVICE = 100
+DRIVER_FIX = (
+    "install NVIDIA's driver for this GPU (https://www.nvidia.com/drivers); a container needs --gpus all "
+    "and NVIDIA's container toolkit"
+)
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU: compute capability as (major, minor), memory in bytes."""
+
+    name: str
+    capability: tuple[int, int]
+    memory: int
+    free: int
+
+
+@dataclass(frozen=True)
+class Driver:
+    """The driver: its version, "" where the kernel does not say it, and the newest CUDA that it runs."""
+
+    version: str
+    cuda: tuple[int, int]
+    gpus: tuple[Gpu, ...]
+
+
+def find_driver() -> Driver:
+    """The driver and its GPUs.
+
+    Raises:
+        CapabilityError: no driver, one that does not start, or no GPU.
+    """
+    library = _library()
+    status = library.cuInit(0)
+    if status == NO_DEVICE:
+        raise CapabilityError("no NVIDIA GPU", found="a driver that sees no GPU", fix=DRIVER_FIX)
+    _check(library, status, "cuInit")
+    number, count = ctypes.c_int(), ctypes.c_int()
+    _check(library, library.cuDriverGetVersion(ctypes.byref(number)), "cuDriverGetVersion")
+    _check(library, library.cuDeviceGetCount(ctypes.byref(count)), "cuDeviceGetCount")
+    cuda = (number.value // 1000, number.value % 1000 // 10)
+    return Driver(_version(), cuda, tuple(_gpu(library, index) for index in range(count.value)))
+
+
+def describe_gpu() -> dict[str, str]:
+    """The first GPU in the words that stand beside a measured number.
+
+    Raises:
+        CapabilityError: as `find_driver`.
+    """
+    driver = find_driver()
+    gpu = driver.gpus[0]
+    return {
+        "gpu": gpu.name,
+        "compute_capability": "{}.{}".format(*gpu.capability),
+        "driver": driver.version or "unknown",
+        "driver_cuda": "{}.{}".format(*driver.cuda),
+    }
+
+
+def _library() -> ctypes.CDLL:
+    for name in LIBRARIES:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    raise CapabilityError("no NVIDIA driver", found=f"no {LIBRARIES[0]}", fix=DRIVER_FIX)
+
+
+def _gpu(library: ctypes.CDLL, index: int) -> Gpu:
+    device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
+    _check(library, library.cuDeviceGet(ctypes.byref(device), index), "cuDeviceGet")
+    _check(library, library.cuDeviceGetName(name, len(name), device), "cuDeviceGetName")
+    capability = [ctypes.c_int(), ctypes.c_int()]
+    for value, attribute in zip(capability, (CAPABILITY_MAJOR, CAPABILITY_MINOR), strict=True):
+        _check(library, library.cuDeviceGetAttribute(ctypes.byref(value), attribute, device), "cuDeviceGetAttribute")
+    free, memory, context = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_void_p()
+    _check(library, library.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "cuDevicePrimaryCtxRetain")
+    try:  # how much is free is asked of a context
+        _check(library, library.cuCtxPushCurrent_v2(context), "cuCtxPushCurrent")
+        status = library.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(memory))
+        library.cuCtxPopCurrent_v2(ctypes.byref(context))
+        _check(library, status, "cuMemGetInfo")
+    finally:
+        library.cuDevicePrimaryCtxRelease_v2(device)
+    major, minor = (value.value for value in capability)
+    return Gpu(name.value.decode(errors="replace"), (major, minor), memory.value, free.value)
+
+
+def _check(library: ctypes.CDLL, status: int, call: str) -> None:
+    if status:
+        name = ctypes.c_char_p()
+        library.cuGetErrorName(status, ctypes.byref(name))
+        shown = name.value.decode() if name.value else f"error {status}"
+        raise CapabilityError("the NVIDIA driver does not start", found=f"{call}: {shown}", fix=DRIVER_FIX)
+
+
+def _version() -> str:
+    try:
+        text = VERSION_FILE.read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    match = re.search(r"\b\d{3,}\.\d+(?:\.\d+)?\b", text)
+    return match[0] if match else ""

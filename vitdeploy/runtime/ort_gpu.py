@@ -1,0 +1,258 @@
+"""ONNX Runtime on NVIDIA GPUs: its CUDA and its TensorRT provider, with a CUDA graph and without silent fallback.
+
+Precision is typed in the graph: no option here changes it. The TensorRT provider makes a strongly typed network as long
+as neither `trt_fp16_enable` nor `trt_int8_enable` is set, and the CUDA provider computes in the types of its inputs.
+
+Option names: onnxruntime.ai, "CUDA Execution Provider" and "TensorRT Execution Provider"; `session.*`:
+onnxruntime_session_options_config_keys.h.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import hashlib
+import importlib
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from vitdeploy.bundle.read import file_sha256
+from vitdeploy.errors import CapabilityError, EngineError, MissingPackageError
+from vitdeploy.runtime import ort
+from vitdeploy.runtime.private import private_folder
+from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.spec import TARGETS, TensorSpec
+
+CUDA, TENSORRT = "onnxruntime-cuda", "onnxruntime-tensorrt"
+PROVIDERS = {CUDA: "CUDAExecutionProvider", TENSORRT: "TensorrtExecutionProvider"}
+LIBRARIES = {CUDA: "cuda", TENSORRT: "tensorrt"}
+NO_FALLBACK = "session.disable_cpu_ep_fallback"
+# The option of an engine that lists its nodes which compute shapes: ONNX Runtime leaves those on the CPU.
+SHAPE_NODES = "SHAPE_NODES"
+DEVICE = "cuda"
+
+
+def require_provider(target: str) -> ModuleType:
+    """The module `onnxruntime`, which has the target's provider (whose libraries may still be missing).
+
+    Raises:
+        MissingPackageError: no onnxruntime at all.
+        CapabilityError: one without this provider, as the CPU's package is.
+    """
+    row, wanted = TARGETS[target], PROVIDERS[target]
+    try:
+        runtime = ort.require()
+    except MissingPackageError:
+        raise MissingPackageError(row.package, row.extra, f"the target {target}") from None
+    available = runtime.get_available_providers()
+    if wanted not in available:
+        raise CapabilityError(
+            f"onnxruntime {runtime.__version__} has no {wanted}",
+            found=", ".join(available),
+            wanted=wanted,
+            fix=f"pip uninstall onnxruntime, then pip install 'vitdeploy[{row.extra}]': both packages fill one folder",
+        )
+    return runtime
+
+
+def preload(runtime: ModuleType, target: str) -> None:
+    """Let the loader find the libraries of NVIDIA's packages for Python: CUDA and cuDNN (which ONNX Runtime loads from
+    1.21 on), and TensorRT, whose own module loads them."""
+    if target == TENSORRT:
+        with contextlib.suppress(Exception):  # not installed, or its libraries lie elsewhere
+            importlib.import_module("tensorrt")
+    if hasattr(runtime, "preload_dlls"):
+        with contextlib.redirect_stdout(sys.stderr):  # what does not load is printed; `missing_library` says it too
+            runtime.preload_dlls()
+
+
+def provider_options(target: str, *, capture: bool, cache: Path | None = None) -> dict[str, str]:
+    """The options of the target's provider.
+
+    Args:
+        capture: record the run as a CUDA graph, and replay it; shapes and buffers must then stay as they are.
+        cache: where the TensorRT provider keeps the engines that it builds, and its timings.
+    """
+    graph = "1" if capture else "0"
+    if target == CUDA:
+        # TF32 has 10 bits of mantissa: what is typed float32 would not be computed in it.
+        return {"device_id": "0", "enable_cuda_graph": graph, "use_tf32": "0"}
+    folder = str(cache)
+    return {
+        "device_id": "0",
+        "trt_cuda_graph_enable": graph,
+        "trt_engine_cache_enable": "1",
+        "trt_engine_cache_path": folder,
+        "trt_timing_cache_enable": "1",
+        "trt_timing_cache_path": folder,
+    }
+
+
+def engine_cache(graph: Path, version: str) -> Path:
+    """The private folder for the engines that the TensorRT provider builds of one graph.
+
+    The provider names an engine after the graph's structure, not after its weights, and asks to clear its cache when
+    ONNX Runtime changes; so each graph with its weights, and each version, has a folder of its own. An engine of
+    another TensorRT or GPU is refused or built anew by the provider itself.
+    """
+    digests = [file_sha256(path) for path in (graph, *sorted(graph.parent.glob(f"{graph.name}*.data")))]
+    key = hashlib.sha256("\n".join([version, *digests]).encode()).hexdigest()
+    return private_folder(TENSORRT, key[:32])
+
+
+def open_session(
+    graph: Path, target: str, *, batch: int | None, capture: bool, strict: bool, profile: Path | None = None
+) -> Any:
+    """An `onnxruntime.InferenceSession` that has the target's provider and no other but the CPU's.
+
+    Args:
+        batch: a dynamic axis named "batch" is pinned to it, if given.
+        strict: refuse the graph where ONNX Runtime would run a node on the CPU.
+        profile: the prefix of a profile file.
+
+    Raises:
+        MissingPackageError, CapabilityError: the provider is not here, its libraries do not load, or (where `strict`)
+            it does not take every node.
+        EngineError: ONNX Runtime refuses the graph.
+    """
+    runtime, provider = require_provider(target), PROVIDERS[target]
+    preload(runtime, target)
+    options = runtime.SessionOptions()
+    options.log_severity_level = 4  # errors are raised; ONNX Runtime would print them too
+    if batch is not None:
+        options.add_free_dimension_override_by_name("batch", batch)
+    options.add_session_config_entry(NO_FALLBACK, "1" if strict else "0")
+    if profile is not None:
+        options.enable_profiling = True
+        options.profile_file_prefix = os.fspath(profile)
+    cache = engine_cache(graph, runtime.__version__) if target == TENSORRT else None
+    chosen = provider_options(target, capture=capture, cache=cache)
+    try:
+        # Without enable_fallback=0 the Python package itself tries again on the CPU.
+        session = runtime.InferenceSession(os.fspath(graph), options, providers=[(provider, chosen)], enable_fallback=0)
+    except Exception as error:  # the bindings raise their own C++ exception types, without a common base
+        raise _missing(runtime, target) or _refused(graph, provider, ort.first_line(error)) from None
+    if session.get_providers()[0] != provider:
+        raise _missing(runtime, target) or CapabilityError(
+            f"{provider} does not start",
+            found=", ".join(session.get_providers()),
+            fix=f"vitdeploy doctor --target {target}",
+        )
+    return session
+
+
+def missing_library(runtime: ModuleType, target: str) -> str:
+    """What the loader says of the provider's library, such as "libcudnn.so.9: cannot open shared object file"; "" where
+    it loads."""
+    folder = Path(str(runtime.__file__)).parent / "capi"
+    for name in ("shared", LIBRARIES[target]):
+        for library in sorted(folder.glob(f"*onnxruntime_providers_{name}.*")):
+            try:
+                ctypes.CDLL(os.fspath(library))
+            except OSError as error:
+                return str(error)
+    return ""
+
+
+def library_fix(target: str) -> str:
+    """How the libraries of a provider are had."""
+    if target == CUDA:
+        return "pip install 'onnxruntime-gpu[cuda,cudnn]', or install the CUDA and cuDNN that it was built for"
+    return "install the TensorRT that this onnxruntime-gpu was built for (onnxruntime.ai, TensorRT Execution Provider)"
+
+
+def _missing(runtime: ModuleType, target: str) -> CapabilityError | None:
+    found = missing_library(runtime, target)
+    if not found:
+        return None
+    built = getattr(runtime, "cuda_version", "")
+    return CapabilityError(
+        f"{PROVIDERS[target]} does not load",
+        found=found,
+        wanted=f"onnxruntime {runtime.__version__}" + (f" is built for CUDA {built}" if built else ""),
+        fix=library_fix(target),
+    )
+
+
+def _refused(graph: Path, provider: str, found: str) -> CapabilityError | EngineError:
+    if "fallback to CPU EP" in found or "have not been assigned" in found or "have not been partitioned" in found:
+        return CapabilityError(
+            f"{provider} does not take every node of {graph}",
+            found=found,
+            wanted=f"all on {provider}",
+            fix="vitdeploy inspect GRAPH shows its operators and types",
+        )
+    return EngineError(f"ONNX Runtime refuses {graph}", found=found)
+
+
+class OnnxRuntimeGpuRunner(Runner):
+    """Runs an ONNX file on one of ONNX Runtime's GPU providers, at one batch.
+
+    The run is recorded once as a CUDA graph over buffers on the GPU and replayed: `infer` copies its inputs there, and
+    the outputs back into new arrays.
+    """
+
+    def __init__(self, graph: Path, *, target: str, name: str, batch: int, options: Mapping[str, str]) -> None:
+        super().__init__(name)
+        self.graph = graph
+        self.target = target
+        self.batch = batch
+        self.options = options
+        self._session: Any = None
+        self._binding: Any = None
+        self._buffers: dict[str, Any] = {}
+
+    def _load(self) -> None:
+        strict = SHAPE_NODES not in self.options
+        session = open_session(self.graph, self.target, batch=self.batch, capture=True, strict=strict)
+        self.inputs, self.outputs = tensors(session, self.batch)
+        runtime = require_provider(self.target)
+        self._binding = session.io_binding()
+        self._buffers = {}
+        for tensor in (*self.inputs, *self.outputs):
+            self._buffers[tensor.name] = runtime.OrtValue.ortvalue_from_shape_and_type(
+                list(tensor.shape), np.dtype(tensor.dtype), DEVICE, 0
+            )
+        for tensor in self.inputs:
+            self._binding.bind_ortvalue_input(tensor.name, self._buffers[tensor.name])
+        for tensor in self.outputs:
+            self._binding.bind_ortvalue_output(tensor.name, self._buffers[tensor.name])
+        self._session = session
+        self.provider = PROVIDERS[self.target]
+
+    def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        try:
+            for name, array in feeds.items():
+                self._buffers[name].update_inplace(array)
+            self._session.run_with_iobinding(self._binding)
+            return {tensor.name: self._buffers[tensor.name].numpy() for tensor in self.outputs}
+        except Exception as error:
+            raise EngineError(f"{self.name}: ONNX Runtime failed", found=ort.first_line(error)) from None
+
+    def _close(self) -> None:
+        self._binding, self._buffers, self._session = None, {}, None
+
+
+def tensors(session: Any, batch: int) -> tuple[tuple[TensorSpec, ...], tuple[TensorSpec, ...]]:
+    """The inputs and outputs of a session, at `batch`.
+
+    Raises:
+        CapabilityError: one has another dynamic axis, so that no buffer can be made for it.
+    """
+    inputs = tuple(ort.tensor_spec(each, batch) for each in session.get_inputs())
+    outputs = tuple(ort.tensor_spec(each, batch) for each in session.get_outputs())
+    for tensor in (*inputs, *outputs):
+        if not all(isinstance(size, int) for size in tensor.shape):
+            raise CapabilityError(
+                "a CUDA graph needs fixed shapes",
+                found=str(tensor),
+                wanted="no dynamic axis but the batch",
+                fix="choose another target for this model",
+            )
+    return inputs, outputs
