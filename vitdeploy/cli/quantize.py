@@ -118,7 +118,7 @@ def command(
             samples, skipped = calibration_images(
                 data, num_samples, seed, metadata.images, skip_bad=skip_bad, progress=console.progress
             )
-            calibrated = {"images": len(samples), "memory": None, "warnings": []}
+            calibrated: dict[str, Any] = {"images": len(samples), "memory": None, "warnings": []}
             if not typed or precision in EIGHT_BITS:
                 calibrated = calibrate(file, samples, work, console.progress)
             statistics, search = work / "statistics.npz", SearchConfig(target, ignore, bits)

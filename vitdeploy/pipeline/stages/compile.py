@@ -11,9 +11,12 @@ from vitdeploy.compile.tensorrt import BuildOptions
 from vitdeploy.errors import TargetError
 from vitdeploy.graph.io import GraphMetadata, fixed_batch, get_metadata, graph_spec, load_graph
 from vitdeploy.graph.linears import count_int8
+from vitdeploy.graph.tensorrt.lint import lint, refuse
+from vitdeploy.graph.tensorrt.support import nearest_version
 from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, read_json, write_json
 from vitdeploy.runtime.engine import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
+from vitdeploy.runtime.tensorrt_api import require as tensorrt_version
 from vitdeploy.spec import EngineSpec, decode, encode
 
 
@@ -71,7 +74,7 @@ def compile_graph(
     graph: Path, target: str, batch: int, out: Path, progress: Progress = silent, build: BuildOptions | None = None
 ) -> EngineSpec:
     """Writes graph.onnx, the engine's files and engine.json. The graph's own metadata says its precision; `build` is
-    how TensorRT builds."""
+    how TensorRT builds, which is asked only for graphs that its documents do not rule out."""
     model = load_graph(graph)
     metadata = get_metadata(model, str(graph))
     if metadata.target not in (None, target):
@@ -89,6 +92,8 @@ def compile_graph(
             wanted=f"batch {fixed}",
             fix="export with a dynamic batch",
         )
+    if target == "tensorrt":
+        refuse(lint(model, (nearest_version(tensorrt_version()),)), str(graph))
     engine = compile_engine(
         graph,
         out,

@@ -23,6 +23,7 @@ from vitdeploy.graph.io import (
     set_metadata,
 )
 from vitdeploy.graph.normalise import drop_unused
+from vitdeploy.graph.tensorrt.pixels import cast_pixels_first
 from vitdeploy.pipeline.progress import Counter, Progress, silent
 from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, write_json
 from vitdeploy.pipeline.stages.unfinished import load_state, save_state
@@ -151,6 +152,8 @@ def place_graph(
     metadata = get_metadata(model, str(graph))
     placed: dict[str, Any] = {"target": config.target, "int8": (), "float": {}}
     bits = None
+    if TARGETS[config.target].typed:
+        cast_pixels_first(model)
     if config.precision in ("int8", "mixed"):
         if statistics is None:
             raise GraphError("INT8 needs calibration", wanted="images", fix="--data DIR")
