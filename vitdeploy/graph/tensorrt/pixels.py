@@ -32,6 +32,8 @@ def cast_pixels_first(model: ir.Model) -> int:
         way[-1].replace_input_with(0, floats)
         for output in (floats, *(node.outputs[0] for node in way)):
             output.type = ir.TensorType(dtype)
+        floats_moved = str(cast.outputs[0].name)
         bypass(model, cast, value)
+        value.name = floats_moved  # what was observed of the tensor is known by its name
         count += 1
     return count
