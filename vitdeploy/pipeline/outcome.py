@@ -106,10 +106,7 @@ def _report(
     exported = read_json(artifacts[EXPORT].path / "export.json")
     digests, checkpoint = job.origin.digests, _checkpoint(job)
     return {
-        "format": 1,
-        "name": job.recipe.name,
-        "task": job.origin.task,
-        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        **heading(job),
         "verdict": {
             "sentence": verdict.sentence,
             "remarks": list(verdict.remarks),
@@ -135,6 +132,16 @@ def _report(
             "tools": tool_versions(TOOLS),
             "files": [encode(entry) for entry in _provenance_files(artifacts)],
         },
+    }
+
+
+def heading(job: Job) -> dict[str, Any]:
+    """How report.json begins, and tune.json too."""
+    return {
+        "format": 1,
+        "name": job.recipe.name,
+        "task": job.origin.task,
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
 
 

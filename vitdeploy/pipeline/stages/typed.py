@@ -25,12 +25,14 @@ from vitdeploy.graph.tensorrt.pixels import cast_pixels_first
 from vitdeploy.pipeline.progress import Counter, Progress, silent
 from vitdeploy.pipeline.stages.files import MODEL_FILE, write_json
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, check_precision, refuse_placed
+from vitdeploy.pipeline.stages.search import SearchConfig, find_sensitivity
 from vitdeploy.quantize.error import range_of
 from vitdeploy.quantize.extremes import Extreme, Extremes
 from vitdeploy.quantize.half import HalfPlan, lift_masks, plan_half
 from vitdeploy.quantize.placement import choose, ignored, place, shape
 from vitdeploy.quantize.prepare import prepare, widened
 from vitdeploy.quantize.statistics import Statistics, load_statistics
+from vitdeploy.search.spared import spared_layers
 from vitdeploy.spec import Precision, PreprocessSpec, WeightBits
 
 # Scales of Q/DQ may be float16 from this opset on, and FP8 is there.
@@ -62,7 +64,7 @@ def place_typed(
     progress: Progress = silent,
 ) -> dict[str, Any]:
     """Writes the graph with its types under its own file name, and placement.json. What is in 8 bits has the rest in
-    float16.
+    float16; of INT8, the layers that cost most for what they save (see `spared_layers`), with sensitivity.json.
 
     Args:
         statistics: of the inputs of layers, for INT8 and FP8.
@@ -84,7 +86,12 @@ def place_typed(
     placed: dict[str, Any] = {"target": config.target, "int8": (), "float": {}}
     if eight:
         assert statistics is not None
-        placed = _place(model, config, load_statistics(statistics), plan)
+        spared: list[str] = []
+        if config.precision == "int8":
+            asked = SearchConfig(config.target, config.ignore)
+            costs = find_sensitivity(asked, graph, statistics, samples, out, progress)
+            spared = spared_layers(load_graph(graph), costs)
+        placed = _place(model, config, load_statistics(statistics), plan, spared)
     placed["half"] = _write_types(model, half, plan, images, progress)
     bits: WeightBits | None = 8 if config.precision == "int8" else None
     set_metadata(model, replace(metadata, target=config.target, precision=config.precision, weight_bits=bits))
@@ -97,16 +104,19 @@ def half_of(precision: Precision) -> Half:
     return "bf16" if precision == "bf16" else "fp16"
 
 
-def _place(model: ir.Model, config: PlaceConfig, known: dict[str, Statistics], plan: HalfPlan) -> dict[str, Any]:
-    """INT8 or FP8 in all layers but those that stay in float32."""
+def _place(
+    model: ir.Model, config: PlaceConfig, known: dict[str, Statistics], plan: HalfPlan, spared: Sequence[str]
+) -> dict[str, Any]:
+    """INT8 or FP8 in all layers but those that stay in float32, or are spared."""
     islands = [linear.name for linear in find_linears(model) if str(linear.node.name) in plan.islands]
-    ignore = (*config.ignore, *map(glob.escape, islands))
+    ignore = (*config.ignore, *map(glob.escape, (*islands, *spared)))
     if config.precision == "fp8":
         ranges = {name: range_of(found) for name, found in widened(known).items()}
         return {**asdict(place(model, ranges, config.target, ignore, fp8=True)), "folds": [], "hidden": []}
     shape(model, config.target, ignore)
     prepared = prepare(model, known, choose(model, config.target, ignore).int8, config.target)
     placed = asdict(place(model, prepared.ranges, config.target, ignore, prepared.weights))
+    placed["float"] |= dict.fromkeys(spared, "its INT8 costs more answers than its share of the products")
     placed["folds"] = [{**asdict(fold), "what": fold.what} for fold in prepared.folds]
     placed["hidden"] = [{**asdict(each), "what": each.what} for each in prepared.hidden]
     return placed

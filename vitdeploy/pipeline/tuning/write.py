@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import numpy as np
 import yaml
 
 from vitdeploy.pipeline.job import tool_versions
-from vitdeploy.pipeline.outcome import TOOLS, data_facts, engine_bytes, engine_facts, said_of_weights
+from vitdeploy.pipeline.outcome import TOOLS, data_facts, engine_bytes, engine_facts, heading, said_of_weights
 from vitdeploy.pipeline.recipe import PATHS, Recipe
 from vitdeploy.pipeline.tuning.remarks import remarks
 from vitdeploy.pipeline.tuning.tuner import Made, Tuned
@@ -63,10 +62,7 @@ def _document(tuned: Tuned) -> dict[str, Any]:
     for each in tuned.finals:
         said += [text for text in said_of_weights(each.artifacts, each.variant.candidate) if text not in said]
     return {
-        "format": 1,
-        "name": job.recipe.name,
-        "task": job.origin.task,
-        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        **heading(job),
         "verdict": {
             "sentence": choice.sentence,
             "remarks": [*choice.remarks, *said],

@@ -1,0 +1,32 @@
+"""Layers whose INT8 costs much and saves little: what to leave in half precision where no latency can be measured."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from vitdeploy.graph.layer_role import multiplications
+from vitdeploy.graph.linears import find_linears
+from vitdeploy.search.sensitivity import Sensitivity
+
+# Of all products of linears and convolutions, at most this share is left out of INT8.
+SHARE = 0.1
+
+
+def spared_layers(model: ir.Model, costs: Sensitivity) -> list[str]:
+    """The layers that cost most for their products, up to `SHARE` of all products; none whose share of the costs is not
+    above its share of the products.
+
+    Args:
+        model: the float graph that the costs are of.
+    """
+    products = {linear.name: multiplications(model, linear) or 0 for linear in find_linears(model)}
+    total, taken, spared = max(sum(products.values()), 1), 0, []
+    by_price = sorted(costs.layers, key=lambda each: each.cost.share / max(products[each.cost.name], 1), reverse=True)
+    for each in by_price:
+        name = each.cost.name
+        if each.cost.share <= products[name] / total:
+            break
+        if taken + products[name] <= SHARE * total:
+            taken += products[name]
+            spared.append(name)
+    return spared
