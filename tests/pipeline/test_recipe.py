@@ -138,7 +138,7 @@ def test_all_problems_are_told_at_once_each_with_its_path(problems):
         "$.nam",
     ]
     assert found[0] == "$.name: missing"
-    assert "'fp32', 'fp16', 'bf16', 'int8' or 'mixed' (found 'int4')" in found[2]
+    assert "'fp32', 'fp16', 'bf16', 'fp8', 'int8' or 'mixed' (found 'int4')" in found[2]
 
 
 @pytest.mark.parametrize(
