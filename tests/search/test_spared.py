@@ -1,0 +1,32 @@
+"""Which layers INT8 spares for TensorRT: those that cost most for their products, and only so many."""
+
+from tests.graph.small_graphs import Builder
+from vitdeploy.search.sensitivity import Cost, Guilt, Sensitivity
+from vitdeploy.search.spared import SHARE, spared_layers
+
+WIDTHS = {"small": 2, "guilty": 8, "large": 100, "harmless": 20, "other": 70}
+
+
+def costs(**shares):
+    layers = [
+        Guilt(Cost(name, 1, share, (share, share), share), "x", -1.0, 1.0, 0.5, 0, None, ())
+        for name, share in shares.items()
+    ]
+    return Sensitivity("tensorrt", 32, "KL, nats", 1.0, 1.0, tuple(layers), ())
+
+
+def model():
+    b = Builder()
+    outputs = [b.linear("x", 10, width, name) for name, width in WIDTHS.items()]
+    return b.model({"x": ["batch", 10]}, *outputs)
+
+
+def test_the_dearest_by_product_are_spared_and_no_more_than_a_tenth():
+    found = spared_layers(model(), costs(small=0.1, guilty=0.3, large=0.55, harmless=0.02, other=0.03))
+    assert found == ["small", "guilty"]  # the large one costs more than its share, and is half of all products
+    assert (WIDTHS["small"] + WIDTHS["guilty"]) / sum(WIDTHS.values()) <= SHARE
+
+
+def test_where_all_cost_alike_none_is():
+    total = sum(WIDTHS.values())
+    assert spared_layers(model(), costs(**{name: width / total for name, width in WIDTHS.items()})) == []
