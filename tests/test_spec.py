@@ -239,3 +239,8 @@ def test_a_dynamic_batch_is_pinned_and_a_fixed_one_stays():
     assert TensorSpec("x", "uint8", ("batch", 3)).with_batch(4).shape == (4, 3)
     assert TensorSpec("x", "uint8", (2, 3)).with_batch(4).shape == (2, 3)
     assert TensorSpec("x", "uint8", ()).with_batch(4).shape == ()
+
+
+def test_a_budget_says_its_bounds_and_no_others():
+    assert str(Budget(max_drop=0.5, max_latency=12)) == "max_drop 0.5, max_latency 12"
+    assert str(Budget()) == "no bound"

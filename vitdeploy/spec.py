@@ -141,6 +141,10 @@ class Budget:
     max_latency: float | None = None
     max_size: int | None = None
 
+    def __str__(self) -> str:
+        bounds = [f"{name} {bound:g}" for name, bound in vars(self).items() if bound is not None]
+        return ", ".join(bounds) or "no bound"
+
 
 @dataclass(frozen=True)
 class FileEntry:

@@ -92,7 +92,7 @@ def command(
         raise GateError(
             f"the budget is {'not met' if failed else 'not provably met'}",
             found="; ".join(reasons),
-            wanted=f"budget {loaded.to_budget()}",
+            wanted=str(loaded.to_budget()),
             fix="the bundle is written all the same; raise the budget, or evaluate on more images",
         )
 
