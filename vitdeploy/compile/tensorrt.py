@@ -18,9 +18,10 @@ from vitdeploy.compile.child import run_child
 from vitdeploy.errors import DigestError
 from vitdeploy.runtime import cuda, tensorrt_api
 from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.private import user_cache
 from vitdeploy.runtime.profiles import Batches
 from vitdeploy.runtime.tensorrt_identity import HARDWARE, VERSIONS
-from vitdeploy.runtime.trust import register, user_cache
+from vitdeploy.runtime.trust import register
 from vitdeploy.spec import EngineSpec, Precision, TensorSpec, decode, encode
 
 PLAN_FILE, LAYERS_FILE = "engine.plan", "layers.json"

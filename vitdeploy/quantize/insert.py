@@ -1,13 +1,16 @@
-"""What every placement writes: one QuantizeLinear a tensor."""
+"""What placements write: one QuantizeLinear a tensor, and weights of 8 bits behind a DequantizeLinear."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import onnx_ir as ir
 
 from vitdeploy.graph.canonical.edit import add_constant
+from vitdeploy.graph.linears import Linear
 from vitdeploy.quantize.ranges import ActivationScale, Range, activation_scale
 
 
@@ -31,3 +34,19 @@ class Quantizers:
             self.model.graph.insert_before(before, node)
             self._made[name] = (node.outputs[0], scale, zero_point)
         return self._made[name]
+
+
+def dequantized_weight(
+    model: ir.Model, linear: Linear, codes: npt.NDArray[Any], scales: npt.NDArray[np.float32]
+) -> ir.Value:
+    """The weight of a layer as constants in front of it: codes of 8 bits in its shape, scales [output channels]."""
+    stem = f"{linear.name}.weight"
+    node = ir.node(
+        "DequantizeLinear",
+        [add_constant(model, codes, f"{stem}.{codes.dtype.name}"), add_constant(model, scales, f"{stem}.scale")],
+        {"axis": linear.out_axis},
+        name=f"{stem}/DequantizeLinear",
+    )
+    node.outputs[0].name = f"{stem}/dequantized"
+    model.graph.insert_before(linear.node, node)
+    return node.outputs[0]

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from vitdeploy.graph.attention import find_attentions
@@ -23,7 +22,7 @@ from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.layer_role import is_ranked, multiplications
 from vitdeploy.graph.linears import Linear
 from vitdeploy.quantize.hidden import Worth
-from vitdeploy.quantize.insert import Quantizers
+from vitdeploy.quantize.insert import Quantizers, dequantized_weight
 from vitdeploy.quantize.ranges import QuantizedWeight, Range, symmetric_step
 from vitdeploy.quantize.scores import Scores, find_scores, output_of, separate_scores
 
@@ -87,7 +86,7 @@ def write(
             model.graph.insert_before(linear.node, node)
             dequantized[name] = node.outputs[0]
         linear.node.replace_input_with(0, dequantized[name])
-        linear.node.replace_input_with(1, _weight(model, linear, *rounded))
+        linear.node.replace_input_with(1, dequantized_weight(model, linear, *rounded))
     for scores in attentions:
         for linear in (scores.query, scores.key):
             _as_int8(model, linear.output, known[output_of(linear)])
@@ -150,18 +149,3 @@ def _in_unit_range(model: ir.Model, linear: Linear, ranges: dict[str, Range]) ->
     model.graph.insert_before(linear.node, node)
     ranges[name] = Range(0.0, 1.0)
     return replace(linear, input=node.outputs[0])
-
-
-def _weight(
-    model: ir.Model, linear: Linear, quantized: npt.NDArray[np.int8], scales: npt.NDArray[np.float32]
-) -> ir.Value:
-    stem = f"{linear.name}.weight"
-    node = ir.node(
-        "DequantizeLinear",
-        [add_constant(model, quantized, f"{stem}.int8"), add_constant(model, scales, f"{stem}.scale")],
-        {"axis": linear.out_axis},
-        name=f"{stem}/DequantizeLinear",
-    )
-    node.outputs[0].name = f"{stem}/dequantized"
-    model.graph.insert_before(linear.node, node)
-    return node.outputs[0]

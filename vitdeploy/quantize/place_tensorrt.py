@@ -17,7 +17,6 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import numpy.typing as npt
 import onnx_ir as ir
 
 from vitdeploy.graph.canonical.edit import add_constant
@@ -26,6 +25,7 @@ from vitdeploy.graph.image_norm import image_bounds
 from vitdeploy.graph.layer_role import is_ranked
 from vitdeploy.graph.linears import Linear, constant
 from vitdeploy.quantize.hidden import Worth
+from vitdeploy.quantize.insert import dequantized_weight
 from vitdeploy.quantize.ranges import QuantizedWeight, Range
 from vitdeploy.quantize.scores import Scores
 
@@ -97,7 +97,7 @@ def _quantize(
     read = _activation(model, tensor, name, step, np.dtype(np.int8), readers[0].node)
     for linear in readers:
         linear.node.replace_input_with(0, read)
-        linear.node.replace_input_with(1, _weight(model, linear, *rounded[linear.name]))
+        linear.node.replace_input_with(1, dequantized_weight(model, linear, *rounded[linear.name]))
 
 
 def write_fp8(model: ir.Model, linears: Sequence[Linear], ranges: Mapping[str, Range]) -> None:
@@ -116,7 +116,7 @@ def write_fp8(model: ir.Model, linears: Sequence[Linear], ranges: Mapping[str, R
         wide = [-1 if axis == linear.out_axis else 1 for axis in range(linear.weight.ndim)]
         linear.node.replace_input_with(0, read[tensor])
         codes = (linear.weight / scales.reshape(wide)).astype(FP8)
-        linear.node.replace_input_with(1, _weight(model, linear, codes, scales))
+        linear.node.replace_input_with(1, dequantized_weight(model, linear, codes, scales))
 
 
 def _activation(
@@ -175,16 +175,3 @@ def _moved(editor: Editor, tensor: ir.Value, readers: Sequence[Linear], shift: f
             return tensor
     minus = editor.constant(np.array(-shift, np.float32), f"{tensor.name}.shift")
     return editor.node(readers[0].node, "Add", [tensor, minus], f"{tensor.name}/shifted", tensor.shape)[0]
-
-
-def _weight(model: ir.Model, linear: Linear, codes: npt.NDArray[Any], scales: npt.NDArray[np.float32]) -> ir.Value:
-    stem = f"{linear.name}.weight"
-    node = ir.node(
-        "DequantizeLinear",
-        [add_constant(model, codes, f"{stem}.codes"), add_constant(model, scales, f"{stem}.scale")],
-        {"axis": linear.out_axis},
-        name=f"{stem}/DequantizeLinear",
-    )
-    node.outputs[0].name = f"{stem}/dequantized"
-    model.graph.insert_before(linear.node, node)
-    return node.outputs[0]

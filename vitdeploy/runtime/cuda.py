@@ -9,20 +9,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from vitdeploy.errors import CapabilityError, DeviceMemoryError, EngineError, MissingPackageError, VitdeployError
+from vitdeploy.runtime.nvidia import driver_version
 from vitdeploy.runtime.runner import Array
 
 DEVICE = 0
-DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
 def require() -> ModuleType:
@@ -122,14 +120,6 @@ def describe_device() -> Device:
         driver=driver_version() or _dotted(check(cudart.cudaDriverGetVersion())),
         cuda=_dotted(check(cudart.cudaDriverGetVersion())),
     )
-
-
-def driver_version() -> str:
-    """The version of the kernel's driver, such as "580.65.06"; empty where the kernel does not tell it."""
-    with contextlib.suppress(OSError):
-        match = re.search(r"\s(\d+\.\d+(?:\.\d+)?)\s", DRIVER_FILE.read_text(encoding="utf-8", errors="replace"))
-        return match[1] if match else ""
-    return ""
 
 
 def _dotted(version: int) -> str:

@@ -58,7 +58,7 @@ def find_driver() -> Driver:
     _check(library, library.cuDriverGetVersion(ctypes.byref(number)), "cuDriverGetVersion")
     _check(library, library.cuDeviceGetCount(ctypes.byref(count)), "cuDeviceGetCount")
     cuda = (number.value // 1000, number.value % 1000 // 10)
-    return Driver(_version(), cuda, tuple(_gpu(library, index) for index in range(count.value)))
+    return Driver(driver_version(), cuda, tuple(_gpu(library, index) for index in range(count.value)))
 
 
 def describe_gpu() -> dict[str, str]:
@@ -114,9 +114,10 @@ def _check(library: ctypes.CDLL, status: int, call: str) -> None:
         raise CapabilityError("the NVIDIA driver does not start", found=f"{call}: {shown}", fix=DRIVER_FIX)
 
 
-def _version() -> str:
+def driver_version() -> str:
+    """The version of the kernel's driver, such as "580.65.06"; empty where the kernel does not tell it."""
     try:
-        text = VERSION_FILE.read_text(encoding="utf-8")
+        text = VERSION_FILE.read_text(encoding="utf-8", errors="replace")
     except OSError:
         return ""
     match = re.search(r"\b\d{3,}\.\d+(?:\.\d+)?\b", text)

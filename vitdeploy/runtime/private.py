@@ -20,7 +20,7 @@ def private_folder(*names: str) -> Path:
         UnsafeError: it is a link, belongs to another user, or others can write to it or read it.
         StorageError: it cannot be made.
     """
-    path = _cache() / "vitdeploy"
+    path = user_cache()
     for name in names:
         path = path / name
         _own(path)
@@ -52,8 +52,12 @@ def _own(path: Path) -> None:
         )
 
 
+def user_cache() -> Path:
+    """This user's cache folder of vitdeploy, where the platform has such folders, whether it is there or not."""
+    return _cache() / "vitdeploy"
+
+
 def _cache() -> Path:
-    """The user's cache folder, as the platform has it."""
     if sys.platform == "win32":
         return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
     if sys.platform == "darwin":

@@ -19,15 +19,10 @@ from pathlib import Path
 
 from vitdeploy.errors import MissingFileError, StorageError, UntrustedEngineError
 from vitdeploy.runtime.atomic import write_atomic
+from vitdeploy.runtime.private import user_cache
 
 REBUILD = "vitdeploy compile {folder}/graph.onnx --target tensorrt -o DIR"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-
-
-def user_cache() -> Path:
-    """This user's cache folder of vitdeploy, whether it is there or not."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "vitdeploy"
 
 
 def registry() -> Path:
