@@ -171,7 +171,7 @@ EVALUATED = 320
 
 def emulated_logits(file, images):
     data = serialised(emulate(load_graph(file)))
-    with OnnxRuntimeRunner(data, name="emulated", fused=False) as runner:
+    with OnnxRuntimeRunner(data, name="emulated", as_written=True) as runner:
         return runner.infer({"image": np.stack([pixels for pixels, _ in images])})["logits"]
 
 

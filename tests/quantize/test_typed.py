@@ -15,7 +15,7 @@ from vitdeploy.graph.io import load_graph, save_graph
 from vitdeploy.graph.linears import find_linears
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, check_placed, place_graph
 from vitdeploy.pipeline.stages.typed import place_typed
-from vitdeploy.quantize.extremes import LOST, Extreme, Extremes, with_extremes
+from vitdeploy.quantize.extremes import Extremes, with_extremes
 from vitdeploy.quantize.half import HEADROOM, LARGEST, LIMIT, HalfPlan, plan_half
 from vitdeploy.quantize.place_tensorrt import _grid, write
 from vitdeploy.quantize.ranges import Range, quantize_weight
@@ -26,9 +26,11 @@ PIXELS = PreprocessSpec(8, (8, 8), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
 
 
 def extremes_of(model, feeds):
-    probe, names = with_extremes(model)
-    outputs = run(ir.to_proto(probe), feeds)
-    return {name: Extreme(float(a), float(b)) for name, a, b in zip(names, *outputs[-2:], strict=True)}
+    """(the largest magnitude, what rounding loses) by tensor."""
+    probe, measured, rounded = with_extremes(model)
+    found = run(ir.to_proto(probe), feeds)[len(model.graph.outputs) :]
+    lost = found[1].tolist() if rounded else []
+    return dict(zip(measured, found[0].tolist(), strict=True)), dict(zip(rounded, lost, strict=True))
 
 
 # --- the range pass ---------------------------------------------------------------------------------------------------
@@ -36,29 +38,37 @@ def extremes_of(model, feeds):
 
 def test_extremes_are_those_of_every_tensor():
     b = Builder()
-    x = b.op("Mul", "x", b.constant(np.float32(2**-25)), name="small")
+    x = b.op("Mul", "x", b.constant(np.float32(2**-24)), name="small")
     model = b.model({"x": ["batch", 4]}, b.op("Neg", x, name="out"), b.op("Transpose", "x", name="moved"))
-    found = extremes_of(model, {"x": np.array([[0.5, -3, 0, 1]], np.float32)})
-    assert found == {"small": Extreme(3 * 2**-25, 0.5), "out": Extreme(3 * 2**-25, 0.5)}  # 0.5 and 1 are lost
-    assert np.float16(LOST) == 0 and np.float16(np.nextafter(LOST, 1)) > 0
+    feeds = {"x": np.array([[0.5, -3, 0, 0.25]], np.float32)}
+    assert extremes_of(model, feeds) == ({"small": 3 * 2**-24, "out": 3 * 2**-24}, {})
+    # float16 has 2^-24 and nothing smaller: half of it is rounded to zero; zero was zero before.
+    type_graph(model, "fp16", {})
+    largest, lost = extremes_of(emulate(model), feeds)
+    assert lost["small"] == 0.5
+    assert largest["small/rounded"] == 3 * 2**-24 and "small" not in largest
 
 
 def test_images_are_put_together():
     model = vit()
     pixels = np.random.default_rng(0).integers(0, 256, (4, 8, 8, 3), dtype=np.uint8)
+    scale_residual(model, 18)
+    type_graph(model, "fp16", {})
+    emulated = emulate(model)
     alone = []
     for batch in (pixels[:1], pixels[1:3], pixels[3:]):
-        with Extremes(model, PIXELS) as extremes:
+        with Extremes(emulated, PIXELS) as extremes:
             extremes.update(batch)
-            alone.append(extremes.found())
-    with Extremes(model, PIXELS) as extremes:
+            alone.append(extremes)
+    with Extremes(emulated, PIXELS) as extremes:
         for batch in (pixels[:2], pixels[2:]):
             extremes.update(batch)
-        together = extremes.found()
-    for name, each in together.items():
-        assert each.largest == pytest.approx(max(found[name].largest for found in alone), rel=1e-5)
-        shares = [found[name].lost for found in alone]
-        assert each.lost == pytest.approx(np.average(shares, weights=[1, 2, 1]), abs=1e-6)
+    for name, size in extremes.largest().items():
+        assert size == pytest.approx(max(each.largest()[name] for each in alone), rel=1e-5)
+    assert 0 < max(extremes.lost().values()) < 1
+    for name, share in extremes.lost().items():
+        shares = [each.lost()[name] for each in alone]
+        assert share == pytest.approx(np.average(shares, weights=[1, 2, 1]), abs=1e-6)
 
 
 def test_what_is_not_finite_in_float32_is_named():
@@ -75,7 +85,7 @@ def test_what_is_not_finite_in_float32_is_named():
 
 def typed(model, feeds, half="fp16"):
     """(the plan, the answers of the typed graph) of a float graph, which is changed."""
-    plan = plan_half(model, extremes_of(model, feeds), half)
+    plan = plan_half(model, extremes_of(model, feeds)[0], half)
     type_graph(model, half, plan.islands)
     return plan, run(ir.to_proto(emulate(model)), feeds)[0]
 
@@ -96,7 +106,7 @@ def test_a_large_stream_is_scaled_into_the_range_as_a_whole(times):
     feeds = random_feeds(ir.to_proto(model), 4, 0)
     wanted = run(ir.to_proto(model), feeds)[0]
     scale_residual(model, -int(np.log2(times)))
-    assert max(each.largest for each in extremes_of(model, feeds).values()) > LIMIT
+    assert max(extremes_of(model, feeds)[0].values()) > LIMIT
     plan, found = typed(model, feeds)
     assert plan.exponent > 0 and plan.islands == {}
     assert np.isfinite(found).all() and difference(found, wanted) < 5e-3

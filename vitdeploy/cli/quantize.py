@@ -189,6 +189,9 @@ def _half_lines(found: dict[str, Any]) -> list[str]:
     if found["residual_exponent"]:
         lines.append(f"the residual stream is scaled by 2^-{found['residual_exponent']}, which is exact")
     lines += [f"  float32: {count} operations ({reason})" for reason, count in reasons.most_common(LISTED)]
+    for name, share in list(found["underflow"].items())[:1]:
+        count = len(found["underflow"])
+        lines.append(f"underflow: {count} tensors lose over 1 % of their numbers to zero, most {name} ({share:.0%})")
     return lines
 
 

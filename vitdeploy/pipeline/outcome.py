@@ -186,15 +186,20 @@ def engine_facts(artifacts: Mapping[str, Artifact], candidate: Candidate, gate: 
         "weight_bits": engine.weight_bits,
         "verify": verified(artifacts, candidate),
         "quantization": _quantization(artifacts, candidate),
+        "half": _placed(artifacts, candidate).get("half"),
         "gate": {"status": gate.status, "reasons": list(gate.reasons)},
     }
+
+
+def _placed(artifacts: Mapping[str, Artifact], candidate: Candidate) -> dict[str, Any]:
+    return dict(read_json(artifacts[candidate.step("place")].path / "placement.json"))
 
 
 def _quantization(artifacts: Mapping[str, Artifact], candidate: Candidate) -> dict[str, Any] | None:
     """What became of the layers; None for an engine in float. Mixed precision brings what it was chosen by."""
     if candidate.precision not in QUANTIZED:
         return None
-    placed = read_json(artifacts[candidate.step("place")].path / "placement.json")
+    placed = _placed(artifacts, candidate)
     found = {key: placed[key] for key in ("int8", "float", "folds", "hidden")}
     search = artifacts.get(candidate.step("search"))
     if search is not None:

@@ -107,7 +107,7 @@ def _emulated_subject(text: str, file: Path) -> Subject:
 
     def runner() -> Runner:
         data = serialised(emulate(model))
-        return OnnxRuntimeRunner(data, name=name, batch=fixed_batch(spec) or 1, fused=False)
+        return OnnxRuntimeRunner(data, name=name, batch=fixed_batch(spec) or 1, as_written=True)
 
     def contestant(name: str) -> Contestant:
         raise AssertionError("an emulated graph has no latency")

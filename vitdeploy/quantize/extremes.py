@@ -1,8 +1,6 @@
-"""How large and how small the numbers of every tensor get, in one pass over images: what half precision must hold."""
+"""How large the numbers of every tensor get, and how many a rounding makes zero, in one pass over images."""
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -11,6 +9,7 @@ import onnx_ir as ir
 from vitdeploy.errors import DataError
 from vitdeploy.graph.canonical.edit import add_constant
 from vitdeploy.graph.canonical.infer import Inference
+from vitdeploy.graph.half.emulated import HALVES
 from vitdeploy.graph.io import weights_folder
 from vitdeploy.graph.layout import is_layout
 from vitdeploy.quantize.nonfinite import find_nonfinite
@@ -18,22 +17,12 @@ from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.spec import PreprocessSpec
 
-# float16 rounds to zero what is not above half of its smallest subnormal number, 2^-24.
-LOST = 2.0**-25
-LARGEST, SHARE_LOST = "extremes/largest", "extremes/lost"
-
-
-@dataclass(frozen=True)
-class Extreme:
-    """Of one tensor, over all images: the largest magnitude, and the share of its numbers that are not zero but would
-    be in float16."""
-
-    largest: float
-    lost: float
+LARGEST, LOST = "extremes/largest", "extremes/lost"
 
 
 class Extremes:
-    """The extremes of every float32 tensor that a node of the graph computes, while images are shown to it.
+    """The largest magnitude of every float32 tensor that a node of the graph computes, and of a graph that emulates
+    half precision the share of each tensor's numbers that underflow, while images are shown to it.
 
     To be entered before `update`. The graph is not changed. Memory does not depend on the number of images.
 
@@ -50,11 +39,10 @@ class Extremes:
     ) -> None:
         self.model, self.preprocess, self.precision, self.fix = model, preprocess, precision, fix
         self.images = 0
-        probe, self.names = with_extremes(model)
-        self._largest = np.zeros(len(self.names))
-        self._lost = np.zeros(len(self.names))
+        probe, self._measured, self._rounded = with_extremes(model)
+        self._largest, self._lost = np.zeros(len(self._measured)), np.zeros(len(self._rounded))
         data = ir.to_proto(probe).SerializeToString()
-        self._runner = OnnxRuntimeRunner(data, name="range pass", weights=weights_folder(model), fused=False)
+        self._runner = OnnxRuntimeRunner(data, name="range pass", weights=weights_folder(model), as_written=True)
 
     def __enter__(self) -> Extremes:
         self._runner.load()
@@ -73,7 +61,7 @@ class Extremes:
         feed = {tensor.name: pixels if tensor.dtype == "uint8" else normalise(pixels, self.preprocess)}
         outputs = self._runner.infer(feed)
         largest = outputs[LARGEST].astype(np.float64)
-        broken = [name for name, size in zip(self.names, largest, strict=True) if not np.isfinite(size)]
+        broken = [name for name, size in zip(self._measured, largest, strict=True) if not np.isfinite(size)]
         broken += [name for name, array in outputs.items() if array.dtype.kind == "f" and np.isnan(array).any()]
         if broken:
             raise DataError(
@@ -83,49 +71,82 @@ class Extremes:
                 fix=self.fix,
             )
         self._largest = np.maximum(self._largest, largest)
-        self._lost += outputs[SHARE_LOST].astype(np.float64) * len(pixels)
+        if self._rounded:
+            self._lost += outputs[LOST].astype(np.float64) * len(pixels)
         self.images += len(pixels)
 
-    def found(self) -> dict[str, Extreme]:
-        """By tensor name."""
-        shares = self._lost / max(self.images, 1)
-        return {
-            name: Extreme(float(largest), float(lost))
-            for name, largest, lost in zip(self.names, self._largest, shares, strict=True)
-        }
+    def largest(self) -> dict[str, float]:
+        """The largest magnitude of each tensor over all images, by name. What only a rounding reads is measured behind
+        it."""
+        return dict(zip(self._measured, self._largest.tolist(), strict=True))
+
+    def lost(self) -> dict[str, float]:
+        """The share of the numbers of each rounded tensor that the rounding made zero, by the name of the tensor as it
+        was before."""
+        return dict(zip(self._rounded, (self._lost / max(self.images, 1)).tolist(), strict=True))
 
 
-def with_extremes(model: ir.Model) -> tuple[ir.Model, list[str]]:
-    """A copy of a float graph with two outputs more, of a number for each tensor, and the names of these tensors.
+def with_extremes(model: ir.Model) -> tuple[ir.Model, list[str], list[str]]:
+    """A copy of a float graph with one or two outputs more: the largest magnitude of each tensor, and of each tensor
+    that is rounded to half precision and back the share of its numbers that became zero. Then the names of both.
 
     Tensors that layout operations make hold no other numbers than those they are made of, and are left out.
     """
     probe = model.clone()
     Inference(probe)
-    limit, zero = (add_constant(probe, np.array(number, np.float32), "extremes/limit") for number in (LOST, 0))
+    zero = add_constant(probe, np.array(0, np.float32), "extremes/zero")
     one = add_constant(probe, np.array([1], np.int64), "extremes/one")
-    names, columns = [], (list[ir.Value](), list[ir.Value]())
+    largest, lost = dict[str, ir.Value](), dict[str, ir.Value]()
+    for node in [node for node in probe.graph if not (is_layout(node) or _is_fixed(node))]:
+        for value in node.outputs:
+            if value.dtype != ir.DataType.FLOAT or not value.name or _is_only_rounded(value):
+                continue
+            behind = _Behind(node, value.name)  # so that no tensor is kept for longer than it was
+            size = behind.append("ReduceMax", behind.append("Abs", value), keepdims=0)
+            largest[str(value.name)] = behind.append("Reshape", size, one)
+            before = _before_rounding(value)
+            if before is not None:
+                was_number = behind.append("Not", behind.append("Equal", before, zero))
+                is_lost = behind.append("And", was_number, behind.append("Equal", value, zero))
+                ones = behind.append("Cast", is_lost, to=int(ir.DataType.FLOAT))
+                lost[str(before.name)] = behind.append("Reshape", behind.append("ReduceMean", ones, keepdims=0), one)
+    for name, numbers in ((LARGEST, largest), (LOST, lost)):
+        if numbers:
+            together = _Behind(probe.graph[-1], name).append("Concat", *numbers.values(), axis=0)
+            together.name, together.shape = name, ir.Shape([len(numbers)])
+            together.type = ir.TensorType(ir.DataType.FLOAT)
+            probe.graph.outputs.append(together)
+    return probe, list(largest), list(lost)
 
-    def append(operator: str, inputs: list[ir.Value], name: str, **attributes: int) -> ir.Value:
-        node = ir.node(operator, inputs, attributes, name=f"extremes/{name}/{operator}")
+
+class _Behind:
+    """Puts nodes behind `node`, in their order; their names have `name` in them."""
+
+    def __init__(self, node: ir.Node, name: str) -> None:
+        self._last, self._name, self._count = node, f"extremes/{name}", 0
+
+    def append(self, operator: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
+        node = ir.node(operator, list(inputs), attributes, name=f"{self._name}/{self._count}")
         node.outputs[0].name = node.name
-        probe.graph.append(node)
+        self._last.append(node)
+        self._last, self._count = node, self._count + 1
         return node.outputs[0]
 
-    for value in [value for node in probe.graph for value in node.outputs if not is_layout(node)]:
-        if value.dtype != ir.DataType.FLOAT or not value.name:
-            continue
-        name = str(value.name)
-        size = append("Abs", [value], name)
-        small = append("And", [append("Greater", [size, zero], name), append("LessOrEqual", [size, limit], name)], name)
-        lost = append("ReduceMean", [append("Cast", [small], name, to=int(ir.DataType.FLOAT))], name, keepdims=0)
-        largest = append("ReduceMax", [size], name, keepdims=0)
-        names.append(name)
-        for column, number, label in zip(columns, (largest, lost), (LARGEST, SHARE_LOST), strict=True):
-            column.append(append("Reshape", [number, one], f"{name}/{label}"))
-    for label, column in zip((LARGEST, SHARE_LOST), columns, strict=True):
-        together = append("Concat", column, label, axis=0)
-        together.name, together.shape = label, ir.Shape([len(names)])
-        together.type = ir.TensorType(ir.DataType.FLOAT)
-        probe.graph.outputs.append(together)
-    return probe, names
+
+def _is_fixed(node: ir.Node) -> bool:
+    """Whether it computes a constant, such as weights in another type."""
+    return all(value is None or value.is_initializer() for value in node.inputs)
+
+
+def _is_only_rounded(value: ir.Value) -> bool:
+    readers = [use.node for use in value.uses()]
+    return bool(readers) and all(node.op_type == "Cast" and node.outputs[0].dtype in HALVES for node in readers)
+
+
+def _before_rounding(value: ir.Value) -> ir.Value | None:
+    """The float32 tensor that `value` is the rounded one of, if it is."""
+    up = value.producer()
+    down = up.inputs[0].producer() if up is not None and up.op_type == "Cast" and up.inputs[0] is not None else None
+    if down is None or down.op_type != "Cast" or down.outputs[0].dtype not in HALVES:
+        return None
+    return down.inputs[0]

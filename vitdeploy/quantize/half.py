@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import onnx_ir as ir
@@ -22,7 +22,6 @@ from vitdeploy.graph.half.residual_scale import scale_residual, stream_tensors
 from vitdeploy.graph.half.typed import Half, half_roles, is_float, touches_floats
 from vitdeploy.graph.layout import is_layout, origin
 from vitdeploy.graph.linears import Linear
-from vitdeploy.quantize.extremes import Extreme
 
 LARGEST, NORMAL = 65504.0, 2.0**-14
 # Other images reach further than those that were looked at.
@@ -78,12 +77,12 @@ def _moved_to_softmax(node: ir.Node) -> bool:
     return all(use.node.op_type == "Softmax" or _to_softmax(use.node) for value in node.outputs for use in value.uses())
 
 
-def plan_half(model: ir.Model, extremes: Mapping[str, Extreme], half: Half) -> HalfPlan:
+def plan_half(model: ir.Model, extremes: Mapping[str, float], half: Half) -> HalfPlan:
     """Make a float32 graph ready for its types, in place: its function stays the same.
 
     Args:
         model: as `normalise` leaves it, behind `lift_masks`.
-        extremes: of each tensor that its nodes compute, by name.
+        extremes: the largest magnitude of each tensor that its nodes compute, by name.
     """
     found, exponent = dict(extremes), 0
     if half == "fp16":
@@ -97,31 +96,28 @@ def plan_half(model: ir.Model, extremes: Mapping[str, Extreme], half: Half) -> H
     return HalfPlan(islands, exponent)
 
 
-def _scaled_stream(model: ir.Model, extremes: dict[str, Extreme]) -> tuple[dict[str, Extreme], int]:
+def _scaled_stream(model: ir.Model, extremes: dict[str, float]) -> tuple[dict[str, float], int]:
     stream = stream_tensors(model)
-    largest = max((extremes[name].largest for name in stream if name in extremes), default=0.0)
+    largest = max((extremes[name] for name in stream if name in extremes), default=0.0)
     if largest <= LIMIT:
         return extremes, 0
     exponent = math.ceil(math.log2(largest / LIMIT))
     if not scale_residual(model, exponent):
         return extremes, 0
-    scaled = {name: each.largest * 2.0**-exponent for name, each in extremes.items() if name in stream}
-    return {name: replace(each, largest=scaled.get(name, each.largest)) for name, each in extremes.items()}, exponent
+    return {name: size * 2.0**-exponent if name in stream else size for name, size in extremes.items()}, exponent
 
 
-def _scale_products(model: ir.Model, extremes: dict[str, Extreme]) -> None:
+def _scale_products(model: ir.Model, extremes: dict[str, float]) -> None:
     """Divide the weights of linears whose products are too large, and multiply behind them; notes what is new in
     `extremes`."""
     editor = Editor(model)
     for linear in editor.linears:
-        product = linear.node.outputs[0]
-        known = extremes.get(str(product.name))
-        if known is None or known.largest <= LIMIT or _size(linear.input, extremes) > LIMIT:
-            continue
-        _scale_product(editor, linear, math.ceil(math.log2(known.largest / LIMIT)), extremes)
+        size = extremes.get(str(linear.node.outputs[0].name), 0.0)
+        if size > LIMIT >= _size(linear.input, extremes):
+            _scale_product(editor, linear, math.ceil(math.log2(size / LIMIT)), extremes)
 
 
-def _scale_product(editor: Editor, linear: Linear, exponent: int, extremes: dict[str, Extreme]) -> None:
+def _scale_product(editor: Editor, linear: Linear, exponent: int, extremes: dict[str, float]) -> None:
     product = linear.node.outputs[0]
     readers = list(product.uses())
     factor = np.float32(2.0**-exponent)
@@ -144,10 +140,10 @@ def _scale_product(editor: Editor, linear: Linear, exponent: int, extremes: dict
     for reader, index in readers:
         reader.replace_input_with(index, node.outputs[0])
     extremes[str(node.outputs[0].name)] = large
-    extremes[str(product.name)] = replace(large, largest=large.largest * float(factor))
+    extremes[str(product.name)] = large * float(factor)
 
 
-def _reason(node: ir.Node, extremes: Mapping[str, Extreme], half: Half, opset: int) -> str | None:
+def _reason(node: ir.Node, extremes: Mapping[str, float], half: Half, opset: int) -> str | None:
     """Why an operation stays in float32; None where it does not."""
     if half_roles(node, opset, half) is None:
         return f"ONNX has no {node.op_type} in {half} at opset {opset}"
@@ -175,9 +171,9 @@ def _reason(node: ir.Node, extremes: Mapping[str, Extreme], half: Half, opset: i
     return None
 
 
-def _size(value: ir.Value, extremes: Mapping[str, Extreme]) -> float:
+def _size(value: ir.Value, extremes: Mapping[str, float]) -> float:
     """The largest magnitude of a computed tensor; 0 where nothing is known of it."""
     for name in (str(value.name), str(origin(value).name)):
         if name in extremes:
-            return extremes[name].largest
+            return extremes[name]
     return 0.0

@@ -13,7 +13,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from vitdeploy.report import changes, lookup, measures, quantization, selftest, table, text, tuning
+from vitdeploy.report import changes, half, lookup, measures, quantization, selftest, table, text, tuning
 from vitdeploy.report.plots import render_plots
 from vitdeploy.report.svg import Plot
 
@@ -161,6 +161,7 @@ def _context(report: dict[str, Any], images: Mapping[str, bytes]) -> dict[str, A
         "changes": changes.graph_changes(report),
         "bars": _BARS.get(report["task"]),
         "quantized": quantization.quantized_engines(report),
+        "half": half.half_engines(report),
         "shown": quantization.SHOWN,
         "examples": examples,
         "ticked": any(group.correct for example in examples for group in example.groups),

@@ -46,14 +46,15 @@ def open_session(
     threads: int = 0,
     profile: Path | None = None,
     weights: Path | None = None,
-    fused: bool = True,
+    as_written: bool = False,
 ) -> Any:
     """An `onnxruntime.InferenceSession` on the CPU.
 
     A dynamic axis named "batch" is pinned to `batch` before the graph is optimised, so that shapes are static.
     `threads` is the number of intra-operator threads (0: the runtime's own choice). `profile` is the prefix of a
-    profile file. `weights` is the folder of the external data of a graph that comes as bytes. Without `fused` products
-    between Q/DQ are computed in float, as they are written, which INT8 kernels of some CPUs are not exact to.
+    profile file. `weights` is the folder of the external data of a graph that comes as bytes. `as_written` is for
+    graphs that are evaluated, not served: products between Q/DQ are computed in float, which INT8 kernels of some CPUs
+    are not exact to, and nodes in their order, which frees tensors as soon as it can be.
 
     Raises:
         EngineError: ONNX Runtime refuses the graph.
@@ -70,8 +71,9 @@ def open_session(
         options.profile_file_prefix = os.fspath(profile)
     if weights is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.fspath(weights))
-    if not fused:
+    if as_written:
         options.add_session_config_entry("session.disable_quant_qdq", "1")
+        options.execution_order = runtime.ExecutionOrder.PRIORITY_BASED
     model, shown = (graph, "the graph") if isinstance(graph, bytes) else (os.fspath(graph), os.fspath(graph))
     try:
         session = runtime.InferenceSession(model, options, providers=[CPU_PROVIDER])
@@ -95,19 +97,19 @@ class OnnxRuntimeRunner(Runner):
         batch: int | None = None,
         threads: int = 0,
         weights: Path | None = None,
-        fused: bool = True,
+        as_written: bool = False,
     ) -> None:
         super().__init__(name)
         self.graph = graph
         self.weights = weights
-        self.fused = fused
+        self.as_written = as_written
         self.batch = batch
         self.threads = threads
         self._session: Any = None
 
     def _load(self) -> None:
         self._session = open_session(
-            self.graph, batch=self.batch, threads=self.threads, weights=self.weights, fused=self.fused
+            self.graph, batch=self.batch, threads=self.threads, weights=self.weights, as_written=self.as_written
         )
         self.inputs = tuple(tensor_spec(tensor, self.batch) for tensor in self._session.get_inputs())
         self.outputs = tuple(tensor_spec(tensor, self.batch) for tensor in self._session.get_outputs())

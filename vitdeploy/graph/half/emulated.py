@@ -10,10 +10,8 @@ DequantizeLinear gives there is not rounded.
 
 from __future__ import annotations
 
-import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.canonical.edit import add_constant
 from vitdeploy.graph.layout import is_layout
 
 HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -25,8 +23,8 @@ def emulate(model: ir.Model) -> ir.Model:
     """A copy in float32 that gives the same numbers as the typed graph, but for the rounding inside of operations."""
     copy = model.clone()
     for value in list(copy.graph.initializers.values()):
-        if value.dtype in HALVES and value.const_value is not None:
-            _replace(copy, value)
+        if value.dtype in HALVES:
+            _widen(copy, value)
     typed = {value for node in copy.graph for value in node.outputs if value.dtype in HALVES}
     kinds = {value: value.dtype for value in typed}
     for value in typed:
@@ -43,17 +41,15 @@ def emulate(model: ir.Model) -> ir.Model:
     return copy
 
 
-def _replace(model: ir.Model, value: ir.Value) -> None:
-    assert value.const_value is not None
-    array = value.const_value.numpy().astype(np.float32)
-    name = str(value.name)
-    readers = list(value.uses())
-    for node, index in readers:
-        node.replace_input_with(index, None)
-    del model.graph.initializers[name]
-    constant = add_constant(model, array, name)
-    for node, index in readers:
-        node.replace_input_with(index, constant)
+def _widen(model: ir.Model, constant: ir.Value) -> None:
+    """Let everything that reads `constant` read it in float32: by a Cast, so that weights keep their size."""
+    readers = list(constant.uses())
+    cast = ir.node("Cast", [constant], {"to": int(ir.DataType.FLOAT)}, name=f"{constant.name}/float32")
+    cast.outputs[0].name, cast.outputs[0].shape = cast.name, constant.shape
+    cast.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    model.graph.insert_before(model.graph[0], cast)
+    for reader, index in readers:
+        reader.replace_input_with(index, cast.outputs[0])
 
 
 def _round(node: ir.Node, value: ir.Value, kind: ir.DataType | None) -> None:

@@ -27,7 +27,7 @@ from vitdeploy.pipeline.stages.files import MODEL_FILE, write_json
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, check_precision, refuse_placed
 from vitdeploy.pipeline.stages.search import SearchConfig, find_sensitivity
 from vitdeploy.quantize.error import range_of
-from vitdeploy.quantize.extremes import Extreme, Extremes
+from vitdeploy.quantize.extremes import Extremes
 from vitdeploy.quantize.half import HalfPlan, lift_masks, plan_half
 from vitdeploy.quantize.placement import choose, ignored, place, shape
 from vitdeploy.quantize.prepare import prepare, widened
@@ -39,6 +39,8 @@ from vitdeploy.spec import Precision, PreprocessSpec, WeightBits
 QDQ_OPSET = 19
 EIGHT_BITS = ("int8", "fp8")
 BATCH = 4
+# Tensors that lose more of their numbers to zero than this share are told.
+UNDERFLOW = 0.01
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def _prepare_types(model: ir.Model, half: Half, images: Images, ignore: Sequence
     cast_pixels_first(model)
     if half == "bf16":
         patches_to_matmul(model)
-    plan = plan_half(model, _extremes(model, images, "range pass", progress), half)
+    plan = plan_half(model, _extremes(model, images, "range pass", progress).largest(), half)
     nodes = {linear.name: str(linear.node.name) for linear in find_linears(model)}
     asked = {nodes[name]: "ignored on request" for name in ignored(list(nodes), ignore)}
     return replace(plan, islands={**plan.islands, **asked})
@@ -139,20 +141,19 @@ def _write_types(model: ir.Model, half: Half, plan: HalfPlan, images: Images, pr
     says of them."""
     type_graph(model, half, plan.islands)
     text = {"fp16": "float16", "bf16": "bfloat16"}[half]
-    _extremes(emulate(model), images, f"evaluate with {text} storage", progress, text)
-    return {"type": half, "residual_exponent": plan.exponent, **_census(model, plan)}
+    lost = _extremes(emulate(model), images, f"evaluate with {text} storage", progress, text).lost()
+    underflow = {name: share for name, share in sorted(lost.items(), key=lambda row: -row[1]) if share > UNDERFLOW}
+    return {"type": half, "residual_exponent": plan.exponent, **_census(model, plan), "underflow": underflow}
 
 
-def _extremes(
-    model: ir.Model, images: Images, text: str, progress: Progress, precision: str = "float32"
-) -> dict[str, Extreme]:
+def _extremes(model: ir.Model, images: Images, text: str, progress: Progress, precision: str = "float32") -> Extremes:
     fixes = {} if precision == "float32" else {"fix": "leave this node's layer in float32 (--ignore), or take bf16"}
     counter = Counter(progress, text, len(images.samples))
     with Extremes(model, images.preprocess, precision, **fixes) as extremes:
         for pixels in images.batches(model):
             extremes.update(pixels)
             counter(len(pixels))
-        return extremes.found()
+    return extremes
 
 
 def _census(model: ir.Model, plan: HalfPlan) -> dict[str, Any]:

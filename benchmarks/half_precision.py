@@ -1,0 +1,107 @@
+"""What FP16 does to a model whose residual stream is made too large for it: with the range pass, and without.
+
+vitdeploy export vit_large_patch16_224 -o float && vitdeploy optimize float -o large
+python benchmarks/half_precision.py --data IMAGE_FOLDER [--times 4096] [--images 16] large/model.onnx ...
+
+The residual stream is multiplied by --times, which changes no answer: norms divide it out again. The graph is then
+typed as it is, and with the range pass on one half of the images; both are evaluated on the other half, with FP16
+storage and FP32 accumulation, and compared with FP32. With --times 1 the model stays as it is. One process a model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def child(graph: Path, folder: Path, times: float, count: int) -> dict[str, Any]:
+    from vitdeploy.data.folder import scan
+    from vitdeploy.graph.half.residual_scale import scale_residual
+    from vitdeploy.graph.half.typed import type_graph
+    from vitdeploy.graph.io import get_metadata, load_graph, save_graph
+    from vitdeploy.pipeline.stages.quantize import PlaceConfig
+    from vitdeploy.pipeline.stages.typed import Images, place_typed
+    from vitdeploy.quantize.half import lift_masks
+
+    found, _ = scan(folder, "none")
+    samples = list(itertools.islice(itertools.cycle(found), count))
+    calibration, evaluation = samples[: count // 2], samples[count // 2 :]
+    with tempfile.TemporaryDirectory() as work:
+        large, out = Path(work) / "model.onnx", Path(work) / "placed"
+        out.mkdir()
+        model = load_graph(graph)
+        pixels = list(Images(evaluation, get_metadata(model, str(graph)).images).batches(model))
+        wanted = answers(graph, pixels)
+        scaled = scale_residual(model, -round(math.log2(times)))
+        save_graph(model, large)
+        plain = load_graph(large)
+        lift_masks(plain)
+        type_graph(plain, "fp16", {})
+        save_graph(plain, Path(work) / "plain.onnx")
+        facts = place_typed(PlaceConfig("tensorrt", "fp16"), large, None, calibration, out)["half"]
+        return {
+            "scaled": scaled,
+            "exponent": facts["residual_exponent"],
+            "islands": len(facts["float32"]),
+            "float32": facts["macs"]["float32"] / sum(facts["macs"].values()),
+            "without": compared(answers(Path(work) / "plain.onnx", pixels), wanted),
+            "with": compared(answers(out / "model.onnx", pixels), wanted),
+            "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
+        }
+
+
+def answers(graph: Path, pixels: list[np.ndarray]) -> list[np.ndarray]:
+    """Every output for all images, flattened to [images, numbers], in float32 or as its types would give them."""
+    from vitdeploy.graph.half.emulated import emulate
+    from vitdeploy.graph.io import load_graph, serialised, weights_folder
+    from vitdeploy.runtime.ort import OnnxRuntimeRunner
+
+    model = emulate(load_graph(graph))
+    with OnnxRuntimeRunner(serialised(model), name="graph", weights=weights_folder(model), as_written=True) as runner:
+        batches = [runner.infer({runner.inputs[0].name: batch}) for batch in pixels]
+    return [np.concatenate([b[t.name].reshape(len(b[t.name]), -1) for b in batches]) for t in runner.outputs]
+
+
+def compared(found: list[np.ndarray], wanted: list[np.ndarray]) -> dict[str, float]:
+    """The share of numbers that are finite, the same largest number in a row, and the largest relative difference."""
+    finite = min(float(np.isfinite(array).mean()) for array in found)
+    same = float(np.mean(np.nan_to_num(found[0]).argmax(1) == wanted[0].argmax(1)))
+    worst = max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(found, wanted, strict=True))
+    return {"finite": finite, "same": same, "difference": worst}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("graphs", nargs="+")
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--times", type=float, default=4096)
+    parser.add_argument("--images", type=int, default=16)
+    parser.add_argument("--child", action="store_true")
+    args = parser.parse_args()
+    if args.child:
+        print(json.dumps(child(Path(args.graphs[0]), Path(args.data), args.times, args.images)))
+        return
+    print(f"{'graph':<40}{'2^-k':>5}{'islands':>9}{'float32':>9}{'peak GB':>9}   FP16 as it is; with the range pass")
+    for graph in args.graphs:
+        options = ["--data", args.data, "--times", str(args.times), "--images", str(args.images), "--child"]
+        done = subprocess.run([sys.executable, __file__, graph, *options], check=True, capture_output=True, text=True)
+        found = json.loads(done.stdout.splitlines()[-1])
+        row = f"{graph:<40}{found['exponent']:>5}{found['islands']:>9}{found['float32']:>9.2%}{found['peak']:>9.1f}"
+        for key in ("without", "with"):
+            each = found[key]
+            row += f"   {each['finite']:.0%} finite, {each['same']:.1%} same, off by {each['difference']:.2g}"
+        print(row, flush=True)
+
+
+if __name__ == "__main__":
+    main()
