@@ -24,6 +24,7 @@ COMMANDS = {
     "compile": "A graph to an engine for one target.",
     "verify": "An artifact against the original, on the same images.",
     "bench": "Latency and throughput, one process an artifact, in alternating blocks.",
+    "compare": "Two bundles or reports: a gate against lost answers and slower engines.",
     "predict": "What a bundle says to images.",
     "explain": "Where a model looks: attention maps over an image.",
     "inspect": "What a bundle or an ONNX file holds; checks every digest.",

@@ -51,7 +51,7 @@ class Subject:
     """One artifact to verify or bench, and how its inputs and outputs are read.
 
     `own` is False where the setting is only the architecture's default: the other side's preprocessing is taken then.
-    `remarks`: what is to be said of it on this machine.
+    `remarks`: what is to be said of it on this machine. `artifact`: an engine's name in its bundle.
     """
 
     name: str
@@ -61,6 +61,7 @@ class Subject:
     runner: Callable[[], Runner]
     contestant: Callable[[str], Contestant]
     remarks: tuple[str, ...] = ()
+    artifact: str = ""
 
 
 Finder = Callable[[str], list[Subject]]
@@ -183,6 +184,7 @@ def _engine_subject(
         lambda: make_runner(folder, engine, trust=trust),
         lambda name: engine_contestant(engine, folder, name, trust),
         tuple(weight_remarks(engine, describe_host()["isa"])),
+        engine.artifact,
     )
 
 

@@ -13,7 +13,8 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from vitdeploy.report import changes, half, lookup, measures, quantization, selftest, table, text, tuning
+from vitdeploy.report import changes, half, lookup, measures, quantization, regression, selftest, table, text, tuning
+from vitdeploy.report.latency import latency_plot
 from vitdeploy.report.plots import render_plots
 from vitdeploy.report.svg import Plot
 
@@ -125,6 +126,24 @@ def render_selftest(document: dict[str, Any]) -> str:
     ]
     template = _environment().get_template("selftest_page.html.jinja")
     return template.render(report=report, models=models, chips=selftest.CHIPS)
+
+
+def render_regression(document: dict[str, Any]) -> str:
+    """The page of a comparison of two bundles or reports. `document` is the content of compare.json, and taken as
+    untrusted."""
+    report = text.cleaned(document)
+    plot = latency_plot({"engines": [], "bench": report["bench"]}) if report["bench"] else None
+    return (
+        _environment()
+        .get_template("regression_page.html.jinja")
+        .render(
+            report=report,
+            gate=table.gate(report["gate"]["status"]),
+            rows=regression.pair_rows(report),
+            metrics=regression.metrics(report),
+            plots=[] if plot is None else [_shown(plot)],
+        )
+    )
 
 
 def _environment() -> Environment:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -28,13 +29,7 @@ def accuracy_gate(agreement: Comparison, budget: Budget) -> Gate:
     """
     found: list[tuple[Status, str]] = []
     if budget.max_drop is not None:
-        if agreement.drop is None or agreement.drop_ci95 is None:
-            found.append(("undecided", "max_drop needs labels, and the images have none"))
-        else:
-            low, high = agreement.drop_ci95
-            status = _status(low, high, budget.max_drop)
-            text = f"drop {agreement.drop:.2f} points [{low:.2f}, {high:.2f}], budget {budget.max_drop:g}"
-            found.append((status, text + _needed(status, agreement.n, agreement.drop, low, high, budget.max_drop)))
+        found.append(_drop(agreement.n, agreement.drop, agreement.drop_ci95, budget.max_drop))
     if budget.min_agreement is not None:
         low, high = agreement.agreement_ci95
         status = _status(-high, -low, -budget.min_agreement)
@@ -43,6 +38,20 @@ def accuracy_gate(agreement: Comparison, budget: Budget) -> Gate:
             (status, text + _needed(status, agreement.n, agreement.agreement, low, high, budget.min_agreement))
         )
     return combine(found)
+
+
+def drop_gate(n: int, drop: float | None, interval: tuple[float, float] | None, max_drop: float | None) -> Gate:
+    """Judge the drop alone, in points on n images, as `accuracy_gate` does; without a drop it is undecided."""
+    return Gate("none") if max_drop is None else combine([_drop(n, drop, interval, max_drop)])
+
+
+def _drop(n: int, drop: float | None, interval: tuple[float, float] | None, max_drop: float) -> tuple[Status, str]:
+    if drop is None or interval is None:
+        return "undecided", "max_drop needs labels, and the images have none"
+    low, high = interval
+    status = _status(low, high, max_drop)
+    text = f"drop {drop:.2f} points [{low:.2f}, {high:.2f}], budget {max_drop:g}"
+    return status, text + _needed(status, n, drop, low, high, max_drop)
 
 
 def bound_gate(what: str, value: float, bound: float | None, unit: str, flags: tuple[str, ...] = ()) -> Gate:
@@ -55,6 +64,23 @@ def bound_gate(what: str, value: float, bound: float | None, unit: str, flags: t
     return combine(
         [("undecided", f"{text}; the measurement is flagged {', '.join(flags)}") if flags else ("pass", text)]
     )
+
+
+def slowdown_gate(
+    what: str, ratio: float, interval: tuple[float, float], max_slowdown: float | None, flags: Sequence[str] = ()
+) -> Gate:
+    """Judge by how much a time has grown: `ratio` is new / old, `max_slowdown` a percentage. A flagged measurement
+    passes nothing."""
+    if max_slowdown is None:
+        return Gate("none")
+    low, high = (100 * (bound - 1) for bound in interval)
+    status = _status(low, high, max_slowdown)
+    text = f"{what} {100 * (ratio - 1):+.1f} % [{low:+.1f}, {high:+.1f}], budget {max_slowdown:+g} %"
+    if status == "pass" and flags:
+        return Gate("undecided", (f"{text}; the measurement is flagged {', '.join(flags)}",))
+    if status == "undecided":
+        text += "; undecided: needs more rounds (--duration)"
+    return combine([(status, text)])
 
 
 def combine(found: list[tuple[Status, str]]) -> Gate:

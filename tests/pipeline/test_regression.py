@@ -1,0 +1,256 @@
+"""`compare`: which engines are compared, what is judged, and what is said of bundles and of reports."""
+
+import copy
+import json
+import shutil
+import xml.etree.ElementTree as ElementTree
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from tests.command_line import command_line
+from tests.report.test_html import HOSTILE, Page
+from vitdeploy.bench.contest import Protocol
+from vitdeploy.errors import InputError, MissingFileError, TargetError
+from vitdeploy.graph.io import load_graph, save_graph
+from vitdeploy.pipeline.progress import silent
+from vitdeploy.pipeline.regression.compare import compare
+from vitdeploy.pipeline.regression.findings import Limits
+from vitdeploy.pipeline.regression.pairs import Pair, pair_up
+from vitdeploy.pipeline.regression.reports import NOT_IN_TURNS
+from vitdeploy.pipeline.subjects import compile_bundle
+from vitdeploy.pipeline.tasks.kit import DataChoice
+from vitdeploy.report.html import render_regression
+from vitdeploy.report.junit import render_junit
+from vitdeploy.runtime import load
+
+ENGINE = "openvino-cpu-int8"
+STRICT = Limits(max_drop=1.0, max_slowdown=5.0)
+
+
+def a_report(right=9000, n=10000, milliseconds=2.0, flags=(), engine=ENGINE, seed=0):
+    """A report.json with `right` answers of `n`, and 24 rounds around a latency that scatter by 1 %."""
+    scatter = np.random.default_rng(seed).normal(1, 0.01, 24)
+    return {
+        "format": 1,
+        "name": "example",
+        "task": "classification",
+        "created": "2025-01-02T03:04:05+00:00",
+        "engines": [{"artifact": engine, "verify": {"n": n, "metric": "top-1", "value": 100 * right / n}}],
+        "bench": {
+            "results": [{"artifact": engine, "flags": list(flags)}],
+            "block_medians_ms": {engine: (milliseconds * scatter).tolist()},
+        },
+        "environment": {"cpu": "a CPU", "cores": "2", "machine": "x86_64"},
+        "provenance": {"data": {"evaluation": "ab" * 32}},
+    }
+
+
+def compared(folder, baseline, candidate, limits=STRICT, choice=None, target=None, duration=0.1):
+    """(the document, the gate) of two reports, or of two folders."""
+    paths = []
+    for name, each in (("old.json", baseline), ("new.json", candidate)):
+        path = each
+        if isinstance(each, dict):
+            path = folder / name
+            path.write_text(json.dumps(each))
+        paths.append(path)
+    options = {"target": target, "choice": choice, "skip_bad": False, "trust": None, "progress": silent}
+    protocol = Protocol(("single",), (1,), duration, block_seconds=0.02, min_rounds=3, warmup=0.02)
+    return compare(*paths, limits, protocol=protocol, **options)
+
+
+# --- pairs ------------------------------------------------------------------------------------------------------------
+
+
+def test_engines_of_one_name_are_partners_and_single_ones_too():
+    assert pair_up(["a", "b"], ["b", "c"]) == (
+        [Pair("b", "b")],
+        ["a is in the baseline only", "c is in the candidate only"],
+    )
+    assert pair_up(["a"], ["b"]) == ([Pair("a", "b")], [])
+    assert Pair("a", "b").name == "a → b"
+    with pytest.raises(TargetError, match="no engine in common"):
+        pair_up(["a", "b"], ["c"])
+
+
+# --- reports ----------------------------------------------------------------------------------------------------------
+
+
+def test_equal_reports_pass(tmp_path):
+    document, gate = compared(tmp_path, a_report(), a_report(seed=1))
+    assert gate.status == "pass" and gate.reasons == ()
+    [engine] = document["engines"]
+    assert engine["accuracy"]["drop"] == 0 and engine["ratios"][0]["difference"] == "no difference"
+    assert NOT_IN_TURNS in document["remarks"] and not document["measured"]
+
+
+@pytest.mark.parametrize(
+    ("candidate", "check", "reason"),
+    [
+        ({"milliseconds": 2.2}, "latency", "latency +10"),
+        ({"right": 8700}, "accuracy", "drop 3.00 points"),
+    ],
+)
+def test_what_is_lost_is_found(tmp_path, candidate, check, reason):
+    document, gate = compared(tmp_path, a_report(), a_report(**candidate))
+    assert gate.status == "fail" and reason in gate.reasons[0] and gate.reasons[0].startswith(ENGINE)
+    statuses = {each["name"]: each["status"] for each in document["engines"][0]["checks"]}
+    assert statuses[check] == "fail"
+
+
+def test_what_is_gained_passes(tmp_path):
+    document, gate = compared(tmp_path, a_report(), a_report(right=9500, milliseconds=1.0))
+    assert gate.status == "pass"
+    assert document["engines"][0]["ratios"][0]["difference"] == "faster"
+
+
+def test_a_flagged_measurement_passes_nothing_but_short_is_no_obstacle(tmp_path):
+    document, gate = compared(tmp_path, a_report(flags=["short"]), a_report(), Limits(None, 5.0))
+    assert gate.status == "pass"
+    document, gate = compared(tmp_path, a_report(), a_report(flags=["throttled"]), Limits(None, 5.0))
+    assert gate.status == "undecided" and "flagged throttled" in gate.reasons[0]
+    assert document["engines"][0]["flags"] == ["throttled"]
+
+
+def test_other_machines_and_other_images_decide_nothing(tmp_path):
+    other = a_report()
+    other["environment"]["cpu"] = "another CPU"
+    other["provenance"]["data"]["evaluation"] = "cd" * 32
+    document, gate = compared(tmp_path, a_report(), other)
+    assert gate.status == "undecided"
+    assert any("max_drop needs images" in reason for reason in gate.reasons)
+    assert any("a CPU, 2, x86_64 against another CPU, 2, x86_64" in reason for reason in gate.reasons)
+    assert any("different images" in remark for remark in document["remarks"])
+
+
+def test_what_was_not_measured_is_not_decided(tmp_path):
+    without = {**a_report(), "bench": None}
+    _, gate = compared(tmp_path, without, a_report())
+    assert gate.status == "undecided" and "max_slowdown needs times" in gate.reasons[-1]
+    detector = {**a_report(), "task": "detection"}
+    _, gate = compared(tmp_path, detector, detector, Limits(1.0, None))
+    assert gate.status == "undecided" and "have no interval" in gate.reasons[0]
+    document, gate = compared(tmp_path, a_report(), a_report(n=5000, right=4500), Limits(None, None))
+    assert gate.status == "none" and document["engines"][0]["accuracy"] is None
+
+
+def test_a_target_chooses_engines(tmp_path):
+    both = a_report()
+    both["engines"].append({**both["engines"][0], "artifact": "onnxruntime-cpu-int8"})
+    document, _ = compared(tmp_path, both, both, target="onnxruntime-cpu")
+    assert [engine["engine"] for engine in document["engines"]] == ["onnxruntime-cpu-int8"]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "found"),
+    [
+        (lambda report: report.pop("engines"), "engines: Field required"),
+        (lambda report: report.update(format=2), "format: Input should be 1"),
+        (lambda report: report["engines"][0]["verify"].update(value=float("nan")), "value"),
+        (lambda report: report["bench"]["block_medians_ms"].update({ENGINE: [-1.0]}), "greater than 0"),
+    ],
+)
+def test_what_is_no_report_is_refused(tmp_path, spoil, found):
+    report = copy.deepcopy(a_report())
+    spoil(report)
+    with pytest.raises(InputError) as caught:
+        compared(tmp_path, a_report(), report)
+    assert "is no report" in caught.value.message and found in caught.value.found
+
+
+def test_what_is_neither_is_refused(tmp_path):
+    with pytest.raises(MissingFileError, match="neither a bundle nor a report"):
+        compared(tmp_path, tmp_path / "nothing", a_report())
+    with pytest.raises(InputError, match="answer no images"):
+        compared(tmp_path, a_report(), a_report(), choice=DataChoice(tmp_path, "none", None, 0, "all", 0))
+
+
+# --- bundles ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def bundles(small_export, tmp_path_factory):
+    """The small model; the same again; and one that answers a class more often than it should."""
+    folder = tmp_path_factory.mktemp("bundles")
+    for name in ("old", "same", "spoilt"):
+        (folder / name).mkdir()
+    for name in ("old", "same"):
+        compile_bundle(small_export / "model.onnx", "onnxruntime-cpu", None, None, folder / name)
+    model = load_graph(small_export / "model.onnx")
+    bias = next(node for node in reversed(list(model.graph)) if node.op_type == "Add")
+    name, value = next((i, v) for i, v in enumerate(bias.inputs) if v.is_initializer())
+    shifted = value.const_value.numpy() + np.eye(10, dtype=np.float32)[3] * 5
+    value.const_value = ir.tensor(shifted, name=value.name)
+    save_graph(model, folder / "spoilt.onnx")
+    compile_bundle(folder / "spoilt.onnx", "onnxruntime-cpu", None, None, folder / "spoilt")
+    return folder
+
+
+def test_the_same_bundle_is_quiet_about_answers(bundles, tmp_path):
+    document, gate = compared(tmp_path, bundles / "old", bundles / "same", Limits(0.0, None))
+    assert gate.status == "pass" and document["measured"]
+    [engine] = document["engines"]
+    assert engine["accuracy"]["how"] == "same files" and engine["accuracy"]["drop_ci95"] == (0.0, 0.0)
+    assert [ratio["metric"] for ratio in engine["ratios"]] == ["latency"]
+    names = [row["artifact"] for row in document["bench"]["results"]]
+    assert names == ["baseline onnxruntime-cpu-fp32", "candidate onnxruntime-cpu-fp32"]
+
+
+@pytest.fixture(scope="module")
+def answered(bundles, digits, tmp_path_factory):
+    """Images in folders named by what the old bundle answers, so that it is always right."""
+    folder = tmp_path_factory.mktemp("answered")
+    for index in range(10):
+        (folder / str(index)).mkdir()
+    with load(bundles / "old") as predictor:
+        for image in sorted((digits / "calibration").rglob("*.png"))[:64]:
+            shutil.copy(image, folder / str(predictor.predict(image).index))
+    return DataChoice(folder, "folders", None, 0, "all", 0)
+
+
+def test_a_bundle_with_other_answers_fails(bundles, answered, tmp_path):
+    document, gate = compared(tmp_path, bundles / "old", bundles / "spoilt", Limits(1.0, None), answered)
+    accuracy = document["engines"][0]["accuracy"]
+    assert (accuracy["how"], accuracy["n"], accuracy["baseline"]) == ("measured", 64, 100.0)
+    assert accuracy["candidate"] == accuracy["agreement"] < 90
+    assert gate.status == "fail" and "drop" in gate.reasons[0]
+    page = Page(render_regression(json.loads(json.dumps(document)))).text
+    assert "onnxruntime-cpu-fp32" in page and "accuracy: measured" in page and "Latency" in page
+
+
+def test_the_command_writes_all_and_leaves_5(bundles, answered, tmp_path, shared_store):
+    with command_line(tmp_path, shared_store, short_bench=True) as here:
+        plain = ("--data", answered.path, "--duration", 0.1, "--junit", "junit.xml", "-o", "found")
+        done = here("compare", bundles / "old", bundles / "spoilt", "--max-drop", 1, *plain)
+        assert done.returncode == 5 and "accuracy gate fail; drop" in done.stdout and "baseline 100.00 %" in done.stdout
+        assert json.loads((tmp_path / "found" / "compare.json").read_text())["gate"]["status"] == "fail"
+        assert "Gate failed" in (tmp_path / "found" / "compare.html").read_text()
+        assert ElementTree.parse(tmp_path / "junit.xml").getroot().get("failures") == "1"  # noqa: S314
+        found = here("compare", bundles / "old", bundles / "same", "--json", "--duration", 0.1).document
+        assert found["gate"]["status"] == "none" and found["bench"]["results"]
+        assert here("compare", bundles / "old", bundles / "same", "--junit", "no/such/x.xml").returncode == 2
+        assert "need --data" in here("compare", bundles / "old", bundles / "same", "--labels", "none").stderr
+
+
+# --- what is written --------------------------------------------------------------------------------------------------
+
+
+def test_junit_has_a_case_for_each_check(tmp_path):
+    document, _ = compared(tmp_path, a_report(), a_report(milliseconds=2.2), Limits(None, 5.0))
+    document["engines"][0]["engine"] = HOSTILE
+    suite = ElementTree.fromstring(render_junit(document)).find("testsuite")  # noqa: S314
+    assert suite.attrib["tests"] == "2" and suite.attrib["failures"] == "1" and suite.attrib["skipped"] == "1"
+    cases = {case.get("name"): case for case in suite}
+    assert cases["accuracy"].find("skipped") is not None
+    assert cases["latency"].find("failure").get("type") == "fail"
+    assert "latency +10" in cases["latency"].find("failure").text
+    assert "<script>" in cases["latency"].get("classname") and "\x1b" not in cases["latency"].get("classname")
+
+
+def test_the_page_escapes_what_reports_say(tmp_path):
+    document, _ = compared(tmp_path, a_report(engine=HOSTILE), a_report(engine=HOSTILE))
+    document["candidate"], document["remarks"] = HOSTILE, [HOSTILE]
+    html = render_regression(json.loads(json.dumps(document)))
+    assert "<script" not in html and "no difference" in html and "Gate" in html

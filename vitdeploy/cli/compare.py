@@ -1,0 +1,149 @@
+"""`vitdeploy compare A B`: what B has lost or gained against A, as a gate for CI."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from vitdeploy.cli.console import Console, Number, interval, output_options
+from vitdeploy.cli.trust import trust_option
+
+OUTPUT_FILES = ("compare.json", "compare.html")
+
+
+@click.command("compare")
+@click.argument("baseline", type=click.Path(path_type=Path))
+@click.argument("candidate", type=click.Path(path_type=Path))
+@click.option("--max-drop", type=Number(min=0), help="Gate: points of accuracy that may be lost.")
+@click.option("--max-slowdown", type=Number(min=0), help="Gate: percent by which latency and time per image may grow.")
+@click.option("--data", type=click.Path(path_type=Path), help="Images, best with labels, that both bundles answer.")
+@click.option(
+    "--labels",
+    type=click.Choice(["folders", "none", "yolo", "coco", "panoptic"]),
+    help="Where labels come from. Default: class folders where there are any.",
+)
+@click.option("--annotations", type=click.Path(path_type=Path), help="YOLO's folder, or COCO's JSON file.")
+@click.option("--target", help="Compare the engines of this target only.")
+@click.option(
+    "--duration",
+    type=Number(min=0, min_open=True, max=3600),
+    default=10.0,
+    show_default=True,
+    help="Seconds an engine and scenario of the bench.",
+)
+@click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
+@click.option(
+    "--junit", type=click.Path(path_type=Path, dir_okay=False), help="Write the checks as JUnit's XML to this file."
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write compare.json and compare.html here.")
+@trust_option
+@output_options
+def command(
+    console: Console,
+    baseline: Path,
+    candidate: Path,
+    max_drop: float | None,
+    max_slowdown: float | None,
+    data: Path | None,
+    labels: str | None,
+    annotations: Path | None,
+    target: str | None,
+    duration: float,
+    skip_bad: bool,
+    junit: Path | None,
+    output: Path | None,
+    trust: Path | None,
+) -> None:
+    """Two bundles, or two reports: a gate against lost answers and slower engines.
+
+    Bundles are run here: engines of one target and precision answer the images of --data, and are measured in turns.
+    Of reports (report.json) what they say is compared; that is weaker, since the two were not measured in turns. Exit
+    code 5 when a limit is not kept, or not provably.
+    """
+    from vitdeploy.bench.contest import Protocol
+    from vitdeploy.errors import GateError
+    from vitdeploy.pipeline.regression.compare import compare
+    from vitdeploy.pipeline.regression.findings import Limits
+    from vitdeploy.pipeline.stages.files import write_json
+    from vitdeploy.pipeline.tasks.images import labels_in
+    from vitdeploy.pipeline.tasks.kit import DataChoice
+    from vitdeploy.report.html import render_regression
+    from vitdeploy.report.junit import render_junit
+    from vitdeploy.runtime.atomic import write_atomic
+    from vitdeploy.store.publish import replacing, storage_errors
+
+    if junit is not None and not junit.parent.is_dir():
+        raise click.BadParameter(f"no folder {junit.parent}", param_hint="--junit")
+    choice = None
+    if data is not None:
+        kind = labels or ("none" if data.suffix == ".npz" else labels_in(data))
+        choice = DataChoice(data, kind, annotations, 0, "all", 0)
+    elif labels is not None or annotations is not None:
+        raise click.UsageError("--labels and --annotations need --data.")
+    with console, contextlib.ExitStack() as stack:
+        work = stack.enter_context(replacing(output, OUTPUT_FILES)) if output is not None else None
+        document, gate = compare(
+            baseline,
+            candidate,
+            Limits(max_drop, max_slowdown),
+            target=target,
+            choice=choice,
+            protocol=Protocol(duration=duration),
+            skip_bad=skip_bad,
+            trust=trust,
+            progress=console.progress,
+        )
+        if work is not None:
+            write_json(work / "compare.json", document)
+            (work / "compare.html").write_text(render_regression(document), encoding="utf-8")
+        if junit is not None:
+            with storage_errors(junit):
+                write_atomic(junit, render_junit(document))
+    lines = [line for engine in document["engines"] for line in _lines(engine)]
+    lines += [*document["remarks"], document["sentence"]]
+    console.finish(document, lines, output)
+    if gate.status in ("fail", "undecided"):
+        raise GateError(
+            "the gate is not met" if gate.status == "fail" else "the gate is not provably met",
+            found="; ".join(gate.reasons),
+            fix="evaluate on more images, measure for longer (--duration), or raise the limit",
+        )
+
+
+def _lines(engine: Mapping[str, Any]) -> list[str]:
+    """One pair of engines."""
+    lines, accuracy = [str(engine["engine"])], engine["accuracy"]
+    if accuracy is not None and accuracy["how"] == "same files":
+        lines.append("  the same files, so the same answers")
+    elif accuracy is not None:
+        lines += _accuracy_lines(accuracy)
+    for ratio in engine["ratios"]:
+        found = interval(ratio["ratio"], ratio["ci95"], 3)
+        lines.append(f"  {ratio['metric']:<11} candidate / baseline {found}: {ratio['difference']}")
+    if engine["flags"]:
+        lines.append(f"  flags       {' '.join(engine['flags'])}")
+    for check in engine["checks"]:
+        if check["status"] != "none":
+            lines.append(
+                f"  {check['name'] + ' gate':<11} {check['status']}" + "".join(f"; {r}" for r in check["reasons"])
+            )
+    return lines
+
+
+def _accuracy_lines(accuracy: Mapping[str, Any]) -> list[str]:
+    lines = []
+    if accuracy["drop"] is not None:
+        drop = f"{accuracy['drop']:.2f}"
+        if accuracy["drop_ci95"] is not None:
+            drop = interval(accuracy["drop"], accuracy["drop_ci95"])
+        both = f"{accuracy['candidate']:.2f} %, baseline {accuracy['baseline']:.2f} %"
+        lines.append(
+            f"  {accuracy['metric']:<11} {both}, drop {drop} points ({accuracy['how']}, {accuracy['n']} samples)"
+        )
+    if accuracy["agreement"] is not None:
+        lines.append(f"  agreement   {interval(accuracy['agreement'], accuracy['agreement_ci95'])} %")
+    return lines

@@ -1,0 +1,1 @@
+"""Two bundles or two reports, engine by engine: has the candidate lost answers or become slower?"""

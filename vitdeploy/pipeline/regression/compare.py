@@ -1,0 +1,110 @@
+"""A baseline and a candidate become one document and one gate."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.bench.contest import Protocol
+from vitdeploy.bundle.read import is_bundle
+from vitdeploy.errors import InputError, MissingFileError
+from vitdeploy.models.source import Source
+from vitdeploy.pipeline.progress import Progress
+from vitdeploy.pipeline.regression.findings import Found, Limits, judge
+from vitdeploy.pipeline.regression.measured import compare_bundles
+from vitdeploy.pipeline.regression.recorded import REPORT_FILE, read_report
+from vitdeploy.pipeline.regression.reports import compare_reports
+from vitdeploy.pipeline.subjects import opened
+from vitdeploy.pipeline.tasks.kit import DataChoice
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.verify.gate import Gate, join
+
+SENTENCES = {
+    "pass": "The candidate keeps within the limits.",
+    "fail": "The candidate does not keep within the limits.",
+    "undecided": "Whether the candidate keeps within the limits is not decided.",
+    "none": "No limit was set.",
+}
+
+
+def compare(
+    baseline: Path,
+    candidate: Path,
+    limits: Limits,
+    *,
+    target: str | None,
+    choice: DataChoice | None,
+    protocol: Protocol,
+    skip_bad: bool,
+    trust: Path | None,
+    progress: Progress,
+) -> tuple[dict[str, Any], Gate]:
+    """The comparison of two bundles, which are run here, or of two reports, which are read; and its gate.
+
+    Raises:
+        MissingFileError: an argument is neither.
+        InputError: images for reports, which no image can be shown to.
+        TargetError: the two have no engine in common. Errors of reading, data, engines and measuring come through.
+    """
+    paths = baseline, candidate
+    if not any(map(_is_report, paths)):
+        with opened(target=target, source=Source(), trust=trust) as find:
+            found, bench, remarks = compare_bundles(
+                find, baseline, candidate, choice, protocol, skip_bad=skip_bad, progress=progress
+            )
+    else:
+        if choice is not None:
+            raise InputError(
+                "reports answer no images",
+                found=f"--data beside {', '.join(map(str, filter(_is_report, paths)))}",
+                wanted="two bundles, or no --data",
+            )
+        reports = [read_report(path if path.is_file() else path / REPORT_FILE) for path in paths]
+        found, remarks = compare_reports(reports[0], reports[1], target)
+        bench = {}
+    return _document(baseline, candidate, limits, found, bench, remarks)
+
+
+def _is_report(path: Path) -> bool:
+    """Whether an argument is a report, which is read, and no bundle, which is run.
+
+    Raises:
+        MissingFileError: it is neither.
+    """
+    if path.is_dir() and is_bundle(path):
+        return False
+    if (path.suffix == ".json" and path.is_file()) or (path / REPORT_FILE).is_file():
+        return True
+    raise MissingFileError(
+        f"neither a bundle nor a report at {path}",
+        found="no manifest.json and no report.json in it" if path.is_dir() else "no such folder, and no .json file",
+        wanted="a bundle, or a report.json of `vitdeploy run`",
+    )
+
+
+def _document(
+    baseline: Path,
+    candidate: Path,
+    limits: Limits,
+    found: list[Found],
+    bench: dict[str, Any],
+    remarks: list[str],
+) -> tuple[dict[str, Any], Gate]:
+    judged = [judge(each, limits) for each in found]
+    gate = join([each for _, each in judged])
+    return {
+        "format": 1,
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "baseline": str(baseline),
+        "candidate": str(candidate),
+        "measured": bool(bench),
+        "limits": asdict(limits),
+        "sentence": SENTENCES[gate.status],
+        "gate": {"status": gate.status, "reasons": list(gate.reasons)},
+        "engines": [facts for facts, _ in judged],
+        "remarks": remarks,
+        "bench": bench or None,
+        "environment": describe_host(),
+    }, gate

@@ -1,0 +1,113 @@
+"""Two bundles compared on this machine: both answer the same images, and both are measured in one contest."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.bench.contest import Protocol
+from vitdeploy.bundle.read import read_bundle
+from vitdeploy.pipeline.comparison import verify_subjects
+from vitdeploy.pipeline.measure import measure
+from vitdeploy.pipeline.progress import Progress
+from vitdeploy.pipeline.regression.findings import Found
+from vitdeploy.pipeline.regression.pairs import Pair, pair_up
+from vitdeploy.pipeline.subjects import Finder, Subject
+from vitdeploy.pipeline.tasks.kit import DataChoice
+from vitdeploy.spec import Budget, EngineSpec, Manifest
+
+FIELDS = ("n", "metric", "drop", "drop_ci95", "agreement", "agreement_ci95")
+
+
+def compare_bundles(
+    find: Finder,
+    baseline: Path,
+    candidate: Path,
+    choice: DataChoice | None,
+    protocol: Protocol,
+    *,
+    skip_bad: bool,
+    progress: Progress,
+) -> tuple[list[Found], dict[str, Any], list[str]]:
+    """What was found of each pair of engines, the `bench` of all of them, and remarks.
+
+    Args:
+        choice: which images both sides answer; without them accuracy is compared only of engines that are the same
+            files.
+
+    Raises:
+        TargetError: there is no pair of engines. Errors of bundles, data, engines and measuring come through.
+    """
+    sides = {subject.artifact: subject for subject in find(str(baseline))}
+    others = {subject.artifact: subject for subject in find(str(candidate))}
+    pairs, remarks = pair_up(list(sides), list(others))
+    manifests = read_bundle(baseline), read_bundle(candidate)
+    found = []
+    for pair in pairs:
+        ours, theirs = others[pair.candidate], sides[pair.baseline]
+        remarks += [*ours.remarks, *theirs.remarks]
+        accuracy = _of_same_files() if _same_files(pair, *manifests) else None
+        if accuracy is None and choice is not None:
+            accuracy = _verified(ours, theirs, choice, skip_bad, progress)
+        found.append(Found(pair.name, accuracy, ()))
+    bench = _contest(pairs, sides, others, protocol, progress)
+    return [_timed(each, pair, bench) for each, pair in zip(found, pairs, strict=True)], bench, _once(remarks)
+
+
+def _verified(ours: Subject, theirs: Subject, choice: DataChoice, skip_bad: bool, progress: Progress) -> dict[str, Any]:
+    facts, _ = verify_subjects(ours, theirs, choice, skip_bad=skip_bad, budget=Budget(), progress=progress)
+    sides = {"baseline": facts["reference_value"], "candidate": facts["value"]}
+    return {"how": "measured", **sides, **{field: facts[field] for field in FIELDS}}
+
+
+def _of_same_files() -> dict[str, Any]:
+    """Nothing has to be asked of engines that are the same."""
+    unknown = dict.fromkeys(("metric", "baseline", "candidate"))
+    certain = {"drop": 0.0, "drop_ci95": (0.0, 0.0), "agreement": 100.0, "agreement_ci95": (100.0, 100.0)}
+    return {"how": "same files", "n": 1, **unknown, **certain}
+
+
+def _same_files(pair: Pair, baseline: Manifest, candidate: Manifest) -> bool:
+    """Whether both engines are the same bytes, and are asked and read in the same way."""
+    of_model = [(m.task, m.preprocess, m.postprocess) for m in (baseline, candidate)]
+    engines = _of_engine(baseline, pair.baseline), _of_engine(candidate, pair.candidate)
+    return of_model[0] == of_model[1] and engines[0] == engines[1]
+
+
+def _of_engine(manifest: Manifest, artifact: str) -> tuple[EngineSpec, dict[str, str]]:
+    engine = next(each for each in manifest.engines if each.artifact == artifact)
+    digests = {entry.path: entry.sha256 for entry in manifest.files}
+    files = [*engine.files, *(file for part in engine.parts for file in part.files)]
+    return dataclasses.replace(engine, device={}), {file: digests[file] for file in files}
+
+
+def _contest(
+    pairs: list[Pair],
+    sides: Mapping[str, Subject],
+    others: Mapping[str, Subject],
+    protocol: Protocol,
+    progress: Progress,
+) -> dict[str, Any]:
+    contestants = []
+    for pair in pairs:
+        old, new = _names(pair)
+        contestants += [sides[pair.baseline].contestant(old), others[pair.candidate].contestant(new)]
+    return measure(contestants, protocol, [_names(pair)[::-1] for pair in pairs], progress)
+
+
+def _names(pair: Pair) -> tuple[str, str]:
+    """What the two sides of a pair are called in the contest."""
+    return f"baseline {pair.baseline}", f"candidate {pair.candidate}"
+
+
+def _timed(found: Found, pair: Pair, bench: Mapping[str, Any]) -> Found:
+    names = _names(pair)
+    ratios = [ratio for ratio in bench["ratios"] if ratio["a"] == names[1]]
+    flags = _once([flag for row in bench["results"] if row["artifact"] in names for flag in row["flags"]])
+    return dataclasses.replace(found, ratios=ratios, flags=flags)
+
+
+def _once(texts: list[str]) -> list[str]:
+    return list(dict.fromkeys(texts))
