@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -85,14 +86,16 @@ def command(
         return
     from vitdeploy.errors import GateError
     from vitdeploy.pipeline.comparison import verify_subjects
-    from vitdeploy.pipeline.subjects import opened
+    from vitdeploy.pipeline.subjects import emulation_offered, opened
     from vitdeploy.pipeline.tasks.images import labels_in
     from vitdeploy.pipeline.tasks.kit import DataChoice
     from vitdeploy.spec import Budget
 
     kind = labels or ("none" if data.suffix == ".npz" else labels_in(data))
     choice = DataChoice(data, kind, annotations, 0, num_samples or "all", seed)
-    with console, opened(target=target, source=to_source(None, options), emulated=emulate, trust=trust) as find:
+    offer = contextlib.nullcontext() if emulate else emulation_offered(artifact, target)
+    source = to_source(None, options)
+    with console, offer, opened(target=target, source=source, emulated=emulate, trust=trust) as find:
         found, gate = verify_subjects(
             find(artifact)[0],
             find(against)[0],
