@@ -61,8 +61,9 @@ def command(
     With --bisect the engine is cut open instead: which part, which layer, its input or its weight makes its answers
     differ from those of its float graph. On 32 images (--num-samples) that calibrate, not on evaluation images.
 
-    With --emulate a graph that `quantize` typed for a GPU is evaluated on this machine's CPU: every tensor rounded to
-    its type, sums in float32. That finds overflow and lost answers without the GPU, and says nothing of its speed.
+    With --emulate a graph that `quantize` typed for a GPU, also that of a bundle, is evaluated on this machine's CPU:
+    every tensor rounded to its type, sums in float32. That finds overflow and lost answers without the GPU, and says
+    nothing of its speed.
     """
     if bisect:
         if max_drop is not None or min_agreement is not None or labels is not None or annotations is not None:

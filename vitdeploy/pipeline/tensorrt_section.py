@@ -12,7 +12,6 @@ from vitdeploy.runtime.profiles import Batches
 
 Profile = Annotated[tuple[Positive, Positive, Positive], Field(strict=False)]
 HardwareCompatibility = Literal["none", "same-compute-capability", "ampere+"]
-LEVELS = (0, 5)
 
 
 class TensorRtSection(Section):
@@ -23,7 +22,7 @@ class TensorRtSection(Section):
 
     profiles: Annotated[tuple[Profile, ...], Field(min_length=1, strict=False)] | None = None
     workspace: Positive | None = None
-    builder_optimization_level: Annotated[int, Field(ge=LEVELS[0], le=LEVELS[1])] = 3
+    builder_optimization_level: Annotated[int, Field(ge=0, le=5)] = 3
     hardware_compatibility_level: HardwareCompatibility = "none"
     version_compatible: bool = False
 
