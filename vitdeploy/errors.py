@@ -169,12 +169,15 @@ class HostError(VitdeployError):
 
 
 class MissingPackageError(HostError):
+    """`target` is one that needs more than a package, of which `vitdeploy doctor` says what is missing."""
+
     code = "VD4001"
 
-    def __init__(self, package: str, extra: str, why: str) -> None:
+    def __init__(self, package: str, extra: str, why: str, target: str = "") -> None:
+        further = f"; `vitdeploy doctor --target {target}` says what else is missing" if target else ""
         super().__init__(
             f"{why} needs the package {package}, which is not installed here",
-            fix=f"pip install 'vitdeploy[{extra}]'",
+            fix=f"pip install 'vitdeploy[{extra}]'{further}",
         )
         self.package = package
         self.extra = extra

@@ -1,18 +1,30 @@
 """Signatures of bundles: real keys, real signatures, each refusal once."""
 
 import datetime
+import hashlib
 import json
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 
 from tests.bundle.test_read import FILES, GOOD
 from tests.command_line import command_line
-from vitdeploy.bundle.read import MANIFEST_FILE, file_sha256
+from vitdeploy.bundle.read import MANIFEST_FILE, file_sha256, read_bundle
 from vitdeploy.bundle.sign import SIGNATURE_FILE, sign_bundle, signed_by, signed_digests
-from vitdeploy.errors import DigestError, InputError, MissingFileError, MissingPackageError, SignatureError
+from vitdeploy.errors import (
+    DigestError,
+    InputError,
+    MissingFileError,
+    MissingPackageError,
+    SignatureError,
+    UntrustedEngineError,
+)
 from vitdeploy.pipeline.subjects import compile_bundle
+from vitdeploy.runtime.engine import make_runner
+from vitdeploy.runtime.trust import read_trusted
+from vitdeploy.spec import EngineSpec, decode
 
 model_signing = pytest.importorskip("model_signing", reason="pip install 'vitdeploy[sign]'")
 
@@ -22,6 +34,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa  # noqa: E402
 
 PEM = serialization.Encoding.PEM
 PLAIN = serialization.NoEncryption()
+PLAN = b"a plan of TensorRT"
 
 
 @pytest.fixture
@@ -126,6 +139,93 @@ def test_a_bundle_that_was_changed_can_be_signed_again(signed, ours, theirs):
     with pytest.raises(SignatureError, match="not signed by"):
         signed_by(signed, ours[1])
     assert [path.name for path in signed.glob("*.sig*")] == [SIGNATURE_FILE]
+
+
+# --- image sizes ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def sized(bundle, tmp_path):
+    """A bundle with one of a further image size inside, which holds a plan of TensorRT."""
+    inner = shutil.copytree(bundle, tmp_path / "inner")
+    (inner / "model.plan").write_bytes(PLAN)
+    plan = {"path": "model.plan", "bytes": len(PLAN), "sha256": file_sha256(inner / "model.plan")}
+    engine = {**GOOD["engines"][0], "target": "tensorrt", "files": ["model.plan"]}
+    manifest = {**GOOD, "engines": [engine], "files": [*GOOD["files"], plan]}
+    (inner / MANIFEST_FILE).write_text(json.dumps(manifest), encoding="utf-8")
+    (bundle / "sizes").mkdir()
+    inner.rename(bundle / "sizes" / "16x16")
+    files = [path for path in sorted(bundle.rglob("*")) if path.is_file() and path != bundle / MANIFEST_FILE]
+    entries = [
+        {"path": path.relative_to(bundle).as_posix(), "bytes": path.stat().st_size, "sha256": file_sha256(path)}
+        for path in files
+    ]
+    (bundle / MANIFEST_FILE).write_text(json.dumps({**GOOD, "files": entries, "sizes": ["16x16"]}), encoding="utf-8")
+    return bundle
+
+
+def loaded(inner, key):
+    """What a runner reads of the plan in a bundle of one image size."""
+    runner = make_runner(inner, read_bundle(inner).engines[0], trust=key)
+    return read_trusted(inner / "model.plan", runner.trusted)
+
+
+@pytest.fixture
+def nothing_built(tmp_path, monkeypatch):
+    """No engine was built by this user."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_the_signature_of_the_whole_covers_each_image_size(sized, ours, theirs, nothing_built, tmp_path, monkeypatch):
+    inner = sized / "sizes" / "16x16"
+    with pytest.raises(SignatureError, match=r"bundle is not signed\n"):
+        signed_by(inner, ours[1])
+    sign_bundle(sized, ours[0])
+    assert not signed_by(inner, None)
+    assert loaded(inner, ours[1]) == PLAN
+    with pytest.raises(SignatureError, match=r"is not signed by .*theirs\.pub"):
+        loaded(inner, theirs[1])
+    (tmp_path / "link").symlink_to(inner)
+    monkeypatch.chdir(inner)
+    for path in (tmp_path / "link", Path()):
+        assert loaded(path, ours[1]) == PLAN
+
+
+@pytest.mark.parametrize("name", ["model.plan", MANIFEST_FILE, "../../labels.txt", "../../engines/more.plan"])
+def test_an_image_size_is_as_it_was_signed_and_so_is_all_around_it(sized, ours, nothing_built, name):
+    """A manifest that lists the digest of another plan is another file than was signed."""
+    sign_bundle(sized, ours[0])
+    inner = sized / "sizes" / "16x16"
+    if name == MANIFEST_FILE:
+        (inner / "model.plan").write_bytes(b"evil")
+        text = (inner / name).read_text(encoding="utf-8")
+        changed = text.replace(hashlib.sha256(PLAN).hexdigest(), hashlib.sha256(b"evil").hexdigest())
+        (inner / name).write_text(changed, encoding="utf-8")
+    else:
+        (inner / name).write_bytes(b"evil")
+    with pytest.raises(SignatureError, match="is not what was signed"):
+        loaded(inner, ours[1])
+
+
+def test_a_bundle_that_lies_beside_those_of_a_signed_one_is_not_covered(sized, ours, nothing_built):
+    sign_bundle(sized, ours[0])
+    other = shutil.copytree(sized / "sizes" / "16x16", sized / "sizes" / "24x24")
+    with pytest.raises(SignatureError, match="is not what was signed"):
+        loaded(other, ours[1])
+    moved = other.rename(sized.parent / "24x24")
+    with pytest.raises(SignatureError, match=r"24x24 is not signed\n"):
+        loaded(moved, ours[1])
+    assert loaded(sized / "sizes" / "16x16", ours[1]) == PLAN
+
+
+def test_an_image_size_with_a_signature_of_its_own_is_judged_by_that(sized, ours, theirs, nothing_built):
+    inner = sized / "sizes" / "16x16"
+    sign_bundle(inner, theirs[0])
+    sign_bundle(sized, ours[0])
+    assert signed_by(sized, ours[1])
+    assert loaded(inner, theirs[1]) == PLAN
+    with pytest.raises(SignatureError, match=r"is not signed by .*ours\.pub"):
+        loaded(inner, ours[1])
 
 
 def test_a_certificate_that_a_trusted_root_issued_is_an_identity(bundle, tmp_path, authority, ours):
@@ -292,11 +392,6 @@ def test_without_the_package_the_user_is_told_what_installs_it(bundle, ours, mon
 
 
 def test_a_plan_may_be_loaded_from_a_signed_bundle_and_from_no_other(bundle, ours, theirs, tmp_path, monkeypatch):
-    from vitdeploy.errors import UntrustedEngineError
-    from vitdeploy.runtime.engine import make_runner
-    from vitdeploy.runtime.trust import read_trusted
-    from vitdeploy.spec import EngineSpec, decode
-
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # where no engine was built
     plan = bundle / "model.plan"
     plan.write_bytes(b"a plan")

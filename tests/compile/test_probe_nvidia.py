@@ -12,6 +12,7 @@ from vitdeploy.compile import probe_nvidia
 from vitdeploy.compile.finding import Finding, finding_lines
 from vitdeploy.compile.probe import examine, probe_target
 from vitdeploy.errors import CapabilityError
+from vitdeploy.pipeline.plan import target_tools
 from vitdeploy.runtime import nvidia
 from vitdeploy.runtime.nvidia import describe_gpu, find_driver
 from vitdeploy.spec import TARGETS
@@ -26,7 +27,7 @@ int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
 int cuDeviceGetCount(int *count) { *count = 1; return 0; }
 int cuDeviceGet(int *device, int index) { *device = index; return 0; }
 int cuDeviceGetName(char *name, int length, int device) { strncpy(name, "Test GPU", length); return 0; }
-int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = attribute == 75 ? 8 : 6; return 0; }
+int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = attribute == 75 ? MAJOR : 6; return 0; }
 int cuDevicePrimaryCtxRetain(void **context, int device) { *context = (void *)1; return 0; }
 int cuDevicePrimaryCtxRelease_v2(int device) { return 0; }
 int cuCtxPushCurrent_v2(void *context) { return 0; }
@@ -58,12 +59,12 @@ def build(tmp_path):
 def driver(build, monkeypatch, tmp_path):
     """`driver(INIT=0, FREE=...)` is the driver that `find_driver` finds."""
 
-    def install(init=0, free=24_000_000_000):
-        library = build(f"libcuda-{init}-{free}.so.1", DRIVER, INIT=init, FREE=free)
-        version = tmp_path / "version"
-        version.write_text("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\n")
+    def install(init=0, free=24_000_000_000, major=8, version="580.65.06"):
+        library = build(f"libcuda-{init}-{free}-{major}.so.1", DRIVER, INIT=init, FREE=free, MAJOR=major)
+        file = tmp_path / "version"
+        file.write_text(f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build\n")
         monkeypatch.setattr(nvidia, "LIBRARIES", (str(library),))
-        monkeypatch.setattr(nvidia, "VERSION_FILE", version)
+        monkeypatch.setattr(nvidia, "VERSION_FILE", file)
 
     return install
 
@@ -99,6 +100,20 @@ def test_the_driver_says_what_the_gpu_is(driver):
         "driver": "580.65.06",
         "driver_cuda": "13.0",
     }
+
+
+@pytest.mark.parametrize("target", ["onnxruntime-cuda", "onnxruntime-tensorrt"])
+def test_an_engine_is_kept_for_its_gpu_and_driver(driver, no_driver, target):
+    with pytest.raises(CapabilityError, match="no NVIDIA driver"):
+        target_tools(target)
+    kept = []
+    for machine in ({}, {}, {"major": 9}, {"version": "581.10"}):
+        driver(**machine)
+        kept.append(target_tools(target))
+    assert kept[0] == kept[1]
+    assert [each["compute_capability"] for each in kept[1:]] == ["8.6", "9.6", "8.6"]
+    assert [each["driver"] for each in kept[1:]] == ["580.65.06", "580.65.06", "581.10"]
+    assert "driver" not in target_tools("onnxruntime-cpu")
 
 
 def test_a_driver_without_a_gpu_and_one_that_does_not_start_are_refused(driver):

@@ -9,7 +9,7 @@ from tests.tensorrt_api.api import each_version, run_with
 from vitdeploy.compile import engine as compiling
 from vitdeploy.compile.tensorrt import BuildOptions, BuildRequest, BuildResult, compile_graph, default_batches
 from vitdeploy.compile.tensorrt_layers import count_layers
-from vitdeploy.errors import CapabilityError, MissingPackageError
+from vitdeploy.errors import CapabilityError, MissingPackageError, TargetError
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.tensorrt import TensorRtRunner
 from vitdeploy.runtime.tensorrt_api import Messages, version_numbers
@@ -145,7 +145,13 @@ def test_the_target_tensorrt_has_its_own_runner(tmp_path):
 def test_running_without_tensorrt_says_what_to_install(tmp_path, without_tensorrt):
     with pytest.raises(MissingPackageError, match="TensorRT engine needs the package tensorrt") as caught:
         make_runner(tmp_path, ENGINE).load()
-    assert caught.value.fix == "pip install 'vitdeploy[tensorrt]'"
+    assert caught.value.fix.startswith("pip install 'vitdeploy[tensorrt]'; `vitdeploy doctor --target tensorrt`")
+
+
+def test_an_engine_that_would_not_run_at_its_own_batch_is_not_built(tmp_path):
+    with pytest.raises(TargetError, match="would not run at the batch 1 that it is compiled at") as caught:
+        compile_graph(tmp_path / "graph.onnx", "fp16", 1, options=BuildOptions(((2, 4, 8), (16, 16, 16))))
+    assert caught.value.found == "profiles of 2 to 8, 16 to 16"
 
 
 def test_building_without_tensorrt_says_what_to_install(tmp_path, without_tensorrt):

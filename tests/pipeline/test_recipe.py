@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import vitdeploy
+from vitdeploy.compile.tensorrt import BuildOptions
 from vitdeploy.errors import MissingFileError, RecipeError, VitdeployError
 from vitdeploy.graph.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
@@ -41,6 +42,9 @@ precision: int8
 targets: [openvino-cpu, onnxruntime-cpu]
 budget: {max_drop: 1, min_agreement: 98.5}
 bench: {scenarios: [single, offline], batch: [1, 8], duration: 10}
+tensorrt:
+  {profiles: [[1, 1, 1], [1, 8, 32]], workspace: 2048, builder_optimization_level: 5,
+   hardware_compatibility_level: ampere+, version_compatible: true}
 """
 LEAST = "vitdeploy: 1\nname: x\nsource: {model: m}\ndata: {path: d}\ntargets: [openvino-cpu]\n"
 
@@ -148,6 +152,7 @@ def test_all_problems_are_told_at_once_each_with_its_path(problems):
         (("max_drop", "maxdrop"), "$.budget.maxdrop", "max_drop"),
         (("checkpoint:", "chekpoint:"), "$.source.chekpoint", "checkpoint"),
         (("calibration:", "calibraton:"), "$.data.calibraton", "calibration"),
+        (("workspace:", "work_space:"), "$.tensorrt.work_space", "workspace"),
     ],
 )
 def test_a_misspelt_field_is_named_with_the_one_that_was_meant(problems, wrong, path, meant):
@@ -250,6 +255,17 @@ def test_a_misspelt_target_is_named_with_the_one_that_was_meant(problems):
         ("bench.duration", float("nan")),
         ("bench.duration", True),
         ("bench", None),
+        ("tensorrt.profiles", []),
+        ("tensorrt.profiles", [1, 8, 32]),
+        ("tensorrt.profiles", [[1, 8]]),
+        ("tensorrt.profiles", [[8, 1, 32]]),
+        ("tensorrt.profiles", [[0, 8, 32]]),
+        ("tensorrt.workspace", 0),
+        ("tensorrt.workspace", "2G"),
+        ("tensorrt.builder_optimization_level", 6),
+        ("tensorrt.builder_optimization_level", True),
+        ("tensorrt.hardware_compatibility_level", "turing"),
+        ("tensorrt.version_compatible", 1),
         ("data", []),
     ],
 )
@@ -273,6 +289,20 @@ def test_merged_tokens_are_given_by_block(load, problems):
 def test_a_fixed_batch_must_be_that_of_the_bench(problems, load):
     assert "bench.batch must be [4]" in problems(EXAMPLE, "export.batch=4")[0]
     assert load(EXAMPLE, "export.batch=4", "bench.batch=[4]").to_export().batch == 4
+
+
+def test_tensorrt_builds_as_the_recipe_says(load):
+    assert load(EXAMPLE).to_build() == BuildOptions(((1, 1, 1), (1, 8, 32)), (), 2048 << 20, 5, "ampere+", "newer")
+    assert load(EXAMPLE, "tensorrt={}", "bench.batch=[2,16]").to_build() == BuildOptions(((2, 2, 2), (1, 16, 16)))
+
+
+def test_profiles_hold_every_batch_that_is_measured(load, problems):
+    native = ("targets=[tensorrt]", "precision=fp16")
+    assert load(EXAMPLE, *native).tensorrt.holds(32)
+    assert "no profile of tensorrt.profiles holds bench.batch 64" in problems(EXAMPLE, *native, "bench.batch=[1,64]")[0]
+    fixed = problems(EXAMPLE, *native, "export.batch=4", "bench.batch=[4]")[0]
+    assert "export.batch is fixed to 4, so tensorrt.profiles must be left out" in fixed
+    assert load(EXAMPLE, "bench.batch=[1,64]").targets == ("openvino-cpu", "onnxruntime-cpu")  # which do not read it
 
 
 @pytest.mark.parametrize(

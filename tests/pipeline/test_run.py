@@ -1,11 +1,22 @@
 """Running a plan: what is made, what is reused, and what a change makes again. The steps here write small texts."""
 
+import dataclasses
+import hashlib
+import shutil
+
 import pytest
 
+from vitdeploy.bundle.read import file_sha256
 from vitdeploy.pipeline.plan import Step
 from vitdeploy.pipeline.progress import silent
 from vitdeploy.pipeline.run import preview, run_plan
+from vitdeploy.pipeline.stages.compile import may_load
+from vitdeploy.pipeline.stages.files import write_json
+from vitdeploy.runtime.trust import is_trusted, register, registry
+from vitdeploy.spec import EngineSpec, encode
 from vitdeploy.store.store import Store
+
+ENGINE = EngineSpec("tensorrt", "fp16", "graph.onnx", ("engine.plan",), 1, True, "TensorRT", (), ())
 
 
 @pytest.fixture
@@ -120,3 +131,43 @@ def test_a_resumable_step_finds_what_an_interrupted_run_kept(store, resume, cont
     artifacts = run_plan([step], store, resume=resume, progress=silent)
     assert (artifacts["c"].path / "file").read_text(encoding="utf-8") == content
     assert not interrupted[0].exists()
+
+
+# --- engines that are code --------------------------------------------------------------------------------------------
+
+
+def test_an_engine_that_the_user_no_longer_trusts_is_built_again(store, tmp_path, monkeypatch):
+    """The registry went, or the store is another machine's: what is found there is made again, and then found."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    built = []
+
+    def write(folders, out, progress):
+        plan = f"plan {len(built)}".encode()
+        built.append(hashlib.sha256(plan).hexdigest())
+        (out / "engine.plan").write_bytes(plan)
+        write_json(out / "engine.json", encode(ENGINE))
+        register(built[-1], {})
+
+    steps = [Step("compile", "compile", write, {}, usable=may_load), writes("verify", text="v")]
+
+    def run():
+        found = []
+        artifacts = run_plan(
+            steps, store, resume=True, progress=silent, finished=lambda step, reused: found.append(reused)
+        )
+        assert is_trusted(file_sha256(artifacts["compile"].path / "engine.plan"))
+        return found
+
+    assert run() == [False, False]
+    assert run() == [True, True]
+    assert preview(steps, store)[0] == ("compile", True)
+    shutil.rmtree(registry())
+    assert preview(steps, store)[0] == ("compile", False)
+    assert run() == [False, True]
+    assert run() == [True, True]
+    assert len(built) == 2
+
+
+def test_an_engine_that_is_no_code_needs_nobodys_trust(tmp_path):
+    write_json(tmp_path / "engine.json", encode(dataclasses.replace(ENGINE, target="onnxruntime-cpu")))
+    assert may_load(tmp_path)

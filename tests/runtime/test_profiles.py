@@ -30,6 +30,15 @@ def test_every_image_size_has_a_profile_of_its_own(tensor, shape):
     assert len(profiles) == 2
 
 
+@pytest.mark.parametrize("batch", ["batch", 1])
+def test_an_image_size_that_a_graph_does_not_have_is_refused(batch):
+    fixed = TensorSpec("image", "uint8", (batch, 224, 256, 3))
+    assert plan_profiles([fixed], [(1, 1, 1)], [(224, 256)]) == plan_profiles([fixed], [(1, 1, 1)])
+    with pytest.raises(TargetError, match="'image' has a fixed image size") as caught:
+        plan_profiles([fixed], [(1, 1, 1)], [(224, 256), (256, 224)])
+    assert caught.value.wanted == "256x224, or dynamic axes"
+
+
 @pytest.mark.parametrize(
     "tensor", [PLANES, TensorSpec("tokens", "int64", ("batch", "length")), TensorSpec("x", "float32", (1, "n"))]
 )

@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from vitdeploy.bundle.read import read_bundle, verify_files
+from vitdeploy.bundle.read import SIZES_FOLDER, is_bundle, read_bundle, verify_files
 from vitdeploy.errors import InputError, MissingFileError, MissingPackageError, SignatureError
 
 SIGNATURE_FILE = "model.sig"
@@ -74,7 +74,8 @@ def sign_bundle(folder: Path, key: Path, certificate: Path | None = None, chain:
 def signed_by(folder: Path, trust: Path | None) -> bool:
     """Whether a bundle is signed by the identity that the user trusts; False where the user names none.
 
-    Every file of the folder must be as it was signed, and there may be no other.
+    Every file of the folder must be as it was signed, and there may be no other. A bundle of one image size inside of
+    another bundle, without a signature of its own, is covered by that of the whole, whose every file is then checked.
 
     Args:
         trust: a public key, or certificates of which one is the signer's or has issued it (PEM). From the user, never
@@ -101,6 +102,7 @@ def signed_by(folder: Path, trust: Path | None) -> bool:
             wanted=f"the public half of {CURVES}, or a certificate as PEM",
             fix="openssl ec -in KEY.pem -pubout -out TRUSTED.pem",
         ) from None
+    folder = _signed_folder(folder)
     signature = folder / SIGNATURE_FILE
     if signature.is_symlink() or not signature.is_file():
         raise SignatureError(
@@ -115,6 +117,16 @@ def signed_by(folder: Path, trust: Path | None) -> bool:
     except Exception as error:  # of the library, of its parsers, of cryptography and of OpenSSL, without a common base
         raise _refusal(folder, trust, error) from None
     return True
+
+
+def _signed_folder(folder: Path) -> Path:
+    """The folder whose signature covers this bundle: its own, or that of the bundle which it is an image size of."""
+    if (folder / SIGNATURE_FILE).exists():
+        return folder
+    place = folder.resolve()  # where it really lies, which is what the signature of the whole is about
+    whole = place.parent.parent
+    inside = place.parent.name == SIZES_FOLDER and is_bundle(whole)
+    return whole if inside else folder
 
 
 def signed_digests(folder: Path, trust: Path | None) -> frozenset[str]:

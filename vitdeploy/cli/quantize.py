@@ -78,6 +78,7 @@ def command(
     import tempfile
 
     from vitdeploy.pipeline.job import require_runtime, weight_bits
+    from vitdeploy.pipeline.stages.compile import check_task
     from vitdeploy.pipeline.stages.files import MODEL_FILE, OUTPUT_NAMES, copy_labels, is_ours
     from vitdeploy.pipeline.stages.foreign import import_foreign
     from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, check_placed, place_graph
@@ -114,6 +115,7 @@ def command(
             for note in notes:
                 console.note(note)
         metadata = graph_metadata(file)
+        check_task(metadata.task, target, precision)
         with replacing(output, OUTPUT_NAMES) as work:
             samples, skipped = calibration_images(
                 data, num_samples, seed, metadata.images, skip_bad=skip_bad, progress=console.progress

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,9 @@ def command(
     With --bisect the engine is cut open instead: which part, which layer, its input or its weight makes its answers
     differ from those of its float graph. On 32 images (--num-samples) that calibrate, not on evaluation images.
 
-    With --emulate a graph that `quantize` typed for a GPU is evaluated on this machine's CPU: every tensor rounded to
-    its type, sums in float32. That finds overflow and lost answers without the GPU, and says nothing of its speed.
+    With --emulate a graph that `quantize` typed for a GPU, also that of a bundle, is evaluated on this machine's CPU:
+    every tensor rounded to its type, sums in float32. That finds overflow and lost answers without the GPU, and says
+    nothing of its speed.
     """
     if bisect:
         if max_drop is not None or min_agreement is not None or labels is not None or annotations is not None:
@@ -85,14 +87,16 @@ def command(
         return
     from vitdeploy.errors import GateError
     from vitdeploy.pipeline.comparison import verify_subjects
-    from vitdeploy.pipeline.subjects import opened
+    from vitdeploy.pipeline.subjects import emulation_offered, opened
     from vitdeploy.pipeline.tasks.images import labels_in
     from vitdeploy.pipeline.tasks.kit import DataChoice
     from vitdeploy.spec import Budget
 
     kind = labels or ("none" if data.suffix == ".npz" else labels_in(data))
     choice = DataChoice(data, kind, annotations, 0, num_samples or "all", seed)
-    with console, opened(target=target, source=to_source(None, options), emulated=emulate, trust=trust) as find:
+    offer = contextlib.nullcontext() if emulate else emulation_offered(artifact, target)
+    source = to_source(None, options)
+    with console, offer, opened(target=target, source=source, emulated=emulate, trust=trust) as find:
         found, gate = verify_subjects(
             find(artifact)[0],
             find(against)[0],

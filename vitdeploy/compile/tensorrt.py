@@ -8,14 +8,14 @@ command along, and a file of ours either is not there or is complete. What was b
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 from vitdeploy.bundle.read import file_sha256
 from vitdeploy.compile.child import run_child
-from vitdeploy.errors import DigestError
+from vitdeploy.errors import DigestError, TargetError
 from vitdeploy.runtime import cuda, tensorrt_api
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.private import user_cache
@@ -95,13 +95,14 @@ def compile_graph(
         EngineError: TensorRT refuses the graph, with the nodes that it names, or the build.
         DeviceMemoryError: too little memory on the GPU, also with a smaller workspace.
         WorkerError: the building process died.
-        TargetError: a dynamic axis without a range.
+        TargetError: a dynamic axis without a range, or no profile that holds `batch`.
     """
-    tensorrt_api.require()
-    cuda.describe_device()
     options = options or BuildOptions()
     if not options.batches:
         options = replace(options, batches=default_batches(batch))
+    _check_batch(batch, options.batches)
+    tensorrt_api.require()
+    cuda.describe_device()
     request = BuildRequest(
         str(graph.absolute()),
         str(graph.parent.absolute()),
@@ -127,6 +128,17 @@ def compile_graph(
         kernels=result.kernels,
         device={**describe_host(), **result.device, HARDWARE: options.hardware, VERSIONS: options.versions},
     )
+
+
+def _check_batch(batch: int, profiles: Sequence[Batches]) -> None:
+    """Refuse before the build what would fail once the engine is there."""
+    if not any(smallest <= batch <= largest for smallest, _, largest in profiles):
+        raise TargetError(
+            f"the engine would not run at the batch {batch} that it is compiled at",
+            found="profiles of " + ", ".join(f"{smallest} to {largest}" for smallest, _, largest in profiles),
+            wanted=f"one that holds {batch}",
+            fix="give a --batch within a profile, or another profile",
+        )
 
 
 def default_batches(batch: int, further: int = FURTHER_BATCHES) -> tuple[Batches, ...]:

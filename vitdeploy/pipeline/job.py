@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitdeploy import __version__
-from vitdeploy.errors import CapabilityError, MissingPackageError
+from vitdeploy.errors import MissingPackageError
 from vitdeploy.graph.io import load_graph
 from vitdeploy.pipeline.origin import Origin, find_origin, is_onnx
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.recipe import Recipe
+from vitdeploy.pipeline.stages.compile import check_task
 from vitdeploy.pipeline.stages.quantize import check_precision
 from vitdeploy.pipeline.tasks.kit import Data, Kit, Setting
 from vitdeploy.pipeline.tasks.kits import make_kit
@@ -64,13 +65,8 @@ def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress) -> tuple[Job,
         progress("read the model", i, len(recipes))
         origins.append(find_origin(each.to_source(), each.to_overrides()))
     progress("read the model", len(recipes), len(recipes))
-    if origins[0].task == "sequence" and recipe.precision in ("int8", "mixed"):
-        raise CapabilityError(
-            "an encoder-decoder is not quantized by this version",
-            found=f"precision: {recipe.precision}",
-            wanted="precision: fp32",
-            fix="set precision to fp32",
-        )
+    for target in recipe.targets:
+        check_task(origins[0].task, target, recipe.precision)
     if recipe.precision in ("int8", "mixed") and is_onnx(origins[0].source):
         refuse_quantized(load_graph(Path(str(origins[0].source.model))), origins[0].name)
     kits = [make_kit(setting_of(origin)) for origin in origins]
@@ -98,7 +94,7 @@ def require_runtime(target: str) -> None:
     """
     row = TARGETS[target]  # a back end is called as its module
     if importlib.util.find_spec(row.backend) is None:
-        raise MissingPackageError(row.package, row.extra, f"the target {target}")
+        raise MissingPackageError(row.package, row.extra, f"the target {target}", target if row.device == "GPU" else "")
     if target in PROVIDERS:
         require_provider(target)
 

@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.compile.tensorrt import BuildOptions, default_batches
 from vitdeploy.pipeline.job import Job, tool_versions
 from vitdeploy.pipeline.origin import Origin
 from vitdeploy.pipeline.progress import Progress
@@ -20,6 +19,7 @@ from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_gra
 from vitdeploy.pipeline.stages.search import SearchConfig, find_mixed, read_mixed
 from vitdeploy.pipeline.stages.typed import place_typed
 from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.nvidia import describe_gpu
 from vitdeploy.runtime.tensorrt_identity import fingerprint
 from vitdeploy.spec import TARGETS, Precision, encode
 from vitdeploy.store.store import Artifact
@@ -36,7 +36,8 @@ class Step:
 
     `write` takes the inputs' folders, the empty folder to fill, and a progress; where the step is `resumable` also
     `scratch`: a folder of its key, to keep what an interrupted run needs to go on.
-    `measured`: it holds times of this device, whose reuse is told.
+    `measured`: it holds times of this device, whose reuse is told. `usable` says of a stored folder whether it may be
+    used by this user; one that may not is made again.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Step:
     version: int = 1
     resumable: bool = False
     measured: bool = False
+    usable: Callable[[Path], bool] = lambda folder: True
 
 
 @dataclass(frozen=True)
@@ -208,9 +210,7 @@ def _place(job: Job, candidate: Candidate) -> Step:
 
 def _compile(job: Job, candidate: Candidate) -> Step:
     batch = job.recipe.engine_batch
-    # An engine of TensorRT runs at the batches that it was built for only.
-    native = TARGETS[candidate.target].backend == "tensorrt"
-    build = BuildOptions(batches=default_batches(batch, max(job.recipe.bench.batch))) if native else None
+    build = job.recipe.to_build() if TARGETS[candidate.target].backend == "tensorrt" else None
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         progress(candidate.step("compile"), 0, 1)
@@ -225,6 +225,7 @@ def _compile(job: Job, candidate: Candidate) -> Step:
         (candidate.step("place"),),
         tools=target_tools(candidate.target),
         version=2,
+        usable=compiling.may_load,
     )
 
 
@@ -272,10 +273,13 @@ def _verify(job: Job, candidate: Candidate) -> Step:
 
 
 def target_tools(target: str) -> dict[str, str]:
-    """An engine belongs to its runtime's version and to this machine; one of TensorRT to its GPU and driver too.
+    """An engine belongs to its runtime's version and to this machine; on a GPU to that and its driver too.
 
     Raises:
         MissingPackageError, EngineError, CapabilityError: no usable TensorRT or GPU, where the target needs them.
     """
-    tools = {**tool_versions((TARGETS[target].package,)), "host": str(describe_host())}
-    return {**tools, **fingerprint()} if TARGETS[target].backend == "tensorrt" else tools
+    row = TARGETS[target]
+    tools = {**tool_versions((row.package,)), "host": str(describe_host())}
+    if row.device != "GPU":
+        return tools
+    return {**tools, **(fingerprint() if row.backend == "tensorrt" else describe_gpu())}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import difflib
 import itertools
 from collections.abc import Sequence
@@ -14,14 +15,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from vitdeploy.compile.tensorrt import BuildOptions, default_batches
 from vitdeploy.errors import MissingFileError, RecipeError
 from vitdeploy.graph.optimize import OptimizeOptions
 from vitdeploy.models.source import Source, scaled
 from vitdeploy.pipeline.origin import Overrides
+from vitdeploy.pipeline.section import Positive, Section
 from vitdeploy.pipeline.stages.export import ExportConfig
 from vitdeploy.pipeline.tasks.kit import DataChoice
+from vitdeploy.pipeline.tensorrt_section import TensorRtSection
 from vitdeploy.spec import TARGETS, Budget, CropRounding, Fit, Interpolation, PostprocessSpec, Precision, PreprocessSpec
 
 MAX_BYTES = 1 << 20
@@ -34,14 +38,7 @@ PATHS = (
 # yaml's constructors let errors of int(), float(), datetime and their own look-ups through, as of `2001-13-45`.
 _NOT_YAML = (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError)
 
-Positive = Annotated[int, Field(ge=1)]
 PerChannel = Annotated[tuple[float, ...], Field(min_length=1, max_length=3)]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
 Side = Positive | Annotated[tuple[Positive, Positive], Field(strict=False)]
 
 
@@ -225,6 +222,7 @@ class Recipe(Section):
     targets: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
     budget: BudgetSection = BudgetSection()
     bench: BenchSection = BenchSection()
+    tensorrt: TensorRtSection = TensorRtSection()
 
     @field_validator("vitdeploy", mode="before")
     @classmethod
@@ -252,6 +250,17 @@ class Recipe(Section):
             raise ValueError(f"export.batch is fixed to {fixed}, so bench.batch must be [{fixed}]")
         return self
 
+    @model_validator(mode="after")
+    def _profiles_fit(self) -> Recipe:
+        if self.tensorrt.profiles is None or "tensorrt" not in self.targets:
+            return self
+        if self.export.batch != "dynamic":
+            raise ValueError(f"export.batch is fixed to {self.export.batch}, so tensorrt.profiles must be left out")
+        lost = [str(batch) for batch in self.bench.batch if not self.tensorrt.holds(batch)]
+        if lost:
+            raise ValueError(f"no profile of tensorrt.profiles holds bench.batch {', '.join(lost)}")
+        return self
+
     def at_sizes(self) -> tuple[Recipe, ...]:
         """A recipe for each of `source.image_sizes`, in their order; this one alone where there are none."""
         return tuple(self.at_size(_both(size)) for size in self.source.image_sizes or ()) or (self,)
@@ -272,6 +281,12 @@ class Recipe(Section):
     def engine_batch(self) -> int:
         """The batch that engines are compiled at: the fixed one, or that of the single stream."""
         return self.bench.batch[0]
+
+    def to_build(self) -> BuildOptions:
+        """How TensorRT builds; without profiles of one's own, for all batches up to the largest that is benched."""
+        options = self.tensorrt.to_options()
+        profiles = options.batches or default_batches(self.engine_batch, max(self.bench.batch))
+        return dataclasses.replace(options, batches=profiles)
 
     def to_budget(self) -> Budget:
         return Budget(**self.budget.model_dump())

@@ -44,6 +44,9 @@ def run_plan(
     for step in plan:
         key = step_key(step, artifacts)
         found = store.find(key) if resume or key in fresh else None
+        if found is not None and not step.usable(found.path):
+            store.remove(key)
+            found = None
         if found is None:
             if not resume:
                 store.remove(key)
@@ -83,6 +86,8 @@ def preview(plan: list[Step], store: Store) -> list[tuple[str, bool]]:
     for step in plan:
         known = all(name in artifacts for name in step.inputs)
         found = store.find(step_key(step, artifacts)) if known else None
+        if found is not None and not step.usable(found.path):
+            found = None
         if found is not None:
             artifacts[step.name] = found
         rows.append((step.name, found is not None))

@@ -13,7 +13,8 @@ from vitdeploy.bench.contest import Contestant, engine_contestant
 from vitdeploy.bundle.read import is_bundle, read_bundle, verify_files
 from vitdeploy.bundle.sign import signed_by
 from vitdeploy.bundle.write import write_bundle
-from vitdeploy.errors import MissingFileError, TargetError
+from vitdeploy.compile.tensorrt import BuildOptions
+from vitdeploy.errors import CapabilityError, EngineError, MissingFileError, MissingPackageError, TargetError
 from vitdeploy.graph.half.emulated import emulate
 from vitdeploy.graph.io import (
     GraphMetadata,
@@ -25,12 +26,13 @@ from vitdeploy.graph.io import (
     serialised,
     set_metadata,
 )
+from vitdeploy.graph.tensorrt.pixels import cast_pixels_first
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.job import setting_of
 from vitdeploy.pipeline.measure import original_contestant
 from vitdeploy.pipeline.origin import find_origin, reference_runner
 from vitdeploy.pipeline.progress import Progress, silent
-from vitdeploy.pipeline.stages.compile import compile_graphs, read_engine
+from vitdeploy.pipeline.stages.compile import check_task, compile_graphs, read_engine
 from vitdeploy.pipeline.stages.files import LABELS_FILE, MODEL_FILE, graphs_in, is_ours
 from vitdeploy.pipeline.stages.quantize import check_precision
 from vitdeploy.pipeline.tasks.kit import Setting
@@ -79,9 +81,9 @@ def opened(
     """
 
     def find(text: str) -> list[Subject]:
-        typed = _typed_graph(text) if emulated else None
+        typed = _typed_graph(text, target) if emulated else None
         if typed is not None:
-            return [_emulated_subject(text, typed)]
+            return [_emulated_subject(text, typed, trust)]
         return find_subjects(text, target=target, source=source, work=work, trust=trust)
 
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
@@ -89,20 +91,36 @@ def opened(
         yield find
 
 
-def _typed_graph(text: str) -> Path | None:
-    """The graph that an argument names, where precision is typed in it."""
+@contextlib.contextmanager
+def emulation_offered(text: str, target: str | None) -> Iterator[None]:
+    """Errors of a machine that lacks what a typed graph needs say that its types can be evaluated all the same."""
+    try:
+        yield
+    except (MissingPackageError, CapabilityError, EngineError) as error:
+        if _typed_graph(text, target) is not None:
+            offer = "evaluate its types on this CPU: the same command with --emulate"
+            error.fix = f"{error.fix}; or {offer}" if error.fix else offer
+        raise
+
+
+def _typed_graph(text: str, target: str | None) -> Path | None:
+    """The graph that an argument names, where precision is typed in it; of a bundle, that of the engine to verify."""
     path = Path(text)
-    file = path / MODEL_FILE if path.is_dir() and not is_bundle(path) else path
+    if path.is_dir() and is_bundle(path):
+        file = path / select_engines(read_bundle(path), target or "auto")[0].graph
+    else:
+        file = path / MODEL_FILE if path.is_dir() else path
     if file.suffix != ".onnx" or not file.is_file() or not is_ours(file):
         return None
     target = graph_metadata(file).target
     return file if target is not None and TARGETS[target].typed else None
 
 
-def _emulated_subject(text: str, file: Path) -> Subject:
+def _emulated_subject(text: str, file: Path, trust: Path | None) -> Subject:
+    labels = tuple(_opened_bundle(Path(text), trust)[1] if is_bundle(Path(text)) else _labels_beside(file))
     model = load_graph(file)
     metadata, spec = get_metadata(model, str(file)), graph_spec(model, file.name)
-    labels, classes = tuple(_labels_beside(file)), number_of_classes(spec.outputs, metadata.postprocess)
+    classes = number_of_classes(spec.outputs, metadata.postprocess)
     setting = Setting(metadata.task, metadata.preprocess, metadata.postprocess, metadata.sequence, labels, classes)
     name = f"{text}:{metadata.target}-{metadata.precision}, emulated"
 
@@ -163,12 +181,17 @@ def find_bundle(text: str, *, target: str | None, work: Path) -> Path | None:
 
 
 def _bundle_subjects(folder: Path, target: str | None, trust: Path | None) -> list[Subject]:
+    manifest, labels = _opened_bundle(folder, trust)
+    chosen = select_engines(manifest, target or "auto")
+    return [_engine_subject(folder, manifest, engine, labels, trust) for engine in chosen]
+
+
+def _opened_bundle(folder: Path, trust: Path | None) -> tuple[Manifest, tuple[str, ...]]:
+    """The manifest and the labels of a bundle that is intact, and signed by `trust` where that is given."""
     manifest = read_bundle(folder)
     verify_files(folder, manifest)
     signed_by(folder, trust)
-    labels = tuple(read_labels(folder, manifest) or ())
-    chosen = select_engines(manifest, target or "auto")
-    return [_engine_subject(folder, manifest, engine, labels, trust) for engine in chosen]
+    return manifest, tuple(read_labels(folder, manifest) or ())
 
 
 def _engine_subject(
@@ -210,12 +233,19 @@ def graph_metadata(file: Path) -> GraphMetadata:
 
 
 def compile_bundle(
-    file: Path, target: str, batch: int | None, precision: str | None, out: Path, progress: Progress = silent
+    file: Path,
+    target: str,
+    batch: int | None,
+    precision: str | None,
+    out: Path,
+    progress: Progress = silent,
+    build: BuildOptions | None = None,
 ) -> Manifest:
     """Compile a graph (with its sibling, for an encoder-decoder) for `target` into the empty folder `out`.
 
     Raises:
-        TargetError: the graph was placed for another target or precision.
+        TargetError: the graph was placed for another target or precision, or has a fixed batch and is to have profiles.
+        CapabilityError: the target cannot do the precision, or the task.
     """
     metadata = graph_metadata(file)
     if precision is not None and metadata.precision not in (None, precision):
@@ -234,6 +264,15 @@ def compile_bundle(
             fix=f"quantize the float graph for {target}, or compile with --target {metadata.target}",
         )
     check_precision(target, chosen)
+    check_task(metadata.task, target, chosen)
+    typed = TARGETS[target].typed
+    if typed and metadata.precision is None and chosen != "fp32":
+        raise TargetError(
+            f"{file} is a float graph, and {target} computes in the types that a graph has",
+            found=f"--precision {chosen}",
+            wanted=f"a graph typed in {chosen}",
+            fix=f"vitdeploy quantize {file} --data IMAGES --target {target} --precision {chosen} -o DIR",
+        )
     graphs = graphs_in(file.parent) if metadata.task == "sequence" else {"model": file}
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         placed, made = Path(folder) / "placed", Path(folder) / "engine"
@@ -243,9 +282,19 @@ def compile_bundle(
         for name, graph in graphs.items():
             model = load_graph(graph)
             specs[name] = graph_spec(model, graph.name)
+            if typed and metadata.precision is None:
+                cast_pixels_first(model)
             set_metadata(model, dataclasses.replace(metadata, target=target, precision=chosen))
             save_graph(model, placed / f"{name}.onnx")
-        compile_graphs(placed, target, batch or fixed_batch(next(iter(specs.values()))) or 1, made, progress)
+        fixed = fixed_batch(next(iter(specs.values())))
+        if fixed is not None and build is not None and build.batches:
+            raise TargetError(
+                f"{file} has the fixed batch {fixed}",
+                found="profiles of several batches",
+                wanted="no profile",
+                fix="leave the profiles out, or export with a dynamic batch",
+            )
+        compile_graphs(placed, target, batch or fixed or 1, made, progress, build)
         return write_bundle(
             out,
             name=metadata.name if _is_name(metadata.name) else "model",

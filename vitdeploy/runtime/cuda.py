@@ -21,6 +21,7 @@ from vitdeploy.runtime.nvidia import driver_version
 from vitdeploy.runtime.runner import Array
 
 DEVICE = 0
+LOOK = "`nvidia-smi` and `vitdeploy doctor --target tensorrt` say what is there"
 
 
 def require() -> ModuleType:
@@ -33,7 +34,7 @@ def require() -> ModuleType:
     try:
         return importlib.import_module("cuda.bindings.runtime")
     except ModuleNotFoundError:
-        raise MissingPackageError("cuda-python", "tensorrt", "calling CUDA") from None
+        raise MissingPackageError("cuda-python", "tensorrt", "calling CUDA", "tensorrt") from None
     except (ImportError, OSError, RuntimeError) as error:
         raise EngineError(
             "cuda-python is installed but does not load",
@@ -69,7 +70,7 @@ def _typed_error(code: Any) -> VitdeployError:
             "no NVIDIA GPU can be used here",
             found=code.name,
             wanted="a GPU, and a driver that is new enough for this CUDA",
-            fix="run `nvidia-smi`; install or update NVIDIA's driver, or install the cuda-python of the driver's CUDA",
+            fix=f"install or update NVIDIA's driver, or install the cuda-python of the driver's CUDA; {LOOK}",
         )
     _, text = cudart.cudaGetErrorString(code)
     shown = text.decode(errors="replace") if isinstance(text, bytes) else str(text)
@@ -102,14 +103,14 @@ def describe_device() -> Device:
             "no NVIDIA GPU can be used here",
             found=str(error)[:200],
             wanted="a GPU with NVIDIA's driver",
-            fix="run `nvidia-smi`; install NVIDIA's driver",
+            fix=f"install NVIDIA's driver; {LOOK}",
         ) from None
     if not count:
         raise CapabilityError(
             "no NVIDIA GPU can be used here",
             found="no device",
             wanted="a GPU",
-            fix="run `nvidia-smi`, and look at CUDA_VISIBLE_DEVICES",
+            fix=f"look at CUDA_VISIBLE_DEVICES; {LOOK}",
         )
     properties = check(cudart.cudaGetDeviceProperties(DEVICE))
     name = properties.name

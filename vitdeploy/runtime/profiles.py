@@ -50,12 +50,25 @@ def plan_profiles(
     batch, two others of an image input are its height and width.
 
     Raises:
-        TargetError: a dynamic axis that is neither, or an image size that is missing.
+        TargetError: a dynamic axis that is neither, an image size that is missing, or one that the graph does not have.
     """
+    for tensor in inputs:
+        for size in sizes:
+            _refuse_other_size(tensor, size)
     if all(isinstance(size, int) for tensor in inputs for size in tensor.shape):
         return []
     chosen: Sequence[tuple[int, int] | None] = sizes or [None]
     return [{tensor.name: _range(tensor, batch, size) for tensor in inputs} for size in chosen for batch in batches]
+
+
+def _refuse_other_size(tensor: TensorSpec, size: tuple[int, int]) -> None:
+    if len(tensor.shape) == 4 and [resolve(tensor, 1, size)[axis] for axis in _image_axes(tensor.shape)] != [*size]:
+        raise TargetError(
+            f"{tensor.name!r} has a fixed image size",
+            found=str(tensor),
+            wanted=f"{size[0]}x{size[1]}, or dynamic axes",
+            fix="export a graph for each size: image_sizes of a recipe, or --image-size of `vitdeploy export`",
+        )
 
 
 def _range(tensor: TensorSpec, batch: Batches, size: tuple[int, int] | None) -> Range:
@@ -83,7 +96,7 @@ def resolve(tensor: TensorSpec, batch: int, size: tuple[int, int] | None) -> lis
     return shape
 
 
-def _image_axes(shape: Sequence[int | None]) -> tuple[int, int]:
+def _image_axes(shape: Sequence[int | str | None]) -> tuple[int, int]:
     """Height and width in [batch, height, width, channels] or [batch, channels, height, width]."""
     return (1, 2) if shape[3] in (1, 3) else (2, 3)
 

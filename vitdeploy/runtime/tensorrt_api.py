@@ -48,7 +48,7 @@ def require() -> str:
     try:
         module = importlib.import_module("tensorrt")
     except ModuleNotFoundError:
-        raise MissingPackageError("tensorrt", "tensorrt", "building or running a TensorRT engine") from None
+        raise MissingPackageError("tensorrt", "tensorrt", "building or running a TensorRT engine", "tensorrt") from None
     except (ImportError, OSError, RuntimeError) as error:
         raise EngineError(
             "tensorrt is installed but does not load",

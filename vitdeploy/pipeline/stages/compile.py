@@ -6,9 +6,10 @@ import collections
 from dataclasses import replace
 from pathlib import Path
 
+from vitdeploy.bundle.read import file_sha256
 from vitdeploy.compile.engine import compile_engine
 from vitdeploy.compile.tensorrt import BuildOptions
-from vitdeploy.errors import TargetError
+from vitdeploy.errors import CapabilityError, TargetError
 from vitdeploy.graph.io import GraphMetadata, fixed_batch, get_metadata, graph_spec, load_graph
 from vitdeploy.graph.linears import count_int8
 from vitdeploy.graph.tensorrt.lint import lint, refuse
@@ -17,7 +18,33 @@ from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, read_json, write_json
 from vitdeploy.runtime.engine import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
 from vitdeploy.runtime.tensorrt_api import require as tensorrt_version
-from vitdeploy.spec import EngineSpec, decode, encode
+from vitdeploy.runtime.trust import is_trusted
+from vitdeploy.spec import TARGETS, EngineSpec, Task, decode, encode
+
+
+def check_task(task: Task, target: str, precision: str) -> None:
+    """Raise where a target does not run models of this task in that precision.
+
+    Raises:
+        CapabilityError: an encoder-decoder on a GPU, where lengths would have to be fixed, or in 8 bits.
+    """
+    if task != "sequence":
+        return
+    if TARGETS[target].device == "GPU":
+        others = [name for name, row in TARGETS.items() if row.device != "GPU"]
+        raise CapabilityError(
+            f"an encoder-decoder does not run on {target} in this version",
+            found="graphs whose lengths change from token to token",
+            wanted=" or ".join(others),
+            fix=f"choose the target {others[0]}, in fp32",
+        )
+    if precision in ("int8", "mixed"):
+        raise CapabilityError(
+            "an encoder-decoder is not quantized by this version",
+            found=f"precision {precision}",
+            wanted="precision fp32",
+            fix="set precision to fp32; the float graph needs no `vitdeploy quantize`",
+        )
 
 
 def compile_graphs(
@@ -111,3 +138,10 @@ def compile_graph(
 
 def read_engine(folder: Path) -> EngineSpec:
     return decode(EngineSpec, read_json(folder / "engine.json"))
+
+
+def may_load(folder: Path) -> bool:
+    """Whether this user may load the engine that the stage left in `folder`. A plan of TensorRT must stand in the
+    registry of this user, which may be gone while the folder is there."""
+    engine = read_engine(folder)
+    return TARGETS[engine.target].backend != "tensorrt" or is_trusted(file_sha256(folder / engine.files[0]))
