@@ -17,6 +17,7 @@ from vitdeploy.errors import CapabilityError, GateError, MissingPackageError, Vi
 
 COMMANDS = {
     "run": "The whole line: recipe in, proven bundle out.",
+    "sweep": "Many recipes, one table.",
     "tune": "The engine to ship: every variant made and judged here.",
     "export": "A model to ONNX, compared with PyTorch.",
     "optimize": "Exact rewrites of a float graph, compared with the graph before.",

@@ -39,12 +39,11 @@ def command(
     Checkpoint -> ONNX -> INT8 -> engines -> verified -> benched -> one folder. Exit code 5 when the budget is not met.
     """
     from vitdeploy.errors import GateError
-    from vitdeploy.pipeline.assemble import bench_job, write_run
+    from vitdeploy.pipeline.assemble import run_line
     from vitdeploy.pipeline.job import prepare
-    from vitdeploy.pipeline.outcome import conclude
     from vitdeploy.pipeline.plan import make_plan
     from vitdeploy.pipeline.recipe import load_recipe
-    from vitdeploy.pipeline.run import default_store, preview, run_plan
+    from vitdeploy.pipeline.run import default_store, preview
     from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
     from vitdeploy.store.publish import check_replaceable
 
@@ -52,7 +51,6 @@ def command(
     out = output or Path("out") / loaded.name
     check_replaceable(out, OUTPUT_NAMES)
     store = default_store()
-    outcomes = []
     with console:
         jobs = prepare(loaded, skip_bad=skip_bad, progress=console.progress)
         several = len(jobs) > 1
@@ -65,19 +63,15 @@ def command(
             document = {"plan": [{"step": name, "reuse": there} for name, there in rows], "output": str(out)}
             console.finish(document, lines, None)
             return
-        for job in jobs:
-            progress = functools.partial(_progress, console, job, several)
-            artifacts = run_plan(
-                make_plan(job),
-                store,
-                resume=resume,
-                progress=progress,
-                finished=lambda step, reused, job=job: tell_finished(  # type: ignore[misc]
-                    console, _at(job, step.name, several), step, reused
-                ),
-            )
-            outcomes.append(conclude(job, artifacts, bench_job(job, artifacts, progress)))
-        report = write_run(outcomes, loaded, out)
+        report, outcomes = run_line(
+            jobs,
+            loaded,
+            out,
+            store,
+            resume=resume,
+            progress=lambda job: functools.partial(_progress, console, job, several),
+            finished=lambda job, step, reused: tell_finished(console, _at(job, step.name, several), step, reused),
+        )
     lines = []
     for outcome in outcomes:
         lines += [f"{outcome.job.size}:"] if several else []

@@ -1,9 +1,10 @@
-"""The last step of a run: what was found and made becomes the bundle."""
+"""A whole run: every stage of a recipe, the bench, and what was found and made becomes the bundle."""
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,52 @@ from vitdeploy.graph.io import graph_spec, load_graph
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.measure import measure, original_contestant
 from vitdeploy.pipeline.origin import ORIGINAL
-from vitdeploy.pipeline.outcome import Outcome, verified
-from vitdeploy.pipeline.plan import CALIBRATE, OPTIMIZE, candidates
+from vitdeploy.pipeline.outcome import Outcome, conclude, verified
+from vitdeploy.pipeline.plan import CALIBRATE, OPTIMIZE, Step, candidates, make_plan
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.recipe import Recipe
+from vitdeploy.pipeline.run import run_plan
 from vitdeploy.pipeline.stages.compile import read_engine
 from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, graphs_in
 from vitdeploy.pipeline.tasks.golden import golden_of
 from vitdeploy.report.html import render_html
 from vitdeploy.spec import GraphSpec
 from vitdeploy.store.publish import replacing
-from vitdeploy.store.store import Artifact
+from vitdeploy.store.store import Artifact, Store
+
+
+def run_line(
+    jobs: Sequence[Job],
+    recipe: Recipe,
+    out: Path,
+    store: Store,
+    *,
+    resume: bool,
+    progress: Callable[[Job], Progress],
+    finished: Callable[[Job, Step, bool], None],
+) -> tuple[dict[str, Any], list[Outcome]]:
+    """The whole line of a recipe: every stage, the bench, the bundle at `out`. Returns its report, and an outcome for
+    each image size.
+
+    Args:
+        jobs: what `prepare` made of the recipe, one for each image size.
+        progress, finished: of each job; as `run_plan` takes them.
+        resume: as `run_plan` takes it.
+
+    Raises:
+        OutputError: `out` holds something that is not a bundle. Errors of stages and the bench come through.
+    """
+    outcomes = []
+    for job in jobs:
+        artifacts = run_plan(
+            make_plan(job),
+            store,
+            resume=resume,
+            progress=progress(job),
+            finished=functools.partial(finished, job),
+        )
+        outcomes.append(conclude(job, artifacts, bench_job(job, artifacts, progress(job))))
+    return write_run(outcomes, recipe, out), outcomes
 
 
 def bench_job(job: Job, artifacts: Mapping[str, Artifact], progress: Progress) -> dict[str, Any]:

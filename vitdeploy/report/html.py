@@ -13,7 +13,19 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from vitdeploy.report import changes, half, lookup, measures, quantization, regression, selftest, table, text, tuning
+from vitdeploy.report import (
+    changes,
+    half,
+    lookup,
+    measures,
+    quantization,
+    regression,
+    selftest,
+    sweep,
+    table,
+    text,
+    tuning,
+)
 from vitdeploy.report.latency import latency_plot
 from vitdeploy.report.plots import render_plots
 from vitdeploy.report.svg import Plot
@@ -144,6 +156,12 @@ def render_regression(document: dict[str, Any]) -> str:
             plots=[] if plot is None else [_shown(plot)],
         )
     )
+
+
+def render_sweep(document: dict[str, Any]) -> str:
+    """The page of many recipes. `document` is the content of sweep.json, and taken as untrusted."""
+    report = text.cleaned(document)
+    return _environment().get_template("sweep_page.html.jinja").render(report=report, recipes=sweep.swept(report))
 
 
 def _environment() -> Environment:

@@ -1,0 +1,86 @@
+"""Where independent pieces of work are done: in this process, or in several. The one seam for more machines."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, Protocol, TypeVar
+
+from vitdeploy.errors import VitdeployError, WorkerError, error_with_code
+
+ERROR = "vitdeploy error"
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+class Executor(Protocol):
+    """Does pieces of work that do not depend on each other."""
+
+    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R | VitdeployError]]:
+        """The index of each item with what `function` returns for it, or the error that it raises, as they are
+        finished. `function` is a module's own, and it and its items can be pickled."""
+        ...
+
+
+class Here:
+    """One after the other, in this process."""
+
+    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R | VitdeployError]]:
+        for index, item in enumerate(items):
+            try:
+                yield index, function(item)
+            except VitdeployError as error:
+                yield index, error
+
+
+class Processes:
+    """So many at a time, each in a process of this machine. Where one of these dies, as by a library's crash, what was
+    not finished by then fails with it."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R | VitdeployError]]:
+        # Started anew, not forked: a fork of a process whose runtimes have threads may hang.
+        context = multiprocessing.get_context("spawn")
+        with ProcessPoolExecutor(self.count, context, initializer=_end_at_interrupt) as pool:
+            futures = {pool.submit(_guarded, function, item): index for index, item in enumerate(items)}
+            try:
+                for future in as_completed(futures):
+                    yield futures[future], _result(future)
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+
+def _end_at_interrupt() -> None:
+    """Ctrl-C reaches all processes: the first one says so, these go without a word."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _guarded(function: Callable[[T], R], item: T) -> R | dict[str, object]:
+    """Errors of ours as plain data: not all of their classes can be pickled."""
+    try:
+        return function(item)
+    except VitdeployError as error:
+        return {ERROR: error.to_dict()}
+
+
+def _result(future: Future[Any]) -> Any:
+    try:
+        value = future.result()
+    except BrokenProcessPool:
+        return WorkerError(
+            "a working process died",
+            found="it was killed, or crashed in a library",
+            fix="often too little memory: do fewer at a time (--jobs 1)",
+        )
+    if isinstance(value, dict) and ERROR in value:
+        facts = value[ERROR]
+        return error_with_code(
+            facts["code"], facts["message"], **{key: facts[key] for key in ("found", "wanted", "fix")}
+        )
+    return value

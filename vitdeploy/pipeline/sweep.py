@@ -1,0 +1,131 @@
+"""Many recipes: what can be made side by side is, what is measured has the machine for itself, and one table of all."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.errors import InputError, VitdeployError
+from vitdeploy.pipeline.assemble import run_line
+from vitdeploy.pipeline.executors import Executor
+from vitdeploy.pipeline.job import Job, prepare
+from vitdeploy.pipeline.plan import Step, make_plan
+from vitdeploy.pipeline.progress import Progress, silent
+from vitdeploy.pipeline.recipe import Recipe, load_recipe
+from vitdeploy.pipeline.run import run_plan
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.store.store import Store
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One recipe of a sweep, as a working process is told of it. `skip_bad` as for `vitdeploy run`."""
+
+    recipe: Path
+    overrides: tuple[str, ...]
+    store: Path
+    skip_bad: bool
+
+    def load(self) -> Recipe:
+        return load_recipe(self.recipe, self.overrides)
+
+
+def load_all(entries: Sequence[Entry]) -> list[Recipe]:
+    """Every recipe, before any work is done.
+
+    Raises:
+        InputError: two have one name, which their bundles are called by. Errors of recipes come through.
+    """
+    recipes = [entry.load() for entry in entries]
+    for index, recipe in enumerate(recipes):
+        before = [other.name for other in recipes[:index]]
+        if recipe.name in before:
+            first = entries[before.index(recipe.name)].recipe
+            raise InputError(
+                "two recipes have the same name, and so would their bundles",
+                found=f"{recipe.name}: {first} and {entries[index].recipe}",
+                wanted="a name for each",
+            )
+    return recipes
+
+
+def make_ahead(entry: Entry) -> None:
+    """Make what a recipe needs, up to the first step that measures times, into the store."""
+    for job in prepare(entry.load(), skip_bad=entry.skip_bad, progress=silent):
+        run_plan(_unmeasured(make_plan(job)), Store(entry.store), resume=True, progress=silent)
+
+
+def _unmeasured(plan: Sequence[Step]) -> list[Step]:
+    """The steps that measure nothing, and neither need what does."""
+    left_out: set[str] = set()
+    kept = []
+    for step in plan:
+        if step.measured or left_out.intersection(step.inputs):
+            left_out.add(step.name)
+        else:
+            kept.append(step)
+    return kept
+
+
+def sweep(
+    entries: Sequence[Entry], out: Path, executor: Executor, progress: Progress, told: Callable[[str], None]
+) -> dict[str, Any]:
+    """Run all recipes, with the bundle of each at `out`/<its name>, and return the content of sweep.json.
+
+    What `executor` does at the same time measures nothing; then one recipe after the other is measured, in this process
+    and its children alone. A recipe that fails does not end the others.
+
+    Args:
+        told: hears a line on each recipe that is finished, or failed.
+    """
+    recipes = load_all(entries)
+    errors: dict[int, VitdeployError] = {}
+    progress("make", 0, len(entries))
+    for done, (index, found) in enumerate(executor.map(make_ahead, entries), start=1):
+        if found is not None:
+            errors[index] = found
+        progress("make", done, len(entries))
+    rows = []
+    for index, (entry, recipe) in enumerate(zip(entries, recipes, strict=True)):
+        progress("measure", index, len(entries))
+        try:
+            if index in errors:
+                raise errors[index]
+            report = _measure(entry, recipe, out / recipe.name, told)
+            told(f"{recipe.name}: {report['verdict']['sentence']}")
+            rows.append(_row(entry, recipe, report, None))
+        except VitdeployError as error:
+            told(f"{recipe.name}: {error.message}")
+            rows.append(_row(entry, recipe, None, error))
+    progress("measure", len(entries), len(entries))
+    return {
+        "format": 1,
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "recipes": rows,
+        "environment": describe_host(),
+    }
+
+
+def _row(entry: Entry, recipe: Recipe, report: dict[str, Any] | None, error: VitdeployError | None) -> dict[str, Any]:
+    found = error.to_dict() if error is not None else None
+    return {"name": recipe.name, "recipe": str(entry.recipe), "report": report, "error": found}
+
+
+def _measure(entry: Entry, recipe: Recipe, out: Path, told: Callable[[str], None]) -> dict[str, Any]:
+    def finished(job: Job, step: Step, reused: bool) -> None:
+        if step.measured and reused:
+            told(f"{recipe.name}: {step.name} was chosen by times that were measured earlier on this device")
+
+    report, _ = run_line(
+        prepare(recipe, skip_bad=entry.skip_bad, progress=silent),
+        recipe,
+        out,
+        Store(entry.store),
+        resume=True,
+        progress=lambda job: silent,
+        finished=finished,
+    )
+    return report
