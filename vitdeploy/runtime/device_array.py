@@ -40,7 +40,11 @@ class DeviceArray:
     def __dlpack_device__(self) -> tuple[int, int]:
         return dlpack.CUDA, cuda.DEVICE
 
-    def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
+    def __dlpack__(
+        self, *, stream: int | None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None, **_: Any
+    ) -> Any:
+        if copy or dl_device not in (None, self.__dlpack_device__()):
+            raise BufferError("this memory is shared as it is: no copy is made, and none on another device")
         return dlpack.export(self.pointer, self.shape, self.dtype.name, self.__dlpack_device__(), self._buffer)
 
 
