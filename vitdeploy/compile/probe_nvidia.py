@@ -45,7 +45,7 @@ def precisions(target: str) -> tuple[str, ...]:
     driver, _ = _driver()
     if driver is None:
         return ()
-    capability = driver.gpus[0].capability
+    capability = driver.gpu.capability
     return tuple(p for p in TARGETS[target].precisions if capability >= CAPABILITIES.get(p, (0, 0)))
 
 
@@ -65,7 +65,7 @@ def _gpu(driver: Driver | None, missing: VitdeployError | None) -> list[Finding]
             Finding("GPU", False, nothing),
             Finding("GPU memory", False, nothing),
         ]
-    gpu = driver.gpus[0]
+    gpu = driver.gpu
     gigabytes = f"{gpu.free / 1e9:.1f} of {gpu.memory / 1e9:.1f} GB free"
     enough = gpu.free >= LEAST_MEMORY
     version = driver.version or "its version is hidden"
