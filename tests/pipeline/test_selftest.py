@@ -163,6 +163,13 @@ def test_the_compiled_original_gives_the_originals_answers_in_half_precision(sma
     assert 0 < np.abs(ours - wanted).max() < 0.02 * np.abs(wanted).max()
 
 
+def test_pytorch_compiles_each_batch_for_itself(small_checkpoint, monkeypatch):
+    asked = {}
+    monkeypatch.setattr(torch, "compile", lambda module, **options: asked.update(options) or module)
+    CompiledRunner(load_original(Source("vit_w32d2h2_patch8_32", small_checkpoint)), device="cpu").load()
+    assert asked == {"mode": "reduce-overhead", "dynamic": False}
+
+
 def test_without_cuda_the_compiled_original_is_refused(small_checkpoint):
     if torch.cuda.is_available():
         pytest.skip("there is a CUDA device")
