@@ -4,10 +4,14 @@ import onnx
 import pytest
 
 from vitdeploy.compile.tensorrt import BuildOptions
+from vitdeploy.data.folder import split
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.io import load_graph, save_graph
+from vitdeploy.graph.tensorrt.lint import lint
 from vitdeploy.graph.tensorrt.pixels import cast_pixels_first
 from vitdeploy.pipeline.stages import compile as stage
+from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate
+from vitdeploy.pipeline.stages.typed import place_typed
 from vitdeploy.pipeline.subjects import compile_bundle
 
 
@@ -50,3 +54,21 @@ def test_profiles_out_of_order_are_not_built(given, small_export, tmp_path):
         stage.compile_graph(tmp_path / "graph.onnx", "tensorrt", 1, tmp_path, build=BuildOptions(((4, 2, 8),)))
     assert caught.value.found == "TRT503 image of profile 0: 4 <= 2 <= 8 along axis 0"
     assert not given
+
+
+@pytest.fixture(scope="module")
+def calibrated(small_export, digits, tmp_path_factory):
+    """(calibration images, their statistics)."""
+    out = tmp_path_factory.mktemp("calibrated")
+    samples = split(digits, "none", calibration=8, evaluation=1, seed=0).calibration
+    calibrate(small_export / "model.onnx", samples, out)
+    return samples, out / "statistics.npz"
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16", "int8", "fp8"])
+def test_every_release_takes_what_is_placed_for_it(small_export, calibrated, tmp_path, precision):
+    samples, statistics = calibrated
+    place_typed(PlaceConfig("tensorrt", precision), small_export / "model.onnx", statistics, samples, tmp_path)
+    findings = lint(load_graph(tmp_path / "model.onnx"))
+    assert [finding for finding in findings if finding.severity != "note"] == []
+    assert {finding.rule for finding in findings} == {"TRT401"}
