@@ -118,7 +118,8 @@ def test_a_machine_that_lacks_everything_gets_a_complete_report(tmp_path, shared
     assert {row["status"] for row in document["steps"]} == {"not run"}
     assert all(row["detail"].startswith("needs NVIDIA driver and ") for row in document["steps"])
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert "does not work here, so nothing was run" in page
+    assert "does not work here, so nothing was run: it needs NVIDIA driver and " in page
+    assert "<td>0.0</td>" not in page  # of what was not run
     assert "install NVIDIA&#39;s driver" in page
     assert {path.name for path in out.iterdir()} == {"selftest.json", "report.html", "doctor.txt"}
     assert [path.name for path in out.parent.iterdir()] == [out.name]

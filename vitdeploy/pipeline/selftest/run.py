@@ -61,7 +61,7 @@ def run_selftest(
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "works": not missing,
         "passed": not missing and not steps.count(FAILED),
-        "sentence": _sentence(target, missing, steps),
+        "sentence": _sentence(target, why, steps),
         "doctor": [encode(each) for each in found],
         "steps": steps.rows,
         "models": models,
@@ -77,9 +77,9 @@ def _told(progress: Progress, model: str, text: str, done: int, total: int) -> N
     progress(f"{model}: {text}", done, total)
 
 
-def _sentence(target: str, missing: Sequence[str], steps: Steps) -> str:
-    if missing:
-        return f"{target} does not work here, so nothing was run. Missing: {', '.join(missing)}."
+def _sentence(target: str, why: str, steps: Steps) -> str:
+    if why:
+        return f"{target} does not work here, so nothing was run: it {why}."
     failed, left = steps.count(FAILED), steps.count(NOT_RUN)
     tried = len(steps.rows) - left
     not_run = f"; {left} not run" if left else ""
