@@ -217,6 +217,11 @@ def test_a_mend_stands_below_the_first_that_it_mends():
 
 
 @pytest.mark.parametrize("target", GPU_TARGETS)
+def test_without_a_driver_nothing_is_blamed_for_not_starting(no_driver, target):
+    assert [each.fix for each in examine(target) if each.name.endswith(" starts")] in ([], [""])
+
+
+@pytest.mark.parametrize("target", GPU_TARGETS)
 def test_doctor_says_what_a_target_needs_and_leaves_with_4(here, no_driver, target):
     done = here("doctor", "--target", target)
     assert done.returncode == 4

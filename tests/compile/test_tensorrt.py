@@ -243,12 +243,13 @@ except VitdeployError as error:
 BUILDER = """
 import json
 from vitdeploy.compile.tensorrt import BuildOptions, BuildRequest
+from vitdeploy.compile.probe_nvidia import _checked, _start_tensorrt
 from vitdeploy.compile.tensorrt_build import _Builder
 from vitdeploy.errors import VitdeployError
 try:
     _Builder(BuildRequest("g.onnx", ".", ".", 1, BuildOptions()), {"tensorrt": "0"}, print)
 except VitdeployError as error:
-    print(json.dumps(error.to_dict()))
+    print(json.dumps([error.to_dict(), _checked("TensorRT starts", _start_tensorrt, "", None).detail]))
 """
 PROCESS = """
 import json
@@ -311,8 +312,9 @@ def test_our_logger_and_monitor_are_what_the_bindings_want(version):
 
 @each_version
 def test_a_builder_that_does_not_start_is_an_error_of_the_engine(version):
-    error = run_with(version, BUILDER)
+    error, detail = run_with(version, BUILDER)
     assert (error["code"], error["message"]) == ("VD4201", "TensorRT's builder does not start")
+    assert detail == "TensorRT gives no builder (no message)"  # what doctor says
 
 
 @each_version
