@@ -20,7 +20,7 @@ VitdeployError                     exit 1   a bug of ours when raised as such
 │   ├── DigestError                VD3101   bytes differ from the digest recorded for them
 │   ├── ManifestError              VD3102   a manifest that breaks a rule of the format
 │   ├── UnsafeGraphError           VD3103   an ONNX file that reaches outside its folder, or of absurd sizes
-│   ├── UntrustedEngineError       VD3104   a TensorRT plan that neither this user built nor a named identity signed
+│   ├── UntrustedEngineError       VD3104   a native engine that neither this user built nor a named identity signed
 │   └── SignatureError             VD3105   not signed, signed by somebody else, or changed since
 ├── HostError                      exit 4   this machine lacks something
 │   ├── MissingPackageError        VD4001   a package is not installed; names the extra that installs it

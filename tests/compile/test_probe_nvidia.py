@@ -14,7 +14,7 @@ from vitdeploy.compile.probe import examine, probe_target
 from vitdeploy.errors import CapabilityError
 from vitdeploy.pipeline.plan import target_tools
 from vitdeploy.runtime import nvidia
-from vitdeploy.runtime.nvidia import describe_gpu, find_driver
+from vitdeploy.runtime.nvidia import Gpu, describe_gpu, find_driver
 from vitdeploy.spec import TARGETS
 
 GPU_TARGETS = [name for name, row in TARGETS.items() if row.device == "GPU"]
@@ -24,7 +24,6 @@ DRIVER = r"""
 #include <string.h>
 int cuInit(unsigned flags) { return INIT; }
 int cuDriverGetVersion(int *version) { *version = 13000; return 0; }
-int cuDeviceGetCount(int *count) { *count = 1; return 0; }
 int cuDeviceGet(int *device, int index) { *device = index; return 0; }
 int cuDeviceGetName(char *name, int length, int device) { strncpy(name, "Test GPU", length); return 0; }
 int cuDeviceGetAttribute(int *value, int attribute, int device) { *value = attribute == 75 ? MAJOR : 6; return 0; }
@@ -91,9 +90,7 @@ def test_the_driver_says_what_the_gpu_is(driver):
     driver()
     found = find_driver()
     assert (found.version, found.cuda) == ("580.65.06", (13, 0))
-    assert [(gpu.name, gpu.capability, gpu.memory, gpu.free) for gpu in found.gpus] == [
-        ("Test GPU", (8, 6), 25_000_000_000, 24_000_000_000)
-    ]
+    assert found.gpu == Gpu("Test GPU", (8, 6), 25_000_000_000, 24_000_000_000)
     assert describe_gpu() == {
         "gpu": "Test GPU",
         "compute_capability": "8.6",
@@ -217,6 +214,11 @@ def test_a_mend_stands_below_the_first_that_it_mends():
 
 
 # --- doctor -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", GPU_TARGETS)
+def test_without_a_driver_nothing_is_blamed_for_not_starting(no_driver, target):
+    assert [each.fix for each in examine(target) if each.name.endswith(" starts")] in ([], [""])
 
 
 @pytest.mark.parametrize("target", GPU_TARGETS)

@@ -118,7 +118,8 @@ def test_a_machine_that_lacks_everything_gets_a_complete_report(tmp_path, shared
     assert {row["status"] for row in document["steps"]} == {"not run"}
     assert all(row["detail"].startswith("needs NVIDIA driver and ") for row in document["steps"])
     page = (out / "report.html").read_text(encoding="utf-8")
-    assert "does not work here, so nothing was run" in page
+    assert "does not work here, so nothing was run: it needs NVIDIA driver and " in page
+    assert "<td>0.0</td>" not in page  # of what was not run
     assert "install NVIDIA&#39;s driver" in page
     assert {path.name for path in out.iterdir()} == {"selftest.json", "report.html", "doctor.txt"}
     assert [path.name for path in out.parent.iterdir()] == [out.name]
@@ -161,6 +162,13 @@ def test_the_compiled_original_gives_the_originals_answers_in_half_precision(sma
         ours = runner.infer({"image": image})["logits"]
         assert (runner.provider, runner.inputs[0].dtype, ours.dtype) == (PROVIDER, "float32", np.float32)
     assert 0 < np.abs(ours - wanted).max() < 0.02 * np.abs(wanted).max()
+
+
+def test_pytorch_compiles_each_batch_for_itself(small_checkpoint, monkeypatch):
+    asked = {}
+    monkeypatch.setattr(torch, "compile", lambda module, **options: asked.update(options) or module)
+    CompiledRunner(load_original(Source("vit_w32d2h2_patch8_32", small_checkpoint)), device="cpu").load()
+    assert asked == {"mode": "reduce-overhead", "dynamic": False}
 
 
 def test_without_cuda_the_compiled_original_is_refused(small_checkpoint):

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from vitdeploy.errors import TensorError
 from vitdeploy.runtime import dlpack
-from vitdeploy.runtime.device_array import borrow
+from vitdeploy.runtime.device_array import DeviceArray, borrow
 
 DTYPES = ["float32", "float16", "int8", "uint8", "int32", "int64", "bool"]
 HOST = (dlpack.CPU, 0)
@@ -119,6 +120,26 @@ def test_an_array_in_host_memory_is_no_input_on_the_device():
     with pytest.raises(TensorError, match="no array in GPU memory") as caught:
         borrow([1.0], stream=None)
     assert caught.value.found == "list"
+
+
+def test_memory_that_its_owner_does_not_share_is_refused():
+    class Kept:
+        def __dlpack_device__(self):
+            return dlpack.CUDA, 0
+
+        def __dlpack__(self, **_):
+            return torch.zeros(2, requires_grad=True).__dlpack__()
+
+    with pytest.raises(TensorError, match="cannot be shared") as caught:
+        borrow(Kept(), SimpleNamespace(handle=1))
+    assert "gradient" in caught.value.found
+
+
+@pytest.mark.parametrize("asked", [{"copy": True}, {"dl_device": HOST}])
+def test_a_copy_or_another_device_is_refused_as_the_array_standard_says(asked):
+    array = DeviceArray.__new__(DeviceArray)  # no memory is asked for
+    with pytest.raises(BufferError, match="shared as it is"):
+        array.__dlpack__(stream=None, max_version=(1, 0), **asked)
 
 
 class Interface:

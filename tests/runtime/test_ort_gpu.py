@@ -9,10 +9,11 @@ import shutil
 import stat
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
-from vitdeploy.errors import CapabilityError, EngineError, MissingPackageError, UnsafeError
+from vitdeploy.errors import CapabilityError, EngineError, MissingPackageError, UnsafeError, UntrustedEngineError
 from vitdeploy.pipeline.job import require_runtime
 from vitdeploy.runtime import ort, ort_gpu
 from vitdeploy.runtime.engine import make_runner
@@ -168,6 +169,18 @@ def test_each_graph_with_its_weights_and_each_version_has_a_cache_of_its_own(cac
     assert len({first, other, ort_gpu.engine_cache(external_graph, "1.32.0")}) == 3
     assert all(folder.is_relative_to(cache / TENSORRT) for folder in (first, other))
     assert not copy.exists()
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_graph_with_an_engine_inside_is_refused(cache, tmp_path, monkeypatch, target):
+    monkeypatch.setitem(ort_gpu.PROVIDERS, target, ort.CPU_PROVIDER)
+    engine = onnx.helper.make_node("EPContext", ["x"], ["y"], domain="com.microsoft", ep_cache_context=b"plan")
+    values = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy"]
+    graph = onnx.helper.make_graph([engine], "engine", values[:1], values[1:])
+    onnx.save(onnx.helper.make_model(graph), tmp_path / "graph.onnx")
+    with pytest.raises(UntrustedEngineError, match="it has an engine inside") as caught:
+        OnnxRuntimeGpuRunner(tmp_path / "graph.onnx", target=target, name="engine", batch=1, options={}).load()
+    assert caught.value.exit_code == 3
 
 
 @pytest.mark.skipif(not hasattr(os, "getuid"), reason="modes are POSIX")

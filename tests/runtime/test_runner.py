@@ -1,7 +1,8 @@
 """The runners: input checks, life-cycle, threads, and what goes wrong with a runtime."""
 
 import sys
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import numpy as np
 import pytest
@@ -170,6 +171,32 @@ def test_inputs_are_not_changed(small):
     given = images(2)
     small.infer({"image": given})
     assert np.array_equal(given, images(2))
+
+
+def test_closing_waits_for_the_run_of_another_thread_and_none_comes_after_it():
+    began, go_on, order = threading.Event(), threading.Event(), []
+
+    class Slow(Echo):
+        def _infer(self, feeds):
+            began.set()
+            go_on.wait(10)
+            order.append("ran")
+            return {}
+
+        def _close(self):
+            order.append("closed")
+
+    runner = Slow("slow").load()
+    with ThreadPoolExecutor(2) as pool:
+        run = pool.submit(runner.infer, feeds())
+        began.wait(10)
+        end = pool.submit(runner.close)
+        assert not wait([end], 0.05).done
+        go_on.set()
+        run.result(10), end.result(10)
+    assert order == ["ran", "closed"]
+    with pytest.raises(RuntimeError, match="must be called before infer"):
+        runner.infer(feeds())
 
 
 def test_eight_threads_give_the_answers_of_one(small):

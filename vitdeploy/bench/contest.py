@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,12 +21,13 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.bench.process import WorkerProcess, end_all
+from vitdeploy.runtime.interpreter import module_argv
 from vitdeploy.spec import EngineSpec, encode
 
 SCENARIOS = ("single", "offline")
 STEADY = 0.02
 WARMUP_LIMIT = 3
-ENGINE_WORKER = (sys.executable, "-m", "vitdeploy.bench.worker")
+ENGINE_WORKER = module_argv("vitdeploy.bench.worker")
 
 Progress = Callable[[str, int, int], None]
 

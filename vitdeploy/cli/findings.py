@@ -25,8 +25,10 @@ def lint_graphs(path: Path, target: str, version: str | None) -> tuple[dict[str,
     from vitdeploy.graph.io import load_graph
     from vitdeploy.graph.tensorrt.lint import counts, lint
     from vitdeploy.graph.tensorrt.support import VERSIONS
-    from vitdeploy.spec import encode
+    from vitdeploy.spec import TARGETS, encode
 
+    if target not in TARGETS:
+        raise TargetError(f"no target is called {target!r}", wanted=", ".join(TARGETS))
     if target != TARGET:
         raise TargetError(
             f"what {target} takes of a graph is not known without asking it",

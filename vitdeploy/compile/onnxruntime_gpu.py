@@ -29,13 +29,14 @@ def compile_graph(graph: Path, target: str, precision: Precision, batch: int) ->
         EngineError: ONNX Runtime refuses the graph, or fails on it.
     """
     gpu = describe_gpu()
-    as_written = ort_gpu.open_session(graph, target, batch=None, capture=False, strict=False)
-    dynamic = isinstance(as_written.get_inputs()[0].shape[0], str)
+    # A session holds its weights on the GPU: this one goes before the next comes.
+    dynamic = _has_dynamic_batch(ort_gpu.open_session(graph, target, batch=None, capture=False, strict=False))
     session = ort_gpu.open_session(
         graph, target, batch=batch, capture=False, strict=False, profile=graph.parent / "profile"
     )
     inputs, outputs = ort_gpu.tensors(session, batch)
     events = run_profiled(session, blank(inputs))
+    del session
     shapes = shape_nodes(events, ort_gpu.PROVIDERS[target])
     options = {ort_gpu.SHAPE_NODES: ", ".join(shapes)} if shapes else {}
     # Once as apps load it: as a CUDA graph, and refused where a node that is not listed would run on the CPU.
@@ -63,6 +64,10 @@ def compile_graph(graph: Path, target: str, precision: Precision, batch: int) ->
         options=options,
         device={**describe_host(), **gpu, TARGETS[target].package: ort.require().__version__},
     )
+
+
+def _has_dynamic_batch(session: Any) -> bool:
+    return isinstance(session.get_inputs()[0].shape[0], str)
 
 
 def shape_nodes(events: Sequence[dict[str, Any]], provider: str) -> list[str]:

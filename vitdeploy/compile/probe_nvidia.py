@@ -14,7 +14,7 @@ import numpy as np
 
 from vitdeploy.compile.finding import Finding
 from vitdeploy.errors import VitdeployError
-from vitdeploy.runtime import ort_gpu
+from vitdeploy.runtime import ort_gpu, tensorrt_api
 from vitdeploy.runtime.nvidia import Driver, find_driver
 from vitdeploy.spec import TARGETS
 
@@ -36,8 +36,8 @@ PROBE_GRAPH = bytes.fromhex(
 def findings(target: str) -> list[Finding]:
     """Everything that the target needs, in the order in which to mend it; each is asked, also where another misses."""
     driver, missing = _driver()
-    steps = {"tensorrt": _tensorrt}.get(target, _onnxruntime)
-    return [*_gpu(driver, missing), *steps(target, driver)]
+    steps = _tensorrt(driver) if target == "tensorrt" else _onnxruntime(target, driver)
+    return [*_gpu(driver, missing), *steps]
 
 
 def precisions(target: str) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ def precisions(target: str) -> tuple[str, ...]:
     driver, _ = _driver()
     if driver is None:
         return ()
-    capability = driver.gpus[0].capability
+    capability = driver.gpu.capability
     return tuple(p for p in TARGETS[target].precisions if capability >= CAPABILITIES.get(p, (0, 0)))
 
 
@@ -65,7 +65,7 @@ def _gpu(driver: Driver | None, missing: VitdeployError | None) -> list[Finding]
             Finding("GPU", False, nothing),
             Finding("GPU memory", False, nothing),
         ]
-    gpu = driver.gpus[0]
+    gpu = driver.gpu
     gigabytes = f"{gpu.free / 1e9:.1f} of {gpu.memory / 1e9:.1f} GB free"
     enough = gpu.free >= LEAST_MEMORY
     version = driver.version or "its version is hidden"
@@ -76,7 +76,7 @@ def _gpu(driver: Driver | None, missing: VitdeployError | None) -> list[Finding]
     ]
 
 
-def _tensorrt(target: str, driver: Driver | None) -> Iterator[Finding]:
+def _tensorrt(driver: Driver | None) -> Iterator[Finding]:
     yield _cuda_python(driver)
     version = next((found for name in DISTRIBUTIONS if (found := _installed(name))), None)
     if version is None and importlib.util.find_spec("tensorrt") is None:
@@ -96,9 +96,9 @@ def _tensorrt(target: str, driver: Driver | None) -> Iterator[Finding]:
         "TensorRT version",
         supported,
         f"{shown}; supported are {SUPPORTED}",
-        "" if supported else f"install TensorRT {SUPPORTED}",
+        "" if supported or not numbers else f"install TensorRT {SUPPORTED}",
     )
-    yield _checked("TensorRT starts", _start_tensorrt, TENSORRT_FIX)
+    yield _checked("TensorRT starts", _start_tensorrt, TENSORRT_FIX, driver)
 
 
 def _onnxruntime(target: str, driver: Driver | None) -> Iterator[Finding]:
@@ -114,15 +114,17 @@ def _onnxruntime(target: str, driver: Driver | None) -> Iterator[Finding]:
     ort_gpu.preload(runtime, target)
     missing = ort_gpu.missing_library(runtime, target)
     yield Finding("its libraries", not missing, missing or "all load", ort_gpu.library_fix(target) if missing else "")
-    yield _checked(f"{ort_gpu.PROVIDERS[target]} starts", lambda: _start_provider(target), ort_gpu.library_fix(target))
+    name, fix = f"{ort_gpu.PROVIDERS[target]} starts", ort_gpu.library_fix(target)
+    yield _checked(name, lambda: _start_provider(target), fix, driver)
 
 
-def _checked(name: str, start: Callable[[], str], fix: str) -> Finding:
+def _checked(name: str, start: Callable[[], str], fix: str, driver: Driver | None) -> Finding:
     try:
         return Finding(name, True, start())
     except Exception as error:  # a native library raises whatever it likes
-        text = error.message if isinstance(error, VitdeployError) else str(error)
-        return Finding(name, False, (text.strip().splitlines() or [type(error).__name__])[0][:200], fix)
+        text = f"{error.message} ({error.found})" if isinstance(error, VitdeployError) else str(error)
+        shown = (text.strip().splitlines() or [type(error).__name__])[0][:200]
+        return Finding(name, False, shown, fix if driver is not None else "")
 
 
 def _cuda_python(driver: Driver | None) -> Finding:
@@ -168,9 +170,11 @@ def _library_version(library: ctypes.CDLL) -> tuple[int, ...] | None:
 
 def _start_tensorrt() -> str:
     tensorrt = importlib.import_module("tensorrt")
-    builder = tensorrt.Builder(tensorrt.Logger(tensorrt.Logger.ERROR))
-    if builder is None:
-        raise RuntimeError("TensorRT gives no builder")
+    logger, messages = tensorrt_api.make_logger()
+    try:
+        tensorrt.Builder(logger)
+    except TypeError:  # what the bindings make of a builder that could not be created
+        raise messages.failure("TensorRT gives no builder") from None
     return "a builder was made"
 
 

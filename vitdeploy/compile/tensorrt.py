@@ -7,7 +7,6 @@ command along, and a file of ours either is not there or is complete. What was b
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,6 +17,7 @@ from vitdeploy.compile.child import run_child
 from vitdeploy.errors import DigestError, TargetError
 from vitdeploy.runtime import cuda, tensorrt_api
 from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.interpreter import module_argv
 from vitdeploy.runtime.private import user_cache
 from vitdeploy.runtime.profiles import Batches
 from vitdeploy.runtime.tensorrt_identity import HARDWARE, VERSIONS
@@ -25,7 +25,7 @@ from vitdeploy.runtime.trust import register
 from vitdeploy.spec import EngineSpec, Precision, TensorSpec, decode, encode
 
 PLAN_FILE, LAYERS_FILE = "engine.plan", "layers.json"
-BUILDER = (sys.executable, "-m", "vitdeploy.compile.tensorrt_build")
+BUILDER = module_argv("vitdeploy.compile.tensorrt_build")
 # Batches that an engine with a dynamic batch runs at beside the one that it is built for.
 FURTHER_BATCHES = 8
 

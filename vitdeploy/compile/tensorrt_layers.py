@@ -81,10 +81,9 @@ def count_layers(text: str, linears: list[str]) -> dict[str, Any]:
 
 def _read(text: str) -> list[dict[str, str]]:
     try:
-        entries = json.loads(text)["Layers"]
+        return [_layer(entry) for entry in json.loads(text)["Layers"] if isinstance(entry, dict)]
     except (ValueError, KeyError, TypeError):
         return []
-    return [_layer(entry) for entry in entries if isinstance(entry, dict)]
 
 
 def _layer(entry: dict[str, Any]) -> dict[str, str]:

@@ -36,8 +36,9 @@ class CompiledRunner(TorchRunner):
             )
         super()._load()
         module = self.original.module.to(self.device, torch.float16)
-        # "reduce-overhead" replays CUDA graphs, as the engines do that it is compared with.
-        self._compiled = torch.compile(module, mode="reduce-overhead")
+        # "reduce-overhead" replays CUDA graphs, as the engines do that it is compared with. Without `dynamic=False` the
+        # kernels of a second batch would be for any batch, and slower.
+        self._compiled = torch.compile(module, mode="reduce-overhead", dynamic=False)
         self.provider = PROVIDER
 
     def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,13 +10,14 @@ from vitdeploy.bench.summary import block_medians, rows, samples
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.origin import ORIGINAL, to_request
 from vitdeploy.pipeline.progress import Progress
+from vitdeploy.runtime.interpreter import module_argv
 from vitdeploy.verify.intervals import log_ratio
 
 
 def original_contestant(source: Source, name: str = ORIGINAL) -> Contestant:
     """The original (a PyTorch model in eager mode, or an ONNX file), in a process of its own."""
-    argv = (sys.executable, "-m", "vitdeploy.pipeline.reference_worker")
-    return Contestant(name, "original", "fp32", argv, to_request(source))
+    worker = module_argv("vitdeploy.pipeline.reference_worker")
+    return Contestant(name, "original", "fp32", worker, to_request(source))
 
 
 def measure(

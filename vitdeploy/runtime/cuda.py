@@ -16,7 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.errors import CapabilityError, DeviceMemoryError, EngineError, MissingPackageError, VitdeployError
+from vitdeploy.errors import (
+    CapabilityError,
+    DeviceMemoryError,
+    EngineError,
+    HostError,
+    MissingPackageError,
+    VitdeployError,
+)
 from vitdeploy.runtime.nvidia import driver_version
 from vitdeploy.runtime.runner import Array
 
@@ -176,26 +183,6 @@ class PinnedArray:
             self.close()
 
 
-class Event:
-    """A point in a stream, with a time."""
-
-    def __init__(self) -> None:
-        self._event = check(require().cudaEventCreate())
-
-    def record(self, stream: Stream) -> None:
-        check(require().cudaEventRecord(self._event, stream.handle))
-
-    def synchronize(self) -> None:
-        check(require().cudaEventSynchronize(self._event))
-
-    def milliseconds_since(self, earlier: Event) -> float:
-        """GPU time between two recorded events that have both been reached."""
-        return float(check(require().cudaEventElapsedTime(earlier._event, self._event)))
-
-    def close(self) -> None:
-        check(require().cudaEventDestroy(self._event))
-
-
 class Stream:
     """A stream of its own, which does not wait for the default stream. `handle` is its cudaStream_t as a number."""
 
@@ -223,20 +210,18 @@ class Stream:
         refused = False
         try:
             work()
-        except EngineError:
+        except HostError:
             refused = True
         finally:
             code, captured = cudart.cudaStreamEndCapture(self.handle)
-        if refused or int(code) != 0:
-            cudart.cudaGetLastError()  # an error that stays behind would be taken for the next call's
-            return None
         try:
-            return Graph(captured, self)
-        except EngineError:
-            cudart.cudaGetLastError()
+            return None if refused or int(code) != 0 else Graph(captured, self)
+        except HostError:
             return None
         finally:
-            check(cudart.cudaGraphDestroy(captured))
+            cudart.cudaGetLastError()  # an error that stays behind would be taken for the next call's
+            if int(code) == 0:
+                check(cudart.cudaGraphDestroy(captured))
 
     def close(self) -> None:
         check(require().cudaStreamDestroy(self.handle))

@@ -40,7 +40,11 @@ class DeviceArray:
     def __dlpack_device__(self) -> tuple[int, int]:
         return dlpack.CUDA, cuda.DEVICE
 
-    def __dlpack__(self, *, stream: int | None = None, **_: Any) -> Any:
+    def __dlpack__(
+        self, *, stream: int | None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None, **_: Any
+    ) -> Any:
+        if copy or dl_device not in (None, self.__dlpack_device__()):
+            raise BufferError("this memory is shared as it is: no copy is made, and none on another device")
         return dlpack.export(self.pointer, self.shape, self.dtype.name, self.__dlpack_device__(), self._buffer)
 
 
@@ -58,7 +62,8 @@ def borrow(value: Any, stream: cuda.Stream) -> Borrowed:
     """The memory of an object with `__cuda_array_interface__` or `__dlpack__`, ready to be read in `stream`.
 
     Raises:
-        TensorError: neither of the two, not in the memory of device 0, or not C-contiguous.
+        TensorError: neither of the two, memory that its owner does not share, not C-contiguous, or not on device 0
+            (which `__cuda_array_interface__` does not say: there it is taken for granted).
     """
     if hasattr(value, "__dlpack__"):
         device = value.__dlpack_device__()
@@ -69,7 +74,10 @@ def borrow(value: Any, stream: cuda.Stream) -> Borrowed:
                 wanted=f"{(dlpack.CUDA, cuda.DEVICE)}",
                 fix="move it to the GPU, or call infer with numpy arrays",
             )
-        capsule = value.__dlpack__(stream=stream.handle)  # its owner makes it ready for our stream
+        try:
+            capsule = value.__dlpack__(stream=stream.handle)  # its owner makes it ready for our stream
+        except (BufferError, RuntimeError) as error:  # what the array standard and PyTorch raise
+            raise TensorError("an input cannot be shared", found=str(error)) from None
         view = dlpack.read(capsule)
         return Borrowed(view.pointer, view.shape, view.dtype, capsule)
     facts = getattr(value, "__cuda_array_interface__", None)

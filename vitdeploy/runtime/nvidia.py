@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says of this machine's GPUs.
+"""What NVIDIA's driver says of this machine's GPU: the first, as all else here; CUDA_VISIBLE_DEVICES chooses another.
 
 The driver's own library is asked through ctypes: it is there wherever a GPU works (also in containers and on Jetson,
 whose nvidia-smi knows little), and `doctor` must be able to answer where no CUDA package for Python is installed.
@@ -40,11 +40,11 @@ class Driver:
 
     version: str
     cuda: tuple[int, int]
-    gpus: tuple[Gpu, ...]
+    gpu: Gpu
 
 
 def find_driver() -> Driver:
-    """The driver and its GPUs.
+    """The driver and its first GPU.
 
     Raises:
         CapabilityError: no driver, one that does not start, or no GPU.
@@ -54,21 +54,19 @@ def find_driver() -> Driver:
     if status == NO_DEVICE:
         raise CapabilityError("no NVIDIA GPU", found="a driver that sees no GPU", fix=DRIVER_FIX)
     _check(library, status, "cuInit")
-    number, count = ctypes.c_int(), ctypes.c_int()
+    number = ctypes.c_int()
     _check(library, library.cuDriverGetVersion(ctypes.byref(number)), "cuDriverGetVersion")
-    _check(library, library.cuDeviceGetCount(ctypes.byref(count)), "cuDeviceGetCount")
-    cuda = (number.value // 1000, number.value % 1000 // 10)
-    return Driver(driver_version(), cuda, tuple(_gpu(library, index) for index in range(count.value)))
+    return Driver(driver_version(), (number.value // 1000, number.value % 1000 // 10), _gpu(library))
 
 
 def describe_gpu() -> dict[str, str]:
-    """The first GPU in the words that stand beside a measured number.
+    """The GPU in the words that stand beside a measured number.
 
     Raises:
         CapabilityError: as `find_driver`.
     """
     driver = find_driver()
-    gpu = driver.gpus[0]
+    gpu = driver.gpu
     return {
         "gpu": gpu.name,
         "compute_capability": "{}.{}".format(*gpu.capability),
@@ -86,9 +84,9 @@ def _library() -> ctypes.CDLL:
     raise CapabilityError("no NVIDIA driver", found=f"no {LIBRARIES[0]}", fix=DRIVER_FIX)
 
 
-def _gpu(library: ctypes.CDLL, index: int) -> Gpu:
+def _gpu(library: ctypes.CDLL) -> Gpu:
     device, name = ctypes.c_int(), ctypes.create_string_buffer(256)
-    _check(library, library.cuDeviceGet(ctypes.byref(device), index), "cuDeviceGet")
+    _check(library, library.cuDeviceGet(ctypes.byref(device), 0), "cuDeviceGet")
     _check(library, library.cuDeviceGetName(name, len(name), device), "cuDeviceGetName")
     capability = [ctypes.c_int(), ctypes.c_int()]
     for value, attribute in zip(capability, (CAPABILITY_MAJOR, CAPABILITY_MINOR), strict=True):

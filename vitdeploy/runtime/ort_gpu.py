@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from vitdeploy.bundle.read import file_sha256
-from vitdeploy.errors import CapabilityError, EngineError, MissingPackageError
+from vitdeploy.errors import CapabilityError, EngineError, MissingPackageError, UntrustedEngineError
 from vitdeploy.runtime import ort
 from vitdeploy.runtime.private import private_folder
 from vitdeploy.runtime.runner import Array, Runner
@@ -36,6 +36,8 @@ NO_FALLBACK = "session.disable_cpu_ep_fallback"
 # The option of an engine that lists its nodes which compute shapes: ONNX Runtime leaves those on the CPU.
 SHAPE_NODES = "SHAPE_NODES"
 DEVICE = "cuda"
+# ONNX Runtime's operator for an engine inside of a graph: its TensorRT provider deserialises it without asking.
+ENGINE_OPERATOR = "EPContext"
 
 
 def require_provider(target: str) -> ModuleType:
@@ -119,9 +121,12 @@ def open_session(
     Raises:
         MissingPackageError, CapabilityError: the provider is not here, its libraries do not load, or (where `strict`)
             it does not take every node.
+        UntrustedEngineError: the graph has an engine inside.
         EngineError: ONNX Runtime refuses the graph.
     """
     runtime, provider = require_provider(target), PROVIDERS[target]
+    cache = engine_cache(graph, runtime.__version__) if target == TENSORRT else None
+    _refuse_engine_inside(graph)
     preload(runtime, target)
     options = runtime.SessionOptions()
     options.log_severity_level = 4  # errors are raised; ONNX Runtime would print them too
@@ -131,7 +136,6 @@ def open_session(
     if profile is not None:
         options.enable_profiling = True
         options.profile_file_prefix = os.fspath(profile)
-    cache = engine_cache(graph, runtime.__version__) if target == TENSORRT else None
     chosen = provider_options(target, capture=capture, cache=cache)
     try:
         # Without enable_fallback=0 the Python package itself tries again on the CPU.
@@ -145,6 +149,17 @@ def open_session(
             fix=f"vitdeploy doctor --target {target}",
         )
     return session
+
+
+def _refuse_engine_inside(graph: Path) -> None:
+    """The name of an operator stands in the file as it is; anything else that has these letters is refused too."""
+    if ENGINE_OPERATOR.encode() in graph.read_bytes():
+        raise UntrustedEngineError(
+            f"{graph} is not loaded: it has an engine inside, and an engine is code",
+            found=f"the operator {ENGINE_OPERATOR}",
+            wanted="a graph of ONNX's own operators, from which the engine is built here",
+            fix="get the graph that the engine was made of",
+        )
 
 
 def missing_library(runtime: ModuleType, target: str) -> str:

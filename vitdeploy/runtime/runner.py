@@ -72,19 +72,26 @@ class Runner(ABC):
         Raises:
             TensorError: a missing or unknown input name, or another dtype or shape than `inputs` say.
         """
-        if not self._loaded:
-            raise RuntimeError(f"{self.name}: load() must be called before infer()")
-        checked = self.check(feeds)
         with self._lock:
-            return self._infer(checked)
+            self._require_loaded("infer()")
+            return self._infer(self.check(feeds))
 
-    def check(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """The same feeds, contiguous, after checking them against `inputs`."""
+    def _require_loaded(self, call: str) -> None:
+        if not self._loaded:
+            raise RuntimeError(f"{self.name}: load() must be called before {call}")
+
+    def _wanted(self, feeds: Mapping[str, object]) -> dict[str, TensorSpec]:
+        """`inputs` by name, which are those that are fed."""
         wanted = {tensor.name: tensor for tensor in self.inputs}
         if set(feeds) != set(wanted):
             raise TensorError(
                 f"{self.name}: wrong input names", found=", ".join(feeds) or "none", wanted=", ".join(wanted)
             )
+        return wanted
+
+    def check(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        """The same feeds, contiguous, after checking them against `inputs`."""
+        wanted = self._wanted(feeds)
         for name, array in feeds.items():
             tensor = wanted[name]
             fits = len(array.shape) == len(tensor.shape) and all(
@@ -101,9 +108,11 @@ class Runner(ABC):
         return {name: np.ascontiguousarray(array) for name, array in feeds.items()}
 
     def close(self) -> None:
-        if self._loaded:
-            self._loaded = False
-            self._close()
+        """Free everything; a run in another thread ends first."""
+        with self._lock:
+            if self._loaded:
+                self._loaded = False
+                self._close()
 
     def __enter__(self) -> Runner:
         return self.load()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from vitdeploy.errors import EngineError, TensorError
+from vitdeploy.errors import EngineError, TensorError, VitdeployError
 from vitdeploy.runtime import cuda, tensorrt_api
 from vitdeploy.runtime.device_array import DeviceArray, borrow
 from vitdeploy.runtime.profiles import Range, choose_profile
@@ -60,22 +60,28 @@ class TensorRtRunner(Runner):
         here = fingerprint()
         refuse_other_device(self.name, self.device, here, REBUILD.format(folder=self.plan.parent))
         data = read_trusted(self.plan, self.trusted)
-        with contextlib.ExitStack() as resources:  # frees what was taken where a later step fails
-            self._stream = cuda.Stream()
-            resources.callback(self._stream.close)
-            self._open(data)
-            for tensor in (*self.inputs, *self.outputs):
-                self._allocate(tensor, resources)
-            self._bind(self._memory)
-            self._enqueue()  # TensorRT makes ready what depends on shapes at the first run, which cannot be captured
-            self._stream.synchronize()
-            self._graph = self._stream.capture(self._enqueue)
-            if self._graph is not None:
-                resources.callback(self._graph.close)
-            self._messages.errors.clear()  # of a capture that was refused
-            self._resources = resources.pop_all()
+        try:
+            self._prepare(data)
+        except BaseException:
+            with contextlib.suppress(VitdeployError):  # a GPU that failed may not even take memory back
+                self._close()
+            raise
         mode = "CUDA graph" if self._graph is not None else "no CUDA graph"
         self.provider = f"TensorRT {here['tensorrt']} on {here['gpu']}, {mode}"
+
+    def _prepare(self, data: bytes) -> None:
+        self._stream = cuda.Stream()
+        self._resources.callback(self._stream.close)
+        self._open(data)
+        for tensor in (*self.inputs, *self.outputs):
+            self._allocate(tensor)
+        self._bind(self._memory)
+        self._enqueue()  # TensorRT makes ready what depends on shapes at the first run, which cannot be captured
+        self._stream.synchronize()
+        self._graph = self._stream.capture(self._enqueue)
+        if self._graph is not None:
+            self._resources.callback(self._graph.close)
+        self._messages.errors.clear()  # of a capture that was refused
 
     def _open(self, data: bytes) -> None:
         """Deserialise the plan, choose its profile, and set `inputs` and `outputs`."""
@@ -114,7 +120,7 @@ class TensorRtRunner(Runner):
         )
         self._context, self._keep = context, (engine, runtime, logger)
 
-    def _allocate(self, tensor: TensorSpec, resources: contextlib.ExitStack) -> None:
+    def _allocate(self, tensor: TensorSpec) -> None:
         shape = tuple(size for size in tensor.shape if isinstance(size, int))
         if len(shape) != len(tensor.shape):
             raise EngineError(
@@ -123,9 +129,9 @@ class TensorRtRunner(Runner):
                 wanted="shapes that follow from the input's",
             )
         host = cuda.PinnedArray(shape, tensor.dtype)
-        resources.callback(host.close)
+        self._resources.callback(host.close)
         buffer = cuda.DeviceBuffer(max(1, host.array.nbytes))
-        resources.callback(buffer.close)
+        self._resources.callback(buffer.close)
         self._host[tensor.name], self._memory[tensor.name] = host, buffer.pointer
 
     def _bind(self, addresses: Mapping[str, int]) -> None:
@@ -167,14 +173,9 @@ class TensorRtRunner(Runner):
             TensorError: a missing or unknown input name, another dtype or shape than `inputs` say, or other memory.
             DeviceMemoryError: no room for the outputs.
         """
-        if self._context is None:
-            raise RuntimeError(f"{self.name}: load() must be called before infer_device()")
-        wanted = {tensor.name: tensor for tensor in self.inputs}
-        if set(feeds) != set(wanted):
-            raise TensorError(
-                f"{self.name}: wrong input names", found=", ".join(feeds) or "none", wanted=", ".join(wanted)
-            )
         with self._lock:
+            self._require_loaded("infer_device()")
+            wanted = self._wanted(feeds)
             taken = {name: borrow(value, self._stream) for name, value in feeds.items()}
             for name, array in taken.items():
                 if (array.dtype, array.shape) != (wanted[name].dtype, wanted[name].shape):

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 
 from tests.graph.builder import Builder, values
 from vitdeploy.graph.tensorrt.support import VERSIONS
+from vitdeploy.runtime.profiles import Range
 
 FLOAT, HALF, UINT8 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.UINT8
 INT8, FP8 = np.dtype(np.int8), np.dtype(ml_dtypes.float8_e4m3fn)
@@ -336,20 +337,20 @@ def image(mended):
     return b.model(b.add("Relu", b.input("x", ["batch", 4])))
 
 
-GOOD = {"x": ([1, 4], [2, 4], [8, 4])}
+GOOD = {"x": Range((1, 4), (2, 4), (8, 4))}
 
 case("TRT502", "x", "profile 1 does not have it", profiles=lambda mended: [GOOD, GOOD if mended else {}])(image)
 case(
     "TRT503",
     "x of profile 0",
     "4 <= 2 <= 8 along axis 0",
-    profiles=lambda mended: [GOOD if mended else {"x": ([4, 4], [2, 4], [8, 4])}],
+    profiles=lambda mended: [GOOD if mended else {"x": Range((4, 4), (2, 4), (8, 4))}],
 )(image)
 case(
     "TRT504",
     "x of profile 0",
     "[1, 5] for [batch, 4]",
-    profiles=lambda mended: [GOOD if mended else {"x": ([1, 5], [2, 5], [8, 5])}],
+    profiles=lambda mended: [GOOD if mended else {"x": Range((1, 5), (2, 5), (8, 5))}],
 )(image)
 
 

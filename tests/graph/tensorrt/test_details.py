@@ -200,6 +200,13 @@ def test_a_norm_of_two_types_is_told_once():
     assert [finding.rule for finding in lint(ir.from_proto(b.model(y, types=[HALF])))] == ["TRT202"]
 
 
+def test_a_batch_normalization_of_two_types_came_after_the_oldest_release():
+    b = Builder()
+    x, parameters = b.input("x", ["batch", 4], HALF), [np.ones(4, np.float32)] * 4
+    proto = b.model(b.add("BatchNormalization", x, *parameters), types=[HALF])
+    assert [bool(found(proto, "TRT202", version)) for version in VERSIONS] == [True, False, False]
+
+
 # --- quantizers -------------------------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from vitdeploy.errors import GraphError, TargetError
 from vitdeploy.graph.tensorrt.lint import RULES, counts, lint, refuse, rule_table
 from vitdeploy.graph.tensorrt.pixels import cast_pixels_first
 from vitdeploy.graph.tensorrt.support import VERSIONS
+from vitdeploy.runtime.profiles import Range
 
 ROOT = Path(__file__).parents[3]
 BY_CODE = {rule.code: rule for rule in RULES}
@@ -130,15 +131,14 @@ def test_a_dynamic_axis_needs_a_profile_only_where_one_asks_for_profiles():
     assert (finding.rule, finding.node, finding.found) == ("TRT502", "x", "[batch, 4], and no profile")
     [finding] = lint(model, profiles=[{**GOOD, "y": GOOD["x"]}])
     assert (finding.rule, finding.found, finding.wanted) == ("TRT504", "the graph has no such input", "one of x")
-    [finding] = lint(model, profiles=[{"x": ([1], [2], [3])}])
+    [finding] = lint(model, profiles=[{"x": Range((1,), (2,), (3,))}])
     assert (finding.rule, finding.found) == ("TRT504", "[1] for [batch, 4]")
 
 
 @settings(max_examples=30, deadline=None)
 @given(sizes=st.lists(st.integers(0, 4), min_size=3, max_size=3))
 def test_sizes_of_a_profile_are_in_order(sizes):
-    shapes = tuple([size, 4] for size in sizes)
-    findings = lint(ir.from_proto(image(True)), profiles=[{"x": shapes}])
+    findings = lint(ir.from_proto(image(True)), profiles=[{"x": Range(*((size, 4) for size in sizes))}])
     assert bool(findings) == (sizes != sorted(sizes) or sizes[0] == 0)
     assert {finding.rule for finding in findings} <= {"TRT503"}
 

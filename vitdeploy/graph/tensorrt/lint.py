@@ -16,7 +16,8 @@ from vitdeploy.graph.tensorrt import attention, constants, operators, quantized_
 from vitdeploy.graph.tensorrt import profiles as shapes
 from vitdeploy.graph.tensorrt.findings import Finding, Rule
 from vitdeploy.graph.tensorrt.support import VERSIONS, support_of
-from vitdeploy.graph.tensorrt.view import Profile, prepare
+from vitdeploy.graph.tensorrt.view import prepare
+from vitdeploy.runtime.profiles import Profile
 
 RULES: tuple[Rule, ...] = (
     *operators.RULES,

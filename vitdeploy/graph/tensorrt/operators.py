@@ -178,7 +178,7 @@ RULES = (
         "TRT108",
         "error",
         "uint8 only as an input that Casts to float or float16 alone read, or as an output of a Cast",
-        "let a Cast to float or float16 read the input, and all others read that",
+        "let a Cast to float or float16 read the input, and all others read that; vitdeploy does so where it compiles",
         _uint8,
     ),
     Rule("TRT109", "warning", "float: the parser makes float of double", "write the tensor in float", _double),

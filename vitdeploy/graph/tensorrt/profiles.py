@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import onnx_ir as ir
 
 from vitdeploy.graph.tensorrt.findings import Hit, Rule
 from vitdeploy.graph.tensorrt.support import Support
 from vitdeploy.graph.tensorrt.view import View, shape_text
+from vitdeploy.runtime.profiles import Range
 
 
 def _free(value: ir.Value) -> list[int]:
@@ -37,15 +38,15 @@ def _without_profile(view: View, support: Support) -> Iterator[Hit]:
 
 
 def _out_of_order(view: View, support: Support) -> Iterator[Hit]:
-    for where, _, shapes in _entries(view):
-        for axis, sizes in enumerate(zip(*shapes, strict=False)):
+    for where, _, found in _entries(view):
+        for axis, sizes in enumerate(zip(found.smallest, found.best, found.largest, strict=False)):
             if not 1 <= sizes[0] <= sizes[1] <= sizes[2]:
                 yield Hit(where, f"{' <= '.join(map(str, sizes))} along axis {axis}")
 
 
 def _contradictions(view: View, support: Support) -> Iterator[Hit]:
     inputs = {str(value.name): value for value in view.model.graph.inputs}
-    for where, name, shapes in _entries(view):
+    for where, name, found in _entries(view):
         value = inputs.get(name)
         if value is None:
             yield Hit(where, "the graph has no such input", f"one of {', '.join(inputs)}")
@@ -53,7 +54,7 @@ def _contradictions(view: View, support: Support) -> Iterator[Hit]:
         if value.shape is None:
             continue
         sizes = list(value.shape)
-        for shape in shapes:
+        for shape in (found.smallest, found.best, found.largest):
             fits = len(shape) == len(sizes) and all(
                 own == size for own, size in zip(sizes, shape, strict=True) if isinstance(own, int)
             )
@@ -62,11 +63,11 @@ def _contradictions(view: View, support: Support) -> Iterator[Hit]:
                 break
 
 
-def _entries(view: View) -> Iterator[tuple[str, str, tuple[Sequence[int], Sequence[int], Sequence[int]]]]:
+def _entries(view: View) -> Iterator[tuple[str, str, Range]]:
     """(how to call it, input, shapes) of each entry of each profile."""
     for index, profile in enumerate(view.profiles or ()):
-        for name, shapes in profile.items():
-            yield f"{name} of profile {index}", name, shapes
+        for name, found in profile.items():
+            yield f"{name} of profile {index}", name, found
 
 
 RULES = (
@@ -82,13 +83,13 @@ RULES = (
         "TRT502",
         "error",
         "a profile entry for each input with a dynamic axis",
-        "give its smallest, usual and largest shape",
+        "give its smallest, best and largest shape",
         _without_profile,
     ),
     Rule(
         "TRT503",
         "error",
-        "1 <= smallest <= usual <= largest along each axis",
+        "1 <= smallest <= best <= largest along each axis",
         "put the three shapes in order",
         _out_of_order,
     ),

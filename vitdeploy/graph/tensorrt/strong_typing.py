@@ -32,7 +32,8 @@ def _operands(view: View, support: Support) -> Iterator[Hit]:
 
 
 def _norms(view: View, support: Support) -> Iterator[Hit]:
-    for node in view.of(*sorted(_NORMS)):
+    """BatchNormalization of several types came with 10.7."""
+    for node in view.of(*sorted(_NORMS - {"BatchNormalization"} if support.release >= (10, 7) else _NORMS)):
         values = [value for value in node.inputs if value is not None and value.dtype is not None]
         if len({value.dtype for value in values}) > 1:
             yield Hit(label(node), f"{node.op_type} of {_types(values)}")
@@ -74,6 +75,7 @@ RULES = (
         "input, scale and bias of a normalisation in one type",
         "write scale and bias in the input's type, or Cast the input to float and the result back",
         _norms,
+        by_release=True,
     ),
     Rule(
         "TRT203",

@@ -12,9 +12,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import LiftConstantsToInitializersPass
 
 from vitdeploy.graph.canonical.infer import Inference
-
-# One optimisation profile: input -> its smallest, its usual and its largest shape.
-Profile = Mapping[str, tuple[Sequence[int], Sequence[int], Sequence[int]]]
+from vitdeploy.runtime.profiles import Profile
 
 # Operators that give out numbers of their first input, as they are.
 MOVES = frozenset(

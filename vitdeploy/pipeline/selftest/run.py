@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import functools
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from vitdeploy.pipeline.selftest.steps import FAILED, NOT_RUN, Steps
 from vitdeploy.pipeline.stages.compile import read_engine
 from vitdeploy.report.html import render_selftest
 from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.interpreter import module_argv
 from vitdeploy.spec import TARGETS, Precision, encode
 from vitdeploy.store.store import Artifact, Store
 
@@ -61,7 +61,7 @@ def run_selftest(
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "works": not missing,
         "passed": not missing and not steps.count(FAILED),
-        "sentence": _sentence(target, missing, steps),
+        "sentence": _sentence(target, why, steps),
         "doctor": [encode(each) for each in found],
         "steps": steps.rows,
         "models": models,
@@ -77,9 +77,9 @@ def _told(progress: Progress, model: str, text: str, done: int, total: int) -> N
     progress(f"{model}: {text}", done, total)
 
 
-def _sentence(target: str, missing: Sequence[str], steps: Steps) -> str:
-    if missing:
-        return f"{target} does not work here, so nothing was run. Missing: {', '.join(missing)}."
+def _sentence(target: str, why: str, steps: Steps) -> str:
+    if why:
+        return f"{target} does not work here, so nothing was run: it {why}."
     failed, left = steps.count(FAILED), steps.count(NOT_RUN)
     tried = len(steps.rows) - left
     not_run = f"; {left} not run" if left else ""
@@ -170,5 +170,5 @@ def _reference(job: Job, target: str) -> Contestant:
     source = job.origin.source
     if TARGETS[target].device != "GPU":
         return original_contestant(source)
-    argv = (sys.executable, "-m", "vitdeploy.pipeline.selftest.torch_worker")
-    return Contestant(COMPILED, "torch", "fp16", argv, to_request(source))
+    worker = module_argv("vitdeploy.pipeline.selftest.torch_worker")
+    return Contestant(COMPILED, "torch", "fp16", worker, to_request(source))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vitdeploy.bundle.read import file_sha256
 from vitdeploy.compile.engine import compile_engine
-from vitdeploy.compile.tensorrt import BuildOptions
+from vitdeploy.compile.tensorrt import BuildOptions, default_batches
 from vitdeploy.errors import CapabilityError, TargetError
 from vitdeploy.graph.io import GraphMetadata, fixed_batch, get_metadata, graph_spec, load_graph
 from vitdeploy.graph.linears import count_int8
@@ -17,6 +17,7 @@ from vitdeploy.graph.tensorrt.support import nearest_version
 from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, read_json, write_json
 from vitdeploy.runtime.engine import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
+from vitdeploy.runtime.profiles import plan_profiles
 from vitdeploy.runtime.tensorrt_api import require as tensorrt_version
 from vitdeploy.runtime.trust import is_trusted
 from vitdeploy.spec import TARGETS, EngineSpec, Task, decode, encode
@@ -101,7 +102,7 @@ def compile_graph(
     graph: Path, target: str, batch: int, out: Path, progress: Progress = silent, build: BuildOptions | None = None
 ) -> EngineSpec:
     """Writes graph.onnx, the engine's files and engine.json. The graph's own metadata says its precision; `build` is
-    how TensorRT builds, which is asked only for graphs that its documents do not rule out."""
+    how TensorRT builds, which is asked only for graphs and profiles that its documents do not rule out."""
     model = load_graph(graph)
     metadata = get_metadata(model, str(graph))
     if metadata.target not in (None, target):
@@ -111,7 +112,8 @@ def compile_graph(
             wanted=target,
             fix=f"vitdeploy quantize FLOAT_GRAPH --target {target} -o DIR, or --target {metadata.target}",
         )
-    fixed = fixed_batch(graph_spec(model, MODEL_FILE))
+    spec = graph_spec(model, MODEL_FILE)
+    fixed = fixed_batch(spec)
     if fixed is not None and fixed != batch:
         raise TargetError(
             f"{graph} has the fixed batch {fixed}",
@@ -120,7 +122,9 @@ def compile_graph(
             fix="export with a dynamic batch",
         )
     if target == "tensorrt":
-        refuse(lint(model, (nearest_version(tensorrt_version()),)), str(graph))
+        options = build or BuildOptions()
+        profiles = plan_profiles(spec.inputs, options.batches or default_batches(batch), options.sizes)
+        refuse(lint(model, (nearest_version(tensorrt_version()),), profiles), str(graph))
     engine = compile_engine(
         graph,
         out,
