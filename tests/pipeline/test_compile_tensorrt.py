@@ -1,8 +1,11 @@
 """What is given to TensorRT's builder, and what is refused before it starts: up to the build, which needs TensorRT."""
 
+import dataclasses
+
 import onnx
 import pytest
 
+from vitdeploy.bundle.read import file_sha256
 from vitdeploy.compile.tensorrt import BuildOptions
 from vitdeploy.data.folder import split
 from vitdeploy.errors import GraphError
@@ -13,6 +16,8 @@ from vitdeploy.pipeline.stages import compile as stage
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate
 from vitdeploy.pipeline.stages.typed import place_typed
 from vitdeploy.pipeline.subjects import compile_bundle
+from vitdeploy.runtime.trust import register
+from vitdeploy.spec import EngineSpec
 
 
 class Built(Exception):
@@ -72,3 +77,19 @@ def test_every_release_takes_what_is_placed_for_it(small_export, calibrated, tmp
     findings = lint(load_graph(tmp_path / "model.onnx"))
     assert [finding for finding in findings if finding.severity != "note"] == []
     assert {finding.rule for finding in findings} == {"TRT401"}
+
+
+def test_a_plan_is_loaded_where_it_was_built_or_signed_and_built_anew_elsewhere(tmp_path, monkeypatch):
+    here = {"tensorrt": "10.3.0", "gpu": "a GPU", "compute_capability": "9.0", "driver": "550", "os": "Linux x86_64"}
+    monkeypatch.setattr(stage, "fingerprint", lambda: here)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "engine.plan").write_bytes(b"a plan")
+    digest = file_sha256(tmp_path / "engine.plan")
+    engine = EngineSpec("tensorrt", "fp16", "graph.onnx", ("engine.plan",), 1, False, "", (), (), device=here)
+    other = dataclasses.replace(engine, device={**here, "gpu": "another GPU"})
+    assert not stage.loads_here(tmp_path, engine, ())
+    assert stage.loads_here(tmp_path, engine, {digest}) and not stage.loads_here(tmp_path, other, {digest})
+    register(digest, {})
+    assert stage.loads_here(tmp_path, engine, ()) and not stage.loads_here(tmp_path, other, ())
+    on_cpu = dataclasses.replace(engine, target="openvino-cpu", files=())
+    assert stage.loads_here(tmp_path, on_cpu, ())

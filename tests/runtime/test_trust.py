@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitdeploy.errors import MissingFileError, StorageError, UntrustedEngineError
+from vitdeploy.errors import MissingFileError, StorageError, UnsafeError, UntrustedEngineError
 from vitdeploy.runtime import trust
 from vitdeploy.runtime.atomic import write_atomic
 
@@ -86,9 +86,9 @@ def test_a_registry_that_others_can_enter_trusts_nothing(cache, mode):
     folder = cache / "vitdeploy" / "trusted-engines"
     folder.chmod(mode)
     assert not trust.is_trusted(sha256(PLAN))
-    with pytest.raises(StorageError, match="could be written by others") as caught:
+    with pytest.raises(UnsafeError, match="is not private") as caught:
         trust.register(sha256(PLAN), {})
-    assert caught.value.fix == f"rm -r {folder}"
+    assert f"chmod 700 {folder}" in caught.value.fix
 
 
 def test_a_registry_that_is_a_link_trusts_nothing(cache, tmp_path):

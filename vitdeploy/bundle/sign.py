@@ -10,10 +10,13 @@ checked against a public key, or a certificate, that the user got in another way
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import importlib
+import json
 import os
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -86,8 +89,21 @@ def signed_by(folder: Path, trust: Path | None) -> bool:
         MissingFileError, InputError: the file of the identity is not there, or is no such file.
         MissingPackageError: model-signing is not installed.
     """
-    if trust is None:
-        return False
+    return trust is not None and bool(_signed_files(folder, trust))
+
+
+def signed_digests(folder: Path, trust: Path | None) -> frozenset[str]:
+    """The SHA-256 (lower-case hex) of every file of a bundle that is signed by the identity that the user trusts, as
+    the signature says them; none where the user names none. Errors as `signed_by`."""
+    return frozenset() if trust is None else frozenset(_signed_files(folder, trust).values())
+
+
+def _signed_files(folder: Path, trust: Path) -> dict[str, str]:
+    """The files that a signature is of, each with its SHA-256, once all of them are as it says.
+
+    They are taken from the very bytes of the signature that were verified, so that no change of the folder while it is
+    looked at can put another digest among them.
+    """
     model_signing = _require("checking who signed a bundle")
     verifier = model_signing.verifying.Config().set_hashing_config(_hashing(model_signing))
     try:
@@ -111,12 +127,26 @@ def signed_by(folder: Path, trust: Path | None) -> bool:
             wanted=f"a signature by {trust}",
             fix="vitdeploy sign BUNDLE --key KEY.pem, by whoever made it",
         )
-    try:
-        with _quiet():
-            verifier.verify(folder, signature)
-    except Exception as error:  # of the library, of its parsers, of cryptography and of OpenSSL, without a common base
-        raise _refusal(folder, trust, error) from None
-    return True
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as private:
+        verified = Path(private) / SIGNATURE_FILE
+        try:
+            verified.write_bytes(signature.read_bytes())
+            with _quiet():
+                verifier.verify(folder, verified)
+            return _digests_in(verified)
+        except Exception as error:  # of the library, its parsers, cryptography and OpenSSL, without a common base
+            raise _refusal(folder, trust, error) from None
+
+
+def _digests_in(signature: Path) -> dict[str, str]:
+    """What a signature that was verified says of each file: a DSSE envelope around an in-toto statement.
+
+    Source: OpenSSF Model Signing, specification of version 1.0, "predicate": "resources" with "name", "algorithm" and
+    "digest".
+    """
+    envelope = json.loads(signature.read_text(encoding="utf-8"))["dsseEnvelope"]
+    resources = json.loads(base64.b64decode(envelope["payload"]))["predicate"]["resources"]
+    return {entry["name"]: entry["digest"] for entry in resources if entry["algorithm"] == "sha256"}
 
 
 def _signed_folder(folder: Path) -> Path:
@@ -127,14 +157,6 @@ def _signed_folder(folder: Path) -> Path:
     whole = place.parent.parent
     inside = place.parent.name == SIZES_FOLDER and is_bundle(whole)
     return whole if inside else folder
-
-
-def signed_digests(folder: Path, trust: Path | None) -> frozenset[str]:
-    """The SHA-256 (lower-case hex) of every file of a bundle that is signed by the identity that the user trusts; none
-    where the user names none. Errors as `signed_by`."""
-    if not signed_by(folder, trust):
-        return frozenset()
-    return frozenset(entry.sha256 for entry in read_bundle(folder).files)
 
 
 def _refusal(folder: Path, trust: Path, error: Exception) -> SignatureError:

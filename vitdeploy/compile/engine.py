@@ -25,7 +25,6 @@ def compile_engine(
     batch: int,
     placed: int,
     build: BuildOptions | None = None,
-    cache: Path | None = None,
     progress: Callable[[str, int, int], None] = lambda text, done, total: None,
 ) -> EngineSpec:
     """Make the engine's files in `out`, run it once, and say what ran.
@@ -37,7 +36,6 @@ def compile_engine(
         batch: the batch to compile at; a dynamic batch in the graph is pinned to it.
         placed: how many linears and convolutions the placement has in INT8.
         build: how TensorRT builds; by default as `compile.tensorrt.BuildOptions` says.
-        cache: for TensorRT, the folder that keeps timings between builds; this user's cache folder by default.
         progress: hears of the steps of a long build: (what, how much is done, how much there is).
 
     Raises:
@@ -58,7 +56,8 @@ def compile_engine(
         )
     placement = out / GRAPH_FILE
     shutil.copyfile(graph, placement)
-    for weights in graph.parent.glob(f"{graph.name}.data"):  # the graph names them, so they keep their name
+    weights = graph.with_name(f"{graph.name}.data")
+    if weights.is_file():  # the graph names them, so they keep their name
         shutil.copyfile(weights, out / weights.name)
     if row.backend == "onnxruntime" and row.device == "GPU":
         from vitdeploy.compile import onnxruntime_gpu
@@ -71,7 +70,7 @@ def compile_engine(
     elif row.backend == "tensorrt":
         from vitdeploy.compile import tensorrt
 
-        engine = tensorrt.compile_graph(placement, precision, batch, options=build, cache=cache, progress=progress)
+        engine = tensorrt.compile_graph(placement, precision, batch, options=build, progress=progress)
     else:
         from vitdeploy.compile import onnxruntime
 

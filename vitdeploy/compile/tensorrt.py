@@ -18,13 +18,15 @@ from vitdeploy.errors import DigestError, TargetError
 from vitdeploy.runtime import cuda, tensorrt_api
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.interpreter import module_argv
-from vitdeploy.runtime.private import user_cache
+from vitdeploy.runtime.private import private_folder
 from vitdeploy.runtime.profiles import Batches
 from vitdeploy.runtime.tensorrt_identity import HARDWARE, VERSIONS
 from vitdeploy.runtime.trust import register
 from vitdeploy.spec import EngineSpec, Precision, TensorSpec, decode, encode
 
 PLAN_FILE, LAYERS_FILE = "engine.plan", "layers.json"
+# Timings of kernels, which make the next build faster.
+TIMINGS = "tensorrt-timings"
 BUILDER = module_argv("vitdeploy.compile.tensorrt_build")
 # Batches that an engine with a dynamic batch runs at beside the one that it is built for.
 FURTHER_BATCHES = 8
@@ -81,19 +83,18 @@ def compile_graph(
     batch: int,
     *,
     options: BuildOptions | None = None,
-    cache: Path | None = None,
     progress: Progress = lambda text, done, total: None,
 ) -> EngineSpec:
     """The engine of a placement: `engine.plan` beside it, and `layers.json`, what TensorRT made of its layers.
 
     Args:
         options: by default those of BuildOptions.
-        cache: the folder that keeps timings of kernels, which make the next build faster; this user's cache by default.
 
     Raises:
         MissingPackageError, CapabilityError: no TensorRT, cuda-python, driver or GPU here.
         EngineError: TensorRT refuses the graph, with the nodes that it names, or the build.
         DeviceMemoryError: too little memory on the GPU, also with a smaller workspace.
+        UnsafeError: others could write the folder of timings, which TensorRT parses.
         WorkerError: the building process died.
         TargetError: a dynamic axis without a range, or no profile that holds `batch`.
     """
@@ -106,7 +107,7 @@ def compile_graph(
     request = BuildRequest(
         str(graph.absolute()),
         str(graph.parent.absolute()),
-        str((cache or user_cache() / "tensorrt-timings").absolute()),
+        str(private_folder(TIMINGS)),
         batch,
         options,
     )

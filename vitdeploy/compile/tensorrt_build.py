@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import sys
@@ -120,8 +121,8 @@ class _Builder:
             return None
         timings = config.get_timing_cache()
         if timings is not None:
-            self._timings.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(self._timings, tensorrt_api.bytes_of(timings.serialize()))
+            with contextlib.suppress(OSError):  # a build that is done is worth more than the next one's speed
+                write_atomic(self._timings, tensorrt_api.bytes_of(timings.serialize()))
         return tensorrt_api.bytes_of(plan)
 
     def _configure(self, workspace: int) -> trt.IBuilderConfig:

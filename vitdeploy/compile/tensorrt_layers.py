@@ -69,7 +69,7 @@ def count_layers(text: str, linears: list[str]) -> dict[str, Any]:
         found = {
             layer["precision"]
             for layer in layers
-            if linear in layer["made_from"] and layer["type"].lower() not in _MOVES
+            if _is_of(linear, layer["made_from"]) and layer["type"].lower() not in _MOVES
         }
         counts[next((name for name, _ in _WORDS if name in found), "unknown")] += 1
     return {
@@ -77,6 +77,11 @@ def count_layers(text: str, linears: list[str]) -> dict[str, Any]:
         "attention": [layer["kernel"] or layer["name"] for layer in layers if _is_attention(layer)],
         "layers": [{key: layer[key] for key in ("name", "type", "kernel", "precision")} for layer in layers],
     }
+
+
+def _is_of(linear: str, made_from: str) -> bool:
+    """Whether it is named whole: "MatMul_1" is not "MatMul_10"."""
+    return re.search(rf"(?<![\w./]){re.escape(linear)}(?![\w./])", made_from) is not None
 
 
 def _read(text: str) -> list[dict[str, str]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vitdeploy.bench.contest import Contestant, engine_contestant
 from vitdeploy.bundle.read import is_bundle, read_bundle, verify_files
-from vitdeploy.bundle.sign import signed_by
+from vitdeploy.bundle.sign import signed_by, signed_digests
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.compile.tensorrt import BuildOptions
 from vitdeploy.errors import CapabilityError, EngineError, MissingFileError, MissingPackageError, TargetError
@@ -32,7 +32,7 @@ from vitdeploy.pipeline.job import setting_of
 from vitdeploy.pipeline.measure import original_contestant
 from vitdeploy.pipeline.origin import find_origin, reference_runner
 from vitdeploy.pipeline.progress import Progress, silent
-from vitdeploy.pipeline.stages.compile import check_task, compile_graphs, read_engine
+from vitdeploy.pipeline.stages.compile import check_task, compile_graphs, loads_here, read_engine
 from vitdeploy.pipeline.stages.files import LABELS_FILE, MODEL_FILE, graphs_in, is_ours
 from vitdeploy.pipeline.stages.quantize import check_precision
 from vitdeploy.pipeline.tasks.kit import Setting
@@ -45,6 +45,7 @@ from vitdeploy.runtime.weight_bits import weight_remarks
 from vitdeploy.spec import TARGETS, EngineSpec, Manifest, Precision
 
 DEFAULT_TARGET = "onnxruntime-cpu"
+REBUILT = "{} was built anew, of the bundle's graph: its plan is not of this user and this machine."
 EMULATED = "Emulated on this CPU: storage in the types of the graph, sums in float32. No GPU was asked."
 
 
@@ -148,7 +149,7 @@ def find_subjects(
     path = Path(text)
     bundle = find_bundle(text, target=target, work=work)
     if bundle is not None:
-        subjects = _bundle_subjects(bundle, target, trust if bundle == path else None)
+        subjects = _bundle_subjects(bundle, target, work, trust if bundle == path else None)
         return subjects if bundle == path else [dataclasses.replace(s, name=str(path)) for s in subjects]
     named = text.startswith(("hf:", "timm:"))
     origin = find_origin(dataclasses.replace(source, model=text))
@@ -180,10 +181,27 @@ def find_bundle(text: str, *, target: str | None, work: Path) -> Path | None:
     return compiled
 
 
-def _bundle_subjects(folder: Path, target: str | None, trust: Path | None) -> list[Subject]:
+def _bundle_subjects(folder: Path, target: str | None, work: Path, trust: Path | None) -> list[Subject]:
     manifest, labels = _opened_bundle(folder, trust)
     chosen = select_engines(manifest, target or "auto")
-    return [_engine_subject(folder, manifest, engine, labels, trust) for engine in chosen]
+    plans = any(TARGETS[engine.target].backend == "tensorrt" for engine in chosen)
+    signed = signed_digests(folder, trust) if plans else frozenset()
+    subjects = []
+    for engine in chosen:
+        subject = _engine_subject(folder, manifest, engine, labels, trust)
+        if not loads_here(folder, engine, signed):
+            subject = _rebuilt(subject, folder, engine, labels, work)
+        subjects.append(subject)
+    return subjects
+
+
+def _rebuilt(subject: Subject, folder: Path, engine: EngineSpec, labels: tuple[str, ...], work: Path) -> Subject:
+    """The subject of an engine that is built here, of the graph in the bundle, in a new folder of `work`."""
+    out = work / f"engine{len(list(work.iterdir()))}"
+    out.mkdir()
+    manifest = compile_bundle(folder / engine.graph, engine.target, engine.batch, engine.precision, out)
+    built = _engine_subject(out, manifest, manifest.engines[0], labels, None)
+    return dataclasses.replace(built, name=subject.name, remarks=(*built.remarks, REBUILT.format(subject.name)))
 
 
 def _opened_bundle(folder: Path, trust: Path | None) -> tuple[Manifest, tuple[str, ...]]:

@@ -39,17 +39,29 @@ def _own(path: Path) -> None:
             wanted="a folder of this user",
             fix="set XDG_CACHE_HOME to a folder that you can write to",
         ) from None
-    if not hasattr(os, "getuid"):
-        return  # Windows: the profile's own rights hold
-    mode = stat.S_IMODE(found.st_mode)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or mode & 0o077:
+    if not _is_own(found):
+        mode = stat.S_IMODE(found.st_mode)
         kind = f"mode {mode:04o}, user {found.st_uid}" if stat.S_ISDIR(found.st_mode) else "a link"
         raise UnsafeError(
-            f"{path} is not private, and engines in it are code",
+            f"{path} is not private, and what it holds decides which code runs",
             found=kind,
             wanted=f"a folder of user {os.getuid()} with mode 0700",
             fix=f"look at what is in it; then remove it, or chmod 700 {path}",
         )
+
+
+def is_private(folder: Path) -> bool:
+    """Whether it is there, a folder and no link to one, of this user, and nobody else can enter or write it."""
+    try:
+        return _is_own(folder.lstat())
+    except OSError:
+        return False
+
+
+def _is_own(found: os.stat_result) -> bool:
+    if not hasattr(os, "getuid"):
+        return stat.S_ISDIR(found.st_mode)  # Windows: the profile's own rights hold
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077
 
 
 def user_cache() -> Path:

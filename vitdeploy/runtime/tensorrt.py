@@ -150,6 +150,7 @@ class TensorRtRunner(Runner):
 
     def _execute(self) -> None:
         assert self._context is not None
+        self._messages.errors.clear()  # what was said before has been raised, or did not matter
         if not self._context.execute_async_v3(self._stream.handle):
             raise self._messages.failure(f"{self.name}: TensorRT failed")
 

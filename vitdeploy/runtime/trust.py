@@ -19,21 +19,22 @@ from pathlib import Path
 
 from vitdeploy.errors import MissingFileError, StorageError, UntrustedEngineError
 from vitdeploy.runtime.atomic import write_atomic
-from vitdeploy.runtime.private import user_cache
+from vitdeploy.runtime.private import is_private, private_folder, user_cache
 
 REBUILD = "vitdeploy compile {folder}/graph.onnx --target tensorrt -o DIR"
+REGISTRY = "trusted-engines"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def registry() -> Path:
     """The folder of trusted digests, whether it is there or not."""
-    return user_cache() / "trusted-engines"
+    return user_cache() / REGISTRY
 
 
 def is_trusted(digest: str) -> bool:
     """Whether the plan with this SHA-256 (lower-case hex) may be loaded by this user on this machine."""
     entry = registry() / f"{digest}.json"
-    return bool(_DIGEST.fullmatch(digest)) and _private(registry()) and _own_file(entry)
+    return bool(_DIGEST.fullmatch(digest)) and is_private(registry()) and _own_file(entry)
 
 
 def register(digest: str, facts: Mapping[str, str]) -> None:
@@ -41,20 +42,13 @@ def register(digest: str, facts: Mapping[str, str]) -> None:
 
     Raises:
         ValueError: no SHA-256 in lower-case hex.
-        StorageError: the registry cannot be written, or others could write it.
+        UnsafeError: others could write the registry.
+        StorageError: it cannot be written.
     """
     if not _DIGEST.fullmatch(digest):
         raise ValueError(f"not a SHA-256: {digest!r}")
-    folder = registry()
+    folder = private_folder(REGISTRY)
     try:
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if not _private(folder):
-            raise StorageError(
-                f"{folder} could be written by others, so it cannot say which engines to trust",
-                found="a link, another owner, or permissions beyond 0700",
-                wanted="a folder of this user's with the permissions 0700",
-                fix=f"rm -r {folder}",
-            )
         text = json.dumps(dict(facts), indent=1, sort_keys=True) + "\n"
         write_atomic(folder / f"{digest}.json", text.encode(), 0o600)
     except OSError as error:
@@ -86,15 +80,6 @@ def read_trusted(plan: Path, trusted: Callable[[str], bool] = is_trusted) -> byt
             fix=f"rebuild it: {REBUILD.format(folder=plan.parent)}",
         )
     return data
-
-
-def _private(folder: Path) -> bool:
-    """A folder, not a link to one, of this user's, that nobody else can enter or write."""
-    try:
-        facts = folder.lstat()
-    except OSError:
-        return False
-    return stat.S_ISDIR(facts.st_mode) and _ours(facts) and (os.name != "posix" or not facts.st_mode & 0o077)
 
 
 def _own_file(path: Path) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, read_json, wr
 from vitdeploy.runtime.engine import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
 from vitdeploy.runtime.profiles import plan_profiles
 from vitdeploy.runtime.tensorrt_api import require as tensorrt_version
+from vitdeploy.runtime.tensorrt_identity import differences, fingerprint
 from vitdeploy.runtime.trust import is_trusted
 from vitdeploy.spec import TARGETS, EngineSpec, Task, decode, encode
 
@@ -142,6 +144,19 @@ def compile_graph(
 
 def read_engine(folder: Path) -> EngineSpec:
     return decode(EngineSpec, read_json(folder / "engine.json"))
+
+
+def loads_here(folder: Path, engine: EngineSpec, signed: Collection[str]) -> bool:
+    """Whether an engine of a bundle may be loaded on this machine as it is. A plan of TensorRT must be trusted, by this
+    user's registry or as one of the `signed` digests, and be of a machine like this one.
+
+    Raises:
+        MissingPackageError, EngineError, CapabilityError: no usable TensorRT or GPU, where the engine needs them.
+    """
+    if TARGETS[engine.target].backend != "tensorrt":
+        return True
+    digest = file_sha256(folder / engine.files[0])
+    return (digest in signed or is_trusted(digest)) and not differences(engine.device, fingerprint())
 
 
 def may_load(folder: Path) -> bool:
