@@ -1,11 +1,12 @@
 """What FP16 does to a model whose residual stream is made too large for it: with the range pass, and without.
 
 vitdeploy export vit_large_patch16_224 -o float && vitdeploy optimize float -o large
-python benchmarks/half_precision.py --data IMAGE_FOLDER [--times 4096] [--images 16] large/model.onnx ...
+python benchmarks/half_precision.py --data IMAGE_FOLDER [--times 32768] [--images 16] large/model.onnx ...
 
 The residual stream is multiplied by --times, which changes no answer: norms divide it out again. The graph is then
 typed as it is, and with the range pass on one half of the images; both are evaluated on the other half, with FP16
-storage and FP32 accumulation, and compared with FP32. With --times 1 the model stays as it is. One process a model.
+storage and FP32 accumulation, and compared with FP32. With --times 1 the model stays as it is. One process a model,
+which must be a classifier.
 """
 
 from __future__ import annotations
@@ -27,11 +28,9 @@ import numpy as np
 def child(graph: Path, folder: Path, times: float, count: int) -> dict[str, Any]:
     from vitdeploy.data.folder import scan
     from vitdeploy.graph.half.residual_scale import scale_residual
-    from vitdeploy.graph.half.typed import type_graph
     from vitdeploy.graph.io import get_metadata, load_graph, save_graph
     from vitdeploy.pipeline.stages.quantize import PlaceConfig
     from vitdeploy.pipeline.stages.typed import Images, place_typed
-    from vitdeploy.quantize.half import lift_masks
 
     found, _ = scan(folder, "none")
     samples = list(itertools.islice(itertools.cycle(found), count))
@@ -44,20 +43,34 @@ def child(graph: Path, folder: Path, times: float, count: int) -> dict[str, Any]
         wanted = answers(graph, pixels)
         scaled = scale_residual(model, -round(math.log2(times)))
         save_graph(model, large)
-        plain = load_graph(large)
-        lift_masks(plain)
-        type_graph(plain, "fp16", {})
-        save_graph(plain, Path(work) / "plain.onnx")
+        unaided = compared(answers(plain, pixels), wanted) if (plain := typed_as_it_is(large)) else None
         facts = place_typed(PlaceConfig("tensorrt", "fp16"), large, None, calibration, out)["half"]
         return {
             "scaled": scaled,
             "exponent": facts["residual_exponent"],
             "islands": len(facts["float32"]),
             "float32": facts["macs"]["float32"] / sum(facts["macs"].values()),
-            "without": compared(answers(Path(work) / "plain.onnx", pixels), wanted),
+            "without": unaided,
             "with": compared(answers(out / "model.onnx", pixels), wanted),
             "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6,
         }
+
+
+def typed_as_it_is(graph: Path) -> Path | None:
+    """The graph in FP16 without the range pass; None where a constant alone is beyond the range."""
+    from vitdeploy.errors import GraphError
+    from vitdeploy.graph.half.typed import type_graph
+    from vitdeploy.graph.io import load_graph, save_graph
+    from vitdeploy.quantize.half import lift_masks
+
+    model, out = load_graph(graph), graph.with_name("plain.onnx")
+    lift_masks(model)
+    try:
+        type_graph(model, "fp16", {})
+    except GraphError:
+        return None
+    save_graph(model, out)
+    return out
 
 
 def answers(graph: Path, pixels: list[np.ndarray]) -> list[np.ndarray]:
@@ -84,7 +97,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("graphs", nargs="+")
     parser.add_argument("--data", required=True)
-    parser.add_argument("--times", type=float, default=4096)
+    parser.add_argument("--times", type=float, default=32768)
     parser.add_argument("--images", type=int, default=16)
     parser.add_argument("--child", action="store_true")
     args = parser.parse_args()
@@ -99,7 +112,8 @@ def main() -> None:
         row = f"{graph:<40}{found['exponent']:>5}{found['islands']:>9}{found['float32']:>9.2%}{found['peak']:>9.1f}"
         for key in ("without", "with"):
             each = found[key]
-            row += f"   {each['finite']:.0%} finite, {each['same']:.1%} same, off by {each['difference']:.2g}"
+            text = "a constant is too large" if each is None else "{finite:.0%} finite, {same:.0%} same".format(**each)
+            row += f"   {text}" if each is None or each["finite"] < 1 else f"   {text}, off by {each['difference']:.2g}"
         print(row, flush=True)
 
 

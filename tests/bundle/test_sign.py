@@ -122,7 +122,8 @@ def test_who_names_nobody_is_told_that_nobody_signed(bundle, signed):
 
 
 def test_the_digests_of_a_signed_bundle_are_those_of_its_files(signed, ours):
-    assert signed_digests(signed, ours[1]) == {entry["sha256"] for entry in GOOD["files"]}
+    manifest = file_sha256(signed / "manifest.json")
+    assert signed_digests(signed, ours[1]) == {manifest, *(entry["sha256"] for entry in GOOD["files"])}
 
 
 def test_the_signature_is_one_that_its_own_tool_reads(signed, ours, theirs):

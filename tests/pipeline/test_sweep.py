@@ -36,7 +36,7 @@ def entry(path, store="store"):
 # --- executors --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("executor", [Here(), Processes(2)], ids=["here", "processes"])
+@pytest.mark.parametrize("executor", [Here(), Processes(1)], ids=["here", "processes"])
 def test_an_error_of_one_piece_is_its_result_and_ends_no_other(executor, tmp_path):
     entries = [entry(tmp_path / name) for name in ("first.yaml", "second.yaml")]
     found = dict(executor.map(make_ahead, entries))

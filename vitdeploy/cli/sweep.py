@@ -34,7 +34,7 @@ def command(
     What is in the store from earlier runs is reused. A recipe that fails does not end the others; the exit code is that
     of the first that failed, or 5 where a budget is not met.
     """
-    from vitdeploy.errors import GateError, error_with_code
+    from vitdeploy.errors import GateError
     from vitdeploy.pipeline.executors import Here, Processes
     from vitdeploy.pipeline.run import default_store
     from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, write_json
@@ -55,12 +55,9 @@ def command(
             write_json(output / "sweep.json", document)
             write_atomic(output / "sweep.html", render_sweep(document).encode())
     console.finish(document, _table(document), output, f"open {output / 'sweep.html'}")
-    for row in document["recipes"]:
-        if row["error"] is not None:
-            facts = row["error"]
-            raise error_with_code(
-                facts["code"], f"{row['name']}: {facts['message']}", **{k: facts[k] for k in ("found", "wanted", "fix")}
-            )
+    failed = [row["error"] for row in document["recipes"] if row["error"] is not None]
+    if failed:
+        click.get_current_context().exit(failed[0]["exit_code"])
     unmet = [row["name"] for row in document["recipes"] if row["report"]["verdict"]["gate"] in ("fail", "undecided")]
     if unmet:
         raise GateError("a budget is not met, or not provably", found=", ".join(unmet))

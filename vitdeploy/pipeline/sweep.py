@@ -98,7 +98,7 @@ def sweep(
             told(f"{recipe.name}: {report['verdict']['sentence']}")
             rows.append(_row(entry, recipe, report, None))
         except VitdeployError as error:
-            told(f"{recipe.name}: {error.message}")
+            told(f"{recipe.name}: {error}")
             rows.append(_row(entry, recipe, None, error))
     progress("measure", len(entries), len(entries))
     return {
