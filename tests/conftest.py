@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
 import subprocess
 import sys
@@ -24,9 +26,13 @@ SEQUENCE_MODEL = "transformer_w32e2d2h4_v13_l20"
 
 # Files that take longest, longest first: started last, one would run on alone when all others are done.
 LONGEST = (
-    *("test_readme.py", "test_kill.py", "test_tasks.py"),
-    *("test_real_weights.py", "test_whole_line.py", "test_sizes.py"),
+    *("test_tasks.py", "test_digits.py", "test_readme.py", "test_kill.py", "test_real_weights.py", "test_tune.py"),
+    *("test_bad_input.py", "test_verbs.py", "test_vit_export.py", "test_sizes.py", "test_whole_line.py"),
+    *("test_foreign_modules.py", "test_compile.py", "test_export.py", "test_detr_export.py", "test_bisect.py"),
 )
+
+# Threads that wait for others sleep. By default they spin, which takes the core that the other process of tests needs.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -42,6 +48,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "parity" in getattr(item, "fixturenames", ()):
             item.add_marker("parity")
+
+
+def pytest_collection_finish() -> None:
+    """Nothing that is loaded by now goes, so no garbage collection needs to look at it.
+
+    PyTorch's exporter reads the source of its 500 translations at every export, a third of the time of a small one;
+    they are the same at each, so they are read once. Not where no test has loaded PyTorch: that takes longer.
+    """
+    gc.collect()
+    gc.freeze()
+    if "torch" in sys.modules:
+        from torch.onnx._internal._lazy_import import onnxscript_apis
+
+        onnxscript_apis.get_torchlib_ops = functools.cache(onnxscript_apis.get_torchlib_ops)
+    if "onnxruntime" in sys.modules:
+        import onnxruntime
+
+        class Waiting(onnxruntime.SessionOptions):
+            """As OMP_WAIT_POLICY: ONNX Runtime reads no environment."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.add_session_config_entry("session.intra_op.allow_spinning", "0")
+
+        onnxruntime.SessionOptions = Waiting
 
 
 @pytest.fixture
