@@ -150,12 +150,20 @@ def sequence_source() -> Source:
 
 @pytest.fixture(scope="session")
 def sequence_export(tmp_path_factory: pytest.TempPathFactory, sequence_source: Source) -> Path:
-    """A folder with its encoder.onnx, decoder_step.onnx (opset 18) and export.json."""
+    """A folder with its encoder.onnx, decoder_step.onnx (opset 18) and export.json; one for all processes of tests."""
+    from filelock import FileLock  # PyTorch depends on it
+
     from vitdeploy.pipeline.origin import find_origin
     from vitdeploy.pipeline.stages.export import ExportConfig, export
 
-    out = tmp_path_factory.mktemp("sequence")
-    export(find_origin(sequence_source), ExportConfig("reverse", opset=18, batch=None, in_graph=True), out)
+    work = tmp_path_factory.mktemp("sequence")
+    out = tmp_path_factory.getbasetemp() / "sequence_export"
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        out = tmp_path_factory.getbasetemp().parent / out.name
+    with FileLock(out.with_suffix(".lock")):
+        if not out.exists():
+            export(find_origin(sequence_source), ExportConfig("reverse", opset=18, batch=None, in_graph=True), work)
+            work.rename(out)
     return out
 
 
