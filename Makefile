@@ -12,11 +12,12 @@ REFERENCES := timm==1.0.31 transformers==5.23.0 torchmetrics
 demo: $(VENV)/.installed
 	$(BIN)/vitdeploy run recipes/digits.yaml -o out/digits
 
+# The tests start many processes, which would all compile the package again where no bytecode is written.
 test: $(VENV)/.installed-dev tensorrt-api
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check vitdeploy
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 # The real Python APIs of TensorRT and of CUDA, which our calls are checked against. What cannot be made is told, and its
 # tests skip; what was made is kept.

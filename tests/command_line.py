@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import io
 import json
 import signal
@@ -38,13 +37,25 @@ class Done:
 Command = Callable[..., Done]
 
 
+def _short(protocol: Callable[..., Any]) -> Callable[..., Any]:
+    """The protocol as it is asked for, but with 3 to 5 rounds of blocks that are over at once."""
+
+    def short(*, duration: float, **fields: Any) -> Any:
+        shorter = {"duration": min(duration, 0.1), "block_seconds": 0.02, "min_rounds": 3, "warmup": 0}
+        return protocol(**{**fields, **shorter})
+
+    return short
+
+
 @contextlib.contextmanager
 def command_line(folder: Path, store: Path, *, short_bench: bool = False) -> Iterator[Command]:
     """`run(*arguments)` calls `vitdeploy ARGUMENTS` in `folder`.
 
-    With `short_bench`, `vitdeploy run`, `bench` and `tune` measure as always, but in shorter and fewer blocks.
+    With `short_bench`, `vitdeploy run`, `bench` and `tune` measure as always, but in shorter and fewer blocks, and in
+    processes that are forked.
     """
-    from vitdeploy.bench import contest
+    from tests import forked
+    from vitdeploy.bench import contest, process
     from vitdeploy.cli.main import main
     from vitdeploy.pipeline import assemble
     from vitdeploy.pipeline.tuning import steps, tuner
@@ -56,7 +67,7 @@ def command_line(folder: Path, store: Path, *, short_bench: bool = False) -> Ite
         patch.setenv("PYTHONPATH", str(ROOT))  # of the measuring processes
         patch.chdir(folder)
         if short_bench:
-            short = functools.partial(contest.Protocol, block_seconds=0.02, min_rounds=3, warmup=0)
+            short = _short(contest.Protocol)
             patch.setattr(contest, "Protocol", short)
             for module in (assemble, tuner):
                 patch.setattr(module, "Protocol", short)
@@ -64,6 +75,7 @@ def command_line(folder: Path, store: Path, *, short_bench: bool = False) -> Ite
                 patch.setattr(searching, "BLOCK_SECONDS", 0.02)
                 patch.setattr(searching, "WARMUP_SECONDS", 0.0)
             patch.setattr(rows, "ROUNDS", 3)
+            patch.setattr(process, "subprocess", forked.SUBPROCESS)
 
         def run(*arguments: object) -> Done:
             out, err = io.StringIO(), io.StringIO()

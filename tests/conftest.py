@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gc
 import os
 import subprocess
 import sys
@@ -24,9 +26,13 @@ SEQUENCE_MODEL = "transformer_w32e2d2h4_v13_l20"
 
 # Files that take longest, longest first: started last, one would run on alone when all others are done.
 LONGEST = (
-    *("test_readme.py", "test_kill.py", "test_tasks.py"),
-    *("test_real_weights.py", "test_whole_line.py", "test_sizes.py"),
+    *("test_tasks.py", "test_digits.py", "test_readme.py", "test_kill.py", "test_real_weights.py", "test_tune.py"),
+    *("test_bad_input.py", "test_verbs.py", "test_vit_export.py", "test_sizes.py", "test_whole_line.py"),
+    *("test_foreign_modules.py", "test_compile.py", "test_export.py", "test_detr_export.py", "test_bisect.py"),
 )
+
+# Threads that wait for others sleep. By default they spin, which takes the core that the other process of tests needs.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -42,6 +48,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "parity" in getattr(item, "fixturenames", ()):
             item.add_marker("parity")
+
+
+def pytest_collection_finish() -> None:
+    """Nothing that is loaded by now goes, so no garbage collection needs to look at it.
+
+    PyTorch's exporter reads the source of its 500 translations at every export, a third of the time of a small one;
+    they are the same at each, so they are read once. Not where no test has loaded PyTorch: that takes longer.
+    """
+    gc.collect()
+    gc.freeze()
+    if "torch" in sys.modules:
+        from torch.onnx._internal._lazy_import import onnxscript_apis
+
+        onnxscript_apis.get_torchlib_ops = functools.cache(onnxscript_apis.get_torchlib_ops)
+    if "onnxruntime" in sys.modules:
+        import onnxruntime
+
+        class Waiting(onnxruntime.SessionOptions):
+            """As OMP_WAIT_POLICY: ONNX Runtime reads no environment."""
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.add_session_config_entry("session.intra_op.allow_spinning", "0")
+
+        onnxruntime.SessionOptions = Waiting
 
 
 @pytest.fixture
@@ -119,12 +150,20 @@ def sequence_source() -> Source:
 
 @pytest.fixture(scope="session")
 def sequence_export(tmp_path_factory: pytest.TempPathFactory, sequence_source: Source) -> Path:
-    """A folder with its encoder.onnx, decoder_step.onnx (opset 18) and export.json."""
+    """A folder with its encoder.onnx, decoder_step.onnx (opset 18) and export.json; one for all processes of tests."""
+    from filelock import FileLock  # PyTorch depends on it
+
     from vitdeploy.pipeline.origin import find_origin
     from vitdeploy.pipeline.stages.export import ExportConfig, export
 
-    out = tmp_path_factory.mktemp("sequence")
-    export(find_origin(sequence_source), ExportConfig("reverse", opset=18, batch=None, in_graph=True), out)
+    work = tmp_path_factory.mktemp("sequence")
+    out = tmp_path_factory.getbasetemp() / "sequence_export"
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        out = tmp_path_factory.getbasetemp().parent / out.name
+    with FileLock(out.with_suffix(".lock")):
+        if not out.exists():
+            export(find_origin(sequence_source), ExportConfig("reverse", opset=18, batch=None, in_graph=True), work)
+            work.rename(out)
     return out
 
 

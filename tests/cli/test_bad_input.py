@@ -2,12 +2,11 @@
 
 import json
 import os
-import resource
 import shutil
-import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -15,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 from PIL import Image
 
+from tests import forked
 from tests.command_line import ROOT, command_line
 from tests.graph.builder import Builder
 from vitdeploy.graph.edit import Editor
@@ -890,26 +890,31 @@ def test_doctor_says_what_is_missing_and_what_installs_it(without):
     assert targets["openvino-cpu"]["fix"] == "pip install 'vitdeploy[openvino]'"
 
 
-@pytest.fixture
-def on_a_full_disk(tmp_path):
-    """The command line in a process that can write no file over 50 kB."""
+# The command line in a forked process that can write no file over 50 kB.
+ON_A_FULL_DISK = """
+import os, resource, signal, sys, tempfile
+os.chdir(home)
+os.environ.update(VITDEPLOY_STORE=os.path.join(home, "store"), TMPDIR=home)
+tempfile.tempdir = None
+os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that a write fails with EFBIG, much as one on a full disk
+resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+sys.argv = ["vitdeploy", *arguments]
+from vitdeploy.cli.main import main
+main()
+"""
 
-    def limit_files():
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # so that a write fails with EFBIG, much as one on a full disk
-        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+
+@pytest.fixture
+def on_a_full_disk(tmp_path, tmp_path_factory):
+    """Its exit status and what it wrote on standard error."""
 
     def on_a_full_disk(*arguments):
-        places = {"VITDEPLOY_STORE": str(tmp_path / "store"), "TMPDIR": str(tmp_path)}
-        return subprocess.run(
-            [sys.executable, "-m", "vitdeploy.cli.main", *map(str, arguments)],
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT), **places},
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-            preexec_fn=limit_files,
-        )
+        log = tmp_path_factory.mktemp("log") / "stderr.txt"
+        names = {"home": str(tmp_path), "log": str(log), "arguments": [*map(str, arguments)]}
+        process = forked.start(exec, ON_A_FULL_DISK, names)
+        process.join(timeout=120)
+        return SimpleNamespace(returncode=process.exitcode, stderr=log.read_text(encoding="utf-8"))
 
     return on_a_full_disk
 

@@ -4,12 +4,11 @@ One store is used for the whole chain: each run resumes where the one before was
 what it publishes is compared, byte by byte, with what the same stages make in a store of their own.
 
 Each run is a process of its own that calls the command line's `main`. It is forked by a server that has loaded PyTorch
-already, since loading it a dozen times would take longer than all the rest; and it measures in shorter blocks.
+already, since loading it a dozen times would take longer than all the rest. It measures in fewer and shorter blocks.
 """
 
 import hashlib
 import json
-import multiprocessing
 import os
 import random
 import re
@@ -21,6 +20,7 @@ from types import SimpleNamespace
 import pytest
 
 import vitdeploy
+from tests.forked import start
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finds processes in /proc")
 
@@ -43,7 +43,7 @@ STAGES = {
     "compile": ("compile |reused compile", 0.05),
     "reference": ("original on the evaluation images|reused reference", 0.1),
     "verify": ("onnxruntime-cpu-.* on the evaluation images|reused verify", 0.05),
-    "bench": ("bench  9/36", 0.3),
+    "bench": ("bench  3/9", 0.2),
 }
 # Run in the forked process, in a session of its own.
 COMMAND = """
@@ -59,7 +59,7 @@ sys.argv = ["vitdeploy", "run", "recipe.yaml", "-o", "out/bundle", "-v"]
 from vitdeploy.bench.contest import Protocol
 from vitdeploy.cli.main import main
 from vitdeploy.pipeline import assemble
-assemble.Protocol = functools.partial(Protocol, block_seconds=0.1, warmup=0.1)
+assemble.Protocol = functools.partial(Protocol, block_seconds=0.1, min_rounds=3, warmup=0.1)
 main()
 """
 # The same stages without the command line; the measurements, which always differ, are those of another run.
@@ -85,11 +85,7 @@ write_run([conclude(job, artifacts, bench)], recipe, Path("calm"))
 
 def forked(code, **names):
     """A new process that runs these lines with these names, and a torch that is loaded already."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["vitdeploy.pipeline.assemble", "vitdeploy.pipeline.recipe", "onnxruntime"])
-    process = context.Process(target=exec, args=(code, names))
-    process.start()
-    return process
+    return start(exec, code, names)
 
 
 class Child:
@@ -165,7 +161,7 @@ def home(tmp_path_factory, digits, small_checkpoint):
         "preprocess: {resize: 32, crop: 32, mean: [0.5], std: [0.5]}\n"
         f"data: {{path: {digits}, calibration: {{images: 32}}, evaluation: {{images: 64}}}}\n"
         "targets: [onnxruntime-cpu]\n"
-        "bench: {scenarios: [single], batch: [1], duration: 0.5}\n",
+        "bench: {scenarios: [single], batch: [1], duration: 0.3}\n",
         encoding="utf-8",
     )
     return home
@@ -190,7 +186,7 @@ def chain(home):
         published += [(stage, path.name) for path in (home / "out").glob("[!.]*")]
 
     child = Child(home)
-    child.wait_for("bench  36/36")
+    child.wait_for("bench  9/9")
     deadline = time.monotonic() + 60
     while not list((home / "out").glob(".tmp-*/*")) and time.monotonic() < deadline:
         time.sleep(0.002)
@@ -244,9 +240,9 @@ def test_what_the_killed_runs_left_behind_is_cleared_away(chain, home):
 def test_an_interrupt_in_the_bench_ends_all_and_keeps_the_old_bundle(chain, home):
     before = digests(home / "out/bundle"), scratch(home)
     child = Child(home)
-    child.wait_for("bench  0/36")
+    child.wait_for("bench  0/9")
     assert len(processes_of(child.process.pid)) == 4
-    time.sleep(random.uniform(0, 3))
+    time.sleep(random.uniform(0, 2))
     child.signal(signal.SIGINT)
     assert child.end() == 130
     assert (digests(home / "out/bundle"), scratch(home)) == before
@@ -256,8 +252,8 @@ def test_an_interrupt_in_the_bench_ends_all_and_keeps_the_old_bundle(chain, home
 def test_a_termination_in_the_bench_ends_all_and_keeps_the_old_bundle(chain, home):
     before = digests(home / "out/bundle"), scratch(home)
     child = Child(home)
-    child.wait_for("bench  0/36")
-    time.sleep(random.uniform(0, 3))
+    child.wait_for("bench  0/9")
+    time.sleep(random.uniform(0, 2))
     child.signal(signal.SIGTERM, group=False)
     assert child.end() == 143
     assert (digests(home / "out/bundle"), scratch(home)) == before

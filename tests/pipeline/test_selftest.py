@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests import forked
 from tests.command_line import command_line
+from vitdeploy.bench import process
 from vitdeploy.bench.contest import Protocol
 from vitdeploy.errors import CapabilityError
 from vitdeploy.models.compiled import PROVIDER, CompiledRunner
@@ -52,7 +54,9 @@ def report(tmp_path_factory, small_checkpoint, digits):
     cases = [Case("tiny", True, recipe(small_checkpoint)), Case("gone", False, recipe(home / "none.safetensors"))]
     out = home / "out"
     out.mkdir()
-    return run_selftest(CPU, cases, out, Store(home / "store"), protocol=SHORT, progress=silent), out
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(process, "subprocess", forked.SUBPROCESS)
+        return run_selftest(CPU, cases, out, Store(home / "store"), protocol=SHORT, progress=silent), out
 
 
 def test_every_step_is_done_and_a_failing_one_does_not_end_the_rest(report):

@@ -220,9 +220,10 @@ def test_predict_names_the_label_of_each_image(line, cli, digits):
         assert len(entry["top"]) == 2
 
 
-def test_a_dry_run_shows_what_a_change_makes_again_and_computes_nothing(line, cli, tmp_path):
+def test_a_dry_run_shows_what_a_change_makes_again_and_computes_nothing(line, tmp_path):
     before = files(line.store)
-    done = cli("run", line.recipe, "-o", "new", "--set", "data.seed=1", "--dry-run", store=line.store)
+    with command_line(tmp_path, line.store) as command:
+        done = command("run", line.recipe, "-o", "new", "--set", "data.seed=1", "--dry-run")
     assert done.returncode == 0, done.stderr
     plan = dict(reversed(text.split(maxsplit=1)) for text in done.stdout.splitlines()[: len(STEPS)])
     assert list(plan) == STEPS

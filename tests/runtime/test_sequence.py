@@ -11,8 +11,6 @@ from safetensors.torch import load_file
 
 from vitdeploy.data.tokens import read_tokens
 from vitdeploy.errors import TensorError
-from vitdeploy.export.sequence import export_sequence
-from vitdeploy.graph.io import save_graph
 from vitdeploy.models.checkpoint import load_state
 from vitdeploy.models.transformer import Transformer
 from vitdeploy.models.transformer_family import parse
@@ -45,12 +43,8 @@ def pairs(folder):
 
 
 @pytest.fixture(scope="module")
-def graphs(model, tmp_path_factory):
-    paths = {}
-    for key, graph in export_sequence(model, name="reverse", opset=20).items():
-        paths[key] = tmp_path_factory.mktemp("graphs") / f"{key}.onnx"
-        save_graph(graph, paths[key])
-    return paths
+def graphs(sequence_export):
+    return {key: sequence_export / f"{key}.onnx" for key in ("encoder", "decoder_step")}
 
 
 def runners(runtime, graphs, batch=None):

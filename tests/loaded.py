@@ -1,0 +1,13 @@
+"""What the server of `tests.forked` loads; frozen, so that a garbage collection in what it forks copies nothing."""
+
+import gc
+
+import onnxruntime  # noqa: F401
+import openvino  # noqa: F401
+
+import vitdeploy.pipeline.assemble
+import vitdeploy.pipeline.recipe
+import vitdeploy.pipeline.reference_worker  # noqa: F401
+
+gc.collect()
+gc.freeze()
