@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import multiprocessing
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from typing import IO, Any
 import pytest
 
 import vitdeploy
+from vitdeploy.runtime.interpreter import module_argv
 
 ROOT = Path(vitdeploy.__file__).parents[1]
 SETTLE_SECONDS = 0.01
@@ -69,9 +71,10 @@ class Worker:
 
 
 def popen(argv: Sequence[str], **options: Any) -> Any:
-    """`subprocess.Popen`, but a Python module of this interpreter is forked."""
-    if len(argv) == 3 and tuple(argv[:2]) == (sys.executable, "-m"):
-        return Worker(argv[2], options["stderr"])
+    """`subprocess.Popen`, but a module of ours is forked."""
+    module = re.search(r"run_module\('([\w.]+)'", argv[-1])
+    if module is not None and tuple(argv) == module_argv(module[1]):
+        return Worker(module[1], options["stderr"])
     return subprocess.Popen(argv, **options)
 
 
