@@ -44,7 +44,7 @@ def command_line(folder: Path, store: Path, *, short_bench: bool = False) -> Ite
 
     With `short_bench`, `vitdeploy run`, `bench` and `tune` measure as always, but in shorter and fewer blocks.
     """
-    from vitdeploy.bench import contest
+    from vitdeploy.bench import protocol
     from vitdeploy.cli.main import main
     from vitdeploy.pipeline import assemble
     from vitdeploy.pipeline.tuning import steps, tuner
@@ -56,8 +56,8 @@ def command_line(folder: Path, store: Path, *, short_bench: bool = False) -> Ite
         patch.setenv("PYTHONPATH", str(ROOT))  # of the measuring processes
         patch.chdir(folder)
         if short_bench:
-            short = functools.partial(contest.Protocol, block_seconds=0.02, min_rounds=3, warmup=0)
-            patch.setattr(contest, "Protocol", short)
+            short = functools.partial(protocol.Protocol, block_seconds=0.02, min_rounds=3, warmup=0, processes=1)
+            patch.setattr(protocol, "Protocol", short)
             for module in (assemble, tuner):
                 patch.setattr(module, "Protocol", short)
             for searching in (steps, rows, latency):

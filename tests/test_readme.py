@@ -17,9 +17,9 @@ ACTIVATE = ". .venv/bin/activate\n"
 # As the installed command, but it measures in shorter and fewer blocks: two runs would take minutes.
 COMMAND = """
 import functools
-from vitdeploy.bench import contest
+from vitdeploy.bench import protocol
 from vitdeploy.cli.main import main
-contest.Protocol = functools.partial(contest.Protocol, min_rounds=3, warmup=0.1)
+protocol.Protocol = functools.partial(protocol.Protocol, min_rounds=3, warmup=0.1, processes=1)
 main()
 """
 
