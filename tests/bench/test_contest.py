@@ -322,6 +322,10 @@ def test_every_round_is_some_processes():
     protocol = Protocol(duration=10.0, processes=3)
     assert [protocol.rounds_of(process) for process in range(4)] == [7, 7, 6, 6]
     assert sum(map(protocol.rounds_of, range(3))) == protocol.rounds == 20
+    assert protocol.starts == 3
+    assert Protocol(duration=0.0, min_rounds=2).starts == 2
+    assert Protocol(("server:5", "sustain:1m")).starts == 2
+    assert Protocol(("server:5",), processes=1).starts == 1
 
 
 @pytest.mark.parametrize(

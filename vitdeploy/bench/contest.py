@@ -87,7 +87,7 @@ def run_contest(contestants: Sequence[Contestant], protocol: Protocol, progress:
     load_average, cpus = _load_average(), os.cpu_count() or 1
     meter = _Meter(protocol, len(contestants), progress or _no_progress)
     entries: list[Entry] = []
-    for process in range(min(protocol.processes, protocol.rounds)):
+    for process in range(protocol.starts):
         order = running_order(len(contestants), process)
         with started({names[index]: contestants[index].argv for index in order}) as found:
             workers = [found[order.index(index)] for index in range(len(names))]
@@ -183,7 +183,7 @@ class _Meter:
         entries = [loaded[index] for index in range(len(workers))]
         for name in protocol.scenarios:
             scenario = parse_scenario(name)
-            if scenario.kind in ("single", "offline"):
+            if scenario.spread:
                 begun = sum(protocol.rounds_of(each) for each in range(process))
                 numbers = range(begun, begun + protocol.rounds_of(process))
             else:

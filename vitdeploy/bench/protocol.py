@@ -21,6 +21,11 @@ class Scenario:
     kind: Kind
     value: float = 0.0
 
+    @property
+    def spread(self) -> bool:
+        """Whether its rounds may be spread over processes; the others are one long run."""
+        return self.kind in ("single", "offline")
+
 
 def parse_scenario(text: str) -> Scenario:
     """The scenario of a text such as "single", "server:50" or "sustain:10m" (s, m, h; seconds without a unit).
@@ -85,6 +90,13 @@ class Protocol:
     @property
     def rounds(self) -> int:
         return max(self.min_rounds, math.ceil(self.duration / self.block_seconds))
+
+    @property
+    def starts(self) -> int:
+        """How many processes of each artifact are started: where no rounds are spread over them, two, for the second
+        load."""
+        spread = any(parse_scenario(text).spread for text in self.scenarios)
+        return min(self.processes, self.rounds if spread else 2)
 
     def rounds_of(self, process: int) -> int:
         """How many of the rounds are the process's, of those numbered from 0; 0 where there are fewer rounds."""

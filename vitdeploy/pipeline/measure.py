@@ -18,8 +18,8 @@ from vitdeploy.pipeline.progress import Progress
 from vitdeploy.runtime.interpreter import module_argv
 from vitdeploy.verify.intervals import trimmed_log_ratio
 
-# The standard deviation of the log of the latency ratio of two processes of one artifact: by where their memory lies
-# they differ as long as they live (docs/performance.md, "The protocol").
+# The standard deviation of the log of the latency ratio of two processes of one artifact that the interval allows for:
+# by where their memory lies they differ as long as they live (docs/performance.md, "The protocol").
 PROCESS_SPREAD = 0.008
 # What a ratio is of, by the scenario that it was measured in.
 METRICS = {"single": "latency", "offline": "throughput"}
