@@ -136,7 +136,7 @@ def test_log_ratio_of_equal_ratios_is_a_point():
 
 @pytest.mark.parametrize(("a", "b"), [([1.0], [2.0]), ([], []), ([1.0, 2.0], [1.0, 2.0, 3.0])])
 def test_log_ratio_needs_two_pairs(a, b):
-    with pytest.raises(ValueError, match="two values are needed|pairs are needed"):
+    with pytest.raises(ValueError, match=r"two values are needed|pairs are needed"):
         log_ratio(a, b)
 
 
