@@ -41,7 +41,7 @@ def _short(protocol: Callable[..., Any]) -> Callable[..., Any]:
     """The protocol as it is asked for, but with 3 to 5 rounds of blocks that are over at once."""
 
     def short(*, duration: float, **fields: Any) -> Any:
-        shorter = {"duration": min(duration, 0.1), "block_seconds": 0.02, "min_rounds": 3, "warmup": 0}
+        shorter = {"duration": min(duration, 0.1), "block_seconds": 0.02, "min_rounds": 3, "warmup": 0, "processes": 1}
         return protocol(**{**fields, **shorter})
 
     return short
@@ -55,7 +55,7 @@ def command_line(folder: Path, store: Path, *, short_bench: bool = False) -> Ite
     processes that are forked.
     """
     from tests import forked
-    from vitdeploy.bench import contest, process
+    from vitdeploy.bench import process, protocol
     from vitdeploy.cli.main import main
     from vitdeploy.pipeline import assemble
     from vitdeploy.pipeline.tuning import steps, tuner
@@ -67,8 +67,8 @@ def command_line(folder: Path, store: Path, *, short_bench: bool = False) -> Ite
         patch.setenv("PYTHONPATH", str(ROOT))  # of the measuring processes
         patch.chdir(folder)
         if short_bench:
-            short = _short(contest.Protocol)
-            patch.setattr(contest, "Protocol", short)
+            short = _short(protocol.Protocol)
+            patch.setattr(protocol, "Protocol", short)
             for module in (assemble, tuner):
                 patch.setattr(module, "Protocol", short)
             for searching in (steps, rows, latency):

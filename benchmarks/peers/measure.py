@@ -12,7 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.bench.contest import Contest, Contestant, Entry, Protocol, Round, run_contest
+from vitdeploy.bench.contest import Contestant, run_contest
+from vitdeploy.bench.protocol import Protocol
+from vitdeploy.bench.results import Contest, Entry, Round
 from vitdeploy.bench.summary import block_medians, rows
 from vitdeploy.verify.intervals import log_ratio
 
@@ -67,7 +69,7 @@ def run(
 
 
 def _protocol(scenario: Scenario, rounds: int, threads: int) -> Protocol:
-    return Protocol((scenario.mode,), (scenario.batch,), duration=0.0, min_rounds=rounds, threads=threads)
+    return Protocol((scenario.mode,), (scenario.batch,), duration=0.0, min_rounds=rounds, threads=threads, processes=1)
 
 
 def _encoded(entry: Entry, scenario: Scenario) -> dict[str, Any]:

@@ -17,14 +17,16 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import vitdeploy
+from vitdeploy.bench import contest as contest_module
 from vitdeploy.bench import process, summary
-from vitdeploy.bench.contest import Contestant, Protocol, run_contest, running_order
+from vitdeploy.bench.contest import Contestant, run_contest, running_order
+from vitdeploy.bench.protocol import Protocol, Scenario, parse_scenario
 from vitdeploy.bench.worker import random_feeds
 from vitdeploy.errors import EngineError, MissingPackageError, TargetError, TensorError, VitdeployError, WorkerError
 from vitdeploy.spec import EngineSpec, TensorSpec, encode
 
 WORKER = (sys.executable, "-m", "vitdeploy.bench.worker")
-QUICK = Protocol(batch=(1, 4), duration=0.0, block_seconds=0.01, min_rounds=3, warmup=0.01)
+QUICK = Protocol(batch=(1, 4), duration=0.0, block_seconds=0.01, min_rounds=3, warmup=0.01, processes=1)
 
 # A worker of the tests' own: a real runner around a numpy product, whose `_infer` gets the lines of the test first.
 SCRIPT = """
@@ -142,8 +144,33 @@ def test_every_contestant_is_measured_in_every_round(engine, script):
     assert [row["artifact"] for row in rows] == ["onnxruntime-cpu-fp32", "product"]
 
 
+def test_rounds_are_spread_over_fresh_processes_and_long_scenarios_stay_in_one(tmp_path, script, monkeypatch):
+    """Each process writes its number when it loads; the second contestant loads first every other time."""
+    log = tmp_path / "log.txt"
+    make = "lambda request: (print({name!r}, os.getpid(), file=open({log!r}, 'a')), Product('product'))[1]"
+    contestants = [script(name, make_runner=make.format(name=name, log=str(log))) for name in ("one", "two")]
+    protocol = Protocol(("single", "server:200", "sustain:3"), (1,), 0.0, 0.02, 4, 0.0, processes=2)
+    monkeypatch.setattr(contest_module, "BIN_SECONDS", 0.05)
+    monkeypatch.setattr(contest_module._Meter, "_blocks", lambda meter, scenario: 3)
+    contest = run_contest(contestants, protocol)
+    assert [line.split()[0] for line in log.read_text().splitlines()] == ["one", "two", "two", "one"]
+    assert len({line.split()[1] for line in log.read_text().splitlines()}) == 4
+    for entry in contest.entries:
+        assert [block.process for block in entry.rounds["single"]] == [0, 0, 1, 1]
+        assert [block.process for block in entry.rounds["server:200"]] == [0] * 4
+        assert [block.process for block in entry.rounds["sustain:3"]] == [0] * 3
+        assert entry.warm_load_seconds > 0
+        assert entry.peak_memory_bytes > 0
+        assert entry.affinity
+        assert entry.rounds["single"][0].machine.own_seconds >= 0
+    served = [sum(block.latencies_ms.size for block in entry.rounds["server:200"]) for entry in contest.entries]
+    assert all(5 <= count <= 30 for count in served)  # both were offered the same some 16 queries
+    rows = summary.rows(contest)
+    assert json.loads(json.dumps(rows, allow_nan=False)) == rows
+
+
 def test_a_slow_artifact_still_gets_three_queries_a_block(script):
-    protocol = Protocol(scenarios=("single",), duration=0.0, block_seconds=0.01, min_rounds=2, warmup=0.0)
+    protocol = Protocol(("single",), duration=0.0, block_seconds=0.01, min_rounds=2, warmup=0.0, processes=1)
     contest = run_contest([script("slow", "time.sleep(0.05)")], protocol)
     assert [block.latencies_ms.size for block in contest.entries[0].rounds["single"]] == [3, 3]
 
@@ -242,7 +269,8 @@ def test_workers_end_when_their_parent_is_killed(tmp_path, script):
     contestant = script("orphan")
     parent = tmp_path / "parent.py"
     parent.write_text(
-        "from vitdeploy.bench.contest import Contestant, Protocol, run_contest\n"
+        "from vitdeploy.bench.contest import Contestant, run_contest\n"
+        "from vitdeploy.bench.protocol import Protocol\n"
         f"run_contest([Contestant('orphan', 'numpy', 'fp32', {contestant.argv!r}, {{}})], Protocol(duration=600))\n"
     )
     pid_file = tmp_path / "orphan.pid"
@@ -268,7 +296,13 @@ def test_contestants_need_distinct_names(script):
         run_contest([], QUICK)
 
 
-@pytest.mark.parametrize("fields", [{"scenarios": ("server",)}, {"scenarios": ()}, {"batch": ()}, {"batch": (0,)}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"scenarios": (text,)} for text in ("server", "server:0", "server:10m", "sustain:1s", "sustain:25h", "all")),
+        *({"scenarios": ()}, {"scenarios": ("single", "single")}, {"batch": ()}, {"batch": (0,)}, {"processes": 0}),
+    ],
+)
 def test_impossible_protocols_are_refused(fields):
     with pytest.raises(ValueError, match="wanted"):
         Protocol(**fields)
@@ -281,6 +315,32 @@ def test_rounds_and_batches_of_a_protocol():
     assert Protocol(duration=1.0).rounds == 12
     assert Protocol(scenarios=("offline",)).batches() == [8]
     assert Protocol(batch=(4,)).batches() == [4]
+    assert Protocol(scenarios=("single", "server:5", "sustain:1m")).batches() == [1]
+
+
+def test_every_round_is_some_processes():
+    protocol = Protocol(duration=10.0, processes=3)
+    assert [protocol.rounds_of(process) for process in range(4)] == [7, 7, 6, 6]
+    assert sum(map(protocol.rounds_of, range(3))) == protocol.rounds == 20
+    assert protocol.starts == 3
+    assert Protocol(duration=0.0, min_rounds=2).starts == 2
+    assert Protocol(("server:5", "sustain:1m")).starts == 2
+    assert Protocol(("server:5",), processes=1).starts == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "scenario"),
+    [
+        ("single", Scenario("single")),
+        ("server:50", Scenario("server", 50.0)),
+        ("server:0.5", Scenario("server", 0.5)),
+        ("sustain:30s", Scenario("sustain", 30.0)),
+        ("sustain:10m", Scenario("sustain", 600.0)),
+        ("sustain:90", Scenario("sustain", 90.0)),
+    ],
+)
+def test_scenarios_are_read(text, scenario):
+    assert parse_scenario(text) == scenario
 
 
 @settings(deadline=None)

@@ -1,38 +1,44 @@
-"""From measurements to reported numbers, on contests built by hand."""
+"""From measurements to reported numbers and flags, on contests built by hand."""
 
+import dataclasses
 import json
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from vitdeploy.bench import summary
-from vitdeploy.bench.contest import Contest, Entry, Protocol, Round
+from vitdeploy.bench.protocol import Protocol
+from vitdeploy.bench.results import Contest, Entry, Machine, Round
 
 SINGLE = [np.arange(1.0, 61.0), np.arange(61.0, 101.0)]
 OFFLINE = [np.full(10, 50.0), np.full(10, 150.0)]
+CALM = Machine(1.0, 0.0, 0.0, None, None, None, None, 0.0)
+LONG = [np.full(400, 10.0), np.full(400, 10.1)]
 
 
-def make_round(batch, latencies):
+def make_round(batch, latencies, **fields):
     values = np.asarray(latencies, np.float64)
-    return Round(batch, values, float(values.sum()) / 1e3)
+    return Round(batch, values, float(values.sum()) / 1e3, **fields)
 
 
-def make_contest(rounds, load_average=0.5, cpus=2):
-    """A contest of one artifact; `rounds` has lists of latencies in ms per scenario."""
+def make_contest(rounds, load_average=0.5, cpus=2, **fields):
+    """A contest of one artifact; `rounds` has lists of rounds, or of latencies in ms, per scenario."""
     protocol = Protocol(scenarios=tuple(rounds), batch=(1, 8))
     measured = {
-        scenario: [make_round(protocol.batch_of(scenario), latencies) for latencies in blocks]
-        for scenario, blocks in rounds.items()
+        name: [each if isinstance(each, Round) else make_round(protocol.batch_of(name), each) for each in blocks]
+        for name, blocks in rounds.items()
     }
-    entry = Entry("openvino-cpu-int8", "openvino-cpu", "int8", "CPU", 1.5, 20.0, measured)
+    entry = Entry("openvino-cpu-int8", "openvino-cpu", "int8", "CPU", 1.5, 20.0, measured, **fields)
     return Contest(protocol, (entry,), load_average, cpus)
 
 
+def row_of(rounds, percents=(50.0, 90.0, 99.0), **fields):
+    return summary.rows(make_contest(rounds, **fields), percents)[0]
+
+
 def test_row_has_latency_of_single_and_throughput_of_offline():
-    row = summary.rows(make_contest({"single": SINGLE, "offline": OFFLINE}))[0]
-    assert row == {
+    row = row_of({"single": SINGLE, "offline": OFFLINE})
+    expected = {
         "artifact": "openvino-cpu-int8",
         "target": "openvino-cpu",
         "precision": "int8",
@@ -43,44 +49,92 @@ def test_row_has_latency_of_single_and_throughput_of_offline():
         "flags": ["unstable", "short"],
         "samples": 100,
         "load_seconds": 1.5,
+        "warm_load_seconds": None,
         "first_inference_ms": 20.0,
+        "peak_memory_bytes": None,
+        "stages_ms": None,
+        "energy": {"source": "", "joules_per_image": None},
     }
+    assert {key: row[key] for key in expected} == expected
 
 
 @pytest.mark.parametrize(("scenario", "batch"), [("single", 1), ("offline", 8)])
 def test_one_scenario_gives_both_numbers(scenario, batch):
-    row = summary.rows(make_contest({scenario: OFFLINE}))[0]
+    row = row_of({scenario: OFFLINE})
     assert row["batch"] == {"single": batch, "offline": batch}
     assert row["latency_ms"]["p50"] == 50.0
     assert row["throughput"] == pytest.approx(batch * 20 / 2.0)
 
 
 def test_all_values_are_plain():
-    contest = make_contest({"single": SINGLE, "offline": OFFLINE})
+    contest = make_contest({"single": SINGLE, "offline": OFFLINE, "server:5": SINGLE, "sustain:3": SINGLE})
     for value in (summary.rows(contest), summary.block_medians(contest), summary.samples(contest)):
-        assert json.loads(json.dumps(value)) == value
+        assert json.loads(json.dumps(value, allow_nan=False)) == value
     row = summary.rows(contest)[0]
     assert type(row["samples"]) is int
     assert {type(row[key]) for key in ("throughput", "load_seconds", "first_inference_ms")} == {float}
     assert {type(value) for value in row["latency_ms"].values()} == {float}
 
 
-@settings(deadline=None)
-@given(st.lists(st.floats(0.001, 1e6), min_size=1, max_size=300), st.integers(0, 100))
-def test_percentile_is_nearest_rank(values, percent):
-    expected = np.percentile(values, percent, method="inverted_cdf")
-    assert summary.percentile(np.array(values), percent) == expected
+def test_a_scenario_says_what_may_be_claimed():
+    found = row_of({"single": SINGLE}, percents=(50.0, 99.9))["scenarios"]["single"]
+    assert (found["batch"], found["queries"]) == (1, 100)
+    assert [(each["name"], each["value"], each["at_least"]) for each in found["percentiles"]] == [
+        ("p50", 50.0, False),
+        ("p99.9", 99.0, True),
+    ]
 
 
-def test_percentile_does_not_interpolate():
-    values = np.array([4.0, 1.0, 3.0, 2.0])
-    assert [summary.percentile(values, percent) for percent in (25, 50, 51, 90, 99, 100)] == [1, 2, 3, 4, 4, 4]
+def test_queries_that_a_server_did_not_answer_count_with_what_they_had_waited():
+    first = make_round(1, [10.0, 20.0], busy_seconds=0.03, waiting_ms=(5.0,))
+    blocks = [first, make_round(1, [30.0], busy_seconds=0.03)]
+    found = row_of({"server:50": blocks})["scenarios"]["server:50"]
+    assert (found["queries"], found["offered"], found["unanswered"]) == (3, 50.0, 0)
+    assert found["busy"] == pytest.approx(1.0)
+    blocks[-1] = dataclasses.replace(blocks[-1], waiting_ms=(70.0, 90.0))
+    row = row_of({"server:50": blocks})
+    assert (row["scenarios"]["server:50"]["unanswered"], row["latency_ms"]["p99"]) == (2, 90.0)
+    assert "overloaded" in row["flags"]
+
+
+def test_a_sustained_run_compares_its_first_minute_with_its_last():
+    bins = [make_round(1, np.full(round(1000 / ms), ms)) for ms in [10.0] * 60 + [11.0] * 60 + [12.5] * 60]
+    row = row_of({"sustain:3m": bins})
+    found = row["scenarios"]["sustain:3m"]
+    assert (found["first"], found["last"]) == (pytest.approx(100, rel=0.01), pytest.approx(80, rel=0.01))
+    assert found["last_over_first"] == pytest.approx(0.8, rel=0.01)
+    assert len(found["bins"]) == 180
+    assert "throttled" in row["flags"]
+    assert "throttled" not in row_of({"sustain:3m": bins[:60]})["flags"]
+
+
+def test_stages_are_medians():
+    row = row_of({"single": LONG}, stages_ms={"decode": [1.0, 2.0, 9.0], "end_to_end": [5.0, 6.0, 7.0]})
+    assert row["stages_ms"] == {
+        "decode": 2.0,
+        "end_to_end": 6.0,
+        "end_to_end_p90": 7.0,
+        "copies": "not apart on this back end",
+        "images": 3,
+    }
+
+
+def test_energy_is_an_images_where_every_block_says_it():
+    def row(*joules):
+        blocks = [make_round(1, np.full(10, 1.0), machine=dataclasses.replace(CALM, joules=each)) for each in joules]
+        return row_of({"single": blocks}, energy="RAPL")["energy"]
+
+    assert row(2.0, 4.0) == {"source": "RAPL", "joules_per_image": pytest.approx(0.3)}
+    assert row(2.0, None) == {"source": "RAPL", "joules_per_image": None}
+
+
+# --- flags ------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("rounds", "flags"),
     [
-        ([np.full(400, 10.0), np.full(400, 10.1)], []),
+        (LONG, []),
         ([np.full(400, 10.0), np.full(400, 12.0)], ["unstable"]),
         ([np.full(331, 10.0), np.full(331, 10.0)], []),
         ([np.full(331, 10.0), np.full(330, 10.0)], ["short"]),
@@ -88,13 +142,57 @@ def test_percentile_does_not_interpolate():
     ],
 )
 def test_flags_of_the_measurements(rounds, flags):
-    assert summary.rows(make_contest({"single": rounds}))[0]["flags"] == flags
+    assert row_of({"single": rounds})["flags"] == flags
+
+
+def test_short_means_short_for_the_percentiles_that_were_asked():
+    rounds = {"single": [np.full(100, 10.0)]}
+    assert row_of(rounds, percents=(50.0, 90.0))["flags"] == []
+    assert row_of(rounds, percents=(50.0, 95.0))["flags"] == ["short"]
+
+
+def test_processes_that_differ_are_unstable():
+    blocks = [make_round(1, np.full(400, ms), process=index) for index, ms in enumerate((10.0, 10.0, 10.7))]
+    assert row_of({"single": blocks})["flags"] == ["unstable"]
+    calm = [make_round(1, np.full(400, ms), process=index) for index, ms in enumerate((10.0, 10.0, 10.3))]
+    assert row_of({"single": calm})["flags"] == []
 
 
 @pytest.mark.parametrize(("load_average", "contended"), [(None, False), (2.5, False), (2.51, True)])
-def test_flag_of_the_machine(load_average, contended):
-    contest = make_contest({"single": [np.full(700, 10.0)]}, load_average, cpus=2)
-    assert ("contended" in summary.rows(contest)[0]["flags"]) is contended
+def test_a_machine_that_does_not_say_who_computes_is_judged_by_its_load(load_average, contended):
+    row = row_of({"single": LONG}, load_average=load_average, cpus=2)
+    assert ("contended" in row["flags"]) is contended
+
+
+def planted(**fields):
+    """Eight rounds of 4 s on two CPUs; `fields` has lists of eight values of the machine."""
+    machines = [dataclasses.replace(CALM, **{k: v[i] for k, v in fields.items()}) for i in range(8)]
+    return {"single": [make_round(1, np.full(400, 10.0), machine=machine) for machine in machines]}
+
+
+@pytest.mark.parametrize(
+    ("fields", "flags"),
+    [
+        ({"other_seconds": [0.3] * 8}, []),
+        ({"other_seconds": [0.3] * 4 + [0.6] * 4}, ["contended"]),
+        ({"other_seconds": [0.3] * 8, "stolen_seconds": [0.2] * 8}, ["contended"]),
+        ({"mhz": [3000.0] * 2 + [2900.0] * 6}, []),
+        ({"mhz": [3000.0] * 2 + [2800.0] * 6}, ["throttled"]),
+        ({"throttles": [7] * 8}, []),
+        ({"throttles": [7] * 5 + [8] * 3}, ["throttled"]),
+        ({"suspended_seconds": [0.0] * 7 + [3.0]}, ["suspended"]),
+    ],
+)
+def test_flags_of_what_the_machine_did(fields, flags):
+    assert row_of(planted(**fields), load_average=99.0, affinity=(0, 1))["flags"] == flags
+
+
+def test_another_provider_than_the_engine_was_made_for_is_a_fallback():
+    assert row_of({"single": LONG}, made_for="GPU")["flags"] == ["fallback"]
+    assert row_of({"single": LONG}, made_for="CPU")["flags"] == []
+
+
+# --- series -----------------------------------------------------------------------------------------------------------
 
 
 def test_block_medians_are_in_the_order_of_time():

@@ -365,3 +365,21 @@ def test_bench_measures_and_compares(here, compiled):
     for ratio in found["ratios"]:
         assert (ratio["a"], ratio["b"]) == tuple(row["artifact"] for row in found["results"])
         assert ratio["ci95"][0] <= ratio["ratio"] <= ratio["ci95"][1]
+        assert ratio["verdict"] in ("faster", "slower", "no difference")
+    for row in found["results"]:
+        stages = row["stages_ms"]
+        assert stages["end_to_end"] > 0
+        assert stages["copies"] == "not apart on this back end"
+        assert row["energy"]["joules_per_image"] is None or row["energy"]["joules_per_image"] > 0
+
+
+def test_bench_says_what_other_scenarios_found(here, compiled):
+    options = ("--scenario", "single,server:200", "--percentiles", "50,99.9", "--duration", 0.1, "--batch", 1)
+    done = here("bench", compiled["openvino-cpu"], *options)
+    assert done.returncode == 0, done.stderr
+    head, row, server, *_ = done.stdout.splitlines()
+    assert head.split() == ["artifact", "p50", "ms", "p99.9", "ms", "mean", "ms", "images/s", "flags"]
+    assert " >=" in row
+    assert "server:200: p50 " in server
+    assert " ms from arrival; answered " in server
+    assert "from a uint8 image of 640x480 to the answer" in done.stdout

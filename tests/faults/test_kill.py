@@ -56,10 +56,10 @@ tempfile.tempdir = None
 os.dup2(os.open(os.devnull, os.O_RDWR), 1)
 os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
 sys.argv = ["vitdeploy", "run", "recipe.yaml", "-o", "out/bundle", "-v"]
-from vitdeploy.bench.contest import Protocol
+from vitdeploy.bench.protocol import Protocol
 from vitdeploy.cli.main import main
 from vitdeploy.pipeline import assemble
-assemble.Protocol = functools.partial(Protocol, block_seconds=0.1, min_rounds=3, warmup=0.1)
+assemble.Protocol = functools.partial(Protocol, block_seconds=0.1, min_rounds=3, warmup=0.1, processes=1)
 main()
 """
 # The same stages without the command line; the measurements, which always differ, are those of another run.

@@ -11,7 +11,7 @@ import pytest
 
 from tests.command_line import command_line
 from tests.report.test_html import HOSTILE, Page
-from vitdeploy.bench.contest import Protocol
+from vitdeploy.bench.protocol import Protocol
 from vitdeploy.errors import InputError, MissingFileError, TargetError
 from vitdeploy.graph.io import load_graph, save_graph
 from vitdeploy.pipeline.progress import silent
@@ -57,7 +57,7 @@ def compared(folder, baseline, candidate, limits=STRICT, choice=None, target=Non
             path.write_text(json.dumps(each))
         paths.append(path)
     options = {"target": target, "choice": choice, "skip_bad": False, "trust": None, "progress": silent}
-    protocol = Protocol(("single",), (1,), duration, block_seconds=0.02, min_rounds=3, warmup=0.02)
+    protocol = Protocol(("single",), (1,), duration, block_seconds=0.02, min_rounds=3, warmup=0.02, processes=1)
     return compare(*paths, limits, protocol=protocol, **options)
 
 

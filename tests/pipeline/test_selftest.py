@@ -9,7 +9,7 @@ import torch
 from tests import forked
 from tests.command_line import command_line
 from vitdeploy.bench import process
-from vitdeploy.bench.contest import Protocol
+from vitdeploy.bench.protocol import Protocol
 from vitdeploy.errors import CapabilityError
 from vitdeploy.models.compiled import PROVIDER, CompiledRunner
 from vitdeploy.models.reference import TorchRunner
@@ -24,7 +24,7 @@ from vitdeploy.spec import TARGETS
 from vitdeploy.store.store import Store
 
 CPU = "onnxruntime-cpu"
-SHORT = Protocol(scenarios=("single",), batch=(1,), duration=0, block_seconds=0.02, min_rounds=3, warmup=0)
+SHORT = Protocol(scenarios=("single",), batch=(1,), duration=0, block_seconds=0.02, min_rounds=3, warmup=0, processes=1)
 
 
 @pytest.fixture

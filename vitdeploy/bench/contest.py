@@ -1,13 +1,13 @@
-"""The contest: every artifact in a process of its own, measured in turns, so that drift of the machine hits all alike.
+"""The contest: every artifact in processes of its own, measured in turns, so that drift of the machine hits all alike.
 
 What is measured is wall time from host memory to host memory, `Runner.infer` as apps call it. Scenarios, as MLPerf
 names them: "single" sends the next query when the previous one is done (latency), "offline" sends batches back to back
-(throughput).
+(throughput), "server" has queries arrive at random, at a rate. "sustain" is "single" for so long that heat shows.
 """
 
 from __future__ import annotations
 
-import math
+import dataclasses
 import os
 import statistics
 import tempfile
@@ -18,15 +18,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from vitdeploy.bench.process import WorkerProcess, end_all
+from vitdeploy.bench.protocol import Protocol, Scenario, parse_scenario
+from vitdeploy.bench.results import Contest, Entry, Machine, Round
 from vitdeploy.runtime.interpreter import module_argv
 from vitdeploy.spec import EngineSpec, encode
 
-SCENARIOS = ("single", "offline")
 STEADY = 0.02
 WARMUP_LIMIT = 3
+BIN_SECONDS = 1.0
+STAGE_ROUNDS = 4
 ENGINE_WORKER = module_argv("vitdeploy.bench.worker")
 
 Progress = Callable[[str, int, int], None]
@@ -37,6 +39,7 @@ class Contestant:
     """One artifact and how its worker is started.
 
     `request` is what the worker's runner is made from; "threads" (from the protocol) and "batch" are added to it.
+    `provider` is what it ran on when it was made; empty where nobody knows.
     """
 
     artifact: str
@@ -44,103 +47,34 @@ class Contestant:
     precision: str
     argv: tuple[str, ...]
     request: dict[str, Any]
+    provider: str = ""
 
 
 def engine_contestant(
-    engine: EngineSpec, folder: Path, name: str | None = None, trust: Path | None = None
+    engine: EngineSpec,
+    folder: Path,
+    name: str | None = None,
+    trust: Path | None = None,
+    images: dict[str, Any] | None = None,
 ) -> Contestant:
-    """An engine whose files lie under `folder`, in a process that never sees torch; `trust` as for `make_runner`."""
+    """An engine whose files lie under `folder`, in a process that never sees torch; `trust` as for `make_runner`.
+
+    With `images` (see `stages.ImageStages`) the way from an image to its answer is measured too.
+    """
     trusted = str(trust.resolve()) if trust else ""
     request = {"folder": str(folder.resolve()), "engine": encode(engine), "trust": trusted}
-    return Contestant(name or engine.artifact, engine.target, engine.precision, ENGINE_WORKER, request)
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """How a contest is run. All durations are in seconds.
-
-    `batch`: the first is for "single", the last for "offline". `duration` is per artifact and scenario, measured in
-    blocks of `block_seconds`, in at least `min_rounds` rounds. `warmup` is the least per artifact and batch; it goes on
-    until block medians are steady within 2 %, at most three times as long. `threads` 0 is each runtime's own choice.
-    `timeout` is the longest that a worker may take for one answer.
-    """
-
-    scenarios: tuple[str, ...] = SCENARIOS
-    batch: tuple[int, ...] = (1, 8)
-    duration: float = 10.0
-    block_seconds: float = 0.5
-    min_rounds: int = 12
-    warmup: float = 1.0
-    threads: int = 0
-    timeout: float = 600.0
-
-    def __post_init__(self) -> None:
-        if not self.scenarios or not set(self.scenarios) <= set(SCENARIOS):
-            raise ValueError(f"scenarios {self.scenarios}: wanted some of {SCENARIOS}")
-        if not self.batch or min(self.batch) < 1:
-            raise ValueError(f"batch {self.batch}: wanted at least one size, each at least 1")
-
-    @classmethod
-    def of_singles(cls, block_seconds: float, warmup: float, rounds: int = min_rounds, batch: int = 1) -> Protocol:
-        """Latency alone, in so many rounds of short blocks: for searches, which compare many engines."""
-        return cls(("single",), (batch,), 0, block_seconds, rounds, warmup)
-
-    @property
-    def rounds(self) -> int:
-        return max(self.min_rounds, math.ceil(self.duration / self.block_seconds))
-
-    def batch_of(self, scenario: str) -> int:
-        return self.batch[0] if scenario == "single" else self.batch[-1]
-
-    def batches(self) -> list[int]:
-        """The batch sizes that the scenarios need, each once."""
-        return list(dict.fromkeys(self.batch_of(scenario) for scenario in self.scenarios))
-
-
-@dataclass(frozen=True)
-class Round:
-    """One block of queries of `batch` images: the latency of each query in ms, and the seconds of the whole block."""
-
-    batch: int
-    latencies_ms: npt.NDArray[np.float64]
-    seconds: float
-
-    @property
-    def images_per_second(self) -> float:
-        return self.batch * self.latencies_ms.size / self.seconds
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What was measured of one contestant; `rounds` has one list per scenario.
-
-    `load_seconds` (from the request to a loaded runner, with the import of the runtime) and `first_inference_ms` are
-    those of the first batch size.
-    """
-
-    artifact: str
-    target: str
-    precision: str
-    provider: str
-    load_seconds: float
-    first_inference_ms: float
-    rounds: dict[str, list[Round]]
-
-
-@dataclass(frozen=True)
-class Contest:
-    """The measurements of all contestants, in their order; `load_average` is the machine's at the start (1 minute)."""
-
-    protocol: Protocol
-    entries: tuple[Entry, ...]
-    load_average: float | None
-    cpus: int
+    if images is not None:
+        request["images"] = images
+    return Contestant(name or engine.artifact, engine.target, engine.precision, ENGINE_WORKER, request, engine.provider)
 
 
 def run_contest(contestants: Sequence[Contestant], protocol: Protocol, progress: Progress | None = None) -> Contest:
     """Measure all contestants against each other.
 
-    `progress(text, done, total)` is called when a warm-up starts (with `done` 0) and after each measured block.
+    Two processes of one artifact differ a little for as long as they live, by where their memory lies. So the rounds
+    are spread over several processes of each, which are started in another order each time.
+
+    `progress(text, done, total)` is called when a warm-up starts and after each measured block.
 
     Raises:
         ValueError: no contestant, or two of the same name.
@@ -150,11 +84,17 @@ def run_contest(contestants: Sequence[Contestant], protocol: Protocol, progress:
     names = [contestant.artifact for contestant in contestants]
     if not names or len(set(names)) < len(names):
         raise ValueError(f"contestants need distinct names, found {names}")
-    with started({contestant.artifact: contestant.argv for contestant in contestants}) as workers:
-        contest = hold_contest(contestants, workers, protocol, progress)
-        for worker in workers:
-            worker.ask({"do": "close"}, protocol.timeout)
-    return contest
+    load_average, cpus = _load_average(), os.cpu_count() or 1
+    meter = _Meter(protocol, len(contestants), progress or _no_progress)
+    entries: list[Entry] = []
+    for process in range(protocol.starts):
+        order = running_order(len(contestants), process)
+        with started({names[index]: contestants[index].argv for index in order}) as found:
+            workers = [found[order.index(index)] for index in range(len(names))]
+            entries = _joined(entries, meter.sit(contestants, workers, process, order))
+            for worker in workers:
+                worker.ask({"do": "close"}, protocol.timeout)
+    return Contest(protocol, tuple(entries), load_average, cpus)
 
 
 @contextmanager
@@ -182,8 +122,10 @@ def hold_contest(
 ) -> Contest:
     """As `run_contest`, in processes that were started before, one for each contestant. They may hold one contest after
     the other; what they loaded for the last one goes."""
+    single = dataclasses.replace(protocol, processes=1)
     load_average, cpus = _load_average(), os.cpu_count() or 1
-    return Contest(protocol, _measure(contestants, workers, protocol, progress or _no_progress), load_average, cpus)
+    meter = _Meter(single, len(contestants), progress or _no_progress)
+    return Contest(single, tuple(meter.sit(contestants, workers, 0, range(len(workers)))), load_average, cpus)
 
 
 def _no_progress(text: str, done: int, total: int) -> None:
@@ -198,31 +140,98 @@ def _load_average() -> float | None:
         return None
 
 
-def _measure(
-    contestants: Sequence[Contestant], workers: Sequence[WorkerProcess], protocol: Protocol, progress: Progress
-) -> tuple[Entry, ...]:
-    total = len(protocol.scenarios) * protocol.rounds * len(workers)
-    entries = []
-    for contestant, worker in zip(contestants, workers, strict=True):
-        progress(f"{contestant.artifact}: load and warm up", 0, total)
-        entries.append(_load(contestant, worker, protocol))
-        for batch in protocol.batches():
-            _warm_up(worker, batch, protocol)
-    done = 0
-    for scenario in protocol.scenarios:
-        batch = protocol.batch_of(scenario)
-        for number in range(protocol.rounds):
+def _joined(before: Sequence[Entry], now: Sequence[Entry]) -> list[Entry]:
+    """The entries with what one more process of each gave."""
+    if not before:
+        return list(now)
+    return [
+        dataclasses.replace(
+            old,
+            rounds={name: old.rounds[name] + new.rounds[name] for name in old.rounds},
+            warm_load_seconds=new.load_seconds if old.warm_load_seconds is None else old.warm_load_seconds,
+        )
+        for old, new in zip(before, now, strict=True)
+    ]
+
+
+class _Meter:
+    """Measures process by process, and counts the blocks for the progress."""
+
+    def __init__(self, protocol: Protocol, count: int, progress: Progress) -> None:
+        self._protocol, self._progress = protocol, progress
+        self._done = 0
+        self._total = count * sum(self._blocks(text) for text in protocol.scenarios)
+
+    def _blocks(self, scenario: str) -> int:
+        parsed = parse_scenario(scenario)
+        return round(parsed.value / BIN_SECONDS) if parsed.kind == "sustain" else self._protocol.rounds
+
+    def sit(
+        self, contestants: Sequence[Contestant], workers: Sequence[WorkerProcess], process: int, order: Sequence[int]
+    ) -> list[Entry]:
+        """What one process of each contestant gives. They are loaded in `order`.
+
+        "server" and "sustain" are one long run, and so are measured in the first process only.
+        """
+        protocol = self._protocol
+        loaded: dict[int, Entry] = {}
+        for index in order:
+            self._progress(f"{contestants[index].artifact}: load and warm up", self._done, self._total)
+            loaded[index] = _load(contestants[index], workers[index], protocol)
+            for batch in protocol.batches():
+                _warm_up(workers[index], batch, protocol)
+        entries = [loaded[index] for index in range(len(workers))]
+        for name in protocol.scenarios:
+            scenario = parse_scenario(name)
+            if scenario.spread:
+                begun = sum(protocol.rounds_of(each) for each in range(process))
+                numbers = range(begun, begun + protocol.rounds_of(process))
+            else:
+                numbers = range(0 if process else protocol.rounds)
+            if scenario.kind != "sustain":
+                self._alternate(entries, workers, name, numbers, process)
+            elif process == 0:
+                self._sustain(entries, workers, name, scenario)
+        if process == 0:
+            _measure_stages(contestants, entries, workers, protocol)
+        return entries
+
+    def _alternate(
+        self,
+        entries: Sequence[Entry],
+        workers: Sequence[WorkerProcess],
+        name: str,
+        numbers: range,
+        process: int,
+    ) -> None:
+        protocol, scenario = self._protocol, parse_scenario(name)
+        command: dict[str, Any] = {"batch": protocol.batch_of(name), "seconds": protocol.block_seconds}
+        if scenario.kind == "server":
+            command["arrivals"] = scenario.value
+        for number in numbers:
             for index in running_order(len(workers), number):
-                entries[index].rounds[scenario].append(_block(workers[index], batch, protocol))
-                done += 1
-                progress(f"{entries[index].artifact}: {scenario}, round {number + 1} of {protocol.rounds}", done, total)
-    return tuple(entries)
+                entries[index].rounds[name].append(_block(workers[index], command, protocol, process))
+                self._tell(f"{entries[index].artifact}: {name}, round {number + 1} of {protocol.rounds}")
+
+    def _sustain(
+        self, entries: Sequence[Entry], workers: Sequence[WorkerProcess], name: str, scenario: Scenario
+    ) -> None:
+        """One artifact after the other, without a pause: heat has no time to leave."""
+        bins = self._blocks(name)
+        for entry, worker in zip(entries, workers, strict=True):
+            for number in range(bins):
+                command = {"batch": self._protocol.batch_of(name), "seconds": BIN_SECONDS, "settle": 0.0}
+                entry.rounds[name].append(_block(worker, command, self._protocol, 0))
+                self._tell(f"{entry.artifact}: {name}, second {number + 1} of {bins}")
+
+    def _tell(self, text: str) -> None:
+        self._done += 1
+        self._progress(text, self._done, self._total)
 
 
 def _load(contestant: Contestant, worker: WorkerProcess, protocol: Protocol) -> Entry:
     request = {**contestant.request, "threads": protocol.threads}
-    command = {"do": "load", "request": request, "batches": protocol.batches()}
-    answer = worker.ask(command, protocol.timeout)
+    answer = worker.ask({"do": "load", "request": request, "batches": protocol.batches()}, protocol.timeout)
     return Entry(
         contestant.artifact,
         contestant.target,
@@ -231,6 +240,11 @@ def _load(contestant: Contestant, worker: WorkerProcess, protocol: Protocol) -> 
         load_seconds=answer["load_seconds"],
         first_inference_ms=answer["first_inference_ms"],
         rounds={scenario: [] for scenario in protocol.scenarios},
+        made_for=contestant.provider,
+        peak_memory_bytes=answer["peak_memory_bytes"],
+        process_threads=answer["process_threads"],
+        affinity=tuple(answer["affinity"]),
+        energy=answer["energy"],
     )
 
 
@@ -239,7 +253,8 @@ def _warm_up(worker: WorkerProcess, batch: int, protocol: Protocol) -> None:
     medians: list[float] = []
     seconds = 0.0
     while seconds < WARMUP_LIMIT * protocol.warmup:
-        answer = _ask_block(worker, batch, protocol)
+        command = {"batch": batch, "seconds": min(protocol.block_seconds, protocol.warmup / 2)}
+        answer = _ask_block(worker, command, protocol)
         seconds += answer["seconds"]
         newest = statistics.median(answer["latencies_ns"])
         if seconds >= protocol.warmup and medians:
@@ -249,14 +264,34 @@ def _warm_up(worker: WorkerProcess, batch: int, protocol: Protocol) -> None:
         medians.append(newest)
 
 
-def _block(worker: WorkerProcess, batch: int, protocol: Protocol) -> Round:
-    answer = _ask_block(worker, batch, protocol)
-    return Round(batch, np.asarray(answer["latencies_ns"], np.float64) / 1e6, answer["seconds"])
+def _measure_stages(
+    contestants: Sequence[Contestant], entries: Sequence[Entry], workers: Sequence[WorkerProcess], protocol: Protocol
+) -> None:
+    """The stages of those that take images, in turns too."""
+    for number in range(STAGE_ROUNDS):
+        for index in running_order(len(workers), number):
+            if "images" in contestants[index].request:
+                command = {"do": "stages", "seconds": protocol.block_seconds}
+                answer = workers[index].ask(command, protocol.block_seconds + protocol.timeout)
+                for stage, times in answer["stages_ns"].items():
+                    entries[index].stages_ms.setdefault(stage, []).extend(each / 1e6 for each in times)
 
 
-def _ask_block(worker: WorkerProcess, batch: int, protocol: Protocol) -> dict[str, Any]:
-    command = {"do": "block", "batch": batch, "seconds": protocol.block_seconds}
-    return worker.ask(command, protocol.block_seconds + protocol.timeout)
+def _block(worker: WorkerProcess, command: dict[str, Any], protocol: Protocol, process: int) -> Round:
+    answer = _ask_block(worker, command, protocol)
+    return Round(
+        command["batch"],
+        np.asarray(answer["latencies_ns"], np.float64) / 1e6,
+        answer["seconds"],
+        process,
+        answer["busy_seconds"],
+        tuple(age / 1e6 for age in answer["waiting_ns"]),
+        Machine(**{each.name: answer[each.name] for each in dataclasses.fields(Machine)}),
+    )
+
+
+def _ask_block(worker: WorkerProcess, command: dict[str, Any], protocol: Protocol) -> dict[str, Any]:
+    return worker.ask({"do": "block", **command}, command["seconds"] + protocol.timeout)
 
 
 def running_order(count: int, number: int) -> list[int]:

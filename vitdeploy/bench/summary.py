@@ -2,34 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from vitdeploy.bench.contest import Contest, Entry, Round
+from vitdeploy.bench.flags import first_and_last, flags, taken_by_others
+from vitdeploy.bench.percentiles import DEFAULT, nearest_rank, percentiles
+from vitdeploy.bench.protocol import parse_scenario
+from vitdeploy.bench.results import Contest, Entry, Round, Values
 
-# MLPerf's early stopping: the least number of queries for a statement about p99 with 99 % confidence.
-P99_QUERIES = 662
-UNSTABLE = 0.05
-
-Values = npt.NDArray[np.float64]
+NOT_APART = "not apart on this back end"
 
 
-def rows(contest: Contest) -> list[dict[str, Any]]:
+def rows(contest: Contest, percents: Sequence[float] = DEFAULT) -> list[dict[str, Any]]:
     """One row per contestant, in the contest's order.
 
-    `latency_ms` (p50, p90, p99, mean) is of the scenario "single", `throughput` (images per second) of "offline"; if
-    only one of them was run, both are of that one. `batch` has the batch size of each. `samples` is the number of
-    queries behind `latency_ms`.
+    `latency_ms` (p50, p90, p99, mean: as measured) is of the scenario "single", `throughput` (images per second) of
+    "offline"; without it, each is of the first scenario. `batch` has the batch size of each. `samples` is the number of
+    queries behind `latency_ms`. `scenarios` has all numbers of each one, with what may be claimed of the percentiles
+    `percents`. `flags`: see `flags`.
     """
-    return [_row(contest, entry) for entry in contest.entries]
+    return [_row(contest, entry, percents) for entry in contest.entries]
 
 
-def _row(contest: Contest, entry: Entry) -> dict[str, Any]:
+def _row(contest: Contest, entry: Entry, percents: Sequence[float]) -> dict[str, Any]:
     single, offline = _latency_scenario(contest), _throughput_scenario(contest)
     latencies = _latencies(entry.rounds[single])
+    every = [block for blocks in entry.rounds.values() for block in blocks]
     return {
         "artifact": entry.artifact,
         "target": entry.target,
@@ -37,28 +38,95 @@ def _row(contest: Contest, entry: Entry) -> dict[str, Any]:
         "provider": entry.provider,
         "batch": {"single": contest.protocol.batch_of(single), "offline": contest.protocol.batch_of(offline)},
         "latency_ms": {
-            "p50": percentile(latencies, 50),
-            "p90": percentile(latencies, 90),
-            "p99": percentile(latencies, 99),
+            **{f"p{percent}": nearest_rank(latencies, percent) for percent in (50, 90, 99)},
             "mean": float(latencies.mean()),
         },
         "throughput": _throughput(entry.rounds[offline]),
-        "flags": _flags(contest, entry),
+        "flags": flags(contest, entry, single, percents),
         "samples": int(latencies.size),
         "load_seconds": float(entry.load_seconds),
+        "warm_load_seconds": entry.warm_load_seconds,
         "first_inference_ms": float(entry.first_inference_ms),
+        "peak_memory_bytes": entry.peak_memory_bytes,
+        "scenarios": {name: _scenario(name, blocks, percents) for name, blocks in entry.rounds.items()},
+        "stages_ms": _stages(entry.stages_ms),
+        "energy": _energy(entry, entry.rounds[single]),
+        "machine": _machine(entry, every),
     }
 
 
-def percentile(values: Values, percent: int) -> float:
-    """The nearest-rank percentile, a value that was measured: the ceil(percent / 100 * n)-th smallest of n."""
-    rank = max(1, -(-percent * values.size // 100))
-    return float(np.sort(values)[rank - 1])
+def _scenario(name: str, rounds: Sequence[Round], percents: Sequence[float]) -> dict[str, Any]:
+    """What one scenario gave; "server" and "sustain" have numbers of their own beside the common ones."""
+    latencies, scenario = _latencies(rounds), parse_scenario(name)
+    seconds = sum(block.seconds for block in rounds)
+    found: dict[str, Any] = {
+        "batch": rounds[0].batch,
+        "queries": int(latencies.size),
+        "seconds": seconds,
+        "percentiles": [{**dataclasses.asdict(each), "name": each.name} for each in percentiles(latencies, percents)],
+        "mean_ms": float(latencies.mean()),
+        "throughput": _throughput(rounds),
+    }
+    if scenario.kind == "server":
+        found["offered"] = scenario.value
+        found["busy"] = sum(block.busy_seconds for block in rounds) / seconds
+        found["unanswered"] = len(rounds[-1].waiting_ms)
+    if scenario.kind == "sustain":
+        first, last = first_and_last(rounds)
+        found |= {"first": first, "last": last, "last_over_first": last / first}
+        found["bins"] = [block.images_per_second for block in rounds]
+    return found
+
+
+def _stages(stages: Mapping[str, Sequence[float]]) -> dict[str, Any] | None:
+    """The median of each stage, and p90 of the whole; None where the artifact takes no images."""
+    if not stages:
+        return None
+    whole = np.asarray(stages["end_to_end"])
+    return {
+        **{name: float(np.median(times)) for name, times in stages.items()},
+        "end_to_end_p90": nearest_rank(whole, 90),
+        "copies": "apart" if "copy_in" in stages else NOT_APART,
+        "images": len(whole),
+    }
+
+
+def _energy(entry: Entry, rounds: Sequence[Round]) -> dict[str, Any]:
+    """Joules of everything on the package or board, an image; None where nothing says them."""
+    joules = [block.machine.joules if block.machine is not None else None for block in rounds]
+    known = [each for each in joules if each is not None]
+    images = sum(block.batch * block.latencies_ms.size for block in rounds)
+    complete = len(known) == len(joules) and images > 0
+    return {"source": entry.energy, "joules_per_image": sum(known) / images if complete else None}
+
+
+def _machine(entry: Entry, rounds: Sequence[Round]) -> dict[str, Any]:
+    """What the machine did meanwhile: least, median and most of what was sampled after each block."""
+    machines = [block.machine for block in rounds if block.machine is not None]
+    seconds = sum(block.seconds for block in rounds)
+    return {
+        "affinity": list(entry.affinity),
+        "process_threads": entry.process_threads,
+        "cpus_used": sum(each.own_seconds for each in machines) / seconds if machines else None,
+        "taken_by_others": taken_by_others(entry, rounds),
+        "mhz": _spread([each.mhz for each in machines if each.mhz is not None]),
+        "celsius": _spread([each.celsius for each in machines if each.celsius is not None]),
+    }
+
+
+def _spread(values: Sequence[float]) -> list[float] | None:
+    return [min(values), float(np.median(values)), max(values)] if values else None
 
 
 def block_medians(contest: Contest) -> dict[str, list[float]]:
     """Per artifact the median latency of each round, in ms, in the order of time."""
-    return {entry.artifact: _medians(contest, entry) for entry in contest.entries}
+    scenario = _latency_scenario(contest)
+    return {entry.artifact: scenario_medians(entry, scenario) for entry in contest.entries}
+
+
+def scenario_medians(entry: Entry, scenario: str) -> list[float]:
+    """The median latency of each round of a scenario in ms; rounds in which no query was answered are left out."""
+    return [float(np.median(block.latencies_ms)) for block in entry.rounds[scenario] if block.latencies_ms.size]
 
 
 def samples(contest: Contest, limit: int = 600) -> dict[str, list[float]]:
@@ -76,7 +144,9 @@ def _throughput_scenario(contest: Contest) -> str:
 
 
 def _latencies(rounds: Sequence[Round]) -> Values:
-    return np.concatenate([block.latencies_ms for block in rounds])
+    """Every latency in ms. A query that was never answered counts with the time that it had waited in the end, which
+    it would surely have taken; left out, it would make a server look faster the more it is overloaded."""
+    return np.concatenate([*(block.latencies_ms for block in rounds), np.asarray(rounds[-1].waiting_ms, np.float64)])
 
 
 def _throughput(rounds: Sequence[Round]) -> float:
@@ -85,29 +155,7 @@ def _throughput(rounds: Sequence[Round]) -> float:
     return float(images / sum(block.seconds for block in rounds))
 
 
-def _medians(contest: Contest, entry: Entry) -> list[float]:
-    return [float(np.median(block.latencies_ms)) for block in entry.rounds[_latency_scenario(contest)]]
-
-
 def _evenly(values: Values, limit: int) -> list[float]:
     if values.size > limit:
         values = values[np.linspace(0, values.size - 1, limit).round().astype(int)]
     return [float(value) for value in values]
-
-
-def _flags(contest: Contest, entry: Entry) -> list[str]:
-    """What makes a row less than a good measurement.
-
-    "unstable": the round medians have a coefficient of variation over 5 %. "short": too few queries for an honest p99.
-    "contended": the machine had more to do than it has CPUs when the contest started.
-    """
-    medians = np.asarray(_medians(contest, entry))
-    queries = sum(block.latencies_ms.size for block in entry.rounds[_latency_scenario(contest)])
-    flags = []
-    if medians.size > 1 and medians.std(ddof=1) > UNSTABLE * medians.mean():
-        flags.append("unstable")
-    if queries < P99_QUERIES:
-        flags.append("short")
-    if contest.load_average is not None and contest.load_average > contest.cpus + 0.5:
-        flags.append("contended")
-    return flags

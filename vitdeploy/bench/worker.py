@@ -2,15 +2,19 @@
 
 It reads one JSON command a line from standard input and answers each with one JSON line:
 
-    {"do": "load", "request": {...}, "batches": [1, 8]}   {"provider", "load_seconds", "first_inference_ms"}
-    {"do": "block", "batch": 1, "seconds": 0.5}           {"latencies_ns": [...], "seconds"}
+    {"do": "load", "request": {...}, "batches": [1, 8]}   what was loaded: see `Session`
+    {"do": "block", "batch": 1, "seconds": 0.5}           latencies, and what the machine did: see `Session`
+    {"do": "stages", "seconds": 0.5}                      {"stages_ns": {"decode": [...], ...}}, of images
     {"do": "close"}                                       {"closed": true}
 
-What goes wrong is answered as {"error": {"code", "message", "exit_code", "found", "wanted", "fix"}}.
+A block may have "arrivals" (queries a second), which come by themselves, and "settle" (seconds of queries before it
+that do not count). What goes wrong is answered as {"error": {"code", "message", "exit_code", "found", "wanted",
+"fix"}}.
 """
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -24,6 +28,10 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from vitdeploy.bench import probes
+from vitdeploy.bench.energy import EnergyMeter
+from vitdeploy.bench.load import Load, PoissonLoad, back_to_back
+from vitdeploy.bench.stages import ImageStages
 from vitdeploy.errors import TensorError, VitdeployError
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.runner import Array, Runner
@@ -72,6 +80,10 @@ class Session:
         self._make_runner = make_runner
         self._runners: dict[int, Runner] = {}
         self._feeds: dict[int, dict[str, Array]] = {}
+        self._arrivals: dict[float, PoissonLoad] = {}
+        self._stages: ImageStages | None = None
+        self._cpus = probes.affinity()
+        self._meter = EnergyMeter()
 
     def answer(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """The answer to one command; an error becomes an answer too, so that the parent can raise it."""
@@ -79,7 +91,9 @@ class Session:
             if command["do"] == "load":
                 return self._load(command["request"], command["batches"])
             if command["do"] == "block":
-                return self._block(command["batch"], command["seconds"])
+                return self._block(command)
+            if command["do"] == "stages":
+                return self._block_of_stages(command["seconds"])
             if command["do"] == "close":
                 return self._close()
             raise ValueError(f"unknown command {command['do']!r}")
@@ -90,58 +104,79 @@ class Session:
             return {"error": VitdeployError(f"{type(error).__name__}: {str(error)[:300]}").to_dict()}
 
     def _load(self, request: dict[str, Any], batches: list[int]) -> dict[str, Any]:
-        """Load one runner per batch. What is reported is the first one: cold, with the runtime's import where it is the
-        first of this process. Runners that were loaded before are closed."""
+        """Load one runner per batch. Provider, seconds, first inference and memory are of the first one: cold, with the
+        runtime's import where it is the first of this process. Runners that were loaded before are closed."""
         self._close()
-        reports = [self._load_one(request, batch) for batch in batches]
+        first = self._load_one(request, batches[0])
+        facts = {"peak_memory_bytes": probes.peak_memory(), "process_threads": probes.thread_count()}
+        for batch in batches[1:]:
+            self._load_one(request, batch)
+        if "images" in request:
+            self._stages = ImageStages(self._runners[batches[0]], request["images"])
         # What exists by now stays. Frozen, it costs a garbage collection inside a block no time.
         gc.collect()
         gc.freeze()
-        return reports[0]
+        return {**first, **facts, "affinity": self._cpus, "energy": self._meter.source}
 
     def _load_one(self, request: dict[str, Any], batch: int) -> dict[str, Any]:
         start = time.perf_counter_ns()
         runner = self._make_runner({**request, "batch": batch}).load()
         loaded = time.perf_counter_ns()
         feeds = runner.example(batch) or random_feeds(runner.inputs, batch)
-        latency, _ = _timed(runner, feeds)
+        begin = time.perf_counter_ns()
+        runner.infer(feeds)
+        end = time.perf_counter_ns()
         self._runners[batch], self._feeds[batch] = runner, feeds
         return {
             "provider": runner.provider,
             "load_seconds": (loaded - start) / 1e9,
-            "first_inference_ms": latency / 1e6,
+            "first_inference_ms": (end - begin) / 1e6,
         }
 
-    def _block(self, batch: int, seconds: float) -> dict[str, Any]:
-        runner, feeds = self._runners[batch], self._feeds[batch]
+    def _block(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """A load, and beside it: the CPU seconds of this process and of all others on its CPUs, those that a hypervisor
+        took, joules, clock, temperature, how often the CPUs were throttled so far, and how long the machine slept."""
+        batch, seconds = command["batch"], command["seconds"]
+        query = functools.partial(self._runners[batch].infer, self._feeds[batch])
         # Unrecorded queries first, until the artifact measured before has left the CPU and its caches.
-        _run(runner, feeds, SETTLE_SECONDS, least=1)
-        latencies, measured = _run(runner, feeds, seconds, least=MIN_QUERIES)
-        return {"latencies_ns": latencies, "seconds": measured}
+        if settle := command.get("settle", SETTLE_SECONDS):
+            back_to_back(query, settle, least=1)
+        asleep, energy, own = probes.suspended_seconds(), self._meter.read(), time.process_time()
+        machine = probes.cpu_times(self._cpus)
+        load = self._query(query, seconds, command.get("arrivals"))
+        own, energy_after = time.process_time() - own, self._meter.read()
+        after = probes.cpu_times(self._cpus)
+        return {
+            **vars(load),
+            "own_seconds": own,
+            "other_seconds": max(0.0, after.busy - machine.busy - own) if machine and after else None,
+            "stolen_seconds": after.stolen - machine.stolen if machine and after else None,
+            "joules": self._meter.joules(energy, energy_after, load.seconds),
+            "mhz": probes.clock_mhz(self._cpus),
+            "celsius": probes.temperature(),
+            "throttles": probes.throttle_count(),
+            "suspended_seconds": probes.suspended_seconds() - asleep,
+        }
+
+    def _query(self, query: Callable[[], object], seconds: float, rate: float | None) -> Load:
+        if rate is None:
+            return back_to_back(query, seconds, MIN_QUERIES)
+        if rate not in self._arrivals:
+            self._arrivals[rate] = PoissonLoad(rate, SEED)
+        return self._arrivals[rate].block(query, seconds)
+
+    def _block_of_stages(self, seconds: float) -> dict[str, Any]:
+        if self._stages is None:
+            return {"stages_ns": {}}
+        return {"stages_ns": self._stages.block(seconds, MIN_QUERIES)}
 
     def _close(self) -> dict[str, Any]:
+        self._stages = None
+        self._arrivals.clear()
         for runner in self._runners.values():
             runner.close()
         self._runners.clear()
         return {"closed": True}
-
-
-def _run(runner: Runner, feeds: Mapping[str, Array], seconds: float, least: int) -> tuple[list[int], float]:
-    """Query back to back for at least `seconds` and `least` queries: latencies in ns, and the seconds it took."""
-    latencies: list[int] = []
-    start = end = time.perf_counter_ns()
-    while end - start < seconds * 1e9 or len(latencies) < least:
-        latency, end = _timed(runner, feeds)
-        latencies.append(latency)
-    return latencies, (end - start) / 1e9
-
-
-def _timed(runner: Runner, feeds: Mapping[str, Array]) -> tuple[int, int]:
-    """Latency of one query, from host memory to host memory, and the clock after it; both in ns."""
-    start = time.perf_counter_ns()
-    runner.infer(feeds)
-    end = time.perf_counter_ns()
-    return end - start, end
 
 
 def random_feeds(inputs: tuple[TensorSpec, ...], batch: int) -> dict[str, Array]:

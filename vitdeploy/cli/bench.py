@@ -7,16 +7,62 @@ from typing import Any
 
 import click
 
-from vitdeploy.cli.console import Console, Number, interval, output_options
+from vitdeploy.cli.console import Console, Number, output_options
+from vitdeploy.cli.measured import bench_lines
 from vitdeploy.cli.sources import source_options, to_source
 from vitdeploy.cli.trust import trust_option
+
+
+class Scenarios(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
+    """Names of scenarios, with commas between them."""
+
+    name = "scenarios"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
+        from vitdeploy.bench.protocol import parse_scenario
+
+        names = tuple(str(value).split(","))
+        try:
+            for name in names:
+                parse_scenario(name)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+        if len(set(names)) < len(names):
+            self.fail("wanted each scenario once", param, ctx)
+        return names
+
+
+class Percents(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
+    """Percentiles, with commas between them; in rising order."""
+
+    name = "percentiles"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[float, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            found = sorted({float(text) for text in str(value).split(",")})
+        except ValueError:
+            found = []
+        # Beyond 99.9999 some seven million queries are needed for the first statement.
+        if not found or not all(1 <= each <= 99.9999 for each in found):
+            self.fail(f"{value!r}: wanted numbers from 1 to 99.9999, such as 50,90,99,99.9", param, ctx)
+        return tuple(found)
 
 
 @click.command("bench")
 @click.argument("artifacts", nargs=-1, required=True)
 @source_options()
 @click.option("--target", help="Which engine of a bundle, or what a graph is compiled for.")
-@click.option("--batch", default="1,8", show_default=True, help="Batch of the single stream, batch of offline.")
+@click.option(
+    "--scenario",
+    "scenarios",
+    type=Scenarios(),
+    default="single,offline",
+    show_default=True,
+    help="single, offline, server:QPS (Poisson arrivals), sustain:TIME such as sustain:10m.",
+)
+@click.option("--batch", default="1,8", show_default=True, help="Batch of all scenarios, batch of offline.")
 @click.option(
     "--duration",
     type=Number(min=0, min_open=True, max=3600),
@@ -27,10 +73,11 @@ from vitdeploy.cli.trust import trust_option
 @click.option(
     "--warmup",
     type=Number(min=0),
-    default=1.0,
+    default=0.5,
     show_default=True,
-    help="Least seconds of warm-up; it goes on until latency is steady.",
+    help="Least seconds of warm-up in each process; it goes on until latency is steady.",
 )
+@click.option("--percentiles", type=Percents(), default="50,90,99", show_default=True, help="Percentiles of latency.")
 @click.option(
     "--threads", type=click.IntRange(min=0), default=0, show_default=True, help="0: each runtime's own choice."
 )
@@ -40,38 +87,35 @@ def command(
     console: Console,
     artifacts: tuple[str, ...],
     target: str | None,
+    scenarios: tuple[str, ...],
     batch: str,
     duration: float,
     warmup: float,
+    percentiles: tuple[float, ...],
     threads: int,
     trust: Path | None,
     **options: Any,
 ) -> None:
-    """Latency and throughput, one process an artifact, in alternating blocks.
+    """Latency and throughput, in processes of each artifact alone, in alternating blocks.
 
     ARTIFACTS are bundles (all their engines), graphs, or built-in PyTorch models. Each is compared with the last one
     named: the ratio has a 95 % interval from the paired blocks. The options on weights are for the models among them.
     """
-    from vitdeploy.bench.contest import Protocol
+    from vitdeploy.bench.protocol import Protocol
     from vitdeploy.pipeline.comparison import bench_subjects
     from vitdeploy.pipeline.subjects import opened
 
     sizes = batch.split(",")
     if not (1 <= len(sizes) <= 2 and all(size.isdecimal() and int(size) > 0 for size in sizes)):
         raise click.BadParameter("wanted one or two numbers above 0, such as 1,8", param_hint="--batch")
-    protocol = Protocol(batch=tuple(int(size) for size in sizes), duration=duration, warmup=warmup, threads=threads)
+    protocol = Protocol(
+        scenarios=scenarios,
+        batch=tuple(int(size) for size in sizes),
+        duration=duration,
+        warmup=warmup,
+        threads=threads,
+    )
     with console, opened(target=target, source=to_source(None, options), trust=trust) as find:
-        found = bench_subjects([subject for name in artifacts for subject in find(name)], protocol, console.progress)
-    width = max(len(row["artifact"]) for row in found["results"]) + 2
-    lines = [f"{'artifact':<{width}}{'p50 ms':>9}{'p90 ms':>9}{'p99 ms':>9}{'mean ms':>9}{'images/s':>10}  flags"]
-    for row in found["results"]:
-        latency = "".join(f"{row['latency_ms'][key]:>9.3f}" for key in ("p50", "p90", "p99", "mean"))
-        lines.append(
-            f"{row['artifact']:<{width}}{latency}{row['throughput']:>10.1f}  {' '.join(row['flags'])}".rstrip()
-        )
-    lines += [
-        f"{ratio['metric']} {ratio['a']} / {ratio['b']}: {interval(ratio['ratio'], ratio['ci95'], 3)}"
-        for ratio in found["ratios"]
-    ]
-    lines += found["remarks"]
-    console.finish(found, lines, None)
+        subjects = [subject for name in artifacts for subject in find(name)]
+        found = bench_subjects(subjects, protocol, console.progress, percentiles)
+    console.finish(found, bench_lines(found), None)

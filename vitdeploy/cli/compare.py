@@ -64,7 +64,7 @@ def command(
     Of reports (report.json) what they say is compared; that is weaker, since the two were not measured in turns. Exit
     code 5 when a limit is not kept, or not provably.
     """
-    from vitdeploy.bench.contest import Protocol
+    from vitdeploy.bench.protocol import Protocol
     from vitdeploy.errors import GateError
     from vitdeploy.pipeline.regression.compare import compare
     from vitdeploy.pipeline.regression.findings import Limits

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vitdeploy.cli.console import Console, human_bytes, interval, output_options
+from vitdeploy.cli.measured import claim, claims_of
 from vitdeploy.cli.steps import tell_finished
 
 if TYPE_CHECKING:
@@ -100,6 +101,10 @@ def _progress(console: Console, job: Job, several: bool, text: str, done: int, t
     console.progress(_at(job, text, several), done, total)
 
 
+def _p99(row: dict[str, Any]) -> str:
+    return next(claim(each, 2) for each in claims_of(row) if each["name"] == "p99")
+
+
 def _table(report: dict[str, Any]) -> list[str]:
     verified = {engine["artifact"]: engine for engine in report["engines"]}
     ratios = {(r["a"], r["b"]): r for r in report["bench"]["ratios"] if r["metric"] == "latency"}
@@ -107,8 +112,8 @@ def _table(report: dict[str, Any]) -> list[str]:
     metric, noun = first["metric"] or "", report["data"]["noun"]
     wide, rate = max(8, len(metric) + 2), max(10, len(noun) + 5)
     lines = [
-        f"{'artifact':<24}{metric:>{wide}}{'agreement':>11}{'p50 ms':>9}{'p99 ms':>9}{noun + 's/s':>{rate}}{'size':>10}"
-        "  latency / original"
+        f"{'artifact':<24}{metric:>{wide}}{'agreement':>11}{'p50 ms':>9}{'p99 ms':>10}{noun + 's/s':>{rate}}"
+        f"{'size':>10}  latency / original"
     ]
     for row in report["bench"]["results"]:
         name, engine = row["artifact"], verified.get(row["artifact"])
@@ -117,7 +122,7 @@ def _table(report: dict[str, Any]) -> list[str]:
         ratio = ratios.get((name, "original"))
         lines.append(
             f"{name:<24}{'' if value is None else format(value, '.2f'):>{wide}}{agreement:>11}"
-            f"{row['latency_ms']['p50']:>9.2f}{row['latency_ms']['p99']:>9.2f}{row['throughput']:>{rate}.1f}"
+            f"{row['latency_ms']['p50']:>9.2f}{_p99(row):>10}{row['throughput']:>{rate}.1f}"
             f"{human_bytes(engine['bytes']) if engine else '':>10}"
             f"  {interval(ratio['ratio'], ratio['ci95']) if ratio else ''} {' '.join(row['flags'])}".rstrip()
         )

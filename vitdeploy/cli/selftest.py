@@ -30,7 +30,7 @@ def command(console: Console, target: str, output: Path | None, duration: float)
     recorded, and the rest goes on. Exit code 4 where the target does not work here, or a step failed; the report is
     written all the same.
     """
-    from vitdeploy.bench.contest import Protocol
+    from vitdeploy.bench.protocol import Protocol
     from vitdeploy.errors import HostError, TargetError
     from vitdeploy.pipeline.selftest.cases import default_cases
     from vitdeploy.pipeline.selftest.run import REPORT_NAMES, run_selftest

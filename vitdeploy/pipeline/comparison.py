@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from vitdeploy.bench.contest import Protocol
+from vitdeploy.bench.percentiles import DEFAULT
+from vitdeploy.bench.protocol import Protocol
 from vitdeploy.errors import InputError
 from vitdeploy.pipeline.measure import measure
 from vitdeploy.pipeline.progress import Counter, Progress
@@ -86,12 +87,14 @@ def _same_shape(own: Setting, other: Setting) -> bool:
     return (own.images.crop, own.images.channels) == (other.images.crop, other.images.channels)
 
 
-def bench_subjects(subjects: Sequence[Subject], protocol: Protocol, progress: Progress) -> dict[str, Any]:
+def bench_subjects(
+    subjects: Sequence[Subject], protocol: Protocol, progress: Progress, percents: Sequence[float] = DEFAULT
+) -> dict[str, Any]:
     """All subjects in one contest; each compared with the last. An artifact given twice is measured twice."""
     names = _unique([subject.name for subject in subjects])
     contestants = [subject.contestant(name) for subject, name in zip(subjects, names, strict=True)]
     pairs = [(name, names[-1]) for name in names[:-1]]
-    found = measure(contestants, protocol, pairs, progress)
+    found = measure(contestants, protocol, pairs, progress, percents)
     return {**found, "remarks": list(dict.fromkeys(text for subject in subjects for text in subject.remarks))}
 
 

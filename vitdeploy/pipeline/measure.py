@@ -5,13 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from vitdeploy.bench.contest import Contest, Contestant, Protocol, run_contest
+import numpy as np
+
+from vitdeploy.bench.contest import Contestant, run_contest
+from vitdeploy.bench.percentiles import DEFAULT
+from vitdeploy.bench.protocol import Protocol
+from vitdeploy.bench.results import Contest
 from vitdeploy.bench.summary import block_medians, rows, samples
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.origin import ORIGINAL, to_request
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.runtime.interpreter import module_argv
-from vitdeploy.verify.intervals import log_ratio
+from vitdeploy.verify.intervals import trimmed_log_ratio
+
+# The standard deviation of the log of the latency ratio of two processes of one artifact that the interval allows for:
+# by where their memory lies they differ as long as they live (docs/performance.md, "The protocol").
+PROCESS_SPREAD = 0.008
+# What a ratio is of, by the scenario that it was measured in.
+METRICS = {"single": "latency", "offline": "throughput"}
 
 
 def original_contestant(source: Source, name: str = ORIGINAL) -> Contestant:
@@ -21,7 +32,11 @@ def original_contestant(source: Source, name: str = ORIGINAL) -> Contestant:
 
 
 def measure(
-    contestants: Sequence[Contestant], protocol: Protocol, pairs: Sequence[tuple[str, str]], progress: Progress
+    contestants: Sequence[Contestant],
+    protocol: Protocol,
+    pairs: Sequence[tuple[str, str]],
+    progress: Progress,
+    percents: Sequence[float] = DEFAULT,
 ) -> dict[str, Any]:
     """The `bench` part of a report: protocol, results, ratios of the named pairs, samples.
 
@@ -36,26 +51,37 @@ def measure(
             "scenarios": list(protocol.scenarios),
             "batch": list(protocol.batch),
             "threads": protocol.threads,
+            "processes": protocol.processes,
         },
-        "results": rows(contest),
-        "ratios": [row for a, b in pairs for row in _ratios(contest, a, b)],
+        "results": rows(contest, percents),
+        "ratios": ratios(contest, pairs),
         "samples_ms": samples(contest),
         "block_medians_ms": block_medians(contest),
     }
 
 
-def _ratios(contest: Contest, a: str, b: str) -> list[dict[str, Any]]:
-    """a / b for latency (round medians) and throughput (round means), each with the t-interval on log ratios."""
-    found = []
-    if "single" in contest.protocol.scenarios:
-        medians = block_medians(contest)
-        found.append(_ratio(a, b, "latency", medians[a], medians[b]))
-    if "offline" in contest.protocol.scenarios:
-        rates = {e.artifact: [r.images_per_second for r in e.rounds["offline"]] for e in contest.entries}
-        found.append(_ratio(a, b, "throughput", rates[a], rates[b]))
-    return found
+def ratios(contest: Contest, pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+    """a / b of each pair, of latency ("single") and of throughput ("offline"), by the median queries of paired rounds.
+
+    `verdict`: what the interval says of the first of the two: faster, slower, or no difference.
+    """
+    return [
+        _ratio(contest, a, b, scenario)
+        for a, b in pairs
+        for scenario in METRICS
+        if scenario in contest.protocol.scenarios
+    ]
 
 
-def _ratio(a: str, b: str, metric: str, values_a: Sequence[float], values_b: Sequence[float]) -> dict[str, Any]:
-    ratio, low, high = log_ratio(values_a, values_b)
-    return {"a": a, "b": b, "metric": metric, "ratio": ratio, "ci95": [low, high]}
+def _ratio(contest: Contest, a: str, b: str, scenario: str) -> dict[str, Any]:
+    rounds = {entry.artifact: entry.rounds[scenario] for entry in contest.entries}
+    medians = {name: [float(np.median(block.latencies_ms)) for block in rounds[name]] for name in (a, b)}
+    processes = len({block.process for block in rounds[a]})
+    metric = METRICS[scenario]
+    over, under = (a, b) if metric == "latency" else (b, a)
+    ratio, low, high = trimmed_log_ratio(
+        medians[over], medians[under], process_spread=PROCESS_SPREAD, processes=processes
+    )
+    faster, slower = (high < 1, low > 1) if metric == "latency" else (low > 1, high < 1)
+    verdict = "faster" if faster else "slower" if slower else "no difference"
+    return {"a": a, "b": b, "metric": metric, "ratio": ratio, "ci95": [low, high], "verdict": verdict}

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from vitdeploy.bench.contest import Contestant, engine_contestant
 from vitdeploy.bundle.read import is_bundle, read_bundle, verify_files
@@ -42,7 +43,7 @@ from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.predictor import number_of_classes, read_labels, select_engines
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.weight_bits import weight_remarks
-from vitdeploy.spec import TARGETS, EngineSpec, Manifest, Precision
+from vitdeploy.spec import TARGETS, EngineSpec, Manifest, Precision, encode
 
 DEFAULT_TARGET = "onnxruntime-cpu"
 REBUILT = "{} was built anew, of the bundle's graph: its plan is not of this user and this machine."
@@ -223,10 +224,18 @@ def _engine_subject(
         setting,
         True,
         lambda: make_runner(folder, engine, trust=trust),
-        lambda name: engine_contestant(engine, folder, name, trust),
+        lambda name: engine_contestant(engine, folder, name, trust, _images(manifest, labels)),
         tuple(weight_remarks(engine, describe_host()["isa"])),
         engine.artifact,
     )
+
+
+def _images(manifest: Manifest, labels: tuple[str, ...]) -> dict[str, Any] | None:
+    """What the way from an image to its answer is measured with; None where the input is no image."""
+    if manifest.preprocess is None:
+        return None
+    facts = {"task": manifest.task, "preprocess": manifest.preprocess, "postprocess": manifest.postprocess}
+    return {**encode(facts), "labels": list(labels) or None}
 
 
 def find_graph(path: Path) -> Path:

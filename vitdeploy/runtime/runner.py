@@ -52,6 +52,11 @@ class Runner(ABC):
         """Inputs to measure with, where random ones of the right shape would not do; None where they would."""
         return None
 
+    def stages(self, feeds: Mapping[str, Array]) -> dict[str, float] | None:
+        """Milliseconds of the parts of one run on `feeds`, which `check` has passed: "copy_in", "execute" and
+        "copy_out"; None where the back end cannot tell them apart."""
+        return None
+
     @abstractmethod
     def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Outputs by name, in arrays that a later call does not touch. `feeds` are checked and contiguous."""

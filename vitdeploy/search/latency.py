@@ -20,12 +20,12 @@ from scipy import stats
 from vitdeploy.bench.contest import (
     ENGINE_WORKER,
     Contestant,
-    Protocol,
     engine_contestant,
     hold_contest,
     started,
 )
 from vitdeploy.bench.process import WorkerProcess
+from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bench.summary import block_medians
 from vitdeploy.compile.engine import compile_engine
 from vitdeploy.errors import InputError, MissingFileError, TargetError

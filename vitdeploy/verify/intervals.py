@@ -9,6 +9,9 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
+# The share of paired values that is left out on either side of the mean.
+TRIMMED = 0.2
+
 
 def wilson(successes: int, n: int, level: float = 0.95) -> tuple[float, float]:
     """The score interval of a proportion in 0..1.
@@ -90,13 +93,35 @@ def log_ratio(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> tu
     Raises:
         ValueError: fewer than two pairs, different lengths, or a value that is not positive and finite.
     """
-    logs_a, logs_b = _logs(a), _logs(b)
-    if logs_a.size != logs_b.size:
-        raise ValueError(f"pairs are needed, found {len(a)} and {len(b)} values")
-    logs = logs_a - logs_b
+    logs = _log_ratios(a, b)
     mean = float(logs.mean())
     spread = float(logs.std(ddof=1)) / math.sqrt(logs.size)
     reach = float(stats.t.ppf((1 + level) / 2, logs.size - 1)) * spread
+    return math.exp(mean), math.exp(mean - reach), math.exp(mean + reach)
+
+
+def trimmed_log_ratio(
+    a: Sequence[float], b: Sequence[float], *, process_spread: float = 0.0, processes: int = 1, level: float = 0.95
+) -> tuple[float, float, float]:
+    """The ratio a/b of paired positive values, some of which were disturbed, with its interval: (ratio, lower, upper).
+
+    The ratio is exp of the 20 % trimmed mean of log(a_i / b_i); the interval is Student's t interval of that mean, with
+    the winsorised standard deviation (Tukey and McLaughlin 1963, "Less vulnerable confidence and significance
+    procedures for location based on a single sample", Sankhya A 25:331-352). A disturbance that lasts for seconds hits
+    one of two blocks or both: few log ratios are far off, on either side, and a plain mean would follow them.
+
+    What all rounds of a pair of processes have in common is no noise of a round. `process_spread`, the standard
+    deviation of the log ratio between pairs of `processes`, is added in quadrature.
+
+    Raises:
+        ValueError: fewer than two pairs, different lengths, or a value that is not positive and finite.
+    """
+    logs = np.sort(_log_ratios(a, b))
+    cut = int(TRIMMED * logs.size)
+    kept = logs[cut : logs.size - cut]
+    spread = float(np.clip(logs, kept[0], kept[-1]).std(ddof=1)) / (kept.size / logs.size * math.sqrt(logs.size))
+    spread = math.hypot(spread, process_spread / math.sqrt(processes))
+    mean, reach = float(kept.mean()), float(stats.t.ppf((1 + level) / 2, kept.size - 1)) * spread
     return math.exp(mean), math.exp(mean - reach), math.exp(mean + reach)
 
 
@@ -113,6 +138,13 @@ def unpaired_log_ratio(a: Sequence[float], b: Sequence[float], level: float = 0.
     interval = found.confidence_interval(level)
     mean = float(np.mean(_logs(a)) - np.mean(_logs(b)))
     return math.exp(mean), math.exp(float(interval.low)), math.exp(float(interval.high))
+
+
+def _log_ratios(a: Sequence[float], b: Sequence[float]) -> npt.NDArray[np.float64]:
+    logs_a, logs_b = _logs(a), _logs(b)
+    if logs_a.size != logs_b.size:
+        raise ValueError(f"pairs are needed, found {len(a)} and {len(b)} values")
+    return logs_a - logs_b
 
 
 def _logs(values: Sequence[float]) -> npt.NDArray[np.float64]:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.bench.contest import Protocol
+from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bundle.read import is_bundle
 from vitdeploy.errors import InputError, MissingFileError
 from vitdeploy.models.source import Source

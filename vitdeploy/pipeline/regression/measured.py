@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.bench.contest import Protocol
+from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.pipeline.comparison import verify_subjects
 from vitdeploy.pipeline.measure import measure

@@ -1,0 +1,125 @@
+"""Is `vitdeploy bench` to be trusted here? The same engine against itself, and against itself slowed down by 5 %.
+
+    python benchmarks/protocol.py --work DIR --minutes 8        as often as you like: it goes on where it stopped
+    python benchmarks/protocol.py --work DIR --minutes 0        what was found so far
+
+Each contest is one `vitdeploy bench --scenario single` of three: an engine, the same again, and the same in a process
+that waits for 5 % of each query's own time. The protocol holds where it says "no difference" of the first two, and
+"slower" of the third, at least 90 times in 100. Measure on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.bench.contest import engine_contestant, run_contest
+from vitdeploy.bench.percentiles import nearest_rank
+from vitdeploy.bench.protocol import Protocol
+from vitdeploy.bench.results import Contest
+from vitdeploy.bench.summary import rows
+from vitdeploy.bundle.read import read_bundle
+from vitdeploy.pipeline.measure import ratios
+from vitdeploy.verify.intervals import wilson
+
+MODEL = "vit_tiny_patch16_224"
+TARGETS = ("openvino-cpu", "onnxruntime-cpu")
+SLOWDOWN = 0.05
+ENGINE, AGAIN, SLOWED = "engine", "the same", "slowed"
+WORKER = Path(__file__).with_name("slowed_worker.py")
+RESULTS = "contests.jsonl"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True, help="folder for the engines and the results")
+    parser.add_argument("--minutes", type=float, default=8.0, help="begin no contest after so many minutes")
+    parser.add_argument("--duration", type=float, default=Protocol().duration, help="as of vitdeploy bench")
+    options = parser.parse_args()
+    protocol = Protocol(("single",), (1,), duration=options.duration)
+    bundles = {target: compiled(options.work, target) for target in TARGETS}
+    results = options.work / RESULTS
+    deadline = time.monotonic() + 60 * options.minutes
+    for target in itertools.cycle(TARGETS):
+        if time.monotonic() >= deadline:
+            break
+        found = hold(bundles[target], protocol)
+        with results.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"target": target, **found}) + "\n")
+        print(f"{target}: {said(found)}", flush=True)
+    print("\n".join(table([json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()])))
+
+
+def compiled(work: Path, target: str) -> Path:
+    """A bundle of the model with seeded weights, made once."""
+    graph, bundle = work / "graph", work / target
+    for out, arguments in ((graph, ("export", MODEL)), (bundle, ("compile", graph, "--target", target))):
+        if not out.exists():
+            subprocess.run(
+                [sys.executable, "-m", "vitdeploy.cli.main", *map(str, arguments), "-o", str(out)], check=True
+            )
+    return bundle
+
+
+def hold(bundle: Path, protocol: Protocol) -> dict[str, Any]:
+    """One contest: what was said of the two pairs, and what it was said by."""
+    engine = read_bundle(bundle).engines[0]
+    plain = [engine_contestant(engine, bundle, name) for name in (ENGINE, AGAIN)]
+    slowed = dataclasses.replace(
+        plain[0],
+        artifact=SLOWED,
+        argv=(sys.executable, str(WORKER)),
+        request={**plain[0].request, "slowdown": SLOWDOWN},
+    )
+    start = time.monotonic()
+    contest = run_contest([*plain, slowed], protocol)
+    return {
+        "seconds": round(time.monotonic() - start, 1),
+        "ratios": ratios(contest, [(AGAIN, ENGINE), (SLOWED, ENGINE)]),
+        "flags": {row["artifact"]: row["flags"] for row in rows(contest)},
+        "rounds": _rounds(contest),
+    }
+
+
+def _rounds(contest: Contest) -> dict[str, Any]:
+    """Of every round its process, and the 0th, 10th, 25th and 50th percentile of its latencies in ms."""
+    return {
+        entry.artifact: [
+            (block.process, *(round(nearest_rank(block.latencies_ms, percent), 4) for percent in (0, 10, 25, 50)))
+            for block in entry.rounds["single"]
+        ]
+        for entry in contest.entries
+    }
+
+
+def said(found: dict[str, Any]) -> str:
+    texts = [
+        f"{each['a']} {each['ratio']:.3f} [{each['ci95'][0]:.3f}, {each['ci95'][1]:.3f}] {each['verdict']}"
+        for each in found["ratios"]
+    ]
+    return f"{'; '.join(texts)}; {found['seconds']:.0f} s"
+
+
+def table(contests: Sequence[dict[str, Any]]) -> list[str]:
+    """How often the right thing was said, with Wilson's 95 % interval, for each target and for all."""
+    lines = []
+    for target in (*TARGETS, "all"):
+        mine = [each for each in contests if target in (each["target"], "all")]
+        for index, (what, right) in enumerate((("quiet on the same", "no difference"), ("finds 5 %", "slower"))):
+            hits = sum(each["ratios"][index]["verdict"] == right for each in mine)
+            if mine:
+                low, high = wilson(hits, len(mine))
+                lines.append(f"{target:<16} {what:<18} {hits} of {len(mine)} [{100 * low:.0f} %, {100 * high:.0f} %]")
+    return lines
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""How a contest is run: its scenarios, rounds, blocks and processes, as plain data."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["single", "offline", "server", "sustain"]
+
+WANTED = "single, offline, server:QPS such as server:50, or sustain:TIME such as sustain:10m"
+UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+LONGEST_SECONDS, MOST_QPS = 24 * 3600.0, 1e6
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """One way to query, as MLPerf names them. `value`: queries a second ("server"), seconds ("sustain"), else 0."""
+
+    kind: Kind
+    value: float = 0.0
+
+    @property
+    def spread(self) -> bool:
+        """Whether its rounds may be spread over processes; the others are one long run."""
+        return self.kind in ("single", "offline")
+
+
+def parse_scenario(text: str) -> Scenario:
+    """The scenario of a text such as "single", "server:50" or "sustain:10m" (s, m, h; seconds without a unit).
+
+    Raises:
+        ValueError: no such scenario, or a number out of bounds.
+    """
+    if text == "single":
+        return Scenario("single")
+    if text == "offline":
+        return Scenario("offline")
+    match = re.fullmatch(r"(server|sustain):(\d+(?:\.\d+)?)([smh]?)", text)
+    if match is None or (match[1] == "server" and match[3]):
+        raise ValueError(f"scenario {text!r}: wanted {WANTED}")
+    number = float(match[2])
+    if match[1] == "server":
+        if not 0 < number <= MOST_QPS:
+            raise ValueError(f"scenario {text!r}: wanted a rate above 0, at most {MOST_QPS:,.0f} queries a second")
+        return Scenario("server", number)
+    seconds = number * UNITS[match[3] or "s"]
+    if not 3 <= seconds <= LONGEST_SECONDS:
+        raise ValueError(f"scenario {text!r}: wanted between 3 seconds and 24 hours")
+    return Scenario("sustain", seconds)
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a contest is run. All durations are in seconds.
+
+    `scenarios`: see `parse_scenario`. `batch`: the last is for "offline", the first for all others. `duration` is per
+    artifact and scenario, measured in blocks of `block_seconds`, in at least `min_rounds` rounds, in `processes` fresh
+    processes of each artifact one after the other. `warmup` is the least per process and batch; it goes on until block
+    medians are steady within 2 %, at most three times as long. `threads` 0 is each runtime's own choice. `timeout` is
+    the longest that a worker may take for one answer.
+    """
+
+    scenarios: tuple[str, ...] = ("single", "offline")
+    batch: tuple[int, ...] = (1, 8)
+    duration: float = 10.0
+    block_seconds: float = 0.5
+    min_rounds: int = 12
+    warmup: float = 0.5
+    threads: int = 0
+    timeout: float = 600.0
+    processes: int = 3
+
+    def __post_init__(self) -> None:
+        if not self.scenarios or len(set(self.scenarios)) < len(self.scenarios):
+            raise ValueError(f"scenarios {self.scenarios}: wanted at least one, each once")
+        if not self.batch or min(self.batch) < 1:
+            raise ValueError(f"batch {self.batch}: wanted at least one size, each at least 1")
+        if self.processes < 1:
+            raise ValueError(f"processes {self.processes}: wanted at least 1")
+        for text in self.scenarios:
+            parse_scenario(text)
+
+    @classmethod
+    def of_singles(cls, block_seconds: float, warmup: float, rounds: int = min_rounds, batch: int = 1) -> Protocol:
+        """Latency alone, in so many rounds of short blocks in one process: for searches, which compare many engines."""
+        return cls(("single",), (batch,), 0, block_seconds, rounds, warmup, processes=1)
+
+    @property
+    def rounds(self) -> int:
+        return max(self.min_rounds, math.ceil(self.duration / self.block_seconds))
+
+    @property
+    def starts(self) -> int:
+        """How many processes of each artifact are started: where no rounds are spread over them, two, for the second
+        load."""
+        spread = any(parse_scenario(text).spread for text in self.scenarios)
+        return min(self.processes, self.rounds if spread else 2)
+
+    def rounds_of(self, process: int) -> int:
+        """How many of the rounds are the process's, of those numbered from 0; 0 where there are fewer rounds."""
+        return self.rounds // self.processes + (process < self.rounds % self.processes)
+
+    def batch_of(self, scenario: str) -> int:
+        return self.batch[-1] if scenario == "offline" else self.batch[0]
+
+    def batches(self) -> list[int]:
+        """The batch sizes that the scenarios need, each once."""
+        return list(dict.fromkeys(self.batch_of(scenario) for scenario in self.scenarios))

@@ -1,0 +1,97 @@
+"""What a bench found, for people: one line an artifact, then what stands beside latency, then the comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vitdeploy.cli.console import human_bytes, interval
+
+Row = Mapping[str, Any]
+STAGES = ("decode", "preprocess", "copy_in", "execute", "copy_out", "infer", "postprocess")
+
+
+def bench_lines(found: Mapping[str, Any]) -> list[str]:
+    """The tables of a bench, as `pipeline.comparison.bench_subjects` gives it."""
+    results: Sequence[Row] = found["results"]
+    lines = _latencies(results)
+    for row in results:
+        lines += [f"{row['artifact']}: {text}" for text in _special(row["scenarios"])]
+    lines += _sides(results)
+    for row in results:
+        if row["stages_ms"] is not None:
+            lines.append(f"{row['artifact']}: {_stages(row['stages_ms'])}")
+    lines += [
+        f"{ratio['metric']} {ratio['a']} / {ratio['b']}: {interval(ratio['ratio'], ratio['ci95'], 3)}: "
+        f"{ratio['verdict']}"
+        for ratio in found["ratios"]
+    ]
+    return [*lines, *found["remarks"]]
+
+
+def claim(percentile: Mapping[str, Any], digits: int = 3) -> str:
+    """A percentile as it may be claimed: ">=" where too few queries were measured for more than that."""
+    if percentile["value"] is None:
+        return "-"
+    return f"{'>=' if percentile['at_least'] else ''}{percentile['value']:.{digits}f}"
+
+
+def claims_of(row: Row) -> Sequence[Mapping[str, Any]]:
+    """The percentiles of the scenario that a row's latency is of."""
+    scenarios = row["scenarios"]
+    found: Sequence[Mapping[str, Any]] = scenarios.get("single", next(iter(scenarios.values())))["percentiles"]
+    return found
+
+
+def _latencies(results: Sequence[Row]) -> list[str]:
+    wide = max(len(row["artifact"]) for row in results) + 2
+    names = [f"{each['name']} ms" for each in claims_of(results[0])]
+    lines = [f"{'artifact':<{wide}}{''.join(f'{name:>11}' for name in [*names, 'mean ms', 'images/s'])}  flags"]
+    for row in results:
+        cells = [*map(claim, claims_of(row)), f"{row['latency_ms']['mean']:.3f}", f"{row['throughput']:.1f}"]
+        lines.append(
+            f"{row['artifact']:<{wide}}{''.join(f'{cell:>11}' for cell in cells)}  {' '.join(row['flags'])}".rstrip()
+        )
+    return lines
+
+
+def _special(scenarios: Mapping[str, Any]) -> list[str]:
+    """What "server" and "sustain" have to say beside percentiles."""
+    lines = []
+    for name, found in scenarios.items():
+        if "offered" in found:
+            latencies = ", ".join(f"{each['name']} {claim(each)}" for each in found["percentiles"])
+            left = f", {found['unanswered']} left waiting" if found["unanswered"] else ""
+            lines.append(
+                f"{name}: {latencies} ms from arrival; answered {found['throughput']:.4g} of {found['offered']:g} "
+                f"a second, busy {100 * found['busy']:.0f} % of the time{left}"
+            )
+        if "bins" in found:
+            lines.append(
+                f"{name}: {found['first']:.1f} images/s at first, {found['last']:.1f} at last "
+                f"({found['last_over_first']:.3f})"
+            )
+    return lines
+
+
+def _sides(results: Sequence[Row]) -> list[str]:
+    """Loading, memory and energy."""
+    wide = max(len(row["artifact"]) for row in results) + 2
+    lines = [f"{'artifact':<{wide}}{'load s':>9}{'again s':>9}{'first ms':>10}{'peak memory':>13}  energy an image"]
+    for row in results:
+        again, memory = row["warm_load_seconds"], row["peak_memory_bytes"]
+        joules, source = row["energy"]["joules_per_image"], row["energy"]["source"]
+        lines.append(
+            f"{row['artifact']:<{wide}}{row['load_seconds']:>9.2f}{'' if again is None else format(again, '.2f'):>9}"
+            f"{row['first_inference_ms']:>10.2f}{'unknown' if memory is None else human_bytes(memory):>13}"
+            f"  {source if joules is None else f'{joules:.3g} J ({source})'}"
+        )
+    return lines
+
+
+def _stages(stages: Mapping[str, Any]) -> str:
+    parts = ", ".join(f"{name} {stages[name]:.2f}" for name in STAGES if name in stages)
+    return (
+        f"from a uint8 image of 640x480 to the answer {stages['end_to_end']:.2f} ms "
+        f"(p90 {stages['end_to_end_p90']:.2f}); stages in ms: {parts}; copies {stages['copies']}"
+    )
