@@ -100,6 +100,17 @@ def test_what_is_lost_is_found(tmp_path, candidate, check, reason):
     assert statuses[check] == "fail"
 
 
+def test_an_engine_of_the_same_files_loses_nothing(tmp_path):
+    same = a_report()
+    same["provenance"]["files"] = [{"path": f"compile/{ENGINE}/graph.onnx", "sha256": "ab" * 32, "bytes": 9}]
+    document, gate = compared(tmp_path, same, same, Limits(0.0, None))
+    assert gate.status == "pass" and document["engines"][0]["accuracy"]["how"] == "same files"
+    other = copy.deepcopy(same)
+    other["provenance"]["files"][0]["sha256"] = "cd" * 32
+    document, gate = compared(tmp_path, same, other, Limits(0.0, None))
+    assert gate.status == "undecided" and document["engines"][0]["accuracy"]["how"] == "recorded"
+
+
 def test_what_is_gained_passes(tmp_path):
     document, gate = compared(tmp_path, a_report(), a_report(right=9500, milliseconds=1.0))
     assert gate.status == "pass"

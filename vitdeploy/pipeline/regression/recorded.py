@@ -48,8 +48,18 @@ class RecordedData(_Part):
     evaluation: str
 
 
+class RecordedFile(_Part):
+    path: str
+    sha256: str
+
+
 class RecordedProvenance(_Part):
     data: RecordedData
+    files: list[RecordedFile] = []
+
+    def of_engine(self, artifact: str) -> dict[str, str]:
+        """The digests of what an engine was compiled to, by path."""
+        return {each.path: each.sha256 for each in self.files if each.path.startswith(f"compile/{artifact}/")}
 
 
 class RecordedReport(_Part):

@@ -57,12 +57,17 @@ def _accuracy(baseline: RecordedReport, candidate: RecordedReport, pair: Pair) -
         return None
     if baseline.provenance.data != candidate.provenance.data:
         return None
-    interval = None
+    interval: tuple[float, float] | None = None
     if baseline.task in SHARES:
         right = round(a.value * a.n / 100), round(b.value * b.n / 100)
-        interval = tuple(100 * bound for bound in unpaired_difference(right[0], a.n, right[1], b.n))
+        low, high = unpaired_difference(right[0], a.n, right[1], b.n)
+        interval = (100 * low, 100 * high)
+    files = baseline.provenance.of_engine(pair.baseline)
+    same = bool(files) and files == candidate.provenance.of_engine(pair.candidate)
+    if same:  # nothing can be lost
+        interval = (0.0, 0.0)
     return {
-        "how": "recorded",
+        "how": "same files" if same else "recorded",
         "n": a.n,
         "metric": a.metric,
         "baseline": a.value,
