@@ -178,9 +178,9 @@ class Client:
             Interrupted: `cancelled` was set.
         """
         name = self.device.name
-        status = self._status("status", job.digest)
+        status = self.ask_status("status", job.digest)
         if status.state in ("lost", "stopped"):  # of a command that nobody heard the end of
-            status = self._status("remove", job.digest)
+            status = self.ask_status("remove", job.digest)
         if status.state == "absent":
             tell(f"{name}: send", 0, 1)
             self.job = job.digest
@@ -192,7 +192,7 @@ class Client:
         status = self._follow(job, tell)
         if status.state != "done":
             with contextlib.suppress(DeviceError):
-                self._status("remove", job.digest)
+                self.ask_status("remove", job.digest)
             self.job = None
             how = {"lost": "was lost", "stopped": "was stopped", "absent": "is not there any more"}[status.state]
             raise DeviceError(
@@ -204,7 +204,7 @@ class Client:
             return self.patiently(lambda: self._fetch(job, folder), tell)
         finally:
             with contextlib.suppress(DeviceError, UnsafeError):
-                self._status("remove", job.digest)
+                self.ask_status("remove", job.digest)
             self.job = None
 
     def _send(self, job: Job, paths: list[Path]) -> Status:
@@ -212,7 +212,7 @@ class Client:
         timeout = ANSWER_SECONDS + size / 100e3  # slower than any network that is worth it
         return check_status(self.ask(Status, "submit", send=message(encode(job), paths), timeout=timeout))
 
-    def _status(self, verb: str, *arguments: str, timeout: float = ANSWER_SECONDS) -> Status:
+    def ask_status(self, verb: str, *arguments: str, timeout: float = ANSWER_SECONDS) -> Status:
         return check_status(self.ask(Status, verb, *arguments, timeout=timeout))
 
     def _follow(self, job: Job, tell: Tell) -> Status:
@@ -221,7 +221,7 @@ class Client:
         while True:
             look = seconds
             status = self.patiently(
-                lambda: self._status("wait", job.digest, f"{look:g}", timeout=look + ANSWER_SECONDS),  # noqa: B023
+                lambda: self.ask_status("wait", job.digest, f"{look:g}", timeout=look + ANSWER_SECONDS),  # noqa: B023
                 tell,
             )
             if status.state not in ("queued", "running"):
@@ -278,8 +278,8 @@ class Client:
         if digest is None:
             return f"{name}: nothing was begun"
         try:
-            self._status("stop", digest)
-            self._status("remove", digest)
+            self.ask_status("stop", digest)
+            self.ask_status("remove", digest)
         except (DeviceError, UnsafeError):
             return f"{name}: cannot be reached, so its job goes on; the same command fetches the result later"
         return f"{name}: the job was stopped"
