@@ -12,6 +12,7 @@ from vitdeploy.cli.console import Console, output_options
 from vitdeploy.cli.on import on_option
 
 if TYPE_CHECKING:
+    from vitdeploy.compile.tensorrt import BuildOptions
     from vitdeploy.spec import Manifest
 
 
@@ -83,7 +84,14 @@ def command(
 
 
 def _compile_on(
-    console: Console, on: str, file: Path, target: str, batch: int | None, precision: str | None, out: Path
+    console: Console,
+    on: str,
+    file: Path,
+    target: str,
+    batch: int | None,
+    precision: str | None,
+    out: Path,
+    build: BuildOptions | None,
 ) -> Manifest:
     import tempfile
 
@@ -102,5 +110,7 @@ def _compile_on(
         placed.mkdir()
         made.mkdir()
         graphs = place_graphs(file, target, precision, placed)
-        engine = compile_on(str(file), graphs, batch, devices[0], made, console.progress, console.note)
+        engine = compile_on(
+            str(file), graphs, batch, devices[0], made, build=build, progress=console.progress, note=console.note
+        )
         return bundle_of(graphs, engine, made, out)

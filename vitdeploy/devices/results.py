@@ -126,18 +126,19 @@ def check_engine(device: str, engine: EngineSpec, asked: Placed) -> EngineSpec:
         raise refuse(device, "the engine of something else than was sent", facts, wanted)
     if asked.plan is not None and engine == asked.plan:
         return engine
-    for part in engine.parts or (engine,):
-        home = "" if part is engine else f"{part.part}/"
-        names = {name.removeprefix(home) for name in (part.graph, *part.files)}
-        graphs = {graph.file.rpartition("/")[2] for graph in asked.graphs}
-        odd = names - PRODUCTS - {"graph.onnx"} - {f"{name}.data" for name in graphs}
-        if odd or set(part.options) - ENGINE_OPTIONS or not part.inputs or not part.outputs:
-            raise refuse(device, "an engine that is not allowed", ", ".join(sorted(odd)) or part.options)
-    listed = {name for part in engine.parts for name in part.files}
-    if [part.part for part in engine.parts] != [graph.part for graph in asked.graphs if engine.parts] or (
-        listed and listed != set(engine.files)
-    ):
-        raise refuse(device, "an engine of other parts", [part.part for part in engine.parts])
+    parts = [graph.part for graph in asked.graphs] if len(asked.graphs) > 1 else []
+    if [part.part for part in engine.parts] != parts or not engine.inputs or not engine.outputs:
+        raise refuse(device, "an engine of other parts", [part.part for part in engine.parts], parts)
+    # Compilers leave each graph's weights beside it, under the name that the graph has for them.
+    own = {"graph.onnx", *PRODUCTS, *(f"{graph.file.rpartition('/')[2]}.data" for graph in asked.graphs)}
+    allowed = {f"{part}/{name}" for part in parts for name in own} if parts else own
+    named = {name for part in (engine, *engine.parts) for name in (part.graph, *part.files)}
+    options = {name for part in (engine, *engine.parts) for name in part.options}
+    if named - allowed or options - ENGINE_OPTIONS:
+        odd = sorted([*(named - allowed), *(options - ENGINE_OPTIONS)])
+        raise refuse(device, "an engine that is not allowed", ", ".join(odd), "the files and options of its target")
+    if parts and {name for part in engine.parts for name in part.files} != set(engine.files):
+        raise refuse(device, "an engine whose parts have other files", ", ".join(engine.files))
     if any(count < 0 for count in engine.kernels.values()):
         raise refuse(device, "an engine with a negative number of kernels", engine.kernels)
     return engine

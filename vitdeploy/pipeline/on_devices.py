@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from vitdeploy.bench.contest import Protocol
+from vitdeploy.compile.tensorrt import BuildOptions
 from vitdeploy.devices.client import Client
 from vitdeploy.devices.registry import Device
 from vitdeploy.devices.results import check_contest, product_files, reported
@@ -24,6 +25,7 @@ from vitdeploy.pipeline.measure import summarise
 from vitdeploy.pipeline.placing import PlacedGraphs
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.sendable import Sendable, placed_shipment
+from vitdeploy.pipeline.stages.compile import check_batch
 from vitdeploy.pipeline.subjects import Subject
 from vitdeploy.pipeline.tasks.kit import DataChoice
 from vitdeploy.runtime.weight_bits import weight_remarks
@@ -33,6 +35,7 @@ from vitdeploy.verify.gate import Gate
 
 T = TypeVar("T")
 Note = Callable[[str], None]
+REBUILT = "{} was built anew there, of the bundle's graph: its plan is not of that user and that machine."
 # What is worst, for the exit code of a command of which parts failed.
 WORST = (1, 3, 2, 4, 5)
 
@@ -94,6 +97,8 @@ def bench_on(
         measured = [name for name in names if name in result.engines]
         contest = check_contest(device, result.contest, protocol, measured)
         found = summarise(contest, [(name, measured[-1]) for name in measured[:-1]])
+        plans = {placed.name: placed.plan for placed in job.artifacts}
+        rebuilt = [REBUILT.format(name) for name in measured if plans[name] not in (None, result.engines[name])]
         errors = [reported(device, failure) for failure in result.left_out]
         remarks = [
             text for name in measured for text in weight_remarks(result.engines[name], result.host.get("isa", ""))
@@ -103,7 +108,11 @@ def bench_on(
             "host": result.host,
             "engines": {name: encode(engine) for name, engine in result.engines.items()},
             "left_out": [error.to_dict() for error in errors],
-            "remarks": [*remarks, *(f"left out: {error.message}; {error.fix or error.found}" for error in errors)],
+            "remarks": [
+                *rebuilt,
+                *remarks,
+                *(f"left out: {error.message}; {error.fix or error.found}" for error in errors),
+            ],
         }
 
     return on_all(devices, work, note)
@@ -150,16 +159,22 @@ def compile_on(
     batch: int | None,
     device: Device,
     folder: Path,
+    *,
+    build: BuildOptions | None,
     progress: Progress,
     note: Note,
 ) -> EngineSpec:
     """The engine of placed graphs, made by a device; its files are in `folder`, which is new and empty.
 
     Raises:
+        TargetError: a fixed batch that is another one.
         VitdeployError: the device cannot be reached, or cannot make it.
     """
+    graphs.check_build(build)
+    for graph, spec in graphs.graphs.values():
+        check_batch(graph, spec, batch or graphs.batch)
     shipment = placed_shipment(name, graphs, batch or graphs.batch)
-    job, files = make_job("compile", [shipment], {})
+    job, files = make_job("compile", [shipment], {} if build is None else {"build": encode(build)})
     (outcome,) = on_all([device], lambda client: client.run(job, files, folder, progress), note)
     if outcome.error is not None:
         raise outcome.error

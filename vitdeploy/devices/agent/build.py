@@ -12,6 +12,7 @@ from vitdeploy.compile.engine import compile_engine
 from vitdeploy.compile.parts import joined, within
 from vitdeploy.compile.tensorrt import BuildOptions
 from vitdeploy.devices.agent.documents import Placed
+from vitdeploy.runtime.tensorrt_identity import differences, fingerprint
 from vitdeploy.runtime.trust import is_trusted
 from vitdeploy.spec import EngineSpec, decode
 
@@ -26,7 +27,7 @@ def make_engine(
     Raises:
         VitdeployError: as `compile_engine`; a MissingPackageError where the target's runtime is not here.
     """
-    if placed.plan is not None and all(is_trusted(file_sha256(job / file)) for file in _plans(placed.plan)):
+    if placed.plan is not None and _loads_here(placed.plan, job):
         return placed.plan, job
     build = decode(BuildOptions, options["build"]) if options.get("build") else None
     parts = []
@@ -48,5 +49,6 @@ def make_engine(
     return dataclasses.replace(whole, weight_bits=placed.weight_bits), out
 
 
-def _plans(engine: EngineSpec) -> list[str]:
-    return [file for file in engine.files if file.endswith(".plan")]
+def _loads_here(plan: EngineSpec, job: Path) -> bool:
+    """Whether this user has built the plan, on a machine like this one."""
+    return is_trusted(file_sha256(job / plan.files[0])) and not differences(plan.device, fingerprint())
