@@ -344,7 +344,13 @@ def _decode_dataclass(cls: type, data: Any, path: str, problems: list[str]) -> A
             problems.append(f"{path}.{f.name}: missing")
     known = {f.name for f in dataclasses.fields(cls)}
     problems.extend(f"{path}.{key}: unknown field" for key in data if key not in known)
-    return cls(**values) if len(problems) == before else None
+    if len(problems) > before:
+        return None
+    try:
+        return cls(**values)
+    except ValueError as error:  # of a check of its own
+        problems.append(f"{path}: {error}")
+        return None
 
 
 def _expect(fits: bool, data: Any, path: str, wanted: str, problems: list[str]) -> Any:

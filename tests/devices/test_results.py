@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from vitdeploy.bench.contest import Contest, Protocol
+from vitdeploy.bench.protocol import Protocol
+from vitdeploy.bench.results import Contest
 from vitdeploy.devices.agent.documents import FORMAT, Job, Placed, PlacedGraph, Result, Status
 from vitdeploy.devices.results import check_contest, check_result, check_status, parse
 from vitdeploy.errors import CapabilityError, DeviceResultError, MissingPackageError
@@ -123,6 +124,7 @@ def test_measurements_go_over_the_wire_unchanged():
         {"seconds": -1.0},
         {"seconds": None},
         {"batch": 3},
+        {"process": 3},
     ],
 )
 def test_impossible_measurements_are_refused(changes):
@@ -134,6 +136,8 @@ def test_measurements_of_something_else_are_refused():
     for names, protocol in ((["other"], PROTOCOL), (["small"], Protocol(threads=4, duration=0.0, min_rounds=2))):
         with pytest.raises(DeviceResultError):
             check_contest("board", contest(), protocol, names)
+    with pytest.raises(DeviceResultError, match="do not fit"):
+        check_contest("board", {**contest(), "protocol": {**encode(PROTOCOL), "batch": [0]}}, PROTOCOL, ["small"])
     less = contest()
     less["entries"][0]["rounds"]["single"].pop()
     with pytest.raises(DeviceResultError, match="rounds of single"):

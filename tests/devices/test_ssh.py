@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import command_line
-from vitdeploy.bench.contest import Protocol
+from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.devices import client as client_module
 from vitdeploy.devices.agent.documents import flat

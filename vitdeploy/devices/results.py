@@ -6,7 +6,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from vitdeploy.bench.contest import Contest, Protocol
+from vitdeploy.bench.contest import BIN_SECONDS
+from vitdeploy.bench.protocol import Protocol, parse_scenario
+from vitdeploy.bench.results import Contest, Entry
 from vitdeploy.bundle.read import ENGINE_OPTIONS
 from vitdeploy.compile.openvino import IR_FILES
 from vitdeploy.compile.tensorrt import LAYERS_FILE, PLAN_FILE
@@ -163,20 +165,24 @@ def check_contest(device: str, document: Any, protocol: Protocol, names: list[st
     return cleaned
 
 
-def _check_entry(device: str, entry: Any, protocol: Protocol) -> None:
+def _check_entry(device: str, entry: Entry, protocol: Protocol) -> None:
     times = [entry.load_seconds, entry.first_inference_ms / 1e3]
-    if list(entry.rounds) != list(protocol.scenarios):
+    if sorted(entry.rounds) != sorted(protocol.scenarios):
         raise refuse(device, "measurements of other scenarios", ", ".join(entry.rounds), ", ".join(protocol.scenarios))
-    for scenario, rounds in entry.rounds.items():
-        if len(rounds) != protocol.rounds or {block.batch for block in rounds} != {protocol.batch_of(scenario)}:
-            raise refuse(device, f"{len(rounds)} rounds of {scenario}", wanted=protocol.rounds)
+    for name, rounds in entry.rounds.items():
+        scenario = parse_scenario(name)
+        wanted = round(scenario.value / BIN_SECONDS) if scenario.kind == "sustain" else protocol.rounds
+        if len(rounds) != wanted or {block.batch for block in rounds} != {protocol.batch_of(name)}:
+            raise refuse(device, f"{len(rounds)} rounds of {name}", wanted=wanted)
         for block in rounds:
-            if not block.latencies_ms.size:
-                raise refuse(device, "a block without a query")
-            times += [block.seconds, block.latencies_ms.min() / 1e3, block.latencies_ms.sum() / 1e3 / 1.01]
-            if block.latencies_ms.sum() / 1e3 > 1.01 * block.seconds:
-                raise refuse(device, "queries that took longer than their block")
-    if not all(0 < seconds <= LONGEST_SECONDS for seconds in times):
-        raise refuse(
-            device, "impossible times", [seconds for seconds in times if not 0 < seconds <= LONGEST_SECONDS][:3]
-        )
+            if not 0 <= block.process < protocol.processes:
+                raise refuse(device, "a block of a process that was not asked for", block.process, protocol.processes)
+            latencies = block.latencies_ms / 1e3
+            times += [block.seconds, *latencies.tolist()]
+            if scenario.kind == "server":
+                continue  # queries may wait since before their block, and there may be none
+            if not latencies.size or latencies.sum() > 1.01 * block.seconds:
+                raise refuse(device, "a block without a query, or with queries that took longer than it")
+    impossible = [seconds for seconds in times if not 0 < seconds <= LONGEST_SECONDS]
+    if impossible or any(not 0 <= time < LONGEST_SECONDS * 1e3 for each in entry.stages_ms.values() for time in each):
+        raise refuse(device, "impossible times", impossible[:3])

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from vitdeploy.bench.contest import Protocol
+from vitdeploy.bench.protocol import Protocol
 from vitdeploy.compile.tensorrt import BuildOptions
 from vitdeploy.devices.client import Client
 from vitdeploy.devices.registry import Device
@@ -26,7 +26,7 @@ from vitdeploy.pipeline.placing import PlacedGraphs
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.sendable import Sendable, placed_shipment
 from vitdeploy.pipeline.stages.compile import check_batch
-from vitdeploy.pipeline.subjects import Subject
+from vitdeploy.pipeline.subjects import Subject, image_request
 from vitdeploy.pipeline.tasks.kit import DataChoice
 from vitdeploy.runtime.weight_bits import weight_remarks
 from vitdeploy.spec import Budget, EngineSpec, encode
@@ -80,12 +80,20 @@ def on_all(devices: Sequence[Device], work: Callable[[Client], T], note: Note) -
 
 
 def bench_on(
-    sendables: Sequence[Sendable], protocol: Protocol, devices: Sequence[Device], progress: Progress, note: Note
+    sendables: Sequence[Sendable],
+    protocol: Protocol,
+    percents: Sequence[float],
+    devices: Sequence[Device],
+    progress: Progress,
+    note: Note,
 ) -> list[Outcome[dict[str, Any]]]:
     """For each device what `bench_subjects` gives, with "host", "engines" (as they were made there) and "left_out"."""
     names = unique([sendable.name for sendable in sendables])
     shipments = [
-        dataclasses.replace(each.shipment, placed=dataclasses.replace(each.shipment.placed, name=name))
+        dataclasses.replace(
+            each.shipment,
+            placed=dataclasses.replace(each.shipment.placed, name=name, images=image_request(each.setting)),
+        )
         for each, name in zip(sendables, names, strict=True)
     ]
     job, files = make_job("bench", shipments, {"protocol": encode(protocol)})
@@ -96,7 +104,7 @@ def bench_on(
             result = client.run(job, files, Path(folder), progress)
         measured = [name for name in names if name in result.engines]
         contest = check_contest(device, result.contest, protocol, measured)
-        found = summarise(contest, [(name, measured[-1]) for name in measured[:-1]])
+        found = summarise(contest, [(name, measured[-1]) for name in measured[:-1]], percents)
         plans = {placed.name: placed.plan for placed in job.artifacts}
         rebuilt = [REBUILT.format(name) for name in measured if plans[name] not in (None, result.engines[name])]
         errors = [reported(device, failure) for failure in result.left_out]

@@ -34,7 +34,8 @@ class PlacedGraph:
 class Placed:
     """A placement: what `compile.engine.compile_engine` takes. An encoder-decoder has two graphs and its `sequence`.
 
-    `plan` is the engine that a device made of it before, whose files are in the job too.
+    `plan` is the engine that a device made of it before, whose files are in the job too. `images`: what a bench measures
+    the way from an image to its answer with, see `bench.stages.ImageStages`.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Placed:
     sequence: SequenceSpec | None = None
     weight_bits: WeightBits | None = None
     plan: EngineSpec | None = None
+    images: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from vitdeploy.bench.contest import Protocol, engine_contestant, run_contest
+from vitdeploy.bench.contest import engine_contestant, run_contest
+from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bundle.read import file_sha256
 from vitdeploy.devices.agent.build import make_engine
 from vitdeploy.devices.agent.documents import FORMAT, Job, Result
@@ -39,7 +40,7 @@ def _bench(job: Job, folder: Path, products: Path, progress: Progress) -> Result
             errors.append((placed.name, error))
             continue
         engines[placed.name] = engine
-        contestants.append(engine_contestant(engine, home, placed.name))
+        contestants.append(engine_contestant(engine, home, placed.name, images=placed.images))
     if not contestants:
         raise errors[0][1]
     contest = run_contest(contestants, decode(Protocol, job.options["protocol"]), progress)
