@@ -34,8 +34,8 @@ class PlacedGraph:
 class Placed:
     """A placement: what `compile.engine.compile_engine` takes. An encoder-decoder has two graphs and its `sequence`.
 
-    `plan` is the engine that a device made of it before, whose files are in the job too. `images`: what a bench measures
-    the way from an image to its answer with, see `bench.stages.ImageStages`.
+    `plan` is the engine that a device made of it before, whose files are in the job too. `images`: what a bench needs
+    to measure the way from an image to its answer, see `bench.stages.ImageStages`.
     """
 
     name: str
@@ -120,8 +120,8 @@ class TargetState:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a device is. `sensors` has the first value that each gives,
-    or why there is none; `jobs` what the device does, and what waits for it."""
+    """What a device is. `sensors`: what can be read there while it
+    measures, or why not; `jobs`: what the device does, and what waits for it."""
 
     host: dict[str, str]
     executable: str

@@ -10,19 +10,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+from vitdeploy.bench.energy import EnergyMeter
+from vitdeploy.bench.probes import affinity, clock_mhz, read_text, temperature, throttle_count
 from vitdeploy.devices.agent.documents import Probe, TargetState
 from vitdeploy.devices.agent.turn import tickets
 from vitdeploy.spec import TARGETS, decode
 
 PACKAGES = ("numpy", "pillow", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt", "cuda-python")
-NOT_THERE, NOT_PERMITTED = "not there", "not permitted"
-SENSORS = {
-    "clock": "sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_cur_freq",
-    "governor": "sys/devices/system/cpu/cpu[0-9]*/cpufreq/scaling_governor",
-    "temperature": "sys/class/thermal/thermal_zone*/temp",
-    "energy (RAPL)": "sys/class/powercap/intel-rapl:[0-9]*/energy_uj",
-    "power (INA)": "sys/class/hwmon/hwmon*/curr*_input",
-}
+GOVERNOR = "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
+UNREADABLE = "cannot be read"
 
 
 def probe(root: Path = Path("/")) -> Probe:
@@ -35,7 +31,7 @@ def probe(root: Path = Path("/")) -> Probe:
         targets=targets,
         free_bytes=shutil.disk_usage(Path.home()).free,
         memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        sensors={name: _first(root, pattern) for name, pattern in SENSORS.items()},
+        sensors=_sensors(root),
         power_mode=_power_mode(),
         jobs=tuple(str(ticket["what"]) for _, ticket in tickets()),
     )
@@ -58,15 +54,16 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _first(root: Path, pattern: str) -> str:
-    """What the first readable file says; else whether there are such files at all."""
-    found = NOT_THERE
-    for path in sorted(root.glob(pattern)):
-        try:
-            return path.read_text(encoding="utf-8", errors="replace").strip()[:40]
-        except OSError:
-            found = NOT_PERMITTED
-    return found
+def _sensors(root: Path) -> dict[str, str]:
+    """What `bench` can read of this machine while it measures, as it is now."""
+    mhz, celsius, throttles = clock_mhz(affinity(), root), temperature(root), throttle_count(root)
+    return {
+        "clock": UNREADABLE if mhz is None else f"{mhz:.0f} MHz",
+        "governor": (read_text(root / GOVERNOR) or UNREADABLE).strip()[:40],
+        "temperature": UNREADABLE if celsius is None else f"{celsius:.1f} degrees Celsius",
+        "heat throttling": UNREADABLE if throttles is None else f"{throttles} times since boot",
+        "energy": EnergyMeter(root).source,
+    }
 
 
 def _power_mode() -> str:
