@@ -125,6 +125,8 @@ def command(
         threads=threads,
     )
     if on is not None:
+        if any(value is not None for value in options.values()):
+            raise click.UsageError("--on takes bundles and graphs: leave the options on weights out.")
         _bench_on(console, on, artifacts, target, protocol, percentiles, trust)
         return
     with console, opened(target=target, source=to_source(None, options), trust=trust) as find:

@@ -120,8 +120,8 @@ class TargetState:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a device is. `sensors`: what can be read there while it
-    measures, or why not; `jobs`: what the device does, and what waits for it."""
+    """What a device is. `sensors`: what can be read while it measures, or why not; `jobs`: what it does, and what waits
+    for it."""
 
     host: dict[str, str]
     executable: str

@@ -59,7 +59,8 @@ STOP_SECONDS = 5.0
 def main(agent: str) -> None:
     """Do the command of the arguments; `agent` is the path of the file that this is in."""
     sys.path[:] = [path for path in sys.path if path]  # nothing of the folder that a login starts in
-    os.environ["PYTHONPATH"] = agent  # of measuring and building processes
+    # Of measuring and building processes, also where another vitdeploy is installed.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [agent, os.environ.get("PYTHONPATH")]))
     command, *arguments = sys.argv[1:]
     if command == "run":
         _run(_folder(arguments[0]))
