@@ -93,9 +93,9 @@ def run(client, compile_job, tmp_path):
 
 def wait_until(condition, seconds=30.0):
     deadline = time.monotonic() + seconds
-    while not condition() and time.monotonic() < deadline:
+    while not (found := condition()) and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert condition()
+    assert found
 
 
 def status_file(board):
