@@ -132,7 +132,8 @@ def board(server: Board) -> Iterator[Board]:
     """The device with no job on it; what a test leaves there is ended."""
     yield server
     for job in server.jobs:
-        Client(server.device()).ask_status("stop", job.name)
+        if (job / "status.json").exists():
+            Client(server.device()).ask_status("stop", job.name)
         shutil.rmtree(job, ignore_errors=True)
 
 

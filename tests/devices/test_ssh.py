@@ -15,16 +15,19 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import command_line
+from tests.test_imports import device_python  # noqa: F401  # a Python with numpy and Pillow only
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.devices import client as client_module
-from vitdeploy.devices.agent.documents import flat
+from vitdeploy.devices.agent.documents import FORMAT, Result
 from vitdeploy.devices.client import Client, Interrupted
 from vitdeploy.devices.package import agent_package
+from vitdeploy.devices.registry import Device
 from vitdeploy.errors import DeviceError, DeviceResultError, StorageError
 from vitdeploy.pipeline.on_devices import on_all
 from vitdeploy.pipeline.subjects import compile_bundle
 from vitdeploy.runtime import load
+from vitdeploy.spec import EngineSpec, TensorSpec, encode
 
 QUICK = ("--duration", "0.01", "--warmup", "0")
 
@@ -61,9 +64,17 @@ def bundle(tmp_path_factory, small_export):
 
 @pytest.fixture
 def client(board, monkeypatch):
-    """A client that is quick to try again."""
+    """A client of the board that needs no ssh, and is quick to look again: for what happens on the board itself."""
     monkeypatch.setattr(client_module, "FIRST_RETRY", 0.1)
     monkeypatch.setattr(client_module, "FIRST_LOOK", 0.3)
+    monkeypatch.setenv("HOME", str(board.home))
+    monkeypatch.setenv("TMPDIR", str(board.home / "tmp"))
+    return Client(Device("board", python=sys.executable))
+
+
+@pytest.fixture
+def far(board, client):
+    """The same over ssh."""
     return Client(board.device())
 
 
@@ -103,29 +114,54 @@ def status_file(board):
     return board.jobs[0] / "status.json"
 
 
+def waits_for(status):
+    return json.loads(status.read_text())["detail"]
+
+
+@pytest.fixture
+def finished(client, board, compile_job):
+    """Leave a finished job of the session on the board: the right result, with `changes`."""
+    job = dataclasses.replace(compile_job[0], device=f"board, {sys.executable}")
+    tensors = (TensorSpec("x", "float32", (1,)),)
+    engine = EngineSpec(
+        "onnxruntime-cpu", "fp32", "graph.onnx", ("graph.onnx",), 1, True, "a provider", tensors, tensors
+    )
+
+    def make(changes):
+        folder = board.agent / "jobs" / job.digest / "result"
+        folder.mkdir(parents=True)
+        result = encode(Result(FORMAT, job.digest, {}, {"small": engine}))
+        (folder / "result.json").write_text(json.dumps({**result, **changes}))
+        return folder
+
+    return make
+
+
 # --- what works -------------------------------------------------------------------------------------------------------
 
 
 def test_the_doctor_brings_the_agent_once_and_says_what_works(here, board):
-    found = here("devices", "doctor", "board", "--json").document
+    found = here("devices", "doctor", "lab", "--json").document
     agent = board.agent / agent_package().digest / "agent.pyz"
     assert hashlib.sha256(agent.read_bytes()).hexdigest() == agent_package().digest
     before = agent.stat().st_mtime_ns
     assert found["works"] and found["targets"]["onnxruntime-cpu"]["works"]
     assert found["executable"] == sys.executable and found["free_bytes"] > 0
-    done = here("devices", "doctor", "lab")
-    assert "board is ready" in done.stdout.splitlines()
+    assert Client(board.device()).ask_status("status", "0" * 64).state == "absent"
     assert agent.stat().st_mtime_ns == before
 
 
-def test_bench_on_two_devices_gives_one_document(here, bundle, board):
-    done = here("bench", bundle, "--on", "board,local", *QUICK, "--json")
-    ours, theirs = done.document["devices"]
-    assert (ours["device"], theirs["device"]) == ("board", "local")
-    for found in (ours, theirs):
+def test_bench_on_many_devices_gives_one_document_and_one_that_fails_ends_no_other(here, bundle, board):
+    here("devices", "add", "off", "ssh://board:1", "--ssh-config", board.config())
+    done = here("bench", bundle, "--on", "off,board,local", *QUICK, "--json")
+    off, *measured = json.loads(done.stdout)["devices"]
+    assert (off["device"], off["error"]["code"]) == ("off", "VD4301")
+    assert (done.returncode, "off (ssh://board:1) cannot be reached" in done.stderr) == (4, True)
+    assert [found["device"] for found in measured] == ["board", "local"]
+    for found in measured:
         (row,) = found["results"]
         assert row["provider"] == "CPUExecutionProvider"
-        assert row["latency_ms"]["p50"] > 0 and found["left_out"] == []
+        assert row["latency_ms"]["p50"] > 0 and row["stages_ms"]["end_to_end"] > 0 and found["left_out"] == []
         (engine,) = found["engines"].values()
         assert engine["kernels"]["fp32"] > 0
     assert board.jobs == []
@@ -151,21 +187,18 @@ def test_compile_brings_the_engine_home(here, small_export, bundle, digits, tmp_
         assert ours.predict(image).label == theirs.predict(image).label
 
 
-def test_a_job_that_was_left_there_is_fetched_by_the_same_command(client, compile_job, run, board):
-    job, files = compile_job
-    client.ask_status("status", job.digest)
-    client._send(job, [files[entry.path] for entry in job.files])
-    wait_until(lambda: (board.jobs[0] / "result").is_dir())
+def test_a_job_that_was_left_there_is_fetched_by_the_same_command(finished, run, board):
+    finished({})
     with run() as (told, outcome):
         pass
-    assert outcome[0].engines["small"].provider == "CPUExecutionProvider"
+    assert outcome[0].engines["small"].provider == "a provider"
     assert any("is there already (done)" in text for text, *_ in told)
     assert board.jobs == []
 
 
-def test_the_job_goes_on_while_the_connection_is_gone(run, board):
+def test_the_job_goes_on_while_the_connection_is_gone(run, far, board):
     lock = board.lock()
-    with run() as (told, outcome):
+    with run(far) as (told, outcome):
         status_file(board)
         wait_until(lambda: any("waits for a job of another user" in text for text, *_ in told))
         wait_until(board.drop_connections)
@@ -174,26 +207,25 @@ def test_the_job_goes_on_while_the_connection_is_gone(run, board):
     assert outcome[0].engines["small"].kernels["fp32"] > 0
 
 
-def test_jobs_wait_in_the_order_of_their_arrival(client, compile_job, run, board, tmp_path):
-    lock = board.lock()
-    with run() as (_, outcome):
+def test_jobs_wait_in_the_order_of_their_arrival(client, run, board):
+    with board.lock(), run() as (_, outcome):
         first = status_file(board)
-        before = subprocess.Popen(["sleep", "60"])
+        wait_until(lambda: waits_for(first) == "a job of another user")
         queue = board.agent / "queue"
-        wait_until(lambda: json.loads(first.read_text())["detail"])
         (ticket,) = queue.glob("[0-9]*")
-        # An older ticket, of a living process: ours waits for it, whatever the lock says.
-        mine = json.loads(ticket.read_text())
-        started = int(Path(f"/proc/{before.pid}/stat").read_text().rpartition(")")[2].split()[19])
-        process = {**mine["process"], "pid": before.pid, "started": started}
+        # An older ticket, of a living process: ours waits for that one, whatever the lock says.
+        older = subprocess.Popen(["sleep", "60"])
+        started = int(Path(f"/proc/{older.pid}/stat").read_text().rpartition(")")[2].split()[19])
+        process = {**json.loads(ticket.read_text())["process"], "pid": older.pid, "started": started}
         (queue / "000000000").write_text(json.dumps({"what": "bench of ann@desk", "process": process}))
-        wait_until(lambda: json.loads(first.read_text())["detail"] == "bench of ann@desk")
-        lock.close()
-        time.sleep(0.5)
-        assert not (board.jobs[0] / "result").exists()
-        before.kill()
-        before.wait()
-    assert outcome[0].engines
+        wait_until(lambda: waits_for(first) == "bench of ann@desk")
+        older.kill()
+        older.wait()
+        wait_until(lambda: waits_for(first) == "a job of another user")
+        client.cancelled.set()
+        assert client.stop() == "board: the job was stopped"
+    assert isinstance(outcome[0], Interrupted | DeviceError)
+    assert not list(queue.glob("[0-9]*"))
 
 
 # --- what goes wrong --------------------------------------------------------------------------------------------------
@@ -218,14 +250,6 @@ def test_a_device_that_cannot_be_reached(board, options, message, fix):
     assert caught.value.exit_code == 4
 
 
-def test_one_device_that_fails_does_not_end_the_others(here, board, bundle, tmp_path):
-    here("devices", "add", "off", "ssh://board:1", "--ssh-config", board.config())
-    done = here("bench", bundle, "--on", "off,board", *QUICK, "--json")
-    off, on = json.loads(done.stdout)["devices"]
-    assert off["error"]["code"] == "VD4301" and on["results"]
-    assert (done.returncode, "off (ssh://board:1) cannot be reached" in done.stderr) == (4, True)
-
-
 def test_a_python_that_is_missing_or_too_old(board):
     with pytest.raises(DeviceError, match="has no Python at /no/python"):
         Client(board.device(python="/no/python")).probe()
@@ -240,26 +264,21 @@ def test_what_a_login_prints_is_not_taken_for_an_answer(board):
     assert Client(board.device(python=noisy)).probe().executable == sys.executable
 
 
-def test_a_missing_runtime_is_told_with_its_pip_line(here, board, bundle, tmp_path):
-    bare = board.python("bare", f"exec {sys.executable} -S \"$@\"")  # without its site-packages: no numpy, no runtime
-    here("devices", "add", "bare", "ssh://board", "--python", bare, "--ssh-config", board.config())
+def test_a_missing_runtime_is_told_with_its_pip_line(here, board, bundle, device_python):  # noqa: F811
+    bare = board.folder / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    for name, python in (("bare", bare / "bin" / "python"), ("partly", device_python)):
+        here("devices", "add", name, "ssh://board", "--python", python, "--ssh-config", board.config())
     doctor = here("devices", "doctor", "bare")
     assert doctor.returncode == 4
     assert "missing  numpy, pillow" in doctor.stdout and "-m pip install numpy pillow" in doctor.stdout
-    done = here("bench", bundle, "--on", "bare", *QUICK)
+    done = here("bench", bundle, "--on", "bare,partly", *QUICK)
     assert done.returncode == 4
-    assert "the package numpy is not installed" in done.stderr and "-m pip install numpy pillow" in done.stderr
-    hidden = tmp_path / "hidden"
-    hidden.mkdir()
-    (hidden / "onnxruntime.py").write_text("raise ModuleNotFoundError(name='onnxruntime')")
-    partly = board.python("partly", f"PYTHONPATH={hidden} exec {sys.executable} \"$@\"")
-    here("devices", "add", "partly", "ssh://board", "--python", partly, "--ssh-config", board.config())
-    done = here("bench", bundle, "--on", "partly", *QUICK)
-    assert done.returncode == 4
-    assert "-m pip install onnxruntime" in done.stderr
+    assert "bare: the package numpy is not installed" in done.stderr
+    assert "-m pip install numpy pillow" in done.stderr and "-m pip install onnxruntime" in done.stderr
 
 
-def test_a_full_disk_there_is_told_and_leaves_nothing(board, run, tmp_path):
+def test_a_full_disk_there_is_told_and_leaves_nothing(board, run, far):
     if os.geteuid() != 0:
         pytest.skip("mounting a small disk needs root")
     small = board.home / ".cache"
@@ -268,17 +287,19 @@ def test_a_full_disk_there_is_told_and_leaves_nothing(board, run, tmp_path):
     if mounted.returncode:
         pytest.skip(f"cannot mount: {mounted.stderr.strip()}")
     try:
-        with run() as (_, outcome):
+        with run(far) as (_, outcome):
             pass
-        assert isinstance(outcome[0], StorageError)
-        assert "bytes free" in outcome[0].found and outcome[0].exit_code == 4
-        (small / "filler").write_bytes(b"\0" * 1_500_000)
+        assert isinstance(outcome[0], StorageError) and outcome[0].exit_code == 4
+        assert "bytes free" in outcome[0].found and board.jobs == []
         agent = board.agent / agent_package().digest / "agent.pyz"
         agent.unlink()
-        with run() as (_, outcome):
+        with contextlib.suppress(OSError), (small / "filler").open("wb", buffering=0) as filler:
+            while True:
+                filler.write(b"\0" * 4096)
+        with run(far) as (_, outcome):
             pass
         assert isinstance(outcome[0], DeviceError) and "No space left on device" in outcome[0].found
-        assert board.jobs == [] and not agent.exists()
+        assert not agent.exists()
     finally:
         subprocess.run(["umount", small], check=True)
 
@@ -295,7 +316,7 @@ def test_a_limit_on_files_there_is_told(board, run):
 def test_a_job_whose_process_is_gone_is_lost_and_forgotten(run, board, booted):
     with board.lock(), run() as (_, outcome):
         file = status_file(board)
-        wait_until(lambda: json.loads(file.read_text())["detail"])
+        wait_until(lambda: waits_for(file))
         status = json.loads(file.read_text())
         if booted:  # the state that a job has after its device came up again
             status["process"]["boot"] = "another"
@@ -307,9 +328,8 @@ def test_a_job_whose_process_is_gone_is_lost_and_forgotten(run, board, booted):
     assert board.jobs == []
 
 
-def test_an_interrupt_stops_the_job_and_says_so(board, compile_job, tmp_path, monkeypatch):
+def test_an_interrupt_stops_the_job_and_says_so(board, client, compile_job, tmp_path):
     job, files = compile_job
-    monkeypatch.setattr(client_module, "FIRST_LOOK", 0.3)
     noted = []
 
     def interrupt():
@@ -322,22 +342,22 @@ def test_an_interrupt_stops_the_job_and_says_so(board, compile_job, tmp_path, mo
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with board.lock(), pytest.raises(KeyboardInterrupt):
-            on_all([board.device()], lambda client: client.run(job, files, tmp_path, tell), noted.append)
+            on_all([client.device], lambda client: client.run(job, files, tmp_path, tell), noted.append)
     finally:
         signal.signal(signal.SIGINT, before)
     assert noted == ["board: the job was stopped"]
     assert board.jobs == [] and not list((board.agent / "queue").glob("[0-9]*"))
 
 
-def test_a_device_that_stays_away_keeps_its_job(run, board, client, monkeypatch):
+def test_a_device_that_stays_away_keeps_its_job(run, board, far, monkeypatch):
     monkeypatch.setattr(client_module, "PATIENCE_SECONDS", 0.5)
-    with board.lock(), run() as (told, outcome):
+    with board.lock(), run(far) as (told, outcome):
         status_file(board)
         wait_until(lambda: any("waits for" in text for text, *_ in told))
-        client.device = board.device(ssh_config=str(board.config(Port=1)))
+        far.device = board.device(ssh_config=str(board.config(Port=1)))
         wait_until(lambda: outcome)
         assert "the same command fetches the result later" in outcome[0].fix
-        assert "cannot be reached, so its job goes on" in client.stop()
+        assert "cannot be reached, so its job goes on" in far.stop()
         assert len(board.jobs) == 1
 
 
@@ -349,28 +369,19 @@ def test_cancelled_work_ends(board, compile_job, tmp_path):
         client.run(job, files, tmp_path, lambda *progress: None)
 
 
-def test_results_that_were_changed_there_are_refused(client, compile_job, run, board, tmp_path):
-    job, files = compile_job
-
-    def finished():
-        client._send(job, [files[entry.path] for entry in job.files])
-        wait_until(lambda: (board.jobs[0] / "result").is_dir())
-        return board.jobs[0] / "result" / "result.json"
-
-    result = finished()
-    text = result.read_text()
-    result.write_text(text.replace(job.digest, "0" * 64))
+def test_results_that_were_changed_there_are_refused_and_forgotten(finished, run, board, tmp_path):
+    finished({"job": "0" * 64})
     with run() as (_, outcome):
         pass
     assert isinstance(outcome[0], DeviceResultError) and "another job" in outcome[0].message
     assert board.jobs == []
-    result = finished()
+
+
+def test_a_link_there_brings_nothing_home(finished, run, tmp_path):
     secret = tmp_path / "secret"
-    secret.write_text("never to be listed")
-    found = json.loads(text)
-    found["files"] = [{"path": "model.xml", "bytes": 18, "sha256": hashlib.sha256(secret.read_bytes()).hexdigest()}]
-    result.write_text(json.dumps(found))
-    (result.parent / flat("model.xml")).symlink_to(secret)
+    secret.write_text("never asked for")
+    entry = {"path": "model.xml", "bytes": 15, "sha256": hashlib.sha256(secret.read_bytes()).hexdigest()}
+    (finished({"files": [entry]}) / "model.xml").symlink_to(secret)
     with run() as (_, outcome):
         pass
     assert isinstance(outcome[0], DeviceResultError) and "other files" in outcome[0].message

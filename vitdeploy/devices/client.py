@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import tempfile
 import threading
 import time
@@ -178,6 +179,7 @@ class Client:
             Interrupted: `cancelled` was set.
         """
         name = self.device.name
+        job = dataclasses.replace(job, device=f"{name}, {self.device.python}")
         status = self.ask_status("status", job.digest)
         if status.state in ("lost", "stopped"):  # of a command that nobody heard the end of
             status = self.ask_status("remove", job.digest)

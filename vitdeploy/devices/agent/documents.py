@@ -52,7 +52,8 @@ class Placed:
 @dataclass(frozen=True)
 class Job:
     """`files` are all that goes out with it. `options` are of the kind: {"protocol": ...} of a bench (encoded), and
-    {"build": ...} where TensorRT is not to build as by default."""
+    {"build": ...} where TensorRT is not to build as by default. `device`: whose it is, as two may be one machine.
+    """
 
     format: int
     kind: Kind
@@ -61,6 +62,7 @@ class Job:
     artifacts: tuple[Placed, ...]
     files: tuple[FileEntry, ...]
     options: dict[str, Any] = field(default_factory=dict)
+    device: str = ""
 
     @property
     def digest(self) -> str:
