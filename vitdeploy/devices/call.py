@@ -20,6 +20,11 @@ GREETING_LINES, GREETING_BYTES = 200, 4096
 PREFIX = b"vitdeploy-agent "
 
 
+def printable(text: str) -> str:
+    """Text of a device, fit for a terminal: its lines, but no control characters."""
+    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text[-TAIL_BYTES:])
+
+
 class Call:
     """A started command. `output` is what it answers, once `greeting` was read."""
 
@@ -80,7 +85,7 @@ class Call:
             self.input.close()
         status = self._process.wait()
         self._listener.join(timeout=5)
-        return status, self._words.decode("utf-8", errors="replace").strip()
+        return status, printable(self._words.decode("utf-8", errors="replace").replace("\r\n", "\n").strip())
 
     def __enter__(self) -> Call:
         return self

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from vitdeploy.devices.agent.documents import MAX_RESULT_BYTES, Job, Probe, Result, Status, flat
 from vitdeploy.devices.agent.stream import BrokenOff, StreamError, message, read_file
-from vitdeploy.devices.call import Call
+from vitdeploy.devices.call import Call, printable
 from vitdeploy.devices.package import agent_package
 from vitdeploy.devices.registry import Device
 from vitdeploy.devices.results import check_probe, check_result, check_status, parse, refuse
@@ -142,7 +142,7 @@ class Client:
         if numbers[:2] < LEAST_PYTHON:
             raise DeviceError(
                 f"{self.device.name} has a Python that is too old",
-                found=f"Python {version[:20]} at {self.device.python}",
+                found=f"Python {printable(version[:20])} at {self.device.python}",
                 wanted="Python 3.10 or newer",
                 fix="install one there (uv python install 3.12, or the system's package), then: vitdeploy devices add "
                 f"{self.device.name} {self.device.address} --python PATH",
@@ -202,12 +202,17 @@ class Client:
                 found=status.detail or f"the job is {status.state}",
                 fix="run the command again",
             )
+        keep = False
         try:
             return self.patiently(lambda: self._fetch(job, folder), tell)
+        except (ConnectionLost, Interrupted):
+            keep = True  # for the next command
+            raise
         finally:
-            with contextlib.suppress(DeviceError, UnsafeError):
-                self.ask_status("remove", job.digest)
-            self.job = None
+            if not keep:
+                with contextlib.suppress(DeviceError, UnsafeError):
+                    self.ask_status("remove", job.digest)
+                self.job = None
 
     def _send(self, job: Job, paths: list[Path]) -> Status:
         size = sum(entry.bytes for entry in job.files)

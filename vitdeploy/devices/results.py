@@ -14,19 +14,14 @@ from vitdeploy.compile.openvino import IR_FILES
 from vitdeploy.compile.tensorrt import LAYERS_FILE, PLAN_FILE
 from vitdeploy.devices.agent.documents import FORMAT, Failure, Job, Placed, Probe, Result, Status
 from vitdeploy.devices.agent.stream import StreamError, read_json
+from vitdeploy.devices.call import printable
 from vitdeploy.errors import DeviceResultError, VitdeployError, error_with_code
 from vitdeploy.spec import DecodeError, EngineSpec, T, decode
 
-MAX_TEXT = 2000
 # The files of an engine that are not the graphs which it was made of.
 PRODUCTS = {*IR_FILES, PLAN_FILE, LAYERS_FILE}
 # What a device may say of each kind of number: a query of an hour is none.
 LONGEST_SECONDS = 24 * 3600.0
-
-
-def printable(text: str) -> str:
-    """Text of a device, fit for a terminal: its lines, but no control characters."""
-    return "".join(c if c.isprintable() or c == "\n" else ascii(c)[1:-1] for c in text[:MAX_TEXT])
 
 
 def refuse(device: str, what: str, found: object = "", wanted: object = "") -> DeviceResultError:

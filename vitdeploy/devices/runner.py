@@ -60,7 +60,7 @@ class RemoteRunner(Runner):
         self.host: dict[str, str] = {}
 
     def _load(self) -> None:
-        self._client.patiently(self._connect, self._tell)
+        self._connect()  # a device that was never reached is told at once
 
     def _connect(self) -> None:
         self._close()
