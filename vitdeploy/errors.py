@@ -14,14 +14,16 @@ VitdeployError                     exit 1   a bug of ours when raised as such
 │   ├── DataError                  VD2301   an image folder that cannot be used
 │   ├── ImageError                 VD2302   an image that cannot be decoded, or is too large
 │   ├── TensorError                VD2401   an array whose name, dtype or shape the engine does not take
-│   └── TargetError                VD2402   an unknown target, or one that the artifact was not made for
+│   ├── TargetError                VD2402   an unknown target, or one that the artifact was not made for
+│   └── UnknownDeviceError         VD2403   a device that `vitdeploy devices add` was not told of, or told wrong
 ├── UnsafeError                    exit 3   refused as unsafe
 │   ├── PickleError                VD3001   a pickle that is more than plain weights
 │   ├── DigestError                VD3101   bytes differ from the digest recorded for them
 │   ├── ManifestError              VD3102   a manifest that breaks a rule of the format
 │   ├── UnsafeGraphError           VD3103   an ONNX file that reaches outside its folder, or of absurd sizes
 │   ├── UntrustedEngineError       VD3104   a native engine that neither this user built nor a named identity signed
-│   └── SignatureError             VD3105   not signed, signed by somebody else, or changed since
+│   ├── SignatureError             VD3105   not signed, signed by somebody else, or changed since
+│   └── DeviceResultError          VD3106   a device's result that is not what it claims to be
 ├── HostError                      exit 4   this machine lacks something
 │   ├── MissingPackageError        VD4001   a package is not installed; names the extra that installs it
 │   ├── CapabilityError            VD4002   the runtime or CPU cannot do what was asked
@@ -29,7 +31,8 @@ VitdeployError                     exit 1   a bug of ours when raised as such
 │   ├── HubError                   VD4102   a model hub that cannot be reached, or does not have it
 │   ├── EngineError                VD4201   a runtime refused or failed on a graph
 │   ├── WorkerError                VD4202   a measuring or building process died
-│   └── DeviceMemoryError          VD4203   too little memory on the GPU
+│   ├── DeviceMemoryError          VD4203   too little memory on the GPU
+│   └── DeviceError                VD4301   a device that cannot be reached, or whose job was lost
 └── GateError                      exit 5, VD5001   a budget is not met, or not provably met
 """
 
@@ -134,6 +137,10 @@ class TargetError(InputError):
     code = "VD2402"
 
 
+class UnknownDeviceError(InputError):
+    code = "VD2403"
+
+
 class UnsafeError(VitdeployError):
     code = "VD3000"
     exit_code = 3
@@ -161,6 +168,10 @@ class UntrustedEngineError(UnsafeError):
 
 class SignatureError(UnsafeError):
     code = "VD3105"
+
+
+class DeviceResultError(UnsafeError):
+    code = "VD3106"
 
 
 class HostError(VitdeployError):
@@ -205,6 +216,10 @@ class WorkerError(HostError):
 
 class DeviceMemoryError(HostError):
     code = "VD4203"
+
+
+class DeviceError(HostError):
+    code = "VD4301"
 
 
 class GateError(VitdeployError):

@@ -238,14 +238,14 @@ class Manifest:
 
 
 def encode(value: Any) -> Any:
-    """JSON values of a dataclass tree: dicts, lists, strings, finite numbers, booleans, None."""
+    """JSON values of a dataclass tree: dicts, lists (also of arrays), strings, finite numbers, booleans, None."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
     if isinstance(value, dict):
         return {str(key): encode(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [encode(item) for item in value]
-    return value
+    return value.tolist() if hasattr(value, "tolist") else value  # an array, without importing numpy
 
 
 T = TypeVar("T")
@@ -303,6 +303,12 @@ def _decode(kind: Any, data: Any, path: str, problems: list[str]) -> Any:
             _decode(item_kind, item, f"{path}[{i}]", problems)
             for i, (item_kind, item) in enumerate(zip(kinds, data, strict=True))
         )
+    if origin is list:
+        if not isinstance(data, list):
+            return _expect(False, data, path, "a list", problems)
+        return [_decode(args[0], item, f"{path}[{i}]", problems) for i, item in enumerate(data)]
+    if getattr(origin, "__name__", "") == "ndarray":
+        return _decode_array(data, path, problems)
     if origin is dict:
         if not isinstance(data, dict):
             return _expect(False, data, path, "an object", problems)
@@ -314,6 +320,15 @@ def _decode(kind: Any, data: Any, path: str, problems: list[str]) -> Any:
     if kind is types.NoneType:
         return _expect(data is None, data, path, "null", problems)
     return _expect(type(data) is kind, data, path, _name(kind), problems)
+
+
+def _decode_array(data: Any, path: str, problems: list[str]) -> Any:
+    """A float64 array of one axis; numpy is there, for the dataclass that has the field imports it."""
+    import numpy as np
+
+    values: list[Any] = data if isinstance(data, list) else [None]
+    fits = all(type(item) in (float, int) and abs(item) <= sys.float_info.max for item in values)
+    return np.array(data, np.float64) if fits else _expect(False, data, path, "a list of finite numbers", problems)
 
 
 def _decode_dataclass(cls: type, data: Any, path: str, problems: list[str]) -> Any:
@@ -329,7 +344,13 @@ def _decode_dataclass(cls: type, data: Any, path: str, problems: list[str]) -> A
             problems.append(f"{path}.{f.name}: missing")
     known = {f.name for f in dataclasses.fields(cls)}
     problems.extend(f"{path}.{key}: unknown field" for key in data if key not in known)
-    return cls(**values) if len(problems) == before else None
+    if len(problems) > before:
+        return None
+    try:
+        return cls(**values)
+    except ValueError as error:  # of a check of its own
+        problems.append(f"{path}: {error}")
+        return None
 
 
 def _expect(fits: bool, data: Any, path: str, wanted: str, problems: list[str]) -> Any:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from vitdeploy.cli.console import Console, Number, output_options
 from vitdeploy.cli.measured import bench_lines
+from vitdeploy.cli.on import finish_devices, on_option
 from vitdeploy.cli.sources import source_options, to_source
 from vitdeploy.cli.trust import trust_option
+
+if TYPE_CHECKING:
+    from vitdeploy.bench.protocol import Protocol
 
 
 class Scenarios(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
@@ -81,6 +85,7 @@ class Percents(click.ParamType):  # type: ignore[type-arg]  # generic from click
 @click.option(
     "--threads", type=click.IntRange(min=0), default=0, show_default=True, help="0: each runtime's own choice."
 )
+@on_option
 @trust_option
 @output_options
 def command(
@@ -93,6 +98,7 @@ def command(
     warmup: float,
     percentiles: tuple[float, ...],
     threads: int,
+    on: str | None,
     trust: Path | None,
     **options: Any,
 ) -> None:
@@ -100,6 +106,9 @@ def command(
 
     ARTIFACTS are bundles (all their engines), graphs, or built-in PyTorch models. Each is compared with the last one
     named: the ratio has a 95 % interval from the paired blocks. The options on weights are for the models among them.
+
+    With --on each device builds the engines itself and measures them as here; all devices at once. A job goes on when
+    its connection is lost, and the same command fetches the result; Ctrl-C stops it.
     """
     from vitdeploy.bench.protocol import Protocol
     from vitdeploy.pipeline.comparison import bench_subjects
@@ -115,7 +124,38 @@ def command(
         warmup=warmup,
         threads=threads,
     )
+    if on is not None:
+        if any(value is not None for value in options.values()):
+            raise click.UsageError("--on takes bundles and graphs: leave the options on weights out.")
+        _bench_on(console, on, artifacts, target, protocol, percentiles, trust)
+        return
     with console, opened(target=target, source=to_source(None, options), trust=trust) as find:
         subjects = [subject for name in artifacts for subject in find(name)]
         found = bench_subjects(subjects, protocol, console.progress, percentiles)
     console.finish(found, bench_lines(found), None)
+
+
+def _bench_on(
+    console: Console,
+    on: str,
+    artifacts: tuple[str, ...],
+    target: str | None,
+    protocol: Protocol,
+    percentiles: tuple[float, ...],
+    trust: Path | None,
+) -> None:
+    import tempfile
+
+    from vitdeploy.devices.registry import find_devices
+    from vitdeploy.pipeline.on_devices import bench_on
+    from vitdeploy.pipeline.sendable import find_sendables
+
+    devices = find_devices(on)
+    with console, tempfile.TemporaryDirectory(prefix="vitdeploy-") as work:
+        found = [
+            sendable
+            for name in artifacts
+            for sendable in find_sendables(name, target=target, work=Path(work), trust=trust)
+        ]
+        outcomes = bench_on(found, protocol, percentiles, devices, console.progress, console.note)
+    finish_devices(console, outcomes, lambda measured: measured, bench_lines)

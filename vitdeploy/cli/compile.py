@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from vitdeploy.cli.build_options import build_options, to_build
 from vitdeploy.cli.console import Console, output_options
+from vitdeploy.cli.on import on_option
+
+if TYPE_CHECKING:
+    from vitdeploy.compile.tensorrt import BuildOptions
+    from vitdeploy.spec import Manifest
 
 
 @click.command("compile")
@@ -22,6 +27,7 @@ from vitdeploy.cli.console import Console, output_options
     help="For a float graph. Default: fp32, or what the graph was placed for.",
 )
 @build_options
+@on_option
 @output_options
 def command(
     console: Console,
@@ -30,12 +36,15 @@ def command(
     output: Path,
     batch: int | None,
     precision: str | None,
+    on: str | None,
     **options: Any,
 ) -> None:
     """A graph to an engine for one target.
 
     GRAPH is a folder made by `vitdeploy export` or `vitdeploy quantize`, or its model.onnx. The output can be loaded by
     `vitdeploy.runtime.load` and by predict, verify and bench.
+
+    With --on a device makes it, and it is fetched. What TensorRT makes can be loaded by that device only.
     """
     from vitdeploy.pipeline.job import require_runtime
     from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
@@ -45,16 +54,22 @@ def command(
 
     build = to_build(target, options)
     check_precision(target, precision or "fp32")
-    require_runtime(target)
+    if on is None:
+        require_runtime(target)
     file = find_graph(graph)
     with console, replacing(output, OUTPUT_NAMES) as work:
         console.progress(f"compile for {target}", 0, 1)
-        manifest = compile_bundle(file, target, batch, precision, work, console.progress, build)
+        if on is None:
+            manifest = compile_bundle(file, target, batch, precision, work, console.progress, build)
+        else:
+            manifest = _compile_on(console, on, file, target, batch, precision, work, build)
         console.progress(f"compile for {target}", 1, 1)
     engine = manifest.engines[0]
     kernels = ", ".join(f"{count} in {kind}" for kind, count in engine.kernels.items())
     kernels = kernels or "as the graph is typed (this provider does not show its kernels)"
     lines = [f"{engine.artifact} on {engine.provider}, batch {engine.batch}: linears and convolutions {kernels}"]
+    if on is not None and target == "tensorrt":
+        lines.append(f"its plan can be loaded on {on} only: bench and verify it with --on {on}")
     document = {
         "artifact": engine.artifact,
         "target": engine.target,
@@ -64,4 +79,38 @@ def command(
         "kernels": engine.kernels,
         "path": str(output),
     }
-    console.finish(document, lines, output, f"vitdeploy predict {output} IMAGE")
+    then = f"vitdeploy predict {output} IMAGE" if on is None else f"vitdeploy bench {output} --on {on}"
+    console.finish(document, lines, output, then)
+
+
+def _compile_on(
+    console: Console,
+    on: str,
+    file: Path,
+    target: str,
+    batch: int | None,
+    precision: str | None,
+    out: Path,
+    build: BuildOptions | None,
+) -> Manifest:
+    import tempfile
+
+    from vitdeploy.devices.registry import find_devices
+    from vitdeploy.errors import UnknownDeviceError
+    from vitdeploy.pipeline.on_devices import compile_on
+    from vitdeploy.pipeline.placing import bundle_of, place_graphs
+
+    devices = find_devices(on)
+    if len(devices) != 1:
+        raise UnknownDeviceError(
+            "one engine is made by one device", found=", ".join(d.name for d in devices), wanted="--on with one name"
+        )
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
+        placed, made = Path(folder) / "placed", Path(folder) / "engine"
+        placed.mkdir()
+        made.mkdir()
+        graphs = place_graphs(file, target, precision, placed)
+        engine = compile_on(
+            str(file), graphs, batch, devices[0], made, build=build, progress=console.progress, note=console.note
+        )
+        return bundle_of(graphs, engine, made, out)

@@ -30,6 +30,7 @@ COMMANDS = {
     "explain": "Where a model looks: attention maps over an image.",
     "inspect": "What a bundle or an ONNX file holds; checks every digest.",
     "sign": "Sign a bundle with a key of yours.",
+    "devices": "Boards and other machines, over ssh: add, list, remove, doctor.",
     "doctor": "What is installed here and which targets work.",
     "selftest": "Prove a target on this machine: engines built, verified, benched, one report.",
 }

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from vitdeploy.cli.console import Console, Number, interval, output_options
+from vitdeploy.cli.on import finish_devices, on_option
 from vitdeploy.cli.sources import source_options, to_source
 from vitdeploy.cli.trust import trust_option
+
+if TYPE_CHECKING:
+    from vitdeploy.errors import GateError
+    from vitdeploy.pipeline.on_devices import Outcome
+    from vitdeploy.pipeline.subjects import Subject
+    from vitdeploy.pipeline.tasks.kit import DataChoice
+    from vitdeploy.spec import Budget
+    from vitdeploy.verify.gate import Gate
 
 
 @click.command("verify")
@@ -32,6 +41,7 @@ from vitdeploy.cli.trust import trust_option
 @click.option("--bisect", is_flag=True, help="Find where the error enters instead, and what mends it.")
 @click.option("--emulate", is_flag=True, help="Evaluate a graph typed for a GPU here, with its types' storage.")
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
+@on_option
 @trust_option
 @output_options
 def command(
@@ -49,6 +59,7 @@ def command(
     bisect: bool,
     emulate: bool,
     skip_bad: bool,
+    on: str | None,
     trust: Path | None,
     **options: Any,
 ) -> None:
@@ -64,7 +75,11 @@ def command(
     With --emulate a graph that `quantize` typed for a GPU, also that of a bundle, is evaluated on this machine's CPU:
     every tensor rounded to its type, sums in float32. That finds overflow and lost answers without the GPU, and says
     nothing of its speed.
+
+    With --on the artifact's engine is built and run by each device, and the original runs here.
     """
+    if on is not None and (bisect or emulate):
+        raise click.UsageError("--on runs a whole engine: leave --bisect and --emulate out.")
     if bisect:
         if max_drop is not None or min_agreement is not None or labels is not None or annotations is not None:
             raise click.UsageError("--bisect judges nothing: leave --max-drop, --min-agreement and labels out.")
@@ -85,7 +100,6 @@ def command(
             )
         console.finish(told.document, told.lines, None, told.then)
         return
-    from vitdeploy.errors import GateError
     from vitdeploy.pipeline.comparison import verify_subjects
     from vitdeploy.pipeline.subjects import emulation_offered, opened
     from vitdeploy.pipeline.tasks.images import labels_in
@@ -94,18 +108,71 @@ def command(
 
     kind = labels or ("none" if data.suffix == ".npz" else labels_in(data))
     choice = DataChoice(data, kind, annotations, 0, num_samples or "all", seed)
-    offer = contextlib.nullcontext() if emulate else emulation_offered(artifact, target)
+    budget = Budget(max_drop=max_drop, min_agreement=min_agreement)
+    offer = contextlib.nullcontext() if emulate or on is not None else emulation_offered(artifact, target)
     source = to_source(None, options)
     with console, offer, opened(target=target, source=source, emulated=emulate, trust=trust) as find:
-        found, gate = verify_subjects(
-            find(artifact)[0],
-            find(against)[0],
-            choice,
-            skip_bad=skip_bad,
-            budget=Budget(max_drop=max_drop, min_agreement=min_agreement),
-            progress=console.progress,
-        )
+        if on is not None:
+            outcomes = _verify_on(console, on, artifact, find(against)[0], choice, target, trust, skip_bad, budget)
+        else:
+            found, gate = verify_subjects(
+                find(artifact)[0],
+                find(against)[0],
+                choice,
+                skip_bad=skip_bad,
+                budget=budget,
+                progress=console.progress,
+            )
     noun = "sequence" if data.suffix == ".npz" else "image"
+    if on is not None:
+        finish_devices(
+            console,
+            outcomes,
+            lambda judged: dict(judged[0]),
+            lambda judged: _lines(judged[0], judged[1], noun),
+            lambda judged: _unmet(judged[1]),
+        )
+        return
+    console.finish(found, _lines(found, gate, noun), None)
+    error = _unmet(gate)
+    if error is not None:
+        raise error
+
+
+def _verify_on(
+    console: Console,
+    on: str,
+    artifact: str,
+    theirs: Subject,
+    choice: DataChoice,
+    target: str | None,
+    trust: Path | None,
+    skip_bad: bool,
+    budget: Budget,
+) -> list[Outcome[tuple[dict[str, Any], Gate]]]:
+    """The facts and the gate of each device."""
+    import tempfile
+
+    from vitdeploy.devices.registry import find_devices
+    from vitdeploy.pipeline.on_devices import verify_on
+    from vitdeploy.pipeline.sendable import find_sendables
+
+    devices = find_devices(on)
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as work:
+        sendable = find_sendables(artifact, target=target, work=Path(work), trust=trust)[0]
+        return verify_on(
+            sendable,
+            theirs,
+            choice,
+            devices,
+            skip_bad=skip_bad,
+            budget=budget,
+            progress=console.progress,
+            note=console.note,
+        )
+
+
+def _lines(found: dict[str, Any], gate: Gate, noun: str) -> list[str]:
     lines = [f"{found['artifact']} against {found['against']} on {found['n']} {noun}s"]
     if found["metric"] is not None:
         lines.append(
@@ -125,10 +192,16 @@ def command(
     lines += found["remarks"]
     if gate.status != "none":
         lines.append(f"gate        {gate.status}" + "".join(f"; {reason}" for reason in gate.reasons))
-    console.finish(found, lines, None)
-    if gate.status in ("fail", "undecided"):
-        raise GateError(
-            "the gate is not met" if gate.status == "fail" else "the gate is not provably met",
-            found="; ".join(gate.reasons),
-            fix="evaluate on more images, or raise the budget",
-        )
+    return lines
+
+
+def _unmet(gate: Gate) -> GateError | None:
+    from vitdeploy.errors import GateError
+
+    if gate.status not in ("fail", "undecided"):
+        return None
+    return GateError(
+        "the gate is not met" if gate.status == "fail" else "the gate is not provably met",
+        found="; ".join(gate.reasons),
+        fix="evaluate on more images, or raise the budget",
+    )

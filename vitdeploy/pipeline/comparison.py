@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -25,40 +26,62 @@ from vitdeploy.verify.gate import Gate, accuracy_gate
 def verify_subjects(
     ours: Subject, theirs: Subject, choice: DataChoice, *, skip_bad: bool, budget: Budget, progress: Progress
 ) -> tuple[dict[str, Any], Gate]:
-    """The facts and the gate of `ours` against `theirs`, one runtime after the other.
+    """The facts and the gate of `ours` against `theirs`, one runtime after the other; errors as `Trial`."""
+    trial = Trial(ours, theirs, choice, skip_bad=skip_bad, progress=progress)
+    return trial.judge(ours, trial.answers(ours), budget)
+
+
+class Trial:
+    """Artifacts of one setting against an original, on the same samples; the original answers once, when first asked.
 
     Raises:
         InputError: no side says how images are prepared, or the two are for other tasks or classes. Errors of data and
             engines come through.
     """
-    own, other = _settings(ours, theirs)
-    kit, reference_kit = make_kit(own), make_kit(other)
-    data = kit.load(choice, skip_bad=skip_bad, progress=progress)
 
-    def run(by: Kit, runner: Runner, name: str) -> Answers:
-        return by.answers(runner, data.evaluation, Counter(progress, name, len(data.evaluation)))
+    def __init__(
+        self, ours: Subject, theirs: Subject, choice: DataChoice, *, skip_bad: bool, progress: Progress
+    ) -> None:
+        self._own, self._other = _settings(ours, theirs)
+        self._kit, self._theirs, self._progress = make_kit(self._own), theirs, progress
+        self._data = self._kit.load(choice, skip_bad=skip_bad, progress=progress)
 
-    answers = run(kit, ours.runner(), ours.name)
-    reference = run(reference_kit, theirs.runner(), theirs.name)
-    same_tensor = None
-    if own.preprocess != other.preprocess and _same_shape(own, other):
-        # The original's answers for our geometry: resized and cropped our way, normalised as the original wants it.
-        mixed = make_kit(
-            dataclasses.replace(
-                other, preprocess=dataclasses.replace(own.images, mean=other.images.mean, std=other.images.std)
-            )
-        )
-        same_tensor = run(mixed, theirs.runner(), f"{theirs.name} on the same tensor")
-    found = judge(kit, answers, reference, data, ours.precision, (own.preprocess, other.preprocess), same_tensor)
-    gate = accuracy_gate(Comparison.of(found), budget)
-    return {
-        "artifact": ours.name,
-        "against": theirs.name,
-        **found,
-        "skipped": list(data.skipped),
-        "remarks": [*ours.remarks, *theirs.remarks],
-        "gate": {"status": gate.status, "reasons": list(gate.reasons)},
-    }, gate
+    def answers(self, ours: Subject) -> Answers:
+        """What an artifact says to the samples."""
+        return self._run(self._kit, ours.runner(), ours.name)
+
+    def _run(self, by: Kit, runner: Runner, name: str) -> Answers:
+        samples = self._data.evaluation
+        return by.answers(runner, samples, Counter(self._progress, name, len(samples)))
+
+    @functools.cached_property
+    def _reference(self) -> Answers:
+        return self._run(make_kit(self._other), self._theirs.runner(), self._theirs.name)
+
+    @functools.cached_property
+    def _same_tensor(self) -> Answers | None:
+        """The original's answers for our geometry: resized and cropped our way, normalised as the original wants it.
+        None where both have the same, or where they take other shapes."""
+        own, other = self._own, self._other
+        if own.preprocess == other.preprocess or not _same_shape(own, other):
+            return None
+        mixed = dataclasses.replace(own.images, mean=other.images.mean, std=other.images.std)
+        kit = make_kit(dataclasses.replace(other, preprocess=mixed))
+        return self._run(kit, self._theirs.runner(), f"{self._theirs.name} on the same tensor")
+
+    def judge(self, ours: Subject, answers: Answers, budget: Budget) -> tuple[dict[str, Any], Gate]:
+        """The facts and the gate of what `ours` has answered."""
+        preprocess = (self._own.preprocess, self._other.preprocess)
+        found = judge(self._kit, answers, self._reference, self._data, ours.precision, preprocess, self._same_tensor)
+        gate = accuracy_gate(Comparison.of(found), budget)
+        return {
+            "artifact": ours.name,
+            "against": self._theirs.name,
+            **found,
+            "skipped": list(self._data.skipped),
+            "remarks": [*ours.remarks, *self._theirs.remarks],
+            "gate": {"status": gate.status, "reasons": list(gate.reasons)},
+        }, gate
 
 
 def _settings(ours: Subject, theirs: Subject) -> tuple[Setting, Setting]:
@@ -91,14 +114,14 @@ def bench_subjects(
     subjects: Sequence[Subject], protocol: Protocol, progress: Progress, percents: Sequence[float] = DEFAULT
 ) -> dict[str, Any]:
     """All subjects in one contest; each compared with the last. An artifact given twice is measured twice."""
-    names = _unique([subject.name for subject in subjects])
+    names = unique([subject.name for subject in subjects])
     contestants = [subject.contestant(name) for subject, name in zip(subjects, names, strict=True)]
     pairs = [(name, names[-1]) for name in names[:-1]]
     found = measure(contestants, protocol, pairs, progress, percents)
     return {**found, "remarks": list(dict.fromkeys(text for subject in subjects for text in subject.remarks))}
 
 
-def _unique(names: Sequence[str]) -> list[str]:
+def unique(names: Sequence[str]) -> list[str]:
     return [
         name if names[:i].count(name) == 0 else f"{name} ({names[:i].count(name) + 1})" for i, name in enumerate(names)
     ]

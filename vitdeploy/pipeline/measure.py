@@ -38,12 +38,18 @@ def measure(
     progress: Progress,
     percents: Sequence[float] = DEFAULT,
 ) -> dict[str, Any]:
-    """The `bench` part of a report: protocol, results, ratios of the named pairs, samples.
+    """The `bench` part of a report.
 
     Raises:
         WorkerError: a measuring process died. Errors of a runtime come through as they are.
     """
     contest = run_contest(contestants, protocol, lambda text, done, total: progress("bench", done, total))
+    return summarise(contest, pairs, percents)
+
+
+def summarise(contest: Contest, pairs: Sequence[tuple[str, str]], percents: Sequence[float]) -> dict[str, Any]:
+    """Protocol, results, ratios of the named pairs, samples."""
+    protocol = contest.protocol
     return {
         "protocol": {
             "rounds": protocol.rounds,

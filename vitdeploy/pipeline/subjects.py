@@ -13,9 +13,8 @@ from typing import Any
 from vitdeploy.bench.contest import Contestant, engine_contestant
 from vitdeploy.bundle.read import is_bundle, read_bundle, verify_files
 from vitdeploy.bundle.sign import signed_by, signed_digests
-from vitdeploy.bundle.write import write_bundle
 from vitdeploy.compile.tensorrt import BuildOptions
-from vitdeploy.errors import CapabilityError, EngineError, MissingFileError, MissingPackageError, TargetError
+from vitdeploy.errors import CapabilityError, EngineError, MissingFileError, MissingPackageError
 from vitdeploy.graph.half.emulated import emulate
 from vitdeploy.graph.io import (
     GraphMetadata,
@@ -23,19 +22,16 @@ from vitdeploy.graph.io import (
     get_metadata,
     graph_spec,
     load_graph,
-    save_graph,
     serialised,
-    set_metadata,
 )
-from vitdeploy.graph.tensorrt.pixels import cast_pixels_first
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.job import setting_of
 from vitdeploy.pipeline.measure import original_contestant
 from vitdeploy.pipeline.origin import find_origin, reference_runner
+from vitdeploy.pipeline.placing import bundle_of, labels_beside, place_graphs
 from vitdeploy.pipeline.progress import Progress, silent
-from vitdeploy.pipeline.stages.compile import check_task, compile_graphs, loads_here, read_engine
-from vitdeploy.pipeline.stages.files import LABELS_FILE, MODEL_FILE, graphs_in, is_ours
-from vitdeploy.pipeline.stages.quantize import check_precision
+from vitdeploy.pipeline.stages.compile import compile_graphs, loads_here, read_engine
+from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, is_ours
 from vitdeploy.pipeline.tasks.kit import Setting
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import describe_host
@@ -43,7 +39,7 @@ from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.predictor import number_of_classes, read_labels, select_engines
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.weight_bits import weight_remarks
-from vitdeploy.spec import TARGETS, EngineSpec, Manifest, Precision, encode
+from vitdeploy.spec import TARGETS, EngineSpec, Manifest, encode
 
 DEFAULT_TARGET = "onnxruntime-cpu"
 REBUILT = "{} was built anew, of the bundle's graph: its plan is not of this user and this machine."
@@ -119,7 +115,7 @@ def _typed_graph(text: str, target: str | None) -> Path | None:
 
 
 def _emulated_subject(text: str, file: Path, trust: Path | None) -> Subject:
-    labels = tuple(_opened_bundle(Path(text), trust)[1] if is_bundle(Path(text)) else _labels_beside(file))
+    labels = tuple(_opened_bundle(Path(text), trust)[1] if is_bundle(Path(text)) else labels_beside(file))
     model = load_graph(file)
     metadata, spec = get_metadata(model, str(file)), graph_spec(model, file.name)
     classes = number_of_classes(spec.outputs, metadata.postprocess)
@@ -224,18 +220,18 @@ def _engine_subject(
         setting,
         True,
         lambda: make_runner(folder, engine, trust=trust),
-        lambda name: engine_contestant(engine, folder, name, trust, _images(manifest, labels)),
+        lambda name: engine_contestant(engine, folder, name, trust, image_request(setting)),
         tuple(weight_remarks(engine, describe_host()["isa"])),
         engine.artifact,
     )
 
 
-def _images(manifest: Manifest, labels: tuple[str, ...]) -> dict[str, Any] | None:
+def image_request(setting: Setting) -> dict[str, Any] | None:
     """What the way from an image to its answer is measured with; None where the input is no image."""
-    if manifest.preprocess is None:
+    if setting.preprocess is None:
         return None
-    facts = {"task": manifest.task, "preprocess": manifest.preprocess, "postprocess": manifest.postprocess}
-    return {**encode(facts), "labels": list(labels) or None}
+    facts = {"task": setting.task, "preprocess": setting.preprocess, "postprocess": setting.postprocess}
+    return {**encode(facts), "labels": list(setting.labels) or None}
 
 
 def find_graph(path: Path) -> Path:
@@ -274,71 +270,11 @@ def compile_bundle(
         TargetError: the graph was placed for another target or precision, or has a fixed batch and is to have profiles.
         CapabilityError: the target cannot do the precision, or the task.
     """
-    metadata = graph_metadata(file)
-    if precision is not None and metadata.precision not in (None, precision):
-        raise TargetError(
-            f"{file} is placed in {metadata.precision}",
-            found=f"--precision {precision}",
-            wanted=str(metadata.precision),
-            fix="give the float graph, or leave --precision out",
-        )
-    chosen: Precision = metadata.precision or precision or "fp32"  # type: ignore[assignment]
-    if metadata.target not in (None, target):
-        raise TargetError(
-            f"{file} was placed for another target",
-            found=str(metadata.target),
-            wanted=target,
-            fix=f"quantize the float graph for {target}, or compile with --target {metadata.target}",
-        )
-    check_precision(target, chosen)
-    check_task(metadata.task, target, chosen)
-    typed = TARGETS[target].typed
-    if typed and metadata.precision is None and chosen != "fp32":
-        raise TargetError(
-            f"{file} is a float graph, and {target} computes in the types that a graph has",
-            found=f"--precision {chosen}",
-            wanted=f"a graph typed in {chosen}",
-            fix=f"vitdeploy quantize {file} --data IMAGES --target {target} --precision {chosen} -o DIR",
-        )
-    graphs = graphs_in(file.parent) if metadata.task == "sequence" else {"model": file}
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         placed, made = Path(folder) / "placed", Path(folder) / "engine"
         placed.mkdir()
         made.mkdir()
-        specs = {}
-        for name, graph in graphs.items():
-            model = load_graph(graph)
-            specs[name] = graph_spec(model, graph.name)
-            if typed and metadata.precision is None:
-                cast_pixels_first(model)
-            set_metadata(model, dataclasses.replace(metadata, target=target, precision=chosen))
-            save_graph(model, placed / f"{name}.onnx")
-        fixed = fixed_batch(next(iter(specs.values())))
-        if fixed is not None and build is not None and build.batches:
-            raise TargetError(
-                f"{file} has the fixed batch {fixed}",
-                found="profiles of several batches",
-                wanted="no profile",
-                fix="leave the profiles out, or export with a dynamic batch",
-            )
-        compile_graphs(placed, target, batch or fixed or 1, made, progress, build)
-        return write_bundle(
-            out,
-            name=metadata.name if _is_name(metadata.name) else "model",
-            task=metadata.task,
-            graphs={name: (graph, specs[name]) for name, graph in graphs.items()},
-            preprocess=metadata.preprocess,
-            postprocess=metadata.postprocess,
-            labels=_labels_beside(file),
-            engines=[(read_engine(made), made)],
-        )
-
-
-def _labels_beside(graph: Path) -> list[str]:
-    """The class names that `export` wrote beside the graph."""
-    file = graph.parent / LABELS_FILE
-    return file.read_text(encoding="utf-8").removesuffix("\n").split("\n") if file.is_file() else []
-
-
-def _is_name(name: str) -> bool:
-    return bool(name) and len(name) <= 64
+        graphs = place_graphs(file, target, precision, placed)
+        graphs.check_build(build)
+        compile_graphs(placed, target, batch or graphs.batch, made, progress, build)
+        return bundle_of(graphs, read_engine(made), made, out)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
 from vitdeploy.bundle.read import file_sha256
 from vitdeploy.compile.engine import compile_engine
+from vitdeploy.compile.parts import joined, within
 from vitdeploy.compile.tensorrt import BuildOptions, default_batches
 from vitdeploy.errors import CapabilityError, TargetError
 from vitdeploy.graph.io import GraphMetadata, fixed_batch, get_metadata, graph_spec, load_graph
@@ -17,12 +17,11 @@ from vitdeploy.graph.tensorrt.lint import lint, refuse
 from vitdeploy.graph.tensorrt.support import nearest_version
 from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, read_json, write_json
-from vitdeploy.runtime.engine import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
 from vitdeploy.runtime.profiles import plan_profiles
 from vitdeploy.runtime.tensorrt_api import require as tensorrt_version
 from vitdeploy.runtime.tensorrt_identity import differences, fingerprint
 from vitdeploy.runtime.trust import is_trusted
-from vitdeploy.spec import TARGETS, EngineSpec, Task, decode, encode
+from vitdeploy.spec import TARGETS, EngineSpec, GraphSpec, Task, decode, encode
 
 
 def check_task(task: Task, target: str, precision: str) -> None:
@@ -61,39 +60,9 @@ def compile_graphs(
     for name, file in graphs.items():
         (out / name).mkdir()
         parts.append((compile_graph(file, target, batch, out / name, progress, build), name))
-    engine = _joined([_within(part, name) for part, name in parts], _metadata(graphs["encoder"]))
+    engine = joined([within(part, name) for part, name in parts], _metadata(graphs["encoder"]).sequence)
     write_json(out / "engine.json", encode(engine))
     return engine
-
-
-def _within(engine: EngineSpec, name: str) -> EngineSpec:
-    """The engine of one part, whose files lie in the sub-folder `name`."""
-    files = tuple(f"{name}/{file}" for file in engine.files)
-    return replace(engine, part=name, graph=f"{name}/{engine.graph}", files=files)
-
-
-def _joined(parts: list[EngineSpec], metadata: GraphMetadata) -> EngineSpec:
-    """One engine of several: it takes source tokens and gives target tokens."""
-    first = parts[0]
-    kernels: collections.Counter[str] = collections.Counter()
-    for part in parts:
-        kernels.update(part.kernels)
-    return EngineSpec(
-        target=first.target,
-        precision=first.precision,
-        graph=first.graph,
-        files=tuple(file for part in parts for file in part.files),
-        batch=first.batch,
-        dynamic_batch=all(part.dynamic_batch for part in parts),
-        provider=first.provider,
-        inputs=SEQUENCE_INPUTS,
-        outputs=SEQUENCE_OUTPUTS,
-        kernels=dict(kernels),
-        options=first.options,
-        device=first.device,
-        parts=tuple(parts),
-        sequence=metadata.sequence,
-    )
 
 
 def _metadata(graph: Path) -> GraphMetadata:
@@ -115,14 +84,7 @@ def compile_graph(
             fix=f"vitdeploy quantize FLOAT_GRAPH --target {target} -o DIR, or --target {metadata.target}",
         )
     spec = graph_spec(model, MODEL_FILE)
-    fixed = fixed_batch(spec)
-    if fixed is not None and fixed != batch:
-        raise TargetError(
-            f"{graph} has the fixed batch {fixed}",
-            found=f"--batch {batch}",
-            wanted=f"batch {fixed}",
-            fix="export with a dynamic batch",
-        )
+    check_batch(graph, spec, batch)
     if target == "tensorrt":
         options = build or BuildOptions()
         profiles = plan_profiles(spec.inputs, options.batches or default_batches(batch), options.sizes)
@@ -140,6 +102,18 @@ def compile_graph(
     engine = replace(engine, weight_bits=metadata.weight_bits)
     write_json(out / "engine.json", encode(engine))
     return engine
+
+
+def check_batch(graph: Path, spec: GraphSpec, batch: int) -> None:
+    """Raise TargetError where a graph cannot be compiled at `batch`."""
+    fixed = fixed_batch(spec)
+    if fixed is not None and fixed != batch:
+        raise TargetError(
+            f"{graph} has the fixed batch {fixed}",
+            found=f"--batch {batch}",
+            wanted=f"batch {fixed}",
+            fix="export with a dynamic batch",
+        )
 
 
 def read_engine(folder: Path) -> EngineSpec:

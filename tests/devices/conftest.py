@@ -1,0 +1,145 @@
+"""A real OpenSSH server on loopback, whose logins see a home folder of their own: that is the device."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from vitdeploy.devices.agent.turn import LOCK_NAME
+from vitdeploy.devices.client import Client
+from vitdeploy.devices.registry import Device
+from vitdeploy.devices.shipment import make_job
+from vitdeploy.pipeline.placing import place_graphs
+from vitdeploy.pipeline.sendable import placed_shipment
+
+
+@dataclass
+class Board:
+    """The device: `folder` has the keys and configurations, `home` is what its logins call $HOME."""
+
+    folder: Path
+    home: Path
+    port: int
+    server: subprocess.Popen
+
+    @property
+    def agent(self) -> Path:
+        return self.home / ".cache" / "vitdeploy-agent"
+
+    @property
+    def jobs(self) -> list[Path]:
+        return sorted((self.agent / "jobs").glob("*"))
+
+    def device(self, **changes) -> Device:
+        facts = {"name": "board", "host": "board", "python": sys.executable, "ssh_config": str(self.config())}
+        return Device(**{**facts, **changes})
+
+    def config(self, **options) -> Path:
+        """An ssh configuration that knows the host "board"; `options` over the right ones, FOLDER in them is ours."""
+        right = {
+            "HostName": "127.0.0.1",
+            "Port": self.port,
+            "User": subprocess.check_output(["id", "-un"], text=True).strip(),
+            "IdentityFile": self.folder / "user",
+            "IdentitiesOnly": "yes",
+            "UserKnownHostsFile": self.folder / "known_hosts",
+            "GlobalKnownHostsFile": "/dev/null",
+        }
+        lines = [f"  {key} {value}".replace("FOLDER", str(self.folder)) for key, value in {**right, **options}.items()]
+        path = self.folder / f"config-{abs(hash(tuple(lines)))}"
+        path.write_text("\n".join(["Host board", *lines, ""]), encoding="utf-8")
+        return path
+
+    def python(self, name: str, lines: str) -> str:
+        """A "Python" of the device that does something first; `$@` are its arguments."""
+        path = self.folder / name
+        path.write_text(f"#!/bin/sh\n{lines}\n", encoding="utf-8")
+        path.chmod(0o755)
+        return str(path)
+
+    def drop_connections(self) -> int:
+        """Kill the server's processes of all connections; how many there were."""
+        children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.server.pid)], capture_output=True, text=True)
+        for pid in map(int, children.stdout.split()):
+            os.kill(pid, signal.SIGKILL)
+        return len(children.stdout.split())
+
+    def lock(self):
+        """Somebody else's hold on the device, until it is closed."""
+        file = (self.home / "tmp" / LOCK_NAME).open("w")
+        fcntl.flock(file, fcntl.LOCK_EX)
+        return file
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Board]:
+    sshd = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
+    if sshd is None or shutil.which("ssh") is None:
+        pytest.skip("install openssh-server and openssh-client")
+    folder = tmp_path_factory.mktemp("sshd")
+    home = folder / "home"
+    (home / "tmp").mkdir(parents=True)
+    for name in ("host", "user", "other"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", folder / name], check=True)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    if os.geteuid() == 0:
+        Path("/run/sshd").mkdir(exist_ok=True)  # sshd's, which only a service of the system makes
+    options = {
+        "Port": port,
+        "ListenAddress": "127.0.0.1",
+        "HostKey": folder / "host",
+        "AuthorizedKeysFile": folder / "user.pub",
+        "PidFile": "none",
+        "StrictModes": "no",
+        "UsePAM": "no",
+        "PasswordAuthentication": "no",
+        "PermitRootLogin": "prohibit-password",
+        "SetEnv": f"HOME={home} TMPDIR={home / 'tmp'}",
+    }
+    (folder / "sshd_config").write_text("".join(f"{key} {value}\n" for key, value in options.items()))
+    key = (folder / "host.pub").read_text().split()[:2]
+    (folder / "known_hosts").write_text(f"[127.0.0.1]:{port} {' '.join(key)}\n")
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen([sshd, "-D", "-e", "-f", folder / "sshd_config"], stderr=log)
+    try:
+        board = Board(folder, home, port, process)
+        deadline = time.monotonic() + 10
+        while socket.socket().connect_ex(("127.0.0.1", port)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        if process.poll() is not None:
+            pytest.skip(f"sshd does not start: {(folder / 'log').read_text().strip()[-200:]}")
+        yield board
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@pytest.fixture
+def board(server: Board) -> Iterator[Board]:
+    """The device with no job on it; what a test leaves there is ended."""
+    yield server
+    for job in server.jobs:
+        if (job / "status.json").exists():
+            Client(server.device()).ask_status("stop", job.name)
+        shutil.rmtree(job, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def compile_job(tmp_path_factory: pytest.TempPathFactory, small_export: Path):
+    """A job that compiles the small model for ONNX Runtime, and where its files lie."""
+    folder = tmp_path_factory.mktemp("placed")
+    graphs = place_graphs(small_export / "model.onnx", "onnxruntime-cpu", None, folder)
+    return make_job("compile", [placed_shipment("small", graphs, 1)], {})

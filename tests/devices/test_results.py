@@ -1,0 +1,155 @@
+"""What a device says is data that anybody may have written: everything that does not fit is refused."""
+
+import copy
+import json
+
+import numpy as np
+import pytest
+
+from vitdeploy.bench.protocol import Protocol
+from vitdeploy.bench.results import Contest
+from vitdeploy.devices.agent.documents import FORMAT, Job, Placed, PlacedGraph, Result, Status
+from vitdeploy.devices.results import check_contest, check_result, check_status, parse
+from vitdeploy.errors import CapabilityError, DeviceResultError, MissingPackageError
+from vitdeploy.spec import EngineSpec, FileEntry, TensorSpec, decode, encode
+
+PLACED = Placed("small", "openvino-cpu", "int8", 1, (PlacedGraph("model", "0/model/model.onnx", 3),))
+JOB = Job(FORMAT, "compile", "a" * 64, "me@here", (PLACED,), (FileEntry("0/model/model.onnx", 1, "0" * 64),))
+FILES = [{"path": "model.bin", "bytes": 1, "sha256": "0" * 64}, {"path": "model.xml", "bytes": 1, "sha256": "0" * 64}]
+IMAGE = (TensorSpec("image", "uint8", (1, 32, 32, 1)),)
+ENGINE = EngineSpec(
+    *("openvino-cpu", "int8", "graph.onnx", ("model.xml", "model.bin"), 1, True, "CPU", IMAGE, IMAGE),
+    kernels={"int8": 3},
+    options={"INFERENCE_PRECISION_HINT": "f32"},
+)
+PROTOCOL = Protocol(duration=0.0, min_rounds=2)
+REFUSED = object()
+
+
+def document():
+    return {"format": FORMAT, "job": JOB.digest, "host": {}, "engines": {"small": encode(ENGINE)}, "files": FILES}
+
+
+def read(found):
+    return check_result("board", parse("board", json.dumps(found).encode(), Result), JOB)
+
+
+def changed(path, value):
+    """The right document with another value at `path`; a missing one for REFUSED."""
+    found = copy.deepcopy(document())
+    inner = found
+    for key in path[:-1]:
+        inner = inner[key]
+    if value is REFUSED:
+        del inner[path[-1]]
+    else:
+        inner[path[-1]] = value
+    return found
+
+
+def test_the_right_result_is_taken():
+    assert read(document()).engines == {"small": ENGINE}
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("job",), "0" * 64),
+        (("format",), 2),
+        (("job",), REFUSED),
+        (("engines",), {}),
+        (("engines",), {"other": encode(ENGINE)}),
+        (("more",), 1),
+        (("engines", "small", "target"), "tensorrt"),
+        (("engines", "small", "precision"), "fp32"),
+        (("engines", "small", "batch"), 8),
+        (("engines", "small", "weight_bits"), 7),
+        (("engines", "small", "files"), ["../../.bashrc"]),
+        (("engines", "small", "files"), ["model.xml", "model.bin", "/etc/passwd"]),
+        (("engines", "small", "graph"), "other.onnx"),
+        (("engines", "small", "options"), {"CACHE_DIR": "x"}),
+        (("engines", "small", "kernels"), {"int8": -3}),
+        (("engines", "small", "kernels"), {"int8": 1e400}),
+        (("engines", "small", "inputs"), []),
+        (("engines", "small", "parts"), [encode(ENGINE)]),
+        (("files",), []),
+        (("files",), [*FILES, FILES[0]]),
+        (("files", 0, "path"), "../model.bin"),
+        (("files", 0, "bytes"), "1"),
+    ],
+)
+def test_a_result_that_is_not_what_was_asked_for_is_refused(path, value):
+    with pytest.raises(DeviceResultError) as caught:
+        read(changed(path, value))
+    assert caught.value.exit_code == 3 and caught.value.message.startswith("board: ")
+
+
+@pytest.mark.parametrize("line", [b"", b"[]", b"{", b'{"format": NaN}', b'{"a": 1, "a": 2}', b"[" * 100_000, b"\xff"])
+def test_what_is_no_document_is_refused(line):
+    with pytest.raises(DeviceResultError):
+        parse("board", line, Result)
+
+
+def contest(**changes):
+    """Two rounds a scenario of one artifact; `changes` are of the first round of "single"."""
+    rounds = {
+        name: [{"batch": PROTOCOL.batch_of(name), "latencies_ms": [1.0, 2.0], "seconds": 0.0031} for _ in range(2)]
+        for name in PROTOCOL.scenarios
+    }
+    rounds["single"][0].update(changes)
+    entry = {
+        **{"artifact": "small", "target": "openvino-cpu", "precision": "int8", "provider": "CPU"},
+        **{"load_seconds": 0.5, "first_inference_ms": 3.0, "rounds": rounds},
+    }
+    return {"protocol": encode(PROTOCOL), "entries": [entry], "load_average": 0.5, "cpus": 4}
+
+
+def test_measurements_go_over_the_wire_unchanged():
+    found = check_contest("board", contest(), PROTOCOL, ["small"])
+    assert isinstance(found, Contest)
+    again = decode(Contest, json.loads(json.dumps(encode(found))))
+    assert np.array_equal(again.entries[0].rounds["single"][0].latencies_ms, [1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"latencies_ms": []},
+        {"latencies_ms": [1.0, float("nan")]},
+        {"latencies_ms": [-1.0, 2.0]},
+        {"latencies_ms": [1.0, 1e300]},
+        {"latencies_ms": [1.0, "2"]},
+        {"latencies_ms": [[1.0]]},
+        {"seconds": 0.001},  # less than its queries
+        {"seconds": -1.0},
+        {"seconds": None},
+        {"batch": 3},
+        {"process": 3},
+    ],
+)
+def test_impossible_measurements_are_refused(changes):
+    with pytest.raises(DeviceResultError):
+        check_contest("board", contest(**changes), PROTOCOL, ["small"])
+
+
+def test_measurements_of_something_else_are_refused():
+    for names, protocol in ((["other"], PROTOCOL), (["small"], Protocol(threads=4, duration=0.0, min_rounds=2))):
+        with pytest.raises(DeviceResultError):
+            check_contest("board", contest(), protocol, names)
+    with pytest.raises(DeviceResultError, match="do not fit"):
+        check_contest("board", {**contest(), "protocol": {**encode(PROTOCOL), "batch": [0]}}, PROTOCOL, ["small"])
+    less = contest()
+    less["entries"][0]["rounds"]["single"].pop()
+    with pytest.raises(DeviceResultError, match="rounds of single"):
+        check_contest("board", less, PROTOCOL, ["small"])
+
+
+def test_the_error_of_a_device_keeps_its_class_and_loses_its_escapes():
+    failure = {"artifact": "small", "code": "VD4002", "message": "no \x1b[31mINT8", "fix": "a\rb"}
+    with pytest.raises(CapabilityError) as caught:
+        parse("board", json.dumps({"failure": failure}).encode(), Status)
+    assert caught.value.message == "board: small: no \\x1b[31mINT8"
+    assert caught.value.fix == "on board: a\\rb"
+    with pytest.raises(MissingPackageError):
+        read({**document(), "failure": {**failure, "code": "VD4001"}})
+    assert check_status(Status("queued", "\x07bell")).detail == "\\x07bell"

@@ -1,0 +1,387 @@
+"""Jobs on a real server, and everything that goes wrong on the way there and back."""
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.command_line import command_line
+from tests.test_imports import device_python  # noqa: F401  # a Python with numpy and Pillow only
+from vitdeploy.bench.protocol import Protocol
+from vitdeploy.bundle.read import read_bundle, verify_files
+from vitdeploy.devices import client as client_module
+from vitdeploy.devices.agent.documents import FORMAT, Result
+from vitdeploy.devices.client import Client, Interrupted
+from vitdeploy.devices.package import agent_package
+from vitdeploy.devices.registry import Device
+from vitdeploy.errors import DeviceError, DeviceResultError, StorageError
+from vitdeploy.pipeline.on_devices import on_all
+from vitdeploy.pipeline.subjects import compile_bundle
+from vitdeploy.runtime import load
+from vitdeploy.spec import EngineSpec, TensorSpec, encode
+
+QUICK = ("--duration", "0.01", "--warmup", "0")
+
+
+@pytest.fixture
+def here(board, shared_store, tmp_path, monkeypatch):
+    """The command line in this process, whose user has named the board."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("HOME", str(tmp_path / "this-home"))  # of the agent of "local"
+    (tmp_path / "this-home").mkdir()
+    _shorten(monkeypatch)
+    with command_line(tmp_path, shared_store) as here:
+        done = here(
+            *("devices", "add", "board", "ssh://board", "--python", sys.executable),
+            *("--label", "lab", "--ssh-config", board.config()),
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        yield here
+
+
+def _shorten(monkeypatch):
+    """Bench in a few short blocks. The class stays what it is: the device decodes it."""
+    short = {"block_seconds": 0.02, "min_rounds": 3, "processes": 1}
+    defaults = [short.get(field.name, field.default) for field in dataclasses.fields(Protocol)]
+    monkeypatch.setattr(Protocol.__init__, "__defaults__", tuple(defaults))
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory, small_export):
+    folder = tmp_path_factory.mktemp("bundle")
+    compile_bundle(small_export / "model.onnx", "onnxruntime-cpu", None, None, folder)
+    return folder
+
+
+@pytest.fixture
+def client(board, monkeypatch):
+    """A client of the board that needs no ssh, and is quick to look again: for what happens on the board itself."""
+    monkeypatch.setattr(client_module, "FIRST_RETRY", 0.1)
+    monkeypatch.setattr(client_module, "FIRST_LOOK", 0.3)
+    monkeypatch.setenv("HOME", str(board.home))
+    monkeypatch.setenv("TMPDIR", str(board.home / "tmp"))
+    return Client(Device("board", python=sys.executable))
+
+
+@pytest.fixture
+def far(board, client):
+    """The same over ssh."""
+    return Client(board.device())
+
+
+@pytest.fixture
+def run(client, compile_job, tmp_path):
+    """Run the job of the session with a client, in a thread: (its outcome, what was told)."""
+    job, files = compile_job
+
+    @contextlib.contextmanager
+    def running(client=client):
+        told, outcome = [], []
+
+        def work():
+            try:
+                outcome.append(client.run(job, files, tmp_path, lambda *progress: told.append(progress)))
+            except Exception as error:
+                outcome.append(error)
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        yield told, outcome
+        thread.join(timeout=60)
+        assert not thread.is_alive()
+
+    return running
+
+
+def wait_until(condition, seconds=30.0):
+    deadline = time.monotonic() + seconds
+    while not (found := condition()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert found
+
+
+def status_file(board):
+    wait_until(lambda: board.jobs and (board.jobs[0] / "status.json").exists())
+    return board.jobs[0] / "status.json"
+
+
+def waits_for(status):
+    return json.loads(status.read_text())["detail"]
+
+
+@pytest.fixture
+def finished(client, board, compile_job):
+    """Leave a finished job of the session on the board: the right result, with `changes`."""
+    job = dataclasses.replace(compile_job[0], device=f"board, {sys.executable}")
+    tensors = (TensorSpec("x", "float32", (1,)),)
+    engine = EngineSpec(
+        "onnxruntime-cpu", "fp32", "graph.onnx", ("graph.onnx",), 1, True, "a provider", tensors, tensors
+    )
+
+    def make(changes):
+        folder = board.agent / "jobs" / job.digest / "result"
+        folder.mkdir(parents=True)
+        result = encode(Result(FORMAT, job.digest, {}, {"small": engine}))
+        (folder / "result.json").write_text(json.dumps({**result, **changes}))
+        return folder
+
+    return make
+
+
+# --- what works -------------------------------------------------------------------------------------------------------
+
+
+def test_the_doctor_brings_the_agent_once_and_says_what_works(here, board):
+    found = here("devices", "doctor", "lab", "--json").document
+    agent = board.agent / agent_package().digest / "agent.pyz"
+    assert hashlib.sha256(agent.read_bytes()).hexdigest() == agent_package().digest
+    before = agent.stat().st_mtime_ns
+    assert found["works"] and found["targets"]["onnxruntime-cpu"]["works"]
+    assert found["executable"] == sys.executable and found["free_bytes"] > 0
+    assert Client(board.device()).ask_status("status", "0" * 64).state == "absent"
+    assert agent.stat().st_mtime_ns == before
+
+
+def test_bench_on_many_devices_gives_one_document_and_one_that_fails_ends_no_other(here, bundle, board):
+    here("devices", "add", "off", "ssh://board:1", "--ssh-config", board.config())
+    done = here("bench", bundle, "--on", "off,board,local", *QUICK, "--json")
+    off, *measured = json.loads(done.stdout)["devices"]
+    assert (off["device"], off["error"]["code"]) == ("off", "VD4301")
+    assert (done.returncode, "off (ssh://board:1) cannot be reached" in done.stderr) == (4, True)
+    assert [found["device"] for found in measured] == ["board", "local"]
+    for found in measured:
+        (row,) = found["results"]
+        assert row["provider"] == "CPUExecutionProvider"
+        assert row["latency_ms"]["p50"] > 0 and row["stages_ms"]["end_to_end"] > 0 and found["left_out"] == []
+        (engine,) = found["engines"].values()
+        assert engine["kernels"]["fp32"] > 0
+    assert board.jobs == []
+
+
+def test_verify_runs_the_engine_on_the_device_and_the_original_here(here, bundle, small_export, digits):
+    common = ("--against", small_export, "--data", digits, "--num-samples", "20", "--json")
+    (there,) = here("verify", bundle, "--on", "board", *common).document["devices"]
+    here_found = here("verify", bundle, *common).document
+    assert there["artifact"].endswith("on board")
+    for name in ("n", "agreement", "value", "max_difference"):
+        assert there[name] == here_found[name], name
+
+
+def test_compile_brings_the_engine_home(here, small_export, bundle, digits, tmp_path):
+    done = here("compile", small_export, "--target", "openvino-cpu", "-o", "engine", "--on", "board")
+    assert done.returncode == 0, done.stderr
+    manifest = read_bundle(tmp_path / "engine")
+    verify_files(tmp_path / "engine", manifest)
+    assert manifest.engines[0].files == ("engines/openvino-cpu/model.xml", "engines/openvino-cpu/model.bin")
+    image = next((digits / "evaluation" / "7").glob("*.png"))
+    with load(tmp_path / "engine") as ours, load(bundle) as theirs:
+        assert ours.predict(image).label == theirs.predict(image).label
+
+
+def test_a_job_that_was_left_there_is_fetched_by_the_same_command(finished, run, board):
+    finished({})
+    with run() as (told, outcome):
+        pass
+    assert outcome[0].engines["small"].provider == "a provider"
+    assert any("is there already (done)" in text for text, *_ in told)
+    assert board.jobs == []
+
+
+def test_the_job_goes_on_while_the_connection_is_gone(run, far, board):
+    lock = board.lock()
+    with run(far) as (told, outcome):
+        status_file(board)
+        wait_until(lambda: any("waits for a job of another user" in text for text, *_ in told))
+        wait_until(board.drop_connections)
+        wait_until(lambda: any("connection lost" in text for text, *_ in told))
+        lock.close()
+    assert outcome[0].engines["small"].kernels["fp32"] > 0
+
+
+def test_jobs_wait_in_the_order_of_their_arrival(client, run, board):
+    with board.lock(), run() as (_, outcome):
+        first = status_file(board)
+        wait_until(lambda: waits_for(first) == "a job of another user")
+        queue = board.agent / "queue"
+        (ticket,) = queue.glob("[0-9]*")
+        # An older ticket, of a living process: ours waits for that one, whatever the lock says.
+        older = subprocess.Popen(["sleep", "60"])
+        started = int(Path(f"/proc/{older.pid}/stat").read_text().rpartition(")")[2].split()[19])
+        process = {**json.loads(ticket.read_text())["process"], "pid": older.pid, "started": started}
+        (queue / "000000000").write_text(json.dumps({"what": "bench of ann@desk", "process": process}))
+        wait_until(lambda: waits_for(first) == "bench of ann@desk")
+        older.kill()
+        older.wait()
+        wait_until(lambda: waits_for(first) == "a job of another user")
+        client.cancelled.set()
+        assert client.stop() == "board: the job was stopped"
+    assert isinstance(outcome[0], Interrupted | DeviceError)
+    assert not list(queue.glob("[0-9]*"))
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "fix"),
+    [
+        ({"Port": 1}, "cannot be reached", "is it on?"),
+        ({"UserKnownHostsFile": "FOLDER/other_known_hosts"}, "another host key than the one known", "ssh-keygen -R"),
+        ({"UserKnownHostsFile": "/dev/null"}, "is not known here", "log in once by hand"),
+        ({"IdentityFile": "FOLDER/other"}, "takes none of your keys", "ssh-copy-id"),
+        ({"HostName": "no-such-host.invalid"}, "cannot be reached", "check: ssh"),
+    ],
+)
+def test_a_device_that_cannot_be_reached(board, options, message, fix):
+    key = (board.folder / "other.pub").read_text().split()[:2]
+    (board.folder / "other_known_hosts").write_text(f"[127.0.0.1]:{board.port} {' '.join(key)}\n")
+    with pytest.raises(DeviceError, match=message) as caught:
+        Client(board.device(ssh_config=str(board.config(**options)))).probe()
+    assert fix in caught.value.fix
+    assert caught.value.exit_code == 4
+
+
+def test_a_python_that_is_missing_or_too_old(board):
+    with pytest.raises(DeviceError, match="has no Python at /no/python"):
+        Client(board.device(python="/no/python")).probe()
+    old = f"""exec {sys.executable} -c 'import sys; sys.version_info = (3, 8, 10); exec(sys.argv.pop(2))' "$@" """
+    with pytest.raises(DeviceError, match="too old") as caught:
+        Client(board.device(python=board.python("python3.8", old))).probe()
+    assert "Python 3.8.10" in caught.value.found
+
+
+def test_what_a_login_prints_is_not_taken_for_an_answer(board):
+    noisy = board.python("noisy", f'echo Welcome; echo "{{}}"; echo to stderr >&2; exec {sys.executable} "$@"')
+    assert Client(board.device(python=noisy)).probe().executable == sys.executable
+
+
+def test_a_missing_runtime_is_told_with_its_pip_line(here, board, bundle, device_python):  # noqa: F811
+    bare = board.folder / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
+    for name, python in (("bare", bare / "bin" / "python"), ("partly", device_python)):
+        here("devices", "add", name, "ssh://board", "--python", python, "--ssh-config", board.config())
+    doctor = here("devices", "doctor", "bare")
+    assert doctor.returncode == 4
+    assert "missing  numpy, pillow" in doctor.stdout and "-m pip install numpy pillow" in doctor.stdout
+    done = here("bench", bundle, "--on", "bare,partly", *QUICK)
+    assert done.returncode == 4
+    assert "bare: the package numpy is not installed" in done.stderr
+    assert "-m pip install numpy pillow" in done.stderr and "-m pip install onnxruntime" in done.stderr
+
+
+def test_a_full_disk_there_is_told_and_leaves_nothing(board, run, far):
+    if os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs root")
+    small = board.home / ".cache"
+    small.mkdir(exist_ok=True)
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", small], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount: {mounted.stderr.strip()}")
+    try:
+        with run(far) as (_, outcome):
+            pass
+        assert isinstance(outcome[0], StorageError) and outcome[0].exit_code == 4
+        assert "bytes free" in outcome[0].found and board.jobs == []
+        agent = board.agent / agent_package().digest / "agent.pyz"
+        agent.unlink()
+        with contextlib.suppress(OSError), (small / "filler").open("wb", buffering=0) as filler:
+            while True:
+                filler.write(b"\0" * 4096)
+        with run(far) as (_, outcome):
+            pass
+        assert isinstance(outcome[0], DeviceError) and "No space left on device" in outcome[0].found
+        assert not agent.exists()
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_a_limit_on_files_there_is_told(board, run):
+    limited = board.python("limited", f'[ "$4" = submit ] && ulimit -f 40; exec {sys.executable} "$@"')
+    with run(Client(board.device(python=limited))) as (_, outcome):
+        pass
+    assert isinstance(outcome[0], StorageError) and "File too large" in outcome[0].found
+    assert board.jobs == []
+
+
+@pytest.mark.parametrize("booted", [False, True])
+def test_a_job_whose_process_is_gone_is_lost_and_forgotten(run, board, booted):
+    with board.lock(), run() as (_, outcome):
+        file = status_file(board)
+        wait_until(lambda: waits_for(file))
+        status = json.loads(file.read_text())
+        if booted:  # the state that a job has after its device came up again
+            status["process"]["boot"] = "another"
+        os.kill(status["process"]["pid"], signal.SIGKILL)
+        file.write_text(json.dumps(status))
+    assert isinstance(outcome[0], DeviceError)
+    assert "was lost" in outcome[0].message
+    assert ("restarted" in outcome[0].found) == booted
+    assert board.jobs == []
+
+
+def test_an_interrupt_stops_the_job_and_says_so(board, client, compile_job, tmp_path):
+    job, files = compile_job
+    noted = []
+
+    def interrupt():
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def tell(text, done, total):
+        if "waits for" in text:
+            threading.Timer(0.1, interrupt).start()
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with board.lock(), pytest.raises(KeyboardInterrupt):
+            on_all([client.device], lambda client: client.run(job, files, tmp_path, tell), noted.append)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert noted == ["board: the job was stopped"]
+    assert board.jobs == [] and not list((board.agent / "queue").glob("[0-9]*"))
+
+
+def test_a_device_that_stays_away_keeps_its_job(run, board, far, monkeypatch):
+    monkeypatch.setattr(client_module, "PATIENCE_SECONDS", 0.5)
+    with board.lock(), run(far) as (told, outcome):
+        status_file(board)
+        wait_until(lambda: any("waits for" in text for text, *_ in told))
+        far.device = board.device(ssh_config=str(board.config(Port=1)))
+        wait_until(lambda: outcome)
+        assert "the same command fetches the result later" in outcome[0].fix
+        assert "cannot be reached, so its job goes on" in far.stop()
+        assert len(board.jobs) == 1
+
+
+def test_cancelled_work_ends(board, compile_job, tmp_path):
+    job, files = compile_job
+    client = Client(board.device())
+    client.cancelled.set()
+    with pytest.raises(Interrupted):
+        client.run(job, files, tmp_path, lambda *progress: None)
+
+
+def test_results_that_were_changed_there_are_refused_and_forgotten(finished, run, board, tmp_path):
+    finished({"job": "0" * 64})
+    with run() as (_, outcome):
+        pass
+    assert isinstance(outcome[0], DeviceResultError) and "another job" in outcome[0].message
+    assert board.jobs == []
+
+
+def test_a_link_there_brings_nothing_home(finished, run, tmp_path):
+    secret = tmp_path / "secret"
+    secret.write_text("never asked for")
+    entry = {"path": "model.xml", "bytes": 15, "sha256": hashlib.sha256(secret.read_bytes()).hexdigest()}
+    (finished({"files": [entry]}) / "model.xml").symlink_to(secret)
+    with run() as (_, outcome):
+        pass
+    assert isinstance(outcome[0], DeviceResultError) and "other files" in outcome[0].message

@@ -1,0 +1,54 @@
+"""The engines of a job, made here of its placements."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.bundle.read import file_sha256
+from vitdeploy.compile.engine import compile_engine
+from vitdeploy.compile.parts import joined, within
+from vitdeploy.compile.tensorrt import BuildOptions
+from vitdeploy.devices.agent.documents import Placed
+from vitdeploy.runtime.tensorrt_identity import differences, fingerprint
+from vitdeploy.runtime.trust import is_trusted
+from vitdeploy.spec import EngineSpec, decode
+
+Progress = Callable[[str, int, int], None]
+
+
+def make_engine(
+    placed: Placed, job: Path, out: Path, options: Mapping[str, Any], progress: Progress
+) -> tuple[EngineSpec, Path]:
+    """The engine, and the folder that its files lie in: `out`, which is new, or that of a plan that was built here.
+
+    Raises:
+        VitdeployError: as `compile_engine`; a MissingPackageError where the target's runtime is not here.
+    """
+    if placed.plan is not None and _loads_here(placed.plan, job):
+        return placed.plan, job
+    build = decode(BuildOptions, options["build"]) if options.get("build") else None
+    parts = []
+    for graph in placed.graphs:
+        folder = out if len(placed.graphs) == 1 else out / graph.part
+        folder.mkdir(parents=True)
+        engine = compile_engine(
+            job / graph.file,
+            folder,
+            target=placed.target,
+            precision=placed.precision,
+            batch=placed.batch,
+            placed=graph.placed,
+            build=build,
+            progress=progress,
+        )
+        parts.append(engine if len(placed.graphs) == 1 else within(engine, graph.part))
+    whole = parts[0] if len(parts) == 1 else joined(parts, placed.sequence)
+    return dataclasses.replace(whole, weight_bits=placed.weight_bits), out
+
+
+def _loads_here(plan: EngineSpec, job: Path) -> bool:
+    """Whether this user has built the plan, on a machine like this one."""
+    return is_trusted(file_sha256(job / plan.files[0])) and not differences(plan.device, fingerprint())

@@ -1,0 +1,142 @@
+"""What a device is asked to do, and what it answers: the documents that cross the wire, as plain data.
+
+A job carries placements (ONNX), never engines: an engine is code, and each device builds its own. The one exception is
+a TensorRT plan, which the device loads only where its own registry says that it was built there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from vitdeploy.spec import EngineSpec, FileEntry, Precision, SequenceSpec, WeightBits, encode
+
+FORMAT = 1
+Kind = Literal["bench", "compile"]
+State = Literal["absent", "queued", "running", "done", "stopped", "lost"]
+# Of the job.json that a device reads, and of the result.json that it answers with: raw latencies make up most of it.
+MAX_JOB_BYTES = 8 << 20
+MAX_RESULT_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class PlacedGraph:
+    """One ONNX file of a job. `placed`: how many of its linears and convolutions are in INT8 or FP8."""
+
+    part: str
+    file: str
+    placed: int
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A placement: what `compile.engine.compile_engine` takes. An encoder-decoder has two graphs and its `sequence`.
+
+    `plan` is the engine that a device made of it before, whose files are in the job too. `images`: what a bench needs
+    to measure the way from an image to its answer, see `bench.stages.ImageStages`.
+    """
+
+    name: str
+    target: str
+    precision: Precision
+    batch: int
+    graphs: tuple[PlacedGraph, ...]
+    sequence: SequenceSpec | None = None
+    weight_bits: WeightBits | None = None
+    plan: EngineSpec | None = None
+    images: dict[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Job:
+    """`files` are all that goes out with it. `options` are of the kind: {"protocol": ...} of a bench (encoded), and
+    {"build": ...} where TensorRT is not to build as by default. `device`: whose it is, as two may be one machine.
+    """
+
+    format: int
+    kind: Kind
+    agent: str
+    sender: str
+    artifacts: tuple[Placed, ...]
+    files: tuple[FileEntry, ...]
+    options: dict[str, Any] = field(default_factory=dict)
+    device: str = ""
+
+    @property
+    def digest(self) -> str:
+        """What names the job everywhere: equal jobs of one sender are one job."""
+        text = json.dumps(encode(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """An error, as `VitdeployError.to_dict` writes it, of one artifact ("" for the whole job)."""
+
+    artifact: str
+    code: str
+    message: str
+    found: str = ""
+    wanted: str = ""
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a finished job answers. `host` is `describe_host` there; `engines` are those that were made, by the names of
+    the artifacts; `left_out` those that do not work there, and why. `contest` is of a bench. A `failure` is instead of
+    everything else."""
+
+    format: int
+    job: str
+    host: dict[str, str]
+    engines: dict[str, EngineSpec] = field(default_factory=dict)
+    left_out: tuple[Failure, ...] = ()
+    contest: Any = None
+    files: tuple[FileEntry, ...] = ()
+    failure: Failure | None = None
+
+
+@dataclass(frozen=True)
+class Status:
+    """`state`: "absent", "queued", "running", "done" (there is a result), "stopped", or "lost": it was queued or
+    running, and its process is gone; `detail` says what it waits for, or how it was lost."""
+
+    state: State
+    detail: str = ""
+    progress: tuple[str, int, int] | None = None
+
+
+@dataclass(frozen=True)
+class TargetState:
+    """What `compile.probe.probe_target` says of one target."""
+
+    works: bool
+    version: str | None
+    precisions: tuple[str, ...]
+    detail: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Probe:
+    """What a device is. `sensors`: what can be read while it measures, or why not; `jobs`: what it does, and what waits
+    for it."""
+
+    host: dict[str, str]
+    executable: str
+    glibc: str
+    packages: dict[str, str]
+    targets: dict[str, TargetState]
+    free_bytes: int
+    memory_bytes: int
+    sensors: dict[str, str]
+    power_mode: str
+    jobs: tuple[str, ...]
+
+
+def flat(path: str) -> str:
+    """The name that a file of an engine has in a result's folder."""
+    return path.replace("/", "-")

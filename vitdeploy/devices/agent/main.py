@@ -1,0 +1,230 @@
+"""The agent's commands. Each prints one line, "vitdeploy-agent ok", and then its answer; an error is an answer too.
+
+probe                  what this device is
+status DIGEST          what is known of a job
+submit                 a job and its files come in over standard input; it is started
+wait DIGEST SECONDS    its status, once it is another one, or after so many seconds
+fetch DIGEST           its result and files
+stop DIGEST            end it
+remove DIGEST          forget it
+serve                  one engine over this connection
+run DIGEST             (started by submit) do it
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from vitdeploy.devices.agent.documents import MAX_JOB_BYTES, Job, Status, flat
+from vitdeploy.devices.agent.state import (
+    JOB_FILE,
+    LOG_FILE,
+    RESULT_FILE,
+    RESULT_FOLDER,
+    STATUS_FILE,
+    end,
+    home,
+    job_folder,
+    read_status,
+    scratch,
+)
+from vitdeploy.devices.agent.stream import StreamError, blocks_of, message, read_file, read_json, read_line
+from vitdeploy.devices.agent.work import explained, failure, run
+from vitdeploy.errors import StorageError, VitdeployError
+from vitdeploy.spec import FileEntry, decode, encode
+
+READY = "vitdeploy-agent ok"
+DIGEST = re.compile(r"[0-9a-f]{64}")
+PATH = re.compile(r"(?!\.)[A-Za-z0-9._-]+(/(?!\.)[A-Za-z0-9._-]+)*")
+# What a device keeps of results that nobody has fetched.
+KEPT_JOBS = 8
+# Beside the files themselves: copies that compilers make of them, and the runtime's own.
+SPARE_BYTES = 16 << 20
+LOOK_SECONDS = 0.2
+STOP_SECONDS = 5.0
+
+
+def main(agent: str) -> None:
+    """Do the command of the arguments; `agent` is the path of the file that this is in."""
+    sys.path[:] = [path for path in sys.path if path]  # nothing of the folder that a login starts in
+    # Of measuring and building processes, also where another vitdeploy is installed.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [agent, os.environ.get("PYTHONPATH")]))
+    command, *arguments = sys.argv[1:]
+    if command == "run":
+        _run(_folder(arguments[0]))
+        return
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # whatever a runtime prints is no answer
+    answers.write(f"{READY}\n".encode())
+    answers.flush()
+    try:
+        with explained():
+            for block in _answer(command, arguments, agent, answers):
+                answers.write(block)
+            answers.flush()
+    except VitdeployError as error:
+        with contextlib.suppress(BrokenPipeError):
+            answers.write(b"".join(message({"failure": encode(failure("", error))})))
+            answers.flush()
+    except BrokenPipeError:
+        pass  # nobody is there any more
+
+
+def _answer(command: str, arguments: list[str], agent: str, answers: BinaryIO) -> Iterable[bytes]:
+    if command == "probe":
+        from vitdeploy.devices.agent.probe import probe
+
+        return message(encode(probe()))
+    if command == "submit":
+        return message(asdict(_submit(agent)))
+    if command == "serve":
+        from vitdeploy.devices.agent.serve import serve
+
+        serve(sys.stdin.buffer, answers)
+        return ()
+    folder = _folder(arguments[0])
+    if command == "fetch":
+        return _fetch(folder)
+    simple: dict[str, Callable[[], Status]] = {
+        "status": lambda: read_status(folder),
+        "wait": lambda: _wait(folder, float(arguments[1])),
+        "stop": lambda: _stop(folder),
+        "remove": lambda: _remove(folder),
+    }
+    return message(asdict(simple[command]()))
+
+
+def _folder(digest: str) -> Path:
+    if not DIGEST.fullmatch(digest):
+        raise VitdeployError(f"{digest!r} names no job")
+    return job_folder(digest)
+
+
+def _submit(agent: str) -> Status:
+    """Take a job in: all of it or nothing, and start it in a session of its own, which outlives the connection."""
+    line = read_line(sys.stdin.buffer, MAX_JOB_BYTES)
+    job = decode(Job, read_json(line))
+    folder = job_folder(job.digest)
+    if read_status(folder).state != "absent":
+        return read_status(folder)
+    _forget_old(folder.parent)
+    try:
+        with scratch() as incoming:
+            _make_room(job)
+            _receive(job, line, incoming)
+            folder.parent.mkdir(exist_ok=True, mode=0o700)
+            incoming.rename(folder)
+    except OSError as error:
+        if folder.is_dir():  # the same job came in over another connection
+            return read_status(folder)
+        why = error.strerror or str(error)
+        raise StorageError(f"{home()} cannot be written", found=why, fix="free some space there") from None
+    except StreamError as error:
+        raise VitdeployError(f"the job did not arrive whole: {error}") from None
+    with (folder / LOG_FILE).open("wb") as log:
+        subprocess.Popen(
+            [sys.executable, agent, "run", job.digest],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=folder,
+            start_new_session=True,
+        )
+    deadline = time.monotonic() + STOP_SECONDS
+    while not (folder / STATUS_FILE).exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return read_status(folder)
+
+
+def _make_room(job: Job) -> None:
+    needed, free = 2 * sum(entry.bytes for entry in job.files) + SPARE_BYTES, shutil.disk_usage(home()).free
+    if free < needed:
+        raise StorageError(
+            f"too little space for the job in {home()}",
+            found=f"{free:,} bytes free",
+            wanted=f"{needed:,} bytes",
+            fix="free some space there",
+        )
+
+
+def _receive(job: Job, line: bytes, folder: Path) -> None:
+    (folder / JOB_FILE).write_bytes(line)
+    for entry in job.files:
+        if not PATH.fullmatch(entry.path) or entry.path == JOB_FILE:
+            raise StreamError(f"{entry.path!r} is no path of a job")
+        path = folder / entry.path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        read_file(sys.stdin.buffer, entry, path)
+
+
+def _forget_old(jobs: Path) -> None:
+    """Remove all but the newest finished jobs. By their number: a clock that jumps would make all of them old."""
+    if not jobs.is_dir():
+        return
+    ended = [folder for folder in jobs.iterdir() if read_status(folder).state in ("done", "lost", "stopped")]
+    newest = sorted(ended, key=lambda folder: folder.stat().st_mtime_ns, reverse=True)
+    for folder in newest[KEPT_JOBS:]:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _run(folder: Path) -> None:
+    def stopped(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    signal.signal(signal.SIGTERM, stopped)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    run(folder)
+
+
+def _wait(folder: Path, seconds: float) -> Status:
+    """The status once its state or what it waits for has changed, and after so many seconds at the latest."""
+    first = read_status(folder)
+    deadline = time.monotonic() + seconds
+    status = first
+    while status.state in ("queued", "running") and time.monotonic() < deadline:
+        time.sleep(LOOK_SECONDS)
+        status = read_status(folder)
+        if (status.state, status.detail) != (first.state, first.detail):
+            break
+    return status
+
+
+def _stop(folder: Path) -> Status:
+    """End the job's process and its children, by force if it does not go."""
+    if end(folder):
+        deadline = time.monotonic() + STOP_SECONDS
+        while time.monotonic() < deadline and read_status(folder).state in ("queued", "running"):
+            time.sleep(LOOK_SECONDS)
+        end(folder, signal.SIGKILL)
+    return read_status(folder)
+
+
+def _remove(folder: Path) -> Status:
+    if read_status(folder).state not in ("queued", "running"):
+        shutil.rmtree(folder, ignore_errors=True)
+    return read_status(folder)
+
+
+def _fetch(folder: Path) -> Iterator[bytes]:
+    """The result as it lies there, and the files that it lists."""
+    result = folder / RESULT_FOLDER
+    try:
+        line = (result / RESULT_FILE).read_bytes()
+    except OSError:
+        raise VitdeployError("the job's result is no longer there", fix="run the command again") from None
+    entries = [decode(FileEntry, each) for each in json.loads(line)["files"]]
+    yield line + b"\n"
+    for entry in entries:
+        yield from blocks_of(result / flat(entry.path))

@@ -1,0 +1,78 @@
+"""What a device is and what works there, for `vitdeploy devices doctor`."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from vitdeploy.bench.energy import EnergyMeter
+from vitdeploy.bench.probes import affinity, clock_mhz, read_text, temperature, throttle_count
+from vitdeploy.devices.agent.documents import Probe, TargetState
+from vitdeploy.devices.agent.turn import tickets
+from vitdeploy.spec import TARGETS, decode
+
+PACKAGES = ("numpy", "pillow", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt", "cuda-python")
+GOVERNOR = "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
+UNREADABLE = "cannot be read"
+
+
+def probe(root: Path = Path("/")) -> Probe:
+    host, targets = _zone()
+    return Probe(
+        host=host,
+        executable=sys.executable,
+        glibc=platform.libc_ver()[1],
+        packages={name: version for name in PACKAGES if (version := _version(name))},
+        targets=targets,
+        free_bytes=shutil.disk_usage(Path.home()).free,
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        sensors=_sensors(root),
+        power_mode=_power_mode(),
+        jobs=tuple(str(ticket["what"]) for _, ticket in tickets()),
+    )
+
+
+def _zone() -> tuple[dict[str, str], dict[str, TargetState]]:
+    """The host and its targets in the words of the device zone; without numpy, which that zone imports, a few words."""
+    try:
+        from vitdeploy.compile.probe import probe_target
+        from vitdeploy.runtime.host import describe_host
+    except ModuleNotFoundError:
+        return {"machine": platform.machine(), "system": platform.system(), "python": platform.python_version()}, {}
+    return describe_host(), {name: decode(TargetState, probe_target(name)) for name in TARGETS}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _sensors(root: Path) -> dict[str, str]:
+    """What `bench` can read of this machine while it measures, as it is now."""
+    mhz, celsius, throttles = clock_mhz(affinity(), root), temperature(root), throttle_count(root)
+    return {
+        "clock": UNREADABLE if mhz is None else f"{mhz:.0f} MHz",
+        "governor": (read_text(root / GOVERNOR) or UNREADABLE).strip()[:40],
+        "temperature": UNREADABLE if celsius is None else f"{celsius:.1f} degrees Celsius",
+        "heat throttling": UNREADABLE if throttles is None else f"{throttles} times since boot",
+        "energy": EnergyMeter(root).source,
+    }
+
+
+def _power_mode() -> str:
+    """The active mode of a Jetson's nvpmodel, "" elsewhere."""
+    program = shutil.which("nvpmodel", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
+    if program is None:
+        return ""
+    try:
+        done = subprocess.run([program, "-q"], capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.splitlines()[0][:80] if done.returncode == 0 and done.stdout else ""

@@ -1,0 +1,61 @@
+"""One engine, asked over the connection itself: a placement comes in, then feeds, and outputs go back.
+
+    {"placed": {...}, "files": [...], "options": {}} + files     {"engine": {...}, "host": {...}}
+    {"feeds": [{"name", "dtype", "shape"}, ...]} + arrays        {"outputs": [...]} + arrays
+
+While the device is another's, lines {"waits_for": "..."} come first. An error is answered as {"failure": {...}}. The
+session ends with the connection; nothing of it stays.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from vitdeploy.devices.agent.arrays import read_array
+from vitdeploy.devices.agent.build import make_engine
+from vitdeploy.devices.agent.documents import MAX_JOB_BYTES, Placed
+from vitdeploy.devices.agent.state import scratch
+from vitdeploy.devices.agent.stream import message, read_file, read_json, read_line
+from vitdeploy.devices.agent.turn import turn
+from vitdeploy.runtime.engine import make_runner
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.spec import FileEntry, TensorSpec, decode, encode
+
+
+def serve(requests: BinaryIO, answers: BinaryIO) -> None:
+    """Answer until the connection ends."""
+
+    def say(document: Any, arrays: tuple[Array, ...] = ()) -> None:
+        for block in message(document):
+            answers.write(block)
+        for array in arrays:
+            answers.write(array.data)
+        answers.flush()
+
+    with scratch() as folder, turn("verify", lambda other: say({"waits_for": other})):
+        _answer(folder, requests, say)
+
+
+def _answer(folder: Path, requests: BinaryIO, say: Any) -> None:
+    request = read_json(read_line(requests, MAX_JOB_BYTES))
+    placed = decode(Placed, request["placed"])
+    for entry in (decode(FileEntry, each) for each in request["files"]):
+        (folder / entry.path).parent.mkdir(parents=True, exist_ok=True)
+        read_file(requests, entry, folder / entry.path)
+    engine, where = make_engine(placed, folder, folder / "engine", request["options"], lambda *progress: None)
+    with make_runner(where, engine) as runner:
+        tensors = {"inputs": encode(runner.inputs), "outputs": encode(runner.outputs), "provider": runner.provider}
+        say({"engine": encode(engine), "host": describe_host(), **tensors})
+        while line := read_line(requests, MAX_JOB_BYTES):
+            _infer(runner, [decode(TensorSpec, each) for each in read_json(line)["feeds"]], requests, say)
+
+
+def _infer(runner: Runner, feeds: list[TensorSpec], requests: BinaryIO, say: Any) -> None:
+    outputs = runner.infer({feed.name: read_array(requests, feed) for feed in feeds})
+    found = {name: np.ascontiguousarray(array) for name, array in outputs.items()}
+    specs = [encode(TensorSpec(name, array.dtype.name, array.shape)) for name, array in found.items()]
+    say({"outputs": specs}, tuple(found.values()))

@@ -1,0 +1,156 @@
+"""Where jobs lie on a device, and what is known of each: its state survives every connection, and a restart is seen.
+
+    ~/.cache/vitdeploy-agent/<sha256>/agent.pyz      the agent itself
+    ~/.cache/vitdeploy-agent/jobs/<digest>/          job.json, the files, status.json, log.txt, result/
+    ~/.cache/vitdeploy-agent/queue/                  a ticket for each job that runs or waits
+
+No time of day is used anywhere: boards without a battery start in 1970 and jump.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.devices.agent.documents import Job, Status
+from vitdeploy.spec import decode
+
+JOB_FILE, STATUS_FILE, LOG_FILE, RESULT_FOLDER, RESULT_FILE = (
+    *("job.json", "status.json", "log.txt"),
+    *("result", "result.json"),
+)
+TAIL_BYTES, TAIL_LINES = 4096, 8
+
+
+def home() -> Path:
+    return Path("~/.cache/vitdeploy-agent").expanduser()
+
+
+def job_folder(digest: str) -> Path:
+    return home() / "jobs" / digest
+
+
+def read_job(file: Path) -> Job:
+    return decode(Job, json.loads(file.read_text(encoding="utf-8")))
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process that a number alone would not name: numbers come again, and all begin anew with each boot."""
+
+    pid: int
+    boot: str
+    started: int
+
+    @classmethod
+    def current(cls) -> Process:
+        return cls(os.getpid(), boot_id(), _started(os.getpid()))
+
+    def alive(self) -> bool:
+        if self.boot != boot_id():
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return _started(self.pid) == self.started
+
+    def signal_group(self, number: int) -> None:
+        """Signal the process and its children; it leads a session of its own."""
+        if self.alive():
+            os.killpg(self.pid, number)
+
+
+def boot_id() -> str:
+    """What is new with every boot; "" where the system does not say."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> int:
+    """When a process began, in ticks since boot (proc(5), field 22 of stat); -1 where it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return -1 if Path("/proc/self").exists() else 0
+    return -1 if fields[0] in "ZX" else int(fields[19])
+
+
+def write_status(folder: Path, status: Status, process: Process) -> None:
+    """Replace the job's status. Not flushed to the disk: what a power cut takes from it, the new boot's id tells."""
+    temporary = folder / f".{STATUS_FILE}.{os.getpid()}"
+    temporary.write_text(json.dumps({**asdict(status), "process": asdict(process)}), encoding="utf-8")
+    temporary.replace(folder / STATUS_FILE)
+
+
+def read_status(folder: Path) -> Status:
+    if (folder / RESULT_FOLDER).is_dir():
+        return Status("done")
+    written = _written(folder)
+    if written is None:
+        # A job that is being sent lies elsewhere, so this one lost its process before it wrote anything.
+        return Status("lost", "its process did not start") if folder.is_dir() else Status("absent")
+    status, process = written
+    if status.state == "stopped" or process.alive():
+        return status
+    if (folder / RESULT_FOLDER).is_dir():  # finished in between
+        return Status("done")
+    if process.boot != boot_id():
+        return Status("lost", "the device was restarted meanwhile")
+    words = "".join(f"\n{'':16}| {line}" for line in last_words(folder))
+    return Status("lost", f"its process was ended by something else, often for want of memory{words}")
+
+
+def _written(folder: Path) -> tuple[Status, Process] | None:
+    try:
+        found: dict[str, Any] = json.loads((folder / STATUS_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    progress = tuple(found["progress"]) if found["progress"] else None
+    return Status(found["state"], found["detail"], progress), Process(**found["process"])
+
+
+def last_words(folder: Path) -> list[str]:
+    """The last lines that the job's process wrote."""
+    try:
+        with (folder / LOG_FILE).open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - TAIL_BYTES))
+            return log.read().decode("utf-8", errors="replace").splitlines()[-TAIL_LINES:]
+    except OSError:
+        return []
+
+
+def end(folder: Path, number: int = signal.SIGTERM) -> bool:
+    """Signal the job's process; False where there is none."""
+    written = _written(folder)
+    if written is None or not written[1].alive():
+        return False
+    written[1].signal_group(number)
+    return True
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """A new folder for this process alone. Those of processes that were ended by force go with it."""
+    parent = home() / "scratch"
+    parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for folder in parent.iterdir():
+        if folder.name == str(os.getpid()) or not Path(f"/proc/{folder.name}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
+    mine = parent / str(os.getpid())
+    mine.mkdir()
+    try:
+        yield mine
+    finally:
+        shutil.rmtree(mine, ignore_errors=True)

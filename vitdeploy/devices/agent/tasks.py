@@ -1,0 +1,57 @@
+"""What jobs do: measure engines against each other, or make one to be taken home."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from vitdeploy.bench.contest import engine_contestant, run_contest
+from vitdeploy.bench.protocol import Protocol
+from vitdeploy.bundle.read import file_sha256
+from vitdeploy.devices.agent.build import make_engine
+from vitdeploy.devices.agent.documents import FORMAT, Job, Result
+from vitdeploy.devices.agent.work import explained, failure
+from vitdeploy.errors import VitdeployError
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.spec import EngineSpec, FileEntry, decode, encode
+
+Progress = Callable[[str, int, int], None]
+
+
+def perform(job: Job, folder: Path, products: Path, progress: Progress) -> Result:
+    """The result of the job whose files lie in `folder`; `products` is a new folder for what is made.
+
+    Raises:
+        VitdeployError: nothing of the job works here.
+    """
+    return _bench(job, folder, products, progress) if job.kind == "bench" else _compile(job, folder, products, progress)
+
+
+def _bench(job: Job, folder: Path, products: Path, progress: Progress) -> Result:
+    """Every artifact that works here in one contest; the error of the first, where none does."""
+    engines: dict[str, EngineSpec] = {}
+    contestants, errors = [], []
+    for index, placed in enumerate(job.artifacts):
+        progress(f"build {placed.name}", index, len(job.artifacts))
+        try:
+            with explained():
+                engine, home = make_engine(placed, folder, products / str(index), job.options, progress)
+        except VitdeployError as error:
+            errors.append((placed.name, error))
+            continue
+        engines[placed.name] = engine
+        contestants.append(engine_contestant(engine, home, placed.name, images=placed.images))
+    if not contestants:
+        raise errors[0][1]
+    contest = run_contest(contestants, decode(Protocol, job.options["protocol"]), progress)
+    left_out = tuple(failure(name, error) for name, error in errors)
+    return Result(FORMAT, job.digest, describe_host(), engines, left_out, encode(contest))
+
+
+def _compile(job: Job, folder: Path, products: Path, progress: Progress) -> Result:
+    """The engine of the one artifact, and its files, but for the graphs that came with the job."""
+    (placed,) = job.artifacts
+    engine, home = make_engine(placed, folder, products, job.options, progress)
+    names = sorted(name for name in engine.files if not name.endswith((".onnx", ".onnx.data")))
+    files = tuple(FileEntry(name, (home / name).stat().st_size, file_sha256(home / name)) for name in names)
+    return Result(FORMAT, job.digest, describe_host(), {placed.name: engine}, files=files)

@@ -1,0 +1,123 @@
+"""A job from its folder to its result, in a process of its own that no connection ends.
+
+Light to import: what is missing on the device must be found while there is somebody to tell it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from vitdeploy.devices.agent.documents import FORMAT, Failure, Job, Result, State, Status, flat
+from vitdeploy.devices.agent.state import (
+    JOB_FILE,
+    RESULT_FILE,
+    RESULT_FOLDER,
+    Process,
+    read_job,
+    write_status,
+)
+from vitdeploy.devices.agent.turn import turn
+from vitdeploy.errors import HostError, MissingPackageError, StorageError, VitdeployError
+from vitdeploy.spec import TARGETS, encode
+
+TELL_SECONDS = 0.5
+PRODUCTS = "engines"
+
+Progress = Callable[[str, int, int], None]
+
+
+def run(folder: Path) -> None:
+    """Wait for the device, do the job in `folder`, and leave its result there, whatever happens."""
+    me = Process.current()
+
+    def tell(state: State, detail: str = "", progress: tuple[str, int, int] | None = None) -> None:
+        write_status(folder, Status(state, detail, progress), me)
+
+    tell("queued")
+    job = read_job(folder / JOB_FILE)
+    try:
+        with turn(f"{job.kind} of {job.sender}", lambda other: tell("queued", other)):
+            tell("running")
+            result = _result(job, folder, _seldom(lambda *progress: tell("running", "", progress)))
+            _publish(result, folder)
+    except SystemExit:
+        tell("stopped")
+        raise
+
+
+def _publish(result: Result, folder: Path) -> None:
+    """The result's folder appears whole, with all that it lists, or not at all."""
+    out = folder / f".{RESULT_FOLDER}"
+    out.mkdir()
+    for entry in result.files:
+        (folder / PRODUCTS / entry.path).rename(out / flat(entry.path))
+    with (out / RESULT_FILE).open("w", encoding="utf-8") as file:
+        json.dump(encode(result), file, allow_nan=False)
+        file.flush()
+        os.fsync(file.fileno())
+    out.rename(folder / RESULT_FOLDER)
+
+
+def _seldom(tell: Progress) -> Progress:
+    """Tell of progress now and then: what is being measured is not to be disturbed."""
+    last = -TELL_SECONDS
+
+    def progress(text: str, done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= TELL_SECONDS:
+            last = time.monotonic()
+            tell(text, done, total)
+
+    return progress
+
+
+def _result(job: Job, folder: Path, progress: Progress) -> Result:
+    try:
+        with explained():
+            from vitdeploy.devices.agent.tasks import perform
+
+            return perform(job, folder, folder / PRODUCTS, progress)
+    except VitdeployError as error:
+        return Result(FORMAT, job.digest, {}, failure=failure("", error))
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """What may go wrong on a device, as errors that say what to do there."""
+    try:
+        yield
+    except MissingPackageError as error:
+        extra = getattr(error, "extra", "")  # the error of a child process has its message only
+        packages = [row.package for row in TARGETS.values() if row.extra == extra]
+        if packages:
+            error.fix = f"{sys.executable} -m pip install {packages[0]}"
+        raise
+    except (VitdeployError, BrokenPipeError):
+        raise
+    except ModuleNotFoundError as error:
+        name = {"PIL": "pillow"}.get(str(error.name), str(error.name))
+        raise HostError(
+            f"the package {name} is not installed for {sys.executable}",
+            fix=f"{sys.executable} -m pip install numpy pillow",
+        ) from None
+    except OSError as error:
+        raise StorageError(
+            "a file cannot be read or written",
+            found=f"{error.strerror or error}, {shutil.disk_usage(Path.home()).free:,} bytes free in {Path.home()}",
+            fix="free some space there",
+        ) from None
+    except Exception as error:
+        traceback.print_exc()
+        raise VitdeployError(f"{type(error).__name__}: {str(error)[:300]}") from None
+
+
+def failure(artifact: str, error: VitdeployError) -> Failure:
+    return Failure(artifact, error.code, error.message, error.found, error.wanted, error.fix)

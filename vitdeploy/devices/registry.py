@@ -1,0 +1,192 @@
+"""The devices that this user has named: one JSON file in the user's configuration folder, for this user's eyes."""
+
+from __future__ import annotations
+
+import difflib
+import getpass
+import ipaddress
+import json
+import os
+import re
+import socket
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from vitdeploy.errors import StorageError, UnknownDeviceError
+from vitdeploy.runtime.atomic import write_atomic
+from vitdeploy.spec import DecodeError, decode, encode
+
+FORMAT = 1
+LOCAL = "local"
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,31}")
+# Neither can begin with "-", which ssh would take for an option, and none has a character that a shell knows.
+USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+HOST = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
+PYTHON = re.compile(r"(~/)?[A-Za-z0-9_./+-]{1,240}")
+WANTED_ADDRESS = "ssh://[USER@]HOST[:PORT], where HOST may be a Host of ~/.ssh/config"
+
+
+@dataclass(frozen=True)
+class Device:
+    """`host` None is this machine. `user`, `port` and `ssh_config` None leave it to the configuration of ssh."""
+
+    name: str
+    host: str | None = None
+    user: str | None = None
+    port: int | None = None
+    python: str = "python3"
+    labels: tuple[str, ...] = ()
+    ssh_config: str | None = None
+
+    @property
+    def address(self) -> str:
+        if self.host is None:
+            return "this machine"
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"ssh://{self.user + '@' if self.user else ''}{host}{f':{self.port}' if self.port else ''}"
+
+
+@dataclass(frozen=True)
+class _File:
+    format: int
+    devices: tuple[Device, ...]
+
+
+def this_machine() -> Device:
+    return Device(LOCAL, python=sys.executable)
+
+
+def new_device(name: str, address: str, python: str, labels: Sequence[str], ssh_config: Path | None) -> Device:
+    """A device of what the user typed.
+
+    Raises:
+        UnknownDeviceError: a name or an address that is none, or that ssh could take for something else.
+    """
+    if name == LOCAL or not NAME.fullmatch(name):
+        raise UnknownDeviceError(
+            f"{name!r} is no name for a device",
+            wanted="letters, digits, . _ -, at most 32 of them"
+            if name != LOCAL
+            else f"not {LOCAL}: it is this machine",
+        )
+    for label in labels:
+        if not NAME.fullmatch(label):
+            raise UnknownDeviceError(f"{label!r} is no label", wanted="letters, digits, . _ -, at most 32 of them")
+    if not PYTHON.fullmatch(python) or python.startswith("-"):
+        raise UnknownDeviceError(
+            f"{python!r} is no path of a Python on a device", wanted="such as python3.12 or ~/venv/bin/python"
+        )
+    if ssh_config is not None and not ssh_config.is_file():
+        raise UnknownDeviceError(f"no file {ssh_config}", fix="check --ssh-config")
+    host, user, port = _parse(address)
+    config = str(ssh_config.absolute()) if ssh_config is not None else None
+    return Device(name, host, user, port, python, tuple(labels), config)
+
+
+def _parse(address: str) -> tuple[str, str | None, int | None]:
+    """Host, user and port of an address."""
+    try:
+        parts = urlsplit(address)
+        host, user, port = parts.hostname or "", parts.username, parts.port
+    except ValueError:
+        raise _no_address(address) from None
+    rest = (parts.path.strip("/"), parts.query, parts.fragment)
+    if parts.scheme != "ssh" or any(rest) or parts.password is not None:
+        raise _no_address(address)
+    if ":" not in host:
+        host = parts.netloc.rpartition("@")[2].partition(":")[0]  # a Host of a configuration has capital letters
+    if not (_is_ipv6(host) or HOST.fullmatch(host)) or (user is not None and not USER.fullmatch(user)) or port == 0:
+        raise _no_address(address)
+    return host, user, port
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).version == 6
+    except ValueError:
+        return False
+
+
+def _no_address(address: str) -> UnknownDeviceError:
+    return UnknownDeviceError(f"{address!r} is no address of a device", wanted=WANTED_ADDRESS)
+
+
+def sender() -> str:
+    """Who asks, for others who wait for a device: "user@host"."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        user = "somebody"
+    return f"{user}@{socket.gethostname()}"
+
+
+def registry_file() -> Path:
+    import platformdirs
+
+    return Path(platformdirs.user_config_dir("vitdeploy")) / "devices.json"
+
+
+def read_devices() -> dict[str, Device]:
+    """The named devices by name.
+
+    Raises:
+        UnknownDeviceError: the file is not what `add` writes.
+    """
+    path = registry_file()
+    if not path.exists():
+        return {}
+    try:
+        found = decode(_File, json.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError, DecodeError) as error:
+        raise UnknownDeviceError(
+            f"{path} cannot be read", found=str(error)[:200], fix="mend it, or remove it and add the devices again"
+        ) from None
+    for device in found.devices:  # somebody may have written it by hand
+        new_device(device.name, device.address, device.python, device.labels, None)
+    return {device.name: device for device in found.devices}
+
+
+def write_devices(devices: dict[str, Device]) -> None:
+    """Replace the file.
+
+    Raises:
+        StorageError: it cannot be written.
+    """
+    path = registry_file()
+    document: Any = encode(_File(FORMAT, tuple(devices[name] for name in sorted(devices))))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_atomic(path, (json.dumps(document, indent=1) + "\n").encode(), 0o600)
+    except OSError as error:
+        raise StorageError(
+            f"{path} cannot be written",
+            found=os.strerror(error.errno or 0),
+            fix="set XDG_CONFIG_HOME to a folder of yours",
+        ) from None
+
+
+def find_devices(text: str) -> list[Device]:
+    """The devices of `--on A,B`: names, labels (all devices that have it), and "local"; each once.
+
+    Raises:
+        UnknownDeviceError: one that is none of these.
+    """
+    known = read_devices()
+    found: dict[str, Device] = {}
+    for name in text.split(","):
+        chosen = [this_machine()] if name == LOCAL else [known[name]] if name in known else []
+        chosen = chosen or [device for device in known.values() if name in device.labels]
+        if not chosen:
+            names = [LOCAL, *known]
+            near = difflib.get_close_matches(name, names, n=1)
+            raise UnknownDeviceError(
+                f"no device is called {name!r}" + (f"; did you mean {near[0]!r}?" if near else ""),
+                wanted=", ".join(names),
+                fix=f"vitdeploy devices add {name or 'NAME'} ssh://USER@HOST",
+            )
+        found |= {device.name: device for device in chosen}
+    return list(found.values())
