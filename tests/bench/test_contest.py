@@ -151,7 +151,7 @@ def test_rounds_are_spread_over_fresh_processes_and_long_scenarios_stay_in_one(t
     contestants = [script(name, make_runner=make.format(name=name, log=str(log))) for name in ("one", "two")]
     protocol = Protocol(("single", "server:200", "sustain:3"), (1,), 0.0, 0.02, 4, 0.0, processes=2)
     monkeypatch.setattr(contest_module, "BIN_SECONDS", 0.05)
-    monkeypatch.setattr(contest_module._Meter, "_blocks", lambda meter, scenario: 3)
+    monkeypatch.setattr(Protocol, "blocks", lambda protocol, scenario: 3)
     contest = run_contest(contestants, protocol)
     assert [line.split()[0] for line in log.read_text().splitlines()] == ["one", "two", "two", "one"]
     assert len({line.split()[1] for line in log.read_text().splitlines()}) == 4
@@ -326,6 +326,11 @@ def test_every_round_is_some_processes():
     assert Protocol(duration=0.0, min_rounds=2).starts == 2
     assert Protocol(("server:5", "sustain:1m")).starts == 2
     assert Protocol(("server:5",), processes=1).starts == 1
+
+
+def test_a_sustained_run_has_a_block_for_each_second():
+    protocol = Protocol(("single", "sustain:10m"), duration=10.0)
+    assert [protocol.blocks(scenario) for scenario in protocol.scenarios] == [20, 600]
 
 
 @pytest.mark.parametrize(

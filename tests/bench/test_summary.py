@@ -119,6 +119,12 @@ def test_stages_are_medians():
     }
 
 
+def test_copies_are_apart_where_the_back_end_tells_them():
+    stages = {"copy_in": [0.1], "execute": [2.0], "copy_out": [0.2], "end_to_end": [9.0]}
+    row = row_of({"single": LONG}, stages_ms=stages)
+    assert (row["stages_ms"]["copies"], row["stages_ms"]["copy_in"]) == ("apart", 0.1)
+
+
 def test_energy_is_an_images_where_every_block_says_it():
     def row(*joules):
         blocks = [make_round(1, np.full(10, 1.0), machine=dataclasses.replace(CALM, joules=each)) for each in joules]

@@ -381,5 +381,5 @@ def test_bench_says_what_other_scenarios_found(here, compiled):
     assert head.split() == ["artifact", "p50", "ms", "p99.9", "ms", "mean", "ms", "images/s", "flags"]
     assert " >=" in row
     assert "server:200: p50 " in server
-    assert " ms from arrival; answered " in server
+    assert " ms from arrival; " in server and " queries answered in " in server
     assert "from a uint8 image of 640x480 to the answer" in done.stdout

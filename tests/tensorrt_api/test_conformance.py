@@ -104,17 +104,18 @@ try:
     sys.exit()  # with a driver, calls with made-up addresses could crash
 except VitdeployError:
     pass
-stream = cuda.Stream.__new__(cuda.Stream)
+stream, event = cuda.Stream.__new__(cuda.Stream), cuda.Event.__new__(cuda.Event)
 buffer, pinned = cuda.DeviceBuffer.__new__(cuda.DeviceBuffer), cuda.PinnedArray.__new__(cuda.PinnedArray)
-stream.handle = buffer.pointer = pinned.pointer = 4096
+stream.handle = event._event = buffer.pointer = pinned.pointer = 4096
 host = SimpleNamespace(pointer=4096, array=np.zeros(4))
 graph = cuda.Graph.__new__(cuda.Graph)
 graph._executable, graph._stream = 4096, stream
 calls = [
-    cuda.free_memory, cuda.Stream,
+    cuda.free_memory, cuda.Stream, cuda.Event,
     lambda: cuda.DeviceBuffer(16), lambda: cuda.PinnedArray((2, 2), "float32"), buffer.close, pinned.close,
     lambda: stream.copy_to_device(4096, host), lambda: stream.copy_to_host(host, 4096), stream.synchronize,
     lambda: stream.capture(lambda: None), stream.close, lambda: cuda.Graph(4096, stream), graph.launch, graph.close,
+    lambda: event.record(stream), lambda: event.milliseconds_since(event), event.close,
 ]
 found = []
 for call in calls:
@@ -134,7 +135,7 @@ def test_cuda_takes_the_arguments_of_every_call_of_ours(version):
     found = run_with(version, CALLS)
     if isinstance(found, str):
         pytest.skip(f"this machine has a driver: {found}")
-    assert len(found) == 14
+    assert len(found) == 18
     assert [text for text in found if not NO_DRIVER.search(text)] == []
 
 

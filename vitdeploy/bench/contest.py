@@ -20,14 +20,13 @@ from typing import Any
 import numpy as np
 
 from vitdeploy.bench.process import WorkerProcess, end_all
-from vitdeploy.bench.protocol import Protocol, Scenario, parse_scenario
+from vitdeploy.bench.protocol import BIN_SECONDS, Protocol, parse_scenario
 from vitdeploy.bench.results import Contest, Entry, Machine, Round
 from vitdeploy.runtime.interpreter import module_argv
 from vitdeploy.spec import EngineSpec, encode
 
 STEADY = 0.02
 WARMUP_LIMIT = 3
-BIN_SECONDS = 1.0
 STAGE_ROUNDS = 4
 ENGINE_WORKER = module_argv("vitdeploy.bench.worker")
 
@@ -160,11 +159,7 @@ class _Meter:
     def __init__(self, protocol: Protocol, count: int, progress: Progress) -> None:
         self._protocol, self._progress = protocol, progress
         self._done = 0
-        self._total = count * sum(self._blocks(text) for text in protocol.scenarios)
-
-    def _blocks(self, scenario: str) -> int:
-        parsed = parse_scenario(scenario)
-        return round(parsed.value / BIN_SECONDS) if parsed.kind == "sustain" else self._protocol.rounds
+        self._total = count * sum(map(protocol.blocks, protocol.scenarios))
 
     def sit(
         self, contestants: Sequence[Contestant], workers: Sequence[WorkerProcess], process: int, order: Sequence[int]
@@ -191,7 +186,7 @@ class _Meter:
             if scenario.kind != "sustain":
                 self._alternate(entries, workers, name, numbers, process)
             elif process == 0:
-                self._sustain(entries, workers, name, scenario)
+                self._sustain(entries, workers, name)
         if process == 0:
             _measure_stages(contestants, entries, workers, protocol)
         return entries
@@ -213,11 +208,9 @@ class _Meter:
                 entries[index].rounds[name].append(_block(workers[index], command, protocol, process))
                 self._tell(f"{entries[index].artifact}: {name}, round {number + 1} of {protocol.rounds}")
 
-    def _sustain(
-        self, entries: Sequence[Entry], workers: Sequence[WorkerProcess], name: str, scenario: Scenario
-    ) -> None:
+    def _sustain(self, entries: Sequence[Entry], workers: Sequence[WorkerProcess], name: str) -> None:
         """One artifact after the other, without a pause: heat has no time to leave."""
-        bins = self._blocks(name)
+        bins = self._protocol.blocks(name)
         for entry, worker in zip(entries, workers, strict=True):
             for number in range(bins):
                 command = {"batch": self._protocol.batch_of(name), "seconds": BIN_SECONDS, "settle": 0.0}

@@ -12,6 +12,8 @@ Kind = Literal["single", "offline", "server", "sustain"]
 WANTED = "single, offline, server:QPS such as server:50, or sustain:TIME such as sustain:10m"
 UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 LONGEST_SECONDS, MOST_QPS = 24 * 3600.0, 1e6
+# The block of "sustain".
+BIN_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -90,6 +92,11 @@ class Protocol:
     @property
     def rounds(self) -> int:
         return max(self.min_rounds, math.ceil(self.duration / self.block_seconds))
+
+    def blocks(self, scenario: str) -> int:
+        """How many blocks of a scenario an artifact is measured in: the rounds, or the bins of "sustain"."""
+        parsed = parse_scenario(scenario)
+        return round(parsed.value / BIN_SECONDS) if parsed.kind == "sustain" else self.rounds
 
     @property
     def starts(self) -> int:

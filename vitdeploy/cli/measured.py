@@ -61,10 +61,9 @@ def _special(scenarios: Mapping[str, Any]) -> list[str]:
     for name, found in scenarios.items():
         if "offered" in found:
             latencies = ", ".join(f"{each['name']} {claim(each)}" for each in found["percentiles"])
-            left = f", {found['unanswered']} left waiting" if found["unanswered"] else ""
             lines.append(
-                f"{name}: {latencies} ms from arrival; answered {found['throughput']:.4g} of {found['offered']:g} "
-                f"a second, busy {100 * found['busy']:.0f} % of the time{left}"
+                f"{name}: {latencies} ms from arrival; {found['queries']} of {found['queries'] + found['unanswered']} "
+                f"queries answered in {found['seconds']:.1f} s, busy {100 * found['busy']:.0f} % of the time"
             )
         if "bins" in found:
             lines.append(

@@ -183,6 +183,23 @@ class PinnedArray:
             self.close()
 
 
+class Event:
+    """A point in a stream, with a time."""
+
+    def __init__(self) -> None:
+        self._event = check(require().cudaEventCreate())
+
+    def record(self, stream: Stream) -> None:
+        check(require().cudaEventRecord(self._event, stream.handle))
+
+    def milliseconds_since(self, earlier: Event) -> float:
+        """GPU time between two recorded events that have both been reached."""
+        return float(check(require().cudaEventElapsedTime(earlier._event, self._event)))
+
+    def close(self) -> None:
+        check(require().cudaEventDestroy(self._event))
+
+
 class Stream:
     """A stream of its own, which does not wait for the default stream. `handle` is its cudaStream_t as a number."""
 
