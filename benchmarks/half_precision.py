@@ -76,11 +76,17 @@ def typed_as_it_is(graph: Path) -> Path | None:
 def answers(graph: Path, pixels: list[np.ndarray]) -> list[np.ndarray]:
     """Every output for all images, flattened to [images, numbers], in float32 or as its types would give them."""
     from vitdeploy.graph.half.emulated import emulate
-    from vitdeploy.graph.io import load_graph, serialised, weights_folder
+    from vitdeploy.graph.io import load_graph, save_graph
     from vitdeploy.runtime.ort import OnnxRuntimeRunner
 
-    model = emulate(load_graph(graph))
-    with OnnxRuntimeRunner(serialised(model), name="graph", weights=weights_folder(model), as_written=True) as runner:
+    with tempfile.TemporaryDirectory() as work:
+        emulated = Path(work) / "emulated.onnx"
+        save_graph(emulate(load_graph(graph)), emulated)
+        return asked(OnnxRuntimeRunner(emulated, name="graph", as_written=True), pixels)
+
+
+def asked(runner: Any, pixels: list[np.ndarray]) -> list[np.ndarray]:
+    with runner:
         batches = [runner.infer({runner.inputs[0].name: batch}) for batch in pixels]
     return [np.concatenate([b[t.name].reshape(len(b[t.name]), -1) for b in batches]) for t in runner.outputs]
 

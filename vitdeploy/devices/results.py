@@ -6,8 +6,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from vitdeploy.bench.contest import BIN_SECONDS
-from vitdeploy.bench.protocol import Protocol, parse_scenario
+from vitdeploy.bench.protocol import BIN_SECONDS, Protocol, parse_scenario
 from vitdeploy.bench.results import Contest, Entry
 from vitdeploy.bundle.read import ENGINE_OPTIONS
 from vitdeploy.compile.openvino import IR_FILES
