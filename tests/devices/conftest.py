@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
@@ -70,10 +71,14 @@ class Board:
 
     def drop_connections(self) -> int:
         """Kill the server's processes of all connections; how many there were."""
-        children = subprocess.run(["ps", "-o", "pid=", "--ppid", str(self.server.pid)], capture_output=True, text=True)
-        for pid in map(int, children.stdout.split()):
-            os.kill(pid, signal.SIGKILL)
-        return len(children.stdout.split())
+        killed = 0
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):  # it has just ended
+                parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
+                if int(parent) == self.server.pid:
+                    os.kill(int(process.name), signal.SIGKILL)
+                    killed += 1
+        return killed
 
     def lock(self):
         """Somebody else's hold on the device, until it is closed."""

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -36,8 +37,7 @@ QUICK = ("--duration", "0.01", "--warmup", "0")
 def here(board, shared_store, tmp_path, monkeypatch):
     """The command line in this process, whose user has named the board."""
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    monkeypatch.setenv("HOME", str(tmp_path / "this-home"))  # of the agent of "local"
-    (tmp_path / "this-home").mkdir()
+    _at_home(monkeypatch, tmp_path / "this-home")
     _shorten(monkeypatch)
     with command_line(tmp_path, shared_store) as here:
         done = here(
@@ -46,6 +46,14 @@ def here(board, shared_store, tmp_path, monkeypatch):
         )
         assert (done.returncode, done.stderr) == (0, "")
         yield here
+
+
+def _at_home(monkeypatch, home):
+    """Agents of this machine live in `home`, with a lock of their own; this process keeps its temporary folder."""
+    tempfile.gettempdir()  # remembers what it is
+    (home / "tmp").mkdir(parents=True, exist_ok=True)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("TMPDIR", str(home / "tmp"))
 
 
 def _shorten(monkeypatch):
@@ -67,8 +75,7 @@ def client(board, monkeypatch):
     """A client of the board that needs no ssh, and is quick to look again: for what happens on the board itself."""
     monkeypatch.setattr(client_module, "FIRST_RETRY", 0.1)
     monkeypatch.setattr(client_module, "FIRST_LOOK", 0.3)
-    monkeypatch.setenv("HOME", str(board.home))
-    monkeypatch.setenv("TMPDIR", str(board.home / "tmp"))
+    _at_home(monkeypatch, board.home)
     return Client(Device("board", python=sys.executable))
 
 
@@ -330,14 +337,15 @@ def test_a_job_whose_process_is_gone_is_lost_and_forgotten(run, board, booted):
 
 def test_an_interrupt_stops_the_job_and_says_so(board, client, compile_job, tmp_path):
     job, files = compile_job
-    noted = []
+    noted, timers = [], []
 
     def interrupt():
         os.kill(os.getpid(), signal.SIGINT)
 
-    def tell(text, done, total):
-        if "waits for" in text:
-            threading.Timer(0.1, interrupt).start()
+    def tell(text, done, total):  # a second interrupt would reach the test runner
+        if "waits for" in text and not timers:
+            timers.append(threading.Timer(0.1, interrupt))
+            timers[0].start()
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from vitdeploy.bench.protocol import BIN_SECONDS, Protocol, parse_scenario
+from vitdeploy.bench.protocol import Protocol, parse_scenario
 from vitdeploy.bench.results import Contest, Entry
 from vitdeploy.bundle.read import ENGINE_OPTIONS
 from vitdeploy.compile.openvino import IR_FILES
@@ -164,8 +164,7 @@ def _check_entry(device: str, entry: Entry, protocol: Protocol) -> None:
     if sorted(entry.rounds) != sorted(protocol.scenarios):
         raise refuse(device, "measurements of other scenarios", ", ".join(entry.rounds), ", ".join(protocol.scenarios))
     for name, rounds in entry.rounds.items():
-        scenario = parse_scenario(name)
-        wanted = round(scenario.value / BIN_SECONDS) if scenario.kind == "sustain" else protocol.rounds
+        wanted = protocol.blocks(name)
         if len(rounds) != wanted or {block.batch for block in rounds} != {protocol.batch_of(name)}:
             raise refuse(device, f"{len(rounds)} rounds of {name}", wanted=wanted)
         for block in rounds:
@@ -173,7 +172,7 @@ def _check_entry(device: str, entry: Entry, protocol: Protocol) -> None:
                 raise refuse(device, "a block of a process that was not asked for", block.process, protocol.processes)
             latencies = block.latencies_ms / 1e3
             times += [block.seconds, *latencies.tolist()]
-            if scenario.kind == "server":
+            if parse_scenario(name).kind == "server":
                 continue  # queries may wait since before their block, and there may be none
             if not latencies.size or latencies.sum() > 1.01 * block.seconds:
                 raise refuse(device, "a block without a query, or with queries that took longer than it")
