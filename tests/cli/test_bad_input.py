@@ -766,7 +766,7 @@ def test_a_batch_for_export_that_is_no_batch(run, tmp_path, value):
     ("arguments", "says"),
     [
         (["quantise"], "No such command 'quantise'. Did you mean 'quantize'?"),
-        (["zzz"], "No such command 'zzz'. There are: run, tune, export, optimize, quantize,"),
+        (["zzz"], "No such command 'zzz'. There are: run, sweep, tune, export, optimize, quantize,"),
         (["run", "r.yaml", "--dryrun"], "--dry-run"),
         (["compile", "m.onnx"], "Missing option '--target'"),
         (["predict", "b"], "Missing argument 'INPUTS...'"),
