@@ -25,7 +25,6 @@ from vitdeploy.devices.client import Client, Interrupted
 from vitdeploy.devices.package import agent_package
 from vitdeploy.devices.registry import Device
 from vitdeploy.errors import DeviceError, DeviceResultError, StorageError
-from vitdeploy.pipeline.on_devices import on_all
 from vitdeploy.pipeline.subjects import compile_bundle
 from vitdeploy.runtime import load
 from vitdeploy.spec import EngineSpec, TensorSpec, encode
@@ -333,26 +332,6 @@ def test_a_job_whose_process_is_gone_is_lost_and_forgotten(run, board, booted):
     assert "was lost" in outcome[0].message
     assert ("restarted" in outcome[0].found) == booted
     assert board.jobs == []
-
-
-def test_an_interrupt_stops_the_job_and_says_so(board, client, compile_job, tmp_path):
-    job, files = compile_job
-    noted = []
-
-    def tell(text, done, total):
-        if "waits for" in text:
-            signal.setitimer(signal.ITIMER_REAL, 0.1)
-
-    # As Ctrl-C does, but with a signal that the test runner has no use for.
-    before = signal.signal(signal.SIGALRM, signal.default_int_handler)
-    try:
-        with board.lock(), pytest.raises(KeyboardInterrupt):
-            on_all([client.device], lambda client: client.run(job, files, tmp_path, tell), noted.append)
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-    assert noted == ["board: the job was stopped"]
-    assert board.jobs == [] and not list((board.agent / "queue").glob("[0-9]*"))
 
 
 def test_a_device_that_stays_away_keeps_its_job(run, board, far, monkeypatch):
