@@ -17,10 +17,9 @@ from child import Payload, serve
 from worker import make_runner
 
 from vitdeploy.bench.worker import random_feeds
-from vitdeploy.compile.onnxruntime import FLOAT_CONVOLUTIONS, FLOAT_PRODUCTS, INT8_KERNELS
-from vitdeploy.compile.openvino import NAMES
-from vitdeploy.runtime.openvino import OpenVinoRunner
+from vitdeploy.runtime.openvino import KERNEL_PRECISIONS, OpenVinoRunner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner, open_session
+from vitdeploy.runtime.ort_profile import FLOAT_CONVOLUTIONS, FLOAT_PRODUCTS, INT8_KERNELS
 from vitdeploy.runtime.runner import Runner
 
 # One linear or convolution: its precision, and rows x k x n multiplications.
@@ -67,7 +66,7 @@ def _openvino(compiled: Any) -> Iterator[Layer]:
         shapes = [[size.get_length() for size in port.get_partial_shape()] for port in node.inputs()]
         out = [size.get_length() for size in node.get_output_partial_shape(0)]
         precision = info["runtimePrecision"].value
-        yield _layer(NAMES.get(precision, precision), shapes, out, info["layerType"].value == "Convolution")
+        yield _layer(KERNEL_PRECISIONS.get(precision, precision), shapes, out, info["layerType"].value == "Convolution")
 
 
 def _onnxruntime(event: dict[str, Any]) -> Layer | None:

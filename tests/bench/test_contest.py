@@ -159,6 +159,9 @@ def test_rounds_are_spread_over_fresh_processes_and_long_scenarios_stay_in_one(t
         assert [block.process for block in entry.rounds["single"]] == [0, 0, 1, 1]
         assert [block.process for block in entry.rounds["server:200"]] == [0] * 4
         assert [block.process for block in entry.rounds["sustain:3"]] == [0] * 3
+        begun = [block.begun_seconds for block in entry.rounds["single"]]
+        assert begun == sorted(begun) and begun[0] > 0
+        assert entry.rounds["sustain:3"][0].begun_seconds > begun[1]
         assert entry.warm_load_seconds > 0
         assert entry.peak_memory_bytes > 0
         assert entry.affinity

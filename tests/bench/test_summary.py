@@ -85,6 +85,13 @@ def test_a_scenario_says_what_may_be_claimed():
     ]
 
 
+def test_blocks_are_told_with_their_times_and_processes():
+    blocks = [make_round(1, [10.0, 20.0], begun_seconds=1.23456), make_round(1, [30.0], process=1, begun_seconds=9.0)]
+    found = row_of({"single": blocks, "server:50": [*blocks, make_round(1, [], begun_seconds=12.0)]})["scenarios"]
+    assert found["single"]["blocks"] == {"begun_seconds": [1.235, 9.0], "process": [0, 1], "median_ms": [15.0, 30.0]}
+    assert found["server:50"]["blocks"]["median_ms"] == [15.0, 30.0, None]
+
+
 def test_queries_that_a_server_did_not_answer_count_with_what_they_had_waited():
     first = make_round(1, [10.0, 20.0], busy_seconds=0.03, waiting_ms=(5.0,))
     blocks = [first, make_round(1, [30.0], busy_seconds=0.03)]

@@ -8,11 +8,13 @@ import onnx_ir as ir
 import pytest
 
 from tests.targets import CPU_TARGETS
+from vitdeploy.bench.layers import LEAST, profile
 from vitdeploy.compile.engine import compile_engine
 from vitdeploy.compile.probe import probe_target
 from vitdeploy.data.folder import split
 from vitdeploy.errors import CapabilityError, EngineError, GraphError, TargetError
 from vitdeploy.graph.io import get_metadata, graph_spec, load_graph, save_graph, set_metadata
+from vitdeploy.graph.work import count_work
 from vitdeploy.models.reference import torch_runner
 from vitdeploy.models.source import load_original
 from vitdeploy.pipeline.stages.compile import compile_graph, compile_graphs, read_engine
@@ -85,6 +87,32 @@ def test_every_placed_layer_runs_in_an_int8_kernel(placements, out, target):
     needs(target)
     engine = compile_graph(placements[target], target, 1, out)
     assert (engine.precision, engine.kernels) == ("int8", INT8_KERNELS)
+
+
+@pytest.mark.parametrize("target", CPU_TARGETS)
+def test_a_placement_has_the_work_of_its_float_graph(graph, placements, target):
+    """Products that quantization wrote in another form are counted all the same, and as integers."""
+    whole, placed = count_work(load_graph(graph), 2), count_work(load_graph(placements[target]), 2)
+    assert sum(placed.flops.values()) == sum(whole.flops.values())
+    assert 0.5 < placed.flops["int8"] / whole.flops["fp32"] < 1
+    assert placed.weight_bytes < 0.5 * whole.weight_bytes
+
+
+@pytest.mark.parametrize("target", CPU_TARGETS)
+def test_layers_are_timed_under_the_names_of_the_graph(placements, out, target):
+    needs(target)
+    engine = compile_graph(placements[target], target, 1, out)
+    found = profile(out, engine, "small", 2, 1, 0.0)
+    assert (found.artifact, found.batch, found.runs) == ("small", 2, LEAST)
+    assert all(layer.milliseconds >= 0 for layer in found.layers)
+    assert any(layer.milliseconds > 0 for layer in found.layers)
+    integers = [layer for layer in found.layers if layer.precision == "int8" and layer.product]
+    model = load_graph(placements[target])
+    placed = {node.name for node in model.graph if node.op_type in ("MatMul", "Conv", "MatMulIntegerToFloat")}
+    names = [name for layer in integers for name in (layer.name, *layer.fuses) if name in placed]
+    assert len(dict.fromkeys(names)) >= engine.kernels["int8"]
+    attention = [layer for layer in found.layers if "attn/" in layer.name and layer.product]
+    assert len(attention) >= 2  # products of activations are of no layer with weights
 
 
 @pytest.mark.parametrize("target", CPU_TARGETS)

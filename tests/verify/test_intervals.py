@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from vitdeploy.verify.intervals import log_ratio, paired_difference, trimmed_log_ratio, wilson
+from vitdeploy.verify.intervals import log_ratio, paired_difference, paired_spread, trimmed_log_ratio, wilson
 
 # Newcombe 1998, Statistics in Medicine 17:2635-2650, Table III, method 10, 95 %: (both, only a, only b, neither).
 NEWCOMBE_TABLE_3 = [
@@ -178,6 +178,17 @@ def test_trimmed_log_ratio_allows_for_what_processes_have_in_common():
     aware = [trimmed_log_ratio(each, ones, process_spread=0.01, processes=3) for each in a]
     assert np.mean([low <= 1 <= high for _, low, high in bare]) < 0.7
     assert 0.93 <= np.mean([low <= 1 <= high for _, low, high in aware]) <= 0.99
+
+
+def test_what_slows_both_down_is_no_spread_of_their_ratio():
+    generator = np.random.default_rng(3)
+    drift = np.exp(generator.normal(0, 0.3, 20))
+    noise = generator.normal(0, 0.02, 20)
+    spread = paired_spread(drift * np.exp(noise), drift)
+    assert spread == pytest.approx(np.std(stats.mstats.winsorize(noise, limits=(0.2, 0.2)), ddof=1))
+    disturbed = noise.copy()
+    disturbed[:3] = 0.5
+    assert paired_spread(drift * np.exp(disturbed), drift) < 0.05
 
 
 def test_trimmed_log_ratio_needs_two_positive_pairs():

@@ -11,6 +11,7 @@ import dataclasses
 import os
 import statistics
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -158,7 +159,7 @@ class _Meter:
 
     def __init__(self, protocol: Protocol, count: int, progress: Progress) -> None:
         self._protocol, self._progress = protocol, progress
-        self._done = 0
+        self._done, self._begun = 0, time.monotonic()
         self._total = count * sum(map(protocol.blocks, protocol.scenarios))
 
     def sit(
@@ -205,7 +206,7 @@ class _Meter:
             command["arrivals"] = scenario.value
         for number in numbers:
             for index in running_order(len(workers), number):
-                entries[index].rounds[name].append(_block(workers[index], command, protocol, process))
+                entries[index].rounds[name].append(self._block(workers[index], command, process))
                 self._tell(f"{entries[index].artifact}: {name}, round {number + 1} of {protocol.rounds}")
 
     def _sustain(self, entries: Sequence[Entry], workers: Sequence[WorkerProcess], name: str) -> None:
@@ -214,8 +215,22 @@ class _Meter:
         for entry, worker in zip(entries, workers, strict=True):
             for number in range(bins):
                 command = {"batch": self._protocol.batch_of(name), "seconds": BIN_SECONDS, "settle": 0.0}
-                entry.rounds[name].append(_block(worker, command, self._protocol, 0))
+                entry.rounds[name].append(self._block(worker, command, 0))
                 self._tell(f"{entry.artifact}: {name}, second {number + 1} of {bins}")
+
+    def _block(self, worker: WorkerProcess, command: dict[str, Any], process: int) -> Round:
+        begun = time.monotonic() - self._begun
+        answer = _ask_block(worker, command, self._protocol)
+        return Round(
+            command["batch"],
+            np.asarray(answer["latencies_ns"], np.float64) / 1e6,
+            answer["seconds"],
+            process,
+            answer["busy_seconds"],
+            tuple(age / 1e6 for age in answer["waiting_ns"]),
+            Machine(**{each.name: answer[each.name] for each in dataclasses.fields(Machine)}),
+            begun,
+        )
 
     def _tell(self, text: str) -> None:
         self._done += 1
@@ -268,19 +283,6 @@ def _measure_stages(
                 answer = workers[index].ask(command, protocol.block_seconds + protocol.timeout)
                 for stage, times in answer["stages_ns"].items():
                     entries[index].stages_ms.setdefault(stage, []).extend(each / 1e6 for each in times)
-
-
-def _block(worker: WorkerProcess, command: dict[str, Any], protocol: Protocol, process: int) -> Round:
-    answer = _ask_block(worker, command, protocol)
-    return Round(
-        command["batch"],
-        np.asarray(answer["latencies_ns"], np.float64) / 1e6,
-        answer["seconds"],
-        process,
-        answer["busy_seconds"],
-        tuple(age / 1e6 for age in answer["waiting_ns"]),
-        Machine(**{each.name: answer[each.name] for each in dataclasses.fields(Machine)}),
-    )
 
 
 def _ask_block(worker: WorkerProcess, command: dict[str, Any], protocol: Protocol) -> dict[str, Any]:

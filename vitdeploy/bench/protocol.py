@@ -112,6 +112,11 @@ class Protocol:
     def batch_of(self, scenario: str) -> int:
         return self.batch[-1] if scenario == "offline" else self.batch[0]
 
+    @property
+    def latency_scenario(self) -> str:
+        """The scenario that an artifact's latency is of: "single", without it the first one."""
+        return "single" if "single" in self.scenarios else self.scenarios[0]
+
     def batches(self) -> list[int]:
         """The batch sizes that the scenarios need, each once."""
         return list(dict.fromkeys(self.batch_of(scenario) for scenario in self.scenarios))

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.bench.context import Context
 from vitdeploy.bench.protocol import Protocol
 
 Values = npt.NDArray[np.float64]
@@ -37,7 +38,8 @@ class Round:
     """One block of queries of `batch` images: the latency of each query in ms, and the seconds of the whole block.
 
     process: the number of the process, from 0. busy_seconds: those with a query running. waiting_ms: the ages of the
-    queries that had arrived in the end of the block and were not begun ("server").
+    queries that had arrived in the end of the block and were not begun ("server"). begun_seconds: when the block was
+    asked for, since the contest began.
     """
 
     batch: int
@@ -47,6 +49,7 @@ class Round:
     busy_seconds: float = 0.0
     waiting_ms: tuple[float, ...] = ()
     machine: Machine | None = None
+    begun_seconds: float = 0.0
 
     @property
     def images_per_second(self) -> float:
@@ -81,9 +84,13 @@ class Entry:
 
 @dataclass(frozen=True)
 class Contest:
-    """The measurements of all contestants, in their order; `load_average` is the machine's at the start (1 minute)."""
+    """The measurements of all contestants, in their order; `load_average` is the machine's at the start (1 minute).
+
+    `context` is what they are held against, where that was measured after them.
+    """
 
     protocol: Protocol
     entries: tuple[Entry, ...]
     load_average: float | None
     cpus: int
+    context: Context | None = None

@@ -28,7 +28,7 @@ def rows(contest: Contest, percents: Sequence[float] = DEFAULT) -> list[dict[str
 
 
 def _row(contest: Contest, entry: Entry, percents: Sequence[float]) -> dict[str, Any]:
-    single, offline = _latency_scenario(contest), _throughput_scenario(contest)
+    single, offline = contest.protocol.latency_scenario, _throughput_scenario(contest)
     latencies = _latencies(entry.rounds[single])
     every = [block for blocks in entry.rounds.values() for block in blocks]
     return {
@@ -66,6 +66,7 @@ def _scenario(name: str, rounds: Sequence[Round], percents: Sequence[float]) -> 
         "percentiles": [{**dataclasses.asdict(each), "name": each.name} for each in percentiles(latencies, percents)],
         "mean_ms": float(latencies.mean()),
         "throughput": _throughput(rounds),
+        "blocks": _blocks(rounds),
     }
     if scenario.kind == "server":
         found["offered"] = scenario.value
@@ -76,6 +77,16 @@ def _scenario(name: str, rounds: Sequence[Round], percents: Sequence[float]) -> 
         found |= {"first": first, "last": last, "last_over_first": last / first}
         found["bins"] = [block.images_per_second for block in rounds]
     return found
+
+
+def _blocks(rounds: Sequence[Round]) -> dict[str, Any]:
+    """The blocks in the order of time: when each began in seconds since the contest did, the number of the process, and
+    the median latency in ms, None where no query was answered."""
+    return {
+        "begun_seconds": [round(block.begun_seconds, 3) for block in rounds],
+        "process": [block.process for block in rounds],
+        "median_ms": [float(np.median(block.latencies_ms)) if block.latencies_ms.size else None for block in rounds],
+    }
 
 
 def _stages(stages: Mapping[str, Sequence[float]]) -> dict[str, Any] | None:
@@ -120,7 +131,7 @@ def _spread(values: Sequence[float]) -> list[float] | None:
 
 def block_medians(contest: Contest) -> dict[str, list[float]]:
     """Per artifact the median latency of each round, in ms, in the order of time."""
-    scenario = _latency_scenario(contest)
+    scenario = contest.protocol.latency_scenario
     return {entry.artifact: scenario_medians(entry, scenario) for entry in contest.entries}
 
 
@@ -131,12 +142,8 @@ def scenario_medians(entry: Entry, scenario: str) -> list[float]:
 
 def samples(contest: Contest, limit: int = 600) -> dict[str, list[float]]:
     """Per artifact at most `limit` latencies in ms, picked evenly over time."""
-    scenario = _latency_scenario(contest)
+    scenario = contest.protocol.latency_scenario
     return {entry.artifact: _evenly(_latencies(entry.rounds[scenario]), limit) for entry in contest.entries}
-
-
-def _latency_scenario(contest: Contest) -> str:
-    return "single" if "single" in contest.protocol.scenarios else contest.protocol.scenarios[0]
 
 
 def _throughput_scenario(contest: Contest) -> str:

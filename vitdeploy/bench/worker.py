@@ -29,13 +29,13 @@ from typing import Any, TextIO
 import numpy as np
 
 from vitdeploy.bench import probes
-from vitdeploy.bench.energy import EnergyMeter
+from vitdeploy.bench.energy import EnergyMeter, GpuMeter, Meter
 from vitdeploy.bench.load import Load, PoissonLoad, back_to_back
 from vitdeploy.bench.stages import ImageStages
 from vitdeploy.errors import TensorError, VitdeployError
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.spec import EngineSpec, TensorSpec, decode
+from vitdeploy.spec import TARGETS, EngineSpec, TensorSpec, decode
 
 SEED = 0
 MIN_QUERIES = 3
@@ -43,27 +43,45 @@ MIN_QUERIES = 3
 SETTLE_SECONDS = 0.1
 
 MakeRunner = Callable[[dict[str, Any]], Runner]
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def serve(make_runner: MakeRunner) -> int:
-    """Answer commands until "close" or until standard input ends; returns the exit status of the process.
+    """A measuring process, from its first command to its exit status.
 
     `make_runner` gets the request of the "load" command plus "batch" and returns a runner, loaded or not.
     """
+    return answer_lines(Session(make_runner).answer)
+
+
+def answer_lines(answer: Answer) -> int:
+    """Answer commands until "close" or until standard input ends; returns the exit status of the process.
+
+    An error becomes an answer too, so that the parent can raise it.
+    """
     # Ctrl-C reaches the whole process group; the parent decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    session = Session(make_runner)
     try:
         with _take_stdout() as answers:
             for line in sys.stdin:
                 command = json.loads(line)
-                answers.write(json.dumps(session.answer(command)) + "\n")
+                answers.write(json.dumps(_answered(answer, command)) + "\n")
                 answers.flush()
                 if command["do"] == "close":
                     break
     except BrokenPipeError:
         pass  # the parent is gone, so nobody waits for the answer
     return 0
+
+
+def _answered(answer: Answer, command: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return answer(command)
+    except VitdeployError as error:
+        return {"error": error.to_dict()}
+    except Exception as error:
+        traceback.print_exc()
+        return {"error": VitdeployError(f"{type(error).__name__}: {str(error)[:300]}").to_dict()}
 
 
 def _take_stdout() -> TextIO:
@@ -83,31 +101,26 @@ class Session:
         self._arrivals: dict[float, PoissonLoad] = {}
         self._stages: ImageStages | None = None
         self._cpus = probes.affinity()
-        self._meter = EnergyMeter()
+        self._meter: Meter = EnergyMeter()
 
     def answer(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        """The answer to one command; an error becomes an answer too, so that the parent can raise it."""
-        try:
-            if command["do"] == "load":
-                return self._load(command["request"], command["batches"])
-            if command["do"] == "block":
-                return self._block(command)
-            if command["do"] == "stages":
-                return self._block_of_stages(command["seconds"])
-            if command["do"] == "close":
-                return self._close()
-            raise ValueError(f"unknown command {command['do']!r}")
-        except VitdeployError as error:
-            return {"error": error.to_dict()}
-        except Exception as error:
-            traceback.print_exc()
-            return {"error": VitdeployError(f"{type(error).__name__}: {str(error)[:300]}").to_dict()}
+        """The answer to one command."""
+        if command["do"] == "load":
+            return self._load(command["request"], command["batches"])
+        if command["do"] == "block":
+            return self._block(command)
+        if command["do"] == "stages":
+            return self._block_of_stages(command["seconds"])
+        if command["do"] == "close":
+            return self._close()
+        raise ValueError(f"unknown command {command['do']!r}")
 
     def _load(self, request: dict[str, Any], batches: list[int]) -> dict[str, Any]:
         """Load one runner per batch. Provider, seconds, first inference and memory are of the first one: cold, with the
         runtime's import where it is the first of this process. Runners that were loaded before are closed."""
         self._close()
         first = self._load_one(request, batches[0])
+        self._meter = GpuMeter() if _on_gpu(request) else EnergyMeter()
         facts = {"peak_memory_bytes": probes.peak_memory(), "process_threads": probes.thread_count()}
         for batch in batches[1:]:
             self._load_one(request, batch)
@@ -202,6 +215,10 @@ def _random_array(generator: np.random.Generator, tensor: TensorSpec) -> Array:
         found=str(tensor),
         wanted="uint8 or float32, with no dynamic axis but the leading one",
     )
+
+
+def _on_gpu(request: Mapping[str, Any]) -> bool:
+    return "engine" in request and TARGETS[request["engine"]["target"]].device == "GPU"
 
 
 def engine_runner(request: dict[str, Any]) -> Runner:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitdeploy.cli.console import human_bytes, interval
+from vitdeploy.cli.context import context_lines
 
 Row = Mapping[str, Any]
 STAGES = ("decode", "preprocess", "copy_in", "execute", "copy_out", "infer", "postprocess")
@@ -21,6 +22,7 @@ def bench_lines(found: Mapping[str, Any]) -> list[str]:
     for row in results:
         if row["stages_ms"] is not None:
             lines.append(f"{row['artifact']}: {_stages(row['stages_ms'])}")
+    lines += context_lines(found["context"])
     lines += [
         f"{ratio['metric']} {ratio['a']} / {ratio['b']}: {interval(ratio['ratio'], ratio['ci95'], 3)}: "
         f"{ratio['verdict']}"

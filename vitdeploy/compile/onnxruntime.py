@@ -3,31 +3,24 @@
 from __future__ import annotations
 
 import collections
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from vitdeploy.errors import CapabilityError, EngineError
+from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime import ort
 from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.ort_profile import (
+    FLOAT_CONVOLUTIONS,
+    FLOAT_PRODUCTS,
+    INT8_KERNELS,
+    Event,
+    precision_of,
+    run_profiled,
+)
 from vitdeploy.spec import EngineSpec, Precision, TensorSpec
-
-INT8_KERNELS = {
-    "MatMulIntegerToFloat",
-    "QLinearMatMul",
-    "QLinearConv",
-    "QGemm",
-    "DynamicQuantizeMatMul",
-    "MatMulInteger",
-    "ConvInteger",
-}
-FLOAT_PRODUCTS = {"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "MatMulBnb4", "MatMulNBits"}
-FLOAT_CONVOLUTIONS = {"Conv", "FusedConv", "NhwcFusedConv"}
-# Types of a profile by the precision that they are.
-FLOAT_TYPES = {"float": "fp32", "float16": "fp16", "bfloat16": "bf16"}
 
 
 def compile_graph(graph: Path, precision: Precision, batch: int) -> EngineSpec:
@@ -73,38 +66,18 @@ def blank(inputs: tuple[TensorSpec, ...]) -> dict[str, Any]:
     }
 
 
-def run_profiled(session: Any, feeds: dict[str, Any]) -> list[dict[str, Any]]:
-    """The kernel events of one run of a session that was opened with a profile; its file goes.
-
-    Raises:
-        EngineError: the run fails.
-    """
-    try:
-        session.run(None, feeds)
-    except Exception as error:
-        raise EngineError("ONNX Runtime fails on the graph", found=ort.first_line(error)) from None
-    finally:
-        path = Path(session.end_profiling())
-        text = path.read_text(encoding="utf-8")
-        path.unlink()
-    events = json.loads(text)
-    return [e for e in events if e.get("cat") == "Node" and e["name"].endswith("_kernel_time")]
-
-
-def count_kernels(events: Sequence[dict[str, Any]]) -> dict[str, int]:
-    """How many linears and convolutions ran in which precision: that of a float kernel is its first input's type."""
+def count_kernels(events: Sequence[Event]) -> dict[str, int]:
+    """How many linears and convolutions ran in which precision."""
     counts: collections.Counter[str] = collections.Counter()
     for event in events:
         kind = event["args"]["op_name"]
-        if kind in INT8_KERNELS:
-            counts["int8"] += 1
-        elif kind in FLOAT_CONVOLUTIONS or (kind in FLOAT_PRODUCTS and not _between_activations(event)):
-            first = next((name for entry in event["args"].get("input_type_shape", []) for name in entry), "float")
-            counts[FLOAT_TYPES.get(first, first)] += 1
+        linear = kind in FLOAT_PRODUCTS and not _between_activations(event)
+        if kind in INT8_KERNELS or kind in FLOAT_CONVOLUTIONS or linear:
+            counts[precision_of(event)] += 1
     return dict(sorted(counts.items()))
 
 
-def _between_activations(event: dict[str, Any]) -> bool:
+def _between_activations(event: Event) -> bool:
     """Attention's products: both operands have a batch axis. A constant weight has two axes, or is packed away."""
     ranks = [len(shape) for entry in event["args"].get("input_type_shape", []) for shape in entry.values()]
     return sum(rank >= 3 for rank in ranks) >= 2

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.compile.onnxruntime import blank, count_kernels, engine_files, run_profiled
+from vitdeploy.compile.onnxruntime import blank, count_kernels, engine_files
 from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime import ort, ort_gpu
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.nvidia import describe_gpu
+from vitdeploy.runtime.ort_profile import run_profiled
 from vitdeploy.spec import TARGETS, EngineSpec, Precision
 
 SHAPE_TYPES = {"int32", "int64", "bool"}

@@ -12,11 +12,10 @@ from typing import Any
 
 from vitdeploy.errors import CapabilityError, EngineError
 from vitdeploy.runtime.host import describe_host
-from vitdeploy.runtime.openvino import PRECISION_HINTS, OpenVinoRunner, require
+from vitdeploy.runtime.openvino import KERNEL_PRECISIONS, PRECISION_HINTS, OpenVinoRunner, require
 from vitdeploy.spec import EngineSpec, Precision
 
 IR_FILES = ("model.xml", "model.bin")
-NAMES = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "u8": "int8", "i8": "int8"}
 CAPABILITIES = {"fp16": "FP16", "bf16": "BF16", "int8": "INT8", "mixed": "INT8"}
 
 
@@ -63,5 +62,5 @@ def _kernels(compiled: Any) -> dict[str, int]:
         info = node.get_rt_info()
         if info["layerType"].value in ("FullyConnected", "Convolution"):
             precision = info["runtimePrecision"].value
-            counts[NAMES.get(precision, precision)] += 1
+            counts[KERNEL_PRECISIONS.get(precision, precision)] += 1
     return dict(sorted(counts.items()))

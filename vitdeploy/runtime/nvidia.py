@@ -75,6 +75,19 @@ def describe_gpu() -> dict[str, str]:
     }
 
 
+def bus_id() -> str:
+    """Where the GPU is: domain, bus, device and function, such as "00000000:3B:00.0".
+
+    Raises:
+        CapabilityError: as `find_driver`.
+    """
+    library, device, name = _library(), ctypes.c_int(), ctypes.create_string_buffer(32)
+    _check(library, library.cuInit(0), "cuInit")
+    _check(library, library.cuDeviceGet(ctypes.byref(device), 0), "cuDeviceGet")
+    _check(library, library.cuDeviceGetPCIBusId(name, len(name), device), "cuDeviceGetPCIBusId")
+    return name.value.decode("ascii")
+
+
 def _library() -> ctypes.CDLL:
     for name in LIBRARIES:
         try:

@@ -25,6 +25,14 @@ DTYPES = {
     "boolean": "bool",
 }
 PRECISION_HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32", "mixed": "f32"}
+# What the plugin calls the type that a kernel computes in, by the precision that it is.
+KERNEL_PRECISIONS = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "u8": "int8", "i8": "int8"}
+
+
+def float_precision(options: Mapping[str, str]) -> str:
+    """What an engine of these options computes in where its graph is in float32; of other runtimes that is fp32."""
+    hint = options.get("INFERENCE_PRECISION_HINT", "f32")
+    return KERNEL_PRECISIONS.get(hint, hint)
 
 
 def require() -> ModuleType:

@@ -116,13 +116,30 @@ def trimmed_log_ratio(
     Raises:
         ValueError: fewer than two pairs, different lengths, or a value that is not positive and finite.
     """
-    logs = np.sort(_log_ratios(a, b))
-    cut = int(TRIMMED * logs.size)
-    kept = logs[cut : logs.size - cut]
-    spread = float(np.clip(logs, kept[0], kept[-1]).std(ddof=1)) / (kept.size / logs.size * math.sqrt(logs.size))
+    logs = _log_ratios(a, b)
+    kept = _trimmed(logs)
+    spread = paired_spread(a, b) / (kept.size / logs.size * math.sqrt(logs.size))
     spread = math.hypot(spread, process_spread / math.sqrt(processes))
     mean, reach = float(kept.mean()), float(stats.t.ppf((1 + level) / 2, kept.size - 1)) * spread
     return math.exp(mean), math.exp(mean - reach), math.exp(mean + reach)
+
+
+def paired_spread(a: Sequence[float], b: Sequence[float]) -> float:
+    """The winsorised standard deviation of log(a_i / b_i), about that of a_i / b_i: how much the paired values vary
+    that `trimmed_log_ratio` is made of. The 20 % at either end count as the nearest of the others.
+
+    Raises:
+        ValueError: as `trimmed_log_ratio`.
+    """
+    logs = _log_ratios(a, b)
+    kept = _trimmed(logs)
+    return float(np.clip(logs, kept[0], kept[-1]).std(ddof=1))
+
+
+def _trimmed(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Without the 20 % at either end, in rising order."""
+    cut = int(TRIMMED * values.size)
+    return np.sort(values)[cut : values.size - cut]
 
 
 def unpaired_log_ratio(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:

@@ -1,0 +1,40 @@
+"""What each engine of a bench computes and moves, counted here from the graph that it was made of."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitdeploy.bench.contest import Contestant
+from vitdeploy.errors import VitdeployError
+from vitdeploy.graph.io import load_graph
+from vitdeploy.graph.work import Work, count_work
+from vitdeploy.runtime.openvino import float_precision
+from vitdeploy.spec import EngineSpec, decode
+
+
+def works_of(contestants: Sequence[Contestant], batch: int) -> dict[str, Work | str]:
+    """By artifact the work of one query at `batch`, or why it is not known; of contestants that are engines."""
+    found = {}
+    for contestant in contestants:
+        if "engine" in contestant.request:
+            engine = decode(EngineSpec, contestant.request["engine"])
+            found[contestant.artifact] = work_of(Path(contestant.request["folder"]) / engine.graph, engine, batch)
+    return found
+
+
+def work_of(graph: Path, engine: EngineSpec, batch: int) -> Work | str:
+    """The work of an engine that was made of `graph`, by the precisions that it runs in; or why it is not known."""
+    if engine.parts:
+        return "it depends on how long the sequences are"
+    try:
+        work = count_work(load_graph(graph), batch)
+    except VitdeployError as error:
+        return f"{error.message}: {error.found}"
+    # Half precision that is a setting of the runtime stands in no graph.
+    flops = Counter[str]()
+    for precision, count in work.flops.items():
+        flops[float_precision(engine.options) if precision == "fp32" else precision] += count
+    return dataclasses.replace(work, flops=dict(flops))

@@ -1,0 +1,58 @@
+"""What ONNX Runtime's own profiler says of a session: which kernels ran, in which precision, for how long."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.errors import EngineError
+from vitdeploy.runtime.ort import first_line
+
+INT8_KERNELS = {
+    "MatMulIntegerToFloat",
+    "QLinearMatMul",
+    "QLinearConv",
+    "QGemm",
+    "DynamicQuantizeMatMul",
+    "MatMulInteger",
+    "ConvInteger",
+}
+FLOAT_PRODUCTS = {"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "MatMulBnb4", "MatMulNBits"}
+FLOAT_CONVOLUTIONS = {"Conv", "FusedConv", "NhwcFusedConv"}
+# Types of a profile by the precision that they are.
+TYPES = {"float": "fp32", "float16": "fp16", "bfloat16": "bf16", "uint8": "int8", "int8": "int8"}
+SUFFIX = "_kernel_time"
+
+Event = dict[str, Any]
+
+
+def run_profiled(session: Any, feeds: Mapping[str, Any]) -> list[Event]:
+    """The kernel events of one run of a session that was opened with a profile; its file goes.
+
+    Raises:
+        EngineError: the run fails.
+    """
+    try:
+        session.run(None, dict(feeds))
+    except Exception as error:
+        end_profile(session)
+        raise EngineError("ONNX Runtime fails on the graph", found=first_line(error)) from None
+    return end_profile(session)
+
+
+def end_profile(session: Any) -> list[Event]:
+    """The kernel events of all runs of such a session, in the order of time; its file goes."""
+    path = Path(session.end_profiling())
+    text = path.read_text(encoding="utf-8")
+    path.unlink()
+    return [e for e in json.loads(text) if e.get("cat") == "Node" and e["name"].endswith(SUFFIX)]
+
+
+def precision_of(event: Event) -> str:
+    """The precision that a kernel ran in: of those that multiply integers INT8, else that of its first input."""
+    if event["args"]["op_name"] in INT8_KERNELS:
+        return "int8"
+    first = next((name for entry in event["args"].get("input_type_shape", []) for name in entry), "float")
+    return TYPES.get(first, first)
