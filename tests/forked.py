@@ -84,12 +84,14 @@ SUBPROCESS = SimpleNamespace(**{**vars(subprocess), "Popen": popen})
 
 def _work(module: str, *ends: Connection) -> None:
     """What `python -m MODULE` does, with these as standard input, output and error."""
-    from vitdeploy.bench import worker
+    from vitdeploy.bench import survey_worker, worker
 
     for number, end in enumerate(ends):
         os.dup2(end.fileno(), number)
         end.close()
     sys.stdin = os.fdopen(0, encoding="utf-8")
     worker.SETTLE_SECONDS = SETTLE_SECONDS
+    if module == survey_worker.__name__:
+        sys.exit(worker.answer_lines(survey_worker.measure))
     make = worker.engine_runner if module == worker.__name__ else importlib.import_module(module).make_runner
     sys.exit(worker.serve(make))

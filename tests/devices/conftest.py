@@ -59,7 +59,8 @@ class Board:
         }
         lines = [f"  {key} {value}".replace("FOLDER", str(self.folder)) for key, value in {**right, **options}.items()]
         path = self.folder / f"config-{abs(hash(tuple(lines)))}"
-        path.write_text("\n".join(["Host board", *lines, ""]), encoding="utf-8")
+        if not path.exists():  # a running ssh may be reading it
+            path.write_text("\n".join(["Host board", *lines, ""]), encoding="utf-8")
         return path
 
     def python(self, name: str, lines: str) -> str:

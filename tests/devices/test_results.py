@@ -8,6 +8,7 @@ import pytest
 
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bench.results import Contest
+from vitdeploy.devices import results
 from vitdeploy.devices.agent.documents import FORMAT, Job, Placed, PlacedGraph, Result, Status
 from vitdeploy.devices.results import check_contest, check_result, check_status, parse
 from vitdeploy.errors import CapabilityError, DeviceResultError, MissingPackageError
@@ -125,6 +126,9 @@ def test_measurements_go_over_the_wire_unchanged():
         {"seconds": None},
         {"batch": 3},
         {"process": 3},
+        {"begun_seconds": -1.0},
+        {"begun_seconds": float("inf")},
+        {"begun_seconds": float("nan")},
     ],
 )
 def test_impossible_measurements_are_refused(changes):
@@ -142,6 +146,72 @@ def test_measurements_of_something_else_are_refused():
     less["entries"][0]["rounds"]["single"].pop()
     with pytest.raises(DeviceResultError, match="rounds of single"):
         check_contest("board", less, PROTOCOL, ["small"])
+
+
+def context():
+    layer = {"name": "fc\x1b[31m1", "kind": "FullyConnected", "precision": "int8", "milliseconds": 1.0, "product": True}
+    return {
+        "rates": [{"target": "openvino-cpu", "precision": "int8", "flops": 5e11, "shape": [192, 768], "kernel": "k"}],
+        "memory": {"bytes_per_second": 2e10, "array_bytes": 1 << 27, "cache_bytes": None, "threads": 2},
+        "profiles": [{"artifact": "small", "batch": 1, "runs": 30, "layers": [layer], "latency_ms": 2.0}],
+        "left_out": [{"what": "rate", "name": "openvino-cpu bf16", "why": "\x07"}],
+    }
+
+
+def test_a_context_goes_over_the_wire_without_its_escapes():
+    found = check_contest("board", {**contest(), "context": context()}, PROTOCOL, ["small"]).context
+    assert (found.rates[0].flops, found.rates[0].shape, found.memory.threads) == (5e11, (192, 768), 2)
+    assert found.profiles[0].layers[0].name == "fc\\x1b[31m1"
+    assert found.left_out[0].why == "\\x07"
+
+
+@pytest.mark.parametrize(
+    ("part", "key", "value"),
+    [
+        ("rates", "flops", 0.0),
+        ("rates", "flops", 1e300),
+        ("rates", "flops", float("inf")),
+        ("rates", "shape", [0, 768]),
+        ("rates", "shape", [1 << 60, 768]),
+        ("memory", "bytes_per_second", -1.0),
+        ("memory", "threads", 0),
+        ("memory", "cache_bytes", -5),
+        ("profiles", "artifact", "another"),
+        ("profiles", "batch", 8),
+        ("profiles", "runs", 0),
+        ("profiles", "per_layer_ms", -1.0),
+        ("profiles", "latency_ms", -1.0),
+        ("layers", "milliseconds", -1.0),
+        ("layers", "milliseconds", 1e300),
+        ("layers", "name", "n" * 201),
+        ("layers", "fuses", ["n"] * 33),
+        ("layers", "fuses", ["n" * 201]),
+        ("layers", "product", 1),
+        ("left_out", "what", "money"),
+    ],
+)
+def test_impossible_contexts_are_refused(part, key, value):
+    document = context()
+    inner = document["profiles"][0]["layers"] if part == "layers" else document[part]
+    (inner if part == "memory" else inner[0])[key] = value
+    with pytest.raises(DeviceResultError):
+        check_contest("board", {**contest(), "context": document}, PROTOCOL, ["small"])
+
+
+@pytest.mark.parametrize("part", ["rates", "profiles"])
+def test_a_context_says_everything_once(part):
+    document = context()
+    document[part] *= 2
+    with pytest.raises(DeviceResultError, match="of other artifacts"):
+        check_contest("board", {**contest(), "context": document}, PROTOCOL, ["small"])
+
+
+def test_more_layers_than_a_model_has_are_refused(monkeypatch):
+    monkeypatch.setattr(results, "MOST", 2)
+    document = context()
+    document["profiles"][0] |= {"runs": 2, "layers": document["profiles"][0]["layers"] * 3}
+    with pytest.raises(DeviceResultError, match="more layers"):
+        check_contest("board", {**contest(), "context": document}, PROTOCOL, ["small"])
 
 
 def test_the_error_of_a_device_keeps_its_class_and_loses_its_escapes():

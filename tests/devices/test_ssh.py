@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.command_line import command_line
+from tests.forked import start
 from tests.test_imports import device_python  # noqa: F401  # a Python with numpy and Pillow only
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bundle.read import read_bundle, verify_files
@@ -25,10 +26,18 @@ from vitdeploy.devices.client import Client, Interrupted
 from vitdeploy.devices.package import agent_package
 from vitdeploy.devices.registry import Device
 from vitdeploy.errors import DeviceError, DeviceResultError, StorageError
-from vitdeploy.pipeline.subjects import compile_bundle
 from vitdeploy.runtime import load
 from vitdeploy.spec import EngineSpec, TensorSpec, encode
 
+# Run in a process of its own, which an interrupt ends.
+COMPILE = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests themselves run in the background
+os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT), 2)
+sys.argv = ["vitdeploy", "compile", model, "--target", "onnxruntime-cpu", "--on", "board", "-o", out, "-v"]
+from vitdeploy.cli.main import main
+main()
+"""
 QUICK = ("--duration", "0.01", "--warmup", "0")
 
 
@@ -62,18 +71,10 @@ def _shorten(monkeypatch):
     monkeypatch.setattr(Protocol.__init__, "__defaults__", tuple(defaults))
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory, small_export):
-    folder = tmp_path_factory.mktemp("bundle")
-    compile_bundle(small_export / "model.onnx", "onnxruntime-cpu", None, None, folder)
-    return folder
-
-
 @pytest.fixture
 def client(board, monkeypatch):
     """A client of the board that needs no ssh, and is quick to look again: for what happens on the board itself."""
     monkeypatch.setattr(client_module, "FIRST_RETRY", 0.1)
-    monkeypatch.setattr(client_module, "FIRST_LOOK", 0.3)
     _at_home(monkeypatch, board.home)
     return Client(Device("board", python=sys.executable))
 
@@ -157,9 +158,9 @@ def test_the_doctor_brings_the_agent_once_and_says_what_works(here, board):
     assert agent.stat().st_mtime_ns == before
 
 
-def test_bench_on_many_devices_gives_one_document_and_one_that_fails_ends_no_other(here, bundle, board):
+def test_bench_on_many_devices_gives_one_document_and_one_that_fails_ends_no_other(here, small_bundle, board):
     here("devices", "add", "off", "ssh://board:1", "--ssh-config", board.config())
-    done = here("bench", bundle, "--on", "off,board,local", *QUICK, "--json")
+    done = here("bench", small_bundle, "--on", "off,board,local", *QUICK, "--json")
     off, *measured = json.loads(done.stdout)["devices"]
     assert (off["device"], off["error"]["code"]) == ("off", "VD4301")
     assert (done.returncode, "off (ssh://board:1) cannot be reached" in done.stderr) == (4, True)
@@ -173,23 +174,23 @@ def test_bench_on_many_devices_gives_one_document_and_one_that_fails_ends_no_oth
     assert board.jobs == []
 
 
-def test_verify_runs_the_engine_on_the_device_and_the_original_here(here, bundle, small_export, digits):
+def test_verify_runs_the_engine_on_the_device_and_the_original_here(here, small_bundle, small_export, digits):
     common = ("--against", small_export, "--data", digits, "--num-samples", "20", "--json")
-    (there,) = here("verify", bundle, "--on", "board", *common).document["devices"]
-    here_found = here("verify", bundle, *common).document
+    (there,) = here("verify", small_bundle, "--on", "board", *common).document["devices"]
+    here_found = here("verify", small_bundle, *common).document
     assert there["artifact"].endswith("on board")
     for name in ("n", "agreement", "value", "max_difference"):
         assert there[name] == here_found[name], name
 
 
-def test_compile_brings_the_engine_home(here, small_export, bundle, digits, tmp_path):
+def test_compile_brings_the_engine_home(here, small_export, small_bundle, digits, tmp_path):
     done = here("compile", small_export, "--target", "openvino-cpu", "-o", "engine", "--on", "board")
     assert done.returncode == 0, done.stderr
     manifest = read_bundle(tmp_path / "engine")
     verify_files(tmp_path / "engine", manifest)
     assert manifest.engines[0].files == ("engines/openvino-cpu/model.xml", "engines/openvino-cpu/model.bin")
     image = next((digits / "evaluation" / "7").glob("*.png"))
-    with load(tmp_path / "engine") as ours, load(bundle) as theirs:
+    with load(tmp_path / "engine") as ours, load(small_bundle) as theirs:
         assert ours.predict(image).label == theirs.predict(image).label
 
 
@@ -270,7 +271,7 @@ def test_what_a_login_prints_is_not_taken_for_an_answer(board):
     assert Client(board.device(python=noisy)).probe().executable == sys.executable
 
 
-def test_a_missing_runtime_is_told_with_its_pip_line(here, board, bundle, device_python):  # noqa: F811
+def test_a_missing_runtime_is_told_with_its_pip_line(here, board, small_bundle, device_python):  # noqa: F811
     bare = board.folder / "bare"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", bare], check=True)
     for name, python in (("bare", bare / "bin" / "python"), ("partly", device_python)):
@@ -278,7 +279,7 @@ def test_a_missing_runtime_is_told_with_its_pip_line(here, board, bundle, device
     doctor = here("devices", "doctor", "bare")
     assert doctor.returncode == 4
     assert "missing  numpy, pillow" in doctor.stdout and "-m pip install numpy pillow" in doctor.stdout
-    done = here("bench", bundle, "--on", "bare,partly", *QUICK)
+    done = here("bench", small_bundle, "--on", "bare,partly", *QUICK)
     assert done.returncode == 4
     assert "bare: the package numpy is not installed" in done.stderr
     assert "-m pip install numpy pillow" in done.stderr and "-m pip install onnxruntime" in done.stderr
@@ -334,12 +335,28 @@ def test_a_job_whose_process_is_gone_is_lost_and_forgotten(run, board, booted):
     assert board.jobs == []
 
 
+def test_an_interrupt_stops_the_job_there_and_says_so(here, board, small_export, tmp_path):
+    log, model = tmp_path / "log", str(small_export / "model.onnx")
+    with board.lock():
+        process = start(exec, COMPILE, {"model": model, "out": str(tmp_path / "out"), "log": str(log)})
+        file = status_file(board)
+        wait_until(lambda: waits_for(file) and "waits for" in log.read_text())
+        os.kill(process.pid, signal.SIGINT)
+        process.join(timeout=30)
+        assert process.exitcode == 130, log.read_text()
+        assert board.jobs == [] and not list((board.agent / "queue").glob("[0-9]*"))
+    said = log.read_text().splitlines()
+    assert "board: the job was stopped" in said and not any("Traceback" in line for line in said)
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_device_that_stays_away_keeps_its_job(run, board, far, monkeypatch):
     monkeypatch.setattr(client_module, "PATIENCE_SECONDS", 0.5)
     with board.lock(), run(far) as (told, outcome):
         status_file(board)
         wait_until(lambda: any("waits for" in text for text, *_ in told))
         far.device = board.device(ssh_config=str(board.config(Port=1)))
+        wait_until(board.drop_connections)
         wait_until(lambda: outcome)
         assert "the same command fetches the result later" in outcome[0].fix
         assert "cannot be reached, so its job goes on" in far.stop()

@@ -45,10 +45,17 @@ class Call:
         self._words = b""
         self._listener = threading.Thread(target=self._listen, args=(self._process.stderr,), daemon=True)
         self._listener.start()
-        self._timer = threading.Timer(timeout, self._process.kill) if timeout is not None else None
+        self._timer: threading.Timer | None = None
+        if timeout is not None:
+            self.extend(timeout)
+
+    def extend(self, timeout: float) -> None:
+        """From now on it has so many seconds, whatever it had before."""
         if self._timer is not None:
-            self._timer.daemon = True
-            self._timer.start()
+            self._timer.cancel()
+        self._timer = threading.Timer(timeout, self._process.kill)
+        self._timer.daemon = True
+        self._timer.start()
 
     def _listen(self, errors: IO[bytes]) -> None:
         with errors:

@@ -26,10 +26,10 @@ MAX_ANSWER_BYTES = 1 << 20
 # Of one file that a device sends.
 MAX_FILE_BYTES = 16 << 30
 ANSWER_SECONDS = 60.0
-# The waits between two looks at a job, and how long a device may be out of reach before the job is left alone there.
-FIRST_LOOK, LAST_LOOK = 1.0, 15.0
+# The waits between two attempts, and how long a device may be out of reach before the job is left alone there.
 FIRST_RETRY, LAST_RETRY = 1.0, 30.0
 PATIENCE_SECONDS = 600.0
+LOST = "{}: connection lost; trying again"
 
 AGENT = "~/.cache/vitdeploy-agent/"
 # Each one line of what every Python understands, so that an old one can say that it is old.
@@ -224,21 +224,35 @@ class Client:
 
     def _follow(self, job: Job, tell: Tell) -> Status:
         """The status of a job that neither waits nor runs any more."""
-        name, seconds = self.device.name, FIRST_LOOK
         while True:
-            look = seconds
-            status = self.patiently(
-                lambda: self.ask_status("wait", job.digest, f"{look:g}", timeout=look + ANSWER_SECONDS),  # noqa: B023
-                tell,
-            )
+            status = self.patiently(lambda: self._watch(job, tell), tell)
             if status.state not in ("queued", "running"):
                 return status
-            if status.state == "queued" and status.detail:
-                tell(f"{name}: waits for {status.detail}", 0, 1)
-            elif status.progress is not None:
-                _, done, total = status.progress
-                tell(f"{name}: {job.kind}", max(0, min(done, total)), max(1, total))
-            seconds = min(2 * seconds, LAST_LOOK)
+
+    def _watch(self, job: Job, tell: Tell) -> Status:
+        """The last status that was heard over one connection, which may break before the job ends.
+
+        One connection, since each new one takes the device a process, and time from what it measures.
+        """
+        name, status = self.device.name, None
+        with self.started("watch", job.digest) as call:
+            while status is None or status.state in ("queued", "running"):
+                if self.cancelled.is_set():
+                    raise Interrupted
+                try:
+                    status = check_status(parse(name, self.line(call, MAX_ANSWER_BYTES), Status))
+                except ConnectionLost:
+                    if status is None:
+                        raise
+                    tell(LOST.format(name), 0, 1)
+                    return status
+                call.extend(ANSWER_SECONDS)
+                if status.state == "queued" and status.detail:
+                    tell(f"{name}: waits for {status.detail}", 0, 1)
+                elif status.progress is not None:
+                    _, done, total = status.progress
+                    tell(f"{name}: {job.kind}", max(0, min(done, total)), max(1, total))
+        return status
 
     def patiently(self, attempt: Callable[[], T], tell: Tell) -> T:
         """What `attempt` gives, tried again while the device is out of reach."""
@@ -253,7 +267,7 @@ class Client:
                     if self.job is not None:
                         error.fix = "its job goes on there; the same command fetches the result later"
                     raise
-                tell(f"{self.device.name}: connection lost; trying again", 0, 1)
+                tell(LOST.format(self.device.name), 0, 1)
             self.cancelled.wait(wait)
             wait = min(2 * wait, LAST_RETRY)
 

@@ -18,7 +18,8 @@ import vitdeploy
 # Folders go with all that is below them.
 ZONE = (
     *("__init__.py", "errors.py", "spec.py", "runtime", "compile", "bench"),
-    *("bundle/__init__.py", "bundle/read.py", "bundle/sign.py", "devices/__init__.py", "devices/agent"),
+    *("bundle/__init__.py", "bundle/layout.py", "bundle/read.py", "bundle/sign.py"),
+    *("devices/__init__.py", "devices/agent"),
 )
 MAIN = "import sys\nfrom vitdeploy.devices.agent.main import main\n\nmain(sys.argv[0])\n"
 EPOCH = (1980, 1, 1, 0, 0, 0)

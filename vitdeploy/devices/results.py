@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from vitdeploy.bench.context import LONGEST_NAME, MOST_FUSED, Context
 from vitdeploy.bench.protocol import Protocol, parse_scenario
 from vitdeploy.bench.results import Contest, Entry
 from vitdeploy.bundle.read import ENGINE_OPTIONS
@@ -21,6 +22,8 @@ from vitdeploy.spec import DecodeError, EngineSpec, T, decode
 PRODUCTS = {*IR_FILES, PLAN_FILE, LAYERS_FILE}
 # What a device may say of each kind of number: a query of an hour is none.
 LONGEST_SECONDS = 24 * 3600.0
+# Operations or bytes a second, far beyond any machine; layers, and runs, of any model.
+FASTEST, MOST = 1e18, 100_000
 
 
 def refuse(device: str, what: str, found: object = "", wanted: object = "") -> DeviceResultError:
@@ -155,6 +158,8 @@ def check_contest(device: str, document: Any, protocol: Protocol, names: list[st
         raise refuse(device, "an impossible number of CPUs", contest.cpus)
     for entry in contest.entries:
         _check_entry(device, entry, protocol)
+    if contest.context is not None:
+        _check_context(device, contest.context, protocol, names)
     cleaned: Contest = _clean(contest)
     return cleaned
 
@@ -170,6 +175,8 @@ def _check_entry(device: str, entry: Entry, protocol: Protocol) -> None:
         for block in rounds:
             if not 0 <= block.process < protocol.processes:
                 raise refuse(device, "a block of a process that was not asked for", block.process, protocol.processes)
+            if not 0 <= block.begun_seconds < float("inf"):
+                raise refuse(device, "a block of an impossible time", block.begun_seconds)
             latencies = block.latencies_ms / 1e3
             times += [block.seconds, *latencies.tolist()]
             if parse_scenario(name).kind == "server":
@@ -179,3 +186,29 @@ def _check_entry(device: str, entry: Entry, protocol: Protocol) -> None:
     impossible = [seconds for seconds in times if not 0 < seconds <= LONGEST_SECONDS]
     if impossible or any(not 0 <= time < LONGEST_SECONDS * 1e3 for each in entry.stages_ms.values() for time in each):
         raise refuse(device, "impossible times", impossible[:3])
+
+
+def _check_context(device: str, context: Context, protocol: Protocol, names: list[str]) -> None:
+    """Rates and layers of what was asked for, of sizes that can be."""
+    batch, memory = protocol.batch_of(protocol.latency_scenario), context.memory
+    profiled = [profile.artifact for profile in context.profiles]
+    probed = [(rate.target, rate.precision) for rate in context.rates]
+    if set(profiled) - set(names) or len(set(profiled)) < len(profiled) or len(set(probed)) < len(probed):
+        raise refuse(device, "a context of other artifacts", ", ".join(profiled), ", ".join(names))
+    if any(profile.batch != batch or not 1 <= profile.runs <= MOST for profile in context.profiles):
+        raise refuse(device, "layers at another batch, or of no run")
+    if max((len(each) for each in (context.left_out, *(p.layers for p in context.profiles))), default=0) > MOST:
+        raise refuse(device, "more layers than a model has")
+    rates = [rate.flops for rate in context.rates] + ([] if memory is None else [memory.bytes_per_second])
+    sizes = [size for rate in context.rates for size in rate.shape]
+    sizes += [] if memory is None else [memory.array_bytes, memory.threads, memory.cache_bytes or 1]
+    if any(not 0 < rate < FASTEST for rate in rates) or any(not 1 <= size < 1 << 50 for size in sizes):
+        raise refuse(device, "impossible rates", rates)
+    layers = [layer for profile in context.profiles for layer in profile.layers]
+    times = [*(layer.milliseconds for layer in layers), *(profile.per_layer_ms for profile in context.profiles)]
+    times += [profile.latency_ms for profile in context.profiles]
+    if any(not 0 <= time < LONGEST_SECONDS * 1e3 for time in times):
+        raise refuse(device, "layers with impossible times")
+    texts = [text for layer in layers for text in (layer.name, layer.kind, layer.precision, *layer.fuses)]
+    if any(len(text) > LONGEST_NAME for text in texts) or any(len(layer.fuses) > MOST_FUSED for layer in layers):
+        raise refuse(device, "layers with longer names than a profile has")

@@ -12,8 +12,7 @@ from vitdeploy.compile.engine import compile_engine
 from vitdeploy.compile.parts import joined, within
 from vitdeploy.compile.tensorrt import BuildOptions
 from vitdeploy.devices.agent.documents import Placed
-from vitdeploy.runtime.tensorrt_identity import differences, fingerprint
-from vitdeploy.runtime.trust import is_trusted
+from vitdeploy.runtime.tensorrt_identity import loads_here
 from vitdeploy.spec import EngineSpec, decode
 
 Progress = Callable[[str, int, int], None]
@@ -27,8 +26,9 @@ def make_engine(
     Raises:
         VitdeployError: as `compile_engine`; a MissingPackageError where the target's runtime is not here.
     """
-    if placed.plan is not None and _loads_here(placed.plan, job):
-        return placed.plan, job
+    plan = placed.plan
+    if plan is not None and loads_here(file_sha256(job / plan.files[0]), plan.device):
+        return plan, job
     build = decode(BuildOptions, options["build"]) if options.get("build") else None
     parts = []
     for graph in placed.graphs:
@@ -47,8 +47,3 @@ def make_engine(
         parts.append(engine if len(placed.graphs) == 1 else within(engine, graph.part))
     whole = parts[0] if len(parts) == 1 else joined(parts, placed.sequence)
     return dataclasses.replace(whole, weight_bits=placed.weight_bits), out
-
-
-def _loads_here(plan: EngineSpec, job: Path) -> bool:
-    """Whether this user has built the plan, on a machine like this one."""
-    return is_trusted(file_sha256(job / plan.files[0])) and not differences(plan.device, fingerprint())

@@ -3,7 +3,7 @@
 probe                  what this device is
 status DIGEST          what is known of a job
 submit                 a job and its files come in over standard input; it is started
-wait DIGEST SECONDS    its status, once it is another one, or after so many seconds
+watch DIGEST           its status, and again whenever it is another one, until it neither waits nor runs
 fetch DIGEST           its result and files
 stop DIGEST            end it
 remove DIGEST          forget it
@@ -53,6 +53,8 @@ KEPT_JOBS = 8
 # Beside the files themselves: copies that compilers make of them, and the runtime's own.
 SPARE_BYTES = 16 << 20
 LOOK_SECONDS = 0.2
+# How often a watched job's progress is told, which takes the device next to no time.
+TELL_SECONDS = 5.0
 STOP_SECONDS = 5.0
 
 
@@ -73,7 +75,7 @@ def main(agent: str) -> None:
         with explained():
             for block in _answer(command, arguments, agent, answers):
                 answers.write(block)
-            answers.flush()
+                answers.flush()
     except VitdeployError as error:
         with contextlib.suppress(BrokenPipeError):
             answers.write(b"".join(message({"failure": encode(failure("", error))})))
@@ -97,9 +99,10 @@ def _answer(command: str, arguments: list[str], agent: str, answers: BinaryIO) -
     folder = _folder(arguments[0])
     if command == "fetch":
         return _fetch(folder)
+    if command == "watch":
+        return _watch(folder)
     simple: dict[str, Callable[[], Status]] = {
         "status": lambda: read_status(folder),
-        "wait": lambda: _wait(folder, float(arguments[1])),
         "stop": lambda: _stop(folder),
         "remove": lambda: _remove(folder),
     }
@@ -188,17 +191,21 @@ def _run(folder: Path) -> None:
     run(folder)
 
 
-def _wait(folder: Path, seconds: float) -> Status:
-    """The status once its state or what it waits for has changed, and after so many seconds at the latest."""
-    first = read_status(folder)
-    deadline = time.monotonic() + seconds
-    status = first
-    while status.state in ("queued", "running") and time.monotonic() < deadline:
-        time.sleep(LOOK_SECONDS)
+def _watch(folder: Path) -> Iterator[bytes]:
+    """The status, whenever its state or what it waits for has changed, and now and then for its progress.
+
+    Where nobody listens any more, telling it ends this process.
+    """
+    told, when = None, 0.0
+    while True:
         status = read_status(folder)
-        if (status.state, status.detail) != (first.state, first.detail):
-            break
-    return status
+        now, ended = time.monotonic(), status.state not in ("queued", "running")
+        if (status.state, status.detail) != told or now - when >= TELL_SECONDS:
+            yield from message(asdict(status))
+            told, when = (status.state, status.detail), now
+        if ended:
+            return
+        time.sleep(LOOK_SECONDS)
 
 
 def _stop(folder: Path) -> Status:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from vitdeploy.bench.contest import engine_contestant, run_contest
 from vitdeploy.bench.protocol import Protocol
+from vitdeploy.bench.survey import surveyed
 from vitdeploy.bundle.read import file_sha256
 from vitdeploy.devices.agent.build import make_engine
 from vitdeploy.devices.agent.documents import FORMAT, Job, Result
@@ -44,6 +45,7 @@ def _bench(job: Job, folder: Path, products: Path, progress: Progress) -> Result
     if not contestants:
         raise errors[0][1]
     contest = run_contest(contestants, decode(Protocol, job.options["protocol"]), progress)
+    contest = surveyed(contest, contestants, progress)
     left_out = tuple(failure(name, error) for name, error in errors)
     return Result(FORMAT, job.digest, describe_host(), engines, left_out, encode(contest))
 

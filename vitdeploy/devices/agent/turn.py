@@ -83,9 +83,8 @@ def _lock() -> int | None:
     path = Path(tempfile.gettempdir()) / LOCK_NAME
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    except (
-        PermissionError
-    ):  # another user's file in a sticky folder: it may be opened, not created (fs.protected_regular)
+    except PermissionError:
+        # Another user's file in a sticky folder: it may be opened, not created (fs.protected_regular).
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
