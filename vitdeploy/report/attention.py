@@ -17,6 +17,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
+from PIL import Image
 
 from vitdeploy.report import figures, text
 
@@ -27,6 +28,7 @@ COLOURS = "viridis"
 # How much of a patch is its colour; the rest is the image: in grey, so that it has no colours of its own, and of little
 # contrast, so that its light and dark are not taken for attention.
 STRENGTH, CONTRAST = 0.72, 0.6
+SMALL = 168  # pixels of the longer side of a picture of one map
 TILE, GAP, MARGIN, TITLE, HEAD, FOOT = 232, 16, 20, 42, 62, 52  # CSS pixels
 SCALE = 2  # pixels of the file for one CSS pixel
 
@@ -87,6 +89,26 @@ def attention_picture(image: npt.NDArray[np.uint8], panels: Sequence[Panel], hea
         _colour_bar(figure, width)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=72 * SCALE, metadata={"Software": None})
+    return buffer.getvalue()
+
+
+def attention_tile(image: npt.NDArray[np.uint8], values: npt.NDArray[np.float64], largest: float) -> bytes:
+    """A PNG of one map alone, SMALL pixels long, in 128 colours, which is enough for it.
+
+    Args:
+        image: uint8 [height, width, 3], as the model sees it. values: float64 [rows, columns], not negative.
+        largest: the value with the lightest colour.
+    """
+    height, width = image.shape[:2]
+    scale = SMALL / max(height, width)
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    grey = np.asarray(Image.fromarray(image).convert("L").resize(size, Image.Resampling.BICUBIC), np.float64)
+    rows, columns = (np.arange(side) * count // side for side, count in zip(size[::-1], values.shape, strict=True))
+    colours = colormaps[COLOURS](values[rows][:, columns] / max(largest, 1e-12))[..., :3] * 255
+    faint = 127.5 + CONTRAST * (grey - 127.5)
+    blended = STRENGTH * colours + (1 - STRENGTH) * faint[..., None]
+    buffer = io.BytesIO()
+    Image.fromarray(blended.round().astype(np.uint8)).quantize(128).save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
 
 

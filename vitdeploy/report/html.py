@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import re
 from collections.abc import Mapping
@@ -15,7 +14,9 @@ from markupsafe import Markup
 
 from vitdeploy.report import (
     changes,
+    context,
     half,
+    looks,
     lookup,
     measures,
     quantization,
@@ -26,8 +27,7 @@ from vitdeploy.report import (
     text,
     tuning,
 )
-from vitdeploy.report.latency import latency_plot
-from vitdeploy.report.plots import render_plots
+from vitdeploy.report.plots import bench_plots, render_plots
 from vitdeploy.report.svg import Plot
 
 
@@ -144,7 +144,6 @@ def render_regression(document: dict[str, Any]) -> str:
     """The page of a comparison of two bundles or reports. `document` is the content of compare.json, and taken as
     untrusted."""
     report = text.cleaned(document)
-    plot = latency_plot({"engines": [], "bench": report["bench"]}) if report["bench"] else None
     return (
         _environment()
         .get_template("regression_page.html.jinja")
@@ -153,7 +152,10 @@ def render_regression(document: dict[str, Any]) -> str:
             gate=table.gate(report["gate"]["status"]),
             rows=regression.pair_rows(report),
             metrics=regression.metrics(report),
-            plots=[] if plot is None else [_shown(plot)],
+            context=_where_time_goes(report["bench"]),
+            missing=measures.Cell(text.MISSING),
+            changed=regression.changed(report),
+            plots=[_shown(plot) for plot in bench_plots({"engines": [], "bench": report["bench"]})],
         )
     )
 
@@ -196,11 +198,13 @@ def _context(report: dict[str, Any], images: Mapping[str, bytes]) -> dict[str, A
         "gate_of": table.gate,
         "measures": measures.columns(report),
         "changes": changes.graph_changes(report),
+        "context": _where_time_goes(report["bench"]),
         "bars": _BARS.get(report["task"]),
         "quantized": quantization.quantized_engines(report),
         "half": half.half_engines(report),
         "shown": quantization.SHOWN,
         "examples": examples,
+        "attention": looks.attention_maps(report, images),
         "ticked": any(group.correct for example in examples for group in example.groups),
         "differing": sum(example.disagreements > 0 for example in examples),
         "recipe": json.dumps(report["provenance"]["recipe"], indent=2, ensure_ascii=False),
@@ -224,6 +228,11 @@ def _judged(report: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _where_time_goes(bench: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    found = context.section(bench)
+    return None if found is None else {**vars(found), "plot": _shown(found.plot) if found.plot else None}
+
+
 def _shown(plot: Plot) -> dict[str, str]:
     """Inline SVG is markup by design; its serialiser escapes every text and attribute."""
     wide, narrow = Markup(plot.wide), Markup(plot.narrow)  # noqa: S704
@@ -244,8 +253,7 @@ def _examples(report: Mapping[str, Any], images: Mapping[str, bytes]) -> list[Ex
 def _example(report: Mapping[str, Any], example: Mapping[str, Any], index: int, images: Mapping[str, bytes]) -> Example:
     """One example: its image, if it is one, as a data URI, and its answers."""
     label, name = example["label"], example["image"]
-    content = None if name is None else images.get(name)
-    source = None if content is None else f"data:image/png;base64,{base64.b64encode(content).decode('ascii')}"
+    source = None if name is None else lookup.data_uri(images.get(name))
     alt = f"Example {report['data']['noun']} {index}" + ("" if label is None else f", labelled {label}")
     return Example(name is not None, source, alt, label, _answer_groups(report["task"], example))
 

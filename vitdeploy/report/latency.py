@@ -1,4 +1,4 @@
-"""The plot of latency: its distribution per artifact, and its drift over the rounds."""
+"""The plot of latency: its distribution per artifact."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from vitdeploy.report import figures, labels, lookup, text
+from vitdeploy.report import figures, lookup, strips, text
 from vitdeploy.report.svg import Plot, both_variants
 
-_DRIFT_SCALES = (2, 5, 10, 20, 50, 100, 200, 500, 1000)
+_RISE = 0.46  # of a strip's height: the peak of a density
 _MARKS = {"p50": "o", "p90": "D", "p99": "|"}
 
 Values = NDArray[np.float64]
 
 
 def latency_plot(report: Mapping[str, Any]) -> Plot | None:
-    """How latency is distributed per artifact, and how it moved over the rounds."""
+    """How latency is distributed per artifact."""
     results = lookup.bench_results(report)
     names = [name for name in lookup.artifact_order(report) if name in results]
     if not names:
@@ -34,63 +33,20 @@ def latency_plot(report: Mapping[str, Any]) -> Plot | None:
     wide, narrow = both_variants(
         lambda is_narrow: _draw_latency(report, names, is_narrow),
         "latency",
-        f"Distribution of single-stream latency, and block medians over the rounds. {facts}.",
+        f"Distribution of latency. {facts}.",
     )
     caption = (
-        "Every tick under a curve is one measured latency. The block medians show how far each artifact’s latency "
-        "moved from its own median over the rounds: a level line is a steady machine, a slope is drift."
+        "Every tick under a curve is one measured latency; the curve is their density. A long tail to the right is "
+        "what p99 tells of."
     )
     return Plot("Latency", caption, wide, narrow)
 
 
 def _draw_latency(report: Mapping[str, Any], names: Sequence[str], narrow: bool) -> Figure:
-    """One variant: distribution and drift side by side, or one above the other on a phone."""
-    count = len(names)
-    if narrow:
-        half = count * 62.0
-        figure = figures.new_figure(360, 2 * half + 190)
-        distribution = figures.axes_in(figure, left=10, right=12, bottom=half + 142, top=44)
-        drift = figures.axes_in(figure, left=10, right=12, bottom=48, top=half + 118)
-    else:
-        figure = figures.new_figure(840, count * 58 + 80)
-        left = _label_width(figure, names) + 18
-        split = left + (840 - left) * 0.62
-        distribution = figures.axes_in(figure, left=left, right=840 - split, bottom=48, top=32)
-        drift = figures.axes_in(figure, left=split + 28, right=12, bottom=48, top=32)
-    _draw_distributions(distribution, report, names)
-    _draw_drift(drift, report, names)
-    for axes in (distribution, drift):
-        axes.set_ylim(-count + 0.66, 0.9)
-        axes.spines["left"].set_visible(False)
-        axes.tick_params(axis="y", length=0, pad=12)
-        axes.set_yticks([])
-    if narrow:
-        _names_above(distribution, names, 0.56)
-        _names_above(drift, names, 0.4)
-    else:
-        distribution.set_yticks([-index for index in range(count)], [text.shorten(name, 30) for name in names])
-        distribution.tick_params(axis="y", labelcolor=figures.INK, labelsize=12)
+    """One variant: a strip for each artifact."""
+    figure, axes = strips.new_strips(names, [""] * len(names), narrow, top=32, rise=_RISE)
+    _draw_distributions(axes, report, names)
     return figure
-
-
-def _label_width(figure: Figure, names: Sequence[str]) -> float:
-    """The room that the longest artifact name needs."""
-    probe = figure.text(0, 0, "", fontsize=12, parse_math=False)
-    widths = []
-    for name in names:
-        probe.set_text(text.shorten(name, 30))
-        widths.append(labels.text_size(probe)[0])
-    probe.remove()
-    return max(widths)
-
-
-def _names_above(axes: Axes, names: Sequence[str], height: float) -> None:
-    """On a phone each row is named above its line, not beside it."""
-    for index, name in enumerate(names):
-        place = (0, -index + height)
-        axes.text(
-            *place, text.shorten(name, 40), transform=axes.get_yaxis_transform(), color=figures.INK, parse_math=False
-        )
 
 
 def _draw_distributions(axes: Axes, report: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -123,8 +79,8 @@ def _draw_density(axes: Axes, values: Values, base: float, colour: str, logarith
     scaled = np.log(values) if logarithmic else values
     grid, height = density(scaled)
     grid = np.exp(grid) if logarithmic else grid
-    axes.fill_between(grid, base, base + 0.46 * height, color=colour, alpha=0.22, linewidth=0, zorder=2)
-    axes.plot(grid, base + 0.46 * height, color=colour, linewidth=1.2, zorder=3)
+    axes.fill_between(grid, base, base + _RISE * height, color=colour, alpha=0.22, linewidth=0, zorder=2)
+    axes.plot(grid, base + _RISE * height, color=colour, linewidth=1.2, zorder=3)
     # All ticks are one path, broken by gaps; samples closer than the rounding would only print over each other.
     step = max(float(np.ptp(scaled)), 1e-9) / 500
     unique = np.unique(np.round(scaled / step)) * step
@@ -189,31 +145,3 @@ def _mark_legend(axes: Axes) -> None:
         handletextpad=0.1,
         columnspacing=1.4,
     )
-
-
-def _draw_drift(axes: Axes, report: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Per artifact the block medians over the rounds, as percents of their own median, on one common scale."""
-    medians = report["bench"]["block_medians_ms"]
-    moves = {name: block_drift(medians.get(name) or []) for name in names}
-    largest = max((float(np.abs(move).max()) for move in moves.values() if move.size), default=0.0)
-    scale = next((step for step in _DRIFT_SCALES if step >= largest), _DRIFT_SCALES[-1])
-    rounds = max([2, *(move.size for move in moves.values())])
-    for index, name in enumerate(names):
-        axes.axhspan(-index - 0.3, -index + 0.3, color=figures.RULE, alpha=0.35, linewidth=0)
-        axes.axhline(-index, color=figures.RULE, linewidth=1)
-        colour = figures.SERIES[lookup.series(report, name)]
-        x = np.arange(1, moves[name].size + 1)
-        axes.plot(
-            x, -index + 0.3 * moves[name] / scale, color=colour, marker="o", markersize=3.5, linewidth=1.4, zorder=3
-        )
-    axes.set_xlim(0.6, rounds + 0.4)
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.set_xlabel("round")
-    axes.set_title(f"Block medians; band is ±{scale} %", loc="left", fontsize=12, color=figures.MUTED, pad=8)
-
-
-def block_drift(medians: Sequence[float]) -> Values:
-    """How far each block median is from their common median, in percent."""
-    values = np.asarray(medians, dtype=np.float64)
-    return 100 * (values / np.median(values) - 1) if values.size else values

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,6 +28,11 @@ def reference_value(report: Mapping[str, Any]) -> float | None:
     """The original's value of the task's metric, measured beside each engine on the same samples; None unlabelled."""
     values = (engine["verify"]["reference_value"] for engine in report["engines"])
     return next((value for value in values if text.known(value)), None)
+
+
+def data_uri(png: bytes | None) -> str | None:
+    """A PNG as what an image of a page is loaded from."""
+    return None if png is None else f"data:image/png;base64,{base64.b64encode(png).decode('ascii')}"
 
 
 def series(report: Mapping[str, Any], artifact: str) -> int:

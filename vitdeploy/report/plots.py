@@ -9,9 +9,16 @@ from vitdeploy.report.accuracy import accuracy_plot
 from vitdeploy.report.latency import latency_plot
 from vitdeploy.report.quantization import sensitivity_plots
 from vitdeploy.report.svg import Plot
+from vitdeploy.report.timeline import timeline_plots
 
 
 def render_plots(report: Mapping[str, Any]) -> list[Plot]:
     """Every plot for which the report has data."""
-    found = [accuracy_plot(report), latency_plot(report), *sensitivity_plots(report)]
+    found = [accuracy_plot(report), *bench_plots(report), *sensitivity_plots(report)]
     return [plot for plot in found if plot is not None]
+
+
+def bench_plots(report: Mapping[str, Any]) -> list[Plot]:
+    """How latencies are distributed, and how they moved over time; none without a bench."""
+    latency = latency_plot(report)
+    return [] if latency is None else [latency, *timeline_plots(report)]

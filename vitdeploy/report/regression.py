@@ -13,21 +13,21 @@ from vitdeploy.report.table import Gate
 
 @dataclass(frozen=True)
 class Check:
-    """One check of a pair: its name, its badge, and why."""
+    """One check of a pair: its name, its badge, and how it ended in words."""
 
     name: str
     gate: Gate
-    reasons: list[str]
+    words: str
 
 
 @dataclass(frozen=True)
 class PairRow:
-    """One pair of engines. Accuracies are percents, the drop points; the ratios are candidate / baseline."""
+    """One pair of engines. `accuracy` is the candidate's in percent, with the baseline's below it; the drop is in
+    points; the ratios are candidate / baseline."""
 
     name: str
     how: str
-    baseline: str
-    candidate: str
+    accuracy: Cell
     drop: Cell
     agreement: Cell
     ratios: dict[str, Cell]
@@ -49,18 +49,27 @@ def _row(engine: Mapping[str, Any]) -> PairRow:
     return PairRow(
         engine["engine"],
         accuracy.get("how", ""),
-        text.number(accuracy.get("baseline")),
-        text.number(accuracy.get("candidate")),
-        _cell(accuracy.get("drop"), accuracy.get("drop_ci95")),
-        _cell(accuracy.get("agreement"), accuracy.get("agreement_ci95")),
+        _accuracy(accuracy.get("candidate"), accuracy.get("baseline")),
+        table.with_interval(accuracy.get("drop"), accuracy.get("drop_ci95")),
+        table.with_interval(accuracy.get("agreement"), accuracy.get("agreement_ci95")),
         {ratio["metric"]: _ratio_cell(ratio) for ratio in engine["ratios"]},
         list(engine["flags"]),
-        [Check(check["name"], table.gate(check["status"]), list(check["reasons"])) for check in engine["checks"]],
+        [_check(check["name"], table.gate(check["status"])) for check in engine["checks"]],
     )
 
 
-def _cell(value: float | None, interval: tuple[float, float] | None) -> Cell:
-    return Cell(text.number(value), "" if interval is None else text.interval(interval))
+def changed(document: Mapping[str, Any]) -> int:
+    """How many digests are not the same on both sides."""
+    return sum(row["baseline"] != row["candidate"] for row in document["digests"])
+
+
+def _check(name: str, gate: Gate) -> Check:
+    return Check(name, gate, "no limit set" if gate.status == "none" else gate.words.removeprefix("Gate ").lower())
+
+
+def _accuracy(candidate: float | None, baseline: float | None) -> Cell:
+    known = "" if baseline is None else f"baseline {text.number(baseline)}"
+    return Cell(text.number(candidate), known)
 
 
 def _ratio_cell(ratio: Mapping[str, Any]) -> Cell:

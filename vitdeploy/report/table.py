@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,12 +90,12 @@ def _accuracy_cells(engine: Mapping[str, Any] | None, reference: float | None) -
     verify = engine["verify"]
     return {
         "value": text.number(verify["value"]),
-        "drop": _with_interval(verify["drop"], verify["drop_ci95"]),
-        "agreement": _with_interval(verify["agreement"], verify["agreement_ci95"]),
+        "drop": with_interval(verify["drop"], verify["drop_ci95"]),
+        "agreement": with_interval(verify["agreement"], verify["agreement_ci95"]),
     }
 
 
-def _with_interval(value: float | None, bounds: list[float] | None) -> Cell:
+def with_interval(value: float | None, bounds: Sequence[float] | None) -> Cell:
     """A value with its 95 % interval, where there is one."""
     return Cell(text.number(value), text.interval(bounds) if bounds else "")
 

@@ -1,0 +1,184 @@
+"""One of every kind of page, each with everything that it can show, and names as long as they get."""
+
+import copy
+import io
+
+import numpy as np
+from PIL import Image
+
+from tests.report.contests import bench
+from tests.report.test_context import bench as with_context
+from tests.report.test_half import HALF
+from tests.report.test_html import REPORT, VERIFY, hostile
+from tests.report.test_quantization import MIXED, PLACED, SENSITIVITY
+from tests.report.test_tuning import DOCUMENT as TUNED
+from vitdeploy.report.html import (
+    render_html,
+    render_regression,
+    render_selftest,
+    render_sensitivity,
+    render_sweep,
+    render_tuning,
+)
+
+TARGETS = ("openvino-cpu", "onnxruntime-cpu", "onnxruntime-tensorrt", "tensorrt")
+ENGINES = [f"{target}-{precision}" for target in TARGETS for precision in ("int8", "fp32")][:7]
+FLAGS = ["unstable", "contended", "short"]
+ENVIRONMENT = {"cpu": "a CPU of some long name @ 2.50GHz", "cores": "2", "system": "Linux 6.18", "python": "3.10.0"}
+
+
+def picture():
+    """A PNG of noise, as an example's image."""
+    buffer = io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 32, 3), np.uint8)
+    Image.fromarray(pixels).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def run_report(names=ENGINES, scenarios=("single", "offline", "sustain:12s")):
+    """The report of a run of eight artifacts, with answers that differ, every search, and three image sizes."""
+    report = copy.deepcopy(REPORT)
+    engine = report["engines"][0] | {"provider": "CPUExecutionProvider", "kernels": {"fp32": 2, "int8": 49}}
+    verify = VERIFY | {"drop_ci95": [-10.25, 11.5], "agreement_ci95": [99.0, 100.0]}
+    report["engines"] = [
+        engine | {"artifact": name, "shipped": not i % 2, "verify": verify} for i, name in enumerate(names)
+    ]
+    mixed = {**PLACED, "sensitivity": SENSITIVITY, "mixed": MIXED}
+    report["engines"][0] |= {"quantization": mixed, "weight_bits": 7, "half": HALF}
+    report["bench"] = bench(["original", *names], scenarios) | {"context": with_context()["context"]}
+    for result in report["bench"]["results"]:
+        result["flags"] = FLAGS
+    answer = {"label": "golden retriever, a dog of some length", "score": 0.9}
+    other = {"label": "Labrador retriever", "score": 0.41234}
+    report["examples"] = [
+        {
+            "image": "0.png" if number else "lost.png",
+            "label": answer["label"],
+            "reference": answer,
+            "engines": {name: other if number < 2 and i % 3 == 0 else answer for i, name in enumerate(names)},
+        }
+        for number in range(4)
+    ]
+    maps = [{"artifact": name, "image": "0.png", "on_patches": 0.9, "shared": 0.97} for name in names[:3]]
+    report["attention"] = {
+        "grid": [14, 14],
+        "reader": "last attention, read by the class token",
+        "blocks": 12,
+        "left_out": {names[-1]: "1 of its 12 attentions can be read"},
+        "examples": [
+            {"example": i, "maps": [{**maps[0], "artifact": "original", "shared": None}, *maps]} for i in range(3)
+        ],
+    }
+    row = {"gate": "pass", "recommended": names[0], "value": 97.5, "agreement": 99.0, "throughput": 900.0}
+    report["sizes"] = [
+        {**row, "size": size, "path": f"sizes/{size}/" if size != "224x224" else "", "latency_ms": {"p50": 1.25}}
+        for size in ("224x224", "192x192")
+    ]
+    return report
+
+
+def odd_names():
+    """The report of which every name is markup; what is one word of a few is such a word."""
+    report = hostile()
+    report["verdict"]["gate"] = report["engines"][0]["gate"]["status"] = "pass"
+    for each in (*report["engines"], *report["bench"]["results"]):
+        each["precision"], each["kernels"] = "int8", {"int8": 10}
+    for ratio in report["bench"]["ratios"]:
+        ratio["metric"] = "latency"
+    for engine in report["engines"]:
+        engine["verify"]["metric"] = "top-1"
+    return report
+
+
+def compare_document():
+    names = [f"{side} {engine}" for engine in ENGINES[:2] for side in ("baseline", "candidate")]
+    ratio = {"ratio": 1.0512, "ci95": [0.966, 1.127], "difference": "no difference"}
+    accuracy = {"how": "same files", "n": 64, "metric": "top-1", "baseline": 98.0, "candidate": 97.5, "drop": 0.5}
+    return {
+        "format": 1,
+        "created": "2025-01-02T03:04:05+00:00",
+        "baseline": "shipped/vit-tiny-imagenet",
+        "candidate": "out/vit-tiny-imagenet",
+        "measured": True,
+        "limits": {"max_drop": 1.0, "max_slowdown": None},
+        "sentence": "Whether the candidate keeps within the limits is not decided.",
+        "gate": {"status": "undecided", "reasons": [f"{ENGINES[0]}: latency +4.9 % [-13.4, +27.2]; undecided"]},
+        "engines": [
+            {
+                "engine": engine,
+                "accuracy": accuracy | {"drop_ci95": [-10.5, 11.5], "agreement": 99.0, "agreement_ci95": [99.0, 100.0]},
+                "ratios": [ratio | {"metric": metric} for metric in ("latency", "throughput")],
+                "flags": FLAGS,
+                "checks": [
+                    {"name": name, "status": status, "reasons": []}
+                    for name, status in (("accuracy", "fail"), ("latency", "undecided"), ("throughput", "none"))
+                ],
+            }
+            for engine in ENGINES[:2]
+        ],
+        "remarks": ["a remark"],
+        "bench": bench(names),
+        "environment": ENVIRONMENT,
+        "digests": [
+            {"name": "engines/openvino-cpu/graph.onnx", "baseline": "ab" * 32, "candidate": "cd" * 32},
+            {"name": "labels.txt", "baseline": None, "candidate": "cd" * 32},
+        ],
+    }
+
+
+def selftest_document():
+    measured = bench(["original", *ENGINES[:2]])
+    engines = [
+        {
+            "artifact": name,
+            "provider": "CPUExecutionProvider",
+            "kernels": {"int8": 24, "fp32": 1},
+            "bytes": 1_951_136,
+            "verify": VERIFY,
+        }
+        for name in ENGINES[:2]
+    ]
+    step = {
+        "model": "digits",
+        "seconds": 40.7,
+        "detail": "refused, as the driver is of another version",
+        "log": "logs/1.txt",
+    }
+    return {
+        "created": "2025-01-02T03:04:05+00:00",
+        "target": "onnxruntime-cuda",
+        "sentence": "onnxruntime-cuda: 2 of 3 steps done.",
+        "doctor": [
+            {"name": "onnxruntime-gpu", "ok": ok, "detail": "1.31.1 is there", "fix": "pip install onnxruntime-gpu"}
+            for ok in (True, False)
+        ],
+        "steps": [step | {"step": f"the step {status}", "status": status} for status in ("done", "failed", "not run")],
+        "models": [{"name": "digits", "trained": False, "engines": engines, "bench": measured}],
+        "environment": ENVIRONMENT,
+    }
+
+
+def sweep_document():
+    error = {"code": "VD2304", "message": "the checkpoint does not fit the model", "found": "12 blocks"}
+    return {
+        "created": "2025-01-02T03:04:05+00:00",
+        "recipes": [
+            {"name": "vit-tiny-imagenet", "report": run_report(ENGINES[:3], ("single",)), "error": None},
+            {"name": "swin-tiny", "report": None, "error": error},
+        ],
+        "environment": ENVIRONMENT,
+    }
+
+
+def pages():
+    """Every page by its name."""
+    images = {"0.png": picture()}
+    return {
+        "run": render_html(run_report(), images),
+        "odd names": render_html(odd_names(), images),
+        "compare": render_regression(compare_document()),
+        "sweep": render_sweep(sweep_document()),
+        "tune": render_tuning(TUNED, "vitdeploy: 1\nname: tuned  # " + "a long line " * 12),
+        "selftest": render_selftest(selftest_document()),
+        "sensitivity": render_sensitivity(SENSITIVITY, "vit-tiny-imagenet"),
+    }

@@ -1,0 +1,88 @@
+"""Where the original looks in a few images, and where quantized engines do: rollout of their attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from vitdeploy.errors import EngineError, GraphError
+from vitdeploy.graph.io import load_graph
+from vitdeploy.graph.normalise import normalise
+from vitdeploy.pipeline.looks import Looks, token_looks
+from vitdeploy.pipeline.origin import ORIGINAL
+from vitdeploy.pipeline.progress import Progress, silent
+from vitdeploy.pipeline.rollout import Floats
+from vitdeploy.pipeline.stages.files import read_json, write_json
+from vitdeploy.pipeline.watched import watch
+from vitdeploy.runtime.preprocess import Pixels
+from vitdeploy.spec import PreprocessSpec
+
+# Images that attention is drawn for; tasks whose answer is read from tokens over patches.
+IMAGES = 4
+TASKS = ("classification", "features")
+FACTS_FILE, MAPS_FILE = "attention.json", "attention.npz"
+
+
+def find_attention(
+    original: Path,
+    placements: Mapping[str, Path],
+    images: Mapping[int, Pixels],
+    preprocess: PreprocessSpec,
+    out: Path,
+    progress: Progress = silent,
+) -> None:
+    """Writes attention.json, and attention.npz with float32 [images, rows, columns] for each graph that can be read.
+
+    Engines fuse their attention, so none of them says its weights. What they compute is in their placement, the graph
+    that they were compiled from; it is run on ONNX Runtime with the weights as outputs, which keeps them from being
+    fused.
+
+    Args:
+        original: the exported graph, before anything was optimized. placements: those of engines, by artifact.
+        images: by their number among the evaluation samples.
+    """
+    facts: dict[str, Any] = {"images": list(images), "left_out": {}}
+    maps: dict[str, np.ndarray] = {}
+    blocks = 0
+    for done, (name, file) in enumerate({ORIGINAL: original, **placements}.items()):
+        progress("attention", done, 1 + len(placements))
+        try:
+            model, looks = _looks(file, canonical=name == ORIGINAL)
+            if name == ORIGINAL:
+                blocks = len(looks.blocks)
+                facts |= {"grid": list(looks.grid), "reader": looks.reader, "blocks": blocks}
+            elif (len(looks.blocks), list(looks.grid)) != (blocks, facts["grid"]):
+                raise GraphError(f"{len(looks.blocks)} of its {blocks} attentions can be read")
+            found: list[Floats] = [each.flow_map(looks) for each in watch(model, looks, images.values(), preprocess)]
+            maps[name] = np.stack(found).astype(np.float32)
+        except (GraphError, EngineError) as error:
+            facts["left_out"][name] = error.message
+            if name == ORIGINAL:
+                break
+    progress("attention", 1 + len(placements), 1 + len(placements))
+    np.savez(out / MAPS_FILE, **maps)  # type: ignore[arg-type]
+    write_json(out / FACTS_FILE, facts)
+
+
+def _looks(file: Path, canonical: bool) -> tuple[ir.Model, Looks]:
+    """A graph and where its attentions look. Placements are canonical but for their quantization, which has to stay."""
+    model = load_graph(file)
+    if canonical:
+        normalise(model)
+    return model, token_looks(model, file.name)
+
+
+def read_attention(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What `find_attention` wrote: facts, and maps by artifact."""
+    with np.load(folder / MAPS_FILE, allow_pickle=False) as file:
+        return read_json(folder / FACTS_FILE), {name: file[name] for name in file.files}
+
+
+def shared(ours: Floats, reference: Floats) -> float:
+    """How much of a map is where the other one is, 0..1: sum(min(p, q)) of the two, each made to sum to 1."""
+    p, q = (each / max(float(each.sum()), 1e-12) for each in (ours, reference))
+    return float(np.minimum(p, q).sum())

@@ -1,0 +1,185 @@
+"""Where the time of each artifact goes, and what it is held against: one plot, one line each, the slowest layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch
+from matplotlib.ticker import MaxNLocator
+
+from vitdeploy.report import figures, text
+from vitdeploy.report.svg import Plot, both_variants
+
+SHOWN = 10
+# Precisions in the order of their segments; what else a runtime names comes after them, in grey.
+_PRECISIONS = ("int8", "fp16", "bf16", "fp32")
+_COLOURS = {name: figures.SERIES[index] for name, index in zip(_PRECISIONS, (1, 4, 3, 2), strict=True)}
+_OTHERS, _OUTSIDE = "layers without products", "outside of the layers"
+
+
+@dataclass(frozen=True)
+class LayerRow:
+    """The same layer of all blocks: what it is and how often, the precision that it ran in, milliseconds in all, and
+    the share of all layers."""
+
+    name: str
+    kind: str
+    precision: str
+    milliseconds: str
+    share: str
+
+
+@dataclass(frozen=True)
+class Held:
+    """One artifact: what stops it in one line, its layers' time and its work, its slowest layers, and how many faster
+    ones there are."""
+
+    artifact: str
+    line: str
+    facts: str
+    rows: list[LayerRow]
+    left: int
+
+
+@dataclass(frozen=True)
+class Section:
+    """What the page shows of a bench's context. `machine`: its rates in a line. `missing`: what was not measured."""
+
+    machine: str
+    missing: list[str]
+    artifacts: list[Held]
+    plot: Plot | None
+
+
+def section(bench: Mapping[str, Any] | None) -> Section | None:
+    """The section of a `bench`; None where it has no context."""
+    context = bench.get("context") if bench else None
+    if not context or not context["machine"]:
+        return None
+    missing = [f"{each['what']}: {each['why']}" for each in context["left_out"]]
+    held = [_held(each) for each in context["artifacts"] if each["line"] is not None or each["layers"]]
+    return Section(context["machine"], missing, held, _plot(context["artifacts"]))
+
+
+def _held(found: Mapping[str, Any]) -> Held:
+    work, time = found["work"], found["time"]
+    facts = []
+    if time:
+        both = [text.significant(time[key]) for key in ("layers_ms", "latency_ms")]
+        facts.append(f"layers {both[0]} ms of a latency of {both[1]} ms")
+    if work:
+        facts.append(f"{_giga(sum(work['flops'].values()))} GFLOP and at least {text.size(work['bytes'])} a query")
+    elif found["work_unknown"]:
+        facts.append(f"work unknown: {found['work_unknown']}")
+    rows = [_row(group) for group in found["groups"][:SHOWN]]
+    left = sum(group["count"] for group in found["groups"][SHOWN:])
+    return Held(found["artifact"], found["line"] or text.MISSING, "; ".join(facts), rows, left)
+
+
+def _row(group: Mapping[str, Any]) -> LayerRow:
+    return LayerRow(
+        group["name"],
+        group["kind"] if group["count"] == 1 else f"{group['count']} × {group['kind']}",
+        _precision(group["precision"]),
+        text.significant(group["ms"]),
+        text.percent(group["share"]),
+    )
+
+
+def _precision(name: str) -> str:
+    return name.upper()
+
+
+def _giga(value: float) -> str:
+    return text.significant(value / 1e9)
+
+
+def _plot(artifacts: Sequence[Mapping[str, Any]]) -> Plot | None:
+    """A bar of each artifact whose layers were timed, cut into products by precision, other layers, and the rest."""
+    timed = [each for each in artifacts if each["time"]]
+    if not timed:
+        return None
+    facts = "; ".join(
+        f"{each['artifact']}: "
+        + ", ".join(f"{name} {text.significant(value)} ms" for name, value in _segments(each["time"]).items())
+        for each in timed
+    )
+    wide, narrow = both_variants(
+        lambda is_narrow: _draw(timed, is_narrow), "time", f"Where the time of each artifact goes. {facts}."
+    )
+    caption = (
+        "Products are matrix products, convolutions and attention, by the precision that they ran in. The mark is the "
+        "median latency at that moment: what lies between the layers and the mark is spent outside of them; a bar that "
+        "reaches beyond it was slowed by the profiler."
+    )
+    return Plot("Where the time goes", caption, wide, narrow)
+
+
+def _segments(time: Mapping[str, Any]) -> dict[str, float]:
+    """Milliseconds by what they were spent on, from left to right."""
+    shares = time["products"]
+    whole = time["layers_ms"] / (sum(shares.values()) + sum(time["others"].values()) or 1.0)
+    order = [*(each for each in _PRECISIONS if each in shares), *(each for each in shares if each not in _PRECISIONS)]
+    found = {f"products in {_precision(each)}": shares[each] * whole for each in order}
+    found[_OTHERS] = sum(time["others"].values()) * whole
+    if time["outside_ms"] > 0:
+        found[_OUTSIDE] = time["outside_ms"]
+    return {name: value for name, value in found.items() if value > 0}
+
+
+def _colour(segment: str) -> str:
+    if segment == _OUTSIDE:
+        return figures.RULE
+    return _COLOURS.get(segment.removeprefix("products in ").lower(), figures.SERIES[0])
+
+
+def _draw(artifacts: Sequence[Mapping[str, Any]], narrow: bool) -> Figure:
+    names = list(dict.fromkeys(name for each in artifacts for name in _segments(each["time"])))
+    width, row, columns = (360, 58, 1) if narrow else (840, 46, 4)
+    above = 20 * -(-len(names) // columns) + 18
+    figure = figures.new_figure(width, row * len(artifacts) + above + 48)
+    axes = figures.axes_in(figure, left=10, right=16, bottom=44, top=above)
+    for index, each in enumerate(artifacts):
+        _draw_bar(axes, each, -index)
+    axes.set_ylim(-len(artifacts) + 0.55, 0.72)
+    axes.set_xlim(left=0)
+    axes.set_yticks([])
+    axes.spines["left"].set_visible(False)
+    axes.set_xlabel("ms a query")
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=5 if narrow else 8))
+    axes.grid(axis="x")
+    axes.set_axisbelow(True)
+    axes.legend(
+        handles=[Patch(color=_colour(name), label=name) for name in names],
+        loc="lower left",
+        bbox_to_anchor=(0, 1.0),
+        borderaxespad=0.4,
+        borderpad=0,
+        ncols=columns,
+        frameon=False,
+        labelcolor=figures.MUTED,
+        handlelength=0.9,
+        handleheight=0.9,
+        handletextpad=0.5,
+        columnspacing=1.4,
+    )
+    return figure
+
+
+def _draw_bar(axes: Axes, each: Mapping[str, Any], base: float) -> None:
+    left = 0.0
+    for name, value in _segments(each["time"]).items():
+        axes.barh(base, value, left=left, height=0.34, color=_colour(name), edgecolor=figures.PAPER, linewidth=0.8)
+        left += value
+    axes.plot([each["time"]["latency_ms"]] * 2, [base - 0.26, base + 0.26], color=figures.INK, linewidth=1.6)
+    axes.text(
+        *(0, base + 0.3, text.shorten(each["artifact"], 44)),
+        color=figures.INK,
+        va="bottom",
+        ha="left",
+        parse_math=False,
+    )

@@ -1,0 +1,92 @@
+"""The section of attention maps: a few examples, each with the map of the original and those of engines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vitdeploy.report import lookup, text
+
+
+@dataclass(frozen=True)
+class Look:
+    """One map with the answer that goes with it. `note`: how much of it is on patches, or where that of the original
+    is."""
+
+    artifact: str
+    source: str | None
+    alt: str
+    answer: str
+    differs: bool
+    note: str
+
+
+@dataclass(frozen=True)
+class LookedAt:
+    """One example, its image first. `differs`: an engine whose map is here answers something other than the
+    original."""
+
+    source: str | None
+    alt: str
+    differs: bool
+    looks: list[Look]
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What the section shows. `whose`: what the maps of engines are read from; empty where there are none.
+    `left_out`: engines without maps, and why."""
+
+    blocks: int
+    grid: str
+    reader: str
+    whose: str
+    left_out: list[str]
+    examples: list[LookedAt]
+
+
+def attention_maps(report: Mapping[str, Any], images: Mapping[str, bytes]) -> Attention | None:
+    """The section; None where the report has no maps."""
+    found = report.get("attention")
+    if not found:
+        return None
+    examples = [_looked_at(report, each, images) for each in found["examples"]]
+    engines = any(len(each.looks) > 1 for each in examples)
+    whose = (
+        "An engine fuses its attention, so its map is that of the graph it was compiled from, quantized as it is, run "
+        "on ONNX Runtime. All maps of an image have one scale."
+    )
+    return Attention(
+        found["blocks"],
+        "{} × {}".format(*found["grid"]),
+        found["reader"],
+        whose if engines else "",
+        [f"No map of {name}: {why}." for name, why in found["left_out"].items()],
+        examples,
+    )
+
+
+def _looked_at(report: Mapping[str, Any], row: Mapping[str, Any], images: Mapping[str, bytes]) -> LookedAt:
+    example = report["examples"][row["example"]]
+    answers = {lookup.ORIGINAL: example["reference"], **example["engines"]}
+    looks = []
+    for each in row["maps"]:
+        name, answer = each["artifact"], answers[each["artifact"]]
+        score = "" if answer["score"] is None else f", {text.percent(answer['score'])}"
+        note = f"{text.percent(each['on_patches'], 0)} on patches"
+        if each["shared"] is not None:
+            note = f"{text.percent(each['shared'])} of it as the original"
+        looks.append(
+            Look(
+                artifact=name,
+                source=lookup.data_uri(images.get(each["image"])),
+                alt=f"Where {name} looks in example {report['data']['noun']} {row['example'] + 1}",
+                answer=f"{answer['label']}{score}",
+                differs=answer["label"] != example["reference"]["label"],
+                note=note,
+            )
+        )
+    source = None if example["image"] is None else lookup.data_uri(images.get(example["image"]))
+    alt = f"Example {report['data']['noun']} {row['example'] + 1}"
+    return LookedAt(source, alt, any(look.differs for look in looks), looks)

@@ -1,0 +1,198 @@
+"""The plots of time: how each artifact's latency moved while it was measured, and its throughput under a long load."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from vitdeploy.report import figures, lookup, strips, text, tracks
+from vitdeploy.report.svg import Plot, both_variants
+from vitdeploy.report.tracks import Track, Values
+
+_STEPS = (2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000)  # percent: the ends of a strip
+_BAND = 0.32  # of a strip's height, up and down, that the moves may take
+_PROCESS_WIDTH = 70.0  # pixels: what the words "process 1" need
+_TOP = 46.0  # pixels: room for what the lines and the processes are called
+# A mark for each scenario of a contest; with a fifth they begin anew.
+_MARKS = (("o", True), ("o", False), ("s", True), ("s", False))
+_SHARED_FROM = 3  # artifacts, so that what they have in common is not mostly one of them
+_MINUTES_FROM = 300.0  # seconds
+_MOST_POINTS = 120  # of one line with marks; a longer one is a line alone
+
+
+def timeline_plots(report: Mapping[str, Any]) -> list[Plot]:
+    """The contest, and each long run; none of what no times are known of."""
+    contest = _contest_plot(report, tracks.contest(report))
+    plots = [] if contest is None else [contest]
+    for number, (scenario, runs) in enumerate(tracks.long_runs(report).items(), start=1):
+        plots.append(_run_plot(report, runs, scenario, number))
+    return plots
+
+
+def _contest_plot(report: Mapping[str, Any], found: Mapping[str, Sequence[Track]]) -> Plot | None:
+    if not found:
+        return None
+    wide, narrow = both_variants(
+        lambda is_narrow: _draw(report, found, is_narrow, "since the bench began", len(found) >= _SHARED_FROM),
+        "timeline",
+        f"The median latency of every block over time, against the median of all blocks. {_facts(found)}.",
+    )
+    shared = " The thin grey line is the mean of all artifacts." if len(found) >= _SHARED_FROM else ""
+    processes = max(int(track.process.max()) for each in found.values() for track in each) + 1
+    fresh = " At a dotted line all are started anew." if processes > 1 else ""
+    caption = (
+        "Every mark is the median latency of one block, at the time when it was measured, against the median of all "
+        f"blocks, which stands beside the name: higher is slower.{shared} Artifacts take turns, so what moves all of "
+        f"them at once is the machine; what moves one alone is that artifact.{fresh}"
+    )
+    return Plot("Timeline", caption, wide, narrow)
+
+
+def _run_plot(report: Mapping[str, Any], runs: Mapping[str, Sequence[Track]], scenario: str, number: int) -> Plot:
+    wide, narrow = both_variants(
+        lambda is_narrow: _draw(report, runs, is_narrow, "since the run of the artifact began", False),
+        f"sustained-{number}",
+        f"Throughput over time under {scenario}, against its median. {_facts(runs)}.",
+    )
+    caption = (
+        "Throughput of every second of a run without a pause, against the median of that run: lower is slower. A line "
+        "that falls and stays down is a machine that grows hot, or that others use."
+    )
+    return Plot(f"Timeline of {scenario}", caption, wide, narrow)
+
+
+def _facts(found: Mapping[str, Sequence[Track]]) -> str:
+    """What the strips show, in words."""
+    return "; ".join(
+        f"{name}: "
+        + ", ".join(
+            f"{track.scenario} {text.significant(track.level)}{track.unit}, "
+            f"{track.moves.min():+.0f} to {track.moves.max():+.0f} %"
+            for track in each
+        )
+        for name, each in found.items()
+    )
+
+
+def _draw(
+    report: Mapping[str, Any], found: Mapping[str, Sequence[Track]], narrow: bool, begins: str, together: bool
+) -> Figure:
+    """One variant: a strip for each artifact, all on one scale of percents and one of time, which has its zero where
+    `begins` says. `together`: with what all artifacts did at the same time."""
+    names = list(found)
+    levels = [_levels(found[name]) for name in names]
+    figure, axes = strips.new_strips(names, levels, narrow, top=_TOP, rise=_BAND)
+    every = [track for each in found.values() for track in each]
+    scenarios = list(dict.fromkeys(track.scenario for track in every))
+    low, high = _limits([track.moves for track in every])
+    unit, scale = (
+        ("minutes", 60.0) if max(float(track.seconds.max()) for track in every) >= _MINUTES_FROM else ("seconds", 1.0)
+    )
+
+    def height(percents: Values) -> Values:
+        return _BAND * (2 * (np.clip(percents, low, high) - low) / (high - low) - 1)
+
+    shared = list(tracks.together(every)) if together else []
+    for index, name in enumerate(names):
+        axes.axhspan(-index - _BAND, -index + _BAND, color=figures.RULE, alpha=0.35, linewidth=0)
+        axes.axhline(-index + float(height(np.zeros(1))[0]), color=figures.RULE, linewidth=1)
+        for seconds, mean in shared:
+            axes.plot(seconds / scale, -index + height(mean), color=figures.MUTED, linewidth=0.8, alpha=0.7, zorder=2)
+        for track in found[name]:
+            marker, filled = _MARKS[scenarios.index(track.scenario) % len(_MARKS)]
+            _draw_track(axes, track, scale, -index + height(track.moves), lookup.series(report, name), marker, filled)
+    _mark_processes(axes, every, scale)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=6, min_n_ticks=1))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_xlabel(f"{unit} {begins}")
+    band = f"Band: {low:+d} to {high:+d} %".replace("-", "−")
+    axes.set_title(band, loc="left", fontsize=12, color=figures.MUTED, pad=26, fontweight="normal")
+    if len(scenarios) > 1:
+        _legend(axes, scenarios)
+    return figure
+
+
+def _levels(tracks: Sequence[Track]) -> str:
+    """The medians of an artifact's scenarios, with their common unit."""
+    return ", ".join(text.significant(track.level) for track in tracks) + tracks[0].unit
+
+
+def _draw_track(axes: Axes, track: Track, scale: float, y: Values, series: int, marker: str, filled: bool) -> None:
+    """The blocks of each process as a line: from one process to the next there is none."""
+    colour = figures.SERIES[series]
+    marks = track.moves.size <= _MOST_POINTS
+    for number in np.unique(track.process):
+        of = track.process == number
+        axes.plot(
+            track.seconds[of] / scale,
+            y[of],
+            color=colour,
+            marker=marker if marks else "",
+            markersize=3.6,
+            markerfacecolor=colour if filled else figures.PAPER,
+            linewidth=1.3,
+            linestyle="-" if filled else (0, (2, 1.5)),
+            zorder=3,
+        )
+
+
+def _limits(found: Sequence[Values]) -> tuple[int, int]:
+    """The ends of the strips in percent: round numbers that hold all moves, as far as there are any."""
+    low, high = min(float(each.min()) for each in found), max(float(each.max()) for each in found)
+    down, up = (next((step for step in _STEPS if step >= most), _STEPS[-1]) for most in (-low, high))
+    # Neither so flat that the other half of the strip stays empty, nor below nothing.
+    return -min(max(down, up // 5), 100), max(up, down // 5)
+
+
+def _mark_processes(axes: Axes, tracks: Sequence[Track], scale: float) -> None:
+    """A line where every artifact was started anew, and the number of the process above each part."""
+    processes = sorted({int(number) for track in tracks for number in track.process})
+    if len(processes) < 2:
+        return
+    parts = [np.concatenate([track.seconds[track.process == number] for track in tracks]) for number in processes]
+    edges = [(before.max() + after.min()) / 2 for before, after in itertools.pairwise(parts)]
+    for edge in edges:
+        axes.axvline(edge / scale, color=figures.MUTED, linewidth=1, linestyle=(0, (1, 2.5)), zorder=1.5)
+    every = [parts[0].min(), *edges, parts[-1].max()]
+    shortest = min(np.diff(every)) / (every[-1] - every[0]) * axes.get_window_extent().width
+    for number, (left, right) in zip(processes, itertools.pairwise(every), strict=True):
+        spelt = number == processes[0] or shortest > _PROCESS_WIDTH
+        axes.annotate(
+            f"process {number + 1}" if spelt else str(number + 1),
+            ((left + right) / 2 / scale, 1),
+            xytext=(0, 6),
+            xycoords=axes.get_xaxis_transform(),
+            textcoords="offset points",
+            ha="center",
+            color=figures.MUTED,
+            fontsize=11,
+        )
+
+
+def _legend(axes: Axes, scenarios: Sequence[str]) -> None:
+    """What the marks mean, above the strips."""
+    handles = []
+    for index, scenario in enumerate(scenarios):
+        marker, filled = _MARKS[index % len(_MARKS)]
+        handle = Line2D([], [], linestyle="none", marker=marker, color=figures.MUTED, label=scenario)
+        handle.set(markerfacecolor=figures.MUTED if filled else figures.PAPER, markersize=6)
+        handles.append(handle)
+    axes.legend(
+        handles=handles,
+        loc="lower right",
+        bbox_to_anchor=(1, 1.0),
+        borderaxespad=1.5,
+        borderpad=0,
+        ncols=len(scenarios),
+        frameon=False,
+        labelcolor=figures.MUTED,
+        handletextpad=0.1,
+        columnspacing=1.4,
+    )
