@@ -16,6 +16,7 @@ from vitdeploy.pipeline.stages import compile as stage
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate
 from vitdeploy.pipeline.stages.typed import place_typed
 from vitdeploy.pipeline.subjects import compile_bundle
+from vitdeploy.runtime import tensorrt_identity
 from vitdeploy.runtime.trust import register
 from vitdeploy.spec import EngineSpec
 
@@ -81,7 +82,7 @@ def test_every_release_takes_what_is_placed_for_it(small_export, calibrated, tmp
 
 def test_a_plan_is_loaded_where_it_was_built_or_signed_and_built_anew_elsewhere(tmp_path, monkeypatch):
     here = {"tensorrt": "10.3.0", "gpu": "a GPU", "compute_capability": "9.0", "driver": "550", "os": "Linux x86_64"}
-    monkeypatch.setattr(stage, "fingerprint", lambda: here)
+    monkeypatch.setattr(tensorrt_identity, "fingerprint", lambda: here)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "engine.plan").write_bytes(b"a plan")
     digest = file_sha256(tmp_path / "engine.plan")

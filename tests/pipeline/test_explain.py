@@ -200,10 +200,11 @@ def test_the_command_prints_one_document_and_writes_the_picture_alone(cli, tmp_p
 def test_of_a_real_model_the_weights_that_are_drawn_sum_to_one(small_export, tmp_path, digits):
     """Through export, rewrites and bundle, as a user does."""
     from vitdeploy.graph.optimize import OptimizeOptions
-    from vitdeploy.pipeline.explain import _float_graph, _run
+    from vitdeploy.pipeline.explain import _float_graph
     from vitdeploy.pipeline.looks import token_looks
     from vitdeploy.pipeline.stages import optimize as stage
     from vitdeploy.pipeline.subjects import compile_bundle
+    from vitdeploy.pipeline.watched import watch
     from vitdeploy.runtime.preprocess import load_pixels
 
     for name in ("float", "bundle"):
@@ -214,7 +215,8 @@ def test_of_a_real_model_the_weights_that_are_drawn_sum_to_one(small_export, tmp
     looks = token_looks(model, "the bundle")
     assert (looks.grid, looks.prefix, looks.rows) == ((4, 4), 1, (0,))
     pixels = load_pixels(digits / "evaluation" / "7" / "0017.png", manifest.preprocess)
-    outputs, names = _run(model, looks, pixels, manifest.preprocess)
-    assert [outputs[name].shape for name in names] == [(17, 17), (2, 1, 17)]
-    for name in names:
-        np.testing.assert_allclose(outputs[name].sum(axis=-1), 1, atol=1e-5)
+    [watched] = watch(model, looks, [pixels], manifest.preprocess)
+    weights = [*watched.means, watched.heads]
+    assert [each.shape for each in weights] == [(17, 17), (2, 1, 17)]
+    for each in weights:
+        np.testing.assert_allclose(each.sum(axis=-1), 1, atol=1e-5)

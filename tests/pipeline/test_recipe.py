@@ -248,7 +248,12 @@ def test_a_misspelt_target_is_named_with_the_one_that_was_meant(problems):
         ("budget.max_latency", 0),
         ("budget.max_size", 1.5),
         ("bench.scenarios", ["server"]),
+        ("bench.scenarios", ["single", "server:0"]),
+        ("bench.scenarios", ["server:5", "sustain:3s"]),
+        ("bench.scenarios", ["single", "single"]),
         ("bench.scenarios", []),
+        ("bench.scenarios", ["sustain:10m"]),
+        ("bench.scenarios", ["single", "server:many"]),
         ("bench.batch", [1, 2, 3]),
         ("bench.batch", [0]),
         ("bench.duration", 0),
@@ -284,6 +289,11 @@ def test_merged_tokens_are_given_by_block(load, problems):
         "$.optimize.token_merging: input should be none, or block: tokens that remain, as {1: 192, 6: 128} "
         "(found '192')"
     ]
+
+
+def test_a_bench_may_also_ask_as_a_server_is_asked(load):
+    recipe = load(EXAMPLE, "bench.scenarios=[offline,server:50,sustain:10m]")
+    assert recipe.bench.scenarios == ("offline", "server:50", "sustain:10m")
 
 
 def test_a_fixed_batch_must_be_that_of_the_bench(problems, load):

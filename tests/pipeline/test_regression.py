@@ -12,11 +12,13 @@ import pytest
 from tests.command_line import command_line
 from tests.report.test_html import HOSTILE, Page
 from vitdeploy.bench.protocol import Protocol
+from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import InputError, MissingFileError, TargetError
 from vitdeploy.graph.io import load_graph, save_graph
 from vitdeploy.pipeline.progress import silent
 from vitdeploy.pipeline.regression.compare import compare
-from vitdeploy.pipeline.regression.findings import Limits
+from vitdeploy.pipeline.regression.findings import Found, Limits, judge
+from vitdeploy.pipeline.regression.measured import _timed
 from vitdeploy.pipeline.regression.pairs import Pair, pair_up
 from vitdeploy.pipeline.regression.reports import NOT_IN_TURNS
 from vitdeploy.pipeline.subjects import compile_bundle
@@ -117,9 +119,7 @@ def test_what_is_gained_passes(tmp_path):
     assert document["engines"][0]["ratios"][0]["difference"] == "faster"
 
 
-def test_a_flagged_measurement_passes_nothing_but_short_is_no_obstacle(tmp_path):
-    document, gate = compared(tmp_path, a_report(flags=["short"]), a_report(), Limits(None, 5.0))
-    assert gate.status == "pass"
+def test_a_flagged_measurement_passes_nothing(tmp_path):
     document, gate = compared(tmp_path, a_report(), a_report(flags=["throttled"]), Limits(None, 5.0))
     assert gate.status == "undecided" and "flagged throttled" in gate.reasons[0]
     assert document["engines"][0]["flags"] == ["throttled"]
@@ -178,6 +178,17 @@ def test_what_is_neither_is_refused(tmp_path):
         compared(tmp_path, a_report(), a_report(), choice=DataChoice(tmp_path, "none", None, 0, "all", 0))
 
 
+def test_only_an_unstable_ratio_makes_a_comparison_unstable():
+    names = "baseline a", "candidate a"
+    rows = [{"artifact": name, "flags": ["unstable", "contended"]} for name in names]
+    ratio = {"a": names[1], "b": names[0], "metric": "latency", "ratio": 1.0, "ci95": [0.99, 1.01]}
+    for unstable, flags in ((False, ["contended"]), (True, ["contended", "unstable"])):
+        bench = {"results": rows, "ratios": [{**ratio, "unstable": unstable}]}
+        found = _timed(Found("a", None, ()), Pair("a", "a"), bench)
+        assert found.flags == flags
+        assert judge(found, Limits(None, 5.0))[1].status == "undecided"
+
+
 # --- bundles ----------------------------------------------------------------------------------------------------------
 
 
@@ -199,14 +210,13 @@ def bundles(small_export, tmp_path_factory):
     return folder
 
 
-def test_the_same_bundle_is_quiet_about_answers(bundles, tmp_path):
-    document, gate = compared(tmp_path, bundles / "old", bundles / "same", Limits(0.0, None))
-    assert gate.status == "pass" and document["measured"]
+def test_the_same_engine_is_neither_asked_nor_measured(bundles, tmp_path):
+    document, gate = compared(tmp_path, bundles / "old", bundles / "same", Limits(0.0, 0.0))
+    assert gate.status == "pass" and not document["measured"]
     [engine] = document["engines"]
+    assert engine["same_engine"] and not engine["ratios"]
     assert engine["accuracy"]["how"] == "same files" and engine["accuracy"]["drop_ci95"] == (0.0, 0.0)
-    assert [ratio["metric"] for ratio in engine["ratios"]] == ["latency"]
-    names = [row["artifact"] for row in document["bench"]["results"]]
-    assert names == ["baseline onnxruntime-cpu-fp32", "candidate onnxruntime-cpu-fp32"]
+    assert {check["name"]: check["status"] for check in engine["checks"]} == {"accuracy": "pass", "latency": "pass"}
 
 
 @pytest.fixture(scope="module")
@@ -221,14 +231,25 @@ def answered(bundles, digits, tmp_path_factory):
     return DataChoice(folder, "folders", None, 0, "all", 0)
 
 
+def digests_of(document):
+    return {row["name"]: (row["baseline"], row["candidate"]) for row in document["digests"]}
+
+
 def test_a_bundle_with_other_answers_fails(bundles, answered, tmp_path):
     document, gate = compared(tmp_path, bundles / "old", bundles / "spoilt", Limits(1.0, None), answered)
     accuracy = document["engines"][0]["accuracy"]
     assert (accuracy["how"], accuracy["n"], accuracy["baseline"]) == ("measured", 64, 100.0)
     assert accuracy["candidate"] == accuracy["agreement"] < 90
     assert gate.status == "fail" and "drop" in gate.reasons[0]
+    assert [ratio["metric"] for ratio in document["engines"][0]["ratios"]] == ["latency"]
+    names = [row["artifact"] for row in document["bench"]["results"]]
+    assert names == ["baseline onnxruntime-cpu-fp32", "candidate onnxruntime-cpu-fp32"]
+    digests = digests_of(document)
+    files = {entry.path for name in ("old", "spoilt") for entry in read_bundle(bundles / name).files}
+    assert files <= set(digests) and digests["model.onnx"][0] != digests["model.onnx"][1]
     page = Page(render_regression(json.loads(json.dumps(document)))).text
     assert "onnxruntime-cpu-fp32" in page and "accuracy: measured" in page and "Latency" in page
+    assert all(digest in page for pair in digests.values() for digest in pair if digest)
 
 
 def test_the_command_writes_all_and_leaves_5(bundles, answered, tmp_path, shared_store):
@@ -239,8 +260,8 @@ def test_the_command_writes_all_and_leaves_5(bundles, answered, tmp_path, shared
         assert json.loads((tmp_path / "found" / "compare.json").read_text())["gate"]["status"] == "fail"
         assert "Gate failed" in (tmp_path / "found" / "compare.html").read_text()
         assert ElementTree.parse(tmp_path / "junit.xml").getroot().get("failures") == "1"  # noqa: S314
-        found = here("compare", bundles / "old", bundles / "same", "--json", "--duration", 0.1).document
-        assert found["gate"]["status"] == "none" and found["bench"]["results"]
+        same = here("compare", bundles / "old", bundles / "same")
+        assert same.returncode == 0 and "the same files, so the same answers and the same times" in same.stdout
         assert here("compare", bundles / "old", bundles / "same", "--junit", "no/such/x.xml").returncode == 2
         assert "need --data" in here("compare", bundles / "old", bundles / "same", "--labels", "none").stderr
 
@@ -258,6 +279,15 @@ def test_junit_has_a_case_for_each_check(tmp_path):
     assert cases["latency"].find("failure").get("type") == "fail"
     assert "latency +10" in cases["latency"].find("failure").text
     assert "<script>" in cases["latency"].get("classname") and "\x1b" not in cases["latency"].get("classname")
+
+
+def test_the_digests_of_both_reports_are_there(tmp_path):
+    old, new = a_report(), a_report()
+    new["provenance"]["source"] = {"sha256": {"weights.safetensors": "ab" * 32}}
+    document, _ = compared(tmp_path, old, new)
+    found = digests_of(document)
+    assert found["weights.safetensors"] == (None, "ab" * 32)
+    assert found["evaluation data"][0] == found["evaluation data"][1] == old["provenance"]["data"]["evaluation"]
 
 
 def test_the_page_escapes_what_reports_say(tmp_path):

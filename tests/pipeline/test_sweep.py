@@ -7,7 +7,7 @@ import pytest
 
 from tests.command_line import command_line
 from vitdeploy.errors import InputError, MissingFileError, WorkerError
-from vitdeploy.pipeline.executors import Here, Processes
+from vitdeploy.pipeline.executors import Processes
 from vitdeploy.pipeline.plan import Step
 from vitdeploy.pipeline.sweep import Entry, _unmeasured, load_all, make_ahead
 
@@ -36,16 +36,15 @@ def entry(path, store="store"):
 # --- executors --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("executor", [Here(), Processes(1)], ids=["here", "processes"])
-def test_an_error_of_one_piece_is_its_result_and_ends_no_other(executor, tmp_path):
+def test_an_error_of_one_piece_is_its_result_and_ends_no_other(tmp_path):
     entries = [entry(tmp_path / name) for name in ("first.yaml", "second.yaml")]
-    found = dict(executor.map(make_ahead, entries))
+    found = dict(Processes(1).map(make_ahead, entries))
     assert [type(found[index]) for index in (0, 1)] == [MissingFileError, MissingFileError]
     assert "second.yaml" in found[1].message and found[1].exit_code == 2
 
 
 def test_what_is_returned_comes_back_under_its_index():
-    assert dict(Here().map(len, ["a", "bcd"])) == dict(Processes(1).map(len, ["a", "bcd"])) == {0: 1, 1: 3}
+    assert dict(Processes(1).map(len, ["a", "bcd"])) == {0: 1, 1: 3}
 
 
 def test_a_process_that_dies_is_an_error():
@@ -87,7 +86,7 @@ def test_recipes_become_one_table_and_one_that_fails_ends_no_other(tmp_path, sha
         page = (tmp_path / "swept" / "sweep.html").read_text()
         assert 'href="plain/report.html"' in page and "onnxruntime-cpu-fp32" in page and "Failed" in page
         # Images that are few prove no 99.99 %.
-        assert here("sweep", recipes[2], "-o", "swept").returncode == 5
+        assert here("sweep", recipes[2], "-o", "swept", "--jobs", 2).returncode == 5
         (tmp_path / "swept" / "plain" / "mine.txt").write_text("kept")
         refused = here("sweep", recipes[0], "-o", "swept")
         assert refused.returncode == 2 and (tmp_path / "swept" / "plain" / "mine.txt").read_text() == "kept"

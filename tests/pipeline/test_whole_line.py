@@ -22,6 +22,7 @@ STEPS = [
     *(f"{verb} {engine}" for engine in ENGINES for verb in ("place", "compile")),
     "reference",
     *(f"verify {engine}" for engine in ENGINES),
+    "attention",
 ]
 RECIPE = """
 vitdeploy: 1

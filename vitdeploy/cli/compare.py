@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from vitdeploy.cli.console import Console, Number, interval, output_options
+from vitdeploy.cli.evaluation import evaluation, label_options
 from vitdeploy.cli.trust import trust_option
 
 OUTPUT_FILES = ("compare.json", "compare.html")
@@ -21,12 +22,7 @@ OUTPUT_FILES = ("compare.json", "compare.html")
 @click.option("--max-drop", type=Number(min=0), help="Gate: points of accuracy that may be lost.")
 @click.option("--max-slowdown", type=Number(min=0), help="Gate: percent by which latency and time per image may grow.")
 @click.option("--data", type=click.Path(path_type=Path), help="Images, best with labels, that both bundles answer.")
-@click.option(
-    "--labels",
-    type=click.Choice(["folders", "none", "yolo", "coco", "panoptic"]),
-    help="Where labels come from. Default: class folders where there are any.",
-)
-@click.option("--annotations", type=click.Path(path_type=Path), help="YOLO's folder, or COCO's JSON file.")
+@label_options
 @click.option("--target", help="Compare the engines of this target only.")
 @click.option(
     "--duration",
@@ -69,8 +65,6 @@ def command(
     from vitdeploy.pipeline.regression.compare import compare
     from vitdeploy.pipeline.regression.findings import Limits
     from vitdeploy.pipeline.stages.files import write_json
-    from vitdeploy.pipeline.tasks.images import labels_in
-    from vitdeploy.pipeline.tasks.kit import DataChoice
     from vitdeploy.report.html import render_regression
     from vitdeploy.report.junit import render_junit
     from vitdeploy.runtime.atomic import write_atomic
@@ -78,12 +72,9 @@ def command(
 
     if junit is not None and not junit.parent.is_dir():
         raise click.BadParameter(f"no folder {junit.parent}", param_hint="--junit")
-    choice = None
-    if data is not None:
-        kind = labels or ("none" if data.suffix == ".npz" else labels_in(data))
-        choice = DataChoice(data, kind, annotations, 0, "all", 0)
-    elif labels is not None or annotations is not None:
+    if data is None and (labels is not None or annotations is not None):
         raise click.UsageError("--labels and --annotations need --data.")
+    choice = evaluation(data, labels, annotations) if data is not None else None
     with console, contextlib.ExitStack() as stack:
         work = stack.enter_context(replacing(output, OUTPUT_FILES)) if output is not None else None
         document, gate = compare(
@@ -117,7 +108,9 @@ def command(
 def _lines(engine: Mapping[str, Any]) -> list[str]:
     """One pair of engines."""
     lines, accuracy = [str(engine["engine"])], engine["accuracy"]
-    if accuracy is not None and accuracy["how"] == "same files":
+    if engine["same_engine"]:
+        lines.append("  the same files, so the same answers and the same times")
+    elif accuracy is not None and accuracy["how"] == "same files":
         lines.append("  the same files, so the same answers")
     elif accuracy is not None:
         lines += _accuracy_lines(accuracy)

@@ -29,13 +29,13 @@ def command(
 ) -> None:
     """Many recipes, one table.
 
-    What measures nothing is made first, --jobs recipes at a time, each of which uses several cores already. Then one
-    recipe after the other is measured and its bundle written to OUTPUT/<its name>, with the table of all in sweep.html.
-    What is in the store from earlier runs is reused. A recipe that fails does not end the others; the exit code is that
-    of the first that failed, or 5 where a budget is not met.
+    One recipe after the other is run and measured, and its bundle written to OUTPUT/<its name>, with the table of all
+    in sweep.html. With --jobs, what measures nothing is made before that, so many recipes at a time; each of them uses
+    several cores already. What is in the store from earlier runs is reused. A recipe that fails does not end the
+    others; the exit code is that of the first that failed, or 5 where a budget is not met.
     """
     from vitdeploy.errors import GateError
-    from vitdeploy.pipeline.executors import Here, Processes
+    from vitdeploy.pipeline.executors import Processes
     from vitdeploy.pipeline.run import default_store
     from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, write_json
     from vitdeploy.pipeline.sweep import Entry, load_all, sweep
@@ -48,7 +48,7 @@ def command(
     for recipe in load_all(entries):
         check_replaceable(output / recipe.name, OUTPUT_NAMES)
     with console:
-        executor = Here() if jobs == 1 else Processes(jobs)
+        executor = Processes(jobs) if jobs > 1 else None
         document = sweep(entries, output, executor, console.progress, console.note)
         with storage_errors(output):
             output.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vitdeploy.cli.console import Console, Number, interval, output_options
+from vitdeploy.cli.evaluation import evaluation, label_options
 from vitdeploy.cli.on import finish_devices, on_option
 from vitdeploy.cli.sources import source_options, to_source
 from vitdeploy.cli.trust import trust_option
@@ -27,12 +28,7 @@ if TYPE_CHECKING:
 @click.option("--against", required=True, help="The original: a built-in model, a bundle, a folder or an .onnx file.")
 @source_options()
 @click.option("--data", required=True, type=click.Path(path_type=Path), help="Images, best with labels; or an .npz.")
-@click.option(
-    "--labels",
-    type=click.Choice(["folders", "none", "yolo", "coco", "panoptic"]),
-    help="Where labels come from. Default: class folders where there are any.",
-)
-@click.option("--annotations", type=click.Path(path_type=Path), help="YOLO's folder, or COCO's JSON file.")
+@label_options
 @click.option("--target", help="Which engine of a bundle, or what a graph is compiled for.")
 @click.option("--num-samples", type=click.IntRange(min=1), help="Evaluate on this many images. Default: all.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Choice of the images.")
@@ -102,12 +98,9 @@ def command(
         return
     from vitdeploy.pipeline.comparison import verify_subjects
     from vitdeploy.pipeline.subjects import emulation_offered, opened
-    from vitdeploy.pipeline.tasks.images import labels_in
-    from vitdeploy.pipeline.tasks.kit import DataChoice
     from vitdeploy.spec import Budget
 
-    kind = labels or ("none" if data.suffix == ".npz" else labels_in(data))
-    choice = DataChoice(data, kind, annotations, 0, num_samples or "all", seed)
+    choice = evaluation(data, labels, annotations, num_samples, seed)
     budget = Budget(max_drop=max_drop, min_agreement=min_agreement)
     offer = contextlib.nullcontext() if emulate or on is not None else emulation_offered(artifact, target)
     source = to_source(None, options)

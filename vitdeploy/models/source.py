@@ -39,7 +39,7 @@ from vitdeploy.models.hub import CONFIG, PREPROCESSOR, ModelFolder, is_hub_name,
 from vitdeploy.models.original import Original
 from vitdeploy.models.unwrap import without_shared_prefix
 from vitdeploy.models.zero_shot import with_text_features
-from vitdeploy.runtime.predictor import number_of_classes
+from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.spec import PreprocessSpec
 
 SEED = 0

@@ -76,7 +76,7 @@ def bench_job(job: Job, artifacts: Mapping[str, Artifact], progress: Progress) -
     pairs += [(c.artifact, f"{c.target}-fp32") for c in contenders if c.precision != "fp32"]
     pairs += [(c.artifact, f"{c.target}-int8") for c in contenders if c.precision == "mixed"]
     protocol = Protocol(scenarios=bench.scenarios, batch=bench.batch, duration=bench.duration)
-    return measure(contestants, protocol, pairs, progress)
+    return measure(contestants, protocol, pairs, progress, context=True)
 
 
 def write_run(outcomes: Sequence[Outcome], recipe: Recipe, out: Path) -> dict[str, Any]:

@@ -20,8 +20,8 @@ from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.stages.files import is_ours
 from vitdeploy.pipeline.subjects import find_bundle, find_graph, graph_metadata
 from vitdeploy.pipeline.tasks.images import calibration_images
+from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.runtime.predictor import select_engines
 from vitdeploy.search.bisect import STANDS_OUT, Bisection, Culprit, Part, bisect
 from vitdeploy.search.facts import TensorFacts
 from vitdeploy.search.mend import Mend, find_mend, mended_bits

@@ -117,7 +117,7 @@ def bench_subjects(
     names = unique([subject.name for subject in subjects])
     contestants = [subject.contestant(name) for subject, name in zip(subjects, names, strict=True)]
     pairs = [(name, names[-1]) for name in names[:-1]]
-    found = measure(contestants, protocol, pairs, progress, percents)
+    found = measure(contestants, protocol, pairs, progress, percents, context=True)
     return {**found, "remarks": list(dict.fromkeys(text for subject in subjects for text in subject.remarks))}
 
 

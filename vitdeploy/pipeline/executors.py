@@ -1,4 +1,4 @@
-"""Where independent pieces of work are done: in this process, or in several. The one seam for more machines."""
+"""Where independent pieces of work are done: in several processes of this machine. The one seam for more machines."""
 
 from __future__ import annotations
 
@@ -24,17 +24,6 @@ class Executor(Protocol):
         """The index of each item with what `function` returns for it, or the error that it raises, as they are
         finished. `function` is a module's own, and it and its items can be pickled."""
         ...
-
-
-class Here:
-    """One after the other, in this process."""
-
-    def map(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R | VitdeployError]]:
-        for index, item in enumerate(items):
-            try:
-                yield index, function(item)
-            except VitdeployError as error:
-                yield index, error
 
 
 class Processes:

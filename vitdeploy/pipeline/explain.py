@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.errors import GraphError, InputError, OutputError
 from vitdeploy.graph.admit import admit
-from vitdeploy.graph.io import get_metadata, save_graph
-from vitdeploy.graph.mark import mark, mark_mean
+from vitdeploy.graph.io import get_metadata
 from vitdeploy.graph.normalise import normalise
 from vitdeploy.pipeline.looks import Looks, object_looks, token_looks
-from vitdeploy.pipeline.rollout import Floats, read_by, rollout, to_grid
+from vitdeploy.pipeline.rollout import Floats, read_by, to_grid
+from vitdeploy.pipeline.watched import Watched, watch
 from vitdeploy.report.attention import Panel, attention_picture, picture_size
 from vitdeploy.runtime.detection import Detection, detect
-from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.runtime.labels import read_labels
 from vitdeploy.runtime.postprocess import classify
-from vitdeploy.runtime.predictor import read_labels
-from vitdeploy.runtime.preprocess import Pixels, load_image, to_input
+from vitdeploy.runtime.preprocess import Pixels, load_image
 from vitdeploy.runtime.runner import Array
 from vitdeploy.spec import Manifest, PostprocessSpec, PreprocessSpec
 from vitdeploy.store.publish import storage_errors, sync_folder, temporary_folder
@@ -58,14 +55,14 @@ def explain(bundle: Path, image: Path, output: Path) -> dict[str, Any]:
     model = _float_graph(bundle, manifest)
     objects = manifest.postprocess is not None
     looks = object_looks(model, str(bundle)) if objects else token_looks(model, str(bundle))
-    outputs, names = _run(model, looks, pixels, manifest.preprocess)
+    [watched] = watch(model, looks, [pixels], manifest.preprocess)
     labels = read_labels(bundle, manifest)
     if manifest.postprocess is not None:
-        heads, panels = _object_panels(looks, outputs, names, manifest.postprocess, pixels, labels, image)
+        panels = _object_panels(looks, watched, manifest.postprocess, pixels, labels, image)
     else:
-        heads, panels = _token_panels(looks, outputs, names, labels)
+        panels = _token_panels(looks, watched, labels)
     rows, columns = looks.grid
-    subheading = f"{image.name}: {looks.reader}; {rows} × {columns} patches, {len(heads)} heads"
+    subheading = f"{image.name}: {looks.reader}; {rows} × {columns} patches, {len(watched.heads)} heads"
     _write(output, attention_picture(pixels, panels, f"{manifest.name}: where it looks", subheading))
     return {
         "path": str(output),
@@ -73,7 +70,7 @@ def explain(bundle: Path, image: Path, output: Path) -> dict[str, Any]:
         "task": manifest.task,
         "size": list(picture_size(pixels, len(panels))),
         "grid": list(looks.grid),
-        "heads": len(heads),
+        "heads": len(watched.heads),
         "blocks": len(looks.blocks),
         "prefix_tokens": looks.prefix,
         "read": looks.reader,
@@ -111,59 +108,31 @@ def _float_graph(bundle: Path, manifest: Manifest) -> ir.Model:
     return model
 
 
-def _run(
-    model: ir.Model, looks: Looks, pixels: Pixels, preprocess: PreprocessSpec
-) -> tuple[dict[str, Array], tuple[str, ...]]:
-    """The outputs for one image, without the batch axis; and the names of those that hold attention: the means of the
-    blocks before the last one, and the last one's heads."""
-    names = (*(mark_mean(model, each) for each in looks.blocks[:-1]), mark(model, looks.last))
-    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
-        file = Path(folder) / "marked.onnx"
-        save_graph(model, file)
-        with OnnxRuntimeRunner(file, name="the float graph", batch=1) as runner:
-            tensor = runner.inputs[0]
-            batch = tensor.shape[0] if isinstance(tensor.shape[0], int) else 1
-            outputs = runner.infer({tensor.name: to_input([pixels] * batch, preprocess, tensor)})
-    first = {name: array[0] for name, array in outputs.items() if name not in names}
-    for name, weights in zip(names, looks.blocks, strict=True):
-        array = outputs[name].astype(np.float64)
-        # Batch and heads may share an axis.
-        heads = array.size // (batch * weights.queries * weights.keys) if name == names[-1] else 1
-        array = array.reshape(-1, heads, weights.queries, weights.keys)[0]
-        first[name] = array if name == names[-1] else array[0]
-    return first, names
-
-
-def _token_panels(
-    looks: Looks, outputs: Mapping[str, Array], names: Sequence[str], labels: Sequence[str] | None
-) -> tuple[Floats, list[Panel]]:
-    heads = outputs[names[-1]]
-    flow = rollout([*(outputs[name] for name in names[:-1]), heads.mean(axis=0)], pooled=looks.last.learned)
+def _token_panels(looks: Looks, watched: Watched, labels: Sequence[str] | None) -> list[Panel]:
+    heads = watched.heads
     maps = {
-        f"Rollout over {len(looks.blocks)} attentions": flow,
+        f"Rollout over {len(looks.blocks)} attentions": watched.flow(looks),
         f"Mean of the {len(heads)} heads": heads.mean(axis=0),
         **{f"Head {number}": head for number, head in enumerate(heads, start=1)},
     }
-    logits = outputs.get("logits")
+    logits = watched.outputs.get("logits")
     note = _certain(classify(logits, labels, 1).top[0]) if logits is not None else ""
     panels = [Panel("What the model sees", note)]
-    return heads, panels + [
+    return panels + [
         _panel(title, to_grid(read_by(weights, looks.rows), looks.grid)) for title, weights in maps.items()
     ]
 
 
 def _object_panels(
     looks: Looks,
-    outputs: Mapping[str, Array],
-    names: Sequence[str],
+    watched: Watched,
     head: PostprocessSpec,
     pixels: Pixels,
     labels: Sequence[str] | None,
     image: Path,
-) -> tuple[Floats, list[Panel]]:
-    heads = outputs[names[-1]]
-    maps = to_grid(heads.mean(axis=0), looks.grid)
-    found = _best_objects(outputs, looks.last.queries, head, pixels, labels)
+) -> list[Panel]:
+    maps = to_grid(watched.heads.mean(axis=0), looks.grid)
+    found = _best_objects(watched.outputs, looks.last.queries, head, pixels, labels)
     if not found:
         raise InputError(
             f"nothing is detected in {image}",
@@ -171,7 +140,7 @@ def _object_panels(
             wanted="an image with objects that the model knows",
         )
     panels = [Panel("What the model sees", f"{len(found)} best of the detected objects")]
-    return heads, panels + [replace(_panel(_certain(each), maps[query]), box=each.box) for query, each in found.items()]
+    return panels + [replace(_panel(_certain(each), maps[query]), box=each.box) for query, each in found.items()]
 
 
 def _best_objects(

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from vitdeploy.bench.contest import Contestant, run_contest
+from vitdeploy.bench.flags import UNSTABLE
 from vitdeploy.bench.percentiles import DEFAULT
-from vitdeploy.bench.protocol import Protocol
+from vitdeploy.bench.protocol import Protocol, parse_scenario
 from vitdeploy.bench.results import Contest
 from vitdeploy.bench.summary import block_medians, rows, samples
+from vitdeploy.bench.survey import surveyed
+from vitdeploy.graph.work import Work
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.origin import ORIGINAL, to_request
 from vitdeploy.pipeline.progress import Progress
+from vitdeploy.pipeline.roofline import context_facts
+from vitdeploy.pipeline.works import works_of
 from vitdeploy.runtime.interpreter import module_argv
-from vitdeploy.verify.intervals import trimmed_log_ratio
+from vitdeploy.verify.intervals import paired_spread, trimmed_log_ratio
 
 # The standard deviation of the log of the latency ratio of two processes of one artifact that the interval allows for:
 # by where their memory lies they differ as long as they live (docs/performance.md, "The protocol").
@@ -37,19 +42,32 @@ def measure(
     pairs: Sequence[tuple[str, str]],
     progress: Progress,
     percents: Sequence[float] = DEFAULT,
+    *,
+    context: bool = False,
 ) -> dict[str, Any]:
-    """The `bench` part of a report.
+    """The `bench` part of a report. With `context`, the machine and the layers of each engine are measured after it.
 
     Raises:
         WorkerError: a measuring process died. Errors of a runtime come through as they are.
     """
     contest = run_contest(contestants, protocol, lambda text, done, total: progress("bench", done, total))
-    return summarise(contest, pairs, percents)
+    if not context:
+        return summarise(contest, pairs, percents)
+    contest = surveyed(contest, contestants, lambda text, done, total: progress("context", done, total))
+    works = works_of(contestants, protocol.batch_of(protocol.latency_scenario))
+    return summarise(contest, pairs, percents, works)
 
 
-def summarise(contest: Contest, pairs: Sequence[tuple[str, str]], percents: Sequence[float]) -> dict[str, Any]:
-    """Protocol, results, ratios of the named pairs, samples."""
+def summarise(
+    contest: Contest,
+    pairs: Sequence[tuple[str, str]],
+    percents: Sequence[float],
+    works: Mapping[str, Work | str] | None = None,
+) -> dict[str, Any]:
+    """Protocol, results, ratios of the named pairs, samples; context, where it was measured (see `context_facts`)."""
     protocol = contest.protocol
+    results = rows(contest, percents)
+    waits = parse_scenario(protocol.latency_scenario).kind == "server"
     return {
         "protocol": {
             "rounds": protocol.rounds,
@@ -59,17 +77,19 @@ def summarise(contest: Contest, pairs: Sequence[tuple[str, str]], percents: Sequ
             "threads": protocol.threads,
             "processes": protocol.processes,
         },
-        "results": rows(contest, percents),
+        "results": results,
         "ratios": ratios(contest, pairs),
         "samples_ms": samples(contest),
         "block_medians_ms": block_medians(contest),
+        "context": context_facts(contest.context, results, works or {}, waits),
     }
 
 
 def ratios(contest: Contest, pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
     """a / b of each pair, of latency ("single") and of throughput ("offline"), by the median queries of paired rounds.
 
-    `verdict`: what the interval says of the first of the two: faster, slower, or no difference.
+    `verdict`: what the interval says of the first of the two: faster, slower, or no difference. `unstable`: the ratios
+    of paired rounds vary too much, whatever each of the two did by itself.
     """
     return [
         _ratio(contest, a, b, scenario)
@@ -90,4 +110,6 @@ def _ratio(contest: Contest, a: str, b: str, scenario: str) -> dict[str, Any]:
     )
     faster, slower = (high < 1, low > 1) if metric == "latency" else (low > 1, high < 1)
     verdict = "faster" if faster else "slower" if slower else "no difference"
-    return {"a": a, "b": b, "metric": metric, "ratio": ratio, "ci95": [low, high], "verdict": verdict}
+    unstable = paired_spread(medians[over], medians[under]) > UNSTABLE
+    common = {"a": a, "b": b, "metric": metric}
+    return {**common, "ratio": ratio, "ci95": [low, high], "verdict": verdict, "unstable": unstable}

@@ -28,6 +28,7 @@ from vitdeploy.pipeline.sendable import Sendable, placed_shipment
 from vitdeploy.pipeline.stages.compile import check_batch
 from vitdeploy.pipeline.subjects import Subject, image_request
 from vitdeploy.pipeline.tasks.kit import DataChoice
+from vitdeploy.pipeline.works import work_of
 from vitdeploy.runtime.weight_bits import weight_remarks
 from vitdeploy.spec import Budget, EngineSpec, encode
 from vitdeploy.verify.collect import Answers
@@ -97,6 +98,7 @@ def bench_on(
         for each, name in zip(sendables, names, strict=True)
     ]
     job, files = make_job("bench", shipments, {"protocol": encode(protocol)})
+    graphs = {placed.name: files[placed.graphs[0].file] for placed in job.artifacts}
 
     def work(client: Client) -> dict[str, Any]:
         device = client.device.name
@@ -104,7 +106,9 @@ def bench_on(
             result = client.run(job, files, Path(folder), progress)
         measured = [name for name in names if name in result.engines]
         contest = check_contest(device, result.contest, protocol, measured)
-        found = summarise(contest, [(name, measured[-1]) for name in measured[:-1]], percents)
+        batch = protocol.batch_of(protocol.latency_scenario)
+        works = {name: work_of(graphs[name], result.engines[name], batch) for name in measured}
+        found = summarise(contest, [(name, measured[-1]) for name in measured[:-1]], percents, works)
         plans = {placed.name: placed.plan for placed in job.artifacts}
         rebuilt = [REBUILT.format(name) for name in measured if plans[name] not in (None, result.engines[name])]
         errors = [reported(device, failure) for failure in result.left_out]

@@ -19,8 +19,8 @@ from vitdeploy.models.hub import pinned
 from vitdeploy.models.original import Original
 from vitdeploy.models.reference import torch_runner
 from vitdeploy.models.source import Source, load_original, located, refuse_unusable
+from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.runtime.predictor import number_of_classes
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, Task, TensorSpec, encode
 

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
+from vitdeploy.pipeline.drawn import draw_attention
+from vitdeploy.pipeline.examples import choose
 from vitdeploy.pipeline.job import Job, tool_versions
 from vitdeploy.pipeline.plan import CALIBRATE, EXPORT, OPTIMIZE, QUANTIZED, REFERENCE, Candidate, candidates
 from vitdeploy.pipeline.stages.compile import read_engine
@@ -23,7 +23,6 @@ from vitdeploy.store.store import Artifact, list_files
 from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.gate import Gate, accuracy_gate
 
-EXAMPLES = 12
 TOOLS = ("torch", "onnx", "onnxscript", "onnxruntime", "openvino", "numpy", "pillow")
 
 
@@ -51,7 +50,9 @@ def conclude(job: Job, artifacts: Mapping[str, Artifact], bench: dict[str, Any])
     of_images = (_calibration(artifacts) or {}).get("warnings", ())
     verdict = replace(verdict, remarks=(*verdict.remarks, *of_weights, *of_images))
     examples, images = _examples(job, artifacts)
-    report = _report(job, artifacts, bench, gates, verdict, examples)
+    attention, maps = draw_attention(artifacts, examples, images)
+    report = {**_report(job, artifacts, bench, gates, verdict, examples), "attention": attention}
+    images |= maps
     return Outcome(job, artifacts, verdict, report, images, tuple(shipped))
 
 
@@ -209,18 +210,12 @@ def _quantization(artifacts: Mapping[str, Artifact], candidate: Candidate) -> di
 
 
 def _examples(job: Job, artifacts: Mapping[str, Artifact]) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
-    """Samples where an engine differs from the original first, then evenly spread ones; with every answer."""
+    """The samples to show, with every answer, and their pictures."""
     reference = read_answers(artifacts[REFERENCE].path)
     answers = {c.artifact: read_answers(artifacts[c.step("verify")].path) for c in candidates(job)}
-    differs = np.zeros(len(reference), bool)
-    for found in answers.values():
-        differs |= job.kit.differs(found, reference)
-    chosen = [int(i) for i in np.flatnonzero(differs)[: EXAMPLES // 2]]
-    spread = np.linspace(0, len(reference) - 1, EXAMPLES).round().astype(int)
-    chosen += [int(i) for i in spread if int(i) not in chosen]
     labels = job.labels or None
     examples, images = [], {}
-    for i in list(dict.fromkeys(chosen))[:EXAMPLES]:
+    for i in choose(job.kit, reference, list(answers.values())):
         name, picture = f"{i}.png", job.kit.picture(job.data, i)
         if picture is not None:
             images[name] = picture

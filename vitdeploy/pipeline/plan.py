@@ -7,9 +7,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vitdeploy.pipeline.examples import choose
 from vitdeploy.pipeline.job import Job, tool_versions
 from vitdeploy.pipeline.origin import Origin
 from vitdeploy.pipeline.progress import Progress
+from vitdeploy.pipeline.stages import attention as looking
 from vitdeploy.pipeline.stages import compile as compiling
 from vitdeploy.pipeline.stages import verify as judging
 from vitdeploy.pipeline.stages.export import export
@@ -20,12 +22,13 @@ from vitdeploy.pipeline.stages.search import SearchConfig, find_mixed, read_mixe
 from vitdeploy.pipeline.stages.typed import place_typed
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.nvidia import describe_gpu
+from vitdeploy.runtime.preprocess import load_image
 from vitdeploy.runtime.tensorrt_identity import fingerprint
 from vitdeploy.spec import TARGETS, Precision, encode
 from vitdeploy.store.store import Artifact
 
 Folders = Mapping[str, Artifact]
-EXPORT, OPTIMIZE, CALIBRATE, REFERENCE = "export", "optimize", "calibrate", "reference"
+EXPORT, OPTIMIZE, CALIBRATE, REFERENCE, ATTENTION = "export", "optimize", "calibrate", "reference", "attention"
 QUANTIZED = ("int8", "mixed", "fp8")
 EXPORT_TOOLS = ("torch", "onnx", "onnxscript", "onnx-ir", "numpy", "timm", "transformers")
 
@@ -82,7 +85,8 @@ def candidates(job: Job) -> list[Candidate]:
 def make_plan(job: Job) -> list[Step]:
     """All storable steps of a job; measuring and bundling come after them and are never stored."""
     contenders = candidates(job)
-    return [*engine_plan(job, contenders), *judge_plan(job, contenders)]
+    steps = [*engine_plan(job, contenders), *judge_plan(job, contenders)]
+    return [*steps, _attention(job, contenders)] if job.origin.task in looking.TASKS else steps
 
 
 def engine_plan(job: Job, contenders: Sequence[Candidate]) -> list[Step]:
@@ -269,6 +273,30 @@ def _verify(job: Job, candidate: Candidate) -> Step:
         {"samples": job.data.evaluation_digest},
         {**target_tools(candidate.target), **tool_versions(("pillow", "numpy", "scipy", "pycocotools"))},
         version=2,
+    )
+
+
+def _attention(job: Job, contenders: Sequence[Candidate]) -> Step:
+    """Attention is read of the original, and of what is shipped in INT8, on the first examples of the report."""
+    kit, shown = job.kit, [c for c in contenders if c.shipped and c.precision in ("int8", "mixed")]
+
+    def write(folders: Folders, out: Path, progress: Progress) -> None:
+        reference = judging.read_answers(folders[REFERENCE].path)
+        answers = [judging.read_answers(folders[c.step("verify")].path) for c in contenders]
+        numbers = choose(kit, reference, answers)[: looking.IMAGES]
+        preprocess = kit.setting.images
+        images = {number: load_image(job.data.evaluation[number].path, preprocess)[0] for number in numbers}
+        placements = {c.artifact: folders[c.step("place")].path / MODEL_FILE for c in shown}
+        looking.find_attention(folders[EXPORT].path / MODEL_FILE, placements, images, preprocess, out, progress)
+
+    return Step(
+        ATTENTION,
+        "attention",
+        write,
+        {"preprocess": encode(job.origin.preprocess), "images": looking.IMAGES},
+        (EXPORT, REFERENCE, *(c.step("place") for c in shown), *(c.step("verify") for c in contenders)),
+        {"samples": job.data.evaluation_digest},
+        tool_versions(("onnx", "onnx-ir", "onnxruntime", "numpy", "pillow")),
     )
 
 

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from vitdeploy.bench.protocol import parse_scenario
 from vitdeploy.compile.tensorrt import BuildOptions, default_batches
 from vitdeploy.errors import MissingFileError, RecipeError
 from vitdeploy.graph.optimize import OptimizeOptions
@@ -193,14 +194,23 @@ class BudgetSection(Section):
 
 
 class BenchSection(Section):
-    """`batch`: the first for `single`, the last for `offline`. `duration`: seconds an artifact and scenario."""
+    """`scenarios`: see `bench.protocol.parse_scenario`. `batch`: the last for `offline`, the first for the others.
+    `duration`: seconds an artifact and scenario."""
 
-    scenarios: Annotated[tuple[Literal["single", "offline"], ...], Field(min_length=1, strict=False)] = (
-        "single",
-        "offline",
-    )
+    scenarios: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] = ("single", "offline")
     batch: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=2, strict=False)] = (1, 8)
     duration: Annotated[float, Field(gt=0, le=3600)] = 10.0
+
+    @field_validator("scenarios")
+    @classmethod
+    def _compared(cls, scenarios: tuple[str, ...]) -> tuple[str, ...]:
+        """Artifacts are compared by the rounds that they take in turns, which the other scenarios have not."""
+        parsed = [parse_scenario(text) for text in scenarios]
+        if not any(scenario.spread for scenario in parsed):
+            raise ValueError("wanted single or offline among them: these are compared")
+        if len(set(scenarios)) < len(scenarios):
+            raise ValueError("wanted each once")
+        return scenarios
 
 
 class Recipe(Section):

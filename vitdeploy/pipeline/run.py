@@ -73,7 +73,10 @@ def step_key(step: Step, artifacts: dict[str, Artifact]) -> str:
 
 
 def _input_digests(step: Step, artifacts: dict[str, Artifact]) -> dict[str, str]:
-    return {**step.outside, **{name.split()[0]: artifacts[name].digest for name in step.inputs}}
+    """By the kind of the input, or its whole name where there are several of a kind."""
+    kinds = [name.split()[0] for name in step.inputs]
+    names = [name if kinds.count(kind) > 1 else kind for name, kind in zip(step.inputs, kinds, strict=True)]
+    return {**step.outside, **{key: artifacts[name].digest for key, name in zip(names, step.inputs, strict=True)}}
 
 
 def preview(plan: list[Step], store: Store) -> list[tuple[str, bool]]:

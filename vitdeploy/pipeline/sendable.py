@@ -20,7 +20,8 @@ from vitdeploy.pipeline.placing import PlacedGraphs, labels_beside, place_graphs
 from vitdeploy.pipeline.stages.files import is_ours
 from vitdeploy.pipeline.subjects import DEFAULT_TARGET, find_graph, graph_metadata
 from vitdeploy.pipeline.tasks.kit import Setting
-from vitdeploy.runtime.predictor import number_of_classes, read_labels, select_engines
+from vitdeploy.runtime.choice import select_engines
+from vitdeploy.runtime.labels import number_of_classes, read_labels
 from vitdeploy.spec import TARGETS, EngineSpec, Manifest
 
 

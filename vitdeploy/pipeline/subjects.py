@@ -33,10 +33,11 @@ from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.stages.compile import compile_graphs, loads_here, read_engine
 from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, is_ours
 from vitdeploy.pipeline.tasks.kit import Setting
+from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.labels import number_of_classes, read_labels
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.runtime.predictor import number_of_classes, read_labels, select_engines
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.weight_bits import weight_remarks
 from vitdeploy.spec import TARGETS, EngineSpec, Manifest, encode

@@ -71,42 +71,49 @@ def _unmeasured(plan: Sequence[Step]) -> list[Step]:
 
 
 def sweep(
-    entries: Sequence[Entry], out: Path, executor: Executor, progress: Progress, told: Callable[[str], None]
+    entries: Sequence[Entry], out: Path, executor: Executor | None, progress: Progress, told: Callable[[str], None]
 ) -> dict[str, Any]:
     """Run all recipes, with the bundle of each at `out`/<its name>, and return the content of sweep.json.
 
-    What `executor` does at the same time measures nothing; then one recipe after the other is measured, in this process
-    and its children alone. A recipe that fails does not end the others.
+    A recipe that fails does not end the others.
 
     Args:
+        executor: makes what measures nothing ahead, for several recipes at the same time. Then, or without one, one
+            recipe after the other is run and measured, in this process and its children alone.
         told: hears a line on each recipe that is finished, or failed.
     """
     recipes = load_all(entries)
-    errors: dict[int, VitdeployError] = {}
-    progress("make", 0, len(entries))
-    for done, (index, found) in enumerate(executor.map(make_ahead, entries), start=1):
-        if found is not None:
-            errors[index] = found
-        progress("make", done, len(entries))
+    errors = _make_all_ahead(entries, executor, progress) if executor is not None else {}
     rows = []
-    for index, (entry, recipe) in enumerate(zip(entries, recipes, strict=True)):
-        progress("measure", index, len(entries))
+    progress("measure", 0, len(entries))
+    for done, (entry, recipe) in enumerate(zip(entries, recipes, strict=True), start=1):
         try:
-            if index in errors:
-                raise errors[index]
+            if entry in errors:
+                raise errors[entry]
             report = _measure(entry, recipe, out / recipe.name, told)
             told(f"{recipe.name}: {report['verdict']['sentence']}")
             rows.append(_row(entry, recipe, report, None))
         except VitdeployError as error:
             told(f"{recipe.name}: {error}")
             rows.append(_row(entry, recipe, None, error))
-    progress("measure", len(entries), len(entries))
+        progress("measure", done, len(entries))
     return {
         "format": 1,
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "recipes": rows,
         "environment": describe_host(),
     }
+
+
+def _make_all_ahead(entries: Sequence[Entry], executor: Executor, progress: Progress) -> dict[Entry, VitdeployError]:
+    """The errors of the recipes that failed."""
+    errors = {}
+    progress("make", 0, len(entries))
+    for done, (index, error) in enumerate(executor.map(make_ahead, entries), start=1):
+        if error is not None:
+            errors[entries[index]] = error
+        progress("make", done, len(entries))
+    return errors
 
 
 def _row(entry: Entry, recipe: Recipe, report: dict[str, Any] | None, error: VitdeployError | None) -> dict[str, Any]:

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from vitdeploy.bench.protocol import Protocol
-from vitdeploy.bundle.read import is_bundle
+from vitdeploy.bundle.read import is_bundle, read_bundle
 from vitdeploy.errors import InputError, MissingFileError
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.progress import Progress
+from vitdeploy.pipeline.regression.digests import of_bundle, of_report, side_by_side
 from vitdeploy.pipeline.regression.findings import Found, Limits, judge
 from vitdeploy.pipeline.regression.measured import compare_bundles
 from vitdeploy.pipeline.regression.recorded import REPORT_FILE, read_report
@@ -54,6 +55,7 @@ def compare(
             found, bench, remarks = compare_bundles(
                 find, baseline, candidate, choice, protocol, skip_bad=skip_bad, progress=progress
             )
+        digests = [of_bundle(read_bundle(path)) for path in paths]
     else:
         if choice is not None:
             raise InputError(
@@ -63,8 +65,9 @@ def compare(
             )
         reports = [read_report(path if path.is_file() else path / REPORT_FILE) for path in paths]
         found, remarks = compare_reports(reports[0], reports[1], target)
-        bench = {}
-    return _document(baseline, candidate, limits, found, bench, remarks)
+        bench, digests = {}, [of_report(report) for report in reports]
+    document, gate = _document(baseline, candidate, limits, found, bench, remarks)
+    return {**document, "digests": side_by_side(*digests)}, gate
 
 
 def _is_report(path: Path) -> bool:

@@ -8,9 +8,6 @@ from typing import Any
 
 from vitdeploy.verify.gate import Gate, drop_gate, join, slowdown_gate
 
-# "short": too few queries for an honest p99, which nothing here is judged by.
-NO_OBSTACLE = ("short",)
-
 
 @dataclass(frozen=True)
 class Limits:
@@ -26,7 +23,8 @@ class Found:
     (percents), "drop" and "drop_ci95" (points), "agreement" and "agreement_ci95" (percents); None what is not known.
 
     `ratios`: candidate / baseline, each with "metric" ("latency" or "throughput"), "ratio", "ci95". `flags`: of either
-    side's measurement. `hindered`: why times decide nothing, if so.
+    side's measurement. `hindered`: why times decide nothing, if so. `same_engine`: both sides are one engine, on one
+    machine.
     """
 
     name: str
@@ -34,12 +32,15 @@ class Found:
     ratios: Sequence[Mapping[str, Any]]
     flags: Sequence[str] = ()
     hindered: str = ""
+    same_engine: bool = False
 
 
 def judge(found: Found, limits: Limits) -> tuple[dict[str, Any], Gate]:
     """The pair as the document has it, with one check for accuracy and one for each time, and the gate of all."""
     gates = {"accuracy": _accuracy_gate(found, limits)}
-    if limits.max_slowdown is not None and not found.ratios:
+    if limits.max_slowdown is not None and found.same_engine:
+        gates["latency"] = Gate("pass")
+    elif limits.max_slowdown is not None and not found.ratios:
         gates["latency"] = Gate("undecided", ("max_slowdown needs times, and there are none",))
     for ratio in found.ratios:
         gates[ratio["metric"]] = _time_gate(found, ratio, limits)
@@ -52,6 +53,7 @@ def judge(found: Found, limits: Limits) -> tuple[dict[str, Any], Gate]:
         "accuracy": found.accuracy,
         "ratios": [{**ratio, "difference": _difference(ratio)} for ratio in found.ratios],
         "flags": list(found.flags),
+        "same_engine": found.same_engine,
         "checks": [
             {"name": name, "status": gate.status, "reasons": list(gate.reasons)} for name, gate in gates.items()
         ],
@@ -87,5 +89,4 @@ def _time_gate(found: Found, ratio: Mapping[str, Any], limits: Limits) -> Gate:
     if ratio["metric"] == "throughput":
         value, low, high = 1 / value, 1 / high, 1 / low
     what = "latency" if ratio["metric"] == "latency" else "time per image"
-    flags = [flag for flag in found.flags if flag not in NO_OBSTACLE]
-    return slowdown_gate(what, value, (low, high), limits.max_slowdown, flags)
+    return slowdown_gate(what, value, (low, high), limits.max_slowdown, found.flags)

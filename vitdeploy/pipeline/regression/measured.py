@@ -1,4 +1,8 @@
-"""Two bundles compared on this machine: both answer the same images, and both are measured in one contest."""
+"""Two bundles compared on this machine: both answer the same images, and both are measured in one contest.
+
+Engines that are the same files need neither: they are one engine. To measure it against itself could only raise a false
+alarm.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,8 @@ from vitdeploy.pipeline.subjects import Finder, Subject
 from vitdeploy.pipeline.tasks.kit import DataChoice
 from vitdeploy.spec import Budget, EngineSpec, Manifest
 
+# What is judged is the median.
+PERCENTILES = (50.0,)
 FIELDS = ("n", "metric", "drop", "drop_ci95", "agreement", "agreement_ci95")
 
 
@@ -31,11 +37,10 @@ def compare_bundles(
     skip_bad: bool,
     progress: Progress,
 ) -> tuple[list[Found], dict[str, Any], list[str]]:
-    """What was found of each pair of engines, the `bench` of all of them, and remarks.
+    """What was found of each pair of engines, the `bench` of those that are not the same files, and remarks.
 
     Args:
-        choice: which images both sides answer; without them accuracy is compared only of engines that are the same
-            files.
+        choice: which images both sides answer; without them accuracy is not compared.
 
     Raises:
         TargetError: there is no pair of engines. Errors of bundles, data, engines and measuring come through.
@@ -44,16 +49,19 @@ def compare_bundles(
     others = {subject.artifact: subject for subject in find(str(candidate))}
     pairs, remarks = pair_up(list(sides), list(others))
     manifests = read_bundle(baseline), read_bundle(candidate)
-    found = []
+    found, measured = [], []
     for pair in pairs:
         ours, theirs = others[pair.candidate], sides[pair.baseline]
         remarks += [*ours.remarks, *theirs.remarks]
-        accuracy = _of_same_files() if _same_files(pair, *manifests) else None
-        if accuracy is None and choice is not None:
-            accuracy = _verified(ours, theirs, choice, skip_bad, progress)
-        found.append(Found(pair.name, accuracy, ()))
-    bench = _contest(pairs, sides, others, protocol, progress)
-    return [_timed(each, pair, bench) for each, pair in zip(found, pairs, strict=True)], bench, _once(remarks)
+        if _same_files(pair, *manifests):
+            found.append(Found(pair.name, _of_same_files(), (), same_engine=True))
+        else:
+            verified = _verified(ours, theirs, choice, skip_bad, progress) if choice is not None else None
+            found.append(Found(pair.name, verified, ()))
+            measured.append(pair)
+    bench = _contest(measured, sides, others, protocol, progress) if measured else {}
+    timed = [_timed(each, pair, bench) if pair in measured else each for each, pair in zip(found, pairs, strict=True)]
+    return timed, bench, _once(remarks)
 
 
 def _verified(ours: Subject, theirs: Subject, choice: DataChoice, skip_bad: bool, progress: Progress) -> dict[str, Any]:
@@ -94,7 +102,8 @@ def _contest(
     for pair in pairs:
         old, new = _names(pair)
         contestants += [sides[pair.baseline].contestant(old), others[pair.candidate].contestant(new)]
-    return measure(contestants, protocol, [_names(pair)[::-1] for pair in pairs], progress)
+    compared = [_names(pair)[::-1] for pair in pairs]
+    return measure(contestants, protocol, compared, progress, PERCENTILES, context=True)
 
 
 def _names(pair: Pair) -> tuple[str, str]:
@@ -106,6 +115,10 @@ def _timed(found: Found, pair: Pair, bench: Mapping[str, Any]) -> Found:
     names = _names(pair)
     ratios = [ratio for ratio in bench["ratios"] if ratio["a"] == names[1]]
     flags = _once([flag for row in bench["results"] if row["artifact"] in names for flag in row["flags"]])
+    # What is judged is not how steady each side is but how steady their ratio is: what disturbs both cancels out.
+    flags = [flag for flag in flags if flag != "unstable"]
+    if any(ratio["unstable"] for ratio in ratios):
+        flags.append("unstable")
     return dataclasses.replace(found, ratios=ratios, flags=flags)
 
 

@@ -46,6 +46,11 @@ class RecordedBench(_Part):
 
 class RecordedData(_Part):
     evaluation: str
+    calibration: str | None = None
+
+
+class RecordedSource(_Part):
+    sha256: dict[str, str] = {}
 
 
 class RecordedFile(_Part):
@@ -55,6 +60,7 @@ class RecordedFile(_Part):
 
 class RecordedProvenance(_Part):
     data: RecordedData
+    source: RecordedSource = RecordedSource()
     files: list[RecordedFile] = []
 
     def of_engine(self, artifact: str) -> dict[str, str]:

@@ -38,7 +38,7 @@ def compare_reports(
     ]
     if any(each.ratios for each in found):
         remarks.append(hindered or NOT_IN_TURNS)
-    if baseline.provenance.data != candidate.provenance.data:
+    if baseline.provenance.data.evaluation != candidate.provenance.data.evaluation:
         remarks.append("The two were evaluated on different images: their accuracy is not compared.")
     return found, remarks
 
@@ -55,7 +55,7 @@ def _accuracy(baseline: RecordedReport, candidate: RecordedReport, pair: Pair) -
     a, b = old.verify, new.verify
     if (baseline.task, a.metric, a.n) != (candidate.task, b.metric, b.n) or a.value is None or b.value is None:
         return None
-    if baseline.provenance.data != candidate.provenance.data:
+    if baseline.provenance.data.evaluation != candidate.provenance.data.evaluation:
         return None
     interval: tuple[float, float] | None = None
     if baseline.task in SHARES:

@@ -17,9 +17,9 @@ from vitdeploy.graph.tensorrt.lint import lint, refuse
 from vitdeploy.graph.tensorrt.support import nearest_version
 from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, read_json, write_json
+from vitdeploy.runtime import tensorrt_identity
 from vitdeploy.runtime.profiles import plan_profiles
 from vitdeploy.runtime.tensorrt_api import require as tensorrt_version
-from vitdeploy.runtime.tensorrt_identity import differences, fingerprint
 from vitdeploy.runtime.trust import is_trusted
 from vitdeploy.spec import TARGETS, EngineSpec, GraphSpec, Task, decode, encode
 
@@ -129,8 +129,7 @@ def loads_here(folder: Path, engine: EngineSpec, signed: Collection[str]) -> boo
     """
     if TARGETS[engine.target].backend != "tensorrt":
         return True
-    digest = file_sha256(folder / engine.files[0])
-    return (digest in signed or is_trusted(digest)) and not differences(engine.device, fingerprint())
+    return tensorrt_identity.loads_here(file_sha256(folder / engine.files[0]), engine.device, signed)
 
 
 def may_load(folder: Path) -> bool:

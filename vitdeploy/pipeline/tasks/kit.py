@@ -177,7 +177,7 @@ class ImageKit(Kit):
 
 
 def thumbnail(pixels: np.ndarray) -> bytes:
-    """A PNG of uint8 [height, width, channels], at most 224 pixels wide and enlarged where it is tiny."""
+    """A PNG of uint8 [height, width, channels], at most 160 pixels wide and enlarged where it is tiny."""
     from PIL import Image
 
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
@@ -185,7 +185,7 @@ def thumbnail(pixels: np.ndarray) -> bytes:
     if short < 96:
         factor = -(-96 // short)
         image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
-    image.thumbnail((224, 224))
+    image.thumbnail((160, 160))
     buffer = io.BytesIO()
     image.save(buffer, "PNG", optimize=True)
     return buffer.getvalue()
