@@ -102,22 +102,13 @@ def test_both_graphs_of_an_encoder_decoder(run, graph, tmp_path):
     assert graphs["encoder"]["counts"]["error"] == 0 < graphs["decoder_step"]["counts"]["error"]
 
 
-@pytest.fixture
-def bundle(small_export, tmp_path):
-    from vitdeploy.pipeline.subjects import compile_bundle
-
-    folder = tmp_path / "bundle"
-    folder.mkdir()
-    compile_bundle(small_export / "model.onnx", "onnxruntime-cpu", None, None, folder)
-    return folder
+def test_a_bundle_without_an_engine_for_tensorrt_is_judged_by_its_float_graph(run, small_bundle):
+    found = json.loads(run("inspect", small_bundle, "--target", "tensorrt", "--json").stdout)
+    assert found["graphs"]["model"]["file"] == str(small_bundle / "model.onnx")
 
 
-def test_a_bundle_without_an_engine_for_tensorrt_is_judged_by_its_float_graph(run, bundle):
-    found = json.loads(run("inspect", bundle, "--target", "tensorrt", "--json").stdout)
-    assert found["graphs"]["model"]["file"] == str(bundle / "model.onnx")
-
-
-def test_a_bundle_with_an_engine_for_tensorrt_is_judged_by_its_graph(run, bundle):
+def test_a_bundle_with_an_engine_for_tensorrt_is_judged_by_its_graph(run, small_bundle, tmp_path):
+    bundle = shutil.copytree(small_bundle, tmp_path / "bundle")
     manifest = json.loads((bundle / "manifest.json").read_text(encoding="utf-8"))
     manifest["engines"][0]["target"] = "tensorrt"
     (bundle / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
@@ -161,7 +152,8 @@ def test_what_is_no_graph(run, tmp_path, make, exit_code, code):
     assert done.stderr.startswith(code)
 
 
-def test_a_bundle_that_was_tampered_with(run, bundle):
+def test_a_bundle_that_was_tampered_with(run, small_bundle, tmp_path):
+    bundle = shutil.copytree(small_bundle, tmp_path / "bundle")
     with (bundle / "model.onnx").open("ab") as file:
         file.write(b"\0")
     done = run("inspect", bundle, "--target", "tensorrt")

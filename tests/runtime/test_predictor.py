@@ -22,12 +22,13 @@ from vitdeploy.errors import (
 )
 from vitdeploy.runtime import Predictor, load
 from vitdeploy.runtime.answers import Features
+from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.detection import Detections
 from vitdeploy.runtime.engine import make_runner
+from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.panoptic import Panoptic
 from vitdeploy.runtime.postprocess import classify, softmax
-from vitdeploy.runtime.predictor import number_of_classes, select_engines
 from vitdeploy.runtime.preprocess import load_pixels
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import GraphSpec, PostprocessSpec, PreprocessSpec, TensorSpec

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from vitdeploy.cli.console import Console, human_bytes, output_options
+from vitdeploy.cli.trust import trust_option
 from vitdeploy.spec import PreprocessSpec
 
 
@@ -17,21 +18,51 @@ from vitdeploy.spec import PreprocessSpec
 @click.argument("path", type=click.Path(path_type=Path))
 @click.option("--target", help="Judge the graphs by what this target takes: tensorrt.")
 @click.option("--target-version", help="The release to judge by: 10.3, 10.16 or 11.4. Default: all three.")
+@click.option("--check", is_flag=True, help="Run every engine of a bundle on its golden inputs.")
+@trust_option
 @output_options
-def command(console: Console, path: Path, target: str | None, target_version: str | None) -> None:
+def command(
+    console: Console, path: Path, target: str | None, target_version: str | None, check: bool, trust: Path | None
+) -> None:
     """What a bundle or an ONNX file holds; every digest of a bundle is checked.
 
-    With --target, what that target would refuse (exit 5), slow down or leave unfused, and the mend.
+    With --target, what that target would refuse (exit 5), slow down or leave unfused, and the mend. With --check, every
+    engine that runs here answers the bundle's golden inputs; exit 5 where the answers are not the original's within the
+    manifest's tolerance.
     """
-    from vitdeploy.bundle.read import is_bundle
+    from vitdeploy.bundle.read import is_bundle, is_packed, read_bundle
 
+    if is_packed(path):
+        read_bundle(path)  # which says how to unpack it
+    if check and (target is not None or not is_bundle(path)):
+        raise click.UsageError("--check runs the engines of a bundle: leave --target out.")
+    if trust is not None and not check:
+        raise click.UsageError("--trust goes with --check: nothing else of a bundle is run.")
     if target is not None:
         _lint(console, path, target, target_version)
         return
     if target_version is not None:
         raise click.UsageError("--target-version goes with --target tensorrt.")
     document, lines = _bundle(path) if is_bundle(path) else _graph(path)
+    if check:
+        _self_check(console, path, trust, document, lines)
+        return
     console.finish(document, lines, None)
+
+
+def _self_check(console: Console, path: Path, trust: Path | None, document: dict[str, Any], lines: list[str]) -> None:
+    from vitdeploy.cli.self_check import check_bundle
+    from vitdeploy.errors import GateError
+
+    found, told, ok = check_bundle(path, trust)
+    console.finish({**document, "check": found}, [*lines, *told], None)
+    if not ok:
+        raise GateError(
+            "an engine does not give the golden answers",
+            found=", ".join(each["engine"] for each in found if each["ok"] is False),
+            wanted="the original's answers within the manifest's tolerance",
+            fix="make the bundle on a machine like this one: other CPUs and runtimes have other kernels",
+        )
 
 
 def _lint(console: Console, path: Path, target: str, version: str | None) -> None:

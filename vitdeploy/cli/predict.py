@@ -45,7 +45,7 @@ def _answers(
 
         with console, load_sequence(bundle, target, trust=trust) as translator:
             sequences = [(path, translator.predict(list(read_tokens(path).source))) for path in inputs]
-            engine = translator.target
+            engine, why = translator.target, translator.why
         lines = [
             f"{path}[{row}]: {' '.join(map(str, answer.tokens))}"
             for path, answers in sequences
@@ -59,10 +59,10 @@ def _answers(
     else:
         with console, load(bundle, target, trust=trust) as predictor:
             results = [(image, predictor.predict(image, top)) for image in inputs]
-            engine = predictor.target
+            engine, why = predictor.target, predictor.why
         lines = [f"{image}: {line}" for image, result in results for line in _lines(result)]
         predictions = [{"image": str(image), **result.to_dict()} for image, result in results]
-    return {"engine": engine, "predictions": predictions}, lines
+    return {"engine": engine, "why": why, "predictions": predictions}, lines
 
 
 def _lines(result: Result) -> list[str]:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 
-import numpy as np
-
-from vitdeploy.bundle.read import read_bundle, verify_files
-from vitdeploy.bundle.sign import signed_by
-from vitdeploy.errors import HostError, ManifestError, TargetError
+from vitdeploy.bundle.read import read_bundle
+from vitdeploy.errors import TargetError, TensorError
 from vitdeploy.runtime.answers import Result, to_result
-from vitdeploy.runtime.engine import make_runner
-from vitdeploy.runtime.host import describe_host
-from vitdeploy.runtime.preprocess import ImageSource, Pixels, load_image, to_input
+from vitdeploy.runtime.batches import run_batches
+from vitdeploy.runtime.choice import AUTO, choose_engine
+from vitdeploy.runtime.labels import read_labels
+from vitdeploy.runtime.preprocess import ImageSource, Pixels, decode, resize_and_crop, to_input
 from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.runtime.weight_bits import bits_of, saturation_warning
-from vitdeploy.spec import EngineSpec, Manifest, PostprocessSpec, PreprocessSpec, Task, TensorSpec
+from vitdeploy.runtime.timings import Stopwatch, Timings
+from vitdeploy.spec import Manifest, PostprocessSpec, PreprocessSpec, Task
 
 # How many images a runner with a dynamic batch is given at once.
 DYNAMIC_CHUNK = 8
@@ -26,6 +26,9 @@ DYNAMIC_CHUNK = 8
 
 class Predictor:
     """Answers for images with one engine of a bundle. Use as a context manager, or call `close`.
+
+    All methods may be called from several threads: their images are decoded and prepared at the same time, and the
+    engine runs for one after the other. `why` says why it is this engine.
 
     >>> predictor = load("out/digits")            # doctest: +SKIP
     >>> predictor.predict("seven.png").label      # doctest: +SKIP
@@ -39,19 +42,27 @@ class Predictor:
         labels: Sequence[str] | None = None,
         task: Task = "classification",
         postprocess: PostprocessSpec | None = None,
+        why: str = "",
     ) -> None:
         self.runner = runner.load()
         self.preprocess = preprocess
         self.labels = labels
         self.task = task
         self.postprocess = postprocess
+        self.why = why
         self._input = runner.inputs[0]
         size = self._input.shape[0]
         self._batch = size if isinstance(size, int) else DYNAMIC_CHUNK
+        self._stopwatch = Stopwatch()
 
     @property
     def target(self) -> str:
         return self.runner.name
+
+    @property
+    def timings(self) -> Timings:
+        """Where the time of all images so far went."""
+        return self._stopwatch.read()
 
     def predict(self, image: ImageSource, top: int = 5) -> Result:
         """The answer for one image: a path, file bytes, a PIL image or a uint8 array [height, width, channels].
@@ -65,29 +76,106 @@ class Predictor:
 
     def predict_batch(self, images: Sequence[ImageSource], top: int = 5) -> list[Result]:
         """Answers for images, in as many runs as the engine's batch needs; the last run is padded."""
-        loaded = [load_image(image, self.preprocess) for image in images]
+        loaded = [self._load(image) for image in images]
         if not loaded:
             return []
         outputs = self.outputs([pixels for pixels, _ in loaded])
-        return [
-            self.answer({name: output[i] for name, output in outputs.items()}, size, top)
-            for i, (_, size) in enumerate(loaded)
-        ]
+        return self._answers(outputs, [size for _, size in loaded], top)
+
+    def predict_tensor(
+        self, tensor: Array, sizes: Sequence[tuple[int, int]] | None = None, top: int = 5
+    ) -> list[Result]:
+        """Answers for n images that are preprocessed already.
+
+        Args:
+            tensor: [n, ...] of the dtype and layout of the engine's input, such as uint8 [n, height, width, channels].
+            sizes: (width, height) of each original image, which boxes and masks are for; default: those of the crop.
+
+        Raises:
+            TensorError: another dtype or shape, or sizes of other images.
+        """
+        if tensor.ndim == 0 or len(tensor) == 0:
+            raise TensorError("an empty tensor", found=str(list(tensor.shape)), wanted=str(self._input))
+        sizes = sizes if sizes is not None else [self.preprocess.crop[::-1]] * len(tensor)
+        if len(sizes) != len(tensor):
+            raise TensorError("sizes of other images", found=f"{len(sizes)} sizes", wanted=str(len(tensor)))
+        return self._answers(self.run(tensor), sizes, top)
+
+    def stream(self, images: Iterable[ImageSource], top: int = 5, in_flight: int = 4) -> Iterator[Result]:
+        """Answers in the order of the images, which may never end: while the engine runs, the next ones are decoded.
+
+        At most `in_flight` batches have been taken from `images` and not been given back as answers; nothing more is
+        taken while nobody takes answers. Where an image cannot be used its error comes in its turn and ends the stream.
+        """
+        if in_flight < 1:
+            raise ValueError(f"in_flight {in_flight}: wanted at least 1")
+        size = self._batch if isinstance(self._input.shape[0], int) else 1
+        source, waiting = iter(images), deque[Future[list[Result]]]()
+        with ThreadPoolExecutor(in_flight, thread_name_prefix="vitdeploy-stream") as pool:
+            try:
+                while chunk := list(islice(source, size)):
+                    waiting.append(pool.submit(self.predict_batch, chunk, top))
+                    if len(waiting) == in_flight:
+                        yield from waiting.popleft().result()
+                while waiting:
+                    yield from waiting.popleft().result()
+            finally:
+                pool.shutdown(cancel_futures=True)
 
     def answer(self, outputs: Mapping[str, Array], size: tuple[int, int], top: int = 5) -> Result:
         """The answer that the outputs of one image mean; `size` is the original image's (width, height)."""
         return to_result(self.task, outputs, size, self.preprocess, self.postprocess, self.labels, top)
 
+    def prepare(self, image: ImageSource) -> tuple[Array, tuple[int, int]]:
+        """The engine's input [1, ...] for an image, and the image's (width, height): what `run` and `answer` take.
+
+        Raises:
+            ImageError, MissingFileError, TensorError: the image cannot be used.
+        """
+        pixels, size = self._load(image)
+        return self._input_of([pixels]), size
+
+    def run(self, tensor: Array) -> dict[str, Array]:
+        """Every output, [n, ...], for n >= 1 preprocessed images [n, ...], in as many runs as the engine's batch needs.
+
+        Raises:
+            TensorError: another dtype or shape.
+        """
+        return self._run(tensor[start : start + self._batch] for start in range(0, len(tensor), self._batch))
+
     def outputs(self, pixels: Sequence[Pixels]) -> dict[str, Array]:
         """Every output, [n, ...], for n preprocessed images, each uint8 [height, width, channels]."""
-        runs = []
-        for start in range(0, len(pixels), self._batch):
-            chunk = list(pixels[start : start + self._batch])
-            missing = self._batch - len(chunk) if isinstance(self._input.shape[0], int) else 0
-            feed = to_input(chunk + [chunk[-1]] * missing, self.preprocess, self._input)
-            result = self.runner.infer({self._input.name: feed})
-            runs.append({name: output[: len(chunk)] for name, output in result.items()})
-        return {name: np.concatenate([run[name] for run in runs]) for name in runs[0]}
+        return self._run(
+            self._input_of(pixels[start : start + self._batch]) for start in range(0, len(pixels), self._batch)
+        )
+
+    def _load(self, image: ImageSource) -> tuple[Pixels, tuple[int, int]]:
+        """The pixels that the engine wants, and (width, height) of the image."""
+        with self._stopwatch.stage("decode"):
+            decoded = decode(image, self.preprocess.channels)
+        with self._stopwatch.stage("preprocess"):
+            return resize_and_crop(decoded, self.preprocess), decoded.size
+
+    def _input_of(self, pixels: Sequence[Pixels]) -> Array:
+        with self._stopwatch.stage("preprocess"):
+            return to_input(pixels, self.preprocess, self._input)
+
+    def _run(self, chunks: Iterable[Array]) -> dict[str, Array]:
+        """Every output of all chunks, none of which is larger than the engine's batch."""
+        outputs = run_batches(chunks, self._batch if isinstance(self._input.shape[0], int) else None, self._infer)
+        self._stopwatch.count(len(next(iter(outputs.values()))))
+        return outputs
+
+    def _infer(self, feed: Array) -> dict[str, Array]:
+        with self._stopwatch.stage("infer"):
+            return self.runner.infer({self._input.name: feed})
+
+    def _answers(self, outputs: Mapping[str, Array], sizes: Sequence[tuple[int, int]], top: int) -> list[Result]:
+        with self._stopwatch.stage("postprocess"):
+            return [
+                self.answer({name: output[i] for name, output in outputs.items()}, size, top)
+                for i, size in enumerate(sizes)
+            ]
 
     def close(self) -> None:
         self.runner.close()
@@ -101,51 +189,33 @@ class Predictor:
         self.close()
 
 
-def load(path: str | Path, target: str = "auto", *, threads: int = 0, trust: Path | None = None) -> Predictor:
+def load(
+    path: str | Path,
+    target: str = AUTO,
+    *,
+    batch: int | None = None,
+    threads: int = 0,
+    trust: Path | None = None,
+) -> Predictor:
     """The predictor of a bundle folder.
 
-    `target` "auto" takes the first engine of the manifest whose runtime works here (the manifest lists the recommended
-    one first). The digests of the files that the engine needs are checked before the runtime sees them. With `trust`,
-    the file of a public key or certificate, the bundle must be signed by that identity (`bundle.sign.signed_by`).
+    `target` "auto" takes the first engine of the manifest that works here (the manifest lists the recommended one
+    first): its runtime is there, loads it, and has answered once; `Predictor.why` says which and why. The digests of
+    the files that the engine needs are checked before the runtime sees them. `batch` is how many images the engine
+    takes in one run; None leaves what it was compiled at. With `trust`, the file of a public key or
+    certificate, the bundle must be signed by that identity (`bundle.sign.signed_by`).
 
     Raises:
         MissingFileError, ManifestError, DigestError: not a bundle, or not an intact one.
         SignatureError: not signed by `trust`.
-        TargetError: the bundle has no such target.
+        TargetError: the bundle has no such target, or its engine has another batch and a fixed one.
         HostError: no runtime that works here.
     """
     folder = Path(path)
     manifest = read_bundle(folder)
     preprocess, labels = images_of(manifest), read_labels(folder, manifest)
-    runner = first_working(folder, manifest, target, threads, trust)
-    return Predictor(runner, preprocess, labels, manifest.task, manifest.postprocess)
-
-
-def first_working(folder: Path, manifest: Manifest, target: str, threads: int, trust: Path | None = None) -> Runner:
-    """The loaded runner of the first engine whose runtime works here; errors as `load`.
-
-    A RuntimeWarning says where its weights saturate on this CPU.
-    """
-    signed_by(folder, trust)
-    failures: list[HostError] = []
-    for engine in select_engines(manifest, target):
-        verify_files(folder, manifest, engine.files)
-        try:
-            runner = make_runner(folder, engine, threads=threads, trust=trust).load()
-        except HostError as error:
-            failures.append(error)
-            continue
-        bits = bits_of(engine)
-        if bits is not None and (text := saturation_warning(bits, describe_host()["isa"])):
-            warnings.warn(f"{engine.artifact}: {text}", RuntimeWarning, stacklevel=3)
-        return runner
-    if len(failures) == 1:
-        raise failures[0]
-    raise HostError(
-        f"no engine of {folder} works here",
-        found="; ".join(error.message for error in failures) or "no engine at all",
-        fix=" or ".join(error.fix for error in failures if error.fix),
-    )
+    choice = choose_engine(folder, manifest, target, threads, trust, batch)
+    return Predictor(choice.runner, preprocess, labels, manifest.task, manifest.postprocess, choice.why)
 
 
 def images_of(manifest: Manifest) -> PreprocessSpec:
@@ -162,45 +232,3 @@ def images_of(manifest: Manifest) -> PreprocessSpec:
             fix="vitdeploy.runtime.load_sequence(BUNDLE)",
         )
     return manifest.preprocess
-
-
-def select_engines(manifest: Manifest, target: str) -> list[EngineSpec]:
-    """The engines of a target (or of all, for "auto"), in the manifest's order."""
-    chosen = [engine for engine in manifest.engines if target in ("auto", engine.target)]
-    if not chosen:
-        raise TargetError(
-            f"the bundle {manifest.name} has no engine for {target}",
-            found=", ".join(engine.target for engine in manifest.engines) or "none",
-            fix=f"vitdeploy compile BUNDLE --target {target} -o DIR" if target != "auto" else "",
-        )
-    return chosen
-
-
-def read_labels(folder: Path, manifest: Manifest) -> list[str] | None:
-    """One label a class, or None where the bundle has none.
-
-    Raises:
-        DigestError, ManifestError: the file is not the recorded one, or has not one line a class.
-    """
-    if manifest.labels is None:
-        return None
-    verify_files(folder, manifest, [manifest.labels])
-    # Not splitlines(): a label may hold other characters that it takes for the end of a line.
-    labels = (folder / manifest.labels).read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    for engine in manifest.engines:
-        classes = number_of_classes(engine.outputs, manifest.postprocess)
-        if classes is not None and classes != len(labels):
-            raise ManifestError(
-                f"{folder / manifest.labels} does not fit the engine {engine.artifact}",
-                found=f"{len(labels)} labels",
-                wanted=f"one a class: {classes}",
-            )
-    return labels
-
-
-def number_of_classes(outputs: Sequence[TensorSpec], postprocess: PostprocessSpec | None) -> int | None:
-    """How many classes the logits have, without a last "no object"; None where the outputs do not say."""
-    size = next((tensor.shape[-1] for tensor in outputs if tensor.name == "logits"), None)
-    if not isinstance(size, int):
-        return None
-    return size - 1 if postprocess is not None and postprocess.scores == "softmax" else size

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import TargetError
-from vitdeploy.runtime.predictor import first_working
+from vitdeploy.runtime.choice import AUTO, choose_engine
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.sequence import Sequence
 from vitdeploy.runtime.sequence_runner import SequenceRunner
@@ -17,8 +17,9 @@ from vitdeploy.runtime.sequence_runner import SequenceRunner
 class SequencePredictor:
     """Decodes with the engines of one bundle. Use as a context manager, or call `close`."""
 
-    def __init__(self, runner: SequenceRunner) -> None:
+    def __init__(self, runner: SequenceRunner, why: str = "") -> None:
         self.runner: Runner = runner.load()
+        self.why = why
         assert runner.decoder is not None
         self._decoder = runner.decoder
 
@@ -47,7 +48,7 @@ class SequencePredictor:
 
 
 def load_sequence(
-    path: str | Path, target: str = "auto", *, threads: int = 0, trust: Path | None = None
+    path: str | Path, target: str = AUTO, *, threads: int = 0, trust: Path | None = None
 ) -> SequencePredictor:
     """The predictor of an encoder-decoder's bundle; chooses engines and checks files and `trust` as `load` does.
 
@@ -63,6 +64,6 @@ def load_sequence(
             wanted="a bundle for sequences",
             fix="vitdeploy.runtime.load(BUNDLE)",
         )
-    runner = first_working(folder, manifest, target, threads, trust)
-    assert isinstance(runner, SequenceRunner)
-    return SequencePredictor(runner)
+    choice = choose_engine(folder, manifest, target, threads, trust)
+    assert isinstance(choice.runner, SequenceRunner)
+    return SequencePredictor(choice.runner, choice.why)

@@ -1,0 +1,137 @@
+"""The self-check: an engine on the golden inputs of its bundle."""
+
+import dataclasses
+import json
+import shutil
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+
+from tests.command_line import command_line
+from vitdeploy.bundle.read import file_sha256, read_bundle
+from vitdeploy.bundle.write import Golden, write_bundle
+from vitdeploy.errors import DigestError, InputError, ManifestError
+from vitdeploy.runtime.engine import make_runner
+from vitdeploy.runtime.golden import check_golden
+
+TARGET = "onnxruntime-cpu"
+
+
+@pytest.fixture(scope="module")
+def bundle(small_bundle, tmp_path_factory):
+    """The small model with five golden inputs, which its engine answers exactly."""
+    manifest = read_bundle(small_bundle)
+    (engine,) = manifest.engines
+    pixels = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 1), np.uint8)
+    with make_runner(small_bundle, engine) as runner:
+        logits = np.concatenate([runner.infer({runner.inputs[0].name: each[None]})["logits"] for each in pixels])
+    home = tmp_path_factory.mktemp("engine")
+    shutil.copy(small_bundle / engine.graph, home / "graph.onnx")
+    out = tmp_path_factory.mktemp("golden")
+    write_bundle(
+        out,
+        name="small",
+        task=manifest.task,
+        graphs={"model": (small_bundle / "model.onnx", manifest.graphs["model"])},
+        preprocess=manifest.preprocess,
+        engines=[(dataclasses.replace(engine, graph="graph.onnx", files=("graph.onnx",)), home)],
+        golden=Golden({"pixels": pixels}, {"logits": logits}, {TARGET: 1e-3}),
+    )
+    return out
+
+
+@pytest.fixture
+def spoilt(bundle, tmp_path):
+    """spoilt(file, arrays): the bundle with other arrays in one of its files, which is listed as it is."""
+
+    def spoil(file, content):
+        folder = shutil.copytree(bundle, tmp_path / "spoilt")
+        path = folder / "golden" / file
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            np.savez(path, **content)
+        manifest = json.loads((folder / "manifest.json").read_text())
+        for entry in manifest["files"]:
+            if entry["path"] == f"golden/{file}":
+                entry.update(bytes=path.stat().st_size, sha256=file_sha256(path))
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+        return folder
+
+    return spoil
+
+
+def check(folder):
+    manifest = read_bundle(folder)
+    (engine,) = manifest.engines
+    with make_runner(folder, engine) as runner:
+        return check_golden(folder, manifest, engine, runner)
+
+
+def test_an_engine_that_answers_as_the_original_passes(bundle):
+    found = check(bundle)
+    assert found.inputs == 5 and found.ok and found.difference < 1e-6 and found.tolerance == 1e-3
+
+
+def test_an_engine_that_answers_otherwise_does_not(spoilt, bundle):
+    logits = np.load(bundle / "golden" / "outputs.npz")["logits"]
+    found = check(spoilt("outputs.npz", {"logits": logits + 0.01 * np.abs(logits).max()}))
+    assert found.difference == pytest.approx(0.01, rel=0.05) and not found.ok
+
+
+def test_a_number_that_is_none_does_not_pass(spoilt, bundle):
+    logits = np.load(bundle / "golden" / "outputs.npz")["logits"]
+    logits[0, 0] = np.nan
+    assert not check(spoilt("outputs.npz", {"logits": logits})).ok
+
+
+def test_what_is_no_golden_set_is_refused(spoilt, small_bundle, bundle):
+    with pytest.raises(InputError, match="no golden answers for onnxruntime-cpu"):
+        check(small_bundle)
+    logits = np.load(bundle / "golden" / "outputs.npz")["logits"]
+    with pytest.raises(ManifestError, match="other outputs"):
+        check(spoilt("outputs.npz", {"features": logits}))
+
+
+def test_files_that_are_no_arrays_are_refused(spoilt, tmp_path):
+    with pytest.raises(ManifestError, match="cannot be read"):
+        check(spoilt("inputs.npz", b"no archive"))
+    shutil.rmtree(tmp_path / "spoilt")
+    with pytest.raises(ManifestError, match="cannot be read"):  # a pickle, which is code
+        check(spoilt("inputs.npz", {"pixels": np.array([{}], dtype=object)}))
+    shutil.rmtree(tmp_path / "spoilt")
+    bomb = tmp_path / "bomb.npz"
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive, archive.open("pixels.npy", "w") as entry:
+        for _ in range(257):
+            entry.write(bytes(1 << 20))
+    with pytest.raises(ManifestError, match="too large"):
+        check(spoilt("inputs.npz", bomb.read_bytes()))
+
+
+def test_files_that_were_changed_are_refused(bundle, tmp_path):
+    folder = shutil.copytree(bundle, tmp_path / "changed")
+    (folder / "golden" / "outputs.npz").write_bytes(b"other")
+    with pytest.raises(DigestError):
+        check(folder)
+
+
+def test_inspect_says_what_came_of_each_engine(bundle, spoilt, small_bundle, tmp_path, shared_store):
+    with command_line(tmp_path, shared_store) as run:
+        done = run("inspect", bundle, "--check")
+        assert done.returncode == 0 and "golden onnxruntime-cpu-fp32: ok, 5 inputs, largest difference" in done.stdout
+        wrong = run("inspect", spoilt("outputs.npz", {"logits": np.zeros((5, 10), np.float32)}), "--check", "--json")
+        assert wrong.returncode == 5 and not json.loads(wrong.stdout)["check"][0]["ok"]
+        assert "does not give the golden answers" in wrong.stderr and "onnxruntime-cpu-fp32" in wrong.stderr
+        assert run("inspect", small_bundle, "--check").returncode == 2
+        for options in (("--check", "--target", "tensorrt"), ("--trust", "key.pem")):
+            assert run("inspect", bundle, *options).returncode == 2
+        assert run("inspect", small_bundle / "model.onnx", "--check").returncode == 2
+
+
+def test_an_engine_that_does_not_run_here_is_told(bundle, tmp_path, shared_store, monkeypatch):
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with command_line(tmp_path, shared_store) as run:
+        done = run("inspect", bundle, "--check")
+    assert done.returncode == 4 and "no engine of" in done.stderr and "onnxruntime" in done.stderr

@@ -1,0 +1,118 @@
+"""Which engine of a bundle an app gets, and why."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from vitdeploy.bundle.read import verify_files
+from vitdeploy.bundle.sign import signed_by
+from vitdeploy.errors import HostError, TargetError, VitdeployError
+from vitdeploy.runtime.engine import make_runner
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.runner import Runner
+from vitdeploy.runtime.weight_bits import bits_of, saturation_warning
+from vitdeploy.spec import EngineSpec, Manifest
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An engine that works here, loaded, and why it is this one."""
+
+    runner: Runner
+    engine: EngineSpec
+    why: str
+
+
+def choose_engine(
+    folder: Path,
+    manifest: Manifest,
+    target: str,
+    threads: int,
+    trust: Path | None = None,
+    batch: int | None = None,
+) -> Choice:
+    """The first engine of the manifest, for `target` or of all, that works here: its runtime is there, loads it, and
+    has answered once.
+
+    The manifest lists engines from the recommended one on. A RuntimeWarning says where weights saturate on this CPU.
+
+    Raises:
+        SignatureError: not signed by `trust`.
+        DigestError: a file of an engine is not the recorded one.
+        TargetError: no engine for `target`, or one with a fixed batch other than `batch`.
+        HostError: none that works here.
+    """
+    signed_by(folder, trust)
+    failures: list[HostError] = []
+    engines = select_engines(manifest, target)
+    for engine in engines:
+        verify_files(folder, manifest, engine.files)
+        try:
+            runner = _answering(make_runner(folder, engine, batch=batch, threads=threads, trust=trust))
+        except HostError as error:
+            failures.append(error)
+            continue
+        bits = bits_of(engine)
+        if bits is not None and (text := saturation_warning(bits, describe_host()["isa"])):
+            warnings.warn(f"{engine.artifact}: {text}", RuntimeWarning, stacklevel=3)
+        return Choice(runner, engine, _why(engine, engines, target, failures))
+    if len(failures) == 1:
+        raise failures[0]
+    raise HostError(
+        f"no engine of {folder} works here",
+        found="; ".join(error.message for error in failures) or "no engine at all",
+        fix=" or ".join(error.fix for error in failures if error.fix),
+    )
+
+
+def _answering(runner: Runner) -> Runner:
+    """The runner, loaded, after one run: some runtimes fail only then, and all take longer for it than later."""
+    runner.load()
+    try:
+        feeds = runner.example(1)
+        shapes = {tensor.name: (tensor.with_batch(1).shape, tensor.dtype) for tensor in runner.inputs}
+        if feeds is None and all(isinstance(size, int) for shape, _ in shapes.values() for size in shape):
+            feeds = {name: np.zeros(shape, dtype) for name, (shape, dtype) in shapes.items()}  # type: ignore[arg-type]
+        if feeds is not None:
+            runner.infer(feeds)
+    except VitdeployError:
+        runner.close()
+        raise
+    return runner
+
+
+def _why(engine: EngineSpec, engines: Sequence[EngineSpec], target: str, failures: Sequence[VitdeployError]) -> str:
+    """In words for a log: what was asked for, and what does not work here."""
+    if target != AUTO:
+        reason = f"asked for {target}"
+    elif len(engines) == 1:
+        reason = "the bundle's only engine"
+    elif failures:
+        reason = "the first of the bundle's engines that works here"
+    else:
+        reason = "the bundle's recommended engine, and it works here"
+    passed = [f"{other.artifact}: {error.message}" for other, error in zip(engines, failures, strict=False)]
+    return f"{engine.artifact}: " + "; ".join([reason, *passed])
+
+
+def select_engines(manifest: Manifest, target: str) -> list[EngineSpec]:
+    """The engines of a target (or of all, for "auto"), in the manifest's order.
+
+    Raises:
+        TargetError: there is none.
+    """
+    chosen = [engine for engine in manifest.engines if target in (AUTO, engine.target)]
+    if not chosen:
+        raise TargetError(
+            f"the bundle {manifest.name} has no engine for {target}",
+            found=", ".join(engine.target for engine in manifest.engines) or "none",
+            fix=f"vitdeploy compile BUNDLE --target {target} -o DIR" if target != AUTO else "",
+        )
+    return chosen

@@ -1,0 +1,40 @@
+"""The names of a bundle's classes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitdeploy.bundle.read import verify_files
+from vitdeploy.errors import ManifestError
+from vitdeploy.spec import Manifest, PostprocessSpec, TensorSpec
+
+
+def read_labels(folder: Path, manifest: Manifest) -> list[str] | None:
+    """One label a class, or None where the bundle has none.
+
+    Raises:
+        DigestError, ManifestError: the file is not the recorded one, or has not one line a class.
+    """
+    if manifest.labels is None:
+        return None
+    verify_files(folder, manifest, [manifest.labels])
+    # Not splitlines(): a label may hold other characters that it takes for the end of a line.
+    labels = (folder / manifest.labels).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    for engine in manifest.engines:
+        classes = number_of_classes(engine.outputs, manifest.postprocess)
+        if classes is not None and classes != len(labels):
+            raise ManifestError(
+                f"{folder / manifest.labels} does not fit the engine {engine.artifact}",
+                found=f"{len(labels)} labels",
+                wanted=f"one a class: {classes}",
+            )
+    return labels
+
+
+def number_of_classes(outputs: Sequence[TensorSpec], postprocess: PostprocessSpec | None) -> int | None:
+    """How many classes the logits have, without a last "no object"; None where the outputs do not say."""
+    size = next((tensor.shape[-1] for tensor in outputs if tensor.name == "logits"), None)
+    if not isinstance(size, int):
+        return None
+    return size - 1 if postprocess is not None and postprocess.scores == "softmax" else size
