@@ -23,7 +23,8 @@ VitdeployError                     exit 1   a bug of ours when raised as such
 │   ├── UnsafeGraphError           VD3103   an ONNX file that reaches outside its folder, or of absurd sizes
 │   ├── UntrustedEngineError       VD3104   a native engine that neither this user built nor a named identity signed
 │   ├── SignatureError             VD3105   not signed, signed by somebody else, or changed since
-│   └── DeviceResultError          VD3106   a device's result that is not what it claims to be
+│   ├── DeviceResultError          VD3106   a device's result that is not what it claims to be
+│   └── ArchiveError               VD3107   a packed bundle that is not byte for byte as one is written
 ├── HostError                      exit 4   this machine lacks something
 │   ├── MissingPackageError        VD4001   a package is not installed; names the extra that installs it
 │   ├── CapabilityError            VD4002   the runtime or CPU cannot do what was asked
@@ -172,6 +173,10 @@ class SignatureError(UnsafeError):
 
 class DeviceResultError(UnsafeError):
     code = "VD3106"
+
+
+class ArchiveError(UnsafeError):
+    code = "VD3107"
 
 
 class HostError(VitdeployError):

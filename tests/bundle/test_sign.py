@@ -21,7 +21,6 @@ from vitdeploy.errors import (
     SignatureError,
     UntrustedEngineError,
 )
-from vitdeploy.pipeline.subjects import compile_bundle
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.trust import read_trusted
 from vitdeploy.spec import EngineSpec, decode
@@ -415,21 +414,14 @@ def test_a_plan_may_be_loaded_from_a_signed_bundle_and_from_no_other(bundle, our
 # --- the command line -------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory, small_export):
-    folder = tmp_path_factory.mktemp("engine")
-    compile_bundle(small_export / "model.onnx", "onnxruntime-cpu", None, None, folder)
-    return folder
-
-
 @pytest.fixture
 def here(shared_store, tmp_path):
     with command_line(tmp_path, shared_store, short_bench=True) as run:
         yield run
 
 
-def test_commands_take_a_signed_bundle_and_no_other(here, engine, ours, theirs, digits, tmp_path):
-    bundle = shutil.copytree(engine, tmp_path / "copy")
+def test_commands_take_a_signed_bundle_and_no_other(here, small_bundle, ours, theirs, digits, tmp_path):
+    bundle = shutil.copytree(small_bundle, tmp_path / "copy")
     image = next((digits / "evaluation").rglob("*.png"))
     commands = (
         ("predict", bundle, image),
@@ -446,7 +438,36 @@ def test_commands_take_a_signed_bundle_and_no_other(here, engine, ours, theirs, 
         assert here(*command, "--trust", theirs[1]).returncode == 3
 
 
-def test_options_that_do_not_fit_are_refused(here, engine, ours, digits):
-    assert here("sign", engine, "--key", ours[0], "--chain", ours[0]).returncode == 2
-    refused = here("verify", engine, "--against", engine, "--data", digits, "--bisect", "--trust", ours[1])
+def test_options_that_do_not_fit_are_refused(here, small_bundle, ours, digits):
+    assert here("sign", small_bundle, "--key", ours[0], "--chain", ours[0]).returncode == 2
+    refused = here("verify", small_bundle, "--against", small_bundle, "--data", digits, "--bisect", "--trust", ours[1])
     assert (refused.returncode, "leave --trust out" in refused.stderr) == (2, True)
+
+
+def test_a_signature_travels_with_a_packed_bundle(here, bundle, ours, theirs, tmp_path):
+    assert here("bundle", "sign", bundle, "--key", ours[0]).returncode == 0
+    done = here("bundle", "pack", bundle, "-o", "x.vitb", "--json")
+    assert (done.document["signed"], "--trust PUBLIC_KEY.pem" in done.stderr) == (True, True)
+    assert "signed, by whom was not checked" in here("bundle", "verify", "x.vitb").stdout
+    for name in ("x.vitb", bundle):
+        assert f"signed by {ours[1]}" in here("bundle", "verify", name, "--trust", ours[1]).stdout
+        refused = here("bundle", "verify", name, "--trust", theirs[1])
+        assert (refused.returncode, f"{name} is not signed by {theirs[1]}" in refused.stderr) == (3, True)
+    refused = here("bundle", "unpack", "x.vitb", "-o", "out", "--trust", theirs[1])
+    assert (refused.returncode, "x.vitb is not signed by" in refused.stderr) == (3, True)
+    assert not (tmp_path / "out").exists()
+    assert here("bundle", "unpack", "x.vitb", "-o", "out", "--trust", ours[1]).returncode == 0
+    assert signed_by(tmp_path / "out", ours[1])
+
+    (bundle / SIGNATURE_FILE).unlink()
+    assert here("bundle", "pack", bundle, "-o", "x.vitb").returncode == 0
+    refused = here("bundle", "unpack", "x.vitb", "-o", "new", "--trust", ours[1])
+    assert (refused.returncode, "x.vitb is not signed" in refused.stderr) == (3, True)
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_bundle_that_changed_since_it_was_signed_is_not_packed(here, signed, ours):
+    (signed / "notes.txt").write_text("more", encoding="utf-8")
+    sign_bundle(signed, ours[0])  # of a file that the manifest does not list
+    refused = here("bundle", "pack", signed, "-o", "x.vitb")
+    assert (refused.returncode, "'notes.txt'" in refused.stderr) == (3, True)

@@ -20,6 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from vitdeploy.bundle.layout import begins_with
 from vitdeploy.errors import DigestError, ManifestError, MissingFileError
 from vitdeploy.spec import (
     MANIFEST_FORMAT,
@@ -55,10 +56,13 @@ def read_bundle(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST_FILE
     if not path.is_file():
+        packed = is_packed(folder)
+        absent = f"no {MANIFEST_FILE} in it" if folder.is_dir() else "no such folder"
         raise MissingFileError(
-            f"{folder} is not a bundle",
-            found=f"no {MANIFEST_FILE} in it" if folder.is_dir() else "no such folder",
+            f"{folder} is not a bundle" + (", but a packed one" if packed else ""),
+            found="a file" if folder.is_file() else absent,
             wanted="a folder made by `vitdeploy run` or `vitdeploy compile`",
+            fix=f"vitdeploy bundle unpack {folder} -o DIR" if packed else "",
         )
     if path.stat().st_size > MAX_MANIFEST_BYTES:
         raise ManifestError(
@@ -66,10 +70,25 @@ def read_bundle(folder: Path) -> Manifest:
             found=f"{path.stat().st_size:,} bytes",
             wanted=f"at most {MAX_MANIFEST_BYTES:,} bytes",
         )
+    return parse_manifest(path.read_bytes(), path)
+
+
+def is_packed(path: Path) -> bool:
+    """Whether a file starts as a packed bundle does; the rest is judged when it is read."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return begins_with(file.read(64), MANIFEST_FILE)
+
+
+def parse_manifest(text: bytes, path: Path) -> Manifest:
+    """The manifest that the bytes of a `manifest.json` say; `path` is what errors call it.
+
+    Raises:
+        ManifestError: it breaks a rule.
+    """
     try:
-        data = json.loads(
-            path.read_text(encoding="utf-8"), object_pairs_hook=_no_duplicates, parse_constant=_no_constant
-        )
+        data = json.loads(text.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise ManifestError(f"{path} is not JSON", found=str(error)[:200]) from None
     if isinstance(data, dict) and isinstance(data.get("format"), int) and data["format"] > MANIFEST_FORMAT:
@@ -197,18 +216,34 @@ def verify_files(folder: Path, manifest: Manifest, names: Iterable[str] | None =
 
 
 def verify_file(folder: Path, entry: FileEntry) -> None:
+    path = regular_file(folder, entry)
+    if file_sha256(path) != entry.sha256:
+        raise other_file(path, entry, "another SHA-256")
+
+
+def regular_file(folder: Path, entry: FileEntry) -> Path:
+    """The path of a listed file, which is inside of `folder`, reached through no link, and of the recorded size.
+
+    Raises:
+        DigestError: it is not.
+    """
     path = folder / entry.path
     inside = (path, *path.parents)[: entry.path.count("/") + 1]
     if any(part.is_symlink() for part in inside) or not path.is_file():
         raise DigestError(f"{path} is missing or not a regular file", fix="copy the bundle again, or make it again")
     size = path.stat().st_size
-    if size != entry.bytes or file_sha256(path) != entry.sha256:
-        raise DigestError(
-            f"{path} is not the file that the manifest records",
-            found=f"{size:,} bytes" if size != entry.bytes else "another SHA-256",
-            wanted=f"{entry.bytes:,} bytes, sha256 {entry.sha256[:16]}...",
-            fix="copy the bundle again, or make it again",
-        )
+    if size != entry.bytes:
+        raise other_file(path, entry, f"{size:,} bytes")
+    return path
+
+
+def other_file(path: Path, entry: FileEntry, found: str) -> DigestError:
+    return DigestError(
+        f"{path} is not the file that the manifest records",
+        found=found,
+        wanted=f"{entry.bytes:,} bytes, sha256 {entry.sha256[:16]}...",
+        fix="copy the bundle again, or make it again",
+    )
 
 
 def file_sha256(path: Path) -> str:

@@ -74,7 +74,7 @@ def sign_bundle(folder: Path, key: Path, certificate: Path | None = None, chain:
     return folder / SIGNATURE_FILE
 
 
-def signed_by(folder: Path, trust: Path | None) -> bool:
+def signed_by(folder: Path, trust: Path | None, called: Path | None = None) -> bool:
     """Whether a bundle is signed by the identity that the user trusts; False where the user names none.
 
     Every file of the folder must be as it was signed, and there may be no other. A bundle of one image size inside of
@@ -83,13 +83,14 @@ def signed_by(folder: Path, trust: Path | None) -> bool:
     Args:
         trust: a public key, or certificates of which one is the signer's or has issued it (PEM). From the user, never
             from the bundle.
+        called: what errors call the bundle, where it lies in a temporary folder.
 
     Raises:
         SignatureError: not signed, signed by somebody else, or a file was changed, added or removed since.
         MissingFileError, InputError: the file of the identity is not there, or is no such file.
         MissingPackageError: model-signing is not installed.
     """
-    return trust is not None and bool(_signed_files(folder, trust))
+    return trust is not None and bool(_signed_files(folder, trust, called))
 
 
 def signed_digests(folder: Path, trust: Path | None) -> frozenset[str]:
@@ -98,7 +99,7 @@ def signed_digests(folder: Path, trust: Path | None) -> frozenset[str]:
     return frozenset() if trust is None else frozenset(_signed_files(folder, trust).values())
 
 
-def _signed_files(folder: Path, trust: Path) -> dict[str, str]:
+def _signed_files(folder: Path, trust: Path, called: Path | None = None) -> dict[str, str]:
     """The files that a signature is of, each with its SHA-256, once all of them are as it says.
 
     They are taken from the very bytes of the signature that were verified, so that no change of the folder while it is
@@ -119,10 +120,11 @@ def _signed_files(folder: Path, trust: Path) -> dict[str, str]:
             fix="openssl ec -in KEY.pem -pubout -out TRUSTED.pem",
         ) from None
     folder = _signed_folder(folder)
+    called = called or folder
     signature = folder / SIGNATURE_FILE
     if signature.is_symlink() or not signature.is_file():
         raise SignatureError(
-            f"{folder} is not signed",
+            f"{called} is not signed",
             found=f"no {SIGNATURE_FILE} in it",
             wanted=f"a signature by {trust}",
             fix="vitdeploy sign BUNDLE --key KEY.pem, by whoever made it",
@@ -133,18 +135,18 @@ def _signed_files(folder: Path, trust: Path) -> dict[str, str]:
             verified.write_bytes(signature.read_bytes())
             with _quiet():
                 verifier.verify(folder, verified)
-            return _digests_in(verified)
+            return digests_in(verified.read_bytes())
         except Exception as error:  # of the library, its parsers, cryptography and OpenSSL, without a common base
-            raise _refusal(folder, trust, error) from None
+            raise _refusal(called, trust, error) from None
 
 
-def _digests_in(signature: Path) -> dict[str, str]:
-    """What a signature that was verified says of each file: a DSSE envelope around an in-toto statement.
+def digests_in(signature: bytes) -> dict[str, str]:
+    """What a signature says of each file, whoever made it: a DSSE envelope around an in-toto statement.
 
     Source: OpenSSF Model Signing, specification of version 1.0, "predicate": "resources" with "name", "algorithm" and
     "digest".
     """
-    envelope = json.loads(signature.read_text(encoding="utf-8"))["dsseEnvelope"]
+    envelope = json.loads(signature.decode("utf-8"))["dsseEnvelope"]
     resources = json.loads(base64.b64decode(envelope["payload"]))["predicate"]["resources"]
     return {entry["name"]: entry["digest"] for entry in resources if entry["algorithm"] == "sha256"}
 

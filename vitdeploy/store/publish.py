@@ -1,4 +1,4 @@
-"""All or nothing: a folder is written under a unique temporary name, flushed to disk, and renamed into place."""
+"""All or nothing: a folder or file is written under a unique temporary name, flushed to disk, and given its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from vitdeploy.errors import OutputError, StorageError
@@ -144,6 +144,31 @@ def replacing(final: Path, ours: tuple[str, ...]) -> Iterator[Path]:
             shutil.rmtree(old, ignore_errors=True)
         elif not publish(work, final):
             raise OutputError(f"{final} was made by another process meanwhile", fix="choose another -o")
+
+
+@contextlib.contextmanager
+def replacing_file(final: Path, is_ours: Callable[[Path], bool]) -> Iterator[Path]:
+    """The path of a new file that takes the place of `final` when the block ends without an error.
+
+    Raises:
+        OutputError: `final` is there and no file of ours, as `is_ours` judges.
+        StorageError: the disk is full or not writable.
+    """
+    if final.is_symlink() or (final.exists() and not is_ours(final)):
+        raise OutputError(
+            f"{final} is not replaced",
+            found="a link" if final.is_symlink() else "a folder" if final.is_dir() else "another file",
+            wanted="a new file, or one that this command made",
+            fix="choose another -o",
+        )
+    with storage_errors(final.parent):
+        final.parent.mkdir(parents=True, exist_ok=True)
+        remove_abandoned(final.parent)
+    with temporary_folder(final.parent) as work, storage_errors(final):
+        yield work / final.name
+        _sync(work / final.name)
+        (work / final.name).replace(final)
+        _sync(final.parent)
 
 
 def check_replaceable(final: Path, ours: tuple[str, ...]) -> None:
