@@ -1,0 +1,104 @@
+"""`vitdeploy serve BUNDLE`: the bundle's engine behind HTTP, on this machine."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from vitdeploy.cli.console import Console, Number, output_options
+from vitdeploy.cli.trust import trust_option
+
+if TYPE_CHECKING:
+    from vitdeploy.serve.engines import Engines
+
+MODULES = {"starlette", "uvicorn", "prometheus_client", "python_multipart", "httptools", "anyio"}
+
+LOOPBACK = ("127.0.0.1", "::1", "localhost")
+
+
+@click.command("serve")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at; 0.0.0.0 is the network.")
+@click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 takes a free one.")
+@click.option("--target", default="auto", show_default=True, help="Which engine; auto takes the first that works here.")
+@click.option("--threads", type=click.IntRange(min=0), default=0, help="Of the engine; 0 leaves it to the runtime.")
+@click.option("--max-batch", type=click.IntRange(1, 1024), default=8, show_default=True, help="Images run together.")
+@click.option(
+    "--max-delay-ms",
+    type=Number(0, 10_000),
+    default=0.0,
+    show_default=True,
+    help="How long an image waits for others while the engine is free.",
+)
+@click.option(
+    "--max-queue", type=click.IntRange(min=1), default=256, show_default=True, help="Requests at once; more get 429."
+)
+@click.option(
+    "--max-body", type=Number(0.001, 256), default=16.0, show_default=True, help="MiB of a request; more get 413."
+)
+@trust_option
+@output_options
+def command(
+    console: Console,
+    bundle: Path,
+    host: str,
+    port: int,
+    target: str,
+    threads: int,
+    max_batch: int,
+    max_delay_ms: float,
+    max_queue: int,
+    max_body: float,
+    trust: Path | None,
+) -> None:
+    """Answer HTTP requests with a bundle: the Open Inference Protocol v2, and images at /predict.
+
+    Ctrl+C or SIGTERM stops it: what was accepted is answered first.
+    """
+    from vitdeploy.errors import MissingPackageError
+
+    try:
+        from vitdeploy.serve.app import Service
+        from vitdeploy.serve.engines import load_engines
+        from vitdeploy.serve.logs import log_to_stderr
+        from vitdeploy.serve.server import address_of, bind, run
+        from vitdeploy.serve.settings import MIB, Settings
+    except ModuleNotFoundError as error:
+        if (name := (error.name or "").partition(".")[0]) in MODULES:
+            raise MissingPackageError(name, "serve", "the server") from None
+        raise
+    settings = Settings(max_batch, max_delay_ms / 1e3, max_queue, int(max_body * MIB))
+    with bind(host, port) as taken:
+        console.progress("loading and measuring the engine", 0, 1)
+        with warnings.catch_warnings(record=True) as heard:
+            engines = load_engines(bundle, target, max_batch=max_batch, threads=threads, trust=trust)
+        warned = sorted({str(each.message) for each in heard})
+        if host not in LOOPBACK:
+            warned.append("everybody who reaches this address may use it: neither TLS nor passwords here")
+        with engines:
+            _announce(console, engines, address_of(taken), warned)
+            log_to_stderr(console.quiet)
+            run(Service(engines, settings), taken)
+
+
+def _announce(console: Console, engines: Engines, address: str, warned: list[str]) -> None:
+    predictor = engines.predictor
+    if console.as_json:
+        document = {
+            "address": address,
+            "model": engines.model.name,
+            "engine": predictor.target,
+            "why": predictor.why,
+            "batches": engines.describe(),
+            "max_batch": engines.model.max_batch,
+            "warnings": warned,
+        }
+        click.echo(json.dumps(document, indent=1))
+    lines = [f"{engines.model.name} at {address}", predictor.why, engines.describe()]
+    for line in [*lines, *(f"warning: {text}" for text in warned)]:
+        click.echo(line, err=console.as_json)
+    console.note(f"next: curl -F file=@IMAGE {address}/predict    (Ctrl+C stops)")

@@ -1,0 +1,195 @@
+"""The application: which path does what."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, TypeVar
+
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from vitdeploy.runtime.runner import Array
+from vitdeploy.serve.batcher import Answer, Batcher
+from vitdeploy.serve.engines import Engines
+from vitdeploy.serve.failures import HANDLERS
+from vitdeploy.serve.forms import header_length, image_of, top_of
+from vitdeploy.serve.guard import Guard
+from vitdeploy.serve.metrics import Metrics
+from vitdeploy.serve.protocol import (
+    HEADER_LENGTH,
+    VERSION,
+    encode_infer,
+    model_metadata,
+    parse_infer,
+    server_metadata,
+)
+from vitdeploy.serve.refusal import ClientGone, Refusal, busy
+from vitdeploy.serve.settings import Settings
+
+T = TypeVar("T")
+# Threads that decode images, and read and write long messages.
+HELPERS = 2
+# What takes less than this many bytes is done at once: handing it to a thread takes longer.
+SMALL = 64 * 1024
+
+
+class Service:
+    """Loaded engines behind HTTP. `app` is the ASGI application; `close` first answers what waits.
+
+    Images are decoded by a few threads, the engine runs in one, and the event loop waits for neither.
+    """
+
+    def __init__(self, engines: Engines, settings: Settings) -> None:
+        self.engines = engines
+        self.settings = settings
+        self.metrics = Metrics()
+        self._working = 0
+        self._batcher = Batcher(engines.run, engines.model.max_batch, settings.max_delay, self.metrics.ran)
+        self._helpers = ThreadPoolExecutor(HELPERS, thread_name_prefix="vitdeploy-serve")
+        self.metrics.watch(lambda: self._batcher.waiting, lambda: self._working)
+        self.app = Guard(self._routes(), settings, self.metrics)
+
+    def _routes(self) -> Starlette:
+        routes = [
+            Route("/v2", self.server),
+            Route("/v2/health/live", self.live),
+            Route("/v2/health/ready", self.ready),
+            Route("/predict", self.predict, methods=["POST"]),
+            Route("/metrics", self.counts),
+        ]
+        for model in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
+            routes += [
+                Route(model, self.metadata),
+                Route(f"{model}/ready", self.model_ready),
+                Route(f"{model}/infer", self.infer, methods=["POST"]),
+            ]
+        return Starlette(routes=routes, exception_handlers=HANDLERS)
+
+    def close(self) -> None:
+        self._batcher.close()
+        self._helpers.shutdown()
+
+    async def server(self, request: Request) -> Response:
+        return JSONResponse(server_metadata())
+
+    async def live(self, request: Request) -> Response:
+        return JSONResponse({"live": True})
+
+    async def ready(self, request: Request) -> Response:
+        return JSONResponse({"ready": True})  # the guard answers 503 while the server stops
+
+    async def metadata(self, request: Request) -> Response:
+        self._require_model(request.path_params)
+        return JSONResponse(model_metadata(self.engines.model))
+
+    async def model_ready(self, request: Request) -> Response:
+        self._require_model(request.path_params)
+        return JSONResponse({"name": self.engines.model.name, "ready": True})
+
+    async def counts(self, request: Request) -> Response:
+        text = self.metrics.text()
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+    async def infer(self, request: Request) -> Response:
+        """POST .../infer: tensors in, tensors out."""
+        self._require_model(request.path_params)
+        length = header_length(request.headers)
+        body = await request.body()
+        with self._slot():
+            return await self._in_time(request, self._infer(request, body, length))
+
+    async def predict(self, request: Request) -> Response:
+        """POST /predict: an image file in, the answer of the bundle's task out, with the milliseconds of its parts."""
+        top = top_of(request.query_params)
+        image = await image_of(request)
+        with self._slot():
+            return await self._in_time(request, self._predict(request, image, top))
+
+    async def _infer(self, request: Request, body: bytes, length: int | None) -> Response:
+        model = self.engines.model
+        parse = partial(parse_infer, body, length, model)
+        message = await self._aside(parse, len(body) if length is None else length)
+        answer = await self._run(request, message.inputs[model.inputs[0].name])
+        in_json = sum(answer.outputs[name].nbytes for name, binary in message.outputs.items() if not binary)
+        content, head = await self._aside(partial(encode_infer, model, message, answer.outputs), in_json)
+        if head is None:
+            return Response(content, media_type="application/json")
+        return Response(content, headers={HEADER_LENGTH: str(head)}, media_type="application/octet-stream")
+
+    async def _predict(self, request: Request, image: bytes, top: int) -> Response:
+        predictor, loop = self.engines.predictor, asyncio.get_running_loop()
+        started = loop.time()
+        tensor, size = await loop.run_in_executor(self._helpers, predictor.prepare, image)
+        prepared = loop.time()
+        answer = await self._run(request, tensor)
+        inferred = loop.time()
+        outputs = {name: output[0] for name, output in answer.outputs.items()}
+        result = await self._aside(
+            lambda: predictor.answer(outputs, size, top).to_dict(), sum(output.nbytes for output in outputs.values())
+        )
+        seconds = {
+            "prepare": prepared - started,
+            "wait": answer.waited,
+            "infer": answer.ran,
+            "answer": loop.time() - inferred,
+        }
+        timings = {stage: round(1e3 * value, 3) for stage, value in seconds.items()}
+        return JSONResponse({**result, "model": self.engines.model.name, "timings": timings})
+
+    async def _run(self, request: Request, tensor: Array) -> Answer:
+        answer = await asyncio.wrap_future(self._batcher.submit(tensor))
+        request.scope["vitdeploy"].fields.update(images=len(tensor), batch=answer.batch)
+        return answer
+
+    async def _aside(self, work: Callable[[], T], size: int) -> T:
+        """The result of `work` on `size` bytes, in another thread where it takes long."""
+        if size <= SMALL:
+            return work()
+        return await asyncio.get_running_loop().run_in_executor(self._helpers, work)
+
+    async def _in_time(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
+        """The result of `work`, which is dropped when nobody waits for it any more.
+
+        Raises:
+            Refusal: 504.
+            ClientGone: the connection was closed.
+        """
+        task, gone = asyncio.create_task(work), asyncio.ensure_future(request.receive())
+        try:
+            await asyncio.wait({task, gone}, timeout=self.settings.deadline, return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            if gone.done():
+                raise ClientGone
+            raise Refusal(504, f"no answer within {self.settings.deadline:g} s")
+        finally:
+            task.cancel()
+            gone.cancel()
+
+    @contextmanager
+    def _slot(self) -> Iterator[None]:
+        """A place among the requests that are being answered.
+
+        Raises:
+            Refusal: 429.
+        """
+        if self._working >= self.settings.max_queue:
+            raise busy(f"{self._working} requests are being answered already")
+        self._working += 1
+        try:
+            yield
+        finally:
+            self._working -= 1
+
+    def _require_model(self, path: Mapping[str, str]) -> None:
+        name = self.engines.model.name
+        if path["model"] != name or path.get("version", VERSION) != VERSION:
+            asked = " version ".join(path.values())
+            raise Refusal(404, f"no model {asked}; there is {name}, version {VERSION}")

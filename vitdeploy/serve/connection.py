@@ -1,0 +1,81 @@
+"""One connection: how many there may be, and how long a client may take for the head of a request.
+
+Uvicorn bounds the time between requests. It waits for ever for the first byte of a connection, for the rest of a head,
+however long, and for a client that does not read its answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from http import HTTPStatus
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from vitdeploy.serve.settings import Settings
+
+
+class Connection(HttpToolsProtocol):
+    """Uvicorn's protocol on llhttp, with limits. `settings` comes first, as uvicorn gives the rest."""
+
+    def __init__(self, settings: Settings, **given: Any) -> None:
+        super().__init__(**given)
+        self._settings = settings
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._head_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > self._settings.connections:
+            self._end(503, "too many connections")
+        else:
+            self._expect_head()
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._stop_timer()
+            self._head_bytes = 0
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > self._settings.max_head:
+            self._end(431, f"the head of the request is longer than {self._settings.max_head} bytes")
+        elif self._head_timer is None:
+            self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        self._end(400, msg)
+
+    def timeout_keep_alive_handler(self) -> None:
+        super().timeout_keep_alive_handler()
+        self.loop.call_later(self._settings.write_time, self.transport.abort)
+
+    def _expect_head(self) -> None:
+        self._head_timer = self.loop.call_later(self._settings.header_time, self._head_is_late)
+
+    def _stop_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _head_is_late(self) -> None:
+        self._head_timer = None
+        self._end(408, f"no whole request within {self._settings.header_time:g} s")
+
+    def _end(self, status: int, message: str) -> None:
+        """Answer outside of any request, and close."""
+        self._stop_timer()
+        body = json.dumps({"error": message}).encode()
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nconnection: close\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()

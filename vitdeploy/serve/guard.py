@@ -1,0 +1,167 @@
+"""The first and last thing that a request meets: limits of its body, its line in the log, its counts.
+
+An ASGI middleware. Limits are kept where the body is read, so that no endpoint can forget them and nothing above them
+is ever held: bodies without a Content-Length too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from vitdeploy.serve.logs import LOGGER
+from vitdeploy.serve.metrics import Metrics
+from vitdeploy.serve.refusal import ClientGone, Refusal, busy, stopping
+from vitdeploy.serve.settings import Settings
+
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+CLIENT_GONE = 499  # of the log and the counts only: nobody is there to read it
+
+
+@dataclass
+class Record:
+    """What the log says of a request; endpoints add `fields`. `bug` is an error that nobody planned."""
+
+    id: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    bug: Exception | None = None
+
+
+class Guard:
+    """Wraps the application. `draining`: the server stops, what comes now is sent away."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
+        self.app = app
+        self.settings = settings
+        self.metrics = metrics
+        self.buffered = 0
+        self.draining = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            await _Exchange(self, scope, receive, send).run()
+
+
+class _Exchange:
+    """One request and its answer."""
+
+    def __init__(self, guard: Guard, scope: Scope, receive: Receive, send: Send) -> None:
+        self._guard, self._settings = guard, guard.settings
+        self._scope, self._receive, self._send = scope, receive, send
+        self._headers = Headers(scope=scope)
+        self._started = time.perf_counter()
+        self._held = 0
+        self._status = 0
+        length = self._headers.get("content-length", "0")
+        self._length = int(length) if length.isdecimal() else 0
+        self._body_left = self._length > 0 or "transfer-encoding" in self._headers
+        asked = self._headers.get("x-request-id", "")
+        self._record = Record(asked if REQUEST_ID.fullmatch(asked) else secrets.token_hex(8))
+        scope["vitdeploy"] = self._record
+
+    async def run(self) -> None:
+        try:
+            if self._guard.draining:
+                raise stopping()
+            if self._length > self._settings.max_body:
+                raise self._too_large()
+            await self._guard.app(self._scope, self.receive, self.send)
+        except Refusal as refusal:  # of this class; what endpoints refuse they answer themselves
+            await refused(self._record, refusal.status, refusal.message, refusal.headers)(
+                self._scope, self._receive, self.send
+            )
+        except ClientGone:
+            self._status = CLIENT_GONE
+        except Exception as error:
+            if error is not self._record.bug:  # which is answered already; Starlette raises it again
+                raise
+        finally:
+            self._guard.buffered -= self._held
+            self._tell()
+
+    async def receive(self) -> Message:
+        """The next part of the body.
+
+        Raises:
+            Refusal: 408, 413 or 429.
+            ClientGone: before the body was whole.
+        """
+        if not self._body_left:
+            return await self._receive()
+        left = self._started + self._settings.body_time - time.perf_counter()
+        try:
+            message = await asyncio.wait_for(self._receive(), max(0.0, left))
+        except asyncio.TimeoutError:
+            raise Refusal(408, f"the body did not come within {self._settings.body_time:g} s") from None
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        count = len(message.get("body", b""))
+        self._held += count
+        self._guard.buffered += count
+        if self._held > self._settings.max_body:
+            raise self._too_large()
+        if self._guard.buffered > self._settings.buffered:
+            raise busy("too many large requests at once")
+        self._body_left = message.get("more_body", False)
+        return message
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers["x-request-id"] = self._record.id
+            if self._body_left or self._guard.draining:
+                headers["connection"] = "close"
+        elif self._body_left and not message.get("more_body", False):
+            # The connection is closed after the last part. With data of the client still on its way that would be a
+            # reset, which can overtake the answer.
+            await self._send({**message, "more_body": True})
+            await self._linger()
+            message = {"type": "http.response.body", "body": b"", "more_body": False}
+        await self._send(message)
+
+    async def _linger(self) -> None:
+        end = time.perf_counter() + self._settings.linger
+        more = True
+        while more and (left := end - time.perf_counter()) > 0:
+            try:
+                message = await asyncio.wait_for(self._receive(), left)
+            except asyncio.TimeoutError:
+                return
+            more = message["type"] == "http.request" and message.get("more_body", False)
+
+    def _too_large(self) -> Refusal:
+        return Refusal(413, f"the body is larger than {self._settings.max_body} bytes")
+
+    def _tell(self) -> None:
+        seconds = time.perf_counter() - self._started
+        record, status = self._record, self._status
+        endpoint = getattr(self._scope.get("endpoint"), "__name__", "none")
+        self._guard.metrics.answered(endpoint, status, seconds)
+        level = logging.ERROR if status >= 500 and status != 503 else logging.INFO
+        if not LOGGER.isEnabledFor(level):
+            return
+        fields = {
+            "id": record.id,
+            "method": self._scope["method"],
+            "path": self._scope["path"],
+            "status": status,
+            "ms": round(seconds * 1e3, 2),
+            **record.fields,
+        }
+        LOGGER.log(level, "request", extra={"fields": fields}, exc_info=record.bug)
+
+
+def refused(record: Record, status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
+    """The protocol's form of an error; the log gets it too."""
+    record.fields["error"] = message
+    return JSONResponse({"error": message}, status, headers)

@@ -1,0 +1,63 @@
+"""What a server counts, for Prometheus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.platform_collector import PlatformCollector
+from prometheus_client.process_collector import ProcessCollector
+
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+IMAGES = (1, 2, 4, 8, 16, 32, 64)
+
+
+class Metrics:
+    """A registry of its own, so that two servers in a process do not mix."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        ProcessCollector(registry=self.registry)
+        PlatformCollector(registry=self.registry)
+        self._requests = Counter(
+            "vitdeploy_requests", "Requests answered.", ("endpoint", "status"), registry=self.registry
+        )
+        self._seconds = Histogram(
+            "vitdeploy_request_seconds",
+            "From the head of a request to its answer.",
+            ("endpoint",),
+            buckets=SECONDS,
+            registry=self.registry,
+        )
+        self._rejected = Counter(
+            "vitdeploy_rejected", "Requests refused because of too much at once.", registry=self.registry
+        )
+        self._batch = Histogram(
+            "vitdeploy_batch_images", "Images of a run of the engine.", buckets=IMAGES, registry=self.registry
+        )
+        self._run = Histogram(
+            "vitdeploy_inference_seconds", "A run of the engine.", buckets=SECONDS, registry=self.registry
+        )
+        self._waiting = Gauge("vitdeploy_waiting_images", "Images that wait for the engine.", registry=self.registry)
+        self._working = Gauge(
+            "vitdeploy_working_requests", "Requests that wait or are being answered.", registry=self.registry
+        )
+
+    def watch(self, waiting: Callable[[], int], working: Callable[[], int]) -> None:
+        """Where the lengths of the queues are read when somebody asks."""
+        self._waiting.set_function(waiting)
+        self._working.set_function(working)
+
+    def answered(self, endpoint: str, status: int, seconds: float) -> None:
+        self._requests.labels(endpoint, str(status)).inc()
+        self._seconds.labels(endpoint).observe(seconds)
+        if status == 429:
+            self._rejected.inc()
+
+    def ran(self, images: int, seconds: float) -> None:
+        self._batch.observe(images)
+        self._run.observe(seconds)
+
+    def text(self) -> bytes:
+        """In the text format, which /metrics gives."""
+        return generate_latest(self.registry)

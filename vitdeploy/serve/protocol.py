@@ -1,0 +1,193 @@
+"""Messages of the Open Inference Protocol v2 (KServe, "V2 Inference Protocol", HTTP/REST) and Triton's binary data.
+
+The JSON part of a message comes first; the header Inference-Header-Content-Length says how long it is, and the binary
+data of its tensors follows in their order.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vitdeploy import __version__
+from vitdeploy.serve.refusal import Refusal
+from vitdeploy.serve.tensors import DATATYPES, Array, from_binary, from_json, to_binary, to_json
+from vitdeploy.spec import TensorSpec
+
+VERSION = "1"
+HEADER_LENGTH = "inference-header-content-length"
+# Parameters of extensions that change what a tensor means, and that are not here.
+UNSUPPORTED = ("classification", "shared_memory_region")
+
+
+@dataclass(frozen=True)
+class InferRequest:
+    """Arrays [n, ...] by input name, n the same in all; `outputs` are the wanted ones, and whether as binary data."""
+
+    id: str
+    inputs: dict[str, Array]
+    outputs: dict[str, bool]
+
+
+@dataclass(frozen=True)
+class Model:
+    """What clients may know of a model. Each tensor's leading axis is the batch, of 1 to `max_batch`."""
+
+    name: str
+    platform: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    max_batch: int
+
+
+def server_metadata() -> dict[str, Any]:
+    return {"name": "vitdeploy", "version": __version__, "extensions": ["binary_tensor_data"]}
+
+
+def model_metadata(model: Model) -> dict[str, Any]:
+    def described(tensors: Sequence[TensorSpec]) -> list[dict[str, Any]]:
+        return [
+            {
+                "name": tensor.name,
+                "datatype": DATATYPES[tensor.dtype],
+                "shape": [-1, *(size if isinstance(size, int) else -1 for size in tensor.shape[1:])],
+            }
+            for tensor in tensors
+        ]
+
+    return {
+        "name": model.name,
+        "versions": [VERSION],
+        "platform": model.platform,
+        "inputs": described(model.inputs),
+        "outputs": described(model.outputs),
+    }
+
+
+def parse_infer(body: bytes, header_length: int | None, model: Model) -> InferRequest:
+    """The request for `model`; `header_length` are the bytes of its JSON part, None without binary data.
+
+    Raises:
+        Refusal: 400, and what is wrong.
+    """
+    if header_length is not None and not 0 < header_length <= len(body):
+        raise Refusal(400, f"{HEADER_LENGTH} {header_length}, but the body has {len(body)} bytes")
+    message = load_json(body if header_length is None else body[:header_length])
+    binary = memoryview(body)[len(body) if header_length is None else header_length :]
+    given = message.get("inputs")
+    if not isinstance(given, list) or not all(isinstance(item, dict) for item in given):
+        raise Refusal(400, "inputs must be a list of objects")
+    if (names := [item.get("name") for item in given]) != (wanted := [tensor.name for tensor in model.inputs]):
+        raise Refusal(400, f"inputs {names}, but the model takes {wanted}")
+    inputs = {}
+    for item, tensor in zip(given, model.inputs, strict=True):
+        size = _parameters(item, f"input {tensor.name!r}").get("binary_data_size")
+        if size is not None and (type(size) is not int or not 0 <= size <= len(binary)):
+            raise Refusal(400, f"input {tensor.name!r}: binary_data_size {size!r}, but {len(binary)} bytes are there")
+        inputs[tensor.name] = _input(item, tensor, model.max_batch, None if size is None else binary[:size])
+        binary = binary[size or 0 :]
+    if len(binary):
+        raise Refusal(400, f"{len(binary)} bytes more than the inputs need")
+    request_id = message.get("id", "")
+    if not isinstance(request_id, str):
+        raise Refusal(400, "id must be a string")
+    return InferRequest(request_id, inputs, _outputs(message, model))
+
+
+def load_json(data: bytes) -> dict[str, Any]:
+    """A JSON object, without NaN or infinity.
+
+    Raises:
+        Refusal: something else.
+    """
+
+    def no_number(text: str) -> None:
+        raise ValueError(f"{text} is no JSON")
+
+    try:
+        message = json.loads(data, parse_constant=no_number)
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, f"the body is not valid JSON: {str(error)[:100]}") from None
+    if not isinstance(message, dict):
+        raise Refusal(400, "the body is no JSON object")
+    return message
+
+
+def encode_infer(model: Model, request: InferRequest, outputs: Mapping[str, Array]) -> tuple[bytes, int | None]:
+    """The body of the answer, and the bytes of its JSON part where binary data follows.
+
+    Raises:
+        Refusal: an output that JSON cannot hold.
+    """
+    described, chunks = [], []
+    for name, binary in request.outputs.items():
+        array = outputs[name]
+        entry: dict[str, Any] = {"name": name, "datatype": DATATYPES[array.dtype.name], "shape": list(array.shape)}
+        if binary:
+            chunks.append(to_binary(array))
+            entry["parameters"] = {"binary_data_size": len(chunks[-1])}
+        else:
+            entry["data"] = to_json(array, name)
+        described.append(entry)
+    message: dict[str, Any] = {"model_name": model.name, "model_version": VERSION}
+    if request.id:
+        message["id"] = request.id
+    head = json.dumps({**message, "outputs": described}, allow_nan=False).encode()
+    return b"".join([head, *chunks]), len(head) if chunks else None
+
+
+def _input(item: Mapping[str, Any], tensor: TensorSpec, max_batch: int, binary: memoryview | None) -> Array:
+    name, datatype, shape = tensor.name, DATATYPES[tensor.dtype], item.get("shape")
+    if item.get("datatype") != datatype:
+        raise Refusal(400, f"input {name!r}: datatype {item.get('datatype')!r}, but the model takes {datatype}")
+    if not isinstance(shape, list) or not all(type(size) is int and size > 0 for size in shape):
+        raise Refusal(400, f"input {name!r}: shape must be a list of positive integers")
+    fits = len(shape) == len(tensor.shape) and all(
+        isinstance(size, str) or size == found for size, found in zip(tensor.shape[1:], shape[1:], strict=True)
+    )
+    if not fits:
+        raise Refusal(400, f"input {name!r}: shape {shape}, but the model takes {['n', *tensor.shape[1:]]}")
+    if shape[0] > max_batch:
+        raise Refusal(400, f"input {name!r}: {shape[0]} images, but one request may have {max_batch}")
+    if binary is not None:
+        if "data" in item:
+            raise Refusal(400, f"input {name!r}: both data and binary_data_size")
+        return from_binary(binary, tensor.dtype, shape, name)
+    if "data" not in item:
+        raise Refusal(400, f"input {name!r}: neither data nor binary_data_size")
+    return from_json(item["data"], tensor.dtype, shape, name)
+
+
+def _outputs(message: Mapping[str, Any], model: Model) -> dict[str, bool]:
+    default = _flag(_parameters(message, "the request"), "binary_data_output", False)
+    given = message.get("outputs")
+    known = [tensor.name for tensor in model.outputs]
+    if given is None or given == []:
+        return dict.fromkeys(known, default)
+    if not isinstance(given, list) or not all(isinstance(item, dict) for item in given):
+        raise Refusal(400, "outputs must be a list of objects")
+    names = [item.get("name") for item in given]
+    if any(name not in known for name in names) or len(set(names)) < len(names):
+        raise Refusal(400, f"outputs {names}, but the model gives {known}")
+    return {
+        item["name"]: _flag(_parameters(item, f"output {item['name']!r}"), "binary_data", default) for item in given
+    }
+
+
+def _parameters(item: Mapping[str, Any], where: str) -> dict[str, Any]:
+    parameters = item.get("parameters", {})
+    if not isinstance(parameters, dict):
+        raise Refusal(400, f"{where}: parameters must be an object")
+    for name in UNSUPPORTED:
+        if name in parameters:
+            raise Refusal(400, f"{where}: the parameter {name} is of an extension that this server does not have")
+    return parameters
+
+
+def _flag(parameters: Mapping[str, Any], name: str, default: bool) -> bool:
+    value = parameters.get(name, default)
+    if not isinstance(value, bool):
+        raise Refusal(400, f"{name} must be true or false")
+    return value

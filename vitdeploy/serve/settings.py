@@ -1,0 +1,38 @@
+"""What a server allows, waits for and holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+MIB = 1024 * 1024
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Limits of a server; times in seconds.
+
+    `max_batch` images at most run together and may come in one request; `max_delay` is how long the first of them waits
+    for others. `max_queue` requests at most are waiting or being answered, more are told to come later. `max_body`
+    bytes at most are read of a request, and `buffered` of all requests that are being read or answered.
+
+    `header_time` and `body_time`: in which the whole head and the whole body of a request must have come. `deadline`:
+    from the whole request to its answer. `keep_alive`: how long a connection may be idle. `write_time`: in which the
+    rest of an answer must be read when the connection ends. `linger`: how long the rest of a refused body is thrown
+    away, so that the client reads the answer before the connection is closed. `grace`: to answer what was accepted when
+    the server is stopped.
+    """
+
+    max_batch: int = 8
+    max_delay: float = 0.0
+    max_queue: int = 256
+    max_body: int = 16 * MIB
+    buffered: int = 256 * MIB
+    max_head: int = 16 * 1024
+    connections: int = 512
+    header_time: float = 10.0
+    body_time: float = 30.0
+    deadline: float = 30.0
+    keep_alive: float = 30.0
+    write_time: float = 30.0
+    linger: float = 2.0
+    grace: float = 30.0
