@@ -1,0 +1,42 @@
+"""`vitdeploy embed BUNDLE --as KIND -o DIR`: sources of an app that runs a bundle's engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from vitdeploy.cli.console import Console, output_options
+
+
+class KindName(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
+    """A kind of `embed.kinds`, which is imported when one is given only."""
+
+    name = "kind"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from vitdeploy.embed.kinds import KINDS
+
+        if value not in KINDS:
+            self.fail(f"{value!r}: wanted " + ", ".join(f"{name} ({kind.what})" for name, kind in KINDS.items()))
+        return str(value)
+
+
+@click.command("embed")
+@click.argument("bundle", type=click.Path(path_type=Path))
+@click.option("--as", "kind", required=True, type=KindName(), help="cpp, triton, ovms or kserve.")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Write it into this new folder.")
+@output_options
+def command(console: Console, bundle: Path, kind: str, output: Path) -> None:
+    """An app around a bundle's engine, as sources to read, build and keep.
+
+    The bundle's golden answers come with it as its test.
+    """
+    from vitdeploy.embed.kinds import KINDS
+    from vitdeploy.store.publish import replacing
+
+    with console, replacing(output, ()) as work:
+        commands = KINDS[kind].write(bundle, work)
+        files = sorted(path.relative_to(work).as_posix() for path in work.rglob("*") if path.is_file())
+    then = " && ".join([f"cd {output}", *commands])
+    console.finish({"as": kind, "files": files, "commands": commands}, [", ".join(files)], output, then)

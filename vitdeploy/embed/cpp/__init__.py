@@ -1,0 +1,94 @@
+"""A C++ program for OpenVINO: one source file, a CMakeLists.txt, the engine, and the golden answers as its test."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+
+from vitdeploy import __version__
+from vitdeploy.embed.source import Embedded, find_embedded
+from vitdeploy.embed.templates import render
+from vitdeploy.errors import CapabilityError
+from vitdeploy.runtime.openvino import PRECISION_HINTS
+
+TARGETS, TASKS = ("openvino-cpu",), ("classification", "features", "detection")
+TOP = 5
+FIND_OPENVINO = "\"$(python -c 'import openvino.utils as u; print(u.get_cmake_path())')\""
+COLUMNS = {
+    "classification": "path, class, label, score; the best classes first",
+    "features": "path, and the numbers of the vector",
+    "detection": "path, class, label, score, left, top, right, bottom; the surest object first",
+}
+
+
+def write(folder: Path, out: Path) -> list[str]:
+    """Fill the empty folder `out` with a program for the bundle in `folder`; gives the commands that build and test it
+    there.
+
+    Raises:
+        CapabilityError: a panoptic or sequence model, or an input of another kind. Else as `source.find_embedded`.
+    """
+    found = find_embedded(folder, TARGETS, TASKS, "the C++ program")
+    (tensor,) = found.engine.inputs
+    height, width = found.preprocess.crop
+    pixels, planes = (height, width, found.preprocess.channels), (found.preprocess.channels, height, width)
+    if (tensor.dtype, tensor.shape[1:]) not in (("uint8", pixels), ("float32", planes)):
+        raise CapabilityError(
+            "the C++ program cannot feed this engine", found=str(tensor), wanted=f"uint8 {pixels} or float32 {planes}"
+        )
+    project = re.sub(r"[^A-Za-z0-9]+", "_", found.manifest.name).strip("_") or "model"
+    project = project if project[0].isalpha() else f"model_{project}"
+    facts = _facts(found, project)
+    for name in ("main.cpp", "CMakeLists.txt", "README.md"):
+        (out / name).write_text(render(Path(__file__).parent, f"{name}.jinja", facts), encoding="utf-8")
+    for file in found.engine.files:
+        shutil.copyfile(folder / file, out / f"model{Path(file).suffix}")
+    (out / "labels.txt").write_text("".join(f"{label}\n" for label in found.labels), encoding="utf-8")
+    _write_golden(found, out / "golden")
+    return [f"cmake -B build -DOpenVINO_DIR={FIND_OPENVINO}", "cmake --build build", "ctest --test-dir build"]
+
+
+def _facts(found: Embedded, project: str) -> dict[str, object]:
+    spec, post, engine = found.preprocess, found.manifest.postprocess, found.engine
+    options = {"PERFORMANCE_HINT": "LATENCY", **engine.options}
+    options.setdefault("INFERENCE_PRECISION_HINT", PRECISION_HINTS[engine.precision])
+    batch = engine.inputs[0].shape[0]
+    return {
+        "name": project,
+        "project": project,
+        "version": __version__,
+        "digest": found.digest,
+        "task": found.manifest.task,
+        "columns": COLUMNS[found.manifest.task],
+        "top": TOP,
+        "channels": spec.channels,
+        "crop": spec.crop,
+        "short_side": spec.resize if isinstance(spec.resize, int) else None,
+        "resize": spec.resize,
+        "cover": spec.fit == "cover",
+        "even": spec.crop_rounding == "even",
+        "interpolation": spec.interpolation,
+        "batch": batch if isinstance(batch, int) else 1,
+        "tolerance": f"{found.tolerance:.9e}",
+        "normalised": engine.inputs[0].dtype == "float32",
+        "mean": [f"{value:.9e}" for value in spec.mean],
+        "std": [f"{value:.9e}" for value in spec.std],
+        "options": ", ".join(f"{{{json.dumps(key)}, {json.dumps(value)}}}" for key, value in options.items()),
+        "outputs": ", ".join(json.dumps(name) for name in found.outputs),
+        "threshold": repr(post.threshold) if post is not None else None,
+        "scores": post.scores if post is not None else None,
+        "boxes": post.boxes if post is not None else None,
+        "images": len(found.pixels),
+    }
+
+
+def _write_golden(found: Embedded, out: Path) -> None:
+    """inputs.u8, and a file of float32 for each output; little-endian, as all machines that OpenVINO runs on."""
+    out.mkdir()
+    (out / "inputs.u8").write_bytes(np.ascontiguousarray(found.pixels, np.uint8).tobytes())
+    for name, values in found.outputs.items():
+        (out / f"{name}.f32").write_bytes(np.ascontiguousarray(values).astype("<f4").tobytes())
