@@ -129,6 +129,16 @@ def small_export(tmp_path_factory: pytest.TempPathFactory, small_checkpoint: Pat
 
 
 @pytest.fixture(scope="session")
+def small_bundle(tmp_path_factory: pytest.TempPathFactory, small_export: Path) -> Path:
+    """The small model compiled for ONNX Runtime, in float32. Tests copy it before they damage it."""
+    from vitdeploy.pipeline.subjects import compile_bundle
+
+    folder = tmp_path_factory.mktemp("bundle")
+    compile_bundle(small_export / "model.onnx", "onnxruntime-cpu", None, None, folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
 def external_graph(tmp_path_factory: pytest.TempPathFactory, small_export: Path) -> Path:
     """The graph of small_export as one of more than 2 GB is written: model.onnx, and model.onnx.data beside it."""
     from vitdeploy.graph import io

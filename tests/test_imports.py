@@ -112,6 +112,21 @@ print(normalise(pixels[None], spec).tolist() == np.ones((1, 3, 8, 8)).tolist())
     assert done.stdout.strip() == "True", done.stderr
 
 
+def test_the_server_imports_the_device_zone_and_its_own_packages_only():
+    pytest.importorskip("starlette", reason="pip install 'vitdeploy[serve]'")
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import json, vitdeploy.serve.server
+print(json.dumps(sorted({{name.split(".")[0] for name in sys.modules}})))
+"""
+    done = run_python(sys.executable, code)
+    assert done.returncode == 0, done.stderr
+    imported = set(json.loads(done.stdout))
+    assert {"starlette", "uvicorn", "prometheus_client"} <= imported
+    assert not imported & {"torch", "onnx", "onnxruntime", "openvino", "scipy", "pydantic", "yaml", "rich", "fastapi"}
+
+
 @pytest.mark.parametrize("package", ["torch", "onnx", "click", "PIL", "onnxruntime", "openvino", "scipy", "pydantic"])
 def test_importing_the_runtime_does_not_import(package, imported_by_runtime):
     assert package not in imported_by_runtime

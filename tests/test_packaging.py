@@ -59,6 +59,7 @@ def test_the_wheel_asks_for_three_packages_and_offers_the_extras(wheel):
         "onnxruntime",
         "openvino",
         "tensorrt",
+        "serve",
         "sign",
         "timm",
         "transformers",

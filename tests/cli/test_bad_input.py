@@ -48,16 +48,6 @@ def refused(run, tmp_path):
     return refused
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory, small_export):
-    """The small model compiled for ONNX Runtime. Tests copy it before they damage it."""
-    from vitdeploy.pipeline.subjects import compile_bundle
-
-    out = tmp_path_factory.mktemp("bundle")
-    compile_bundle(small_export / "model.onnx", "onnxruntime-cpu", None, None, out)
-    return out
-
-
 @pytest.fixture
 def recipe(tmp_path, digits, small_checkpoint):
     """A recipe that runs, and how to spoil it."""
@@ -177,9 +167,9 @@ def placed(tmp_path_factory, small_export):
     return folder
 
 
-def test_bisection_of_an_original(refused, bundle, digits):
+def test_bisection_of_an_original(refused, small_bundle, digits):
     says = ["only the engine of a graph can be cut open", f"found:  {MODEL}, an original", "wanted: a bundle"]
-    refused(2, "VD2000", "verify", MODEL, "--against", bundle, "--data", digits, "--bisect", says=says)
+    refused(2, "VD2000", "verify", MODEL, "--against", small_bundle, "--data", digits, "--bisect", says=says)
 
 
 def test_bisection_without_a_float_graph(refused, placed, digits):
@@ -199,8 +189,8 @@ def test_bisection_of_a_model_that_takes_no_images(refused, sequence_export, dig
     refused(2, "VD2000", "verify", sequence_export, "--against", "x", "--data", digits, "--bisect", says=says)
 
 
-def test_bisection_with_a_budget(run, bundle, digits):
-    command = ("verify", bundle, "--against", bundle, "--data", digits, "--bisect")
+def test_bisection_with_a_budget(run, small_bundle, digits):
+    command = ("verify", small_bundle, "--against", small_bundle, "--data", digits, "--bisect")
     for option in (("--max-drop", 1), ("--min-agreement", 99), ("--labels", "none")):
         done = run(*command, *option)
         assert (done.returncode, done.stdout) == (2, "")
@@ -543,12 +533,12 @@ def test_a_graph_that_does_not_say_how_its_input_is_made(refused, foreign):
 
 
 @pytest.mark.parametrize("verb", ["export", "verify", "bench", "quantize"])
-def test_a_graph_that_takes_no_image_is_no_original(refused, foreign, bundle, images, verb):
+def test_a_graph_that_takes_no_image_is_no_original(refused, foreign, small_bundle, images, verb):
     folder = images()
     command = {
         "export": ("export", foreign, "-o", "out"),
         "quantize": ("quantize", foreign, "--target", "openvino-cpu", "-o", "out", "--data", folder),
-        "verify": ("verify", bundle, "--against", foreign, "--data", folder),
+        "verify": ("verify", small_bundle, "--against", foreign, "--data", folder),
         "bench": ("bench", foreign),
     }
     refused(2, "VD2202", *command[verb], says=["the graph has no input that could be an image", "found:  x"])
@@ -695,8 +685,8 @@ def image(digits):
 
 
 @pytest.mark.parametrize("verb", ["predict", "inspect", "verify", "bench"])
-def test_an_engine_that_was_tampered_with(refused, bundle, tmp_path, image, images, verb):
-    shutil.copytree(bundle, tmp_path / "copy")
+def test_an_engine_that_was_tampered_with(refused, small_bundle, tmp_path, image, images, verb):
+    shutil.copytree(small_bundle, tmp_path / "copy")
     engine = tmp_path / "copy/engines/onnxruntime-cpu/graph.onnx"
     content = bytearray(engine.read_bytes())
     content[len(content) // 2] ^= 1
@@ -704,15 +694,15 @@ def test_an_engine_that_was_tampered_with(refused, bundle, tmp_path, image, imag
     command = {
         "predict": ("predict", "copy", image),
         "inspect": ("inspect", "copy"),
-        "verify": ("verify", "copy", "--against", bundle, "--data", images()),
+        "verify": ("verify", "copy", "--against", small_bundle, "--data", images()),
         "bench": ("bench", "copy"),
     }
     says = ["engines/onnxruntime-cpu/graph.onnx is not the file", "found:  another SHA-256", "fix:    copy the bundle"]
     refused(3, "VD3101", *command[verb], says=says)
 
 
-def test_a_manifest_that_names_a_path_outside(refused, bundle, tmp_path, image):
-    shutil.copytree(bundle, tmp_path / "copy")
+def test_a_manifest_that_names_a_path_outside(refused, small_bundle, tmp_path, image):
+    shutil.copytree(small_bundle, tmp_path / "copy")
     manifest = tmp_path / "copy" / "manifest.json"
     text = manifest.read_text(encoding="utf-8").replace('"engines/onnxruntime-cpu/graph.onnx"', '"../secret"')
     manifest.write_text(text, encoding="utf-8")
@@ -725,18 +715,18 @@ def test_a_folder_that_is_no_bundle(refused, tmp_path, image):
     )
 
 
-def test_a_target_that_the_bundle_was_not_made_for(refused, bundle, image):
+def test_a_target_that_the_bundle_was_not_made_for(refused, small_bundle, image):
     says = ["has no engine for openvino-cpu", "found:  onnxruntime-cpu", "fix:    vitdeploy compile BUNDLE --target"]
-    refused(2, "VD2402", "predict", bundle, image, "--target", "openvino-cpu", says=says)
+    refused(2, "VD2402", "predict", small_bundle, image, "--target", "openvino-cpu", says=says)
 
 
-def test_an_image_that_is_not_there(refused, bundle):
-    refused(2, "VD2002", "predict", bundle, "absent.png", says=["absent.png"])
+def test_an_image_that_is_not_there(refused, small_bundle):
+    refused(2, "VD2002", "predict", small_bundle, "absent.png", says=["absent.png"])
 
 
-def test_an_image_that_is_none(refused, bundle, tmp_path):
+def test_an_image_that_is_none(refused, small_bundle, tmp_path):
     (tmp_path / "text.png").write_text("no image", encoding="utf-8")
-    refused(2, "VD2302", "predict", bundle, "text.png", says=["text.png"])
+    refused(2, "VD2302", "predict", small_bundle, "text.png", says=["text.png"])
 
 
 def test_models_of_which_none_says_how_images_are_prepared(refused, images):
@@ -748,8 +738,8 @@ def test_models_of_which_none_says_how_images_are_prepared(refused, images):
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "many", "1,2,3", "1,", "", "²"])
-def test_a_batch_for_bench_that_is_no_batch(run, bundle, value):
-    done = run("bench", bundle, f"--batch={value}")
+def test_a_batch_for_bench_that_is_no_batch(run, small_bundle, value):
+    done = run("bench", small_bundle, f"--batch={value}")
     assert done.returncode == 2
     assert "Invalid value for --batch: wanted one or two numbers above 0, such as 1,8" in done.stderr
 
@@ -868,10 +858,12 @@ def without(tmp_path, shared_store):
 
 
 @pytest.mark.parametrize("verb", ["run", "predict"])
-def test_a_runtime_that_is_not_installed_is_named_with_what_installs_it(without, recipe, bundle, image, tmp_path, verb):
+def test_a_runtime_that_is_not_installed_is_named_with_what_installs_it(
+    without, recipe, small_bundle, image, tmp_path, verb
+):
     commands = {
         "run": ("openvino", "run", recipe(targets=["openvino-cpu"]), "-o", "out"),
-        "predict": ("onnxruntime", "predict", bundle, image),
+        "predict": ("onnxruntime", "predict", small_bundle, image),
     }
     package, *command = commands[verb]
     done = without(package, *command)

@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.command_line import command_line
 from vitdeploy import __version__
+from vitdeploy.bench import survey
 from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.pipeline.subjects import compile_bundle
 from vitdeploy.runtime import load
@@ -371,6 +372,22 @@ def test_bench_measures_and_compares(here, compiled):
         assert stages["end_to_end"] > 0
         assert stages["copies"] == "not apart on this back end"
         assert row["energy"]["joules_per_image"] is None or row["energy"]["joules_per_image"] > 0
+
+
+def test_bench_says_where_the_time_goes(here, compiled, monkeypatch):
+    """Of real runtimes, each in processes of its own; a bench as short as this one does not by itself."""
+    monkeypatch.setattr(survey, "LEAST_DURATION", 0.0)
+    options = ("--scenario", "single", "--batch", "2", "--duration", 0.1, "--warmup", 0, "--threads", 1)
+    context = document(here("bench", compiled["openvino-cpu"], *options, "--json"))["context"]
+    assert [(rate["target"], rate["precision"]) for rate in context["rates"]] == [("openvino-cpu", "fp32")]
+    assert context["memory"]["threads"] == 1
+    assert context["left_out"] == []
+    (found,) = context["artifacts"]
+    assert set(found["work"]["flops"]) == {"fp32"}
+    assert found["work"]["batch"] == found["batch"] == 2
+    assert {layer["precision"] for layer in found["layers"] if layer["product"]} == {"fp32"}
+    assert sum(layer["share"] for layer in found["layers"]) == pytest.approx(1)
+    assert found["line"].startswith(f"{found['bound']}: ")
 
 
 def test_bench_says_what_other_scenarios_found(here, compiled):

@@ -33,6 +33,7 @@ STEPS = [
     *("place onnxruntime-cpu-fp32", "compile onnxruntime-cpu-fp32"),
     "reference",
     *("verify onnxruntime-cpu-int8", "verify onnxruntime-cpu-fp32"),
+    "attention",
 ]
 # Each stage with the line that says it has begun (or that the kill before came too late for it), and the longest delay.
 STAGES = {
