@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
 # Plots are drawn in placeholder colours, each of which becomes a CSS variable of the page. So the same SVG serves the
@@ -73,6 +74,22 @@ def axes_in(figure: Figure, *, left: float, right: float, bottom: float, top: fl
     width, height = figure.get_size_inches() * 72
     return figure.add_axes(
         (left / width, bottom / height, (width - left - right) / width, (height - bottom - top) / height)
+    )
+
+
+def mark_legend(axes: Axes, handles: Sequence[Line2D], *, right: bool = False, gap: float = 0.4) -> None:
+    """What marks mean, in one line above the plot; `gap` in heights of a letter."""
+    axes.legend(
+        handles=handles,
+        loc="lower right" if right else "lower left",
+        bbox_to_anchor=(1 if right else 0, 1.0),
+        borderaxespad=gap,
+        borderpad=0,
+        ncols=len(handles),
+        frameon=False,
+        labelcolor=MUTED,
+        handletextpad=0.1,
+        columnspacing=1.4,
     )
 
 

@@ -133,15 +133,4 @@ def _mark_legend(axes: Axes) -> None:
         handle = Line2D([], [], linestyle="none", marker=marker, color=face, label=key)
         handle.set(markeredgecolor=figures.MUTED, markersize={"o": 8, "D": 6.5, "|": 12}[marker], markeredgewidth=1.6)
         handles.append(handle)
-    axes.legend(
-        handles=handles,
-        loc="lower left",
-        bbox_to_anchor=(0, 1.0),
-        borderaxespad=0.4,
-        borderpad=0,
-        ncols=3,
-        frameon=False,
-        labelcolor=figures.MUTED,
-        handletextpad=0.1,
-        columnspacing=1.4,
-    )
+    figures.mark_legend(axes, handles)

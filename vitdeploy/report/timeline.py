@@ -184,15 +184,4 @@ def _legend(axes: Axes, scenarios: Sequence[str]) -> None:
         handle = Line2D([], [], linestyle="none", marker=marker, color=figures.MUTED, label=scenario)
         handle.set(markerfacecolor=figures.MUTED if filled else figures.PAPER, markersize=6)
         handles.append(handle)
-    axes.legend(
-        handles=handles,
-        loc="lower right",
-        bbox_to_anchor=(1, 1.0),
-        borderaxespad=1.5,
-        borderpad=0,
-        ncols=len(scenarios),
-        frameon=False,
-        labelcolor=figures.MUTED,
-        handletextpad=0.1,
-        columnspacing=1.4,
-    )
+    figures.mark_legend(axes, handles, right=True, gap=1.5)
