@@ -172,14 +172,15 @@ def replacing_file(final: Path, is_ours: Callable[[Path], bool]) -> Iterator[Pat
 
 
 def check_replaceable(final: Path, ours: tuple[str, ...]) -> None:
-    """Raise OutputError unless `final` is absent, empty, or a folder that vitdeploy made."""
+    """Raise OutputError unless `final` is absent, empty, or a folder that vitdeploy made: of the names `ours` alone."""
+    or_ours = ", or one that vitdeploy made" if ours else ""
     if not final.exists() and not final.is_symlink():
         return
     if final.is_symlink() or not final.is_dir():
         raise OutputError(
             f"{final} is not a folder of ours",
             found="a link" if final.is_symlink() else "a file",
-            wanted="a new folder, or one that vitdeploy made",
+            wanted=f"a new folder{or_ours}",
             fix="choose another -o",
         )
     foreign = sorted({entry.name for entry in final.iterdir()} - set(ours))
@@ -187,6 +188,6 @@ def check_replaceable(final: Path, ours: tuple[str, ...]) -> None:
         raise OutputError(
             f"{final} holds other files, so it is not replaced",
             found=", ".join(foreign[:5]),
-            wanted="a new folder, an empty one, or one that vitdeploy made",
+            wanted="a new folder" + (f", an empty one{or_ours}" if ours else " or an empty one"),
             fix="choose another -o",
         )
