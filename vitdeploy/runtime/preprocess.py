@@ -122,7 +122,15 @@ def _read(path: Path) -> bytes:
             wanted=f"a regular file of at most {MAX_FILE_BYTES:,} bytes",
             fix="shrink it, or take it out of the folder",
         )
-    return path.read_bytes()
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ImageError(
+            f"{path} cannot be read",
+            found=error.strerror or str(error),
+            wanted="a file that this user may read",
+            fix="look at its owner and rights, or take it out of the folder",
+        ) from None
 
 
 def _from_array(array: npt.NDArray[Any], mode: str) -> Image.Image:
