@@ -63,7 +63,7 @@ def test_a_stream_can_go_on_behind_bad_images(small_bundle, images, batch):
         found = list(predictor.stream(source, return_exceptions=True))
         good = [image for number, image in enumerate(images) if number not in bad]
         answers = predictor.predict_batch(good)
-        assert list(predictor.stream([b""], return_exceptions=True))[0].code == "VD2302"
+        assert next(predictor.stream([b""], return_exceptions=True)).code == "VD2302"
     kinds = {number: type(each) for number, each in enumerate(found) if isinstance(each, InputError)}
     assert kinds == {0: ImageError, 2: MissingFileError, 3: TensorError, 8: ImageError}
     assert [each.top[0].index for number, each in enumerate(found) if number not in bad] == [
