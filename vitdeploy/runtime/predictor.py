@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
+from time import perf_counter_ns
 from types import TracebackType
 from typing import Literal, overload
 
@@ -171,10 +172,13 @@ class Predictor:
 
     def _load(self, image: ImageSource) -> tuple[Pixels, tuple[int, int]]:
         """The pixels that the engine wants, and (width, height) of the image."""
-        with self._stopwatch.stage("decode"):
-            decoded = decode(image, self.preprocess.channels)
-        with self._stopwatch.stage("preprocess"):
-            return resize_and_crop(decoded, self.preprocess), decoded.size
+        start = perf_counter_ns()
+        decoded = decode(image, self.preprocess.channels)
+        self._stopwatch.add("decode", start)
+        start = perf_counter_ns()
+        pixels = resize_and_crop(decoded, self.preprocess)
+        self._stopwatch.add("preprocess", start)
+        return pixels, decoded.size
 
     def _answer_loaded(self, loaded: Sequence[tuple[Pixels, tuple[int, int]]], top: int) -> list[Result]:
         if not loaded:
@@ -194,8 +198,10 @@ class Predictor:
         return [each if isinstance(each, InputError) else next(answers) for each in loaded]
 
     def _input_of(self, pixels: Sequence[Pixels]) -> Array:
-        with self._stopwatch.stage("preprocess"):
-            return to_input(pixels, self.preprocess, self._input)
+        start = perf_counter_ns()
+        tensor = to_input(pixels, self.preprocess, self._input)
+        self._stopwatch.add("preprocess", start)
+        return tensor
 
     def _run(self, chunks: Iterable[Array]) -> dict[str, Array]:
         """Every output of all chunks, none of which is larger than the engine's batch."""
@@ -204,15 +210,19 @@ class Predictor:
         return outputs
 
     def _infer(self, feed: Array) -> dict[str, Array]:
-        with self._stopwatch.stage("infer"):
-            return self.runner.infer({self._input.name: feed})
+        start = perf_counter_ns()
+        outputs = self.runner.infer({self._input.name: feed})
+        self._stopwatch.add("infer", start)
+        return outputs
 
     def _answers(self, outputs: Mapping[str, Array], sizes: Sequence[tuple[int, int]], top: int) -> list[Result]:
-        with self._stopwatch.stage("postprocess"):
-            return [
-                self.answer({name: output[i] for name, output in outputs.items()}, size, top)
-                for i, size in enumerate(sizes)
-            ]
+        start = perf_counter_ns()
+        answers = [
+            self.answer({name: output[i] for name, output in outputs.items()}, size, top)
+            for i, size in enumerate(sizes)
+        ]
+        self._stopwatch.add("postprocess", start)
+        return answers
 
     def close(self) -> None:
         self.runner.close()
