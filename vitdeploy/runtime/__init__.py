@@ -1,5 +1,6 @@
 """How an app calls a model: `load(path)` gives a Predictor. Needs numpy, Pillow and one runtime, never torch."""
 
+from vitdeploy.bundle.unpack import unpack
 from vitdeploy.runtime.answers import Features, Result
 from vitdeploy.runtime.detection import Detections
 from vitdeploy.runtime.panoptic import Panoptic
@@ -17,4 +18,5 @@ __all__ = [
     "SequencePredictor",
     "load",
     "load_sequence",
+    "unpack",
 ]
