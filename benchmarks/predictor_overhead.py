@@ -17,6 +17,7 @@ image of the size of --image, which is not in the memory of the predictor's inpu
 from __future__ import annotations
 
 import argparse
+import random
 import statistics
 import time
 from collections.abc import Callable
@@ -88,17 +89,17 @@ def bare_call(predictor: Predictor, pixels: np.ndarray) -> tuple[Callable[[], An
 
 
 def _turns(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, list[float]]:
-    """Microseconds of each call. The order is another one in each turn: none always follows the same."""
-    names = list(calls)
+    """Microseconds of each call. The order of a turn is drawn: each follows each of the others as often."""
+    names, chance = list(calls), random.Random(0)  # noqa: S311
     found: dict[str, list[float]] = {name: [] for name in names}
     end = time.perf_counter() + seconds
     while time.perf_counter() < end:
+        chance.shuffle(names)
         for name in names:
             call = calls[name]
             start = time.perf_counter_ns()
             call()
             found[name].append((time.perf_counter_ns() - start) / 1e3)
-        names = [*names[1:], names[0]] if len(found["bare"]) % 2 else names[::-1]
     return found
 
 

@@ -407,6 +407,15 @@ def test_the_best_classes_are_those_of_a_stable_sort(seed, values, classes, coun
         np.testing.assert_array_equal(best_classes(scores, count), wanted)
 
 
+@pytest.mark.parametrize("classes", [1, 10, 1000])
+def test_the_scores_of_the_best_classes_are_those_of_softmax(classes):
+    logits = np.random.default_rng(classes).normal(0, 4, classes).astype(np.float32)
+    found = classify(logits, None).top
+    assert [each.score for each in found] == softmax(logits)[[each.index for each in found]].tolist()
+    assert [each.index for each in found] == np.argsort(-logits)[:5].tolist()
+    assert classify(logits, None, 0).top == ()
+
+
 def test_a_classification_as_plain_data():
     found = classify(np.array([0.0, 100.0], np.float32), ["no", "yes"]).to_dict()
     assert json.loads(json.dumps(found)) == found

@@ -112,10 +112,11 @@ class OpenVinoRunner(Runner):
 
     def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         try:
-            found = self._request.infer(feeds, share_inputs=True, share_outputs=True)
+            self._request.infer(feeds, share_inputs=True, share_outputs=True)
         except Exception as error:
             raise EngineError(f"{self.name}: OpenVINO failed", found=str(error).strip()[:300]) from None
-        return {tensor.name: np.array(found[i]) for i, tensor in enumerate(self.outputs)}  # the request's own buffers
+        # What `infer` would give are views too, of the request's own buffers.
+        return {tensor.name: np.array(self._request.get_output_tensor(i).data) for i, tensor in enumerate(self.outputs)}
 
     def _close(self) -> None:
         self._request = None

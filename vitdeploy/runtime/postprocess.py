@@ -47,10 +47,9 @@ class Classification:
 
 def softmax(logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
     """Probabilities over the last axis, in float64."""
-    found = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    np.exp(found, out=found)
-    found /= found.sum(axis=-1, keepdims=True)
-    return np.asarray(found)
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    exponentials = np.exp(shifted)
+    return np.asarray(exponentials / exponentials.sum(axis=-1, keepdims=True))
 
 
 def sigmoid(logits: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -64,18 +63,23 @@ def label_of(index: int, labels: Sequence[str] | None) -> str:
     return labels[index] if labels and 0 <= index < len(labels) else str(index)
 
 
-def best_classes(scores: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.intp]:
-    """The indices of the `count` highest scores [classes], best first; of equal ones the lower index first."""
-    if 0 < count < scores.size and scores.size > FEW:
-        candidates = (scores >= np.partition(scores, -count)[-count]).nonzero()[0]
-        if candidates.size >= count:  # fewer only where a score is not a number
-            return np.asarray(candidates[np.argsort(-scores[candidates], kind="stable")[:count]])
-    return np.argsort(-scores, kind="stable")[:count]
+def best_classes(logits: npt.NDArray[np.floating[Any]], count: int) -> npt.NDArray[np.intp]:
+    """The indices of the `count` highest logits [classes], best first; of equal ones the lower index first."""
+    if 0 < count < logits.size and logits.size > FEW:
+        candidates = (logits >= np.partition(logits, -count)[-count]).nonzero()[0]
+        if candidates.size >= count:  # fewer only where one is not a number
+            return np.asarray(candidates[np.argsort(-logits[candidates], kind="stable")[:count]])
+    return np.argsort(-logits, kind="stable")[:count]
 
 
 def classify(logits: npt.NDArray[np.float32], labels: Sequence[str] | None, count: int = 5) -> Classification:
-    """The `count` best classes of one image. logits: float32 [classes]; labels: one name a class, or None."""
-    scores = softmax(logits)
-    best = best_classes(scores, count)
-    found = zip(best.tolist(), scores[best].tolist(), strict=True)
-    return Classification(tuple([ClassScore(index, label_of(index, labels), score) for index, score in found]))
+    """The `count` best classes of one image. logits: float32 [classes]; labels: one name a class, or None.
+
+    The scores are those of `softmax`; only those that are asked for are divided.
+    """
+    best = best_classes(logits, count).tolist()
+    powers = logits.astype(np.float64)
+    powers -= powers.max()
+    np.exp(powers, out=powers)
+    total = float(powers.sum())
+    return Classification(tuple([ClassScore(i, label_of(i, labels), float(powers[i]) / total) for i in best]))

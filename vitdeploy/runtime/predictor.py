@@ -162,7 +162,11 @@ class Predictor:
         Raises:
             TensorError: another dtype or shape.
         """
-        return self._run(tensor[start : start + self._batch] for start in range(0, len(tensor), self._batch))
+        if len(tensor) != self._batch:
+            return self._run(tensor[start : start + self._batch] for start in range(0, len(tensor), self._batch))
+        outputs = self._infer(tensor)
+        self._stopwatch.count(self._batch)
+        return outputs
 
     def outputs(self, pixels: Sequence[Pixels]) -> dict[str, Array]:
         """Every output, [n, ...], for n preprocessed images, each uint8 [height, width, channels]."""

@@ -81,7 +81,7 @@ class Runner(ABC):
         """
         with self._lock:
             self._require_loaded("infer()")
-            return self._infer(self.check(feeds))
+            return self._infer(feeds if self._fits_exactly(feeds) else self.check(feeds))
 
     def _require_loaded(self, call: str) -> None:
         if not self._loaded:
@@ -98,8 +98,6 @@ class Runner(ABC):
 
     def check(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """The same feeds, contiguous, after checking them against `inputs`."""
-        if self._fits_exactly(feeds):
-            return dict(feeds)
         wanted = self._wanted(feeds)
         for name, array in feeds.items():
             tensor = wanted[name]
