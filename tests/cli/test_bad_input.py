@@ -141,7 +141,7 @@ def test_a_precision_that_the_target_does_not_have(refused, recipe):
 def test_an_output_with_other_files_is_refused_before_any_work(refused, recipe, tmp_path, options):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("mine", encoding="utf-8")
-    says = ["out holds other files, so it is not replaced", "found:  thesis.txt", "fix:    choose another -o"]
+    says = ["out holds other files, so it is not replaced", "found:  thesis.txt", "fix:    choose another place (-o)"]
     refused(2, "VD2003", "run", recipe(), "-o", "out", *options, says=says)
 
 
@@ -673,7 +673,7 @@ def test_an_output_that_is_not_ours_stays_as_it_is(refused, small_export, tmp_pa
     else:
         out.mkdir()
         (out / "thesis.txt").write_text("mine", encoding="utf-8")
-    refused(2, "VD2003", "compile", small_export, "--target", "onnxruntime-cpu", "-o", out, says=["choose another -o"])
+    refused(2, "VD2003", "compile", small_export, "--target", "onnxruntime-cpu", "-o", out, says=["another place"])
 
 
 # --- bundles ----------------------------------------------------------------------------------------------------------

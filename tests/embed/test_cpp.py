@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.command_line import command_line
+from tests.command_line import ROOT, command_line
+from tests.examples_page import block
+from tests.shell import reader_environment
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.bundle.write import Golden, write_bundle
 from vitdeploy.compile.engine import compile_engine
@@ -52,19 +54,21 @@ def bundle(small_bundle, small_export, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def program(bundle, tmp_path_factory):
-    """The built program and its folder."""
-    import openvino.utils
-
+    """The program as the page of the examples builds it."""
     if not all(map(shutil.which, ("cmake", "g++"))) or not Path("/usr/include/png.h").exists():
         pytest.skip("install g++ cmake libjpeg-dev libpng-dev")
     folder = tmp_path_factory.mktemp("program")
-    cpp.write(bundle, folder)
-    configure = ["cmake", "-B", "build", f"-DOpenVINO_DIR={openvino.utils.get_cmake_path()}"]
-    for command in (configure, ["cmake", "--build", "build"]):
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
-        assert done.returncode == 0, done.stdout + done.stderr
-        assert "warning" not in done.stdout + done.stderr
-    return folder / "build" / "small_model"
+    (folder / "examples").symlink_to(ROOT / "examples")
+    (folder / "out").mkdir()
+    (folder / "out" / "digits").symlink_to(bundle)
+    build, use = block("sh", "build.sh").splitlines()
+    assert build.endswith(" app") and use.startswith("app/build/digits ")
+    environment = reader_environment(folder / "bin")
+    done = subprocess.run(["sh", "-c", build], cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "warning" not in done.stdout + done.stderr
+    assert "100% tests passed" in done.stdout
+    return folder / "app" / "build" / "small_model"
 
 
 def run(program, *arguments, **environment):

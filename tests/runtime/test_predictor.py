@@ -8,6 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.compile.engine import compile_engine
@@ -28,7 +30,7 @@ from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.panoptic import Panoptic
-from vitdeploy.runtime.postprocess import classify, softmax
+from vitdeploy.runtime.postprocess import best_classes, classify, softmax
 from vitdeploy.runtime.preprocess import load_pixels
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import GraphSpec, PostprocessSpec, PreprocessSpec, TensorSpec
@@ -393,6 +395,25 @@ def test_of_equal_classes_the_first_comes_first():
     result = classify(np.zeros(4, np.float32), ["a", "b", "c", "d"], 2)
     assert [c.label for c in result.top] == ["a", "b"]
     assert result.score == 0.25
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.sampled_from([1, 5, 250, 251, 1000]), st.integers(0, 1000))
+def test_the_best_classes_are_those_of_a_stable_sort(seed, values, classes, count):
+    scores = np.random.default_rng(seed).integers(0, values, classes).astype(np.float64)  # many are equal
+    for spoilt in ((), (0,), (classes - 1,)):
+        scores[list(spoilt)] = np.nan
+        wanted = np.argsort(-scores, kind="stable")[:count]
+        np.testing.assert_array_equal(best_classes(scores, count), wanted)
+
+
+@pytest.mark.parametrize("classes", [1, 10, 1000])
+def test_the_scores_of_the_best_classes_are_those_of_softmax(classes):
+    logits = np.random.default_rng(classes).normal(0, 4, classes).astype(np.float32)
+    found = classify(logits, None).top
+    assert [each.score for each in found] == softmax(logits)[[each.index for each in found]].tolist()
+    assert [each.index for each in found] == np.argsort(-logits)[:5].tolist()
+    assert classify(logits, None, 0).top == ()
 
 
 def test_a_classification_as_plain_data():

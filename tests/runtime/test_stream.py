@@ -6,7 +6,7 @@ import threading
 import numpy as np
 import pytest
 
-from vitdeploy.errors import HostError, ImageError, TensorError
+from vitdeploy.errors import HostError, ImageError, InputError, MissingFileError, TensorError
 from vitdeploy.runtime import load
 from vitdeploy.runtime.preprocess import load_pixels, normalise
 
@@ -53,6 +53,22 @@ def test_a_bad_image_ends_a_stream_in_its_turn(predictor, images):
     with pytest.raises(ImageError, match="the image bytes cannot be read"):
         next(answers)
     assert list(answers) == []
+
+
+@pytest.mark.parametrize("batch", [None, 3])
+def test_a_stream_can_go_on_behind_bad_images(small_bundle, images, batch):
+    bad = {0: b"no image", 2: "absent.png", 3: np.zeros((0, 1), np.uint8), 8: "/proc/self/mem"}
+    source = [bad.get(number, image) for number, image in enumerate(images)]
+    with load(small_bundle, batch=batch) as predictor:
+        found = list(predictor.stream(source, return_exceptions=True))
+        good = [image for number, image in enumerate(images) if number not in bad]
+        answers = predictor.predict_batch(good)
+        assert next(predictor.stream([b""], return_exceptions=True)).code == "VD2302"
+    kinds = {number: type(each) for number, each in enumerate(found) if isinstance(each, InputError)}
+    assert kinds == {0: ImageError, 2: MissingFileError, 3: TensorError, 8: ImageError}
+    assert [each.top[0].index for number, each in enumerate(found) if number not in bad] == [
+        each.top[0].index for each in answers
+    ]
 
 
 def test_a_stream_needs_something_in_flight(predictor):

@@ -136,7 +136,7 @@ def bomb():
         (400, "not valid JSON", "POST", INFER, None, JSON),
         (400, "'1e3' is no number", "POST", INFER, "{}", {"Inference-Header-Content-Length": "1e3"}),
         (400, "9 images|8, 8, 1", "POST", INFER, message(*[np.zeros((4, 4))] * 9), JSON),
-        (400, "cannot be read as an image; found: cannot identify", "POST", "/predict", b"no image", PNG),
+        (400, "cannot be read as an image; found: bytes of another kind", "POST", "/predict", b"no image", PNG),
         (400, "cannot be read as an image", "POST", "/predict", picture()[1][:60], PNG),
         (400, "too large to decode; found: 9000x9000 pixels", "POST", "/predict", bomb(), PNG),
         (400, "top '0'", "POST", "/predict?top=0", picture()[1], PNG),

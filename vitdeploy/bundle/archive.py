@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from typing import BinaryIO
 from vitdeploy.bundle.layout import Member, begins_with, directory, local_header, read_local_header
 from vitdeploy.bundle.read import MANIFEST_FILE, MAX_MANIFEST_BYTES, other_file, parse_manifest
 from vitdeploy.bundle.sign import SIGNATURE_FILE
-from vitdeploy.errors import ArchiveError, DigestError, ManifestError, MissingFileError
+from vitdeploy.errors import ArchiveError, DigestError, InputError, ManifestError, MissingFileError
 from vitdeploy.spec import FileEntry, Manifest
 
 MAX_SIGNATURE_BYTES = 16 * 1024 * 1024
@@ -81,6 +82,18 @@ def read_packed(
     if expect is not None:
         check_digest(file, packed.sha256, expect, "file")
     return packed
+
+
+def digest_hex(text: str) -> str:
+    """The hex, in lower case, of a SHA-256 that is given as "sha256:HEX" or "HEX".
+
+    Raises:
+        InputError: it is none.
+    """
+    found = text.removeprefix("sha256:").lower()
+    if not re.fullmatch(r"[0-9a-f]{64}", found):
+        raise InputError(f"{text!r} is no SHA-256", wanted="sha256: and 64 hexadecimal digits")
+    return found
 
 
 def check_digest(path: Path, found: str, wanted: str, of: str) -> None:

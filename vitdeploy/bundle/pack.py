@@ -19,7 +19,7 @@ def pack_bundle(folder: Path, file: Path, progress: Progress = silent) -> Packed
     """Write the bundle in `folder` to the new file `file`, and read it back as whoever gets it will.
 
     In it are `manifest.json`, the signature if there is one, and what the manifest lists; each file is checked against
-    its digest while it is copied. The caller gives the file its final name (`store.publish.replacing_file`).
+    its digest while it is copied. The caller gives the file its final name (`publish.replacing_file`).
 
     Raises:
         MissingFileError, ManifestError, DigestError: no bundle, or not an intact one.

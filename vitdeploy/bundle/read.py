@@ -62,7 +62,7 @@ def read_bundle(folder: Path) -> Manifest:
             f"{folder} is not a bundle" + (", but a packed one" if packed else ""),
             found="a file" if folder.is_file() else absent,
             wanted="a folder made by `vitdeploy run` or `vitdeploy compile`",
-            fix=f"vitdeploy bundle unpack {folder} -o DIR" if packed else "",
+            fix=f"vitdeploy bundle unpack {folder} -o DIR, or vitdeploy.runtime.unpack" if packed else "",
         )
     if path.stat().st_size > MAX_MANIFEST_BYTES:
         raise ManifestError(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +19,14 @@ SUFFIX = ".vitb"
 
 
 def _digest(context: click.Context, option: click.Parameter, value: str | None) -> str | None:
-    """The hex, in lower case, of a SHA-256 that is given as sha256:HEX or HEX."""
-    if value is None:
-        return None
-    text = value.removeprefix("sha256:").lower()
-    if not re.fullmatch(r"[0-9a-f]{64}", text):
-        raise click.BadParameter(f"{value!r} is no SHA-256: sha256: and 64 hexadecimal digits.")
-    return text
+    """The hex of a SHA-256."""
+    from vitdeploy.bundle.archive import digest_hex
+    from vitdeploy.errors import InputError
+
+    try:
+        return None if value is None else digest_hex(value)
+    except InputError as error:
+        raise click.BadParameter(f"{error.message}: {error.wanted}.") from None
 
 
 digest_option = click.option(
@@ -61,7 +61,7 @@ def pack(console: Console, bundle: Path, output: Path) -> None:
     from vitdeploy.bundle.pack import pack_bundle, unlisted_files
     from vitdeploy.bundle.read import is_packed
     from vitdeploy.errors import OutputError
-    from vitdeploy.store.publish import replacing_file
+    from vitdeploy.publish import replacing_file
 
     if bundle.resolve() in output.resolve().parents:
         raise OutputError(f"{output} would lie in the bundle that it is made of", fix="choose another -o")
@@ -86,21 +86,18 @@ def pack(console: Console, bundle: Path, output: Path) -> None:
 @digest_option
 @trust_option
 @output_options
-def unpack(console: Console, file: Path, output: Path, expect: str | None, trust: Path | None) -> None:
+def unpack_file(console: Console, file: Path, output: Path, expect: str | None, trust: Path | None) -> None:
     """Make the folder of a packed bundle.
 
     All or nothing: every byte of the file is checked, each file's digest, and with --trust whose signature it has,
     before the folder is there. A bundle that is at DIR already is replaced.
     """
-    from vitdeploy.bundle.archive import read_packed
-    from vitdeploy.bundle.sign import signed_by
-    from vitdeploy.store.publish import replacing
+    from vitdeploy.bundle.unpack import unpack
 
-    with console, replacing(output, _own_names(output)) as work:
-        packed = read_packed(file, work, expect, _progress(console))
-        trusted = signed_by(work, trust, called=file)
+    with console:
+        packed = unpack(file, output, expect_digest=expect, trust=trust, progress=_progress(console))
     console.finish(
-        {**_document(file, packed), "folder": str(output), "signed_by": str(trust) if trusted else None},
+        {**_document(file, packed), "folder": str(output), "signed_by": str(trust) if trust else None},
         [*_lines(file, packed), _signature(packed.signed, trust)],
         output,
         f"vitdeploy inspect {shlex.quote(str(output))} --check"
@@ -131,7 +128,7 @@ def _verify_file(
 
     from vitdeploy.bundle.archive import read_packed
     from vitdeploy.bundle.sign import signed_by
-    from vitdeploy.store.publish import storage_errors
+    from vitdeploy.publish import storage_errors
 
     if trust is None:
         packed = read_packed(file, None, expect, _progress(console))
@@ -166,19 +163,6 @@ def _verify_folder(
         *_told("not of the bundle, as the manifest does not list them", unlisted),
     ]
     return {**document, "signed": signed, "unlisted": unlisted}, lines
-
-
-def _own_names(folder: Path) -> tuple[str, ...]:
-    """What lies at the top of a bundle's folder and so is replaced by another's; nothing where it is no bundle."""
-    from vitdeploy.bundle.read import MANIFEST_FILE, is_bundle, read_bundle
-    from vitdeploy.bundle.sign import SIGNATURE_FILE
-    from vitdeploy.errors import ManifestError
-
-    try:
-        listed = [entry.path.partition("/")[0] for entry in read_bundle(folder).files] if is_bundle(folder) else None
-    except ManifestError:
-        return ()
-    return () if listed is None else (MANIFEST_FILE, SIGNATURE_FILE, *listed)
 
 
 def _progress(console: Console) -> Any:

@@ -50,7 +50,7 @@ def command(
     from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
     from vitdeploy.pipeline.stages.quantize import check_precision
     from vitdeploy.pipeline.subjects import compile_bundle, find_graph
-    from vitdeploy.store.publish import replacing
+    from vitdeploy.publish import replacing
 
     build = to_build(target, options)
     check_precision(target, precision or "fp32")

@@ -33,7 +33,7 @@ def command(console: Console, bundle: Path, kind: str, output: Path) -> None:
     The bundle's golden answers come with it as its test.
     """
     from vitdeploy.embed.kinds import KINDS
-    from vitdeploy.store.publish import replacing
+    from vitdeploy.publish import replacing
 
     with console, replacing(output, ()) as work:
         commands = KINDS[kind].write(bundle, work)

@@ -58,7 +58,7 @@ def command(
     from vitdeploy.pipeline.origin import find_origin
     from vitdeploy.pipeline.stages.export import export
     from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
-    from vitdeploy.store.publish import replacing
+    from vitdeploy.publish import replacing
 
     changes = {"opset": int(opset) if opset else None, "batch": batch, "in_graph": False if no_preprocess else None}
     found: list[tuple[Origin, dict[str, Any]]] = []

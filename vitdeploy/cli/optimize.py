@@ -91,7 +91,7 @@ def command(
     from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, SEQUENCE_PARTS, graphs_in, is_ours
     from vitdeploy.pipeline.stages.optimize import optimize
     from vitdeploy.pipeline.subjects import find_graph
-    from vitdeploy.store.publish import replacing
+    from vitdeploy.publish import replacing
 
     if len(dict(merging)) < len(merging):
         raise click.UsageError("--merge-tokens names a block twice")

@@ -92,10 +92,10 @@ def command(
     from vitdeploy.pipeline.stages.typed import EIGHT_BITS, place_typed
     from vitdeploy.pipeline.subjects import find_graph, graph_metadata
     from vitdeploy.pipeline.tasks.images import calibration_images
+    from vitdeploy.publish import replacing
     from vitdeploy.runtime.host import describe_host
     from vitdeploy.runtime.weight_bits import saturation_warning
     from vitdeploy.spec import TARGETS, Budget
-    from vitdeploy.store.publish import replacing
 
     if precision != "mixed" and (min_agreement is not None or latency_table is not None):
         raise click.UsageError("--min-agreement and --latency-table need --precision mixed.")

@@ -46,7 +46,7 @@ def command(
     from vitdeploy.pipeline.recipe import load_recipe
     from vitdeploy.pipeline.run import default_store, preview
     from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
-    from vitdeploy.store.publish import check_replaceable
+    from vitdeploy.publish import check_replaceable
 
     loaded = load_recipe(recipe, overrides)
     out = output or Path("out") / loaded.name

@@ -34,8 +34,8 @@ def command(console: Console, target: str, output: Path | None, duration: float)
     from vitdeploy.errors import HostError, TargetError
     from vitdeploy.pipeline.selftest.cases import default_cases
     from vitdeploy.pipeline.selftest.run import REPORT_NAMES, run_selftest
+    from vitdeploy.publish import replacing, temporary_folder
     from vitdeploy.spec import TARGETS
-    from vitdeploy.store.publish import replacing, temporary_folder
     from vitdeploy.store.store import Store
 
     if target not in TARGETS:

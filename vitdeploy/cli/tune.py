@@ -64,7 +64,7 @@ def command(
     from vitdeploy.pipeline.tuning.prepare import prepare_search
     from vitdeploy.pipeline.tuning.tuner import Tuner
     from vitdeploy.pipeline.tuning.write import OUTPUT_NAMES, RECIPE_FILE, write_tuned
-    from vitdeploy.store.publish import check_replaceable
+    from vitdeploy.publish import check_replaceable
 
     loaded = load_recipe(recipe, overrides)
     bounds = {"max_drop": max_drop, "min_agreement": min_agreement, "max_latency": max_latency}

@@ -24,9 +24,9 @@ from vitdeploy.pipeline.run import run_plan
 from vitdeploy.pipeline.stages.compile import read_engine
 from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, graphs_in
 from vitdeploy.pipeline.tasks.golden import golden_of
+from vitdeploy.publish import replacing
 from vitdeploy.report.html import render_html
 from vitdeploy.spec import GraphSpec
-from vitdeploy.store.publish import replacing
 from vitdeploy.store.store import Artifact, Store
 
 

@@ -17,6 +17,7 @@ from vitdeploy.graph.normalise import normalise
 from vitdeploy.pipeline.looks import Looks, object_looks, token_looks
 from vitdeploy.pipeline.rollout import Floats, read_by, to_grid
 from vitdeploy.pipeline.watched import Watched, watch
+from vitdeploy.publish import storage_errors, sync_folder, temporary_folder
 from vitdeploy.report.attention import Panel, attention_picture, picture_size
 from vitdeploy.runtime.detection import Detection, detect
 from vitdeploy.runtime.labels import read_labels
@@ -24,7 +25,6 @@ from vitdeploy.runtime.postprocess import classify
 from vitdeploy.runtime.preprocess import Pixels, load_image
 from vitdeploy.runtime.runner import Array
 from vitdeploy.spec import Manifest, PostprocessSpec, PreprocessSpec
-from vitdeploy.store.publish import storage_errors, sync_folder, temporary_folder
 
 # How many detected objects are shown.
 OBJECTS = 3

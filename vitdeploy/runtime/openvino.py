@@ -112,9 +112,10 @@ class OpenVinoRunner(Runner):
 
     def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         try:
-            self._request.infer(dict(feeds), share_inputs=True)
+            self._request.infer(feeds, share_inputs=True, share_outputs=True)
         except Exception as error:
             raise EngineError(f"{self.name}: OpenVINO failed", found=str(error).strip()[:300]) from None
+        # What `infer` would give are views too, of the request's own buffers.
         return {tensor.name: np.array(self._request.get_output_tensor(i).data) for i, tensor in enumerate(self.outputs)}
 
     def _close(self) -> None:

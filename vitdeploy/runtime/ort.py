@@ -106,6 +106,7 @@ class OnnxRuntimeRunner(Runner):
         self.batch = batch
         self.threads = threads
         self._session: Any = None
+        self._names: list[str] = []
 
     def _load(self) -> None:
         self._session = open_session(
@@ -113,12 +114,12 @@ class OnnxRuntimeRunner(Runner):
         )
         self.inputs = tuple(tensor_spec(tensor, self.batch) for tensor in self._session.get_inputs())
         self.outputs = tuple(tensor_spec(tensor, self.batch) for tensor in self._session.get_outputs())
+        self._names = [tensor.name for tensor in self.outputs]
         self.provider = CPU_PROVIDER
 
     def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        names = [tensor.name for tensor in self.outputs]
         try:
-            return dict(zip(names, self._session.run(names, dict(feeds)), strict=True))
+            return dict(zip(self._names, self._session.run(self._names, feeds), strict=True))
         except Exception as error:
             raise EngineError(f"{self.name}: ONNX Runtime failed", found=first_line(error)) from None
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
+from time import perf_counter_ns
 from types import TracebackType
+from typing import Literal, overload
 
 from vitdeploy.bundle.read import read_bundle
-from vitdeploy.errors import TargetError, TensorError
+from vitdeploy.errors import InputError, TargetError, TensorError
 from vitdeploy.runtime.answers import Result, to_result
 from vitdeploy.runtime.batches import run_batches
 from vitdeploy.runtime.choice import AUTO, choose_engine
@@ -76,11 +78,7 @@ class Predictor:
 
     def predict_batch(self, images: Sequence[ImageSource], top: int = 5) -> list[Result]:
         """Answers for images, in as many runs as the engine's batch needs; the last run is padded."""
-        loaded = [self._load(image) for image in images]
-        if not loaded:
-            return []
-        outputs = self.outputs([pixels for pixels, _ in loaded])
-        return self._answers(outputs, [size for _, size in loaded], top)
+        return self._answer_loaded([self._load(image) for image in images], top)
 
     def predict_tensor(
         self, tensor: Array, sizes: Sequence[tuple[int, int]] | None = None, top: int = 5
@@ -101,20 +99,43 @@ class Predictor:
             raise TensorError("sizes of other images", found=f"{len(sizes)} sizes", wanted=str(len(tensor)))
         return self._answers(self.run(tensor), sizes, top)
 
-    def stream(self, images: Iterable[ImageSource], top: int = 5, in_flight: int = 4) -> Iterator[Result]:
+    @overload
+    def stream(
+        self,
+        images: Iterable[ImageSource],
+        top: int = 5,
+        in_flight: int = 4,
+        *,
+        return_exceptions: Literal[False] = False,
+    ) -> Iterator[Result]: ...
+
+    @overload
+    def stream(
+        self, images: Iterable[ImageSource], top: int = 5, in_flight: int = 4, *, return_exceptions: Literal[True]
+    ) -> Iterator[Result | InputError]: ...
+
+    def stream(
+        self, images: Iterable[ImageSource], top: int = 5, in_flight: int = 4, *, return_exceptions: bool = False
+    ) -> Iterator[Result | InputError]:
         """Answers in the order of the images, which may never end: while the engine runs, the next ones are decoded.
 
         At most `in_flight` batches have been taken from `images` and not been given back as answers; nothing more is
-        taken while nobody takes answers. Where an image cannot be used its error comes in its turn and ends the stream.
+        taken while nobody takes answers. An answer waits until so many have been taken: 1 is for a camera whose frames
+        must be answered before the next one comes.
+
+        Where an image cannot be used its error comes in its turn and ends the stream; with `return_exceptions` it takes
+        the place of the answer, and the stream goes on.
         """
         if in_flight < 1:
             raise ValueError(f"in_flight {in_flight}: wanted at least 1")
+        answers: Callable[[Sequence[ImageSource], int], Sequence[Result | InputError]]
+        answers = self._answers_or_errors if return_exceptions else self.predict_batch
         size = self._batch if isinstance(self._input.shape[0], int) else 1
-        source, waiting = iter(images), deque[Future[list[Result]]]()
+        source, waiting = iter(images), deque[Future[Sequence[Result | InputError]]]()
         with ThreadPoolExecutor(in_flight, thread_name_prefix="vitdeploy-stream") as pool:
             try:
                 while chunk := list(islice(source, size)):
-                    waiting.append(pool.submit(self.predict_batch, chunk, top))
+                    waiting.append(pool.submit(answers, chunk, top))
                     if len(waiting) == in_flight:
                         yield from waiting.popleft().result()
                 while waiting:
@@ -141,7 +162,11 @@ class Predictor:
         Raises:
             TensorError: another dtype or shape.
         """
-        return self._run(tensor[start : start + self._batch] for start in range(0, len(tensor), self._batch))
+        if len(tensor) != self._batch:
+            return self._run(tensor[start : start + self._batch] for start in range(0, len(tensor), self._batch))
+        outputs = self._infer(tensor)
+        self._stopwatch.count(self._batch)
+        return outputs
 
     def outputs(self, pixels: Sequence[Pixels]) -> dict[str, Array]:
         """Every output, [n, ...], for n preprocessed images, each uint8 [height, width, channels]."""
@@ -151,14 +176,36 @@ class Predictor:
 
     def _load(self, image: ImageSource) -> tuple[Pixels, tuple[int, int]]:
         """The pixels that the engine wants, and (width, height) of the image."""
-        with self._stopwatch.stage("decode"):
-            decoded = decode(image, self.preprocess.channels)
-        with self._stopwatch.stage("preprocess"):
-            return resize_and_crop(decoded, self.preprocess), decoded.size
+        start = perf_counter_ns()
+        decoded = decode(image, self.preprocess.channels)
+        self._stopwatch.add("decode", start)
+        start = perf_counter_ns()
+        pixels = resize_and_crop(decoded, self.preprocess)
+        self._stopwatch.add("preprocess", start)
+        return pixels, decoded.size
+
+    def _answer_loaded(self, loaded: Sequence[tuple[Pixels, tuple[int, int]]], top: int) -> list[Result]:
+        if not loaded:
+            return []
+        outputs = self.outputs([pixels for pixels, _ in loaded])
+        return self._answers(outputs, [size for _, size in loaded], top)
+
+    def _answers_or_errors(self, images: Sequence[ImageSource], top: int) -> list[Result | InputError]:
+        """As `predict_batch`, but an image that cannot be used has its error in the place of its answer."""
+        loaded: list[tuple[Pixels, tuple[int, int]] | InputError] = []
+        for image in images:
+            try:
+                loaded.append(self._load(image))
+            except InputError as error:
+                loaded.append(error)
+        answers = iter(self._answer_loaded([each for each in loaded if not isinstance(each, InputError)], top))
+        return [each if isinstance(each, InputError) else next(answers) for each in loaded]
 
     def _input_of(self, pixels: Sequence[Pixels]) -> Array:
-        with self._stopwatch.stage("preprocess"):
-            return to_input(pixels, self.preprocess, self._input)
+        start = perf_counter_ns()
+        tensor = to_input(pixels, self.preprocess, self._input)
+        self._stopwatch.add("preprocess", start)
+        return tensor
 
     def _run(self, chunks: Iterable[Array]) -> dict[str, Array]:
         """Every output of all chunks, none of which is larger than the engine's batch."""
@@ -167,15 +214,19 @@ class Predictor:
         return outputs
 
     def _infer(self, feed: Array) -> dict[str, Array]:
-        with self._stopwatch.stage("infer"):
-            return self.runner.infer({self._input.name: feed})
+        start = perf_counter_ns()
+        outputs = self.runner.infer({self._input.name: feed})
+        self._stopwatch.add("infer", start)
+        return outputs
 
     def _answers(self, outputs: Mapping[str, Array], sizes: Sequence[tuple[int, int]], top: int) -> list[Result]:
-        with self._stopwatch.stage("postprocess"):
-            return [
-                self.answer({name: output[i] for name, output in outputs.items()}, size, top)
-                for i, size in enumerate(sizes)
-            ]
+        start = perf_counter_ns()
+        answers = [
+            self.answer({name: output[i] for name, output in outputs.items()}, size, top)
+            for i, size in enumerate(sizes)
+        ]
+        self._stopwatch.add("postprocess", start)
+        return answers
 
     def close(self) -> None:
         self.runner.close()

@@ -66,7 +66,7 @@ def decode(source: ImageSource, channels: int) -> Image.Image:
 
 def _decode_image(source: Image.Image | io.BytesIO, mode: str, name: str) -> Image.Image:
     """The pixels of an open PIL image, which may not have read its file yet, or of the bytes of a file."""
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     try:
         image = source if isinstance(source, Image.Image) else Image.open(source, formats=FORMATS)
@@ -89,9 +89,10 @@ def _decode_image(source: Image.Image | io.BytesIO, mode: str, name: str) -> Ima
             fix="shrink it, or take it out of the folder",
         ) from None
     except Exception as error:  # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error ...
+        unknown = isinstance(error, UnidentifiedImageError)  # whose text names an object in memory
         raise ImageError(
             f"{name} cannot be read as an image",
-            found=str(error)[:200] or type(error).__name__,
+            found="bytes of another kind, or a broken header" if unknown else str(error)[:200] or type(error).__name__,
             wanted="a whole JPEG, PNG or WebP file",
             fix="replace the file or take it out (--skip-bad goes on without such files and counts them)",
         ) from None
@@ -122,7 +123,15 @@ def _read(path: Path) -> bytes:
             wanted=f"a regular file of at most {MAX_FILE_BYTES:,} bytes",
             fix="shrink it, or take it out of the folder",
         )
-    return path.read_bytes()
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ImageError(
+            f"{path} cannot be read",
+            found=error.strerror or str(error),
+            wanted="a file that this user may read",
+            fix="look at its owner and rights, or take it out of the folder",
+        ) from None
 
 
 def _from_array(array: npt.NDArray[Any], mode: str) -> Image.Image:

@@ -20,9 +20,9 @@ from typing import Any
 
 from vitdeploy.bundle.read import file_sha256, verify_file
 from vitdeploy.errors import DigestError
+from vitdeploy.publish import publish, remove_abandoned, storage_errors, temporary_folder
 from vitdeploy.spec import DecodeError, FileEntry, decode, encode
 from vitdeploy.store.key import canonical_json
-from vitdeploy.store.publish import publish, remove_abandoned, storage_errors, temporary_folder
 
 RECORD_FILE = "artifact.json"
 

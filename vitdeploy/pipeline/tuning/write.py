@@ -14,10 +14,10 @@ from vitdeploy.pipeline.outcome import TOOLS, data_facts, engine_bytes, engine_f
 from vitdeploy.pipeline.recipe import PATHS, Recipe
 from vitdeploy.pipeline.tuning.remarks import remarks
 from vitdeploy.pipeline.tuning.tuner import Made, Tuned
+from vitdeploy.publish import replacing
 from vitdeploy.report.html import render_tuning
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.spec import encode
-from vitdeploy.store.publish import replacing
 
 RECIPE_FILE = "recipe.yaml"
 OUTPUT_NAMES = ("tune.json", "tune.html", RECIPE_FILE)

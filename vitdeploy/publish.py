@@ -76,6 +76,8 @@ def remove_abandoned(parent: Path) -> None:
 
 
 def _alive(process: int) -> bool:
+    if os.name != "posix":  # there, os.kill is no question
+        return True
     try:
         os.kill(process, 0)
     except ProcessLookupError:
@@ -93,6 +95,8 @@ def sync_folder(folder: Path) -> None:
 
 
 def _sync(path: Path) -> None:
+    if os.name != "posix":  # elsewhere a folder cannot be opened, nor a file be flushed that is open to be read
+        return
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -143,7 +147,7 @@ def replacing(final: Path, ours: tuple[str, ...]) -> Iterator[Path]:
             _sync(final.parent)
             shutil.rmtree(old, ignore_errors=True)
         elif not publish(work, final):
-            raise OutputError(f"{final} was made by another process meanwhile", fix="choose another -o")
+            raise OutputError(f"{final} was made by another process meanwhile", fix="choose another place (-o)")
 
 
 @contextlib.contextmanager
@@ -159,7 +163,7 @@ def replacing_file(final: Path, is_ours: Callable[[Path], bool]) -> Iterator[Pat
             f"{final} is not replaced",
             found="a link" if final.is_symlink() else "a folder" if final.is_dir() else "another file",
             wanted="a new file, or one that this command made",
-            fix="choose another -o",
+            fix="choose another place (-o)",
         )
     with storage_errors(final.parent):
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -181,7 +185,7 @@ def check_replaceable(final: Path, ours: tuple[str, ...]) -> None:
             f"{final} is not a folder of ours",
             found="a link" if final.is_symlink() else "a file",
             wanted=f"a new folder{or_ours}",
-            fix="choose another -o",
+            fix="choose another place (-o)",
         )
     foreign = sorted({entry.name for entry in final.iterdir()} - set(ours))
     if foreign:
@@ -189,5 +193,5 @@ def check_replaceable(final: Path, ours: tuple[str, ...]) -> None:
             f"{final} holds other files, so it is not replaced",
             found=", ".join(foreign[:5]),
             wanted="a new folder" + (f", an empty one{or_ours}" if ours else " or an empty one"),
-            fix="choose another -o",
+            fix="choose another place (-o)",
         )

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from vitdeploy.errors import OutputError, StorageError
-from vitdeploy.store.publish import (
+from vitdeploy.publish import (
     check_replaceable,
     publish,
     remove_abandoned,
