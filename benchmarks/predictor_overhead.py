@@ -10,8 +10,8 @@ run             predictor.run: outputs by name, in arrays of the caller's own
 predict_tensor  predictor.predict_tensor: the answer too
 
 The ratio to the bare call is of paired calls, the 20 % trimmed mean of its logarithm with its 95 % interval;
-microseconds are the same interval times the median of the bare call. Then the stages of predictor.predict from a uint8
-image of the size of --image, which is not in the memory of the predictor's input yet.
+microseconds are the same interval times the median of the bare call. The bare call behind a pause says what a runtime
+loses while nobody calls it. Then the stages of predictor.predict from a uint8 image of the size of --image.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from vitdeploy.verify.intervals import trimmed_log_ratio
 
 LIMIT, LIMIT_MICROSECONDS = 1.03, 50.0
 WARMUP_SECONDS = 1.0
+PAUSE_SECONDS = 0.01
 
 
 def main() -> None:
@@ -63,8 +64,11 @@ def overhead(predictor: Predictor, seconds: float) -> None:
     }
     _turns(calls, WARMUP_SECONDS)
     found = _turns(calls, seconds)
-    median = statistics.median(found["bare"])
-    print(f"{predictor.runner.name}: {what} {median:.1f} us, median of {len(found['bare'])}")
+    median, paused = statistics.median(found["bare"]), statistics.median(_paused(bare))
+    print(
+        f"{predictor.runner.name}: {what} {median:.1f} us, median of {len(found['bare'])}; "
+        f"{paused:.1f} us after {1e3 * PAUSE_SECONDS:.0f} ms of silence"
+    )
     for name in ("run", "predict_tensor"):
         ratio, low, high = trimmed_log_ratio(found[name], found["bare"])
         added = [(each - 1) * median for each in (ratio, low, high)]
@@ -100,6 +104,17 @@ def _turns(calls: dict[str, Callable[[], Any]], seconds: float) -> dict[str, lis
             start = time.perf_counter_ns()
             call()
             found[name].append((time.perf_counter_ns() - start) / 1e3)
+    return found
+
+
+def _paused(call: Callable[[], Any], count: int = 100) -> list[float]:
+    """Microseconds of each call behind a pause."""
+    found = []
+    for _ in range(count):
+        time.sleep(PAUSE_SECONDS)
+        start = time.perf_counter_ns()
+        call()
+        found.append((time.perf_counter_ns() - start) / 1e3)
     return found
 
 
