@@ -17,8 +17,8 @@ import vitdeploy
 
 # Folders go with all that is below them.
 ZONE = (
-    *("__init__.py", "errors.py", "publish.py", "spec.py", "runtime", "compile", "bench"),
-    *(f"bundle/{name}.py" for name in ("__init__", "archive", "layout", "read", "sign", "unpack")),
+    *("__init__.py", "errors.py", "spec.py", "runtime", "compile", "bench"),
+    *("bundle/__init__.py", "bundle/layout.py", "bundle/read.py", "bundle/sign.py"),
     *("devices/__init__.py", "devices/agent"),
 )
 MAIN = "import sys\nfrom vitdeploy.devices.agent.main import main\n\nmain(sys.argv[0])\n"

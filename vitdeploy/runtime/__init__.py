@@ -1,12 +1,18 @@
 """How an app calls a model: `load(path)` gives a Predictor. Needs numpy, Pillow and one runtime, never torch."""
 
-from vitdeploy.bundle.unpack import unpack
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from vitdeploy.runtime.answers import Features, Result
 from vitdeploy.runtime.detection import Detections
 from vitdeploy.runtime.panoptic import Panoptic
 from vitdeploy.runtime.postprocess import Classification
 from vitdeploy.runtime.predictor import Predictor, load
 from vitdeploy.runtime.sequence_predictor import SequencePredictor, load_sequence
+
+if TYPE_CHECKING:
+    from vitdeploy.bundle.unpack import unpack
 
 __all__ = [
     "Classification",
@@ -20,3 +26,12 @@ __all__ = [
     "load_sequence",
     "unpack",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`unpack` is imported when it is asked for: most apps load a folder."""
+    if name == "unpack":
+        from vitdeploy.bundle.unpack import unpack
+
+        return unpack
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
