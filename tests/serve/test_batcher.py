@@ -68,6 +68,28 @@ def test_what_comes_while_the_engine_runs_is_answered_in_its_next_run():
     assert others[0].result().waited > 0
 
 
+def test_what_is_not_faster_together_runs_alone():
+    engine = Engine(free=False)
+    batcher = Batcher(engine, 8, together=lambda waiting: 8 if waiting >= 4 else 1)
+    first = batcher.submit(rows(0))
+    engine.started.acquire()
+    others = [batcher.submit(rows(*values)) for values in ([1], [2, 3], [4, 5], [6], [7, 8, 9], [10])]
+    engine.free.set()
+    wait([first, *others])
+    batcher.close()
+    # Ten wait, so eight may run; of those left two are one request, which is not split.
+    assert engine.runs == [[0], [1, 2, 3, 4, 5, 6], [7, 8, 9, 10]]
+    engine = Engine(free=False)
+    batcher = Batcher(engine, 8, together=lambda waiting: 8 if waiting >= 4 else 1)
+    first = batcher.submit(rows(0))
+    engine.started.acquire()
+    others = [batcher.submit(rows(*values)) for values in ([1, 2], [3])]
+    engine.free.set()
+    wait([first, *others])
+    batcher.close()
+    assert engine.runs == [[0], [1, 2], [3]]
+
+
 def test_a_delay_gathers_and_a_full_batch_does_not_wait_for_its_end():
     engine = Engine()
     batcher = Batcher(engine, 3, 60.0)

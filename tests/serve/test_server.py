@@ -48,6 +48,7 @@ class Held:
 
     def __init__(self, engines):
         self.model, self.predictor, self._engines = engines.model, engines.predictor, engines
+        self.together = engines.together
         self.started, self.free = threading.Semaphore(0), threading.Event()
 
     def run(self, tensor):

@@ -51,7 +51,9 @@ class Service:
         self.settings = settings
         self.metrics = Metrics()
         self._working = 0
-        self._batcher = Batcher(engines.run, engines.model.max_batch, settings.max_delay, self.metrics.ran)
+        self._batcher = Batcher(
+            engines.run, engines.model.max_batch, settings.max_delay, self.metrics.ran, engines.together
+        )
         self._helpers = ThreadPoolExecutor(HELPERS, thread_name_prefix="vitdeploy-serve")
         self.metrics.watch(lambda: self._batcher.waiting, lambda: self._working)
         self.app = Guard(self._routes(), settings, self.metrics)

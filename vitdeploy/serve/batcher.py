@@ -1,4 +1,4 @@
-"""Dynamic batching: requests that wait while the engine runs are answered together in its next run."""
+"""Dynamic batching: requests that wait while the engine runs are answered together in its next run, where that pays."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ import numpy as np
 from vitdeploy.runtime.runner import Array
 
 Run = Callable[[Array], dict[str, Array]]
+# How many images at most run together when so many wait; a request of more than that still runs whole.
+Together = Callable[[int], int]
 # Is told the images and the seconds of each run.
 Observe = Callable[[int, float], None]
 
@@ -36,7 +38,9 @@ class _Waiting:
 
 
 class Batcher:
-    """Runs tensors in one thread, in the order they came, as many together as wait and fit into `max_batch` images.
+    """Runs tensors in one thread, in the order they came, as many together as `together` says and fit into `max_batch`
+    images; by default as many as wait. What is not faster together runs alone: an answer goes out as soon as it is
+    there, not with those of all that waited.
 
     The first waits at most `max_delay` seconds for others while the engine is free; none is split. `submit` may be
     called from any thread. A future that is cancelled before its run is left out of it.
@@ -45,8 +49,16 @@ class Batcher:
     that error.
     """
 
-    def __init__(self, run: Run, max_batch: int, max_delay: float = 0.0, observe: Observe | None = None) -> None:
+    def __init__(
+        self,
+        run: Run,
+        max_batch: int,
+        max_delay: float = 0.0,
+        observe: Observe | None = None,
+        together: Together | None = None,
+    ) -> None:
         self._run = run
+        self._together = together or (lambda waiting: max_batch)
         self._observe = observe
         self._max_batch = max_batch
         self._max_delay = max_delay
@@ -102,9 +114,9 @@ class Batcher:
             if self._max_delay:
                 left = self._queue[0].since + self._max_delay - time.perf_counter()
                 self._changed.wait_for(lambda: self._closing or self._images >= self._max_batch, max(0.0, left))
-            batch: list[_Waiting] = []
-            images = 0
-            while self._queue and images + len(self._queue[0].tensor) <= self._max_batch:
+            batch = [self._queue.popleft()]
+            images, most = len(batch[0].tensor), self._together(self._images)
+            while self._queue and images + len(self._queue[0].tensor) <= most:
                 batch.append(self._queue.popleft())
                 images += len(batch[-1].tensor)
             self._images -= images

@@ -20,8 +20,8 @@ from vitdeploy.serve.protocol import Model
 from vitdeploy.serve.tensors import DATATYPES
 from vitdeploy.spec import EngineSpec, TensorSpec
 
-# How long each size is tried at the start, after one run that is not counted.
-TRIAL_SECONDS = 0.3
+# How long both sizes are tried in turns at the start.
+TRIAL_SECONDS = 0.6
 
 
 class Engines:
@@ -41,6 +41,13 @@ class Engines:
         if self._large is not None and self.threshold > max_batch:  # larger runs bring nothing here
             self._large.close()
             self._large = None
+
+    def together(self, waiting: int) -> int:
+        """How many images run together when so many wait: no more than the engine runs at once."""
+        if self._large is not None:
+            return self.model.max_batch if waiting >= self.threshold else 1
+        own = self.model.inputs[0].shape[0]
+        return own if isinstance(own, int) else 1
 
     def run(self, tensor: Array) -> dict[str, Array]:
         """Every output [n, ...] for [n, ...] preprocessed images, n at most the model's `max_batch`."""
@@ -73,7 +80,7 @@ class Engines:
 
     def _measured(self, large: Predictor, max_batch: int) -> int:
         """From how many images on a padded run of `large` takes less time than runs of one."""
-        return math.ceil(_seconds(large, max_batch) / _seconds(self.predictor, 1))
+        return math.ceil(_times_as_long(large, max_batch, self.predictor))
 
 
 def load_engines(
@@ -131,15 +138,26 @@ def _load_decoders(predictor: Predictor) -> None:
     predictor.prepare(stream.getvalue())
 
 
-def _seconds(predictor: Predictor, batch: int) -> float:
-    """The median of runs at `batch`."""
+def _times_as_long(large: Predictor, batch: int, single: Predictor) -> float:
+    """How many times as long a run of `batch` images takes as a run of one: the median of runs in turns, so that a
+    machine that changes its speed meanwhile changes both."""
+    together, alone = _blank(large, batch), _blank(single, 1)
+    large.run(together)
+    single.run(alone)
+    ratios: list[float] = []
+    started = time.perf_counter()
+    while not ratios or time.perf_counter() - started < TRIAL_SECONDS:
+        each = statistics.fmean(_seconds(single, alone) for _ in range(max(1, batch // 2)))
+        ratios.append(_seconds(large, together) / each)
+    return statistics.median(ratios)
+
+
+def _blank(predictor: Predictor, batch: int) -> Array:
     tensor = predictor.runner.inputs[0]
-    shape = (batch, *(size if isinstance(size, int) else 1 for size in tensor.shape[1:]))
-    images = np.zeros(shape, tensor.dtype)
+    return np.zeros((batch, *(size if isinstance(size, int) else 1 for size in tensor.shape[1:])), tensor.dtype)
+
+
+def _seconds(predictor: Predictor, images: Array) -> float:
+    start = time.perf_counter()
     predictor.run(images)
-    seconds: list[float] = []
-    while not seconds or sum(seconds) < TRIAL_SECONDS:
-        start = time.perf_counter()
-        predictor.run(images)
-        seconds.append(time.perf_counter() - start)
-    return statistics.median(seconds)
+    return time.perf_counter() - start
