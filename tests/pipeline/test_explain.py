@@ -201,7 +201,7 @@ def test_of_a_real_model_the_weights_that_are_drawn_sum_to_one(small_export, tmp
     """Through export, rewrites and bundle, as a user does."""
     from vitdeploy.graph.optimize import OptimizeOptions
     from vitdeploy.pipeline.explain import _float_graph
-    from vitdeploy.pipeline.looks import token_looks
+    from vitdeploy.graph.looks import token_looks
     from vitdeploy.pipeline.stages import optimize as stage
     from vitdeploy.pipeline.subjects import compile_bundle
     from vitdeploy.pipeline.watched import watch
