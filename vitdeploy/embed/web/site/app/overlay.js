@@ -8,15 +8,15 @@ function canvasOf({ width, height, data }) {
   return canvas;
 }
 
-// The colour of a share of the largest value: nothing, then orange, then light.
+// The colour between the least (0) and the most (1) of a map: nothing, then orange, then light.
 function glow(share) {
   const bright = Math.max(0, (share - 0.6) / 0.4);
   return [255, 120 + 110 * bright, 10 + 130 * bright, 215 * Math.min(1, share * 1.15)];
 }
 
 function heat({ rows, columns, values }) {
-  const most = values.reduce((a, b) => Math.max(a, b), 0) || 1, data = new Uint8ClampedArray(rows * columns * 4);
-  values.forEach((each, i) => data.set(glow(each / most), 4 * i));
+  const [least, most] = [Math.min(...values), Math.max(...values)], data = new Uint8ClampedArray(rows * columns * 4);
+  values.forEach((each, i) => data.set(glow((each - least) / (most - least || 1)), 4 * i));
   return canvasOf({ width: columns, height: rows, data });
 }
 

@@ -32,19 +32,21 @@ function placer(strokes, form, width, height) {
   return { place, thickness };
 }
 
-// Means of RGBA squares, of one channel: [rows * columns] whole numbers.
-function averaged(data, columns, rows) {
-  const out = new Uint8Array(rows * columns);
+// Ink in RGBA squares, as grey values [rows * columns] of which the inkiest is full ink: a thin stroke that runs between
+// two squares would be pale in both.
+function averaged(data, columns, rows, light) {
+  const ink = new Float64Array(rows * columns);
   for (let y = 0; y < rows; y++) {
     for (let x = 0; x < columns; x++) {
       let sum = 0;
       for (let j = 0; j < GRAIN; j++) {
         for (let i = 0; i < GRAIN; i++) sum += data[4 * ((y * GRAIN + j) * columns * GRAIN + x * GRAIN + i)];
       }
-      out[y * columns + x] = Math.round(sum / GRAIN ** 2);
+      ink[y * columns + x] = sum;
     }
   }
-  return out;
+  const most = ink.reduce((a, b) => Math.max(a, b), 1);
+  return Uint8Array.from(ink, (each) => Math.round(255 * (light ? each / most : 1 - each / most)));
 }
 
 // Strokes, lists of [x, y] in any unit, as prepared pixels {width, height, channels: 1, data}.
@@ -52,13 +54,11 @@ export function toPixels(strokes, form, spec) {
   const [height, width] = spec.crop, [rows, columns] = form.detail;
   const canvas = new OffscreenCanvas(columns * GRAIN, rows * GRAIN);
   const context = canvas.getContext("2d", { willReadFrequently: true });
-  const [paper, ink] = form.light ? ["#000", "#fff"] : ["#fff", "#000"];
-  context.fillStyle = paper;
   context.fillRect(0, 0, canvas.width, canvas.height);
-  context.strokeStyle = ink;
+  context.strokeStyle = "#fff";
   const { place, thickness } = placer(strokes, form, canvas.width, canvas.height);
   trace(context, strokes, place, thickness);
-  const data = averaged(context.getImageData(0, 0, canvas.width, canvas.height).data, columns, rows);
+  const data = averaged(context.getImageData(0, 0, canvas.width, canvas.height).data, columns, rows, form.light);
   return resize({ width: columns, height: rows, channels: 1, data }, width, height, spec.interpolation);
 }
 

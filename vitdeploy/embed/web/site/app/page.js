@@ -24,13 +24,15 @@ function make(tag, { text = "", name = "" } = {}, ...children) {
 }
 
 let facts, engine = null, ready = null, pad = null;
+let where = ""; // and how the engine runs
 let shown = null; // {image, result, map} of the latest answer
+let asked = null; // what gave it, to ask another engine
 let kept = null; // the vector that others are compared with
 let turn = 0; // of the latest wish: what was asked for before it is no longer shown
 
 function complain(error) {
+  $("alert-box").hidden = !error;
   $("alert").textContent = error ? error.message : "";
-  $("alert").hidden = !error;
 }
 
 // --- the engine -----------------------------------------------------------------------------------------------------
@@ -43,7 +45,9 @@ function start(backend) {
   $("state").textContent = "loading the engine";
   $("check").disabled = true;
   $("checked").textContent = $("note").textContent = "";
-  ready = own.call("open", backend).then(({ where, note }) => {
+  ready = own.call("open", backend).then((opened) => {
+    const { note } = opened;
+    ({ where } = opened);
     $("where").textContent = `${where}.`;
     const alone = where.includes("1 thread,") && !crossOriginIsolated;
     const why = alone ? "One thread, because this page is not cross-origin isolated: README.md says how it becomes so." : "";
@@ -77,6 +81,7 @@ async function check() {
 // ask: () -> {image, result}, or null where there is nothing to answer any more.
 async function answer(ask) {
   const own = ++turn;
+  asked = ask;
   try {
     await ready;
     const found = await ask();
@@ -100,7 +105,6 @@ const fromPixels = (pixels) => answer(async () => ({ image: toRgba(pixels), resu
 
 function drawn(strokes) {
   if (strokes.length) {
-    document.body.classList.add("drawn");
     fromPixels(toPixels(strokes, facts.pad, facts.preprocess));
   } else {
     turn += 1;
@@ -109,11 +113,11 @@ function drawn(strokes) {
 }
 
 function forget() {
-  shown = null;
+  shown = asked = null;
   complain(null);
   $("answer").replaceChildren(make("p", { text: "None yet.", name: "quiet" }));
   $("seen").hidden = $("facts").hidden = $("compare").hidden = true;
-  $("looked").textContent = "";
+  if (facts.attention.grid) $("looked").textContent = "";
 }
 
 function describe({ answer: found, infer, prepare, latency }) {
@@ -121,14 +125,16 @@ function describe({ answer: found, infer, prepare, latency }) {
   $("answer").replaceChildren(...parts);
   $("compare").hidden = found.task !== "features";
   $("latency").textContent = time(latency.median ?? infer);
-  $("latency-note").textContent = latency.runs > 1 ? `The model: median of the last ${latency.runs} runs` : "The model: its first run";
+  const runs = latency.runs > 1 ? `median of the last ${latency.runs} runs` : "one run";
+  $("latency-note").textContent = `The model, ${runs}; ${where}`;
   $("prepare").textContent = time(prepare);
+  $("prepared").hidden = prepare === 0;
   $("facts").hidden = false;
 }
 
 function bar(score) {
   const filled = make("i");
-  filled.style.width = percent(score);
+  filled.style.width = `${100 * score}%`;
   return make("div", { name: "bar" }, filled);
 }
 
@@ -174,10 +180,12 @@ function paint() {
   const whole = image.width === result.pixels.width && image.height === result.pixels.height;
   $("caption").textContent = whole ? "What the model sees." : `${image.width} × ${image.height} pixels; the model sees what is not shaded.`;
   $("seen").hidden = false;
+  if (!facts.attention.grid) return;
   if (!$("overlay").checked) $("looked").textContent = "";
   else if (on) {
-    const sum = map.values.reduce((a, b) => a + b, 0), most = map.values.reduce((a, b) => Math.max(a, b), 0);
-    $("looked").textContent = `${facts.attention.reader}; ${percent(sum)} on patches, at most ${percent(most)} on one of ${map.rows} × ${map.columns}`;
+    const sum = map.values.reduce((a, b) => a + b, 0), [least, most] = [Math.min(...map.values), Math.max(...map.values)];
+    $("looked").textContent = `${facts.attention.reader}: ${percent(sum)} on ${map.rows} × ${map.columns} patches, `
+      + `${percent(least)} on the faintest and ${percent(most)} on the brightest one.`;
   }
 }
 
@@ -190,10 +198,11 @@ function introduce() {
   $("version").textContent = facts.version;
   $("digest").textContent = `sha256:${facts.digest}`;
   $("looking").hidden = facts.attention.grid === undefined;
-  $("no-map").hidden = facts.attention.grid !== undefined;
-  $("no-map").textContent = facts.attention.reason ?? "";
+  $("looked").textContent = facts.attention.reason ?? "";
   if (facts.pad) {
     $("padded").hidden = false;
+    $("more").prepend($("view-block")); // so that the answer is next to the pad on a phone
+    $("more").append($("drop"));
     pad = new Pad($("pad"), facts.pad, drawn);
   }
 }
@@ -201,22 +210,19 @@ function introduce() {
 // The golden images, to have something to try at once.
 async function offerExamples() {
   const images = await goldenImages(facts, source.bytes);
-  $("examples").append(make("p", { text: "Examples that come with the model:", name: "note" }));
   images.forEach((pixels, i) => {
     const canvas = make("canvas"), button = make("button", {}, canvas);
     button.type = "button";
     button.setAttribute("aria-label", `Example ${i + 1}`);
     show(canvas, toRgba(pixels), { window: { left: 0, top: 0, width: pixels.width, height: pixels.height } }, 104);
-    button.addEventListener("click", () => { pad?.clear(); document.body.classList.remove("drawn"); fromPixels(pixels); });
+    button.addEventListener("click", () => { pad?.clear(); fromPixels(pixels); });
     $("examples").append(button);
   });
-  $("examples").hidden = false;
 }
 
 function takeImage(blob) {
   if (!blob) return;
   pad?.clear();
-  document.body.classList.remove("drawn");
   fromBlob(blob);
 }
 
@@ -233,10 +239,15 @@ function listen() {
     if (imageOf(event.dataTransfer)) takeImage(imageOf(event.dataTransfer));
     else complain(new Error("What was dropped is no file."));
   });
+  $("dismiss").addEventListener("click", () => complain(null));
   $("clear").addEventListener("click", () => pad.clear());
   $("overlay").addEventListener("change", () => look().catch(complain));
   $("check").addEventListener("click", check);
-  $("backend").addEventListener("change", () => { complain(null); start($("backend").value); });
+  $("backend").addEventListener("change", () => {
+    complain(null);
+    start($("backend").value);
+    if (asked) answer(asked);
+  });
   $("copy").addEventListener("click", () => navigator.clipboard.writeText(JSON.stringify([...shown.result.answer.vector])).catch(complain));
   $("keep").addEventListener("click", () => { kept = shown.result.answer.vector; describe(shown.result); });
 }
