@@ -1,4 +1,4 @@
-// Resizing as Pillow does it, to the bit: a filter that widens when it shrinks an image, weights in 22 bits behind the
+// Resizing as Pillow 13 does it, to the bit: a filter that widens when it shrinks an image, weights in 22 bits behind the
 // point, and whole numbers between the two passes. An image here is {width, height, channels, data: Uint8Array
 // [height, width, channels]}.
 
@@ -86,5 +86,8 @@ function nearest(image, width, height) {
 export function resize(image, width, height, filter) {
   if (width === image.width && height === image.height) return image;
   if (filter === "nearest") return nearest(image, width, height);
-  return down(across(image, width, FILTERS[filter]), height, FILTERS[filter]);
+  const lost = image.height - height, own = FILTERS[filter];
+  // Where far more rows than columns go, they go first. (Pillow 12 and older always begin with columns.)
+  if (lost > 0 && lost > 2 * (image.width - width)) return across(down(image, height, own), width, own);
+  return down(across(image, width, own), height, own);
 }
