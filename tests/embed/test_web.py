@@ -8,6 +8,7 @@ import http.client
 import http.server
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -62,7 +63,9 @@ def bundle(digits, tmp_path_factory):
     calibrate(work / "model.onnx", images, work)
     for name in ("placed", "engine", "bundle"):
         (work / name).mkdir()
-    place_graph(PlaceConfig("onnxruntime-cpu", "int8", ()), work / "model.onnx", work / "statistics.npz", work / "placed")
+    place_graph(
+        PlaceConfig("onnxruntime-cpu", "int8", ()), work / "model.onnx", work / "statistics.npz", work / "placed"
+    )
     engine = compile_graph(work / "placed" / "model.onnx", "onnxruntime-cpu", 1, work / "engine")
     pixels = np.stack([load_pixels(sample.path, DIGITS) for sample in images[:8]])
     with OnnxRuntimeRunner(work / "model.onnx", name="float") as runner:
@@ -187,12 +190,15 @@ class Opened:
 
     def run(self, script, argument=None):
         """A function in the page, with the page's modules at hand."""
-        return self.page.evaluate(f"async (argument) => {{ const at = (name) => import(`${{location.origin}}/app/${{name}}`); {script} }}", argument)
+        return self.page.evaluate(
+            f"async (argument) => {{ const at = (name) => import(`${{location.origin}}/app/${{name}}`); {script} }}",
+            argument,
+        )
 
 
 @pytest.fixture(scope="module")
 def opened(browser, home):
-    page = Opened(browser, home)
+    page = Opened(browser, home, has_touch=True)
     page.until("#state", "^ready$")
     yield page
     page.page.close()
@@ -240,7 +246,9 @@ def test_images_are_prepared_as_the_predictor_prepares_them_to_the_bit(written):
         rgba = np.concatenate([image, np.full((height, width, 1), 255, np.uint8)], axis=2)
         data = base64.b64encode(rgba.tobytes()).decode()
         asked.append({"width": int(width), "height": int(height), "data": data, "spec": encode(spec)})
-    for (spec, width, height), image, found in zip(cases, images, in_node(written, prepare=asked)["prepare"], strict=True):
+    for (spec, width, height), image, found in zip(
+        cases, images, in_node(written, prepare=asked)["prepare"], strict=True
+    ):
         wanted = load_pixels(image, spec)
         pixels = np.frombuffer(base64.b64decode(found["pixels"]), np.uint8).reshape(wanted.shape)
         np.testing.assert_array_equal(pixels, wanted, err_msg=f"{spec} {width}x{height}")
@@ -301,10 +309,432 @@ def test_what_counts_as_a_right_answer(written):
         "no number": np.array([[1, np.nan, 0], [0, 3, 0]]),
         "short": wanted[:, :2],
     }
-    asked = [{"wanted": wanted.ravel().tolist(), "rows": [[str(x) for x in row] for row in rows]} for rows in cases.values()]
+    asked = [
+        {"wanted": wanted.ravel().tolist(), "rows": [[str(x) for x in row] for row in rows]} for rows in cases.values()
+    ]
     found = dict(zip(cases, in_node(written, golden=asked)["golden"], strict=True))
     assert {name: each["ok"] for name, each in found.items()} == {
-        "same": True, "tied": True, "other": False, "no number": False, "short": False
+        "same": True,
+        "tied": True,
+        "other": False,
+        "no number": False,
+        "short": False,
     }
     assert [found[name]["first"] for name in ("same", "tied")] == [{"equal": 2, "tied": 0}, {"equal": 1, "tied": 1}]
     assert found["tied"]["outputs"][0]["difference"] == pytest.approx(0.02 / 3, rel=1e-3)
+
+
+# --- in the browser -------------------------------------------------------------------------------------------------
+
+RIGHT = "Right: 8 images, 8 of 8 with the original's first class"
+
+
+def test_the_golden_answers_are_right_with_threads_and_without(browser, built, home):
+    with any_server(built) as plain:
+        for address, where in (
+            (home, r"^WebAssembly, [2-4] threads, int8\.$"),
+            (plain, r"^WebAssembly, 1 thread, int8\.$"),
+        ):
+            page = Opened(browser, f"{address}?check")
+            assert page.until("#checked", "images").startswith(RIGHT)
+            assert re.search(where, page.page.text_content("#where"))
+            note = page.page.text_content("#note")
+            assert ("not cross-origin isolated" in note) == (address == plain)
+            assert page.errors == []
+            assert [url for url in page.requests if not url.startswith(address)] == []
+            assert not any(
+                "webgpu" in url or "float.onnx" in url for url in page.requests
+            )  # nothing that is not needed
+            page.page.close()
+
+
+def test_labels_and_names_are_text(opened):
+    assert opened.page.text_content("h1") == "digits <i>"
+    opened.page.click("#examples button >> nth=0")
+    opened.best()
+    shown = opened.page.locator(".scores li span:first-child").all_text_contents()
+    assert len(shown) == 5 and set(shown) <= set(LABELS)
+    assert opened.page.locator("#answer b, h1 i").count() == 0
+
+
+def test_examples_have_the_answers_of_the_original(opened, bundle):
+    logits = np.load(bundle / read_bundle(bundle).golden.outputs)["logits"]
+    found = opened.run("""
+      const { Engine } = await at("client.js"), { goldenImages } = await at("golden.js");
+      const source = await at("browser.js"), { facts } = await (await at("model.js")).readFacts(source);
+      globalThis.engine = new Engine();
+      await engine.call("open", "wasm");
+      const answers = [];
+      const images = await goldenImages(facts, source.bytes);
+      for (const pixels of images) answers.push(await engine.call("predictPrepared", pixels));
+      return answers.map(({ answer }) => answer.top);
+    """)
+    for row, top in zip(logits, found, strict=True):
+        wanted = classify(row, LABELS).top
+        assert (top[0]["index"], top[0]["label"]) == (wanted[0].index, wanted[0].label)
+        assert top[0]["score"] == pytest.approx(wanted[0].score, abs=0.01)
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    """Files of every kind, by name: bytes."""
+    generator = np.random.default_rng(1)
+    coarse = Image.fromarray(generator.integers(0, 256, (9, 12, 3), np.uint8))
+    colour = coarse.resize((131, 97), Image.Resampling.BICUBIC)
+    grey = colour.convert("L")
+    turned = [Image.Exif() for _ in range(9)]
+    for orientation, exif in enumerate(turned):
+        exif[0x0112] = orientation
+    kinds = {
+        "colour.jpg": (colour, {}),
+        "fine.jpg": (colour, {"quality": 95, "subsampling": 0}),
+        "progressive.jpg": (colour, {"progressive": True, "subsampling": 2}),
+        "grey.jpg": (grey, {}),
+        "tall.png": (coarse.resize((17, 90)), {}),
+        "alpha.png": (Image.merge("RGBA", [*colour.split(), grey]), {}),
+        "invisible.png": (Image.merge("RGBA", [*colour.split(), Image.new("L", colour.size)]), {}),
+        "grey-alpha.png": (Image.merge("LA", [grey, grey]), {}),
+        "palette.png": (colour.quantize(60), {"transparency": 3}),
+        "one-bit.png": (grey.convert("1"), {}),
+        "sixteen.png": (Image.fromarray(generator.integers(0, 65536, (40, 50), np.uint16)), {}),
+        "turned.png": (colour, {"exif": turned[6]}),
+        "lossless.webp": (Image.merge("RGBA", [*colour.split(), grey]), {"lossless": True, "exact": True}),
+        "lossy.webp": (colour, {}),
+        **{f"turned{i}.jpg": (colour, {"exif": turned[i]}) for i in range(2, 9)},
+    }
+    files = {}
+    for name, (image, options) in kinds.items():
+        file = io.BytesIO()
+        image.save(file, format={"jpg": "JPEG"}.get(name.split(".")[1], name.split(".")[1].upper()), **options)
+        files[name] = file.getvalue()
+    return files
+
+
+READ = """
+  const { readImage } = await at("images.js"), { prepare } = await at("preprocess.js");
+  const read = async ([data, spec]) => {
+    const bytes = Uint8Array.from(atob(data), (each) => each.charCodeAt(0));
+    try {
+      const image = await readImage(new Blob([bytes]));
+      return { width: image.width, height: image.height, data: Array.from(prepare(image, spec).data) };
+    } catch (error) {
+      return { error: error.message };
+    }
+  };
+  return Promise.all(argument.map(read));
+"""
+
+
+def encoded(files, spec):
+    return [[base64.b64encode(data).decode(), encode(spec)] for data in files]
+
+
+@pytest.mark.parametrize("spec", [SPECS[0], SPECS[2]], ids=["grey", "colour"])
+def test_files_of_every_kind_give_the_predictors_pixels(opened, pictures, spec):
+    """PNG must. JPEG and WebP need not: the decoder is the browser's, another one may round differently by a level or
+    two; Chromium's is the one that Pillow has too."""
+    for (name, data), found in zip(pictures.items(), opened.run(READ, encoded(pictures.values(), spec)), strict=True):
+        wanted = load_pixels(data, spec)
+        pixels = np.array(found["data"]).reshape(wanted.shape)
+        allowed = 0 if name.endswith(".png") else 4
+        assert np.abs(pixels - wanted).max() <= allowed, name
+
+
+def test_broken_files_are_told_and_leave_the_page_alive(opened, pictures, digits):
+    jpeg, png = pictures["colour.jpg"], pictures["alpha.png"]
+    spoilt = {
+        b"no image": "no JPEG, PNG or WebP",
+        b"": "no JPEG, PNG or WebP",
+        jpeg[: len(jpeg) // 2]: "cut short",
+        jpeg[:20]: "cut short",
+        png[:-30]: "cut short",
+        png[:60] + bytes([png[60] ^ 255]) + png[61:]: "cannot decode",
+        pictures["lossy.webp"][:-50]: "cut short",
+    }
+    for (data, says), found in zip(spoilt.items(), opened.run(READ, encoded(spoilt, SPECS[0])), strict=True):
+        assert says in found["error"], data[:20]
+    opened.page.set_input_files("#file", {"name": "a.png", "mimeType": "image/png", "buffer": b"text"})
+    assert "no JPEG, PNG or WebP" in opened.until("#alert", ".")
+    opened.page.set_input_files(
+        "#file", digits / "calibration" / "7" / sorted((digits / "calibration" / "7").iterdir())[0].name
+    )
+    assert opened.best() == "7"
+    assert not opened.page.locator("#alert-box").is_visible()
+
+
+def transfer(opened, kind, data, name):
+    """A file that is dropped or pasted, as far as a script can do that."""
+    opened.run(
+        """
+      const [kind, data, name] = argument, transfer = new DataTransfer();
+      transfer.items.add(new File([Uint8Array.from(atob(data), (each) => each.charCodeAt(0))], name));
+      const event = kind === "drop" ? new DragEvent("drop", { dataTransfer: transfer, bubbles: true, cancelable: true })
+        : new ClipboardEvent("paste", { clipboardData: transfer, bubbles: true });
+      document.getElementById("drop").dispatchEvent(event);
+    """,
+        [kind, base64.b64encode(data).decode(), name],
+    )
+
+
+def test_images_are_dropped_and_pasted(opened, digits):
+    for kind, digit in (("drop", "4"), ("paste", "6")):
+        file = sorted((digits / "calibration" / digit).iterdir())[1]
+        transfer(opened, kind, file.read_bytes(), file.name)
+        opened.until(".best strong", f"^{digit}$")
+    transfer(opened, "drop", b"words", "notes.txt")
+    assert "no JPEG" in opened.until("#alert", ".")
+
+
+def test_digits_that_are_drawn_are_known(opened):
+    """Three shapes of each, made up before any was tried: the pad's form is measured, not tuned to them."""
+    cases = [(digit, shape) for digit, shapes in SHAPES.items() for shape in shapes]
+    script = """
+      const { toPixels } = await at("pad.js"), { readFacts } = await at("model.js");
+      const { facts } = await readFacts(await at("browser.js")), answers = [];
+      for (const strokes of argument) {
+        const pixels = toPixels(strokes, facts.pad, facts.preprocess);
+        answers.push((await engine.call("predictPrepared", pixels)).answer.top[0].index);
+      }
+      return answers;
+    """
+    found = opened.run(script, [shape for _, shape in cases])
+    right = [digit for (digit, _), answer in zip(cases, found, strict=True) if digit == answer]
+    assert len(right) >= 27, f"{len(right)} of {len(cases)}"
+
+
+def test_the_pad_takes_the_mouse_and_is_cleared(opened):
+    page = opened.page
+    for digit in (2, 5, 0):
+        page.click("#clear")
+        assert "None yet." in page.text_content("#answer")
+        opened.draw(SHAPES[digit][0])
+        opened.until(".best strong", f"^({LABELS[digit]})$")
+    assert "median of the last" in page.text_content("#latency-note")
+    assert "WebAssembly" in page.text_content("#latency-note")
+
+
+def test_the_pad_takes_fingers(opened):
+    page = opened.page
+    page.click("#clear")
+    touch = page.context.new_cdp_session(page)
+    box, before = page.locator("#pad").bounding_box(), page.evaluate("scrollY")
+    for kind, (x, y) in zip(("touchStart", "touchMove"), SHAPES[1][0][0], strict=True):
+        point = {"x": box["x"] + x * box["width"], "y": box["y"] + y * box["height"]}
+        touch.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [point]})
+    touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    opened.until(".best strong", "^1$")
+    assert page.evaluate("scrollY") == before
+
+
+def test_the_map_is_the_rollout_that_numpy_computes(opened, bundle):
+    from vitdeploy.graph.looks import token_looks
+    from vitdeploy.graph.normalise import normalise as canonical
+    from vitdeploy.pipeline.watched import watch
+
+    model = load_graph(bundle / "model.onnx")
+    canonical(model)
+    looks = token_looks(model, "digits")
+    pixels = np.load(bundle / read_bundle(bundle).golden.inputs)["image"][2]
+    [watched] = watch(model, looks, [pixels], DIGITS)
+    found = opened.run(
+        """
+      const [width, height] = [32, 32], data = Uint8Array.from(argument);
+      const map = await engine.call("look", { width, height, channels: 1, data });
+      return { ...map, values: Array.from(map.values) };
+    """,
+        pixels.ravel().tolist(),
+    )
+    assert (found["rows"], found["columns"]) == looks.grid
+    np.testing.assert_allclose(np.reshape(found["values"], looks.grid), watched.flow_map(looks), atol=1e-6)
+
+
+def test_the_overlay_is_drawn_and_taken_away(opened):
+    page = opened.page
+    page.click("#examples button >> nth=2")
+    opened.until("#answer", "%")
+    plain = page.locator("#view").screenshot()
+    page.check("#overlay")
+    assert "on 8 × 8 patches" in opened.until("#looked", "patches")
+    assert page.locator("#view").screenshot() != plain
+    page.uncheck("#overlay")
+    assert page.text_content("#looked") == ""
+    assert page.locator("#view").screenshot() == plain
+
+
+def test_no_layout_has_a_fault_on_phones_and_desktops_light_and_dark(opened):
+    page, script = opened.page, (Path(__file__).parents[1] / "report" / "layout.js").read_text()
+    look = f"() => {{ {script}; return layoutErrors({{contentWindow: window, contentDocument: document}}) }}"
+    page.click("#check")
+    opened.until("#checked", "images")
+    page.check("#overlay")
+    page.click("#examples button >> nth=1")
+    opened.until("#looked", "patches")
+    for width, scheme in ((390, "light"), (390, "dark"), (768, "dark"), (1280, "light")):
+        page.set_viewport_size({"width": width, "height": 844})
+        page.emulate_media(color_scheme=scheme)
+        # Requests are no fault here, and are tested elsewhere.
+        assert [each for each in page.evaluate(look) if not each.startswith("request:")] == [], (width, scheme)
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.set_input_files("#file", {"name": "a.png", "mimeType": "image/png", "buffer": b"text"})
+    opened.until("#alert", ".")
+    box = page.locator("#alert-box").bounding_box()
+    assert box["x"] >= 0 and box["x"] + box["width"] <= 390 and box["y"] + box["height"] <= 844
+    page.click("#dismiss")
+    assert not page.locator("#alert-box").is_visible()
+
+
+@pytest.fixture(scope="module")
+def small_page(built, small_bundle, tmp_path_factory):
+    """A page of the small model in float, whose golden answer is its engine's."""
+    from vitdeploy.runtime import load
+
+    manifest, work = read_bundle(small_bundle), tmp_path_factory.mktemp("small")
+    pixels = np.random.default_rng(0).integers(0, 256, (1, 32, 32, 1), np.uint8)
+    with load(small_bundle) as predictor:
+        logits = predictor.runner.infer({"image": pixels})["logits"]
+    (work / "bundle").mkdir()
+    write_bundle(
+        work / "bundle",
+        name="small",
+        task=manifest.task,
+        graphs={"model": (small_bundle / "model.onnx", manifest.graphs["model"])},
+        preprocess=manifest.preprocess,
+        engines=[(manifest.engines[0], small_bundle)],
+        labels=LABELS,
+        golden=Golden({"image": pixels}, {"logits": logits}, {"onnxruntime-cpu": 1e-4}),
+    )
+    (work / "page").mkdir()
+    web.write(work / "bundle", work / "page")
+    shutil.copytree(built / "runtime", work / "page" / "runtime", copy_function=os.link)
+    return work / "page"
+
+
+def test_a_gpu_answers_with_the_float_graph_and_one_that_is_wrong_is_left(browser, small_page):
+    """The adapter is software here, which the page takes only when it is told to."""
+    golden = small_page / "golden" / "logits.f32"
+    right = golden.read_bytes()
+    with started(small_page) as address:
+        for wrong in (False, True):
+            golden.write_bytes(bytes(40) if wrong else right)
+            page = Opened(browser, f"{address}?backend=webgpu")
+            page.until("#state", "^ready$")
+            if wrong:
+                assert page.page.text_content("#where").startswith("WebAssembly, ")
+                assert "Not WebGPU: its answers are wrong. WRONG: 1 images" in page.page.text_content("#note")
+            else:
+                assert page.page.text_content("#where") == "WebGPU, fp32."
+                assert not any(name in url for url in page.requests for name in ("engine.onnx", "ort.wasm"))
+            assert page.errors == []
+            assert not page.page.locator("#padded").is_visible()  # noise is no drawing
+            page.page.close()
+
+
+def test_an_engine_that_cannot_be_loaded_is_told(browser, small_page):
+    for file, says in (("model/engine.onnx", "could not be loaded"), ("model/model.json", "could not be loaded")):
+        whole = (small_page / file).read_bytes()
+        (small_page / file).write_bytes(whole[: len(whole) // 2])
+        with any_server(small_page) as address:
+            page = Opened(browser, f"{address}?backend=wasm")
+            assert says in page.until("#alert", ".")
+            page.page.close()
+        (small_page / file).write_bytes(whole)
+
+
+# --- what is written, and served ------------------------------------------------------------------------------------
+
+
+def test_the_server_gives_what_is_in_the_folder_alone(home):
+    port = int(home.rsplit(":", 1)[1].strip("/"))
+
+    def ask(path, method="GET"):
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        with contextlib.closing(connection):
+            connection.putrequest(method, path, skip_host=False)
+            connection.endheaders()
+            answer = connection.getresponse()
+            return answer.status, answer.headers, answer.read()
+
+    status, headers, body = ask("/")
+    assert (status, b"<!doctype html>" in body) == (200, True)
+    assert headers["Cross-Origin-Opener-Policy"] == "same-origin"
+    assert headers["Cross-Origin-Embedder-Policy"] == "require-corp"
+    assert ask("/runtime/ort-wasm-simd-threaded.wasm", "HEAD")[1]["Content-Type"] == "application/wasm"
+    outside = (
+        "/../../../../../../../../etc/hosts",
+        "/%2e%2e/%2e%2e/%2e%2e/%2e%2e/etc/hosts",
+        "/..%2f..%2f..%2f..%2fetc%2fhosts",
+    )
+    for path in (*outside, "/%00", "/%zz", "//", "/app", "/absent.js"):
+        assert ask(path)[0] == 404, path
+    assert ask("/", "POST")[0] == 404
+
+
+def test_the_command_writes_a_page_that_names_its_bundle(bundle, small_bundle, tmp_path, shared_store):
+    with command_line(tmp_path, shared_store) as here:
+        done = here("embed", bundle, "--as", "web", "-o", "page")
+        assert done.returncode == 0 and f"next: cd page && {' && '.join(web.COMMANDS)}" in done.stdout
+        facts = json.loads((tmp_path / "page" / "model" / "model.json").read_text())
+        assert facts["digest"] in (tmp_path / "page" / "README.md").read_text()
+        assert not re.search(r"{[{] |{%", (tmp_path / "page" / "README.md").read_text())  # of the template
+        for file in ("package.json", "package-lock.json"):
+            assert json.loads((tmp_path / "page" / file).read_text())["name"] == "digits-i"
+        assert (tmp_path / "page" / "model" / "engine.onnx").read_bytes() == (
+            bundle / read_bundle(bundle).engines[0].graph
+        ).read_bytes()
+        assert here("embed", bundle, "--as", "web", "-o", "page").returncode == 2
+        refused = here("embed", small_bundle, "--as", "web", "-o", "other")
+        assert refused.returncode == 2 and not (tmp_path / "other").exists()
+
+
+def test_what_it_cannot_be_written_for_is_refused(bundle, small_bundle, tmp_path, monkeypatch):
+    with pytest.raises(InputError, match="no golden answers"):
+        web.write(small_bundle, tmp_path)
+    manifest = read_bundle(bundle)
+    engine = manifest.engines[0]
+    other = dataclasses.replace(engine.inputs[0], dtype="float64")
+    for changes, error in (
+        ({"engines": (dataclasses.replace(engine, target="openvino-cpu"),)}, TargetError),
+        ({"engines": (dataclasses.replace(engine, inputs=(other,)),)}, CapabilityError),
+        ({"task": "panoptic"}, CapabilityError),
+        ({"task": "sequence", "preprocess": None}, CapabilityError),
+    ):
+        changed = dataclasses.replace(manifest, **changes)
+        with monkeypatch.context() as patch:
+            patch.setattr(source, "read_bundle", lambda folder, changed=changed: changed)
+            with pytest.raises(error):
+                web.write(bundle, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(web, "MOST_BYTES", 1000)
+        with pytest.raises(CapabilityError, match="too large for a web page"):
+            web.write(bundle, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_attention_over_patches_the_page_says_why(bundle, tmp_path, monkeypatch):
+    from tests.pipeline import planted
+    from vitdeploy.graph.io import save_graph
+
+    file = tmp_path / "windowed.onnx"
+    save_graph(planted.windowed(), file)
+    found = source.find_embedded(bundle, web.TARGETS, web.TASKS, "the page")
+    graph = dataclasses.replace(found.manifest.graphs["model"], file=str(file))
+    windowed = dataclasses.replace(found, manifest=dataclasses.replace(found.manifest, graphs={"model": graph}))
+    told = web._write_float(windowed, tmp_path / "float.onnx")
+    assert told == {
+        "reason": "No attention map: digits <i> attends inside windows, so no token's attention covers the image."
+    }
+    assert (tmp_path / "float.onnx").read_bytes() == file.read_bytes()
+
+
+def test_a_pad_is_for_drawings_and_knows_their_form():
+    spec = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))
+    frames = np.zeros((4, 32, 32, 1), np.uint8)
+    frames[:, 4:28, 12:20] = 255
+    form = drawing_form(frames, spec)
+    assert (form.light, form.height, form.width, form.detail) == (True, 24 / 32, 8 / 32, (16, 16))
+    assert form.stroke == pytest.approx(2 * 24 * 8 / (2 * (24 + 8)) / 32)
+    dark = drawing_form(255 - frames, spec)
+    assert dataclasses.replace(dark, light=True) == form and not dark.light
+    photographs = np.random.default_rng(0).integers(0, 256, (4, 32, 32, 1), np.uint8)
+    assert drawing_form(photographs, spec) is None
+    assert drawing_form(np.zeros_like(frames), spec) is None
