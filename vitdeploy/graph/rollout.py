@@ -41,7 +41,7 @@ def add_rollout(model: ir.Model, looks: Looks) -> str:
     axis = editor.constant(np.array([-1], np.int64), f"{OUTPUT}/axis")
     [patches] = editor.node(end, "Slice", [flow, start, stop, axis], OUTPUT, None)
     sizes = editor.constant(np.array([-1, *looks.grid], np.int64), f"{OUTPUT}/sizes")
-    [grid] = editor.node(end, "Reshape", [patches, sizes], OUTPUT, [model.graph.inputs[0].shape[0], *looks.grid])
+    [grid] = editor.node(end, "Reshape", [patches, sizes], OUTPUT, [_batch(model), *looks.grid])
     grid.name = OUTPUT
     grid.type = ir.TensorType(ir.DataType.FLOAT)
     model.graph.outputs.append(grid)
@@ -73,3 +73,9 @@ def _half_and_half(editor: Editor, end: ir.Node, attended: ir.Value, itself: ir.
     half = editor.constant(np.array(0.5, np.float32), f"{name}/half")
     [both] = editor.node(end, "Add", [attended, itself], name, None)
     return editor.node(end, "Mul", [both, half], name, None)[0]
+
+
+def _batch(model: ir.Model) -> int | ir.SymbolicDim | None:
+    """The leading axis of the input."""
+    shape = model.graph.inputs[0].shape
+    return shape[0] if shape is not None else None
