@@ -2,7 +2,8 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-DEV    := pytest pytest-xdist hypothesis import-linter ruff mypy types-PyYAML scikit-learn hatchling model-signing pyopenssl tritonclient[http,grpc]
+DEV    := pytest pytest-xdist hypothesis import-linter ruff mypy types-PyYAML scikit-learn hatchling model-signing pyopenssl tritonclient[http,grpc] playwright
+# playwright drives Debian's Chromium: none of its own browsers is downloaded.
 # The independent implementations that tests compare with. torchvision without what it depends on: its wheel for CUDA does
 # where there is only a CPU build of PyTorch (tests/references.py).
 REFERENCES := timm==1.0.31 transformers==5.23.0 torchmetrics
