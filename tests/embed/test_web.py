@@ -657,6 +657,12 @@ def test_an_engine_that_cannot_be_loaded_is_told(browser, small_page):
             assert says in page.until("#alert", ".")
             page.page.close()
         (small_page / file).write_bytes(whole)
+    (small_page / "runtime" / "ort.wasm.min.mjs").unlink()
+    with any_server(small_page) as address:
+        page = Opened(browser, f"{address}?backend=wasm")
+        assert "npm run build makes it" in page.until("#alert", ".")
+        assert page.page.text_content("#state") == "no engine"
+        page.page.close()
 
 
 # --- what is written, and served ------------------------------------------------------------------------------------

@@ -25,12 +25,20 @@ export async function hasGpu() {
   }
 }
 
+async function load(module) {
+  try {
+    return await import(module);
+  } catch (error) {
+    throw new Error(`runtime/ is not there or not whole: npm run build makes it. ${error.message}`);
+  }
+}
+
 // Only the build that is wanted is loaded. Threads need memory that is shared, which browsers give to pages that are
 // cross-origin isolated only.
 export async function runtime(backend) {
   if (backend === "webgpu") await gpu();
   const place = new URL("runtime/", FOLDER);
-  const ort = await import(new URL(backend === "webgpu" ? "ort.webgpu.min.mjs" : "ort.wasm.min.mjs", place));
+  const ort = await load(new URL(backend === "webgpu" ? "ort.webgpu.min.mjs" : "ort.wasm.min.mjs", place));
   const threads = globalThis.crossOriginIsolated ? Math.min(MOST_THREADS, navigator.hardwareConcurrency || 1) : 1;
   Object.assign(ort.env.wasm, { wasmPaths: place.href, numThreads: backend === "webgpu" ? 1 : threads });
   ort.env.logLevel = "error";

@@ -254,6 +254,7 @@ function listen() {
 
 // ?backend=wasm or webgpu chooses where it runs, ?check runs the golden answers at once.
 async function main() {
+  $("state").textContent = "loading";
   ({ facts } = await readFacts(source));
   introduce();
   listen();
@@ -265,4 +266,7 @@ async function main() {
   if (wishes.has("check")) await check();
 }
 
-main().catch((error) => complain(new Error(`The page could not be loaded. ${error.message}`)));
+main().catch((error) => {
+  $("state").textContent = "not loaded";
+  complain(new Error(`The page could not be loaded. ${error.message}`));
+});
