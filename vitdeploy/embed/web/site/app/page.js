@@ -177,8 +177,11 @@ async function look(own = turn) {
 function paint() {
   const { image, result, map } = shown, on = $("overlay").checked && map;
   show($("view"), image, { window: result.window, map: on ? map : null, objects: result.answer.objects });
-  const whole = image.width === result.pixels.width && image.height === result.pixels.height;
-  $("caption").textContent = whole ? "What the model sees." : `${image.width} × ${image.height} pixels; the model sees what is not shaded.`;
+  const { left, top, width, height } = result.window, size = `${image.width} × ${image.height} pixels`;
+  const prepared = image.width === result.pixels.width && image.height === result.pixels.height;
+  const shaded = left > 0 || top > 0 || left + width < image.width || top + height < image.height;
+  const seen = shaded ? "the model sees what is not shaded" : "the model sees all of it";
+  $("caption").textContent = prepared && !shaded ? "What the model sees." : `${size}; ${seen}.`;
   $("seen").hidden = false;
   if (!facts.attention.grid) return;
   if (!$("overlay").checked) $("looked").textContent = "";
