@@ -759,7 +759,7 @@ def test_without_attention_over_patches_the_page_says_why(bundle, tmp_path, monk
     windowed = dataclasses.replace(found, manifest=dataclasses.replace(found.manifest, graphs={"model": graph}))
     told = web._write_float(windowed, tmp_path / "float.onnx")
     assert told == {
-        "reason": "No attention map: digits <i> attends inside windows, so no token's attention covers the image."
+        "reason": "No attention map: the model attends inside windows, so no token's attention covers the image."
     }
     assert (tmp_path / "float.onnx").read_bytes() == file.read_bytes()
 

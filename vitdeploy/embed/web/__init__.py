@@ -101,7 +101,7 @@ def _write_float(found: Embedded, out: Path) -> dict[str, Any]:
         shutil.copyfile(file, out)
         return {"reason": "Boxes say where: attention maps are drawn for classifiers and features."}
     try:
-        model, looks = _looking(file, found.manifest.name)
+        model, looks = _looking(file)
     except GraphError as error:
         shutil.copyfile(file, out)
         return {"reason": f"No attention map: {error.message}."}
@@ -109,10 +109,10 @@ def _write_float(found: Embedded, out: Path) -> dict[str, Any]:
     return {"grid": list(looks.grid), "reader": f"Rollout over {len(looks.blocks)} attentions of the float model"}
 
 
-def _looking(file: Path, name: str) -> tuple[ir.Model, Looks]:
+def _looking(file: Path) -> tuple[ir.Model, Looks]:
     model = admit(file)
     normalise(model)
-    looks = token_looks(model, name)
+    looks = token_looks(model, "the model")
     add_rollout(model, looks)
     return model, looks
 
@@ -141,4 +141,5 @@ def _facts(found: Embedded, attention: dict[str, Any]) -> dict[str, Any]:
 
 def _graph(file: str, precision: str, tensor: TensorSpec) -> dict[str, Any]:
     batch = tensor.shape[0] if isinstance(tensor.shape[0], int) else 1
+    precision = re.sub(r"\W", "", precision)  # which stands in README.md
     return {"file": file, "precision": precision, "input": tensor.name, "dtype": tensor.dtype, "batch": batch}

@@ -1,4 +1,5 @@
-"""What a pad to draw on must know of a model's images, measured on the golden ones."""
+"""What a pad to draw on must know of a model's images, measured on the golden ones: how they look, and nothing of what
+they show."""
 
 from __future__ import annotations
 
