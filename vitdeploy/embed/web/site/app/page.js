@@ -65,20 +65,21 @@ function start(backend) {
 }
 
 async function check() {
+  const own = engine, say = (text) => { if (own === engine) $("checked").textContent = text; };
   $("check").disabled = true;
-  $("checked").textContent = "Checking.";
+  say("Checking.");
   try {
     await ready;
-    $("checked").textContent = describeCheck(await engine.call("check"));
+    say(describeCheck(await own.call("check")));
   } catch (error) {
-    $("checked").textContent = error.message;
+    say(error.message);
   }
-  $("check").disabled = false;
+  if (own === engine) $("check").disabled = false;
 }
 
 // --- answers --------------------------------------------------------------------------------------------------------
 
-// ask: () -> {image, result}, or null where there is nothing to answer any more.
+// ask: () -> Promise<{image, result}>.
 async function answer(ask) {
   const own = ++turn;
   asked = ask;
