@@ -1,16 +1,24 @@
 # make demo: the digits recipe, from checkpoint to bundle.   make test: all tests.   Each sets up everything it needs.
+# make page: of that bundle a page to draw digits on; needs Node 18 or newer, with npm.
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-DEV    := pytest pytest-xdist hypothesis import-linter ruff mypy types-PyYAML scikit-learn hatchling model-signing pyopenssl tritonclient[http,grpc] fastapi opencv-python-headless
+# playwright drives Debian's Chromium: none of its own browsers is downloaded.
+DEV    := pytest pytest-xdist hypothesis import-linter ruff mypy types-PyYAML scikit-learn hatchling model-signing pyopenssl tritonclient[http,grpc] fastapi opencv-python-headless playwright
 # The independent implementations that tests compare with. torchvision without what it depends on: its wheel for CUDA does
 # where there is only a CPU build of PyTorch (tests/references.py).
 REFERENCES := timm==1.0.31 transformers==5.23.0 torchmetrics
 
-.PHONY: demo test tensorrt-api models-doc clean
+.PHONY: demo page test tensorrt-api models-doc clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitdeploy run recipes/digits.yaml -o out/digits
+
+page: demo
+	rm -rf out/page
+	$(BIN)/vitdeploy embed out/digits --as web -o out/page
+	cd out/page && npm ci --ignore-scripts && npm run build && npm test
+	@echo 'next: cd out/page && npm start'
 
 # The tests start many processes, which would all compile the package again where no bytecode is written.
 test: $(VENV)/.installed-dev tensorrt-api

@@ -27,7 +27,7 @@ SEQUENCE_MODEL = "transformer_w32e2d2h4_v13_l20"
 # Files that take longest, longest first: started last, one would run on alone when all others are done.
 LONGEST = (
     *("test_tasks.py", "test_digits.py", "test_readme.py", "test_kill.py", "test_real_weights.py", "test_tune.py"),
-    *("test_bad_input.py", "test_verbs.py", "test_vit_export.py", "test_sizes.py", "test_whole_line.py"),
+    *("test_bad_input.py", "test_verbs.py", "test_vit_export.py", "test_web.py", "test_sizes.py", "test_whole_line.py"),
     *("test_foreign_modules.py", "test_compile.py", "test_export.py", "test_detr_export.py", "test_bisect.py"),
 )
 

@@ -12,6 +12,7 @@ import vitdeploy
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "vitdeploy"
 SHIPPED = {".py", ".jinja"}
+SITE = PACKAGE / "embed" / "web" / "site"  # files of a page, of whatever kind
 
 
 @pytest.fixture(scope="module")
@@ -25,12 +26,15 @@ def wheel(tmp_path_factory):
 
 
 def sources():
-    return {path.relative_to(ROOT).as_posix() for path in PACKAGE.rglob("*") if path.suffix in SHIPPED}
+    site = {path for path in SITE.rglob("*") if path.is_file()}
+    shipped = site | {path for path in PACKAGE.rglob("*") if path.suffix in SHIPPED}
+    return {path.relative_to(ROOT).as_posix() for path in shipped}
 
 
 def test_the_wheel_holds_every_module_and_template(wheel):
     assert sources() <= set(wheel.namelist())
     assert any(name.endswith(".jinja") for name in sources())
+    assert "vitdeploy/embed/web/site/app/page.js" in sources()
 
 
 def test_the_wheel_holds_nothing_else(wheel):

@@ -95,6 +95,7 @@ def pictures(tmp_path_factory):
         "one-bit.png": grey.convert("1"),
         "sixteen.png": Image.fromarray(generator.integers(0, 65536, (40, 50), np.uint16)),
         "square.png": colour.resize((32, 32)),
+        "tall.png": colour.resize((40, 150)),  # Pillow 13 resizes it in the other order
     }
     for name, image in files.items():
         image.save(folder / name)

@@ -24,7 +24,7 @@ class KindName(click.ParamType):  # type: ignore[type-arg]  # generic from click
 
 @click.command("embed")
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.option("--as", "kind", required=True, type=KindName(), help="cpp, triton, ovms or kserve.")
+@click.option("--as", "kind", required=True, type=KindName(), help="cpp, web, triton, ovms or kserve.")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Write it into this new folder.")
 @output_options
 def command(console: Console, bundle: Path, kind: str, output: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitdeploy.embed import cpp
+from vitdeploy.embed import cpp, web
 from vitdeploy.embed.servers import kserve, ovms, triton
 
 
@@ -20,6 +20,7 @@ class Kind:
 
 KINDS = {
     "cpp": Kind("a C++ program for OpenVINO, with CMake", cpp.write),
+    "web": Kind("a static page for onnxruntime-web", web.write),
     "triton": Kind("a model repository for NVIDIA's Triton", triton.write),
     "ovms": Kind("a model repository for OpenVINO Model Server", ovms.write),
     "kserve": Kind("a model repository and its InferenceService", kserve.write),

@@ -13,8 +13,8 @@ from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.errors import GraphError, InputError, OutputError
 from vitdeploy.graph.admit import admit
 from vitdeploy.graph.io import get_metadata
+from vitdeploy.graph.looks import Looks, object_looks, token_looks
 from vitdeploy.graph.normalise import normalise
-from vitdeploy.pipeline.looks import Looks, object_looks, token_looks
 from vitdeploy.pipeline.rollout import Floats, read_by, to_grid
 from vitdeploy.pipeline.watched import Watched, watch
 from vitdeploy.publish import storage_errors, sync_folder, temporary_folder

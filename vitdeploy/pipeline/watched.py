@@ -11,8 +11,8 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.graph.io import save_graph
+from vitdeploy.graph.looks import Looks
 from vitdeploy.graph.mark import mark, mark_mean
-from vitdeploy.pipeline.looks import Looks
 from vitdeploy.pipeline.rollout import Floats, read_by, rollout, to_grid
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import Pixels, to_input

@@ -7,9 +7,8 @@ import re
 import shutil
 from pathlib import Path
 
-import numpy as np
-
 from vitdeploy import __version__
+from vitdeploy.embed.golden import write_golden
 from vitdeploy.embed.source import Embedded, find_embedded
 from vitdeploy.embed.templates import render
 from vitdeploy.errors import CapabilityError
@@ -48,7 +47,7 @@ def write(folder: Path, out: Path) -> list[str]:
     for file in found.engine.files:
         shutil.copyfile(folder / file, out / f"model{Path(file).suffix}")
     (out / "labels.txt").write_text("".join(f"{label}\n" for label in found.labels), encoding="utf-8")
-    _write_golden(found, out / "golden")
+    write_golden(found, out / "golden")
     return [f"cmake -B build -DOpenVINO_DIR={FIND_OPENVINO}", "cmake --build build", "ctest --test-dir build"]
 
 
@@ -84,11 +83,3 @@ def _facts(found: Embedded, project: str) -> dict[str, object]:
         "boxes": post.boxes if post is not None else None,
         "images": len(found.pixels),
     }
-
-
-def _write_golden(found: Embedded, out: Path) -> None:
-    """inputs.u8, and a file of float32 for each output; little-endian, as all machines that OpenVINO runs on."""
-    out.mkdir()
-    (out / "inputs.u8").write_bytes(np.ascontiguousarray(found.pixels, np.uint8).tobytes())
-    for name, values in found.outputs.items():
-        (out / f"{name}.f32").write_bytes(np.ascontiguousarray(values).astype("<f4").tobytes())

@@ -11,8 +11,8 @@ import onnx_ir as ir
 
 from vitdeploy.errors import EngineError, GraphError
 from vitdeploy.graph.io import load_graph
+from vitdeploy.graph.looks import Looks, token_looks
 from vitdeploy.graph.normalise import normalise
-from vitdeploy.pipeline.looks import Looks, token_looks
 from vitdeploy.pipeline.origin import ORIGINAL
 from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.rollout import Floats

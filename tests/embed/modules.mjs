@@ -1,0 +1,37 @@
+// Runs modules of a written page in Node on cases from standard input: {resize: [...], detect: [...], classify: [...],
+// golden: [...]}.
+// Gives what they answer, as JSON. The page's folder is the first argument.
+import { readFileSync } from "node:fs";
+import { pathToFileURL } from "node:url";
+
+const app = (name) => import(pathToFileURL(`${process.argv[2]}/app/${name}`));
+const { prepare, toInput, inputWindow } = await app("preprocess.js");
+const { classify, cosine, detect } = await app("answers.js");
+const { checkGolden } = await app("golden.js");
+const floats = (rows) => Object.fromEntries(Object.entries(rows).map(([name, values]) => [name, Float32Array.from(values)]));
+
+const cases = JSON.parse(readFileSync(0, "utf8"));
+console.log(JSON.stringify({
+  prepare: cases.prepare.map(({ width, height, data, spec }) => {
+    const pixels = prepare({ width, height, data: Uint8Array.from(Buffer.from(data, "base64")) }, spec);
+    const { values } = toInput(pixels, spec, { dtype: "float32", batch: 2 });
+    return {
+      pixels: Buffer.from(pixels.data).toString("base64"),
+      floats: Buffer.from(values.buffer).toString("base64"),
+      window: inputWindow(width, height, spec),
+    };
+  }),
+  detect: cases.detect.map(({ outputs, width, height, spec, post, labels }) =>
+    detect(floats(outputs), width, height, spec, post, labels)),
+  classify: cases.classify.map(({ logits, labels }) => classify(Float32Array.from(logits), labels)),
+  golden: await Promise.all(cases.golden.map(({ wanted, rows }) => {
+    const facts = {
+      task: "classification", preprocess: { crop: [1, 1], mean: [0] },
+      golden: { images: rows.length, outputs: ["logits"], tolerance: 0.05 },
+    };
+    const bytes = async (path) => (path.endsWith("u8") ? new ArrayBuffer(rows.length) : Float32Array.from(wanted).buffer);
+    const left = [...rows];
+    return checkGolden(facts, bytes, async () => ({ logits: Float32Array.from(left.shift()) }));
+  })),
+  cosine: cosine(Float32Array.of(1, 2, 3), Float32Array.of(-2, 1, 0.5)),
+}));

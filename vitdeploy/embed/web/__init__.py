@@ -1,0 +1,145 @@
+"""A static page that runs a bundle with onnxruntime-web: the files of `site/` as they are, the graphs, and what the
+page must know of the model in model/model.json."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from vitdeploy import __version__
+from vitdeploy.embed.golden import write_golden
+from vitdeploy.embed.source import Embedded, find_embedded
+from vitdeploy.embed.templates import render
+from vitdeploy.embed.web.pad import drawing_form
+from vitdeploy.errors import CapabilityError, GraphError
+from vitdeploy.graph.admit import admit
+from vitdeploy.graph.io import save_graph
+from vitdeploy.graph.looks import Looks, token_looks
+from vitdeploy.graph.normalise import normalise
+from vitdeploy.graph.rollout import add_rollout
+from vitdeploy.spec import TensorSpec, encode
+
+TARGETS, TASKS = ("onnxruntime-cpu",), ("classification", "features", "detection")
+COMMANDS = ["npm ci --ignore-scripts", "npm run build", "npm test"]
+# WebAssembly addresses 4 GB, of which a graph takes its size about twice while it is loaded.
+MOST_BYTES = 1 << 30
+ENGINE, FLOAT = "engine.onnx", "float.onnx"
+SITE = Path(__file__).parent / "site"
+
+
+def write(folder: Path, out: Path) -> list[str]:
+    """Fill the empty folder `out` with a page for the bundle in `folder`; gives the commands that build and test it
+    there.
+
+    Raises:
+        CapabilityError: a panoptic or sequence model, an input of another kind, or a graph too large for a browser.
+        Else as `source.find_embedded`.
+    """
+    found = find_embedded(folder, TARGETS, TASKS, "the web page")
+    source = found.manifest.graphs["model"]
+    _check_input(found, source.inputs)
+    _check_size(folder, (found.engine.graph, source.file))
+    name = re.sub(r"[^A-Za-z0-9]+", "-", found.manifest.name).strip("-").lower() or "model"
+    shutil.copytree(SITE, out, dirs_exist_ok=True)
+    for file in ("package.json", "package-lock.json"):
+        _rename(out / file, name)
+    (out / "model").mkdir()
+    shutil.copyfile(folder / found.engine.graph, out / "model" / ENGINE)
+    attention = _write_float(found, out / "model" / FLOAT)
+    (out / "model" / "labels.txt").write_text("".join(f"{label}\n" for label in found.labels), encoding="utf-8")
+    facts = _facts(found, attention)
+    (out / "model" / "model.json").write_text(json.dumps(facts, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    write_golden(found, out / "golden")
+    (out / "README.md").write_text(render(Path(__file__).parent, "README.md.jinja", {**facts, "name": name}), "utf-8")
+    return COMMANDS
+
+
+def _check_input(found: Embedded, inputs: tuple[TensorSpec, ...]) -> None:
+    height, width = found.preprocess.crop
+    channels = found.preprocess.channels
+    pixels, planes = (height, width, channels), (channels, height, width)
+    for tensors in (found.engine.inputs, inputs):
+        if [(tensor.dtype, tensor.shape[1:]) for tensor in tensors] not in ([("uint8", pixels)], [("float32", planes)]):
+            raise CapabilityError(
+                "the web page cannot feed this engine",
+                found=", ".join(map(str, tensors)),
+                wanted=f"uint8 {pixels} or float32 {planes}",
+            )
+
+
+def _check_size(folder: Path, files: tuple[str, ...]) -> None:
+    for file in files:
+        size = (folder / file).stat().st_size
+        if (folder / f"{file}.data").exists() or size > MOST_BYTES:
+            raise CapabilityError(
+                f"{file} is too large for a web page",
+                found=f"{size:,} bytes" if size > MOST_BYTES else "weights beside the graph, more than 2 GB",
+                wanted=f"one file of at most {MOST_BYTES:,} bytes",
+                fix="a smaller model",
+            )
+
+
+def _rename(file: Path, name: str) -> None:
+    """Give npm's package the name of the model."""
+    document = json.loads(file.read_text(encoding="utf-8"))
+    document["name"] = name
+    if "packages" in document:
+        document["packages"][""]["name"] = name
+    file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_float(found: Embedded, out: Path) -> dict[str, Any]:
+    """The float graph, which tells where it looks by one more output if it has attention over patches. Gives what the
+    page says of that: {grid, reader}, or the {reason} why there is none."""
+    file = found.folder / found.manifest.graphs["model"].file
+    if found.manifest.task == "detection":
+        shutil.copyfile(file, out)
+        return {"reason": "Boxes say where: attention maps are drawn for classifiers and features."}
+    try:
+        model, looks = _looking(file)
+    except GraphError as error:
+        shutil.copyfile(file, out)
+        return {"reason": f"No attention map: {error.message}."}
+    save_graph(model, out)
+    return {"grid": list(looks.grid), "reader": f"Rollout over {len(looks.blocks)} attentions of the float model"}
+
+
+def _looking(file: Path) -> tuple[ir.Model, Looks]:
+    model = admit(file)
+    normalise(model)
+    looks = token_looks(model, "the model")
+    add_rollout(model, looks)
+    return model, looks
+
+
+def _facts(found: Embedded, attention: dict[str, Any]) -> dict[str, Any]:
+    """model.json."""
+    manifest, spec = found.manifest, found.preprocess
+    source = manifest.graphs["model"]
+    form = drawing_form(found.pixels, spec) if manifest.task == "classification" and spec.channels == 1 else None
+    return {
+        "name": manifest.name,
+        "task": manifest.task,
+        "version": __version__,
+        "digest": found.digest,
+        "preprocess": encode(spec),
+        "postprocess": encode(manifest.postprocess),
+        "graphs": {
+            "engine": _graph(ENGINE, found.engine.precision, found.engine.inputs[0]),
+            "float": _graph(FLOAT, "fp32", source.inputs[0]),
+        },
+        "attention": attention,
+        "pad": encode(form),
+        "golden": {"images": len(found.pixels), "outputs": list(found.outputs), "tolerance": found.tolerance},
+    }
+
+
+def _graph(file: str, precision: str, tensor: TensorSpec) -> dict[str, Any]:
+    batch = tensor.shape[0] if isinstance(tensor.shape[0], int) else 1
+    precision = re.sub(r"\W", "", precision)  # which stands in README.md
+    return {"file": file, "precision": precision, "input": tensor.name, "dtype": tensor.dtype, "batch": batch}

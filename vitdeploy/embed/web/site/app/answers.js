@@ -1,0 +1,72 @@
+// From a model's outputs for one image to its answer. `outputs` are arrays of numbers by name, without the batch axis.
+
+import { inputWindow } from "./preprocess.js";
+
+const labelOf = (index, labels) => labels[index] ?? String(index);
+
+function softmax(logits) {
+  const largest = logits.reduce((a, b) => Math.max(a, b), -Infinity);
+  const exponentials = Float64Array.from(logits, (each) => Math.exp(each - largest));
+  const sum = exponentials.reduce((a, b) => a + b, 0);
+  return exponentials.map((each) => each / sum);
+}
+
+const sigmoid = (x) => 1 / (1 + Math.exp(-x));
+
+// The best classes, best first: [{index, label, score}].
+export function classify(logits, labels, count = 5) {
+  const scores = softmax(logits);
+  const best = Array.from(scores, (_, index) => index).sort((a, b) => scores[b] - scores[a]).slice(0, count);
+  return best.map((index) => ({ index, label: labelOf(index, labels), score: scores[index] }));
+}
+
+// The cosine of two vectors.
+export function cosine(a, b) {
+  const dot = (p, q) => p.reduce((sum, each, i) => sum + each * q[i], 0);
+  return dot(a, b) / Math.sqrt(dot(a, a) * dot(b, b));
+}
+
+// {score, index, query} of every candidate, best first.
+function candidates(outputs, post) {
+  const queries = outputs.boxes.length / 4, found = [];
+  if (post.scores === "given") {
+    for (let q = 0; q < queries; q++) found.push({ score: outputs.scores[q], index: Number(outputs.labels[q]), query: q });
+  } else if (post.scores === "softmax") {
+    const count = outputs.logits.length / queries; // the last class is "no object"
+    for (let q = 0; q < queries; q++) {
+      const scores = softmax(outputs.logits.subarray(q * count, (q + 1) * count)).subarray(0, count - 1);
+      const score = scores.reduce((a, b) => Math.max(a, b));
+      found.push({ score, index: scores.indexOf(score), query: q });
+    }
+  } else {
+    const count = outputs.logits.length / queries;
+    outputs.logits.forEach((x, i) => found.push({ score: sigmoid(x), index: i % count, query: Math.floor(i / count) }));
+  }
+  return found.sort((a, b) => b.score - a.score).slice(0, queries);
+}
+
+// The objects above the threshold, best first: [{index, label, score, box: [left, top, right, bottom]}], with boxes in
+// pixels of the original image of `width` x `height`.
+export function detect(outputs, width, height, spec, post, labels) {
+  const window = inputWindow(width, height, spec);
+  const inside = (x, size) => Math.min(size, Math.max(0, x));
+  return candidates(outputs, post).filter(({ score }) => score > post.threshold).map(({ score, index, query }) => {
+    let [a, b, c, d] = outputs.boxes.slice(4 * query, 4 * query + 4);
+    if (post.boxes === "cxcywh") [a, b, c, d] = [a - c / 2, b - d / 2, a + c / 2, b + d / 2];
+    const box = [
+      inside(window.left + a * window.width, width),
+      inside(window.top + b * window.height, height),
+      inside(window.left + c * window.width, width),
+      inside(window.top + d * window.height, height),
+    ];
+    return { index, label: labelOf(index, labels), score, box };
+  });
+}
+
+// {kind: task, ...}: `top` of a classifier, `vector` of features, `objects` of a detector.
+export function toAnswer(outputs, width, height, facts, labels) {
+  const { task, preprocess, postprocess } = facts;
+  if (task === "features") return { task, vector: outputs.features };
+  if (task === "detection") return { task, objects: detect(outputs, width, height, preprocess, postprocess, labels) };
+  return { task, top: classify(outputs.logits, labels) };
+}

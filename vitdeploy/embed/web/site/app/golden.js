@@ -1,0 +1,66 @@
+// The check that the bundle brings along: prepared images, and what the original model gives for them.
+
+// The float32 values of a little-endian file.
+function floats(bytes) {
+  const view = new DataView(bytes);
+  return Float32Array.from({ length: bytes.byteLength / 4 }, (_, i) => view.getFloat32(4 * i, true));
+}
+
+function best(row) {
+  return row.reduce((at, each, i) => (each > row[at] ? i : at), 0);
+}
+
+// How many images have the original's first class. Two classes that the original itself holds for equal, within the
+// tolerance, may change places.
+function sameFirst(found, wanted, allowed, classes) {
+  let equal = 0, tied = 0;
+  for (let at = 0; at < wanted.length; at += classes) {
+    const ours = best(found.slice(at, at + classes)), theirs = best(wanted.slice(at, at + classes));
+    if (ours === theirs) equal += 1;
+    else if (wanted[at + theirs] - wanted[at + ours] <= allowed) tied += 1;
+  }
+  return { equal, tied };
+}
+
+// The prepared images, as `prepare` gives them.
+export async function goldenImages(facts, bytes) {
+  const [height, width] = facts.preprocess.crop, channels = facts.preprocess.mean.length;
+  const all = new Uint8Array(await bytes("golden/inputs.u8")), size = width * height * channels;
+  return Array.from({ length: facts.golden.images }, (_, i) =>
+    ({ width, height, channels, data: all.slice(i * size, (i + 1) * size) }));
+}
+
+// run: prepared pixels -> outputs by name. Gives {ok, images, outputs: [{name, difference, ok}], tolerance, first}:
+// differences are the largest over the largest value of the original, as the bundle's manifest has them.
+export async function checkGolden(facts, bytes, run) {
+  const images = await goldenImages(facts, bytes), { tolerance } = facts.golden, found = {};
+  for (const image of images) {
+    const outputs = await run(image);
+    for (const name of facts.golden.outputs) (found[name] ??= []).push(...Array.from(outputs[name], Number));
+  }
+  const outputs = [];
+  let first = null;
+  for (const name of facts.golden.outputs) {
+    const wanted = floats(await bytes(`golden/${name}.f32`));
+    let difference = found[name].length === wanted.length ? 0 : Infinity, largest = 1e-30;
+    wanted.forEach((each, i) => {
+      const apart = Math.abs(found[name][i] - each);
+      if (!(apart <= difference)) difference = Number.isNaN(apart) ? Infinity : apart;
+      largest = Math.max(largest, Math.abs(each));
+    });
+    outputs.push({ name, difference: difference / largest, ok: difference / largest <= tolerance });
+    if (facts.task === "classification" && name === "logits") {
+      first = sameFirst(found[name], wanted, tolerance * largest, wanted.length / images.length);
+    }
+  }
+  const firstOk = first === null || first.equal + first.tied === images.length;
+  return { ok: firstOk && outputs.every((each) => each.ok), images: images.length, outputs, tolerance, first };
+}
+
+export function describeCheck({ ok, images, outputs, tolerance, first }) {
+  const parts = outputs.map(({ name, difference }) => `${name} ${difference.toExponential(1)}`);
+  const top = first === null ? "" : `, ${first.equal} of ${images} with the original's first class`
+    + (first.tied ? ` (${first.tied} within the tolerance)` : "");
+  return `${ok ? "Right" : "WRONG"}: ${images} images${top}. Largest difference: ${parts.join(", ")} of the largest value; `
+    + `${tolerance.toExponential(1)} is allowed.`;
+}

@@ -1,0 +1,121 @@
+// The model with all around it: images in, answers out. It runs in a page, in a worker and in Node alike; `source` says
+// how files are read and which build of onnxruntime-web is loaded (browser.js, tools/check.mjs):
+//     bytes(path) -> Promise<ArrayBuffer> of a file of this folder
+//     runtime(backend) -> Promise<{ort, threads}> for "wasm" or "webgpu"; throws where there is none
+
+import { toAnswer } from "./answers.js";
+import { checkGolden, describeCheck } from "./golden.js";
+import { inputWindow, prepare, toInput } from "./preprocess.js";
+
+const KEPT_TIMES = 20;
+
+// onnxruntime-web throws errors, strings and numbers.
+export const messageOf = (error) => (error instanceof Error ? error.message : `onnxruntime-web failed: ${error}`);
+
+export function median(values) {
+  const sorted = [...values].sort((a, b) => a - b), half = sorted.length >> 1;
+  return sorted.length % 2 ? sorted[half] : (sorted[half - 1] + sorted[half]) / 2;
+}
+
+export async function readFacts(source) {
+  const text = async (path) => new TextDecoder().decode(await source.bytes(path));
+  const facts = JSON.parse(await text("model/model.json"));
+  const labels = (await text("model/labels.txt")).replace(/\n$/, "").split("\n");
+  return { facts, labels: labels.length === 1 && labels[0] === "" ? [] : labels };
+}
+
+// One graph in one runtime.
+class Graph {
+  static async open(source, { ort, threads }, backend, facts, name) {
+    const entry = facts.graphs[name];
+    const session = await ort.InferenceSession.create(new Uint8Array(await source.bytes(`model/${entry.file}`)), {
+      executionProviders: [backend],
+    });
+    return Object.assign(new Graph(), { ort, threads, session, entry, spec: facts.preprocess });
+  }
+
+  // Outputs of one prepared image by name, without the batch axis.
+  async run(pixels) {
+    const { values, shape } = toInput(pixels, this.spec, this.entry);
+    const feeds = { [this.entry.input]: new this.ort.Tensor(this.entry.dtype, values, shape) };
+    const outputs = await this.session.run(feeds), { batch } = this.entry;
+    return Object.fromEntries(Object.entries(outputs).map(([name, { data }]) => [name, data.subarray(0, data.length / batch)]));
+  }
+}
+
+export class Model {
+  // backend: "wasm", "webgpu", or "auto", which is WebGPU where there is a GPU that gives the golden answers, else
+  // WebAssembly. `note` then says why it is not WebGPU.
+  static async open(source, backend = "auto") {
+    const model = new Model();
+    Object.assign(model, { source, ...(await readFacts(source)), times: [], note: "", backend });
+    if (backend !== "wasm") {
+      try {
+        await model.#start("webgpu");
+        const check = await model.check();
+        if (check.ok) return model;
+        model.note = `Not WebGPU: its answers are wrong. ${describeCheck(check)}`;
+      } catch (error) {
+        model.note = `Not WebGPU: ${messageOf(error)}`;
+      }
+    }
+    await model.#start("wasm");
+    return model;
+  }
+
+  async #start(backend) {
+    this.backend = backend;
+    this.runtime = await this.source.runtime(backend);
+    // INT8 is for CPUs: on a GPU the float graph runs, which also tells where it looks.
+    this.graph = await Graph.open(this.source, this.runtime, backend, this.facts, backend === "webgpu" ? "float" : "engine");
+    this.mapper = backend === "webgpu" ? this.graph : null;
+    const [height, width] = this.facts.preprocess.crop, channels = this.facts.preprocess.mean.length;
+    await this.graph.run({ width, height, channels, data: new Uint8Array(width * height * channels) }); // warm
+  }
+
+  // image: {width, height, data: RGBA}. Gives {answer, pixels: what the model sees, window: where in the image that is,
+  // prepare, infer: milliseconds}; `infer` is from the pixels in memory to the outputs in memory.
+  async predict(image) {
+    const start = performance.now(), { width, height } = image;
+    const pixels = prepare(image, this.facts.preprocess);
+    const time = performance.now() - start;
+    return { ...(await this.#answer(pixels, width, height, this.facts)), prepare: time };
+  }
+
+  // The same for pixels that are prepared already, {width, height, channels, data}: the window is all of them.
+  async predictPrepared(pixels) {
+    const { width, height } = pixels, { preprocess } = this.facts;
+    const whole = { ...preprocess, resize: preprocess.crop, fit: "stretch" };
+    return { ...(await this.#answer(pixels, width, height, { ...this.facts, preprocess: whole })), prepare: 0 };
+  }
+
+  async #answer(pixels, width, height, facts) {
+    const start = performance.now();
+    const outputs = await this.graph.run(pixels);
+    const infer = performance.now() - start;
+    this.times = [...this.times, infer].slice(-KEPT_TIMES);
+    const window = inputWindow(width, height, facts.preprocess);
+    return { answer: toAnswer(outputs, width, height, facts, this.labels), pixels, window, infer };
+  }
+
+  // Where the model looks in prepared pixels: {rows, columns, values}, shares of attention; by the float graph.
+  async look(pixels) {
+    this.mapper ??= await Graph.open(this.source, this.runtime, this.backend, this.facts, "float");
+    const [rows, columns] = this.facts.attention.grid;
+    return { rows, columns, values: (await this.mapper.run(pixels)).attention };
+  }
+
+  check() {
+    return checkGolden(this.facts, this.source.bytes, (pixels) => this.graph.run(pixels));
+  }
+
+  get latency() {
+    return { median: this.times.length ? median(this.times) : null, runs: this.times.length };
+  }
+
+  // Which graph runs where, in words.
+  get where() {
+    const { precision } = this.graph.entry, { threads } = this.runtime;
+    return this.backend === "webgpu" ? `WebGPU, ${precision}` : `WebAssembly, ${threads} thread${threads > 1 ? "s" : ""}, ${precision}`;
+  }
+}

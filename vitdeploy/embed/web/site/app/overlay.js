@@ -1,0 +1,60 @@
+// An image on a canvas, with where the model looks, or the objects that it found, drawn over it.
+
+const SMALL = 128; // images up to this side are shown with their pixels as squares
+
+function canvasOf({ width, height, data }) {
+  const canvas = new OffscreenCanvas(width, height);
+  canvas.getContext("2d").putImageData(new ImageData(new Uint8ClampedArray(data), width, height), 0, 0);
+  return canvas;
+}
+
+// The colour between the least (0) and the most (1) of a map: nothing, then orange, then light.
+function glow(share) {
+  const bright = Math.max(0, (share - 0.6) / 0.4);
+  return [255, 120 + 110 * bright, 10 + 130 * bright, 215 * Math.min(1, share * 1.15)];
+}
+
+function heat({ rows, columns, values }) {
+  const [least, most] = [Math.min(...values), Math.max(...values)], data = new Uint8ClampedArray(rows * columns * 4);
+  values.forEach((each, i) => data.set(glow((each - least) / (most - least || 1)), 4 * i));
+  return canvasOf({ width: columns, height: rows, data });
+}
+
+function drawBoxes(context, objects, scale) {
+  context.font = "600 13px system-ui, sans-serif";
+  context.lineWidth = 2;
+  for (const { label, score, box: [left, top, right, bottom] } of [...objects].reverse()) {
+    const x = left * scale, y = top * scale, text = `${label} ${Math.round(100 * score)} %`;
+    context.strokeStyle = "#ff8a1c";
+    context.strokeRect(x + 1, y + 1, (right - left) * scale - 2, (bottom - top) * scale - 2);
+    const width = context.measureText(text).width + 10, above = Math.max(0, y - 20);
+    context.fillStyle = "#1a1f26";
+    context.fillRect(x, above, width, 20);
+    context.fillStyle = "#ffffff";
+    context.fillText(text, x + 5, above + 14);
+  }
+}
+
+// Fill `canvas` with the image {width, height, data: RGBA}. `map` is {rows, columns, values} over `window`, the part of
+// the image that the model sees; what it does not see is shaded. `objects` as `answers.detect` gives them.
+export function show(canvas, image, { window, map = null, objects = [] }, size = 720) {
+  const small = Math.max(image.width, image.height) <= SMALL;
+  const scale = small ? Math.max(1, Math.floor(size / Math.max(image.width, image.height))) : Math.min(1.5, size / Math.max(image.width, image.height));
+  canvas.width = Math.max(1, Math.round(image.width * scale));
+  canvas.height = Math.max(1, Math.round(image.height * scale));
+  const context = canvas.getContext("2d");
+  context.imageSmoothingEnabled = !small;
+  context.imageSmoothingQuality = "high";
+  context.drawImage(canvasOf(image), 0, 0, canvas.width, canvas.height);
+  const [left, top, width, height] = [window.left, window.top, window.width, window.height].map((each) => each * scale);
+  if (map) {
+    context.imageSmoothingEnabled = true;
+    context.drawImage(heat(map), left, top, width, height);
+  }
+  context.fillStyle = "rgb(20 23 27 / 0.55)";
+  context.beginPath();
+  context.rect(0, 0, canvas.width, canvas.height);
+  context.rect(left, top, width, height);
+  context.fill("evenodd");
+  drawBoxes(context, objects, scale);
+}

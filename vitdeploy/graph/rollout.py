@@ -1,0 +1,81 @@
+"""Where a model looks, as one more output of its graph: attention rollout over the patches of the image.
+
+Only rows of matrices are computed, from the last block to the first, so that it costs little beside the model; but a
+softmax that is read twice keeps every runtime from fusing the attention around it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+
+from vitdeploy.graph.edit import Editor
+from vitdeploy.graph.looks import Looks
+from vitdeploy.graph.mark import Weights
+
+OUTPUT = "attention"
+
+
+def add_rollout(model: ir.Model, looks: Looks) -> str:
+    """Add the rollout (Abnar & Zuidema, arXiv 2005.00928, section 3) of the tokens that are looked at, over the
+    patches; returns the name of the output, float32 [batch, rows, columns]. In place.
+
+    It is the mean over `looks.rows` of what `pipeline.rollout` computes whole. The sum of a map is the share that goes
+    to patches; the rest goes to the tokens before them.
+
+    Args:
+        looks: those of `model`, as `token_looks` finds them. Where the batch and the heads share an axis, the map is
+            right for batch 1 only.
+    """
+    editor = Editor(model)
+    end = looks.last.attention.mix
+    before, last = looks.blocks[:-1], looks.last
+    flow = _rows_read(editor, last, looks.rows)
+    for number, weights in enumerate(reversed(before)):
+        name = f"{OUTPUT}/{len(before) - 1 - number}"
+        softmax = weights.attention.softmax.outputs[0]
+        [mixed] = editor.node(end, "MatMul", [flow, softmax], name, None)
+        flow = _half_and_half(editor, end, _over_heads(editor, end, mixed, name), flow, name)
+    start = editor.constant(np.array([looks.prefix], np.int64), f"{OUTPUT}/start")
+    stop = editor.constant(np.array([last.keys], np.int64), f"{OUTPUT}/stop")
+    axis = editor.constant(np.array([-1], np.int64), f"{OUTPUT}/axis")
+    [patches] = editor.node(end, "Slice", [flow, start, stop, axis], OUTPUT, None)
+    sizes = editor.constant(np.array([-1, *looks.grid], np.int64), f"{OUTPUT}/sizes")
+    [grid] = editor.node(end, "Reshape", [patches, sizes], OUTPUT, [_batch(model), *looks.grid])
+    grid.name = OUTPUT
+    grid.type = ir.TensorType(ir.DataType.FLOAT)
+    model.graph.outputs.append(grid)
+    return OUTPUT
+
+
+def _rows_read(editor: Editor, last: Weights, rows: tuple[int, ...]) -> ir.Value:
+    """The mean of some rows of the last block's matrix, [..., 1, keys]: nothing goes on beside a pooling query."""
+    name, end, softmax = f"{OUTPUT}/last", last.attention.mix, last.attention.softmax.outputs[0]
+    read = softmax
+    if len(rows) < last.queries:
+        picked = editor.constant(np.array(rows, np.int64), f"{name}/rows")
+        [read] = editor.node(end, "Gather", [softmax, picked], name, None, axis=len(softmax.shape or ()) - 2)
+    axes = editor.constant(np.array([-3, -2], np.int64), f"{name}/axes")
+    [mean] = editor.node(end, "ReduceMean", [read, axes], name, None, keepdims=1)
+    if last.learned:
+        return mean
+    itself = editor.constant(np.eye(last.queries, last.keys, dtype=np.float32)[list(rows)].mean(0)[None], f"{name}/eye")
+    return _half_and_half(editor, end, mean, itself, name)
+
+
+def _over_heads(editor: Editor, end: ir.Node, value: ir.Value, name: str) -> ir.Value:
+    axes = editor.constant(np.array([-3], np.int64), f"{name}/heads")
+    return editor.node(end, "ReduceMean", [value, axes], name, None, keepdims=1)[0]
+
+
+def _half_and_half(editor: Editor, end: ir.Node, attended: ir.Value, itself: ir.Value, name: str) -> ir.Value:
+    """A block's matrix is half attention and half its residual connection."""
+    half = editor.constant(np.array(0.5, np.float32), f"{name}/half")
+    [both] = editor.node(end, "Add", [attended, itself], name, None)
+    return editor.node(end, "Mul", [both, half], name, None)[0]
+
+
+def _batch(model: ir.Model) -> int | ir.SymbolicDim | None:
+    """The leading axis of the input."""
+    shape = model.graph.inputs[0].shape
+    return shape[0] if shape is not None else None
