@@ -10,6 +10,7 @@ import dataclasses
 import sys
 import types
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -86,6 +87,11 @@ class PostprocessSpec:
     things: tuple[int, ...] = ()
     mask_threshold: float = 0.5
     overlap: float = 0.8
+
+    def comparable(self, outputs: Iterable[str]) -> list[str]:
+        """Of these outputs those that can be compared number by number. Where the graph itself ranks what it finds, two
+        objects of nearly equal scores may change places, with their labels and boxes: only the scores are."""
+        return [name for name in outputs if self.scores != "given" or name == "scores"]
 
 
 @dataclass(frozen=True)

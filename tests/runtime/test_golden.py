@@ -14,7 +14,8 @@ from vitdeploy.bundle.read import file_sha256, read_bundle
 from vitdeploy.bundle.write import Golden, write_bundle
 from vitdeploy.errors import DigestError, InputError, ManifestError
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.runtime.golden import check_golden
+from vitdeploy.runtime.golden import check_golden, comparable
+from vitdeploy.spec import PostprocessSpec
 
 TARGET = "onnxruntime-cpu"
 
@@ -135,3 +136,14 @@ def test_an_engine_that_does_not_run_here_is_told(bundle, tmp_path, shared_store
     with command_line(tmp_path, shared_store) as run:
         done = run("inspect", bundle, "--check")
     assert done.returncode == 4 and "no engine of" in done.stderr and "onnxruntime" in done.stderr
+
+
+def test_of_a_detector_that_ranks_its_objects_only_scores_are_compared(bundle):
+    """Two objects of nearly equal scores may change places, with their labels and boxes."""
+    manifest = read_bundle(bundle)
+    outputs = ("labels", "boxes", "scores")
+    assert comparable(manifest, outputs) == list(outputs)
+    ranked = dataclasses.replace(manifest, postprocess=PostprocessSpec(scores="given"))
+    assert comparable(ranked, outputs) == ["scores"]
+    queries = dataclasses.replace(manifest, postprocess=PostprocessSpec(scores="sigmoid"))
+    assert comparable(queries, ("logits", "boxes")) == ["logits", "boxes"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from vitdeploy.bundle.read import MANIFEST_FILE, file_sha256, read_bundle, verify_files
 from vitdeploy.errors import CapabilityError, InputError, TargetError
-from vitdeploy.runtime.golden import read_golden
+from vitdeploy.runtime.golden import comparable, read_golden
 from vitdeploy.runtime.labels import read_labels
 from vitdeploy.runtime.runner import Array
 from vitdeploy.spec import EngineSpec, Manifest, PreprocessSpec
@@ -21,8 +21,8 @@ class Embedded:
     """A bundle of an image model, and the engine of it that is embedded.
 
     `digest` is the SHA-256 of the manifest, which names that of everything else. `pixels` are the golden inputs, uint8
-    [n, height, width, channels]; `outputs` what the original gives for them, [n, ...] by name; `tolerance` how far from
-    that the engine may be (`spec.GoldenSpec`).
+    [n, height, width, channels]; `outputs` what the original gives for them, [n, ...] by name, as far as it can be
+    compared (`runtime.golden.comparable`); `tolerance` how far from that the engine may be (`spec.GoldenSpec`).
     """
 
     folder: Path
@@ -66,7 +66,8 @@ def find_embedded(folder: Path, targets: Sequence[str], tasks: Sequence[str], wh
             wanted="a bundle of `vitdeploy run`, which keeps some of the original's answers",
         )
     verify_files(folder, manifest)
-    inputs, outputs = read_golden(folder, manifest)
+    inputs, found = read_golden(folder, manifest)
+    outputs = {name: found[name] for name in comparable(manifest, found)}
     (pixels,) = inputs.values()
     labels = read_labels(folder, manifest) or []
     tolerance = manifest.golden.tolerance[engine.target]

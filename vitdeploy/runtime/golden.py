@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,8 +54,13 @@ def check_golden(folder: Path, manifest: Manifest, engine: EngineSpec, runner: R
     found = _outputs(manifest, runner, samples)
     if set(found) != set(wanted):
         raise ManifestError("a golden set of other outputs", found=", ".join(wanted), wanted=", ".join(found))
-    difference = max(_difference(found[name], wanted[name]) for name in wanted)
+    difference = max(_difference(found[name], wanted[name]) for name in comparable(manifest, wanted))
     return GoldenCheck(len(samples), difference, golden.tolerance[engine.target])
+
+
+def comparable(manifest: Manifest, outputs: Iterable[str]) -> list[str]:
+    """Of a bundle's outputs those that its tolerance is for."""
+    return list(outputs) if manifest.postprocess is None else manifest.postprocess.comparable(outputs)
 
 
 def read_golden(folder: Path, manifest: Manifest) -> tuple[dict[str, Array], dict[str, Array]]:
