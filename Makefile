@@ -20,12 +20,13 @@ page: demo
 	cd out/page && npm ci --ignore-scripts && npm run build && npm test
 	@echo 'next: cd out/page && npm start'
 
-# The tests start many processes, which would all compile the package again where no bytecode is written.
+# The tests start many processes, which would all compile the package again where no bytecode is written. Three at once on two
+# cores: some wait for servers and devices most of their time.
 test: $(VENV)/.installed-dev tensorrt-api
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check vitdeploy
 	$(BIN)/mypy
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
 # The real Python APIs of TensorRT and of CUDA, which our calls are checked against. What cannot be made is told, and its
 # tests skip; what was made is kept.

@@ -57,7 +57,7 @@ def test_the_readme_runs_word_for_word(reader: Path, shared_store: Path) -> None
     """The shell reads the blocks; what it calls is called in this process, which spares loading PyTorch ten times."""
     shell = [block for block in blocks("sh") if not block.startswith("make ")]
     python = blocks("python")
-    assert len(shell) == 2
+    assert len(shell) == 3
     assert len(python) == 1
     for block in shell:
         run(["sh", "-e", "-c", block.replace(ACTIVATE, "")], reader)

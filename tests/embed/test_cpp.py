@@ -61,7 +61,7 @@ def program(bundle, tmp_path_factory):
     (folder / "examples").symlink_to(ROOT / "examples")
     (folder / "out").mkdir()
     (folder / "out" / "digits").symlink_to(bundle)
-    build, use = block("sh", "build.sh").splitlines()
+    build, use = block("sh", "cpp/build.sh").splitlines()
     assert build.endswith(" app") and use.startswith("app/build/digits ")
     environment = reader_environment(folder / "bin")
     done = subprocess.run(["sh", "-c", build], cwd=folder, env=environment, capture_output=True, text=True)

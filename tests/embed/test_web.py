@@ -19,9 +19,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.command_line import command_line
+from tests.command_line import ROOT, command_line
 from tests.embed.strokes import SHAPES
+from tests.examples_page import block
 from tests.pipeline import planted
+from tests.shell import reader_environment
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.bundle.write import Golden, write_bundle
 from vitdeploy.embed import source, web
@@ -93,22 +95,24 @@ def written(bundle, tmp_path_factory):
     return folder
 
 
-def npm(folder, *command):
-    return subprocess.run(["npm", *command], cwd=folder, capture_output=True, text=True, timeout=300)
-
-
 @pytest.fixture(scope="module")
-def built(written):
-    """The page after all commands that `write` gave."""
+def built(bundle, tmp_path_factory):
+    """The page with all commands that `write` gives, as the page of the examples says it."""
     if not (shutil.which("node") and shutil.which("npm")):
         pytest.skip("install nodejs (18 or newer) and npm")
-    for command in web.COMMANDS:
-        done = npm(written, *command.split()[1:])
-        if done.returncode and OFFLINE.search(done.stderr):
-            pytest.skip("npm cannot reach its registry, so onnxruntime-web is not there")
-        assert done.returncode == 0, done.stdout + done.stderr
+    assert (ROOT / "examples" / "web" / "build.sh").read_text().endswith("\n".join([*web.COMMANDS, ""]))
+    clone = tmp_path_factory.mktemp("clone")
+    (clone / "examples").symlink_to(ROOT / "examples")
+    (clone / "out").mkdir()
+    (clone / "out" / "digits").symlink_to(bundle)
+    command = ("sh", "-e", "-c", block("sh", "examples/web/build.sh"))
+    environment = reader_environment(clone / "bin")
+    done = subprocess.run(command, cwd=clone, env=environment, capture_output=True, text=True, timeout=300)
+    if done.returncode and OFFLINE.search(done.stderr):
+        pytest.skip("npm cannot reach its registry, so onnxruntime-web is not there")
+    assert done.returncode == 0, done.stdout + done.stderr
     assert "Right: 8 images, 8 of 8 with the original's first class" in done.stdout
-    return written
+    return clone / "page"
 
 
 @contextlib.contextmanager
@@ -485,6 +489,24 @@ def test_images_are_dropped_and_pasted(opened, digits):
         opened.until(".best strong", f"^{digit}$")
     transfer(opened, "drop", b"words", "notes.txt")
     assert "no JPEG" in opened.until("#alert", ".")
+
+
+def test_the_gallery_of_the_examples_answers_many_files(browser, home, digits):
+    files = [sorted((digits / "calibration" / digit).iterdir())[2] for digit in "481"]
+    gallery = Opened(browser, f"{home}gallery.html")
+    broken = {"name": "=broken.png", "mimeType": "image/png", "buffer": b"text"}
+    chosen = [{"name": file.name, "mimeType": "image/png", "buffer": file.read_bytes()} for file in files]
+    gallery.page.set_input_files("#files", [chosen[0], broken, *chosen[1:]])
+    gallery.page.locator("#save").wait_for()
+    cards = gallery.page.locator("#answers strong").all_text_contents()
+    assert [card[0] for card in (cards[0], *cards[2:])] == ["4", "8", "1"]
+    assert "no JPEG" in cards[1]
+    saved = gallery.page.evaluate("fetch(document.getElementById('save').href).then((answer) => answer.text())")
+    rows = [line.split(",") for line in saved.replace('"', "").splitlines()]
+    answers = [[file.name, digit] for file, digit in zip(files, "481", strict=True)]
+    assert [row[:2] for row in rows] == [["file", "label"], *answers]
+    assert gallery.errors == []
+    gallery.page.close()
 
 
 def test_digits_that_are_drawn_are_known(opened):

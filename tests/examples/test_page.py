@@ -3,13 +3,14 @@
 from tests.command_line import ROOT
 from tests.examples_page import BLOCKS, PAGE
 
-RUN = {  # by tests/examples, and build.sh by tests/embed/test_cpp.py
+RUN = {  # by tests/examples, and what builds by tests/embed
     ("", "python examples/fastapi_app.py"),
     ("sh", "curl"),
     ("python", "VideoWriter"),
     ("sh", "examples/video_loop.py"),
     ("sh", "examples/batch_folder.py"),
     ("sh", "examples/cpp/build.sh"),
+    ("sh", "examples/web/build.sh"),
 }
 
 
