@@ -13,15 +13,13 @@ from PIL import Image
 
 from tests.command_line import ROOT, command_line
 from tests.examples_page import block
+from tests.golden_bundle import write_golden_bundle
 from tests.shell import reader_environment
 from vitdeploy.bundle.read import read_bundle
-from vitdeploy.bundle.write import Golden, write_bundle
 from vitdeploy.compile.engine import compile_engine
 from vitdeploy.embed import cpp
 from vitdeploy.errors import CapabilityError, InputError, TargetError
 from vitdeploy.runtime import load
-from vitdeploy.runtime.engine import make_runner
-from vitdeploy.runtime.preprocess import to_input
 
 LABELS = ["zero", "one", "two", "th\u2028ree", "four", "five", "six", "seven", "eight", "ni\tne"]
 
@@ -29,27 +27,12 @@ LABELS = ["zero", "one", "two", "th\u2028ree", "four", "five", "six", "seven", "
 @pytest.fixture(scope="module")
 def bundle(small_bundle, small_export, tmp_path_factory):
     """The small model for OpenVINO, with labels and six golden inputs that its engine answers exactly."""
-    manifest, home = read_bundle(small_bundle), tmp_path_factory.mktemp("engine")
+    home = tmp_path_factory.mktemp("engine")
     engine = compile_engine(
         small_export / "model.onnx", home, target="openvino-cpu", precision="fp32", batch=1, placed=0
     )
-    pixels = np.random.default_rng(0).integers(0, 256, (6, 32, 32, 1), np.uint8)
-    with make_runner(home, engine) as runner:
-        (tensor,) = runner.inputs
-        feeds = [{tensor.name: to_input(each[None], manifest.preprocess, tensor)} for each in pixels]
-        logits = np.concatenate([runner.infer(feed)["logits"] for feed in feeds])
     out = tmp_path_factory.mktemp("bundle")
-    write_bundle(
-        out,
-        name="small-model",
-        task=manifest.task,
-        graphs={"model": (small_bundle / "model.onnx", manifest.graphs["model"])},
-        preprocess=manifest.preprocess,
-        engines=[(engine, home)],
-        labels=LABELS,
-        golden=Golden({"pixels": pixels}, {"logits": logits}, {"openvino-cpu": 1e-4}),
-    )
-    return out
+    return write_golden_bundle(small_bundle, engine, home, out, images=6, tolerance=1e-4, labels=LABELS)
 
 
 @pytest.fixture(scope="module")

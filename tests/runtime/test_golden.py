@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tests.command_line import command_line
+from tests.golden_bundle import write_golden_bundle
 from vitdeploy.bundle.read import file_sha256, read_bundle
-from vitdeploy.bundle.write import Golden, write_bundle
 from vitdeploy.errors import DigestError, InputError, ManifestError
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import check_golden, comparable
@@ -23,24 +23,13 @@ TARGET = "onnxruntime-cpu"
 @pytest.fixture(scope="module")
 def bundle(small_bundle, tmp_path_factory):
     """The small model with five golden inputs, which its engine answers exactly."""
-    manifest = read_bundle(small_bundle)
-    (engine,) = manifest.engines
-    pixels = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 1), np.uint8)
-    with make_runner(small_bundle, engine) as runner:
-        logits = np.concatenate([runner.infer({runner.inputs[0].name: each[None]})["logits"] for each in pixels])
+    (engine,) = read_bundle(small_bundle).engines
     home = tmp_path_factory.mktemp("engine")
     shutil.copy(small_bundle / engine.graph, home / "graph.onnx")
-    out = tmp_path_factory.mktemp("golden")
-    write_bundle(
-        out,
-        name="small",
-        task=manifest.task,
-        graphs={"model": (small_bundle / "model.onnx", manifest.graphs["model"])},
-        preprocess=manifest.preprocess,
-        engines=[(dataclasses.replace(engine, graph="graph.onnx", files=("graph.onnx",)), home)],
-        golden=Golden({"pixels": pixels}, {"logits": logits}, {TARGET: 1e-3}),
+    engine = dataclasses.replace(engine, graph="graph.onnx", files=("graph.onnx",))
+    return write_golden_bundle(
+        small_bundle, engine, home, tmp_path_factory.mktemp("golden"), images=5, tolerance=1e-3, name="small"
     )
-    return out
 
 
 @pytest.fixture
