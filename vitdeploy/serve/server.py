@@ -68,6 +68,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,
                 backlog=BACKLOG,
                 timeout_keep_alive=int(settings.keep_alive),
                 timeout_graceful_shutdown=int(settings.grace),
