@@ -37,7 +37,8 @@ class Engines:
         self._large = large
         spec = predictor.runner
         self.model = Model(name, f"vitdeploy_{predictor.target}", spec.inputs, spec.outputs, max_batch)
-        self.threshold = max_batch + 1 if large is None else self._measured(large, max_batch)
+        # From how many images on a padded run of the large one takes less time than runs of one.
+        self.threshold = max_batch + 1 if large is None else math.ceil(_times_as_long(large, max_batch, predictor))
         if self._large is not None and self.threshold > max_batch:  # larger runs bring nothing here
             self._large.close()
             self._large = None
@@ -77,10 +78,6 @@ class Engines:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _measured(self, large: Predictor, max_batch: int) -> int:
-        """From how many images on a padded run of `large` takes less time than runs of one."""
-        return math.ceil(_times_as_long(large, max_batch, self.predictor))
 
 
 def load_engines(

@@ -34,7 +34,8 @@ def write(folder: Path, out: Path) -> list[str]:
     start = f"kubectl apply -f {MANIFEST}\nkubectl port-forward service/{name}-predictor 8080:80 &"
     why = (*serving.measured, ovms.NO_BATCHES if with_ovms else serving.batching)
     server = "KServe, with " + ("OpenVINO Model Server" if with_ovms else "Triton")
+    settings = f"{MANIFEST} and models/"
     write_client(
-        found, serving, out, server=server, start=start, port=8080, why=why, settings=f"{MANIFEST} and models/"
+        found, serving, out, server=server, start=start, port=8080, why=why, settings=settings, manifest=MANIFEST
     )
     return [f"kubectl apply -f {MANIFEST}"]

@@ -122,6 +122,7 @@ def write_client(found: Embedded, serving: Serving, out: Path, **facts: object) 
         "shape": ["batch", *tensor.shape[1:]],
         "batch": serving.max_batch or found.engine.batch,
         "crop": found.preprocess.crop,
+        "manifest": None,  # of Kubernetes
     }
     for name, template in (("client.py", "client.py.jinja"), ("README.md", "README.md.jinja")):
         (out / name).write_text(render(TEMPLATES, template, {**common, **facts}), encoding="utf-8")

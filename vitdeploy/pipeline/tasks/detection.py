@@ -41,7 +41,7 @@ class DetectionKit(ImageKit):
 
     def compare(self, ours: Answers, reference: Answers, data: Data) -> dict[str, Any]:
         truth = None if data.truth is None else [data.truth[sample.path] for sample in data.evaluation]
-        names = ["scores"] if self._head.scores == "given" else ["logits", "boxes"]
+        names = self._head.comparable(name for name in ours.columns if name != "size")
         found = compare_detections(
             self._objects(ours),
             self._objects(reference),
