@@ -36,8 +36,8 @@ def every_frame(capture: cv2.VideoCapture) -> Iterator[Frame]:
 
 def newest_frame(capture: cv2.VideoCapture) -> Iterator[Frame]:
     """A thread reads on while nobody takes one; what it then holds is replaced."""
-    newest: deque[Frame | None] = deque(maxlen=1)  # None: there are no more
-    changed, stop = threading.Condition(), threading.Event()
+    newest: deque[Frame] = deque(maxlen=1)
+    changed, ended, stop = threading.Condition(), threading.Event(), threading.Event()
 
     def read_on() -> None:
         for each in every_frame(capture):
@@ -47,7 +47,7 @@ def newest_frame(capture: cv2.VideoCapture) -> Iterator[Frame]:
             if stop.is_set():
                 return
         with changed:
-            newest.append(None)
+            ended.set()
             changed.notify()
 
     reader = threading.Thread(target=read_on, name="camera")
@@ -55,10 +55,10 @@ def newest_frame(capture: cv2.VideoCapture) -> Iterator[Frame]:
     try:
         while True:
             with changed:
-                changed.wait_for(lambda: newest)
+                changed.wait_for(lambda: newest or ended.is_set())
+                if not newest:
+                    return
                 frame = newest.popleft()
-            if frame is None:
-                return
             yield frame
     finally:
         stop.set()
