@@ -16,7 +16,8 @@ import subprocess
 import sys
 from typing import Any
 
-from vitdeploy.verify.intervals import trimmed_log_ratio
+from vitdeploy.bench.paired import paired_ratio
+from vitdeploy.verify.intervals import student
 
 
 def main() -> None:
@@ -32,7 +33,8 @@ def main() -> None:
         for way in list(ways) if number % 2 == 0 else [*ways][::-1]:
             found[way].append(median_ms(args.bundle, args.duration, ways[way]))
         print(f"{number + 1}: here {found['here'][-1]:.2f} ms, there {found['there'][-1]:.2f} ms", flush=True)
-    ratio, low, high = trimmed_log_ratio(found["there"], found["here"])
+    paired = paired_ratio(found["there"], found["here"])
+    ratio, low, high = student(paired.log, paired.error, paired.freedom)
     medians = {way: statistics.median(values) for way, values in found.items()}
     print(
         f"p50 here {medians['here']:.2f} ms, on {args.device} {medians['there']:.2f} ms; "

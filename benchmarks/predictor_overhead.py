@@ -26,12 +26,13 @@ from typing import Any
 
 import numpy as np
 
+from vitdeploy.bench.paired import paired_ratio
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.runtime import Predictor, load
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.openvino import OpenVinoRunner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.verify.intervals import trimmed_log_ratio
+from vitdeploy.verify.intervals import student
 
 LIMIT, LIMIT_MICROSECONDS = 1.03, 50.0
 WARMUP_SECONDS = 1.0
@@ -70,7 +71,8 @@ def overhead(predictor: Predictor, seconds: float) -> None:
         f"{paused:.1f} us after {1e3 * PAUSE_SECONDS:.0f} ms of silence"
     )
     for name in ("run", "predict_tensor"):
-        ratio, low, high = trimmed_log_ratio(found[name], found["bare"])
+        paired = paired_ratio(found[name], found["bare"])
+        ratio, low, high = student(paired.log, paired.error, paired.freedom)
         added = [(each - 1) * median for each in (ratio, low, high)]
         held = "held" if high <= LIMIT or added[2] <= LIMIT_MICROSECONDS else "NOT HELD"
         print(

@@ -33,9 +33,10 @@ from typing import Any
 import numpy as np
 
 from vitdeploy.bench.contest import engine_contestant, started
+from vitdeploy.bench.paired import paired_ratio
 from vitdeploy.bench.worker import SETTLE_SECONDS
 from vitdeploy.bundle.read import read_bundle
-from vitdeploy.verify.intervals import trimmed_log_ratio
+from vitdeploy.verify.intervals import student
 
 PARTS = ("throughput", "latency", "memory", "hostile")
 AT_ONCE = 16
@@ -171,7 +172,8 @@ def throughput(server: Served, bundle: Path, target: str, seconds: float) -> flo
             time.sleep(SETTLE_SECONDS)
     print(f"bench, offline, batch 8: {statistics.median(offline):.1f} images/s, {len(offline)} blocks of {BLOCK} s")
     for count, values in served.items():
-        ratio, low, high = trimmed_log_ratio(values[1:], offline[1:])  # the first round warms up
+        paired = paired_ratio(values[1:], offline[1:])  # the first round warms up
+        ratio, low, high = student(paired.log, paired.error, paired.freedom)
         middle = statistics.median(values)
         print(
             f"serve, {count} a request: {middle:.1f} images/s, / bench {ratio:.3f} [{low:.3f}, {high:.3f}]", flush=True

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import stats
 
-from vitdeploy.verify.intervals import log_ratio, paired_difference, paired_spread, trimmed_log_ratio, wilson
+from vitdeploy.verify.intervals import log_ratio, paired_difference, wilson
 
 # Newcombe 1998, Statistics in Medicine 17:2635-2650, Table III, method 10, 95 %: (both, only a, only b, neither).
 NEWCOMBE_TABLE_3 = [
@@ -144,55 +143,3 @@ def test_log_ratio_needs_two_pairs(a, b):
 def test_log_ratio_needs_positive_values(bad):
     with pytest.raises(ValueError, match="positive"):
         log_ratio([1.0, bad], [1.0, 1.0])
-
-
-@settings(deadline=None, max_examples=20)
-@given(st.integers(1, 8), st.integers(0, 2**32 - 1))
-def test_trimmed_log_ratio_is_scipys_interval_of_a_trimmed_mean(fives, seed):
-    """Of counts of which 20 % is a whole number: SciPy takes the share, not what was really left out."""
-    a, b = np.random.default_rng(seed).lognormal(0, 0.3, (2, 5 * fives))
-    ratio, low, high = trimmed_log_ratio(a, b)
-    expected = stats.mstats.trimmed_mean_ci(np.log(a / b), limits=(0.2, 0.2), alpha=0.05)
-    assert (low, high) == pytest.approx(tuple(np.exp(expected)))
-    assert ratio == pytest.approx(math.exp(stats.trim_mean(np.log(a / b), 0.2)))
-
-
-def test_trimmed_log_ratio_covers_the_truth_and_sees_it_through_disturbances():
-    """A machine that is 1.6 times slower for seconds: every twelfth block, and rarely both of a pair."""
-    generator = np.random.default_rng(0)
-    slow = np.where(generator.random((2, 1000, 21)) < 0.08, 1.6, 1.0)
-    a, b = 1.05 * slow[0] * generator.lognormal(0, 0.01, (1000, 21)), slow[1] * generator.lognormal(0, 0.01, (1000, 21))
-    found = [trimmed_log_ratio(*pair) for pair in zip(a, b, strict=True)]
-    assert np.mean([low <= 1.05 <= high for _, low, high in found]) >= 0.93
-    assert np.mean([low > 1 for _, low, _ in found]) >= 0.9
-    assert np.mean([log_ratio(*pair)[1] > 1 for pair in zip(a, b, strict=True)]) < 0.5
-
-
-def test_trimmed_log_ratio_allows_for_what_processes_have_in_common():
-    """Three pairs of processes with an offset each: the rounds alone would make the interval too narrow."""
-    generator = np.random.default_rng(0)
-    offsets = np.repeat(generator.normal(0, 0.01, (1000, 3)), 7, axis=1)
-    a = np.exp(offsets + generator.normal(0, 0.01, offsets.shape))
-    ones = np.ones(21)
-    bare = [trimmed_log_ratio(each, ones) for each in a]
-    aware = [trimmed_log_ratio(each, ones, process_spread=0.01, processes=3) for each in a]
-    assert np.mean([low <= 1 <= high for _, low, high in bare]) < 0.7
-    assert 0.93 <= np.mean([low <= 1 <= high for _, low, high in aware]) <= 0.99
-
-
-def test_what_slows_both_down_is_no_spread_of_their_ratio():
-    generator = np.random.default_rng(3)
-    drift = np.exp(generator.normal(0, 0.3, 20))
-    noise = generator.normal(0, 0.02, 20)
-    spread = paired_spread(drift * np.exp(noise), drift)
-    assert spread == pytest.approx(np.std(stats.mstats.winsorize(noise, limits=(0.2, 0.2)), ddof=1))
-    disturbed = noise.copy()
-    disturbed[:3] = 0.5
-    assert paired_spread(drift * np.exp(disturbed), drift) < 0.05
-
-
-def test_trimmed_log_ratio_needs_two_positive_pairs():
-    with pytest.raises(ValueError, match="two values"):
-        trimmed_log_ratio([1.0], [2.0])
-    with pytest.raises(ValueError, match="positive"):
-        trimmed_log_ratio([1.0, 0.0], [1.0, 1.0])

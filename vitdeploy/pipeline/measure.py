@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from vitdeploy.bench.contest import Contestant, run_contest
 from vitdeploy.bench.flags import UNSTABLE
+from vitdeploy.bench.paired import ratio_of_rounds
 from vitdeploy.bench.percentiles import DEFAULT
 from vitdeploy.bench.protocol import Protocol, parse_scenario
 from vitdeploy.bench.results import Contest
@@ -21,11 +20,8 @@ from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.roofline import context_facts
 from vitdeploy.pipeline.works import works_of
 from vitdeploy.runtime.interpreter import module_argv
-from vitdeploy.verify.intervals import paired_spread, trimmed_log_ratio
+from vitdeploy.verify.intervals import student
 
-# The standard deviation of the log of the latency ratio of two processes of one artifact that the interval allows for:
-# by where their memory lies they differ as long as they live (docs/performance.md, "The protocol").
-PROCESS_SPREAD = 0.008
 # What a ratio is of, by the scenario that it was measured in.
 METRICS = {"single": "latency", "offline": "throughput"}
 
@@ -101,15 +97,11 @@ def ratios(contest: Contest, pairs: Sequence[tuple[str, str]]) -> list[dict[str,
 
 def _ratio(contest: Contest, a: str, b: str, scenario: str) -> dict[str, Any]:
     rounds = {entry.artifact: entry.rounds[scenario] for entry in contest.entries}
-    medians = {name: [float(np.median(block.latencies_ms)) for block in rounds[name]] for name in (a, b)}
-    processes = len({block.process for block in rounds[a]})
     metric = METRICS[scenario]
     over, under = (a, b) if metric == "latency" else (b, a)
-    ratio, low, high = trimmed_log_ratio(
-        medians[over], medians[under], process_spread=PROCESS_SPREAD, processes=processes
-    )
+    found = ratio_of_rounds(rounds[over], rounds[under])
+    ratio, low, high = student(found.log, found.error, found.freedom)
     faster, slower = (high < 1, low > 1) if metric == "latency" else (low > 1, high < 1)
     verdict = "faster" if faster else "slower" if slower else "no difference"
-    unstable = paired_spread(medians[over], medians[under]) > UNSTABLE
     common = {"a": a, "b": b, "metric": metric}
-    return {**common, "ratio": ratio, "ci95": [low, high], "verdict": verdict, "unstable": unstable}
+    return {**common, "ratio": ratio, "ci95": [low, high], "verdict": verdict, "unstable": found.spread > UNSTABLE}

@@ -9,9 +9,6 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-# The share of paired values that is left out on either side of the mean.
-TRIMMED = 0.2
-
 
 def wilson(successes: int, n: int, level: float = 0.95) -> tuple[float, float]:
     """The score interval of a proportion in 0..1.
@@ -94,52 +91,16 @@ def log_ratio(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> tu
         ValueError: fewer than two pairs, different lengths, or a value that is not positive and finite.
     """
     logs = _log_ratios(a, b)
-    mean = float(logs.mean())
-    spread = float(logs.std(ddof=1)) / math.sqrt(logs.size)
-    reach = float(stats.t.ppf((1 + level) / 2, logs.size - 1)) * spread
-    return math.exp(mean), math.exp(mean - reach), math.exp(mean + reach)
+    return student(float(logs.mean()), float(logs.std(ddof=1)) / math.sqrt(logs.size), logs.size - 1, level)
 
 
-def trimmed_log_ratio(
-    a: Sequence[float], b: Sequence[float], *, process_spread: float = 0.0, processes: int = 1, level: float = 0.95
-) -> tuple[float, float, float]:
-    """The ratio a/b of paired positive values, some of which were disturbed, with its interval: (ratio, lower, upper).
+def student(log: float, error: float, freedom: int, level: float = 0.95) -> tuple[float, float, float]:
+    """The ratio whose natural logarithm was estimated, with Student's t interval: (ratio, lower, upper).
 
-    The ratio is exp of the 20 % trimmed mean of log(a_i / b_i); the interval is Student's t interval of that mean, with
-    the winsorised standard deviation (Tukey and McLaughlin 1963, "Less vulnerable confidence and significance
-    procedures for location based on a single sample", Sankhya A 25:331-352). A disturbance that lasts for seconds hits
-    one of two blocks or both: few log ratios are far off, on either side, and a plain mean would follow them.
-
-    What all rounds of a pair of processes have in common is no noise of a round. `process_spread`, the standard
-    deviation of the log ratio between pairs of `processes`, is added in quadrature.
-
-    Raises:
-        ValueError: fewer than two pairs, different lengths, or a value that is not positive and finite.
+    error: the standard error of the logarithm, with so many degrees of `freedom`.
     """
-    logs = _log_ratios(a, b)
-    kept = _trimmed(logs)
-    spread = paired_spread(a, b) / (kept.size / logs.size * math.sqrt(logs.size))
-    spread = math.hypot(spread, process_spread / math.sqrt(processes))
-    mean, reach = float(kept.mean()), float(stats.t.ppf((1 + level) / 2, kept.size - 1)) * spread
-    return math.exp(mean), math.exp(mean - reach), math.exp(mean + reach)
-
-
-def paired_spread(a: Sequence[float], b: Sequence[float]) -> float:
-    """The winsorised standard deviation of log(a_i / b_i), about that of a_i / b_i: how much the paired values vary
-    that `trimmed_log_ratio` is made of. The 20 % at either end count as the nearest of the others.
-
-    Raises:
-        ValueError: as `trimmed_log_ratio`.
-    """
-    logs = _log_ratios(a, b)
-    kept = _trimmed(logs)
-    return float(np.clip(logs, kept[0], kept[-1]).std(ddof=1))
-
-
-def _trimmed(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-    """Without the 20 % at either end, in rising order."""
-    cut = int(TRIMMED * values.size)
-    return np.sort(values)[cut : values.size - cut]
+    reach = float(stats.t.ppf((1 + level) / 2, freedom)) * error
+    return math.exp(log), math.exp(log - reach), math.exp(log + reach)
 
 
 def unpaired_log_ratio(a: Sequence[float], b: Sequence[float], level: float = 0.95) -> tuple[float, float, float]:

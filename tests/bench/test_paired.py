@@ -1,0 +1,78 @@
+"""The ratio of two artifacts by paired rounds: against SciPy, and against what is true."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from vitdeploy.bench.paired import PROCESS_SPREAD, paired_ratio, ratio_of_rounds
+from vitdeploy.bench.results import Round
+from vitdeploy.verify.intervals import log_ratio, student
+
+
+def rounds(medians):
+    """Rounds of one query each, seven of each process."""
+    return [Round(1, np.array([each]), 0.5, number // 7) for number, each in enumerate(medians)]
+
+
+def interval(a, b):
+    found = paired_ratio(a, b)
+    return student(found.log, found.error, found.freedom)
+
+
+@settings(deadline=None, max_examples=20)
+@given(st.integers(1, 8), st.integers(0, 2**32 - 1))
+def test_paired_ratio_is_scipys_interval_of_a_trimmed_mean(fives, seed):
+    """Of counts of which 20 % is a whole number: SciPy takes the share, not what was really left out."""
+    a, b = np.random.default_rng(seed).lognormal(0, 0.3, (2, 5 * fives))
+    ratio, low, high = interval(a, b)
+    expected = stats.mstats.trimmed_mean_ci(np.log(a / b), limits=(0.2, 0.2), alpha=0.05)
+    assert (low, high) == pytest.approx(tuple(np.exp(expected)))
+    assert ratio == pytest.approx(math.exp(stats.trim_mean(np.log(a / b), 0.2)))
+
+
+def test_paired_ratio_covers_the_truth_and_sees_it_through_disturbances():
+    """A machine that is 1.6 times slower for seconds: every twelfth block, and rarely both of a pair."""
+    generator = np.random.default_rng(0)
+    slow = np.where(generator.random((2, 1000, 21)) < 0.08, 1.6, 1.0)
+    a, b = 1.05 * slow[0] * generator.lognormal(0, 0.01, (1000, 21)), slow[1] * generator.lognormal(0, 0.01, (1000, 21))
+    found = [interval(*pair) for pair in zip(a, b, strict=True)]
+    assert np.mean([low <= 1.05 <= high for _, low, high in found]) >= 0.93
+    assert np.mean([low > 1 for _, low, _ in found]) >= 0.9
+    assert np.mean([log_ratio(*pair)[1] > 1 for pair in zip(a, b, strict=True)]) < 0.5
+
+
+def test_paired_ratio_allows_for_what_processes_have_in_common():
+    """Three pairs of processes with an offset each: the rounds alone would make the interval too narrow."""
+    generator = np.random.default_rng(0)
+    offsets = np.repeat(generator.normal(0, PROCESS_SPREAD, (1000, 3)), 7, axis=1)
+    a = np.exp(offsets + generator.normal(0, 0.01, offsets.shape))
+    ones = np.ones(21)
+    bare = [interval(each, ones) for each in a]
+    found = [ratio_of_rounds(rounds(each), rounds(ones)) for each in a]
+    aware = [student(each.log, each.error, each.freedom) for each in found]
+    assert np.mean([low <= 1 <= high for _, low, high in bare]) < 0.8
+    assert 0.93 <= np.mean([low <= 1 <= high for _, low, high in aware]) <= 0.99
+
+
+def test_what_slows_both_down_is_no_spread_of_their_ratio():
+    generator = np.random.default_rng(3)
+    drift = np.exp(generator.normal(0, 0.3, 20))
+    noise = generator.normal(0, 0.02, 20)
+    spread = paired_ratio(drift * np.exp(noise), drift).spread
+    assert spread == pytest.approx(np.std(stats.mstats.winsorize(noise, limits=(0.2, 0.2)), ddof=1))
+    disturbed = noise.copy()
+    disturbed[:3] = 0.5
+    assert paired_ratio(drift * np.exp(disturbed), drift).spread < 0.05
+
+
+def test_paired_ratio_needs_two_positive_pairs():
+    with pytest.raises(ValueError, match="two pairs"):
+        interval([1.0], [2.0])
+    with pytest.raises(ValueError, match="positive"):
+        interval([1.0, 0.0], [1.0, 1.0])
+    with pytest.raises(ValueError, match="found 3 and 2"):
+        paired_ratio([1.0, 1.0, 1.0], [1.0, 1.0])
