@@ -25,7 +25,8 @@ from pathlib import Path
 
 from protocol import compiled
 
-from vitdeploy.bench.contest import engine_contestant, started
+from vitdeploy.bench.contest import started
+from vitdeploy.bench.contestant import engine_contestant
 from vitdeploy.bench.process import WorkerProcess
 from vitdeploy.bench.worker import SETTLE_SECONDS
 from vitdeploy.bundle.read import read_bundle

@@ -21,7 +21,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.bench.contest import engine_contestant, run_contest
+from vitdeploy.bench.contest import run_contest
+from vitdeploy.bench.contestant import engine_contestant
 from vitdeploy.bench.percentiles import nearest_rank
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bench.results import Contest

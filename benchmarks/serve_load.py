@@ -32,7 +32,8 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.bench.contest import engine_contestant, started
+from vitdeploy.bench.contest import started
+from vitdeploy.bench.contestant import engine_contestant
 from vitdeploy.bench.paired import paired_ratio
 from vitdeploy.bench.worker import SETTLE_SECONDS
 from vitdeploy.bundle.read import read_bundle

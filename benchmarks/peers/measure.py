@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.bench.contest import Contestant, run_contest
+from vitdeploy.bench.contest import run_contest
+from vitdeploy.bench.contestant import Contestant
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bench.results import Contest, Entry, Round
 from vitdeploy.bench.summary import block_medians, rows

@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import vitdeploy
-from vitdeploy.bench import contest as contest_module
-from vitdeploy.bench import process, summary
-from vitdeploy.bench.contest import Contestant, run_contest, running_order
+from vitdeploy.bench import process, sitting, summary
+from vitdeploy.bench.contest import run_contest
+from vitdeploy.bench.contestant import Contestant
 from vitdeploy.bench.protocol import Protocol, Scenario, parse_scenario
+from vitdeploy.bench.sitting import running_order
 from vitdeploy.bench.worker import random_feeds
 from vitdeploy.errors import EngineError, MissingPackageError, TargetError, TensorError, VitdeployError, WorkerError
 from vitdeploy.spec import EngineSpec, TensorSpec, encode
@@ -150,7 +151,7 @@ def test_rounds_are_spread_over_fresh_processes_and_long_scenarios_stay_in_one(t
     make = "lambda request: (print({name!r}, os.getpid(), file=open({log!r}, 'a')), Product('product'))[1]"
     contestants = [script(name, make_runner=make.format(name=name, log=str(log))) for name in ("one", "two")]
     protocol = Protocol(("single", "server:200", "sustain:3"), (1,), 0.0, 0.02, 4, 0.0, processes=2)
-    monkeypatch.setattr(contest_module, "BIN_SECONDS", 0.05)
+    monkeypatch.setattr(sitting, "BIN_SECONDS", 0.05)
     monkeypatch.setattr(Protocol, "blocks", lambda protocol, scenario: 3)
     contest = run_contest(contestants, protocol)
     assert [line.split()[0] for line in log.read_text().splitlines()] == ["one", "two", "two", "one"]
@@ -272,7 +273,8 @@ def test_workers_end_when_their_parent_is_killed(tmp_path, script):
     contestant = script("orphan")
     parent = tmp_path / "parent.py"
     parent.write_text(
-        "from vitdeploy.bench.contest import Contestant, run_contest\n"
+        "from vitdeploy.bench.contest import run_contest\n"
+        "from vitdeploy.bench.contestant import Contestant\n"
         "from vitdeploy.bench.protocol import Protocol\n"
         f"run_contest([Contestant('orphan', 'numpy', 'fp32', {contestant.argv!r}, {{}})], Protocol(duration=600))\n"
     )

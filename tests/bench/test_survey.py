@@ -8,7 +8,7 @@ import pytest
 
 from tests.targets import CPU_TARGETS
 from vitdeploy.bench import gemm, memory, survey
-from vitdeploy.bench.contest import Contestant, engine_contestant
+from vitdeploy.bench.contestant import Contestant, engine_contestant
 from vitdeploy.bench.context import Context, Memory
 from vitdeploy.bench.gemm import best_rate
 from vitdeploy.bench.memory import copy_rate, last_level_cache

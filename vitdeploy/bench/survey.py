@@ -12,10 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vitdeploy.bench.contest import Contestant, Progress, started
+from vitdeploy.bench.contest import started
+from vitdeploy.bench.contestant import Contestant
 from vitdeploy.bench.context import Context, LeftOut, Memory, Profile, Rate
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bench.results import Contest
+from vitdeploy.bench.sitting import Progress
 from vitdeploy.errors import VitdeployError, WorkerError
 from vitdeploy.runtime.host import usable_cores
 from vitdeploy.runtime.interpreter import module_argv

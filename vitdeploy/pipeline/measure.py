@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitdeploy.bench.contest import Contestant, run_contest
+from vitdeploy.bench.contest import run_contest
+from vitdeploy.bench.contestant import Contestant
 from vitdeploy.bench.flags import UNSTABLE
 from vitdeploy.bench.paired import ratio_of_rounds
 from vitdeploy.bench.percentiles import DEFAULT

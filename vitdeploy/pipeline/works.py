@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitdeploy.bench.contest import Contestant
+from vitdeploy.bench.contestant import Contestant
 from vitdeploy.errors import VitdeployError
 from vitdeploy.graph.io import load_graph
 from vitdeploy.graph.work import Work, count_work

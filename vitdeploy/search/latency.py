@@ -17,13 +17,8 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from vitdeploy.bench.contest import (
-    ENGINE_WORKER,
-    Contestant,
-    engine_contestant,
-    hold_contest,
-    started,
-)
+from vitdeploy.bench.contest import hold_contest, started
+from vitdeploy.bench.contestant import ENGINE_WORKER, Contestant, engine_contestant
 from vitdeploy.bench.process import WorkerProcess
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bench.summary import block_medians

@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitdeploy.bench.contest import Contestant, engine_contestant, run_contest
+from vitdeploy.bench.contest import run_contest
+from vitdeploy.bench.contestant import Contestant, engine_contestant
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bench.summary import block_medians
 from vitdeploy.compile.engine import compile_engine

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from vitdeploy.bench.contest import engine_contestant, run_contest
+from vitdeploy.bench.contest import run_contest
+from vitdeploy.bench.contestant import engine_contestant
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bench.survey import surveyed
 from vitdeploy.bundle.read import file_sha256

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.bench.contest import Contestant, engine_contestant
+from vitdeploy.bench.contestant import Contestant, engine_contestant
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.compile.finding import finding_lines
 from vitdeploy.compile.probe import examine, probe_target

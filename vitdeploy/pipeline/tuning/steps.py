@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.bench.contest import engine_contestant, run_contest
+from vitdeploy.bench.contest import run_contest
+from vitdeploy.bench.contestant import engine_contestant
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bench.summary import block_medians
 from vitdeploy.pipeline.job import Job, tool_versions

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.bench.contest import engine_contestant
+from vitdeploy.bench.contestant import engine_contestant
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.errors import CapabilityError, GraphError
 from vitdeploy.pipeline.job import Job
