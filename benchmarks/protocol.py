@@ -81,10 +81,11 @@ def hold(bundle: Path, protocol: Protocol) -> dict[str, Any]:
         request={**plain[0].request, "slowdown": SLOWDOWN},
     )
     start = time.monotonic()
-    contest = run_contest([*plain, slowed], protocol)
+    pairs = [(AGAIN, ENGINE), (SLOWED, ENGINE)]
+    contest = run_contest([*plain, slowed], protocol, pairs=pairs)
     return {
         "seconds": round(time.monotonic() - start, 1),
-        "ratios": ratios(contest, [(AGAIN, ENGINE), (SLOWED, ENGINE)]),
+        "ratios": ratios(contest, pairs),
         "flags": {row["artifact"]: row["flags"] for row in rows(contest)},
         "rounds": _rounds(contest),
     }
@@ -106,7 +107,7 @@ def said(found: dict[str, Any]) -> str:
         f"{each['a']} {each['ratio']:.3f} [{each['ci95'][0]:.3f}, {each['ci95'][1]:.3f}] {each['verdict']}"
         for each in found["ratios"]
     ]
-    return f"{'; '.join(texts)}; {found['seconds']:.0f} s"
+    return f"{'; '.join(texts)}; {len(found['rounds'][ENGINE])} rounds, {found['seconds']:.0f} s"
 
 
 def table(contests: Sequence[dict[str, Any]]) -> list[str]:

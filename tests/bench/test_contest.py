@@ -1,5 +1,6 @@
 """Contests between real worker processes, and what happens when workers fail."""
 
+import dataclasses
 import itertools
 import json
 import os
@@ -17,13 +18,16 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import vitdeploy
+from vitdeploy.bench import contest as contest_module
 from vitdeploy.bench import process, sitting, summary
 from vitdeploy.bench.contest import run_contest
 from vitdeploy.bench.contestant import Contestant
+from vitdeploy.bench.paired import PairedRatio
 from vitdeploy.bench.protocol import Protocol, Scenario, parse_scenario
 from vitdeploy.bench.sitting import running_order
 from vitdeploy.bench.worker import random_feeds
 from vitdeploy.errors import EngineError, MissingPackageError, TargetError, TensorError, VitdeployError, WorkerError
+from vitdeploy.pipeline.measure import summarise
 from vitdeploy.spec import EngineSpec, TensorSpec, encode
 
 WORKER = (sys.executable, "-m", "vitdeploy.bench.worker")
@@ -37,6 +41,7 @@ import numpy as np
 from vitdeploy.bench.worker import serve
 from vitdeploy.errors import MissingPackageError
 from vitdeploy.runtime.runner import Runner
+from vitdeploy.pipeline.measure import summarise
 from vitdeploy.spec import TensorSpec
 
 class Product(Runner):
@@ -171,6 +176,30 @@ def test_rounds_are_spread_over_fresh_processes_and_long_scenarios_stay_in_one(t
     assert all(5 <= count <= 30 for count in served)  # both were offered the same some 16 queries
     rows = summary.rows(contest)
     assert json.loads(json.dumps(rows, allow_nan=False)) == rows
+
+
+def test_what_is_not_narrow_is_measured_again_in_other_processes(script, monkeypatch):
+    """Twice at most here; throughput is narrow at once, latency never."""
+    asked, totals = [], []
+
+    def ratio(a, b):
+        asked.append((a[0].batch, len(a), len(b)))
+        return PairedRatio(0.0, 0.0 if a[0].batch == 4 else 1.0, 1, 0.0)
+
+    monkeypatch.setattr(contest_module, "ratio_of_rounds", ratio)
+    pair = [script("one"), script("two")]
+    protocol = Protocol(("single", "offline", "server:200"), (1, 4), 0.06, 0.02, 3, 0.0, processes=2, stretch=2.5)
+    contest = run_contest(pair, protocol, lambda text, done, total: totals.append(total), pairs=[("two", "one")])
+    assert asked == [(1, 3, 3), (4, 3, 3)]
+    for entry in contest.entries:
+        assert [block.process for block in entry.rounds["single"]] == [0, 0, 1, 2, 2, 3]
+        assert [block.process for block in entry.rounds["offline"]] == [0, 0, 1]
+        assert [block.process for block in entry.rounds["server:200"]] == [0, 0, 0]
+    assert (totals[0], totals[-1]) == (18, 24)
+    measured = summarise(contest, [("two", "one")], (50,))
+    assert measured["protocol"]["rounds"] == {"single": 6, "offline": 3, "server:200": 3}
+    alone = run_contest(pair, dataclasses.replace(protocol, scenarios=("single",)))  # no pair: nothing to be narrow
+    assert [len(entry.rounds["single"]) for entry in alone.entries] == [3, 3]
 
 
 def test_a_slow_artifact_still_gets_three_queries_a_block(script):
@@ -316,11 +345,11 @@ def test_impossible_protocols_are_refused(fields):
 def test_rounds_and_batches_of_a_protocol():
     protocol = Protocol(batch=(1, 2, 16), duration=10.0, block_seconds=0.3)
     assert protocol.rounds == 34
-    assert protocol.batches() == [1, 16]
+    assert protocol.batches(protocol.scenarios) == [1, 16]
     assert Protocol(duration=1.0).rounds == 12
-    assert Protocol(scenarios=("offline",)).batches() == [8]
-    assert Protocol(batch=(4,)).batches() == [4]
-    assert Protocol(scenarios=("single", "server:5", "sustain:1m")).batches() == [1]
+    assert protocol.batches(["offline"]) == [16]
+    assert Protocol(batch=(4,)).batches(["single", "offline"]) == [4]
+    assert protocol.batches(["single", "server:5", "sustain:1m"]) == [1]
 
 
 def test_every_round_is_some_processes():
@@ -331,6 +360,20 @@ def test_every_round_is_some_processes():
     assert Protocol(duration=0.0, min_rounds=2).starts == 2
     assert Protocol(("server:5", "sustain:1m")).starts == 2
     assert Protocol(("server:5",), processes=1).starts == 1
+
+
+@given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 3))
+def test_each_sitting_has_every_round_once(rounds, processes, sittings):
+    protocol = Protocol(duration=0.0, min_rounds=rounds, processes=processes)
+    numbers = [number for process in range(sittings * protocol.starts) for number in protocol.numbers_of(process)]
+    assert numbers == list(range(sittings * rounds))
+
+
+@pytest.mark.parametrize(("duration", "sittings"), [(0.0, 1), (2.0, 1), (4.0, 2), (6.0, 3), (10.0, 3), (3600.0, 3)])
+def test_a_short_bench_stays_short(duration, sittings):
+    """The least rounds take 6 seconds."""
+    assert Protocol(duration=duration).most_sittings == sittings
+    assert Protocol(duration=duration, stretch=1).most_sittings == 1
 
 
 def test_a_sustained_run_has_a_block_for_each_second():

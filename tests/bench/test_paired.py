@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from vitdeploy.bench.paired import PROCESS_SPREAD, paired_ratio, ratio_of_rounds
+from vitdeploy.bench.paired import PROCESS_SPREAD, PairedRatio, paired_ratio, ratio_of_rounds
 from vitdeploy.bench.results import Round
 from vitdeploy.verify.intervals import log_ratio, student
 
@@ -67,6 +67,40 @@ def test_what_slows_both_down_is_no_spread_of_their_ratio():
     disturbed = noise.copy()
     disturbed[:3] = 0.5
     assert paired_ratio(drift * np.exp(disturbed), drift).spread < 0.05
+
+
+@pytest.mark.parametrize(
+    ("log", "error", "narrow"),
+    [(0.0, 0.0136, True), (0.0, 0.0137, False), (0.05, 0.0137, False), (-0.5, 0.028, True), (0.5, 0.029, False)],
+)
+def test_a_narrow_ratio_reaches_3_percent_or_an_eighth(log, error, narrow):
+    assert PairedRatio(log, error, 11, 0.1).narrow == narrow
+
+
+@pytest.mark.parametrize("truth", [1.0, 1.05])
+def test_going_on_until_the_ratio_is_narrow_neither_finds_nor_hides_anything(truth):
+    """Up to three times seven rounds in each of three processes, of a machine that is rarely calm."""
+    generator = np.random.default_rng(1)
+    verdicts, sittings = [], []
+    for noise in generator.uniform(0.01, 0.06, 1000):
+        a, b = [], []
+        for sitting in range(3):
+            for process in range(3):
+                offset = truth * math.exp(generator.normal(0, PROCESS_SPREAD))
+                for column, level in ((a, offset), (b, 1.0)):
+                    slow = np.where(generator.random(7) < 0.08, 1.6, 1.0)
+                    values = level * slow * generator.lognormal(0, noise, 7)
+                    column += [Round(1, np.array([each]), 0.5, 3 * sitting + process) for each in values]
+            found = ratio_of_rounds(a, b)
+            if found.narrow:
+                break
+        _, low, high = student(found.log, found.error, found.freedom)
+        verdicts.append((low <= truth <= high, low > 1))
+        sittings.append(len(a) // 21)
+    covered, slower = np.mean(verdicts, axis=0)
+    assert covered >= 0.94
+    assert slower <= 0.03 if truth == 1 else slower >= 0.9
+    assert {1, 2, 3} == set(sittings)
 
 
 def test_paired_ratio_needs_two_positive_pairs():

@@ -148,6 +148,29 @@ def test_measurements_of_something_else_are_refused():
         check_contest("board", less, PROTOCOL, ["small"])
 
 
+def longer(rounds, process=0, duration=1.0):
+    """Measurements whose protocol may go on twice, with so many rounds of latency."""
+    found = contest()
+    found["protocol"] = {**found["protocol"], "duration": duration, "min_rounds": 2}
+    single = found["entries"][0]["rounds"]["single"]
+    found["entries"][0]["rounds"]["single"] = [{**single[0], "process": process} for _ in range(rounds)]
+    return found
+
+
+def test_a_device_may_measure_again_as_often_as_it_was_allowed_to():
+    allowed = Protocol(duration=1.0, min_rounds=2)
+    assert allowed.most_sittings == 3
+    for rounds in (2, 4, 6):
+        check_contest("board", longer(rounds, process=8), allowed, ["small"])
+    for found in (longer(3), longer(8), longer(4, process=9)):
+        with pytest.raises(DeviceResultError):
+            check_contest("board", found, allowed, ["small"])
+    two = longer(4)
+    two["entries"].append({**contest()["entries"][0], "artifact": "other"})
+    with pytest.raises(DeviceResultError, match="rounds of single that were not measured in turns"):
+        check_contest("board", two, allowed, ["small", "other"])
+
+
 def context():
     layer = {"name": "fc\x1b[31m1", "kind": "FullyConnected", "precision": "int8", "milliseconds": 1.0, "product": True}
     return {

@@ -37,7 +37,7 @@ def bench(names, scenarios=("single", "offline"), drift=0.0, slow=None, rounds=6
     contest = Contest(protocol, tuple(entries), 0.1, 2)
     ratio = {"ratio": 0.5, "ci95": [0.45, 0.55], "verdict": "faster"}
     return {
-        "protocol": {**vars(protocol), "rounds": protocol.rounds},
+        "protocol": {**vars(protocol), "rounds": dict.fromkeys(scenarios, rounds)},
         "results": rows(contest),
         "ratios": [
             {"a": name, "b": names[0], "metric": metric, **ratio}

@@ -91,7 +91,9 @@ REPORT = {
         }
     ],
     "bench": {
-        "protocol": {"rounds": 2, "block_seconds": 0.5, "scenarios": ["single"], "batch": [1], "threads": 0},
+        "protocol": {
+            **{"rounds": {"single": 2}, "block_seconds": 0.5, "scenarios": ["single"], "batch": [1], "threads": 0},
+        },
         "results": [
             {
                 "artifact": artifact,

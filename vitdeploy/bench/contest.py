@@ -15,17 +15,23 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vitdeploy.bench.contestant import Contestant
+from vitdeploy.bench.paired import ratio_of_rounds
 from vitdeploy.bench.process import WorkerProcess, end_all
-from vitdeploy.bench.protocol import Protocol
+from vitdeploy.bench.protocol import Protocol, parse_scenario
 from vitdeploy.bench.results import Contest, Entry
 from vitdeploy.bench.sitting import Meter, Progress, no_progress, running_order
 
+Pairs = Sequence[tuple[str, str]]
 
-def run_contest(contestants: Sequence[Contestant], protocol: Protocol, progress: Progress | None = None) -> Contest:
+
+def run_contest(
+    contestants: Sequence[Contestant], protocol: Protocol, progress: Progress | None = None, *, pairs: Pairs = ()
+) -> Contest:
     """Measure all contestants against each other.
 
     Two processes of one artifact differ a little for as long as they live, by where their memory lies. So the rounds
-    are spread over several processes of each, which are started in another order each time.
+    are spread over several processes of each, which are started in another order each time. In the scenarios in which
+    the ratio of one of the `pairs` of artifacts is not narrow then, they are measured again: see `Protocol`.
 
     `progress(text, done, total)` is called when a warm-up starts and after each measured block.
 
@@ -40,14 +46,24 @@ def run_contest(contestants: Sequence[Contestant], protocol: Protocol, progress:
     load_average, cpus = _load_average(), os.cpu_count() or 1
     meter = Meter(protocol, len(contestants), progress or no_progress)
     entries: list[Entry] = []
-    for process in range(protocol.starts):
+    for process in range(protocol.most_sittings * protocol.starts):
+        if process % protocol.starts == 0:
+            scenarios = _unsettled(entries, protocol, pairs) if process else protocol.scenarios
+            if not scenarios:
+                break
+            meter.expect(scenarios)
         order = running_order(len(contestants), process)
         with started({names[index]: contestants[index].argv for index in order}) as found:
             workers = [found[order.index(index)] for index in range(len(names))]
-            entries = _joined(entries, meter.sit(contestants, workers, process, order))
+            entries = _joined(entries, meter.sit(contestants, workers, process, order, scenarios))
             for worker in workers:
                 worker.ask({"do": "close"}, protocol.timeout)
     return Contest(protocol, tuple(entries), load_average, cpus)
+
+
+def against_last(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Each with the last, as artifacts are compared that somebody names in a row."""
+    return [(name, names[-1]) for name in names[:-1]]
 
 
 @contextmanager
@@ -78,7 +94,9 @@ def hold_contest(
     single = dataclasses.replace(protocol, processes=1)
     load_average, cpus = _load_average(), os.cpu_count() or 1
     meter = Meter(single, len(contestants), progress or no_progress)
-    return Contest(single, tuple(meter.sit(contestants, workers, 0, range(len(workers)))), load_average, cpus)
+    meter.expect(single.scenarios)
+    entries = meter.sit(contestants, workers, 0, range(len(workers)), single.scenarios)
+    return Contest(single, tuple(entries), load_average, cpus)
 
 
 def _load_average() -> float | None:
@@ -87,6 +105,17 @@ def _load_average() -> float | None:
         return os.getloadavg()[0]
     except (AttributeError, OSError):
         return None
+
+
+def _unsettled(entries: Sequence[Entry], protocol: Protocol, pairs: Pairs) -> list[str]:
+    """The scenarios in which some pair's ratio is not narrow yet."""
+    rounds = {entry.artifact: entry.rounds for entry in entries}
+    return [
+        name
+        for name in protocol.scenarios
+        if parse_scenario(name).spread
+        and not all(ratio_of_rounds(rounds[a][name], rounds[b][name]).narrow for a, b in pairs)
+    ]
 
 
 def _joined(before: Sequence[Entry], now: Sequence[Entry]) -> list[Entry]:

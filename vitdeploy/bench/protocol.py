@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,7 +62,9 @@ class Protocol:
     artifact and scenario, measured in blocks of `block_seconds`, in at least `min_rounds` rounds, in `processes` fresh
     processes of each artifact one after the other. `warmup` is the least per process and batch; it goes on until block
     medians are steady within 2 %, at most three times as long. `threads` 0 is each runtime's own choice. `timeout` is
-    the longest that a worker may take for one answer.
+    the longest that a worker may take for one answer. Where a ratio that is asked for is not narrow after all rounds
+    (see `PairedRatio.narrow`), its scenario is measured again in other processes, for at most `stretch` times the
+    duration.
     """
 
     scenarios: tuple[str, ...] = ("single", "offline")
@@ -73,6 +76,7 @@ class Protocol:
     threads: int = 0
     timeout: float = 600.0
     processes: int = 3
+    stretch: float = 3.0
 
     def __post_init__(self) -> None:
         if not self.scenarios or len(set(self.scenarios)) < len(self.scenarios):
@@ -99,15 +103,26 @@ class Protocol:
         return round(parsed.value / BIN_SECONDS) if parsed.kind == "sustain" else self.rounds
 
     @property
+    def most_sittings(self) -> int:
+        """How often all rounds may be measured; once where the least of them take longer than the duration allows."""
+        return max(1, int(self.stretch * self.duration / (self.rounds * self.block_seconds)))
+
+    @property
     def starts(self) -> int:
-        """How many processes of each artifact are started: where no rounds are spread over them, two, for the second
-        load."""
+        """How many processes of each artifact are started for all rounds: where none are spread over them, two, for the
+        second load."""
         spread = any(parse_scenario(text).spread for text in self.scenarios)
         return min(self.processes, self.rounds if spread else 2)
 
     def rounds_of(self, process: int) -> int:
         """How many of the rounds are the process's, of those numbered from 0; 0 where there are fewer rounds."""
         return self.rounds // self.processes + (process < self.rounds % self.processes)
+
+    def numbers_of(self, process: int) -> range:
+        """The numbers of the process's rounds; each `starts` processes have the rounds once more."""
+        sitting, place = divmod(process, self.starts)
+        begun = sitting * self.rounds + sum(map(self.rounds_of, range(place)))
+        return range(begun, begun + self.rounds_of(place))
 
     def batch_of(self, scenario: str) -> int:
         return self.batch[-1] if scenario == "offline" else self.batch[0]
@@ -117,6 +132,6 @@ class Protocol:
         """The scenario that an artifact's latency is of: "single", without it the first one."""
         return "single" if "single" in self.scenarios else self.scenarios[0]
 
-    def batches(self) -> list[int]:
+    def batches(self, scenarios: Sequence[str]) -> list[int]:
         """The batch sizes that the scenarios need, each once."""
-        return list(dict.fromkeys(self.batch_of(scenario) for scenario in self.scenarios))
+        return list(dict.fromkeys(map(self.batch_of, scenarios)))

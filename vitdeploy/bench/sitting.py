@@ -31,13 +31,23 @@ class Meter:
 
     def __init__(self, protocol: Protocol, count: int, progress: Progress) -> None:
         self._protocol, self._progress = protocol, progress
-        self._done, self._begun = 0, time.monotonic()
-        self._total = count * sum(map(protocol.blocks, protocol.scenarios))
+        self._count, self._done, self._total = count, 0, 0
+        self._rounds, self._begun = 0, time.monotonic()
+
+    def expect(self, scenarios: Sequence[str]) -> None:
+        """All rounds of these scenarios are to come, once more where they were measured before."""
+        self._rounds += self._protocol.rounds
+        self._total += self._count * sum(map(self._protocol.blocks, scenarios))
 
     def sit(
-        self, contestants: Sequence[Contestant], workers: Sequence[WorkerProcess], process: int, order: Sequence[int]
+        self,
+        contestants: Sequence[Contestant],
+        workers: Sequence[WorkerProcess],
+        process: int,
+        order: Sequence[int],
+        scenarios: Sequence[str],
     ) -> list[Entry]:
-        """What one process of each contestant gives. They are loaded in `order`.
+        """What one process of each contestant gives in these scenarios. They are loaded in `order`.
 
         "server" and "sustain" are one long run, and so are measured in the first process only.
         """
@@ -46,16 +56,12 @@ class Meter:
         for index in order:
             self._progress(f"{contestants[index].artifact}: load and warm up", self._done, self._total)
             loaded[index] = _load(contestants[index], workers[index], protocol)
-            for batch in protocol.batches():
+            for batch in protocol.batches(scenarios):
                 _warm_up(workers[index], batch, protocol)
         entries = [loaded[index] for index in range(len(workers))]
-        for name in protocol.scenarios:
+        for name in scenarios:
             scenario = parse_scenario(name)
-            if scenario.spread:
-                begun = sum(protocol.rounds_of(each) for each in range(process))
-                numbers = range(begun, begun + protocol.rounds_of(process))
-            else:
-                numbers = range(0 if process else protocol.rounds)
+            numbers = protocol.numbers_of(process) if scenario.spread else range(0 if process else protocol.rounds)
             if scenario.kind != "sustain":
                 self._alternate(entries, workers, name, numbers, process)
             elif process == 0:
@@ -79,7 +85,7 @@ class Meter:
         for number in numbers:
             for index in running_order(len(workers), number):
                 entries[index].rounds[name].append(self._block(workers[index], command, process))
-                self._tell(f"{entries[index].artifact}: {name}, round {number + 1} of {protocol.rounds}")
+                self._tell(f"{entries[index].artifact}: {name}, round {number + 1} of {self._rounds}")
 
     def _sustain(self, entries: Sequence[Entry], workers: Sequence[WorkerProcess], name: str) -> None:
         """One artifact after the other, without a pause: heat has no time to leave."""
@@ -111,7 +117,9 @@ class Meter:
 
 def _load(contestant: Contestant, worker: WorkerProcess, protocol: Protocol) -> Entry:
     request = {**contestant.request, "threads": protocol.threads}
-    answer = worker.ask({"do": "load", "request": request, "batches": protocol.batches()}, protocol.timeout)
+    answer = worker.ask(
+        {"do": "load", "request": request, "batches": protocol.batches(protocol.scenarios)}, protocol.timeout
+    )
     return Entry(
         contestant.artifact,
         contestant.target,

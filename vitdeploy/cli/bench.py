@@ -72,7 +72,8 @@ class Percents(click.ParamType):  # type: ignore[type-arg]  # generic from click
     type=Number(min=0, min_open=True, max=3600),
     default=10.0,
     show_default=True,
-    help="Seconds an artifact and scenario (at least 12 rounds of half a second).",
+    help="Seconds an artifact and scenario (at least 12 rounds of half a second); up to three times that while the "
+    "interval of a ratio reaches further than 3 %.",
 )
 @click.option(
     "--warmup",

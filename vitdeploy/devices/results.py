@@ -158,6 +158,9 @@ def check_contest(device: str, document: Any, protocol: Protocol, names: list[st
         raise refuse(device, "an impossible number of CPUs", contest.cpus)
     for entry in contest.entries:
         _check_entry(device, entry, protocol)
+    for name in protocol.scenarios:
+        if len(counts := {len(entry.rounds[name]) for entry in contest.entries}) > 1:
+            raise refuse(device, f"rounds of {name} that were not measured in turns", sorted(counts))
     if contest.context is not None:
         _check_context(device, contest.context, protocol, names)
     cleaned: Contest = _clean(contest)
@@ -169,12 +172,14 @@ def _check_entry(device: str, entry: Entry, protocol: Protocol) -> None:
     if sorted(entry.rounds) != sorted(protocol.scenarios):
         raise refuse(device, "measurements of other scenarios", ", ".join(entry.rounds), ", ".join(protocol.scenarios))
     for name, rounds in entry.rounds.items():
-        wanted = protocol.blocks(name)
-        if len(rounds) != wanted or {block.batch for block in rounds} != {protocol.batch_of(name)}:
-            raise refuse(device, f"{len(rounds)} rounds of {name}", wanted=wanted)
+        most = protocol.most_sittings if parse_scenario(name).spread else 1
+        wanted = [protocol.blocks(name) * sittings for sittings in range(1, most + 1)]
+        if len(rounds) not in wanted or {block.batch for block in rounds} != {protocol.batch_of(name)}:
+            raise refuse(device, f"{len(rounds)} rounds of {name}", wanted=" or ".join(map(str, wanted)))
+        processes = protocol.processes * most
         for block in rounds:
-            if not 0 <= block.process < protocol.processes:
-                raise refuse(device, "a block of a process that was not asked for", block.process, protocol.processes)
+            if not 0 <= block.process < processes:
+                raise refuse(device, "a block of a process that was not asked for", block.process, processes)
             if not 0 <= block.begun_seconds < float("inf"):
                 raise refuse(device, "a block of an impossible time", block.begun_seconds)
             latencies = block.latencies_ms / 1e3

@@ -7,6 +7,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from vitdeploy.bench.contest import against_last
 from vitdeploy.bench.percentiles import DEFAULT
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.errors import InputError
@@ -116,8 +117,7 @@ def bench_subjects(
     """All subjects in one contest; each compared with the last. An artifact given twice is measured twice."""
     names = unique([subject.name for subject in subjects])
     contestants = [subject.contestant(name) for subject, name in zip(subjects, names, strict=True)]
-    pairs = [(name, names[-1]) for name in names[:-1]]
-    found = measure(contestants, protocol, pairs, progress, percents, context=True)
+    found = measure(contestants, protocol, against_last(names), progress, percents, context=True)
     return {**found, "remarks": list(dict.fromkeys(text for subject in subjects for text in subject.remarks))}
 
 

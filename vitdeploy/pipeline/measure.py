@@ -42,12 +42,14 @@ def measure(
     *,
     context: bool = False,
 ) -> dict[str, Any]:
-    """The `bench` part of a report. With `context`, the machine and the layers of each engine are measured after it.
+    """The `bench` part of a report, with the ratios of `pairs`.
+
+    With `context`, the machine and the layers of each engine are measured after it.
 
     Raises:
         WorkerError: a measuring process died. Errors of a runtime come through as they are.
     """
-    contest = run_contest(contestants, protocol, lambda text, done, total: progress("bench", done, total))
+    contest = run_contest(contestants, protocol, lambda text, done, total: progress("bench", done, total), pairs=pairs)
     if not context:
         return summarise(contest, pairs, percents)
     contest = surveyed(contest, contestants, lambda text, done, total: progress("context", done, total))
@@ -67,7 +69,7 @@ def summarise(
     waits = parse_scenario(protocol.latency_scenario).kind == "server"
     return {
         "protocol": {
-            "rounds": protocol.rounds,
+            "rounds": {name: len(contest.entries[0].rounds[name]) for name in protocol.scenarios},
             "block_seconds": protocol.block_seconds,
             "scenarios": list(protocol.scenarios),
             "batch": list(protocol.batch),

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from vitdeploy.bench.contest import against_last
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.compile.tensorrt import BuildOptions
 from vitdeploy.devices.client import Client
@@ -108,7 +109,7 @@ def bench_on(
         contest = check_contest(device, result.contest, protocol, measured)
         batch = protocol.batch_of(protocol.latency_scenario)
         works = {name: work_of(graphs[name], result.engines[name], batch) for name in measured}
-        found = summarise(contest, [(name, measured[-1]) for name in measured[:-1]], percents, works)
+        found = summarise(contest, against_last(measured), percents, works)
         plans = {placed.name: placed.plan for placed in job.artifacts}
         rebuilt = [REBUILT.format(name) for name in measured if plans[name] not in (None, result.engines[name])]
         errors = [reported(device, failure) for failure in result.left_out]

@@ -195,7 +195,7 @@ class BudgetSection(Section):
 
 class BenchSection(Section):
     """`scenarios`: see `bench.protocol.parse_scenario`. `batch`: the last for `offline`, the first for the others.
-    `duration`: seconds an artifact and scenario."""
+    `duration`: seconds an artifact and scenario; see `bench.protocol.Protocol`."""
 
     scenarios: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] = ("single", "offline")
     batch: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=2, strict=False)] = (1, 8)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from vitdeploy.bench.contest import run_contest
+from vitdeploy.bench.contest import against_last, run_contest
 from vitdeploy.bench.contestant import engine_contestant
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bench.survey import surveyed
@@ -45,7 +45,8 @@ def _bench(job: Job, folder: Path, products: Path, progress: Progress) -> Result
         contestants.append(engine_contestant(engine, home, placed.name, images=placed.images))
     if not contestants:
         raise errors[0][1]
-    contest = run_contest(contestants, decode(Protocol, job.options["protocol"]), progress)
+    pairs = against_last([contestant.artifact for contestant in contestants])
+    contest = run_contest(contestants, decode(Protocol, job.options["protocol"]), progress, pairs=pairs)
     contest = surveyed(contest, contestants, progress)
     left_out = tuple(failure(name, error) for name, error in errors)
     return Result(FORMAT, job.digest, describe_host(), engines, left_out, encode(contest))

@@ -248,7 +248,7 @@ class Tuner:
         bench = self.job.recipe.bench
         names = [contestant.artifact for contestant in contestants]
         pairs = [(a, b) for a in names for b in names if a != b and a != ORIGINAL]
-        protocol = Protocol(scenarios=bench.scenarios, batch=bench.batch, duration=bench.duration)
+        protocol = Protocol(scenarios=bench.scenarios, batch=bench.batch, duration=bench.duration, stretch=1)
         measured = measure(contestants, protocol, pairs, self.progress)
         rows = {row["artifact"]: row for row in measured["results"]}
         finalists = []
