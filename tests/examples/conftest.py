@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
+import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -21,8 +23,12 @@ class Clone:
     environment: dict[str, str]
 
     def start(self, *command: str) -> subprocess.Popen[str]:
+        """With Ctrl+C as in a terminal: what a shell starts in the background ignores it, and so would its children."""
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return subprocess.Popen(command, cwd=self.folder, env=self.environment, text=True, **pipes)
+        interrupts = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+        return subprocess.Popen(
+            command, cwd=self.folder, env=self.environment, text=True, preexec_fn=interrupts, **pipes
+        )
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         options = {"capture_output": True, "text": True, "timeout": 60}

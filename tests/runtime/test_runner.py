@@ -9,6 +9,7 @@ import pytest
 
 from vitdeploy.errors import EngineError, MissingPackageError, TargetError, TensorError
 from vitdeploy.runtime.engine import make_runner
+from vitdeploy.runtime.host import usable_cores
 from vitdeploy.runtime.openvino import OpenVinoRunner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner
@@ -176,6 +177,46 @@ def test_inputs_are_not_changed(small):
     given = images(2)
     small.infer({"image": given})
     assert np.array_equal(given, images(2))
+
+
+def test_as_many_run_at_once_as_the_back_end_is_made_for_and_closing_waits_for_all():
+    both, go_on, ran = threading.Barrier(3), threading.Event(), []
+
+    class Two(Echo):
+        def _infer(self, feeds):
+            both.wait(10)
+            go_on.wait(10)
+            ran.append(1)
+            return {}
+
+        def _close(self):
+            ran.append("closed")
+
+    runner = Two("two")
+    Runner.__init__(runner, "two", at_once=2)
+    runner.load()
+    with ThreadPoolExecutor(4) as pool:
+        runs = [pool.submit(runner.infer, feeds()) for _ in range(2)]
+        both.wait(10)  # both are in it
+        ends = [pool.submit(runner.close) for _ in range(2)]
+        assert not wait(ends, 0.05).done
+        go_on.set()
+        for each in (*runs, *ends):
+            each.result(10)
+    assert ran == [1, 1, "closed"]
+
+
+def test_streams_give_every_thread_the_answer_to_its_own_images(small_export):
+    pytest.importorskip("openvino", reason="pip install 'vitdeploy[openvino]'")
+    model = small_export / "model.onnx"
+    given = [images(2, seed) for seed in range(24)]
+    with OpenVinoRunner(model, name="one", batch=2) as one:
+        wanted = [one.infer({"image": each})["logits"] for each in given]
+    with OpenVinoRunner(model, name="two", batch=2, streams=2) as two, ThreadPoolExecutor(5) as pool:
+        assert (two.at_once, two.compiled.get_property("NUM_STREAMS")) == (2, min(2, usable_cores()))
+        found = list(pool.map(lambda each: two.infer({"image": each})["logits"], given))
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-4)
 
 
 def test_closing_waits_for_the_run_of_another_thread_and_none_comes_after_it():

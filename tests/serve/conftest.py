@@ -31,7 +31,14 @@ def static_bundle(tmp_path_factory) -> Path:
     return make_bundle(tmp_path_factory.mktemp("static"), 3)
 
 
-def make_bundle(root: Path, batch: int | str) -> Path:
+@pytest.fixture(scope="session")
+def openvino_bundle(tmp_path_factory) -> Path:
+    """The same at any batch, for OpenVINO."""
+    pytest.importorskip("openvino", reason="pip install 'vitdeploy[openvino]'")
+    return make_bundle(tmp_path_factory.mktemp("openvino"), "batch", "openvino-cpu")
+
+
+def make_bundle(root: Path, batch: int | str, target: str = "onnxruntime-cpu") -> Path:
     onnx = pytest.importorskip("onnx", reason="pip install 'vitdeploy[export]'")
     from onnx import TensorProto, helper, numpy_helper
 
@@ -56,7 +63,7 @@ def make_bundle(root: Path, batch: int | str) -> Path:
     (root / "engine").mkdir()
     size = 1 if batch == "batch" else batch
     spec = compile_engine(
-        root / "model.onnx", root / "engine", target="onnxruntime-cpu", precision="fp32", batch=size, placed=0
+        root / "model.onnx", root / "engine", target=target, precision="fp32", batch=size, placed=0
     )
     (root / "bundle").mkdir()
     write_bundle(

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from vitdeploy.errors import EngineError
+from vitdeploy.serve.batcher import Way
 
 INFER = "/v2/models/quarters/infer"
 JSON = {"Content-Type": "application/json"}
@@ -47,14 +48,18 @@ class Held:
     """The real engines, which wait until they may run."""
 
     def __init__(self, engines):
-        self.model, self.predictor, self._engines = engines.model, engines.predictor, engines
-        self.together = engines.together
+        self.model, self.predictor, self.workers = engines.model, engines.predictor, 1
+        self._engines = engines
         self.started, self.free = threading.Semaphore(0), threading.Event()
 
-    def run(self, tensor):
+    def plan(self, waiting, running):
+        way = self._engines.plan(waiting, running)
+        return way and Way(lambda tensor: self.run(way, tensor), way.images)
+
+    def run(self, way, tensor):
         self.started.release()
         self.free.wait(20)
-        return self._engines.run(tensor)
+        return way.run(tensor)
 
 
 @pytest.fixture
@@ -269,7 +274,7 @@ def test_a_late_answer_and_a_client_that_left(running, held, log):
 
 
 def test_errors_of_the_server_show_an_id_only(running, held, log, monkeypatch):
-    def broken(tensor):
+    def broken(way, tensor):
         raise EngineError("the engine at /secret/path failed")
 
     held.run = broken

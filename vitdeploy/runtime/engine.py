@@ -17,12 +17,19 @@ SEQUENCE_OUTPUTS = (
 
 
 def make_runner(
-    folder: Path, engine: EngineSpec, *, batch: int | None = None, threads: int = 0, trust: Path | None = None
+    folder: Path,
+    engine: EngineSpec,
+    *,
+    batch: int | None = None,
+    threads: int = 0,
+    trust: Path | None = None,
+    streams: int = 1,
 ) -> Runner:
     """The runner (not loaded yet) of an engine whose files lie under `folder`.
 
     `batch` None takes the batch that the engine was compiled at. `trust` is the file of an identity whose signature
-    allows to load engines that are code (`bundle.sign.signed_by`).
+    allows to load engines that are code (`bundle.sign.signed_by`). So many `streams` run at once, which share the
+    threads: on OpenVINO only, others have one.
 
     Raises:
         TargetError: an unknown target, or a batch other than the one a static engine has.
@@ -52,7 +59,12 @@ def make_runner(
         from vitdeploy.runtime.openvino import OpenVinoRunner
 
         return OpenVinoRunner(
-            folder / engine.files[0], name=engine.artifact, batch=size, options=engine.options, threads=threads
+            folder / engine.files[0],
+            name=engine.artifact,
+            batch=size,
+            options=engine.options,
+            threads=threads,
+            streams=streams,
         )
     if target is not None and target.backend == "tensorrt":
         from vitdeploy.bundle.sign import signed_digests

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from pathlib import Path
+from queue import SimpleQueue
 from types import ModuleType
 from typing import Any
 
@@ -48,19 +49,24 @@ def require() -> ModuleType:
         ) from None
 
 
-def compile_model(model_file: str | Path, *, batch: int | None, options: Mapping[str, str], threads: int = 0) -> Any:
+def compile_model(
+    model_file: str | Path, *, batch: int | None, options: Mapping[str, str], threads: int = 0, streams: int = 1
+) -> Any:
     """An `openvino.CompiledModel` for the CPU from an IR (.xml) or ONNX file.
 
     A dynamic leading axis is reshaped to `batch` first: the CPU plugin fuses attention only with static shapes. Where
     another axis is dynamic, its code generator is switched off: with OpenVINO 2026.4, attention that first ran over one
     key gives wrong numbers over 16 and more, which is what decoding with a cache does.
     `options` are plugin properties such as INFERENCE_PRECISION_HINT; `threads` 0 leaves the number to the plugin.
+    So many `streams` share the threads: each runs a request of its own, and none waits for a thread of another one.
 
     Raises:
         EngineError: OpenVINO cannot read or compile the model.
     """
     openvino = require()
     config = {"PERFORMANCE_HINT": "LATENCY", **options}
+    if streams > 1:
+        config |= {"PERFORMANCE_HINT": "THROUGHPUT", "NUM_STREAMS": str(streams)}
     if threads:
         config["INFERENCE_NUM_THREADS"] = str(threads)
     try:
@@ -94,32 +100,39 @@ class OpenVinoRunner(Runner):
         batch: int | None = None,
         options: Mapping[str, str] | None = None,
         threads: int = 0,
+        streams: int = 1,
     ) -> None:
-        super().__init__(name)
+        super().__init__(name, streams)
         self.model_file = model_file
         self.batch = batch
         self.options = dict(options or {})
         self.threads = threads
         self.compiled: Any = None
-        self._request: Any = None
+        self._requests: SimpleQueue[Any] = SimpleQueue()
 
     def _load(self) -> None:
-        self.compiled = compile_model(self.model_file, batch=self.batch, options=self.options, threads=self.threads)
-        self._request = self.compiled.create_infer_request()
+        self.compiled = compile_model(
+            self.model_file, batch=self.batch, options=self.options, threads=self.threads, streams=self.at_once
+        )
+        for _ in range(self.at_once):
+            self._requests.put(self.compiled.create_infer_request())
         self.inputs = tuple(_spec(port) for port in self.compiled.inputs)
         self.outputs = tuple(_spec(port) for port in self.compiled.outputs)
         self.provider = "+".join(self.compiled.get_property("EXECUTION_DEVICES"))
 
     def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        request = self._requests.get()
         try:
-            self._request.infer(feeds, share_inputs=True, share_outputs=True)
+            request.infer(feeds, share_inputs=True, share_outputs=True)
+            # What `infer` would give are views too, of the request's own buffers.
+            return {tensor.name: np.array(request.get_output_tensor(i).data) for i, tensor in enumerate(self.outputs)}
         except Exception as error:
             raise EngineError(f"{self.name}: OpenVINO failed", found=str(error).strip()[:300]) from None
-        # What `infer` would give are views too, of the request's own buffers.
-        return {tensor.name: np.array(self._request.get_output_tensor(i).data) for i, tensor in enumerate(self.outputs)}
+        finally:
+            self._requests.put(request)
 
     def _close(self) -> None:
-        self._request = None
+        self._requests = SimpleQueue()
         self.compiled = None
 
 

@@ -1,11 +1,13 @@
 """One life-cycle for every back end: load, infer, close.
 
-The base class does what every back end needs: state checks, input checks, one inference at a time. A back end writes
-three short methods. Outputs are always arrays of the caller's own: no back end hands out a buffer that it reuses.
+The base class does what every back end needs: state checks, input checks, as many inferences at a time as the back end
+is made for. A back end writes three short methods. Outputs are always arrays of the caller's own: no back end hands out
+a buffer that it reuses.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -28,22 +30,25 @@ class Runner(ABC):
     """Runs one model on one runtime.
 
     `inputs` and `outputs` are the tensors as loaded (the batch is a number once the runner is pinned to one);
-    `provider` is what really runs, set by `load`.
+    `provider` is what really runs, set by `load`. `at_once` is how many calls of `infer` run at a time.
     """
 
     name: str
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     provider: str
+    at_once: int
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, at_once: int = 1) -> None:
         self.name = name
+        self.at_once = at_once
         self.inputs = ()
         self.outputs = ()
         self.provider = ""
         self._loaded = False
         self._fixed: dict[str, tuple[np.dtype[Any], tuple[int | str, ...]]] = {}
-        self._lock = threading.Lock()
+        self._turn = threading.Lock() if at_once == 1 else threading.Semaphore(at_once)
+        self._ending = threading.Lock()
 
     @abstractmethod
     def _load(self) -> None:
@@ -74,12 +79,12 @@ class Runner(ABC):
         return self
 
     def infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
-        """Run once. Safe to call from several threads; calls run one after the other.
+        """Run once. Safe to call from several threads; `at_once` calls run at a time, one by default.
 
         Raises:
             TensorError: a missing or unknown input name, or another dtype or shape than `inputs` say.
         """
-        with self._lock:
+        with self._turn:
             self._require_loaded("infer()")
             return self._infer(feeds if self._fits_exactly(feeds) else self.check(feeds))
 
@@ -125,8 +130,10 @@ class Runner(ABC):
         return True
 
     def close(self) -> None:
-        """Free everything; a run in another thread ends first."""
-        with self._lock:
+        """Free everything; runs in other threads end first."""
+        with self._ending, contextlib.ExitStack() as turns:
+            for _ in range(self.at_once):
+                turns.enter_context(self._turn)
             if self._loaded:
                 self._loaded = False
                 self._close()

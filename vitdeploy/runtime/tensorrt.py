@@ -172,7 +172,7 @@ class TensorRtRunner(Runner):
 
     def stages(self, feeds: Mapping[str, Array]) -> dict[str, float]:
         """By CUDA events between the parts, enqueued one by one: a captured graph has none inside."""
-        with self._lock, contextlib.ExitStack() as events:
+        with self._turn, contextlib.ExitStack() as events:
             marks = [cuda.Event() for _ in range(4)]
             for mark in marks:
                 events.callback(mark.close)
@@ -196,7 +196,7 @@ class TensorRtRunner(Runner):
             TensorError: a missing or unknown input name, another dtype or shape than `inputs` say, or other memory.
             DeviceMemoryError: no room for the outputs.
         """
-        with self._lock:
+        with self._turn:
             self._require_loaded("infer_device()")
             wanted = self._wanted(feeds)
             taken = {name: borrow(value, self._stream) for name, value in feeds.items()}

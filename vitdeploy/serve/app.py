@@ -52,7 +52,7 @@ class Service:
         self.metrics = Metrics()
         self._working = 0
         self._batcher = Batcher(
-            engines.run, engines.model.max_batch, settings.max_delay, self.metrics.ran, engines.together
+            engines.plan, engines.model.max_batch, settings.max_delay, self.metrics.ran, engines.workers
         )
         self._helpers = ThreadPoolExecutor(HELPERS, thread_name_prefix="vitdeploy-serve")
         self.metrics.watch(lambda: self._batcher.waiting, lambda: self._working)

@@ -1,4 +1,4 @@
-"""Dynamic batching: requests that wait while the engine runs are answered together in its next run, where that pays."""
+"""Dynamic batching: requests that wait while the engine runs are answered together in a next run, where that pays."""
 
 from __future__ import annotations
 
@@ -13,11 +13,22 @@ import numpy as np
 
 from vitdeploy.runtime.runner import Array
 
-Run = Callable[[Array], dict[str, Array]]
-# How many images at most run together when so many wait; a request of more than that still runs whole.
-Together = Callable[[int], int]
 # Is told the images and the seconds of each run.
 Observe = Callable[[int, float], None]
+
+
+@dataclass(frozen=True)
+class Way:
+    """How the next images run: `run` gets [n, ...] and gives outputs [n, ...]. At most `images` of those that wait go
+    together, and a request of more than that runs whole. `alone`: nothing else runs meanwhile."""
+
+    run: Callable[[Array], dict[str, Array]]
+    images: int
+    alone: bool = True
+
+
+# How the next images run when so many wait while so many runs are going; None: not before one of these has ended.
+Plan = Callable[[int, int], "Way | None"]
 
 
 @dataclass(frozen=True)
@@ -38,36 +49,33 @@ class _Waiting:
 
 
 class Batcher:
-    """Runs tensors in one thread, in the order they came, as many together as `together` says and fit into `max_batch`
-    images; by default as many as wait. What is not faster together runs alone: an answer goes out as soon as it is
-    there, not with those of all that waited.
+    """Runs tensors in the order they came, in `workers` threads, as many together as `plan` says and fit. What is not
+    faster together runs alone: an answer goes out as soon as it is there, not with those of all that waited.
 
-    The first waits at most `max_delay` seconds for others while the engine is free; none is split. `submit` may be
-    called from any thread. A future that is cancelled before its run is left out of it.
-
-    `run` gets [n, ...], n at most `max_batch`, and gives outputs [n, ...]; if it raises, all requests of the run get
-    that error.
+    The first waits at most `max_delay` seconds for others, until `max_batch` images wait; no request is split. `submit`
+    may be called from any thread. A future that is cancelled before its run is left out of it. If a run raises, all
+    requests of the run get that error.
     """
 
     def __init__(
-        self,
-        run: Run,
-        max_batch: int,
-        max_delay: float = 0.0,
-        observe: Observe | None = None,
-        together: Together | None = None,
+        self, plan: Plan, max_batch: int, max_delay: float = 0.0, observe: Observe | None = None, workers: int = 1
     ) -> None:
-        self._run = run
-        self._together = together or (lambda waiting: max_batch)
+        self._plan = plan
         self._observe = observe
         self._max_batch = max_batch
         self._max_delay = max_delay
         self._queue: deque[_Waiting] = deque()
         self._images = 0
+        self._running = 0
+        self._alone = False
         self._closing = False
         self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._work, name="vitdeploy-engine", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"vitdeploy-engine-{number}", daemon=True)
+            for number in range(workers)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     @property
     def waiting(self) -> int:
@@ -96,38 +104,59 @@ class Batcher:
         """Take no more, answer all that wait, and end."""
         with self._changed:
             self._closing = True
-            self._changed.notify()
-        self._thread.join()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
 
     def _work(self) -> None:
-        while (batch := self._take()) is not None:
+        while (taken := self._take()) is not None:
+            way, batch = taken
             running = [item for item in batch if item.future.set_running_or_notify_cancel()]
             if running:
-                self._answer(running)
+                self._answer(way, running)
+            with self._changed:
+                self._running -= 1
+                self._alone = False
+                self._changed.notify_all()
 
-    def _take(self) -> list[_Waiting] | None:
-        """The next requests that run together; None when all is done."""
+    def _take(self) -> tuple[Way, list[_Waiting]] | None:
+        """The next requests that run together, and how; None when all is done."""
         with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._closing)
-            if not self._queue:
-                return None
-            if self._max_delay:
-                left = self._queue[0].since + self._max_delay - time.perf_counter()
-                self._changed.wait_for(lambda: self._closing or self._images >= self._max_batch, max(0.0, left))
+            while (way := self._next()) is None:
+                if self._closing and not self._queue:
+                    return None
+                self._changed.wait(self._patience())
             batch = [self._queue.popleft()]
-            images, most = len(batch[0].tensor), self._together(self._images)
-            while self._queue and images + len(self._queue[0].tensor) <= most:
+            images = len(batch[0].tensor)
+            while self._queue and images + len(self._queue[0].tensor) <= way.images:
                 batch.append(self._queue.popleft())
                 images += len(batch[-1].tensor)
             self._images -= images
-            return batch
+            self._running += 1
+            self._alone = way.alone
+            if self._queue:
+                self._changed.notify()
+            return way, batch
 
-    def _answer(self, batch: list[_Waiting]) -> None:
+    def _next(self) -> Way | None:
+        """How the next images run; None where none may now."""
+        if not self._queue or self._alone or self._patience() is not None:
+            return None
+        return self._plan(self._images, self._running)
+
+    def _patience(self) -> float | None:
+        """The seconds that the first may still wait for others; None where it waits for none."""
+        if not self._queue or not self._max_delay or self._closing or self._images >= self._max_batch:
+            return None
+        left = self._queue[0].since + self._max_delay - time.perf_counter()
+        return left if left > 0 else None
+
+    def _answer(self, way: Way, batch: list[_Waiting]) -> None:
         started = time.perf_counter()
         try:
             tensors = [item.tensor for item in batch]
             tensor = tensors[0] if len(tensors) == 1 else np.concatenate(tensors)
-            outputs = self._run(tensor)
+            outputs = way.run(tensor)
         except BaseException as error:  # whoever waits must be told, whatever it is
             for item in batch:
                 item.future.set_exception(error)

@@ -1,4 +1,4 @@
-"""The engine of a bundle at two batch sizes: one image, and the largest batch where that is faster than one by one."""
+"""The engine of a bundle for one image, for a batch and for several batches: what of it is faster than one by one."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import io
 import math
 import statistics
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
@@ -15,61 +17,87 @@ from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import InputError, TargetError
 from vitdeploy.runtime import Predictor, load
 from vitdeploy.runtime.choice import AUTO
+from vitdeploy.runtime.engine import make_runner
+from vitdeploy.runtime.host import usable_cores
+from vitdeploy.runtime.predictor import images_of
 from vitdeploy.runtime.runner import Array
+from vitdeploy.serve.batcher import Way
 from vitdeploy.serve.protocol import Model
 from vitdeploy.serve.tensors import DATATYPES
-from vitdeploy.spec import EngineSpec, TensorSpec
+from vitdeploy.spec import EngineSpec, Manifest, TensorSpec
 
-# How long both sizes are tried in turns at the start.
+# How long each way is tried, in turns, at the start.
 TRIAL_SECONDS = 0.6
+# More streams than this would wait for Python.
+MOST_STREAMS = 8
+# How much slower streams may be where nothing else runs: here reading and writing requests takes CPUs from the engine,
+# for which all threads of a run wait, and streams do not.
+UNDISTURBED = 1.05
 
 
 class Engines:
-    """The engine that a server runs. Engines have a fixed batch when they are loaded, so a smaller one is padded, which
-    costs as much as a full one: from `threshold` images on that is faster than one by one, as measured at the start.
+    """The engine that a server runs: `predictor` for an image alone; `large` for batches of `max_batch`; `streams` for
+    several of these side by side. Of the last two only those stay that are faster here, as measured at the start.
+
+    `predictor` and `large` have all threads, streams share them: none waits for a thread of another one. A batch that
+    is not full is padded, which costs as much as a full one: from `threshold` images on that is faster than one by one.
     Use as a context manager, or call `close`.
 
-    `predictor` decodes, prepares and answers. Not for several threads.
+    `predictor` decodes, prepares and answers.
     """
 
-    def __init__(self, predictor: Predictor, large: Predictor | None, name: str, max_batch: int) -> None:
+    def __init__(
+        self,
+        predictor: Predictor,
+        name: str,
+        max_batch: int,
+        large: Predictor | None = None,
+        streams: Predictor | None = None,
+    ) -> None:
         self.predictor = predictor
-        self._large = large
         spec = predictor.runner
         self.model = Model(name, f"vitdeploy_{predictor.target}", spec.inputs, spec.outputs, max_batch)
+        times = _times_as_long(predictor, large, streams, max_batch)
+        self._large = _kept(large, "large" in times and times["large"] <= max_batch)
+        self._streams = _kept(
+            streams, self._large is not None and times.get("streams", math.inf) < UNDISTURBED * times["large"]
+        )
         # From how many images on a padded run of the large one takes less time than runs of one.
-        self.threshold = max_batch + 1 if large is None else math.ceil(_times_as_long(large, max_batch, predictor))
-        if self._large is not None and self.threshold > max_batch:  # larger runs bring nothing here
-            self._large.close()
-            self._large = None
+        self.threshold = math.ceil(times["large"]) if self._large is not None else max_batch + 1
 
-    def together(self, waiting: int) -> int:
-        """How many images run together when so many wait: no more than the engine runs at once."""
-        if self._large is not None:
-            return self.model.max_batch if waiting >= self.threshold else 1
+    @property
+    def workers(self) -> int:
+        """How many runs may go on at a time."""
+        return 1 if self._streams is None else self._streams.runner.at_once
+
+    def plan(self, waiting: int, running: int) -> Way | None:
+        """How the next images run when so many wait and so many runs are going."""
+        limit = self.model.max_batch
+        # The first stream begins when there is work for all; what is busy goes on with full batches.
+        if self._streams is not None and waiting >= limit * (1 if running else self.workers):
+            return Way(self._streams.run, limit, alone=False)
+        if running:
+            return None
+        if self._large is not None and waiting >= self.threshold:
+            return Way(self._large.run, limit)
         own = self.model.inputs[0].shape[0]
-        return own if isinstance(own, int) else 1
-
-    def run(self, tensor: Array) -> dict[str, Array]:
-        """Every output [n, ...] for [n, ...] preprocessed images, n at most the model's `max_batch`."""
-        if self._large is not None and len(tensor) >= self.threshold:
-            return self._large.run(tensor)
-        return self.predictor.run(tensor)
+        return Way(self.predictor.run, own if isinstance(own, int) else 1)
 
     def describe(self) -> str:
         """Which batches run, in words."""
         limit = self.model.max_batch
         if self._large is not None:
-            return f"batches of {limit} from {self.threshold} waiting images on, which is faster here; else one by one"
+            more = f", {self.workers} at a time from {self.workers * limit} on" if self.workers > 1 else ""
+            return f"batches of {limit} from {self.threshold} waiting images on{more}: faster here; else one by one"
         own = self.model.inputs[0].shape[0]
         if isinstance(own, int) and own > 1:
             return f"batches of {own}, the engine's own; fewer images are padded"
         return "one by one" if limit == 1 else f"one by one: batches of {limit} are not faster here"
 
     def close(self) -> None:
-        self.predictor.close()
-        if self._large is not None:
-            self._large.close()
+        for each in (self.predictor, self._large, self._streams):
+            if each is not None:
+                each.close()
 
     def __enter__(self) -> Engines:
         return self
@@ -94,6 +122,7 @@ def load_engines(
     try:
         _require_known(predictor.runner.inputs + predictor.runner.outputs, manifest.name)
         large: Predictor | None = None
+        streams: Predictor | None = None
         if not engine.dynamic_batch:
             max_batch = engine.batch
         else:
@@ -102,8 +131,9 @@ def load_engines(
                 predictor = _again(bundle, engine, 1, threads, trust, predictor.why)
             if max_batch > 1:
                 large = _again(bundle, engine, max_batch, threads, trust, predictor.why)
+                streams = _in_streams(bundle, manifest, engine, max_batch, threads)
         _load_decoders(predictor)
-        return Engines(predictor, large, manifest.name, max_batch)
+        return Engines(predictor, manifest.name, max_batch, large, streams)
     except BaseException:
         predictor.close()
         raise
@@ -135,18 +165,43 @@ def _load_decoders(predictor: Predictor) -> None:
     predictor.prepare(stream.getvalue())
 
 
-def _times_as_long(large: Predictor, batch: int, single: Predictor) -> float:
-    """How many times as long a run of `batch` images takes as a run of one: the median of runs in turns, so that a
-    machine that changes its speed meanwhile changes both."""
-    together, alone = _blank(large, batch), _blank(single, 1)
-    large.run(together)
-    single.run(alone)
-    ratios: list[float] = []
-    started = time.perf_counter()
-    while not ratios or time.perf_counter() - started < TRIAL_SECONDS:
-        each = statistics.fmean(_seconds(single, alone) for _ in range(max(1, batch // 2)))
-        ratios.append(_seconds(large, together) / each)
-    return statistics.median(ratios)
+def _in_streams(bundle: Path, manifest: Manifest, engine: EngineSpec, batch: int, threads: int) -> Predictor | None:
+    """The same engine with a stream for each thread; None where it has no streams, or there is one thread."""
+    count = min(threads or usable_cores(), MOST_STREAMS)
+    runner = make_runner(bundle, engine, batch=batch, threads=threads, streams=count)
+    return Predictor(runner, images_of(manifest)) if runner.at_once > 1 else None
+
+
+def _kept(predictor: Predictor | None, wanted: bool) -> Predictor | None:
+    """The predictor if it is wanted; else it is closed."""
+    if predictor is not None and not wanted:
+        predictor.close()
+        return None
+    return predictor
+
+
+def _times_as_long(
+    alone: Predictor, large: Predictor | None, streams: Predictor | None, batch: int
+) -> dict[str, float]:
+    """How many times as long a batch takes as an image alone, for "large" and for "streams", as far as there are: the
+    median of runs in turns, so that a machine that changes its speed meanwhile changes all. Streams run side by side,
+    and a batch takes its share of the time."""
+    if large is None:
+        return {}
+    together, one = _blank(large, batch), _blank(alone, 1)
+    with ThreadPoolExecutor(MOST_STREAMS) as pool:
+        ways: dict[str, Callable[[], float]] = {"large": lambda: _seconds(large, together)}
+        if streams is not None:
+            ways["streams"] = lambda: _seconds_side_by_side(streams, together, pool)
+        for predictor, images in ((alone, one), (large, together)):
+            predictor.run(images)
+        ratios: dict[str, list[float]] = {name: [] for name in ways}
+        started = time.perf_counter()
+        while not ratios["large"] or time.perf_counter() - started < TRIAL_SECONDS * len(ways):
+            each = statistics.fmean(_seconds(alone, one) for _ in range(max(1, batch // 2)))
+            for name, seconds in ways.items():
+                ratios[name].append(seconds() / each)
+    return {name: statistics.median(values) for name, values in ratios.items()}
 
 
 def _blank(predictor: Predictor, batch: int) -> Array:
@@ -158,3 +213,11 @@ def _seconds(predictor: Predictor, images: Array) -> float:
     start = time.perf_counter()
     predictor.run(images)
     return time.perf_counter() - start
+
+
+def _seconds_side_by_side(predictor: Predictor, images: Array, pool: ThreadPoolExecutor) -> float:
+    """Seconds a run, where every stream has two."""
+    runs = 2 * predictor.runner.at_once
+    start = time.perf_counter()
+    list(pool.map(lambda _: predictor.run(images), range(runs)))
+    return (time.perf_counter() - start) / runs
