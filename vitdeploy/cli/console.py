@@ -21,7 +21,8 @@ class Console:
     """One command's output. Use as a context manager around the work, so that a progress bar is closed before text.
 
     On a terminal, progress is a bar (rich, where it is installed); elsewhere plain lines, at most one a quarter of the
-    way. With `as_json` the document goes to standard output and everything else to standard error.
+    way, and one where the way has become longer. With `as_json` the document goes to standard output and everything
+    else to standard error.
     """
 
     def __init__(self, as_json: bool, verbose: int, quiet: bool) -> None:
@@ -29,7 +30,7 @@ class Console:
         self._started = time.perf_counter()
         self._bars: Any = None
         self._tasks: dict[str, Any] = {}
-        self._shown: dict[str, int] = {}
+        self._shown: dict[str, tuple[int, int]] = {}
 
     def progress(self, text: str, done: int, total: int) -> None:
         """`done` of `total` units of the step `text`."""
@@ -41,8 +42,9 @@ class Console:
             self._bars.update(self._tasks[text], completed=done, total=total)
             return
         quarter = 4 * done // total if total > 1 else 0
-        if quarter > self._shown.get(text, -1):
-            self._shown[text] = quarter
+        way, before = self._shown.get(text, (total, -1))
+        if total > way or quarter > before:
+            self._shown[text] = (total, quarter)
             click.echo(f"{text}  {done}/{total}" if total > 1 else text, err=True)
 
     def note(self, text: str) -> None:
