@@ -1,0 +1,54 @@
+"""The tables of docs/compatibility/: each row is written by the test that shows it, and compared with it ever after."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+FOLDER = Path(__file__).parent.parent / "docs" / "compatibility"
+REWRITE = "pytest tests/compatibility --write-compatibility rewrites the pages"
+
+
+@dataclass(frozen=True)
+class Page:
+    """One page with one table. `rows` are the first cells of all its rows, in their order.
+
+    Cells hold what is the same on every machine: no times, no measured numbers.
+    """
+
+    name: str
+    head: str
+    columns: tuple[str, ...]
+    rows: tuple[str, ...]
+
+    @property
+    def path(self) -> Path:
+        return FOLDER / f"{self.name}.md"
+
+    def check(self, cells: Sequence[str], *, write: bool) -> None:
+        """Assert that the page has this row; with `write`, put it there instead.
+
+        One process at a time may write a page: keep all tests of one page in one file.
+        """
+        if len(cells) != len(self.columns) or cells[0] not in self.rows:
+            raise ValueError(f"no row of {self.name}: {list(cells)}")
+        found = self.read()
+        if write:
+            self._write({**found, cells[0]: tuple(cells)})
+        else:
+            assert found.get(cells[0]) == tuple(cells), REWRITE
+
+    def read(self) -> dict[str, tuple[str, ...]]:
+        """The rows of the page by their first cells."""
+        if not self.path.exists():
+            return {}
+        lines = [line for line in self.path.read_text(encoding="utf-8").splitlines() if line.startswith("| ")]
+        rows = [tuple(line.strip("|").strip().split(" | ")) for line in lines[1:]]
+        return {cells[0]: cells for cells in rows if cells[0] != "---"}
+
+    def _write(self, found: dict[str, tuple[str, ...]]) -> None:
+        lines = [self.columns, ("---",) * len(self.columns), *(found[name] for name in self.rows if name in found)]
+        table = "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
+        self.path.parent.mkdir(exist_ok=True)
+        self.path.write_text(f"{self.head}\n{table}", encoding="utf-8")
