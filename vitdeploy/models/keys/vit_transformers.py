@@ -25,13 +25,13 @@ from vitdeploy.models.keys.facts import (
     heads_for,
     image_size_for,
     left_out,
-    listed,
     measured,
     merge_attention,
     recognised,
     require,
 )
 from vitdeploy.models.keys.transformers_config import settings_for
+from vitdeploy.models.misfits import listed
 from vitdeploy.models.vit import FinalNorm, Pooling, Preset
 
 PREFIXES = ("", "vit.", "deit.", "dinov2.", "dinov2_with_registers.", "vision_model.")
