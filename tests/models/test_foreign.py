@@ -318,7 +318,8 @@ def test_weights_that_a_class_does_not_expect_are_refused(tmp_path):
 
 def test_a_pooling_layer_without_weights_is_left_out(tmp_path):
     library = reference("transformers")
-    model = randomised(library.YolosModel(library.YolosConfig(**SHAPE | {"image_size": [32, 32]}, num_detection_tokens=3), False))
+    config = library.YolosConfig(**SHAPE | {"image_size": [32, 32]}, num_detection_tokens=3)
+    model = randomised(library.YolosModel(config, add_pooling_layer=False))
     model.save_pretrained(tmp_path)
     original = load_original(Source(model=f"hf:{tmp_path}"))
     assert "without its pooling layer, of which the weights are not there" in original.notes

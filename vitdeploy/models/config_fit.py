@@ -34,7 +34,6 @@ _TIMM_VIT = {
     "qkv_bias": "qkv_bias",
     "qk_norm": "qk_norm",
     "pre_norm": "stem_norm",
-    "num_heads": "heads",
 }
 _TIMM_SWIN = {
     "embed_dim": "width",

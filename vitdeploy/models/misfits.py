@@ -47,7 +47,7 @@ class Misfits:
             parts.append(f"{len(self.unexpected)} unexpected: {listed(patterns(self.unexpected, found))}")
         for what, pairs in (("of another shape", self.shapes), ("of another type", self.kinds)):
             if pairs:
-                parts.append(f"{len(pairs)} {what}: {listed(_alike(pairs))}")
+                parts.append(f"{len(pairs)} {what}: {listed(_alike(pairs, wanted))}")
         return "; ".join(parts)
 
 
@@ -141,11 +141,15 @@ def _ranges(numbers: Iterable[int]) -> str:
     return texts[0] if len(runs) == 1 and runs[0][0] == runs[0][1] else "{" + ",".join(texts) + "}"
 
 
-def _alike(pairs: Mapping[str, tuple[str, str]]) -> list[str]:
+def _alike(pairs: Mapping[str, tuple[str, str]], everything: Collection[str]) -> list[str]:
     groups: dict[tuple[str, str], list[str]] = {}
     for key, pair in pairs.items():
         groups.setdefault(pair, []).append(key)
-    return [f"{name} {pair[0]} (the model: {pair[1]})" for pair, keys in groups.items() for name in _numbered(keys)]
+    return [
+        f"{name} {pair[0]} (the model: {pair[1]})"
+        for pair, keys in groups.items()
+        for name in patterns(keys, everything)
+    ]
 
 
 def listed(items: list[str]) -> str:

@@ -59,9 +59,7 @@ def read_as(
             module = family.build(config)
         load_state(module, state, file)  # names what is missing and what is unexpected
         raise catalog.unrecognised(state, file)
-    if misfits := _misfits(found, family, config):
-        asked = heads is not None and all(misfit.startswith("heads ") for misfit in misfits)
-        raise _another(file, name, misfits, f"leave --heads out: {name} says it" if asked else None)
+    refuse_another(found, name, family, config, file, heads)
     notes = [
         f"{getattr(found.config, field)} {what} in the checkpoint, {name} has {getattr(config, field)} by default"
         for field, what in _FREE.items()
@@ -73,6 +71,15 @@ def read_as(
         notes.append(f"image size {own_size[0]}x{own_size[1]}, as the checkpoint's positions have; {said}")
     settled, remarks = _settled(name, found.config, config)
     return dataclasses.replace(found, config=settled, notes=(*found.notes, *notes, *remarks))
+
+
+def refuse_another(
+    found: Recognised, name: str, family: Family, config: Any, file: str, heads: int | None = None
+) -> None:
+    """Raise CheckpointError where what was recognised is not the architecture of a name."""
+    if misfits := _misfits(found, family, config):
+        asked = heads is not None and all(misfit.startswith("heads ") for misfit in misfits)
+        raise _another(file, name, misfits, f"leave --heads out: {name} says it" if asked else None)
 
 
 def _misfits(found: Recognised, family: Family, config: Any) -> list[str]:

@@ -83,8 +83,9 @@ def _refusal(path: Path, text: str) -> PickleError:
             f"{path} is a whole pickled module, which only its own code can read, so it is not loaded",
             found=found,
             wanted="a state dict of tensors, or the module as a function of yours",
-            fix=f"where you trust it: in my_model.py, def build(): return torch.load({str(path)!r}, "
-            "map_location='cpu', weights_only=False); then vitdeploy export --model my_model:build -o exported",
+            fix="where you trust it: write my_model.py of the lines `import torch` and `def build(): return "
+            f"torch.load({str(path)!r}, map_location='cpu', weights_only=False)`; then "
+            "vitdeploy export --model my_model:build -o exported",
         )
     if any(name.startswith(_SHARDED) for name in names):
         return PickleError(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -126,8 +126,8 @@ def _load(source: Source, preprocess: PreprocessSpec | None) -> Original:
     local, folder = located(source)
     if folder is not None and local.model is not None and local.model.startswith("hf:"):
         return _from_folder(local, folder, source.name, preprocess)
-    if folder is not None and folder.has_config and _is_of(folder, source.model):
-        return _from_folder(local, folder, source.name, preprocess)
+    if folder is not None and folder.has_config and source.model and (check := _beside(folder, source.model)):
+        return _from_folder(local, folder, source.name, preprocess, check)
     if source.model is not None and source.model.startswith("timm:"):
         return _from_timm_name(source, source.model.removeprefix("timm:"))
     if source.model is None:
@@ -194,14 +194,26 @@ def _of_name(source: Source, name: str, family: Family, config: Any) -> Original
     return _recognised(source, named.read_as(name, family, config, state, source.heads, str(source.checkpoint)), notes)
 
 
-def _is_of(folder: ModelFolder, model: str | None) -> bool:
-    """Whether a folder's config.json is of the architecture that timm calls `model`."""
-    name = (model or "").removeprefix("timm:").partition(".")[0]
-    return read_json(folder.path / CONFIG).get("architecture", "").partition(".")[0] == name
+def _beside(folder: ModelFolder, model: str) -> Callable[[Recognised], None] | None:
+    """What checks that weights with a config.json are of the model that the user named; None where that file is of
+    another architecture of timm's, or the name is timm's alone and the file is not: then it is not read."""
+    name = model.removeprefix("timm:")
+    own = read_json(folder.path / CONFIG).get("architecture")
+    if own is not None and str(own).partition(".")[0] != name.partition(".")[0]:
+        return None
+    if (known := catalog.find(name) or catalog.find(name.partition(".")[0])) is None:
+        return None if own is None else lambda found: None
+    return lambda found: named.refuse_another(found, name, *known, str(folder.weights[0]))
 
 
-def _from_folder(source: Source, folder: ModelFolder, name: str, given: PreprocessSpec | None) -> Original:
-    """A folder with config.json: the architecture is ours where a family recognises the weights."""
+def _from_folder(
+    source: Source,
+    folder: ModelFolder,
+    name: str,
+    given: PreprocessSpec | None,
+    check: Callable[[Recognised], None] = lambda found: None,
+) -> Original:
+    """A folder with config.json: the architecture is ours where a family recognises the weights, and `check` agrees."""
     config = read_json(folder.path / CONFIG)
     state, notes = read_checkpoint(*folder.weights)
     if folder.revision:
@@ -220,6 +232,7 @@ def _from_folder(source: Source, folder: ModelFolder, name: str, given: Preproce
         own = folder.given or not (folder.path / SAFETENSORS).is_file()  # transformers reads no pickles
         original = from_transformers(folder.path, config, spec, size, state if own else None)
         return _noted(original, name, config, (*notes, *remarks))
+    check(found)
     check_config(config, found, str(folder.path) if not folder.given else file)
     family = catalog.family_named(found.family)
     config_of = found.config

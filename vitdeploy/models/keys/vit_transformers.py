@@ -140,6 +140,13 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
             found=f"{len(found.unknown)} unknown: {listed(found.unknown)}",
             fix="it may be another class of transformers: give the model's folder or repository, as hf:...",
         )
+    if "classifier.weight" in state and f"{prefix}pooler.dense.weight" in state and "model_type" not in hints.config:
+        raise CheckpointError(
+            f"the state dict has the names of {style}, and a classifier that may read its pooling layer or not",
+            found=f"classifier.weight, {prefix}pooler.dense.weight",
+            wanted="the config.json that says which class this is, or a state dict without the pooling layer",
+            fix="put config.json beside the checkpoint, or bring the module itself: --model package.module:function",
+        )
     notes = [*settings.notes, *left_out(found.unused, "no part of the image encoder")]
     tensors = _gated(found.state)
     require(tensors, style, stem=_required(kind))
