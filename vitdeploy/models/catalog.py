@@ -90,15 +90,7 @@ def recognise_within(
     Raises:
         CheckpointError: as `recognise`; or several parts fit, or tensors stand beside the part that may belong to it.
     """
-    refused = None
-    try:
-        if (found := recognise(state, hints)) is not None:
-            return found
-    except CheckpointError as error:
-        refused = error
     part = prefixes.search(state, lambda inner: recognise(inner, hints), file, fits)
-    if part is None and refused is not None:
-        raise refused
     return part and dataclasses.replace(part[0], notes=(*part[1], *part[0].notes))
 
 

@@ -39,7 +39,12 @@ class ModelFolder:
 
     @property
     def has_config(self) -> bool:
-        return (self.path / CONFIG).is_file()
+        """Whether it has a model's config.json; those of other programs have the same name."""
+        path = self.path / CONFIG
+        try:
+            return path.is_file() and bool({"model_type", "architecture"} & read_json(path).keys())
+        except CheckpointError:
+            return False
 
     @property
     def weights(self) -> tuple[Path, ...]:
@@ -109,9 +114,9 @@ def files_of(checkpoint: Path) -> tuple[Path, ...]:
 
 def beside(checkpoint: Path) -> ModelFolder | None:
     """The folder of a checkpoint that is in several files, or has a model's config.json beside it; else None."""
-    files, config = files_of(checkpoint), checkpoint.parent / CONFIG
-    known = checkpoint.is_file() and config.is_file() and {"model_type", "architecture"} & read_json(config).keys()
-    return ModelFolder(checkpoint.parent, given=files) if known or files != (checkpoint,) else None
+    files = files_of(checkpoint)
+    folder = ModelFolder(checkpoint.parent, given=files)
+    return folder if files != (checkpoint,) or (checkpoint.is_file() and folder.has_config) else None
 
 
 def _shards(index: Path) -> list[str]:

@@ -30,17 +30,17 @@ def search(
     file: str,
     fits: Callable[[Found], bool],
 ) -> tuple[Found, tuple[str, ...]] | None:
-    """What `recognise` makes of the one part of `state` that it knows, and what was dropped; None where there is none.
+    """What `recognise` makes of `state`, or of the one part of it that it knows, and what was dropped; else None.
 
     Raises:
         CheckpointError: several parts that are alike in whether they fit, or tensors beside the part which may belong
-            to the model; or what `recognise` raises of the first part, where it takes none.
+            to the model; or what `recognise` raises of the largest part, where there is nothing better.
     """
     found: dict[str, Found] = {}
     refused: list[CheckpointError] = []
-    for prefix in _prefixes(state):
+    for prefix in ("", *_prefixes(state)):
         if prefix.startswith(tuple(found)):
-            continue  # a part of what is found already
+            continue  # a part of what is found already, as all are of the whole
         try:
             result = recognise(below(state, prefix))
         except CheckpointError as error:
@@ -53,7 +53,10 @@ def search(
     if not found:
         return None
     prefix = _only(state, [prefix for prefix in found if fits(found[prefix])] or list(found), file)
-    return found[prefix], dropped(state, prefix, file)
+    try:
+        return found[prefix], dropped(state, prefix, file) if prefix else ()
+    except CheckpointError as error:
+        raise (refused or [error])[0] from None
 
 
 def towards(

@@ -95,11 +95,11 @@ def located(source: Source) -> tuple[Source, ModelFolder | None]:
         folder = locate(source.model)
         folder = dataclasses.replace(folder, given=files_of(given)) if given else folder
         return dataclasses.replace(source, model=f"hf:{folder.path}"), folder
-    if given is None or source.function is not None:
+    if given is None or (near := beside(given)) is None:
         return source, None
-    near = beside(given)
-    own = near is not None and near.has_config and source.model is None
-    return (dataclasses.replace(source, model=f"hf:{near.path}") if near and own else source), near
+    if near.has_config and source.model is None and source.function is None:
+        source = dataclasses.replace(source, model=f"hf:{near.path}")
+    return source, near
 
 
 def load_original(source: Source, preprocess: PreprocessSpec | None = None) -> Original:
