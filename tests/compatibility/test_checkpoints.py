@@ -38,9 +38,9 @@ What holds for all of them: every tensor of the model is in the file, and none i
 misshapen tensors are an error that tells all of them at once, for timm's and transformers' own modules too, which would
 go on with random numbers; so is a `config.json` that says something else than the weights. Only this may be absent or
 too much: what a module computes itself (`position_ids`, `relative_position_index`, `attn_mask`), counters
-(`num_batches_tracked`), second names of shared tensors, and what the training alone needs (losses, metrics, projection
-heads). What was left out is in the notes of `vitdeploy export` and of the report. A prefix is found by the names behind
-it, whatever it is. A checkpoint without classifier gives features.
+(`num_batches_tracked`), second names of shared tensors, and what the training alone needs (losses, metrics, heads of
+self-supervised training). What was left out is in the notes of `vitdeploy export` and of the report. A prefix is found
+by the names behind it, whatever it is. A checkpoint without classifier gives features.
 """
 ROWS = (
     "timm: `state_dict()` as safetensors, with metadata",

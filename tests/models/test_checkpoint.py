@@ -4,6 +4,7 @@ import argparse
 import os
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -203,6 +204,24 @@ def test_a_namespace_of_arguments_cannot_smuggle_code_in(tmp_path):
     with pytest.raises(PickleError) as caught:
         read_checkpoint(tmp_path / "weights.pt")
     assert caught.value.found == "posix.system"
+    assert not witness.exists()
+
+
+def test_numpys_numbers_and_paths_beside_the_weights_are_values(tmp_path):
+    beside = {"best": np.float64(71.5), "epoch": np.int64(3), "history": np.arange(3.0), "names": np.array(["a", "b"])}
+    torch.save({"model": {"w": torch.ones(2)}, **beside, "out": tmp_path}, tmp_path / "weights.pt")
+    state, notes = read_checkpoint(tmp_path / "weights.pt")
+    assert torch.equal(state["w"], torch.ones(2))
+    assert notes == ("weights taken from 'model', ignored beside it: best, epoch, history, names, out",)
+
+
+def test_an_array_of_objects_cannot_smuggle_code_in(tmp_path):
+    witness = tmp_path / "witness"
+    array = np.array([Shell(f"echo ran > '{witness}'")], dtype=object)
+    torch.save({"model": {"w": torch.ones(2)}, "names": array}, tmp_path / "weights.pt")
+    with pytest.raises(PickleError, match="runs commands") as caught:
+        read_checkpoint(tmp_path / "weights.pt")
+    assert "do not open it" in caught.value.fix
     assert not witness.exists()
 
 

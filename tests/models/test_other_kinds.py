@@ -114,7 +114,7 @@ def test_several_state_dicts_are_answered_with_a_command_that_takes_one(tmp_path
 
 
 class ShardedThing:
-    __module__ = "torch.distributed.tensor"
+    __module__ = "torch.distributed"
 
     def __reduce__(self):
         return ShardedThing, ()
@@ -130,11 +130,11 @@ def test_a_whole_module_is_named_in_both_formats(options, tmp_path):
 
 
 def test_a_part_of_a_distributed_checkpoint_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(torch.distributed.tensor, "ShardedThing", ShardedThing, raising=False)
+    monkeypatch.setattr(torch.distributed, "ShardedThing", ShardedThing, raising=False)
     torch.save({"w": ShardedThing()}, tmp_path / "rank0.pt")
     error = refused(tmp_path / "rank0.pt", PickleError)
     assert "one part of a checkpoint that several processes wrote" in error.message
-    assert error.found == "torch.distributed.tensor.ShardedThing"
+    assert error.found == "torch.distributed.ShardedThing"
 
 
 def test_a_part_is_saved_as_a_checkpoint_of_its_own(tmp_path):

@@ -14,11 +14,11 @@ SHOWN = 5
 COMPUTED = re.compile(
     r"(?:.*\.)?(?:position_ids|relative_position_index|relative_coords_table|attn_mask|num_batches_tracked)"
 )
-# Of the first part of a name: losses, metrics, heads and counters of the training, which no answer depends on.
+# Parts of names: losses, metrics, counters, and heads that only self-supervised training has. A projector is none of
+# these: some models answer with what it gives.
 TRAINING = re.compile(
     r"(?:.*_)?(?:loss|losses|loss_fn|criterion|criteria|metrics?|acc|accuracy)|n_averaged|initted|step|queue|queue_ptr|"
-    r"(?:(?:student|teacher)_)?(?:dino|ibot|contrastive)_head|(?:projection|proj|simclr|byol|mim|mlm)_head|"
-    r"projector|predictor|prototypes|dino_loss|total_ops|total_params|mixup_fn"
+    r"(?:dino|ibot|byol|simclr|mim|mlm)_head|total_ops|total_params|mixup_fn"
 )
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
