@@ -144,3 +144,17 @@ def test_a_config_of_another_program_is_not_a_models(tmp_path):
     (tmp_path / "config.json").write_text("[1, 2]")
     save_file(of_transformers("vit").state_dict(), tmp_path / "model.safetensors")
     assert load_original(Source(checkpoint=tmp_path / "model.safetensors", heads=4)).labels == ()
+
+
+def test_a_backbone_of_ours_in_a_model_of_transformers_is_not_taken_out_of_it(tmp_path):
+    library = reference("transformers")
+    backbone = library.SwinConfig(
+        image_size=32, patch_size=4, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4,
+        out_features=["stage1", "stage2"],
+    )  # fmt: skip
+    sizes = {"hidden_size": 16, "pool_scales": [1], "auxiliary_in_channels": 16, "auxiliary_channels": 8}
+    config = library.UperNetConfig(backbone_config=backbone, num_labels=3, use_auxiliary_head=False, **sizes)
+    library.UperNetForSemanticSegmentation(config).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"transformers' UperNetForSemanticSegmentation") as caught:
+        load_original(Source(model=f"hf:{tmp_path}"))
+    assert "beside it" not in caught.value.found

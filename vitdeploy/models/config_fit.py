@@ -179,7 +179,7 @@ def _of_timm(config: Mapping[str, Any], found: Recognised) -> Iterator[Claim]:
     said = [(key, field) for key, field in table.items() if arguments.get(key) is not None]
     yield from (_keyed(key, arguments[key], getattr(own, field), "model_args") for key, field in said)
     name = str(config["architecture"])
-    named = _named(name)
+    named = named_config(name)
     if type(named) is type(own):
         implied = [(key, field) for key, field in table.items() if key != "in_chans" and arguments.get(key) is None]
         yield from (Claim(f"{name} has {key}", getattr(named, field), getattr(own, field)) for key, field in implied)
@@ -201,7 +201,8 @@ def _timm_size(config: Mapping[str, Any], arguments: Mapping[str, Any], own: Any
         yield Claim(key, sides, list(own.image_size), mend)
 
 
-def _named(name: str) -> Any:
+def named_config(name: str) -> Any:
+    """Our config of an architecture as a file names it; None where it is nobody's of ours, or contradicts itself."""
     try:
         found = catalog.find(name)
     except UnknownModelError:

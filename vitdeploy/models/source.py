@@ -33,7 +33,7 @@ from vitdeploy.models.config_files import (
     transformers_preprocess,
     transformers_processor,
 )
-from vitdeploy.models.config_fit import check_config
+from vitdeploy.models.config_fit import check_config, named_config
 from vitdeploy.models.family import Family, Hints, Recognised
 from vitdeploy.models.foreign_transformers import from_transformers
 from vitdeploy.models.hub import (
@@ -46,6 +46,7 @@ from vitdeploy.models.hub import (
     is_hub_name,
     locate,
 )
+from vitdeploy.models.keys.transformers_config import MODEL_TYPES
 from vitdeploy.models.label_names import labels_for
 from vitdeploy.models.original import Original
 from vitdeploy.models.zero_shot import with_text_features
@@ -222,7 +223,9 @@ def _from_folder(
         notes = (f"as {folder.path / CONFIG} says", *notes)
     file = str(folder.weights[0])
     told = _told_size(config) or (None if given else fixed_size(transformers_processor(folder.path)))
-    found = catalog.recognise_within(state, Hints(source.heads, told or source.image_size, config), file)
+    hints = Hints(source.heads, told or source.image_size, config)
+    # A part of another library's model may be one of ours, such as a detector's backbone: the whole is meant.
+    found = catalog.recognise_within(state, hints, file) if _is_ours(config) else catalog.recognise(state, hints)
     if found is None and "architecture" in config:
         original = foreign.from_timm(config["architecture"], config, state, source.image_size, file)
         return _noted(original, name, config, notes)
@@ -241,6 +244,13 @@ def _from_folder(
     preprocess, remarks = (given, ()) if given else _folder_preprocess(folder, config, signature.channels, size)
     original = _built(source, family, config_of, found.state, preprocess, (*notes, *found.notes, *remarks))
     return _noted(original, name, config, ())
+
+
+def _is_ours(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json names an architecture that a family of ours has."""
+    if "model_type" in config:
+        return config["model_type"] in (*MODEL_TYPES, "swin", "detr")
+    return named_config(str(config.get("architecture"))) is not None
 
 
 def _folder_preprocess(
