@@ -52,8 +52,7 @@ class Trial:
         return self._run(self._kit, ours.runner(), ours.name)
 
     def _run(self, by: Kit, runner: Runner, name: str) -> Answers:
-        samples = self._data.evaluation
-        return by.answers(runner, samples, Counter(self._progress, name, len(samples)))
+        return by.answers(runner, self._data, Counter(self._progress, name, len(self._data.evaluation)))
 
     @functools.cached_property
     def _reference(self) -> Answers:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,16 @@ from vitdeploy.verify.diagnosis import diagnose
 ANSWERS_FILE = "answers.npz"
 
 
-def run_reference(origin: Origin, kit: Kit, samples: Sequence[Any], out: Path, progress: Progress = silent) -> None:
-    """Writes answers.npz: what the original says to the samples."""
-    count = Counter(progress, f"original on the evaluation {kit.noun}s", len(samples))
-    kit.answers(reference_runner(origin.source), samples, count).save(out / ANSWERS_FILE)
+def run_reference(origin: Origin, kit: Kit, data: Data, out: Path, progress: Progress = silent) -> None:
+    """Writes answers.npz: what the original says to the evaluation samples."""
+    count = Counter(progress, f"original on the evaluation {kit.noun}s", len(data.evaluation))
+    kit.answers(reference_runner(origin.source), data, count).save(out / ANSWERS_FILE)
 
 
-def run_engine(
-    engine: EngineSpec, folder: Path, kit: Kit, samples: Sequence[Any], out: Path, progress: Progress = silent
-) -> None:
-    """Writes answers.npz: what an engine says to the samples."""
-    count = Counter(progress, f"{engine.artifact} on the evaluation {kit.noun}s", len(samples))
-    kit.answers(make_runner(folder, engine), samples, count).save(out / ANSWERS_FILE)
+def run_engine(engine: EngineSpec, folder: Path, kit: Kit, data: Data, out: Path, progress: Progress = silent) -> None:
+    """Writes answers.npz: what an engine says to the evaluation samples."""
+    count = Counter(progress, f"{engine.artifact} on the evaluation {kit.noun}s", len(data.evaluation))
+    kit.answers(make_runner(folder, engine), data, count).save(out / ANSWERS_FILE)
 
 
 def read_answers(folder: Path) -> Answers:

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.errors import DataError
+from vitdeploy.data.classes import match_folders
+from vitdeploy.data.folder import DataSplit, Sample
 from vitdeploy.pipeline.tasks.kit import Data, DataChoice, Found, ImageKit
 from vitdeploy.runtime.postprocess import classify
 from vitdeploy.verify.agreement import compare
@@ -17,19 +18,17 @@ from vitdeploy.verify.collect import Answers
 
 class ClassificationKit(ImageKit):
     def find(self, choice: DataChoice) -> Found:
-        found = super().find(choice)
-        self._check_classes(found.parts.classes)
-        return found
-
-    def _check_classes(self, classes: tuple[str, ...]) -> None:
-        """Labels come from folders, so there must be one folder a class."""
-        if classes and self.setting.classes not in (None, len(classes)):
-            raise DataError(
-                "the class folders do not fit the model",
-                found=f"{len(classes)} folders, {self.setting.classes} outputs of the model",
-                wanted="one folder a class, in the model's class order by name",
-                fix="add the missing folders (they may be empty), or set data.labels to none",
-            )
+        """The images with the model's classes as their labels."""
+        parts = super().find(choice).parts
+        if not parts.classes:
+            return Found(parts)
+        found = match_folders(parts.classes, parts.empty, self.setting.labels, self.setting.classes)
+        calibration, evaluation = (
+            tuple(Sample(s.path, found.index[parts.classes[s.label]]) for s in part if s.label is not None)
+            for part in (parts.calibration, parts.evaluation)
+        )
+        classes = parts.classes if found.how == "position" else self.setting.labels
+        return Found(DataSplit(calibration, evaluation, classes), mapping=found)
 
     def compare(self, ours: Answers, reference: Answers, data: Data) -> dict[str, Any]:
         samples = data.evaluation

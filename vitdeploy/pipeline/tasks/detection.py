@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.data.annotations import align
+from vitdeploy.data.classes import match_categories
 from vitdeploy.data.detection import read_detection
 from vitdeploy.pipeline.tasks.kit import Data, DataChoice, Found, ImageKit, worst_difference
 from vitdeploy.runtime.detection import Detections, detect
@@ -30,9 +30,10 @@ class DetectionKit(ImageKit):
             return super().find(choice)
         kind: Any = choice.labels
         found = read_detection(choice.path, choice.annotations, kind)
-        mapping = align(found.categories, self.setting.labels or None)
-        truth = {path: boxes.renumbered(mapping) for path, boxes in found.annotations.items()}
-        return Found(found.split(**choice.numbers), found, truth)
+        used = {int(c) for boxes in found.annotations.values() for c in boxes.classes}
+        mapping = match_categories(found.categories, used, self.setting.labels, self.setting.classes)
+        truth = {path: boxes.renumbered(mapping.index) for path, boxes in found.annotations.items()}
+        return Found(found.split(**choice.numbers), found, truth, mapping)
 
     @property
     def _head(self) -> PostprocessSpec:

@@ -59,8 +59,9 @@ class SequenceKit(Kit):
         assert self.setting.sequence is not None
         return self.setting.sequence.end
 
-    def answers(self, runner: Runner, samples: Sequence[Pair], progress: Count) -> Answers:
+    def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
         """The tokens, and the logit of each: all logits of all steps would not fit into memory."""
+        samples: Sequence[Pair] = data.evaluation
         tokens: list[np.ndarray] = []
         best: list[np.ndarray] = []
         with runner:
