@@ -103,7 +103,7 @@ def engine_plan(job: Job, contenders: Sequence[Candidate]) -> list[Step]:
 
 def judge_plan(job: Job, contenders: Sequence[Candidate]) -> list[Step]:
     """The answers of the original, and of compiled engines, to the evaluation samples."""
-    return [_reference(job), *(_verify(job, candidate) for candidate in contenders)]
+    return [reference_step(job), *(_verify(job, candidate) for candidate in contenders)]
 
 
 def _original(origin: Origin) -> dict[str, Any]:
@@ -233,7 +233,9 @@ def _compile(job: Job, candidate: Candidate) -> Step:
     )
 
 
-def _reference(job: Job) -> Step:
+def reference_step(job: Job) -> Step:
+    """What the original says to the evaluation samples; it needs no other step."""
+
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         judging.run_reference(job.origin, job.kit, job.data, out, progress)
 
@@ -261,6 +263,7 @@ def _verify(job: Job, candidate: Candidate) -> Step:
             job.data,
             engine.precision,
             (job.origin.preprocess, job.origin.preprocess),
+            None,
         )
         write_json(out / "verify.json", found)
 

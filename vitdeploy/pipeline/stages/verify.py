@@ -40,13 +40,16 @@ def judge(
     data: Data,
     precision: str,
     preprocess: tuple[PreprocessSpec | None, PreprocessSpec | None],
-    reference_on_our_tensor: Answers | None = None,
+    reference_on_our_tensor: Answers | None,
 ) -> dict[str, Any]:
     """What `verify` says of one artifact: on the same image, on the same tensor, and why they differ.
 
-    preprocess: of the artifact and of the original.
+    preprocess: of the artifact and of the original. reference_on_our_tensor: what the original says to the artifact's
+    tensors, where their preprocessing differs; None where it cannot be fed these.
     """
     image = kit.compare(ours, reference, data)
-    tensor = image if reference_on_our_tensor is None else kit.compare(ours, reference_on_our_tensor, data)
-    same: Mapping[str, Any] = {key: tensor[key] for key in ("agreement", "max_difference")}
+    tensor: Mapping[str, Any] | None = image
+    if preprocess[0] != preprocess[1]:
+        tensor = None if reference_on_our_tensor is None else kit.compare(ours, reference_on_our_tensor, data)
+    same = None if tensor is None else {key: tensor[key] for key in ("agreement", "max_difference")}
     return {**image, "same_tensor": same, "diagnosis": diagnose(tensor, image, *preprocess, precision)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -14,6 +14,7 @@ from vitdeploy.pipeline.tasks.kit import Data, DataChoice, Found, ImageKit
 from vitdeploy.runtime.postprocess import classify
 from vitdeploy.verify.agreement import compare
 from vitdeploy.verify.collect import Answers
+from vitdeploy.verify.plausible import Indices, doubt_accuracy
 
 
 class ClassificationKit(ImageKit):
@@ -31,10 +32,21 @@ class ClassificationKit(ImageKit):
         return Found(DataSplit(calibration, evaluation, classes), mapping=found)
 
     def compare(self, ours: Answers, reference: Answers, data: Data) -> dict[str, Any]:
-        samples = data.evaluation
-        labels = None if samples[0].label is None else np.array([sample.label for sample in samples], np.int64)
-        return asdict(compare(ours.stacked("logits"), reference.stacked("logits"), labels))
+        return asdict(compare(ours.stacked("logits"), reference.stacked("logits"), _labels(data)))
+
+    def doubt(self, reference: Answers, data: Data, found: Mapping[str, Any]) -> str | None:
+        labels = _labels(data)
+        if labels is None:
+            return None
+        logits = reference.stacked("logits")
+        text = doubt_accuracy(logits.argmax(axis=1), labels, logits.shape[1], self.setting.claim)
+        return f"{text} ({data.mapping.text})" if text is not None and data.mapping is not None else text
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:
         best = classify(answers.columns["logits"][index], labels, 1)
         return {"label": best.label, "score": best.score}
+
+
+def _labels(data: Data) -> Indices | None:
+    samples = data.evaluation
+    return None if samples[0].label is None else np.array([sample.label for sample in samples], np.int64)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,6 +18,7 @@ from vitdeploy.spec import PostprocessSpec
 from vitdeploy.verify.average_precision import Objects
 from vitdeploy.verify.collect import Answers
 from vitdeploy.verify.detection import compare_detections
+from vitdeploy.verify.plausible import doubt_value
 
 SHOWN = 4
 
@@ -61,6 +62,9 @@ class DetectionKit(ImageKit):
         width, height = (int(side) for side in answers.columns["size"][index])
         head = dataclasses.replace(self._head, threshold=threshold)
         return detect(outputs, (width, height), self.setting.images, head, labels)
+
+    def doubt(self, reference: Answers, data: Data, found: Mapping[str, Any]) -> str | None:
+        return doubt_value(found["metric"], found["reference_value"])
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:
         objects = self._detect(answers, index, self._head.threshold, labels).objects

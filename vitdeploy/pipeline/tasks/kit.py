@@ -21,13 +21,15 @@ from vitdeploy.pipeline.tasks.images import check_images
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, Task
 from vitdeploy.verify.collect import Answers, collect
+from vitdeploy.verify.plausible import Claim
 
 Count = Callable[[int], None]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How a model's inputs and outputs are read. `labels`: its own class names, () without; `classes`: how many."""
+    """How a model's inputs and outputs are read. `labels`: its own class names, () without; `classes`: how many;
+    `claim`: how accurate its own files call it."""
 
     task: Task
     preprocess: PreprocessSpec | None
@@ -35,6 +37,7 @@ class Setting:
     sequence: SequenceSpec | None = None
     labels: tuple[str, ...] = ()
     classes: int | None = None
+    claim: Claim | None = None
 
     @property
     def images(self) -> PreprocessSpec:
@@ -105,6 +108,11 @@ class Kit(ABC):
     @abstractmethod
     def compare(self, ours: Answers, reference: Answers, data: Data) -> dict[str, Any]:
         """The facts of `ours` against `reference` on the evaluation samples: the fields of `Judged`, and the task's."""
+
+    def doubt(self, reference: Answers, data: Data, found: Mapping[str, Any]) -> str | None:
+        """What makes the original's own answers incredible, in a sentence; None where nothing does. `found`: what
+        `compare` says of some artifact."""
+        return None
 
     @abstractmethod
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from vitdeploy.runtime.panoptic import segment
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.verify.collect import Answers
 from vitdeploy.verify.panoptic import compare_panoptic
+from vitdeploy.verify.plausible import doubt_value
 
 MAP, SEGMENTS = "map", "segments"
 
@@ -54,6 +55,9 @@ class PanopticKit(ImageKit):
             max_difference=worst_difference(ours, reference, ["logits", "boxes"]),
         )
         return asdict(found)
+
+    def doubt(self, reference: Answers, data: Data, found: Mapping[str, Any]) -> str | None:
+        return doubt_value(found["metric"], found["reference_value"])
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:
         rows = answers.columns[SEGMENTS][index]
