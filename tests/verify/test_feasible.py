@@ -58,8 +58,8 @@ def test_the_number_for_an_agreement_passes_its_gate_and_one_less_does_not():
 def test_what_cannot_be_proven_is_said_with_what_can_and_with_how_many():
     budget = Budget(max_drop=0.5, min_agreement=99.5)
     assert unprovable(perfect(DIGITS, RIGHT), budget) == [
-        "640 images can prove a drop of 0.66 points at best; 0.5 needs about 837 images",
-        "640 images can prove an agreement of 99.40 % at best; 99.5 needs about 765 images",
+        "640 images can prove a drop of 0.66 points at best; 0.5 needs about 837 images at full agreement",
+        "640 images can prove an agreement of 99.40 % at best; 99.5 needs about 765 images at full agreement",
     ]
     assert unprovable(perfect(837, 823), Budget(max_drop=0.5)) == []
     assert unprovable(perfect(DIGITS, RIGHT), Budget(max_latency=1)) == []
@@ -71,7 +71,7 @@ def test_without_labels_agreement_bounds_the_drop():
     assert drop_by_agreement(found) == (pytest.approx(-0.5966, abs=1e-4), pytest.approx(0.5966, abs=1e-4))
     assert unprovable(found, Budget(max_drop=0.6)) == []
     assert unprovable(found, Budget(max_drop=0.5)) == [
-        "640 images can prove a drop of 0.60 points at best; 0.5 needs about 765 images"
+        "640 images can prove a drop of 0.60 points at best; 0.5 needs about 765 images at full agreement"
     ]
 
 

@@ -91,7 +91,7 @@ def match_folders(
             found=f"{len(folders)} folders ({_listed(folders)}), {count} outputs of the model"
             + (f" (labels {_listed(labels)})" if labels else ", which has no labels"),
             wanted="folders named as the model's labels, or a folder for each of its classes, in their order",
-            fix=RENAME,
+            fix=RENAME if labels else BY_HAND,
         )
     _check_order(folders)
     why = "no folder is named as a label of the model" if labels else "the model has no labels of its own"
@@ -149,7 +149,7 @@ def match_categories(
         found=f"{len(names)} categories ({_listed(list(names.values()))}), {count or 'unknown'} classes of the model"
         + (f" (labels {_listed(labels)})" if labels else ", which has no labels"),
         wanted="categories named as the model's labels, or as many as it has classes, in their order",
-        fix=RENAME_CATEGORIES,
+        fix=RENAME_CATEGORIES if labels else BY_HAND,
     )
 
 
@@ -232,7 +232,7 @@ def _by_number(ids: Sequence[int], labels: Sequence[str], classes: int | None) -
                 wanted="numbers of the model's classes, or names",
                 fix="name the classes of the data, one a line (YOLO: classes.txt beside the label files)",
             )
-    text = "the data has numbers and no class names: number n is taken for the model's class n"
+    text = "classes are mapped by number: the data has no names, so its number n is the model's class n"
     return ClassMap("number", {id: id for id in ids}, text)
 
 

@@ -104,7 +104,7 @@ def _of_drop(perfect: Comparison, max_drop: float, noun: str) -> list[str]:
 
 
 def _images(count: int | None, noun: str) -> str:
-    return f"about {count:,} {noun}s" if count is not None else f"more {noun}s"
+    return f"about {count:,} {noun}s at full agreement" if count is not None else f"more {noun}s"
 
 
 def _above(value: float) -> str:
