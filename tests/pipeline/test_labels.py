@@ -13,6 +13,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.torch import load_file, save_file
 
+from tests.command_line import command_line
 from tests.conftest import DIGITS, SMALL_MODEL
 from vitdeploy.errors import InputError
 from vitdeploy.models.source import Source
@@ -116,6 +117,25 @@ def test_what_cannot_be_proven_is_known_from_the_original_alone(named):
     assert text.startswith("110 images can prove a drop of ")
     [text] = foresee(job.kit, answers, job.data, Budget(min_agreement=99, max_drop=20))
     assert text == "110 images can prove an agreement of 96.62 % at best; 99 needs about 381 images at full agreement"
+
+
+def test_verify_warns_and_says_what_cannot_be_proven_before_the_gate(home, tmp_path):
+    swapped = shutil.copytree(home / "model", tmp_path / "swapped")
+    config = json.loads((swapped / "config.json").read_text(encoding="utf-8"))
+    config["pretrained_cfg"]["label_names"] = sorted(NAMES)
+    (swapped / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    with command_line(home, tmp_path / "store") as command:
+        done = command(
+            *("verify", f"hf:{swapped}", "--against", f"hf:{swapped}", "--image-size", 32),
+            *("--data", "data", "--max-drop", 0.5),
+        )
+    assert done.returncode == 5
+    said = "120 images can prove a drop of "
+    assert [line.startswith(said) for line in done.stderr.splitlines() if "can prove" in line] == [True]
+    *_, warning, gate, _ = done.stdout.splitlines()
+    assert warning.startswith("warning: the original's top-1 is ")
+    assert "the class order is wrong; in another one it is 9" in warning
+    assert gate.startswith("gate        undecided; drop 0.00 points")
 
 
 # --- two models -------------------------------------------------------------------------------------------------------

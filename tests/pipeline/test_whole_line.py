@@ -121,6 +121,19 @@ def test_the_report_has_these_parts(line):
     assert max(row["max_relative_difference"] for row in line.report["export"]["parity"]) <= 1e-4
 
 
+def test_how_folders_became_classes_is_told_before_the_work(line):
+    mapping, lines = line.report["data"]["mapping"], line.done.stderr.splitlines()
+    assert (mapping["how"], mapping["classes"]) == ("position", 10)
+    assert lines.index(mapping["text"]) < lines.index("made export")
+
+
+def test_an_original_that_knows_nothing_is_doubted_before_the_verdict(line):
+    [warning] = line.report["warnings"]
+    assert re.match(r"the original's top-1 is [\d.]+ % of 64 images, and chance is 10 %: ", warning)
+    lines = line.done.stderr.splitlines()
+    assert lines.index(f"warning: {warning}") < lines.index(line.report["verdict"]["sentence"])
+
+
 def test_the_report_verifies_every_engine_on_all_images(line):
     engines = line.report["engines"]
     assert [engine["artifact"] for engine in engines] == ENGINES

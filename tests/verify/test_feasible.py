@@ -8,6 +8,7 @@ from vitdeploy.verify.agreement import compare
 from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.feasible import (
     drop_by_agreement,
+    drop_to_judge,
     images_for_agreement,
     images_for_drop,
     provable_agreement,
@@ -16,7 +17,7 @@ from vitdeploy.verify.feasible import (
     way_to_prove,
 )
 from vitdeploy.verify.features import compare_features
-from vitdeploy.verify.gate import accuracy_gate
+from vitdeploy.verify.gate import accuracy_gate, drop_gate
 
 DIGITS, RIGHT = 640, 629  # of the original in `make demo`
 
@@ -86,6 +87,21 @@ def test_without_labels_agreement_bounds_the_drop():
 )
 def test_which_bound_judges_is_settled_by_the_original_alone(found, max_drop, way):
     assert way_to_prove(found, max_drop) == way
+
+
+def test_what_is_judged_is_the_interval_of_the_way_that_was_settled():
+    answers, labels = logits(DIGITS, RIGHT)
+    ours, _ = logits(DIGITS, RIGHT - 4)
+    found = compare(ours, answers, labels)
+    assert drop_to_judge(found, "labels") == (found.drop, found.drop_ci95)
+    drop, (low, high) = drop_to_judge(found, "agreement")
+    assert (drop, high) == (pytest.approx(0.625), 100 - found.agreement_ci95[0])
+    assert low < 0 < found.drop < high
+    for bound in (high, high - 0.01, 0.0):
+        status = drop_gate(DIGITS, drop, (low, high), bound).status
+        assert status == ("pass" if bound == high else "undecided")
+    assert drop_to_judge(compare(ours, answers, None), "labels") is None
+    assert drop_to_judge(compare_features(ours, answers, None), "agreement") is None
 
 
 @pytest.mark.parametrize("true", [0.005, 0.02, 0.1])

@@ -71,6 +71,19 @@ def way_to_prove(perfect: Comparison, max_drop: float) -> Way:
     return "agreement" if perfect.drop_ci95 is None or bounds[1] <= max_drop else "labels"
 
 
+def drop_to_judge(found: Comparison, way: Way) -> tuple[float, tuple[float, float]] | None:
+    """The drop in points with the 95 % interval that is held against a budget: within it is a pass, and all of it
+    beyond is a failure, which agreement alone never shows. None where nothing bounds the drop.
+
+    Args:
+        way: as `way_to_prove` settled it. By agreement the "drop" is the share of changed answers, its upper bound.
+    """
+    if way == "labels":
+        return None if found.drop is None or found.drop_ci95 is None else (found.drop, found.drop_ci95)
+    interval = drop_by_agreement(found)
+    return None if interval is None else (100 - found.agreement, interval)
+
+
 def unprovable(perfect: Comparison, budget: Budget, noun: str = "image") -> list[str]:
     """A sentence for each bound of the accuracy that no engine can be proven to meet on these images.
 
