@@ -23,11 +23,13 @@ from vitdeploy.pipeline.job import Job, prepare
 from vitdeploy.pipeline.origin import reference_runner
 from vitdeploy.pipeline.plan import make_plan
 from vitdeploy.pipeline.progress import silent
-from vitdeploy.pipeline.recipe import load_recipe
+from vitdeploy.pipeline.recipe import BudgetSection, load_recipe
 from vitdeploy.pipeline.subjects import Subject, find_subjects
 from vitdeploy.pipeline.tasks.kit import DataChoice
+from vitdeploy.pipeline.tuning.tuner import Tuner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.spec import Budget
+from vitdeploy.store.store import Store
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 ORDER = (4, 7, 2, 0, 9, 5, 1, 8, 6, 3)
@@ -117,6 +119,15 @@ def test_what_cannot_be_proven_is_known_from_the_original_alone(named):
     assert text.startswith("110 images can prove a drop of ")
     [text] = foresee(job.kit, answers, job.data, Budget(min_agreement=99, max_drop=20))
     assert text == "110 images can prove an agreement of 96.62 % at best; 99 needs about 381 images at full agreement"
+
+
+def test_a_search_knows_it_before_it_makes_anything(named, tmp_path):
+    recipe = named[0].recipe.model_copy(update={"budget": BudgetSection(max_drop=0.5)})
+    made: list[str] = []
+    job = dataclasses.replace(named[0], recipe=recipe)
+    tuner = Tuner(job, Store(tmp_path), True, silent, lambda step, reused: made.append(step.name))
+    assert [text.startswith("110 images can prove a drop of ") for text in tuner.foresee()] == [True]
+    assert made == ["reference"]
 
 
 def test_verify_warns_and_says_what_cannot_be_proven_before_the_gate(home, tmp_path):
