@@ -59,7 +59,7 @@ def command(
     with console:
         jobs = prepare(loaded, skip_bad=skip_bad, progress=console.progress)
         several = len(jobs) > 1
-        for note in dict.fromkeys(note for job in jobs for note in job.origin.notes):
+        for note in dict.fromkeys(note for job in jobs for note in (*job.origin.notes, *job.data.notes)):
             console.note(note)
         if dry_run:
             rows = [(_at(job, name, several), there) for job in jobs for name, there in preview(make_plan(job), store)]
@@ -76,11 +76,13 @@ def command(
             resume=resume,
             progress=lambda job: functools.partial(_progress, console, job, several),
             finished=lambda job, step, reused: tell_finished(console, _at(job, step.name, several), step, reused),
+            note=lambda job, text: console.note(_at(job, text, several)),
         )
     lines = []
     for outcome in outcomes:
         lines += [f"{outcome.job.size}:"] if several else []
-        lines += [*_table(outcome.report), "", outcome.verdict.sentence, *outcome.verdict.remarks]
+        warnings = [f"warning: {text}" for text in outcome.report["warnings"]]
+        lines += [*_table(outcome.report), "", *warnings, outcome.verdict.sentence, *outcome.verdict.remarks]
         lines += [""] if several else []
     example = "TOKENS.npz" if jobs[0].origin.preprocess is None else "IMAGE"
     console.finish(report, lines, out, f"open {out / 'report.html'}, or: vitdeploy predict {out} {example}")

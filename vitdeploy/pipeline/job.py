@@ -81,7 +81,9 @@ def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress) -> tuple[Job,
 
 
 def setting_of(origin: Origin) -> Setting:
-    return Setting(origin.task, origin.preprocess, origin.postprocess, origin.sequence, origin.labels, origin.classes)
+    return Setting(
+        origin.task, origin.preprocess, origin.postprocess, origin.sequence, origin.labels, origin.classes, origin.claim
+    )
 
 
 def weight_bits(vnni: bool | None) -> WeightBits:

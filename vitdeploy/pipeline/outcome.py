@@ -51,8 +51,16 @@ def conclude(job: Job, artifacts: Mapping[str, Artifact], bench: dict[str, Any])
     examples, images = _examples(job, artifacts)
     attention, maps = draw_attention(artifacts, examples, images)
     report = {**_report(job, artifacts, bench, gates, verdict, examples), "attention": attention}
+    report["warnings"] = warnings_of(job, artifacts, judged[0].candidate)
     images |= maps
     return Outcome(job, artifacts, verdict, report, images, gates)
+
+
+def warnings_of(job: Job, artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
+    """What makes all numbers doubtful: it stands before the verdict. `candidate` is any that was verified."""
+    reference = read_answers(artifacts[REFERENCE].path)
+    doubt = job.kit.doubt(reference, job.data, verified(artifacts, candidate))
+    return [doubt] if doubt is not None else []
 
 
 def said_of_weights(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:

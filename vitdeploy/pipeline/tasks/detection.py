@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from vitdeploy.data.annotations import align
+from vitdeploy.data.classes import match_categories
 from vitdeploy.data.detection import read_detection
 from vitdeploy.pipeline.tasks.kit import Data, DataChoice, Found, ImageKit, worst_difference
 from vitdeploy.runtime.detection import Detections, detect
@@ -18,6 +18,7 @@ from vitdeploy.spec import PostprocessSpec
 from vitdeploy.verify.average_precision import Objects
 from vitdeploy.verify.collect import Answers
 from vitdeploy.verify.detection import compare_detections
+from vitdeploy.verify.plausible import doubt_value
 
 SHOWN = 4
 
@@ -30,9 +31,10 @@ class DetectionKit(ImageKit):
             return super().find(choice)
         kind: Any = choice.labels
         found = read_detection(choice.path, choice.annotations, kind)
-        mapping = align(found.categories, self.setting.labels or None)
-        truth = {path: boxes.renumbered(mapping) for path, boxes in found.annotations.items()}
-        return Found(found.split(**choice.numbers), found, truth)
+        used = {int(c) for boxes in found.annotations.values() for c in boxes.classes}
+        mapping = match_categories(found.categories, used, self.setting.labels, self.setting.classes)
+        truth = {path: boxes.renumbered(mapping.index) for path, boxes in found.annotations.items()}
+        return Found(found.split(**choice.numbers), found, truth, mapping)
 
     @property
     def _head(self) -> PostprocessSpec:
@@ -60,6 +62,9 @@ class DetectionKit(ImageKit):
         width, height = (int(side) for side in answers.columns["size"][index])
         head = dataclasses.replace(self._head, threshold=threshold)
         return detect(outputs, (width, height), self.setting.images, head, labels)
+
+    def doubt(self, reference: Answers, data: Data, found: Mapping[str, Any]) -> str | None:
+        return doubt_value(found["metric"], found["reference_value"])
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:
         objects = self._detect(answers, index, self._head.threshold, labels).objects
