@@ -51,7 +51,7 @@ def judged(changed: Bools, size: Floats, right: Bools | None = None, was_right: 
 
 
 def object_changes(artifact: Sequence[Objects], reference: Sequence[Objects]) -> Changes:
-    """An image has changed where an object that a user sees has no partner on the other side (see `detection.pair`); the
+    """An image has changed where an object that a user sees has no partner on the other side (`detection.pair`); the
     more of them, and the higher their scores, the worse."""
     lonely = np.zeros(len(reference))
     for i, (a, b) in enumerate(zip(artifact, reference, strict=True)):
