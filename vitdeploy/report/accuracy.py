@@ -63,7 +63,7 @@ def accuracy_plot(report: Mapping[str, Any]) -> Plot | None:
     if not points:
         return None
     metric = measures.metric(report)
-    measure = "Agreement with the original" if metric is None else _capital(metric.words)
+    measure = "Agreement with the original" if metric is None else text.capital(metric.words)
     facts = "; ".join(
         f"{point.artifact}: {text.number(point.value)} % at {text.significant(point.latency)} ms" for point in points
     )
@@ -90,11 +90,6 @@ def accuracy_plot(report: Mapping[str, Any]) -> Plot | None:
     if undecided:
         caption += f" Not decided is the latency of {', '.join(undecided)}."
     return Plot("Accuracy and latency", caption, wide, narrow)
-
-
-def _capital(words: str) -> str:
-    """The words with a capital at the beginning; a name with capitals of its own stays as it is."""
-    return words if any(letter.isupper() for letter in words) else words[:1].upper() + words[1:]
 
 
 def _draw_accuracy(report: Mapping[str, Any], points: Sequence[Point], measure: str, narrow: bool) -> Figure:

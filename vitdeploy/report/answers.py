@@ -224,10 +224,10 @@ def _draw(report: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]], nar
         each.set_axisbelow(True)
         each.tick_params(length=0)
     handles = []
-    for number, (name, each) in enumerate(found.items()):
+    for number, (name, facts) in enumerate(found.items()):
         index, aside = lookup.series(report, name), number - (len(found) - 1) / 2
-        _draw_bins(axes, each["bins"], index, 1.2 * aside)
-        _draw_counts(counts, each["bins"], index, 3.4 * aside)
+        _draw_bins(axes, facts["bins"], index, 1.2 * aside)
+        _draw_counts(counts, facts["bins"], index, 3.4 * aside)
         label, marker = text.shorten(name, 20 if narrow else 28), figures.MARKERS[index]
         handles.append(Line2D([], [], linestyle="none", marker=marker, color=figures.SERIES[index], label=label))
     figures.mark_legend(axes, handles, gap=0.5)

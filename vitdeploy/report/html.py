@@ -80,6 +80,7 @@ def render_tuning(document: dict[str, Any], recipe: str) -> str:
             targets=tuning.target_colours(report),
             aligned=tuning.aligned_rows(report),
             schedules=tuning.schedule_rows(report),
+            left_out=tuning.left_out(report),
             recipe="\n".join(text.clean(line) for line in recipe.splitlines()),
         )
     )
@@ -214,7 +215,9 @@ def _judged(report: dict[str, Any]) -> dict[str, Any]:
         "report": report,
         "notices": notices.notices(report.get("warnings", []), report["bench"]),
         "gate": table.gate(report["verdict"]["gate"]),
+        "reasons": _reasons(report["verdict"]),
         "headline": table.headline(report),
+        "starred": lookup.starred(report),
         "rows": (rows := table.main_rows(report)),
         "legend": flags.legend(flag for row in rows for flag in row.flags),
         "benched": bool(lookup.bench_results(report)),
@@ -245,6 +248,12 @@ def _with_contents(body: Markup) -> Markup:
     # Both are markup already: what the template wrote was escaped then.
     links = Markup("").join(Markup(f'<li><a href="#{name}">{title}</a></li>') for name, title in found)  # noqa: S704
     return Markup('<nav class="contents" aria-label="Contents"><ul>{}</ul></nav>\n').format(links) + body
+
+
+def _reasons(verdict: Mapping[str, Any]) -> list[str]:
+    """The reasons of the gate that no remark has said already."""
+    said = " ".join([verdict["sentence"], *verdict["remarks"]])
+    return [reason for reason in dict.fromkeys(verdict["reasons"]) if reason not in said]
 
 
 def _why(report: Mapping[str, Any]) -> dict[str, int]:

@@ -81,7 +81,7 @@ def sweep_plots(document: Mapping[str, Any]) -> list[Plot]:
     reports = [each["report"] for each in document["recipes"]]
     metrics = {found.title: found.words for report in reports if report and (found := measures.metric(report))}
     plots = [_plot(document, "Agreement with its original", None)]
-    plots += [_plot(document, words[:1].upper() + words[1:], title) for title, words in metrics.items()]
+    plots += [_plot(document, text.capital(words), title) for title, words in metrics.items()]
     return [plot for plot in plots if plot is not None]
 
 

@@ -186,3 +186,11 @@ def _number(axes: Axes, places: Sequence[figures.Place], corners: Sequence[figur
     obstacles = [labels.Box(x - 7, y - 7, x + 7, y + 7) for x, y in pixels.tolist()]
     ends = [(float(x), float(y)) for x, y in axes.transData.transform(corners)]
     labels.label_points(axes, places, texts, obstacles, list(itertools.pairwise(ends)))
+
+
+def left_out(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What was not tried, everything of one reason together: (what, why)."""
+    reasons: dict[str, list[str]] = {}
+    for each in document["left_out"]:
+        reasons.setdefault(each["why"], []).append(each["what"])
+    return [(", ".join(what), why) for why, what in reasons.items()]

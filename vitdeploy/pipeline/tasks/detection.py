@@ -11,10 +11,11 @@ import numpy as np
 
 from vitdeploy.data.annotations import align
 from vitdeploy.data.detection import read_detection
-from vitdeploy.pipeline.tasks.kit import Data, DataChoice, Found, ImageKit, worst_difference
+from vitdeploy.pipeline.tasks.kit import Data, DataChoice, Found, ImageKit, thumbnail, worst_difference
 from vitdeploy.runtime.detection import Detections, detect
 from vitdeploy.runtime.geometry import input_window
 from vitdeploy.runtime.postprocess import label_of
+from vitdeploy.runtime.preprocess import load_image
 from vitdeploy.spec import PostprocessSpec
 from vitdeploy.verify.average_precision import Objects
 from vitdeploy.verify.changes import Changes, object_changes
@@ -88,6 +89,10 @@ class DetectionKit(ImageKit):
         extent = np.array([window.right - window.left, window.bottom - window.top] * 2)
         shares = {name: np.clip((found - start) / extent, 0, 1) for name, found in boxes.items()}
         return {name: found[:MARKED].round(4).tolist() for name, found in shares.items()}
+
+    def picture(self, data: Data, index: int) -> bytes:
+        """Large enough for boxes to be told apart."""
+        return thumbnail(load_image(data.evaluation[index].path, self.setting.images)[0], 288)
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:
         objects = self._detect(answers, index, self._head.threshold, labels).objects

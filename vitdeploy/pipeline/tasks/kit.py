@@ -203,9 +203,9 @@ def labels_of(data: Data) -> np.ndarray | None:
     return None if samples[0].label is None else np.array([sample.label for sample in samples], np.int64)
 
 
-def thumbnail(pixels: np.ndarray) -> bytes:
-    """A picture of uint8 [height, width, channels], at most 160 pixels wide and enlarged where it is tiny: a PNG, or a
-    JPEG where that is smaller, as it is of photographs."""
+def thumbnail(pixels: np.ndarray, side: int = 160) -> bytes:
+    """A picture of uint8 [height, width, channels], its longer side at most `side` pixels, enlarged where it is tiny: a
+    PNG, or a JPEG where that is smaller, as it is of photographs."""
     from PIL import Image
 
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
@@ -213,7 +213,7 @@ def thumbnail(pixels: np.ndarray) -> bytes:
     if short < 96:
         factor = -(-96 // short)
         image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
-    image.thumbnail((160, 160))
+    image.thumbnail((side, side))
     files = []
     for form, options in (("PNG", {"optimize": True}), ("JPEG", {"quality": 88})):
         buffer = io.BytesIO()
