@@ -8,7 +8,7 @@ import pytest
 from tests.report.answered import answered, example
 from tests.report.contests import bench
 from tests.report.test_html import ALLOWED, HOSTILE, REPORT, Page
-from vitdeploy.report import answers, flags, lookup, summary, table
+from vitdeploy.report import answers, flags, lookup, regression, selftest, summary, table
 from vitdeploy.report.examples import examples
 from vitdeploy.report.html import render_html, render_sweep
 from vitdeploy.report.notices import notices
@@ -131,6 +131,11 @@ def test_what_is_not_decided_is_no_ratio_and_has_no_star():
     assert text.index("is the class order right?") < text.index(f"{NAME}: other work was running")
     assert text.index("other work was running") < text.index(REPORT["verdict"]["sentence"])
     assert "★" not in text and "2.00×" not in text and "0.450 to 0.550" not in text
+    ratio = {**REPORT["bench"]["ratios"][0], "difference": "faster"}
+    assert regression.ratio_cell(ratio).value == "0.500"
+    assert regression.ratio_cell({**ratio, "decided": False}).value == "not decided"
+    model = {"engines": report["engines"], "bench": measured}
+    assert [row.ratio.value for row in selftest.engine_rows(model)] == ["–", "–"]
 
 
 def test_reasons_that_artifacts_share_are_said_once():
@@ -170,5 +175,9 @@ def test_a_sweep_is_one_plane_of_all_recipes_and_one_for_each_metric():
     assert "1, one, original: 98.00 %" in labels[1] and "two" not in labels[1]
     assert "A ring marks what its recipe recommends" in plots[0].caption
     assert sweep_plots({**document, "recipes": rows[1:2]}) == []
-    assert "Agreement with its original and latency" in render_sweep(document)
+    report |= {"warnings": ["the class order?"], "bench": {**report["bench"], "undecided": {names[1]: "busy"}}}
+    assert "Not decided are the latencies of 3." in sweep_plots(document)[0].caption
+    page = render_sweep(document)
+    assert "Agreement with its original and latency" in page
+    assert f"{report['name']}: the class order?" in page and f"{report['name']}: {names[1]}: busy" in page
 

@@ -208,10 +208,10 @@ def calibration_words(name: str, found: Mapping[str, Any]) -> str:
 
 def _draw(report: Mapping[str, Any], found: Mapping[str, Mapping[str, Any]], narrow: bool) -> Figure:
     """Accuracy against confidence, and, beside or below, how many answers there are of each confidence."""
-    width, height = (360, 560) if narrow else (840, 440)
+    width, height = (360, 584) if narrow else (840, 440)
     figure = figures.new_figure(width, height)
     above, below = {"left": 46, "right": 14 if narrow else 360}, {"left": 46 if narrow else 530, "right": 14}
-    axes = figures.axes_in(figure, **above, bottom=232 if narrow else 48, top=52)
+    axes = figures.axes_in(figure, **above, bottom=256 if narrow else 48, top=52)
     counts = figures.axes_in(figure, **below, bottom=48, top=height - 176 if narrow else 52)
     axes.set(xlim=(-2, 102), ylim=(-2, 104))
     axes.plot([0, 100], [0, 100], color=figures.MUTED, linewidth=1, linestyle=(0, (3, 4)), zorder=1.2)

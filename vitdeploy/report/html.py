@@ -142,7 +142,7 @@ def render_sweep(document: dict[str, Any]) -> str:
             plots=[_shown(plot) for plot in sweep.sweep_plots(report)],
             legend=flags.legend(flag for each in recipes for _, row in each.rows for flag in row.flags),
             notices=notices.notices(
-                list(dict.fromkeys(line for each in reports for line in each.get("warnings", []))),
+                [f"{each['name']}: {line}" for each in reports for line in each.get("warnings", [])],
                 *(_named(each) for each in reports),
             ),
         )

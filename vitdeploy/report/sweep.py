@@ -43,6 +43,7 @@ class Point:
     latency: float
     value: float
     recommended: bool
+    decided: bool
 
 
 def swept(document: Mapping[str, Any]) -> list[Swept]:
@@ -96,7 +97,8 @@ def _points(document: Mapping[str, Any], metric: str | None) -> list[Point]:
             if value is not None and row.artifact in results:
                 latency = results[row.artifact]["latency_ms"]["p50"]
                 name = f"{each.name}, {row.artifact}"
-                points.append(Point(number, name, each.series, latency, value, row.recommended))
+                decided = row.artifact not in lookup.undecided(report)
+                points.append(Point(number, name, each.series, latency, value, row.recommended, decided))
     return points
 
 
@@ -123,9 +125,9 @@ def _plot(document: Mapping[str, Any], measure: str, metric: str | None) -> Plot
     caption = "Further up is better, further left is faster. A colour is a recipe; numbers are those of the table."
     if any(point.recommended for point in points):
         caption += " A ring marks what its recipe recommends."
-    undecided = [each["name"] for each in document["recipes"] if each["report"] and lookup.undecided(each["report"])]
+    undecided = [f"{point.number}" for point in points if not point.decided]
     if undecided:
-        caption += f" Not all latencies are decided of {', '.join(undecided)}."
+        caption += f" Not decided are the latencies of {', '.join(undecided)}."
     return Plot(f"{measure} and latency", caption, wide, narrow)
 
 
