@@ -41,7 +41,6 @@ import numpy as np
 from vitdeploy.bench.worker import serve
 from vitdeploy.errors import MissingPackageError
 from vitdeploy.runtime.runner import Runner
-from vitdeploy.pipeline.measure import summarise
 from vitdeploy.spec import TensorSpec
 
 class Product(Runner):
@@ -201,6 +200,27 @@ def test_what_is_not_narrow_is_measured_again_in_other_processes(script, monkeyp
     assert measured["protocol"]["rounds"] == {"single": 6, "offline": 3, "server:200": 3}
     alone = run_contest(pair, dataclasses.replace(protocol, scenarios=("single",)))  # no pair: nothing to be narrow
     assert [len(entry.rounds["single"]) for entry in alone.entries] == [3, 3]
+
+
+def test_rounds_that_others_disturbed_are_measured_again(script, monkeypatch):
+    """The first two of three; but not where nothing is quiet, nor for ever."""
+    protocol = Protocol(("single",), (1,), 0.06, 0.02, 3, 0.0, processes=1, stretch=1)
+    told = []
+
+    def rounds(disturbed):
+        def found(entries, name):
+            return [number for number in range(len(entries[0].rounds[name])) if number not in disturbed]
+
+        monkeypatch.setattr(sitting, "quiet_together", found)
+        contest = run_contest([script("one")], protocol, lambda *call: told.append(call))
+        return len(contest.entries[0].rounds["single"])
+
+    assert protocol.most_rounds == 6
+    assert rounds((0, 1)) == 5
+    assert told[-1] == ("one: single, round 5 of 5", 5, 5)
+    assert rounds((0, 1, 2, 3)) == 6
+    monkeypatch.setattr(sitting.Patience, "wait", lambda self: False)
+    assert rounds(range(9)) == 3
 
 
 def test_a_slow_artifact_still_gets_three_queries_a_block(script):

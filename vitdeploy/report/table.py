@@ -130,6 +130,8 @@ def _ratio_cell(report: Mapping[str, Any], artifact: str) -> Cell:
     ratio = latency_ratio(report, artifact)
     if ratio is None:
         return Cell(MISSING)
+    if not ratio.get("decided", True):
+        return Cell(MISSING, "not decided")
     return Cell(f"{text.significant(ratio['ratio'])}", text.ratio_interval(ratio["ci95"]))
 
 
@@ -148,7 +150,8 @@ def headline(report: Mapping[str, Any]) -> list[Cell]:
     verify = engine["verify"]
     cells = []
     ratio = latency_ratio(report, recommended)
-    if ratio is not None and text.known(ratio["ratio"]) and ratio["ratio"] > 0:
+    decided = ratio is not None and ratio.get("decided", True)
+    if ratio is not None and decided and text.known(ratio["ratio"]) and ratio["ratio"] > 0:
         cells.append(_speed(report, ratio))
     metric = measures.metric(report)
     if metric is not None and verify["drop"] is not None:
@@ -161,9 +164,9 @@ def headline(report: Mapping[str, Any]) -> list[Cell]:
 
 def _speed(report: Mapping[str, Any], ratio: Mapping[str, Any]) -> Cell:
     """How fast it is against the original, said only as surely as the interval allows."""
-    results = lookup.bench_results(report)
-    p50 = [text.significant(results[name]["latency_ms"]["p50"]) for name in (ratio["a"], ratio["b"]) if name in results]
-    detail = f": p50 {p50[0]} ms, original {p50[1]} ms" if len(p50) == 2 else ""
+    # The latencies that the ratio is the quotient of: p50 of all queries of each may be in another proportion.
+    beside = [text.significant(ratio[name]) for name in ("a_ms", "b_ms") if name in ratio]
+    detail = f": {beside[0]} ms, original {beside[1]} ms, measured side by side" if len(beside) == 2 else ""
     value, bounds = ratio["ratio"], ratio["ci95"]
     if bounds and bounds[0] <= 1 <= bounds[1]:
         return Cell(f"{text.significant(value)}×", f"the original’s latency, no clear difference{detail}")
