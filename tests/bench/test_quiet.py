@@ -1,5 +1,6 @@
 """Which blocks count where others use the machine, what is decided of the rest, and whether what is decided is true."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -97,6 +98,10 @@ def test_too_few_quiet_rounds_decide_nothing_and_say_so():
     assert reason.startswith("only 0 of 14 rounds of single were undisturbed (others had 48 % of the CPUs' time, ")
     assert "waited 40 % of the time for a CPU" in reason and "machines took 10 %" in reason and "--duration" in reason
     assert [row["flags"] for row in rows(found)] == [["contended", "short"], ["short"]]
+    no_evidence = contest(*(entry(name, [Round(1, np.full(9, 5.0), 0.5)] * 12) for name in "ab"))
+    loud = dataclasses.replace(no_evidence, load_average=3.0)
+    assert judged(no_evidence, "a", "b", "single").decided
+    assert "load average was 3.0 on 2 CPUs" in judged(loud, "a", "b", "single").reason
     only_one_process = [*calm[:7], *disturbed[7:]]
     assert not judged(contest(entry("a", only_one_process), entry("b", calm)), "a", "b", "single").decided
 

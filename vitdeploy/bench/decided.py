@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitdeploy.bench.flags import falls_back
+from vitdeploy.bench.flags import falls_back, load_disturbs
 from vitdeploy.bench.paired import PairedRatio, clustered, medians_of, ratio_of_rounds
 from vitdeploy.bench.percentiles import nearest_rank
-from vitdeploy.bench.quiet import Unrest, enough, quiet_together, together, unrest
+from vitdeploy.bench.quiet import Unrest, enough, quiet_together, together, unrest, usable
 from vitdeploy.bench.results import Contest, Entry, Round
 
 # Of the ratios of paired rounds, a fifth clipped on either side: what moves the others so much is no noise of a timer,
@@ -51,7 +51,7 @@ def judged(contest: Contest, a: str, b: str, scenario: str) -> Judged:
         _fallback(pair)
         or _disturbed(contest, pair, scenario)
         or _wild(ratio, len(rounds[0]), scenario)
-        or _apart(ratio, rounds)
+        or _apart(ratio, [usable(contest.protocol, entry, scenario) for entry in pair])
     )
     level = _level(rounds)
     return Judged(ratio, reason, math.exp(level + ratio.log / 2), math.exp(level - ratio.log / 2))
@@ -79,7 +79,8 @@ def _disturbed(contest: Contest, entries: Sequence[Entry], scenario: str) -> str
     """Too few rounds were quiet for all."""
     numbers, every = quiet_together(entries, scenario), entries[0].rounds[scenario]
     if enough(contest.protocol, numbers, every):
-        return ""
+        loud = any(load_disturbs(contest, entry) for entry in entries)
+        return f"the load average was {contest.load_average:.1f} on {contest.cpus} CPUs: {AGAIN}" if loud else ""
     seen = [
         unrest(block.machine, block.seconds, max(1, len(entry.affinity)))
         for entry in entries
@@ -92,7 +93,6 @@ def _disturbed(contest: Contest, entries: Sequence[Entry], scenario: str) -> str
 def _said(seen: Sequence[Unrest]) -> str:
     """What others had of the blocks that they disturbed."""
     hit = [each for each in seen if each.disturbs]
-
     if not hit:
         return "the measuring process had less CPU time than before"
     shares = {
@@ -117,7 +117,8 @@ def _wild(ratio: PairedRatio, rounds: int, scenario: str) -> str:
 
 
 def _apart(ratio: PairedRatio, rounds: Sequence[Sequence[Round]]) -> str:
-    """The medians that stand beside a ratio say about the same as it does, or neither is to be believed."""
+    """The medians that stand beside a ratio, each of its own blocks, say about the same as it does, or neither is to be
+    believed."""
     p50 = [nearest_rank(np.concatenate([block.latencies_ms for block in each]), 50) for each in rounds]
     quotient = float(np.log(p50[0] / p50[1]))
     if abs(quotient - ratio.log) <= ratio.reach + APART:

@@ -97,6 +97,11 @@ def _contended(contest: Contest, entry: Entry) -> bool:
                 return True
         elif (taken_by_others(entry, rounds) or 0.0) > TAKEN:
             return True
+    return load_disturbs(contest, entry)
+
+
+def load_disturbs(contest: Contest, entry: Entry) -> bool:
+    """Where the system does not say who computes: whether the load at the start was above the number of CPUs."""
     every = [block for blocks in entry.rounds.values() for block in blocks]
     unknown = taken_by_others(entry, every) is None
     return unknown and contest.load_average is not None and contest.load_average > contest.cpus + 0.5
