@@ -108,7 +108,7 @@ def _wanted(
     if name is not None and name.endswith((".yaml", ".yml")):
         from vitdeploy.pipeline.recipe import load_recipe
 
-        recipe = load_recipe(Path(name))
+        recipe = load_recipe(Path(name), (), options["function"])
         given = to_source(None, {**options, "image_size": None})
         said = {f.name: getattr(given, f.name) for f in dataclasses.fields(given) if getattr(given, f.name)}
         wanted = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import importlib.util
 from collections.abc import Iterable
@@ -49,8 +50,12 @@ class Job:
         return self.origin.size
 
 
-def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress) -> tuple[Job, ...]:
+def prepare(
+    recipe: Recipe, *, skip_bad: bool, progress: Progress, function: str | None = None
+) -> tuple[Job, ...]:
     """Resolve a recipe: a job for each of its image sizes, all on the same samples.
+
+    `function` is the user's own model, `package.module:function`, of a recipe that names none.
 
     Raises:
         MissingFileError, UnknownModelError, CheckpointError, DataError, ImageError: an input is missing or unusable.
@@ -63,7 +68,8 @@ def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress) -> tuple[Job,
     origins = []
     for i, each in enumerate(recipes):
         progress("read the model", i, len(recipes))
-        origins.append(find_origin(each.to_source(), each.to_overrides()))
+        source = dataclasses.replace(each.to_source(), function=function)
+        origins.append(find_origin(source, each.to_overrides()))
     progress("read the model", len(recipes), len(recipes))
     for target in recipe.targets:
         check_task(origins[0].task, target, recipe.precision)

@@ -16,6 +16,7 @@ from vitdeploy.errors import CheckpointError, GraphError, MissingFileError
 from vitdeploy.graph.foreign import import_graph
 from vitdeploy.graph.io import graph_spec, serialised
 from vitdeploy.models.hub import pinned
+from vitdeploy.models.identity import identity, weights_digest
 from vitdeploy.models.original import Original
 from vitdeploy.models.reference import torch_runner
 from vitdeploy.models.source import Source, load_original, located, refuse_unusable
@@ -118,6 +119,10 @@ def _of_module(source: Source, given: Overrides) -> Origin:
     original = load_original(local, given.preprocess)
     refuse_unusable(original)
     files = folder.files if folder is not None else ()
+    digests = _digests([*files, *(path for path in (source.checkpoint, source.text_features) if path)])
+    if source.function is not None:
+        local = dataclasses.replace(local, weights=weights_digest(original.module))
+        digests[source.function] = identity(original)
     signature = original.signature
     return Origin(
         name=source.name if folder is None else pinned(source.name, folder),
@@ -134,7 +139,7 @@ def _of_module(source: Source, given: Overrides) -> Origin:
         family=original.family,
         revision=folder.revision if folder is not None else None,
         notes=original.notes,
-        digests=_digests([*files, *(path for path in (source.checkpoint, source.text_features) if path)]),
+        digests=digests,
     )
 
 

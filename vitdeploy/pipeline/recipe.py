@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from vitdeploy.bench.protocol import parse_scenario
 from vitdeploy.compile.tensorrt import BuildOptions, default_batches
@@ -31,6 +31,7 @@ from vitdeploy.spec import TARGETS, Budget, CropRounding, Fit, Interpolation, Po
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
+FUNCTION = "function"  # in the context of a validation: what the command line names as the model
 # Fields that name files: relative to the recipe, so that it runs from anywhere.
 PATHS = (
     *(("source", key) for key in ("model", "checkpoint", "labels", "text_features")),
@@ -65,9 +66,14 @@ class SourceSection(Section):
     text_features: str | None = None
 
     @model_validator(mode="after")
-    def _named(self) -> SourceSection:
-        if self.model is None and self.checkpoint is None:
-            raise ValueError("names neither a model nor a checkpoint")
+    def _named(self, info: ValidationInfo) -> SourceSection:
+        function = (info.context or {}).get(FUNCTION)
+        if function is None and self.model is None and self.checkpoint is None:
+            raise ValueError("names neither a model nor a checkpoint; a module of your own goes with --model")
+        if function is not None and self.model is not None:
+            raise ValueError(f"names the model {self.model}, and --model {function}: leave one of them out")
+        if function is not None and self.heads is not None:
+            raise ValueError(f"heads says nothing of your own module, --model {function}")
         return self
 
     @model_validator(mode="after")
@@ -339,11 +345,12 @@ class Recipe(Section):
         )
 
 
-def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(path: Path, overrides: Sequence[str] = (), function: str | None = None) -> Recipe:
     """Read, override and validate. Paths in the file are relative to it; paths in overrides to the working folder.
 
     Args:
         overrides: "a.b=value" each, the value in YAML.
+        function: the user's own model, which the command line names. The recipe names none then, and no code ever.
 
     Raises:
         MissingFileError: no such file.
@@ -355,13 +362,15 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
     _anchor(data, path.parent)
     for override in overrides:
         _set(data, override, str(path))
-    return validate(data, str(path))
+    if function is not None:
+        data.setdefault("source", {})
+    return validate(data, str(path), function)
 
 
-def validate(data: Any, source: str) -> Recipe:
-    """The recipe that these YAML values are; raises RecipeError with every problem."""
+def validate(data: Any, source: str, function: str | None = None) -> Recipe:
+    """The recipe that these YAML values are; raises RecipeError with every problem. `function`: as for `load_recipe`."""
     try:
-        return Recipe.model_validate(data)
+        return Recipe.model_validate(data, context={FUNCTION: function})
     except ValidationError as error:
         raise RecipeError(source, [_problem(e) for e in error.errors()]) from None
 
