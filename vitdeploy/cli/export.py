@@ -89,7 +89,7 @@ def _check_options(name: str, options: dict[str, Any]) -> None:
     if options["function"] and options["heads"]:
         raise click.UsageError("--heads says nothing of your own module")
     useless = [f"--{key.replace('_', '-')}" for key in NAMES if options[key] and key != "image_size"]
-    if name.endswith(".onnx") and useless:
+    if (name.endswith(".onnx") or (Path(name) / "model.onnx").is_file()) and useless:
         raise click.UsageError(f"an .onnx file has its own weights; leave out {', '.join(useless)}")
 
 

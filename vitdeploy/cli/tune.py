@@ -74,9 +74,7 @@ def command(
     out = output or Path("out") / f"{loaded.name}-tuned"
     check_replaceable(out, OUTPUT_NAMES)
     with console:
-        job = prepare_search(
-            loaded, targets, bounds, skip_bad=skip_bad, progress=console.progress, function=function
-        )
+        job = prepare_search(loaded, targets, bounds, skip_bad=skip_bad, progress=console.progress, function=function)
         for note in job.origin.notes:
             console.note(note)
         tuner = Tuner(

@@ -57,10 +57,11 @@ def ask(reference: Runner, preprocess: PreprocessSpec, fixed_batch: int | None) 
     """
     generator = np.random.default_rng(SEED)
     name, (height, width), asked = reference.inputs[0].name, preprocess.crop, []
+    takes_pixels = reference.inputs[0].dtype == "uint8"
     for batch in BATCHES if fixed_batch is None else (fixed_batch,) * len(BATCHES):
         pixels = generator.integers(0, 256, (batch, height, width, preprocess.channels), dtype=np.uint8)
         try:
-            outputs = reference.infer({name: normalise(pixels, preprocess)})
+            outputs = reference.infer({name: pixels if takes_pixels else normalise(pixels, preprocess)})
         except Exception as error:  # the user's own module, which may raise anything
             raise ExportError(
                 f"the original does not run at batch {batch}",

@@ -13,7 +13,7 @@ import sysconfig
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import vitdeploy
 from vitdeploy.models.original import Original
@@ -29,7 +29,7 @@ def weights_digest(module: nn.Module) -> str:
     total = hashlib.sha256()
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         total.update(f"{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
-        total.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+        total.update(_bytes(tensor))
     return total.hexdigest()
 
 
@@ -46,8 +46,12 @@ def identity(original: Original) -> str:
     with torch.no_grad():
         answers = module(images)
     for answer in answers if isinstance(answers, tuple) else (answers,):
-        total.update(answer.contiguous().reshape(-1).view(torch.uint8).numpy())
+        total.update(_bytes(answer))
     return total.hexdigest()
+
+
+def _bytes(tensor: Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 
 def _packages(module: nn.Module) -> list[str]:

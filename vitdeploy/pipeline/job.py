@@ -50,9 +50,7 @@ class Job:
         return self.origin.size
 
 
-def prepare(
-    recipe: Recipe, *, skip_bad: bool, progress: Progress, function: str | None = None
-) -> tuple[Job, ...]:
+def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress, function: str | None = None) -> tuple[Job, ...]:
     """Resolve a recipe: a job for each of its image sizes, all on the same samples.
 
     `function` is the user's own model, `package.module:function`, of a recipe that names none.

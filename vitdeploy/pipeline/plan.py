@@ -132,7 +132,7 @@ def _export(job: Job) -> Step:
         {**_original(job.origin), **encode(config)},
         outside=dict(job.origin.digests),
         tools=tool_versions(EXPORT_TOOLS),
-        version=2,
+        version=3,
     )
 
 

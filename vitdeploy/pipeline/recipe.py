@@ -21,8 +21,9 @@ from vitdeploy.bench.protocol import parse_scenario
 from vitdeploy.compile.tensorrt import BuildOptions, default_batches
 from vitdeploy.errors import MissingFileError, RecipeError
 from vitdeploy.graph.optimize import OptimizeOptions
+from vitdeploy.models import catalog
 from vitdeploy.models.source import Source, scaled
-from vitdeploy.pipeline.origin import Overrides
+from vitdeploy.pipeline.origin import Overrides, graph_folder
 from vitdeploy.pipeline.section import Positive, Section
 from vitdeploy.pipeline.stages.export import ExportConfig
 from vitdeploy.pipeline.tasks.kit import DataChoice
@@ -368,7 +369,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = (), function: str | None 
 
 
 def validate(data: Any, source: str, function: str | None = None) -> Recipe:
-    """The recipe that these YAML values are; raises RecipeError with every problem. `function`: as for `load_recipe`."""
+    """The recipe that these YAML values are; raises RecipeError with every problem. `function` as for `load_recipe`."""
     try:
         return Recipe.model_validate(data, context={FUNCTION: function})
     except ValidationError as error:
@@ -433,9 +434,12 @@ def _anchor(data: dict[str, Any], folder: Path) -> None:
 
 
 def _anchored_model(model: str, folder: Path) -> str:
-    """A model is a path where it is an ONNX file, or a folder after `hf:` that is there."""
-    if model.endswith(".onnx"):
-        return str(folder / Path(model).expanduser())
+    """A model is a path where it is an ONNX file, the folder of one, or a folder after `hf:` that is there."""
+    path = model
+    with contextlib.suppress(RuntimeError):  # as above
+        path = str(folder / Path(model).expanduser())
+    if model.endswith(".onnx") or (catalog.find(model) is None and graph_folder(path) is not None):
+        return path
     name = model.removeprefix("hf:")
     if name != model and (folder / name).is_dir():
         return f"hf:{folder / name}"

@@ -28,10 +28,10 @@ from vitdeploy.models.source import Source
 from vitdeploy.pipeline.job import setting_of
 from vitdeploy.pipeline.measure import original_contestant
 from vitdeploy.pipeline.origin import find_origin, reference_runner
-from vitdeploy.pipeline.placing import bundle_of, labels_beside, place_graphs
+from vitdeploy.pipeline.placing import bundle_of, place_graphs
 from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.stages.compile import compile_graphs, loads_here, read_engine
-from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, is_ours
+from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, is_ours, known_labels
 from vitdeploy.pipeline.tasks.kit import Setting
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.engine import make_runner
@@ -116,9 +116,9 @@ def _typed_graph(text: str, target: str | None) -> Path | None:
 
 
 def _emulated_subject(text: str, file: Path, trust: Path | None) -> Subject:
-    labels = tuple(_opened_bundle(Path(text), trust)[1] if is_bundle(Path(text)) else labels_beside(file))
     model = load_graph(file)
     metadata, spec = get_metadata(model, str(file)), graph_spec(model, file.name)
+    labels = _opened_bundle(Path(text), trust)[1] if is_bundle(Path(text)) else known_labels(file, metadata)
     classes = number_of_classes(spec.outputs, metadata.postprocess)
     setting = Setting(metadata.task, metadata.preprocess, metadata.postprocess, metadata.sequence, labels, classes)
     name = f"{text}:{metadata.target}-{metadata.precision}, emulated"
