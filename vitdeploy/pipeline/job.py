@@ -12,6 +12,7 @@ from pathlib import Path
 from vitdeploy import __version__
 from vitdeploy.errors import MissingPackageError
 from vitdeploy.graph.io import load_graph
+from vitdeploy.pipeline.batches import settle_batch
 from vitdeploy.pipeline.origin import Origin, find_origin, is_onnx
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.recipe import Recipe
@@ -63,11 +64,13 @@ def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress, function: str
         check_precision(target, recipe.precision)
         require_runtime(target)
     recipes = recipe.at_sizes()
-    origins = []
+    origins, settled = [], []
     for i, each in enumerate(recipes):
         progress("read the model", i, len(recipes))
         source = dataclasses.replace(each.to_source(), function=function)
-        origins.append(find_origin(source, each.to_overrides()))
+        origin, batch = settle_batch(find_origin(source, each.to_overrides()), each.export.batch)
+        origins.append(origin)
+        settled.append(each.at_batch(batch) if batch is not None and each.export.batch == "auto" else each)
     progress("read the model", len(recipes), len(recipes))
     for target in recipe.targets:
         check_task(origins[0].task, target, recipe.precision)
@@ -75,7 +78,7 @@ def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress, function: str
         refuse_quantized(load_graph(Path(str(origins[0].source.model))), origins[0].name)
     kits = [make_kit(setting_of(origin)) for origin in origins]
     data = kits[0].load(recipe.to_choice(), skip_bad=skip_bad, progress=progress)
-    return tuple(Job(each, origin, kit, data) for each, origin, kit in zip(recipes, origins, kits, strict=True))
+    return tuple(Job(each, origin, kit, data) for each, origin, kit in zip(settled, origins, kits, strict=True))
 
 
 def setting_of(origin: Origin) -> Setting:

@@ -147,8 +147,10 @@ class DataSection(Section):
 
 
 class ExportSection(Section):
+    """`batch` auto: dynamic, or the one of an ONNX file that has a fixed one."""
+
     opset: Literal[18, 19, 20] = 20
-    batch: Literal["dynamic"] | Positive = "dynamic"
+    batch: Literal["auto", "dynamic"] | Positive = "auto"
     preprocess: bool = True
 
 
@@ -263,7 +265,7 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _batches_fit(self) -> Recipe:
         fixed = self.export.batch
-        if fixed != "dynamic" and set(self.bench.batch) != {fixed}:
+        if isinstance(fixed, int) and set(self.bench.batch) != {fixed}:
             raise ValueError(f"export.batch is fixed to {fixed}, so bench.batch must be [{fixed}]")
         return self
 
@@ -271,7 +273,7 @@ class Recipe(Section):
     def _profiles_fit(self) -> Recipe:
         if self.tensorrt.profiles is None or "tensorrt" not in self.targets:
             return self
-        if self.export.batch != "dynamic":
+        if isinstance(self.export.batch, int):
             raise ValueError(f"export.batch is fixed to {self.export.batch}, so tensorrt.profiles must be left out")
         lost = [str(batch) for batch in self.bench.batch if not self.tensorrt.holds(batch)]
         if lost:
@@ -293,6 +295,20 @@ class Recipe(Section):
             new = {"resize": spec.resize, "crop": spec.crop, "fit": spec.fit}
             changed["preprocess"] = self.preprocess.model_copy(update=new)
         return self.model_copy(update=changed)
+
+    def at_batch(self, batch: int) -> Recipe:
+        """The recipe of a model that runs at one batch alone, where it leaves that open.
+
+        Raises:
+            RecipeError: it asks for engines of another batch.
+        """
+        if "batch" in self.bench.model_fields_set and set(self.bench.batch) != {batch}:
+            told = f"$.bench.batch: {list(self.bench.batch)}, and the model is of batch {batch} alone; give [{batch}]"
+            raise RecipeError("the recipe", [told])
+        if self.tensorrt.profiles is not None and "tensorrt" in self.targets:
+            raise RecipeError("the recipe", [f"$.tensorrt.profiles: the model is of batch {batch} alone; leave it out"])
+        export = self.export.model_copy(update={"batch": batch})
+        return self.model_copy(update={"export": export, "bench": self.bench.model_copy(update={"batch": (batch,)})})
 
     @property
     def engine_batch(self) -> int:
@@ -341,7 +357,7 @@ class Recipe(Section):
         return ExportConfig(
             name=self.name,
             opset=self.export.opset,
-            batch=None if self.export.batch == "dynamic" else self.export.batch,
+            batch=self.export.batch if isinstance(self.export.batch, int) else None,
             in_graph=self.export.preprocess,
         )
 

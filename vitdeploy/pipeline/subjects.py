@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from vitdeploy.bench.contestant import Contestant, engine_contestant
 from vitdeploy.bundle.read import is_bundle, read_bundle, verify_files
 from vitdeploy.bundle.sign import signed_by, signed_digests
 from vitdeploy.compile.tensorrt import BuildOptions
-from vitdeploy.errors import CapabilityError, EngineError, MissingFileError, MissingPackageError
+from vitdeploy.errors import CapabilityError, EngineError, InputError, MissingFileError, MissingPackageError
 from vitdeploy.graph.half.emulated import emulate
 from vitdeploy.graph.io import (
     GraphMetadata,
@@ -25,6 +26,7 @@ from vitdeploy.graph.io import (
     serialised,
 )
 from vitdeploy.models.source import Source
+from vitdeploy.pipeline.batches import settle_batch
 from vitdeploy.pipeline.job import setting_of
 from vitdeploy.pipeline.measure import original_contestant
 from vitdeploy.pipeline.origin import find_origin, reference_runner
@@ -43,6 +45,7 @@ from vitdeploy.runtime.weight_bits import weight_remarks
 from vitdeploy.spec import TARGETS, EngineSpec, Manifest, encode
 
 DEFAULT_TARGET = "onnxruntime-cpu"
+FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 REBUILT = "{} was built anew, of the bundle's graph: its plan is not of this user and this machine."
 EMULATED = "Emulated on this CPU: storage in the types of the graph, sums in float32. No GPU was asked."
 
@@ -150,7 +153,7 @@ def find_subjects(
         subjects = _bundle_subjects(bundle, target, work, trust if bundle == path else None)
         return subjects if bundle == path else [dataclasses.replace(s, name=str(path)) for s in subjects]
     named = text.startswith(("hf:", "timm:"))
-    origin = find_origin(dataclasses.replace(source, model=text))
+    origin, batch = settle_batch(find_origin(_named(text, source)))
     return [
         Subject(
             text,
@@ -159,8 +162,25 @@ def find_subjects(
             named,
             lambda: reference_runner(origin.source),
             lambda name: original_contestant(origin.source, name),
+            origin.notes[-1:] if batch is not None else (),
         )
     ]
+
+
+def _named(text: str, source: Source) -> Source:
+    """The source of a model's name; package.module:function names the user's own, as --model does.
+
+    Raises:
+        InputError: --model says another one.
+    """
+    own = FUNCTION.fullmatch(text) is not None and not text.startswith(("hf:", "timm:"))
+    if source.function not in (None, text):
+        raise InputError(
+            f"two models are named: {text}, and --model {source.function}",
+            wanted="one",
+            fix=f"give {source.function} in the place of {text}, or leave --model out",
+        )
+    return dataclasses.replace(source, model=None if own else text, function=text if own else None)
 
 
 def find_bundle(text: str, *, target: str | None, work: Path) -> Path | None:

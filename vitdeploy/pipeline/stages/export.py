@@ -10,7 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 
-from vitdeploy.errors import CapabilityError, ExportError, GraphError
+from vitdeploy.errors import ExportError, GraphError
 from vitdeploy.export.parity import TOLERANCE, ask, check_graph
 from vitdeploy.export.torch_onnx import export_graph
 from vitdeploy.graph.foreign import import_graph
@@ -100,21 +100,13 @@ def _export_image_model(
 def _imported(origin: Origin, config: ExportConfig) -> ir.Model:
     """The user's ONNX file in the one form that later stages know, with its preprocessing."""
     assert origin.source.model is not None
-    found = import_graph(Path(origin.source.model), origin.source.image_size, config.batch)
+    found = import_graph(Path(origin.source.model), origin.source.image_size, origin.source.batch)
     if found.takes_pixels and not config.in_graph:
         raise GraphError(
             f"{origin.source.model} takes pixels: its preprocessing is part of it",
             found="export.preprocess: false, or --no-preprocess",
             wanted="export.preprocess: true",
             fix="export the model that it was made from with --no-preprocess",
-        )
-    batch = fixed_batch(graph_spec(found.model, MODEL_FILE))
-    if batch != config.batch and batch is not None:
-        raise CapabilityError(
-            f"{origin.source.model} has the fixed batch {batch}",
-            found=f"export.batch: {config.batch or 'dynamic'}",
-            wanted=f"export.batch: {batch}",
-            fix=f"set export.batch and bench.batch to {batch}, or export the model again with a dynamic batch",
         )
     normalise(found.model, opset=config.opset)
     if config.in_graph and not found.takes_pixels:

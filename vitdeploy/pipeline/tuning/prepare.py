@@ -44,7 +44,7 @@ def prepare_search(
             fix="--min-agreement in its place",
         )
     base = Variant(chosen[0], "fp32").recipe(recipe).model_copy(update={"budget": budget, "targets": chosen})
-    checked = validate(base.model_dump(), "the recipe", function)
+    checked = validate(base.model_dump(exclude_unset=True), "the recipe", function)
     [job] = prepare(checked, skip_bad=skip_bad, progress=progress, function=function)
     if job.origin.task == "sequence" or job.origin.preprocess is None:
         raise CapabilityError(
