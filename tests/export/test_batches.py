@@ -185,7 +185,7 @@ def test_a_file_that_never_runs(tmp_path):
 def test_it_is_imported_at_the_batch_that_it_has(tmp_path, make):
     path = make(tmp_path / "a.onnx")
     origin, batch = settle_batch(find_origin(Source(str(path))))
-    assert (batch, origin.source.batch) == (1, 1)
+    assert (batch, origin.source.only_batch) == (1, 1)
     assert "is one function at batch 1 only" in origin.notes[-1]
     out = tmp_path / "out"
     out.mkdir()

@@ -55,11 +55,14 @@ def _bytes(tensor: Tensor) -> bytes:
 
 
 def _packages(module: nn.Module) -> list[str]:
-    """The packages of the layers' classes, with their versions where they are installed as a distribution."""
-    names = {type(layer).__module__.partition(".")[0] for layer in module.modules()}
-    installed = importlib.metadata.packages_distributions() if names - {"torch", "vitdeploy"} else {}
-    found = {name: installed.get(name, []) for name in names - {"vitdeploy"}}
-    return sorted(f"{name} {each} {importlib.metadata.version(each)}" for name in found for each in found[name])
+    """The installed packages that the layers' classes are of, with the versions of their distributions."""
+    names = {type(layer).__module__.partition(".")[0] for layer in module.modules()} - {"torch", "vitdeploy"}
+    files = {name: getattr(sys.modules.get(name), "__file__", None) or "" for name in names}
+    installed = [name for name, file in files.items() if INSTALLED & set(Path(file).parts)]
+    known = importlib.metadata.packages_distributions() if installed else {}
+    return sorted(
+        {f"{name} {each} {importlib.metadata.version(each)}" for name in installed for each in known.get(name, ())}
+    )
 
 
 def _code() -> list[str]:

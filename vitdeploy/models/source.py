@@ -58,7 +58,7 @@ class Source:
     `image_size` is (height, width), other than the checkpoint's. `heads`: for a bare state dict that cannot say it.
     `text_features`: a .npy of float32 [classes, width], which makes a CLIP or SigLIP tower a zero-shot classifier.
     `function` is `package.module:function`, and comes from the command line only; it must return the weights of the
-    digest `weights` where that is given. `batch`: an ONNX file is fixed to it.
+    digest `weights` where that is given. `only_batch`: an ONNX file is taken at that.
     """
 
     model: str | None = None
@@ -68,7 +68,7 @@ class Source:
     text_features: Path | None = None
     function: str | None = None
     weights: str | None = None
-    batch: int | None = None
+    only_batch: int | None = None
 
     @property
     def name(self) -> str:

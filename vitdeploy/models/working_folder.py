@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import importlib.util
 import sys
 import sysconfig
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,7 @@ from types import FrameType, ModuleType
 
 # Frames between an import and who asks for it.
 MACHINERY = ("<frozen importlib", str(Path(importlib.__file__).parent))
+PROBES = ("<frozen importlib.util>", str(Path(importlib.__file__).parent / "util.py"))
 INSTALLED = {"site-packages", "dist-packages"}
 STANDARD = Path(sysconfig.get_path("stdlib"))
 
@@ -124,6 +124,6 @@ def _probed() -> bool:
     for frame in _frames():
         if not frame.f_code.co_filename.startswith(MACHINERY):
             return False
-        if frame.f_code.co_filename == importlib.util.__file__:
+        if frame.f_code.co_filename in PROBES:
             return True
     return False

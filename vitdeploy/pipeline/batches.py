@@ -31,12 +31,12 @@ def settle_batch(origin: Origin, asked: Asked = "auto") -> tuple[Origin, int | N
     if fixed is not None:
         return _at(origin, (fixed,), asked, "its batch is fixed")
     if graph.metadata is not None:  # it was compared with its original when it was exported
-        return dataclasses.replace(origin, source=dataclasses.replace(origin.source, batch=wanted)), wanted
+        return dataclasses.replace(origin, source=dataclasses.replace(origin.source, only_batch=wanted)), wanted
     with reference_runner(origin.source) as runner:
         found = one_function(runner, origin.images)
     if found.sizes:
         return _at(origin, found.sizes, asked, found.why)
-    return dataclasses.replace(origin, source=dataclasses.replace(origin.source, batch=wanted)), wanted
+    return dataclasses.replace(origin, source=dataclasses.replace(origin.source, only_batch=wanted)), wanted
 
 
 def _at(origin: Origin, sizes: tuple[int, ...], asked: Asked, why: str) -> tuple[Origin, int]:
@@ -52,5 +52,5 @@ def _at(origin: Origin, sizes: tuple[int, ...], asked: Asked, why: str) -> tuple
             "with a dynamic batch",
         )
     note = f"{origin.name} is one function at batch {shown} only ({why}): it is taken at batch {batch}"
-    source = dataclasses.replace(origin.source, batch=batch)
+    source = dataclasses.replace(origin.source, only_batch=batch)
     return dataclasses.replace(origin, source=source, notes=(*origin.notes, note)), batch

@@ -154,12 +154,12 @@ def _of_module(source: Source, given: Overrides) -> Origin:
 def _of_graph(source: Source, given: Overrides) -> Origin:
     asked = source.image_size or (given.preprocess.crop if given.preprocess else None)
     try:
-        graph = import_graph(_graph_file(source), asked, source.batch)
+        graph = import_graph(_graph_file(source), asked, source.only_batch)
     except GraphError:
         if source.image_size or not asked:
             raise
         # Of another size than the crop: find_origin says so.
-        graph = import_graph(_graph_file(source), batch=source.batch)
+        graph = import_graph(_graph_file(source), batch=source.only_batch)
     spec, own = graph_spec(graph.model, ""), graph.metadata
     sizes = [int(size) if isinstance(size, int) else 0 for size in spec.inputs[0].shape[1:]]
     height, width, channels = sizes if graph.takes_pixels else (*sizes[1:], sizes[0])
@@ -268,7 +268,7 @@ def _labels(path: Path, origin: Origin) -> tuple[str, ...]:
 def reference_runner(source: Source, *, threads: int = 0, original: Original | None = None) -> Runner:
     """The runner (not loaded yet) of the original: PyTorch eager, or ONNX Runtime for an ONNX file."""
     if is_onnx(source):
-        graph = import_graph(_graph_file(source), source.image_size, source.batch)
+        graph = import_graph(_graph_file(source), source.image_size, source.only_batch)
         return OnnxRuntimeRunner(serialised(graph.model), name=ORIGINAL, threads=threads)
     return torch_runner(original or load_original(source), threads=threads)
 

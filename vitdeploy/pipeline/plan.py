@@ -112,7 +112,7 @@ def _original(origin: Origin) -> dict[str, Any]:
     return {
         "model": None if origin.digests and source.checkpoint is None else source.model,
         "image_size": source.image_size,
-        "batch": source.batch,
+        "batch": source.only_batch,
         "heads": source.heads,
         "preprocess": encode(origin.preprocess),
         "postprocess": encode(origin.postprocess),

@@ -100,7 +100,7 @@ def _export_image_model(
 def _imported(origin: Origin, config: ExportConfig) -> ir.Model:
     """The user's ONNX file in the one form that later stages know, with its preprocessing."""
     assert origin.source.model is not None
-    found = import_graph(Path(origin.source.model), origin.source.image_size, origin.source.batch)
+    found = import_graph(Path(origin.source.model), origin.source.image_size, origin.source.only_batch)
     if found.takes_pixels and not config.in_graph:
         raise GraphError(
             f"{origin.source.model} takes pixels: its preprocessing is part of it",
