@@ -22,7 +22,7 @@ import onnx_ir as ir
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.admit import admit
 from vitdeploy.graph.bind import bind_input
-from vitdeploy.graph.image_size import set_image_size
+from vitdeploy.graph.image_size import of_another_size, set_image_size
 from vitdeploy.graph.io import BATCH, METADATA_KEY, GraphMetadata, get_metadata
 from vitdeploy.graph.normalise import drop_unused
 from vitdeploy.spec import PostprocessSpec, Task
@@ -76,6 +76,8 @@ def import_graph(path: Path, image_size: tuple[int, int] | None = None, batch: i
     if metadata is None or not _takes_pixels(model, metadata):
         _rename_input(model, path)
         set_image_size(model, image_size)
+    elif image_size not in (None, metadata.images.crop):
+        raise of_another_size(metadata.images.crop, image_size)
     task, postprocess = _task(model, path) if metadata is None else (metadata.task, metadata.postprocess)
     _batch(model, batch)
     drop_unused(model)
