@@ -1,25 +1,31 @@
 """Which batch sizes an ONNX file is one function at; graphs with the defects that exporters leave."""
 
 import json
+import os
+from pathlib import Path
 
 import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from tests.command_line import command_line
-from vitdeploy.errors import CapabilityError, ExportError, RecipeError
+from tests.command_line import ROOT, command_line
+from vitdeploy.errors import CapabilityError, ExportError, GraphError, RecipeError, TargetError
 from vitdeploy.export.batches import OneFunction, one_function
 from vitdeploy.export.parity import worst_difference
 from vitdeploy.graph.io import fixed_batch, graph_spec, load_graph
+from vitdeploy.graph.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.batches import settle_batch
-from vitdeploy.pipeline.origin import find_origin, reference_runner
+from vitdeploy.pipeline.origin import find_origin, reference_runner, to_request
 from vitdeploy.pipeline.recipe import validate
+from vitdeploy.pipeline.reference_worker import make_runner
 from vitdeploy.pipeline.stages.export import ExportConfig, export
+from vitdeploy.pipeline.stages.optimize import optimize
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.spec import PreprocessSpec
 
+DATA = Path(os.environ.get("VITDEPLOY_TEST_DATA", ROOT.parent / "shared" / "data"))
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 CLASSES, SIDE, QUERIES = 4, 4, 6
 PREPROCESS = PreprocessSpec(SIDE, (SIDE, SIDE), "bilinear", (0.0,) * 3, (1.0,) * 3)
@@ -207,6 +213,22 @@ def test_a_batch_that_is_asked_for_is_the_files(tmp_path):
     assert fixed_batch(graph_spec(load_graph(tmp_path / "model.onnx"), "")) == 3
 
 
+def test_optimize_names_what_takes_it(tmp_path):
+    path = classifier(tmp_path / "a.onnx", baked=1)
+    with pytest.raises(GraphError, match="does not run at every batch size, though its batch is open") as caught:
+        optimize({"model": path}, OptimizeOptions(), tmp_path)
+    assert caught.value.fix.startswith(f"vitdeploy export {path} -o DIR")
+
+
+def test_it_is_not_benched_at_another_batch(tmp_path):
+    origin, _ = settle_batch(find_origin(Source(str(classifier(tmp_path / "a.onnx", batch=1)))))
+    request = {**to_request(origin.source), "threads": 1}
+    with pytest.raises(TargetError, match="is of batch 1 alone") as caught:
+        make_runner({**request, "batch": 8})
+    assert caught.value.fix == "--batch 1; in a recipe bench.batch: [1]"
+    assert make_runner({**request, "batch": 1}).load().inputs[0].shape[0] == 1
+
+
 def test_a_recipe_follows_the_batch_where_it_says_nothing():
     base = {"vitdeploy": 1, "name": "a", "source": {"model": "a.onnx"}, "data": {"path": "."}, "targets": ["tensorrt"]}
     fixed = validate(base, "here").at_batch(1)
@@ -245,3 +267,13 @@ def test_the_whole_line_of_a_file_with_a_fixed_batch(tmp_path, digits):
     assert report["provenance"]["recipe"]["export"]["batch"] == "auto"
     assert "f.onnx is one function at batch 1 only (its batch is fixed)" in done.stderr
     assert report["bench"]["protocol"]["batch"] == [1]
+
+
+DETECTOR = DATA / "weights" / "deimv2_hgnetv2_atto_coco.onnx"
+
+
+@pytest.mark.skipif(not DETECTOR.is_file(), reason=f"set VITDEPLOY_TEST_DATA to a folder with weights/{DETECTOR.name}")
+def test_a_published_detector_is_one_function_at_all_sizes():
+    """On noise most of its scores are near its cut."""
+    origin, batch = settle_batch(find_origin(Source(str(DETECTOR))))
+    assert (batch, origin.source.only_batch) == (None, None)

@@ -41,9 +41,9 @@ def command(
     """A model to ONNX, compared with the original at three batch sizes.
 
     SOURCE is a built-in architecture such as vit_base_patch16_224 (`vitdeploy export list [PATTERN]` prints them);
-    timm:NAME or hf:FOLDER_OR_REPOSITORY; an .onnx file; or a recipe (.yaml), whose source, preprocess and export are
-    taken. With --checkpoint alone the architecture is recognised by the weights. A built-in name without a checkpoint
-    has seeded random weights.
+    timm:NAME or hf:FOLDER_OR_REPOSITORY; an .onnx file, or a folder that this command made; or a recipe (.yaml), whose
+    source, preprocess and export are taken. With --checkpoint alone the architecture is recognised by the weights. A
+    built-in name without a checkpoint has seeded random weights.
     """
     if source[:1] == ("list",):
         _list(console, source[1:])
