@@ -13,6 +13,7 @@ from tests.command_line import command_line
 from vitdeploy.errors import CheckpointError, GraphError, InputError, RecipeError
 from vitdeploy.graph.io import get_metadata, load_graph, save_graph, set_metadata
 from vitdeploy.models.source import Source
+from vitdeploy.pipeline.beside import ASSUMED
 from vitdeploy.pipeline.comparison import _settings
 from vitdeploy.pipeline.job import prepare
 from vitdeploy.pipeline.origin import Overrides, find_origin, reference_runner
@@ -128,6 +129,35 @@ def test_metadata_of_another_image_size_do_not_fit(exported, tmp_path):
     onnx.save(model, str(tmp_path / "a.onnx"))
     with pytest.raises(wanted[0], match=wanted[1]):
         find_origin(Source(str(tmp_path / "a.onnx")))
+
+
+@pytest.mark.parametrize("place", ["", "onnx"], ids=["beside it", "one folder up"])
+def test_config_files_beside_a_file_of_others(tmp_path, place):
+    """optimum leaves them there."""
+    (tmp_path / place).mkdir(exist_ok=True)
+    image = onnx.helper.make_tensor_value_info("pixel_values", onnx.TensorProto.FLOAT, ["batch", 3, 8, 8])
+    logits = onnx.helper.make_tensor_value_info("logits", onnx.TensorProto.FLOAT, ["batch", 3])
+    axes = onnx.numpy_helper.from_array(np.array([2, 3], np.int64), "axes")
+    nodes = [onnx.helper.make_node("ReduceMean", ["pixel_values", "axes"], ["logits"], keepdims=0)]
+    graph = onnx.helper.make_graph(nodes, "of others", [image], [logits], [axes])
+    model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8)
+    onnx.save(model, str(tmp_path / place / "model.onnx"))
+    source = Source(str(tmp_path / place / "model.onnx"))
+    assert find_origin(source).preprocess.mean == (0.0, 0.0, 0.0)
+    assert find_origin(source).notes[-1] == ASSUMED
+    processor = {"image_processor_type": "ViTImageProcessor", "size": {"height": 8, "width": 8}, "image_std": [0.2] * 3}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor), encoding="utf-8")
+    (tmp_path / "config.json").write_text(json.dumps({"id2label": {0: "a", 1: "b", 2: "c"}}), encoding="utf-8")
+    found = find_origin(source)
+    assert (found.preprocess.mean, found.preprocess.std, found.labels) == ((0.5,) * 3, (0.2,) * 3, ("a", "b", "c"))
+    assert found.notes[1:] == (
+        "images are prepared as preprocessor_config.json beside the file says",
+        "labels: those of config.json beside the file",
+    )
+    (tmp_path / place / "labels.txt").write_text("x\ny\nz\n")
+    assert find_origin(source).labels == ("x", "y", "z")
+    (tmp_path / "preprocessor_config.json").write_text("{", encoding="utf-8")
+    assert find_origin(source).notes[2] == ASSUMED
 
 
 def test_a_recipe_names_the_folder(exported, digits, tmp_path):

@@ -21,6 +21,7 @@ from vitdeploy.models.identity import identity, weights_digest
 from vitdeploy.models.original import Original
 from vitdeploy.models.reference import torch_runner
 from vitdeploy.models.source import ONNX_FILE, Source, load_original, located, refuse_unusable
+from vitdeploy.pipeline.beside import find_beside
 from vitdeploy.pipeline.stages.files import known_labels
 from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
@@ -168,10 +169,13 @@ def _of_graph(source: Source, given: Overrides) -> Origin:
     zeros, ones = (0.0,) * channels, (1.0,) * channels
     preprocess = PreprocessSpec((height, width), (height, width), "bilinear", zeros, ones)
     if own is not None:
-        preprocess = own.images
+        preprocess, labels = own.images, known_labels(_graph_file(source), own)
         notes += _contradictions(graph, given)
-    elif given.preprocess is None:
-        notes.append("an ONNX file does not say how images are prepared: / 255 and a plain resize are assumed")
+    else:
+        classes = number_of_classes(spec.outputs, graph.postprocess)
+        beside = find_beside(_graph_file(source), channels, (height, width), classes)
+        preprocess, labels = beside.preprocess or preprocess, beside.labels
+        notes += [note for note in beside.notes if given.preprocess is None or note.startswith("labels")]
     return Origin(
         name=source.name,
         source=source,
@@ -182,7 +186,7 @@ def _of_graph(source: Source, given: Overrides) -> Origin:
         parameters=graph.parameters,
         preprocess=preprocess,
         postprocess=graph.postprocess,
-        labels=known_labels(_graph_file(source), own) if own is not None else (),
+        labels=labels,
         family="onnx",
         notes=tuple(notes),
         digests=_digests([_graph_file(source)]),
