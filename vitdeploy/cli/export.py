@@ -85,12 +85,12 @@ def command(
 
 def _check_options(name: str, options: dict[str, Any]) -> None:
     """Options that would have no effect are refused: weights that are not used must not go unnoticed."""
+    if options["function"] and options["heads"]:
+        raise click.UsageError("--heads says nothing of your own module")
     if name.endswith((".yaml", ".yml")):
         return
     if name and options["function"]:
         raise click.UsageError(f"two models are named: {name}, and --model {options['function']}")
-    if options["function"] and options["heads"]:
-        raise click.UsageError("--heads says nothing of your own module")
     useless = [f"--{key.replace('_', '-')}" for key in NAMES if options[key] and key != "image_size"]
     if (name.endswith(".onnx") or (Path(name) / "model.onnx").is_file()) and useless:
         raise click.UsageError(f"an .onnx file has its own weights; leave out {', '.join(useless)}")
