@@ -258,6 +258,7 @@ def test_the_whole_line_of_a_file_with_a_fixed_batch(tmp_path, digits):
         "source": {"model": "f.onnx"},
         "data": {"path": str(digits), "calibration": {"images": 8}, "evaluation": {"images": 20}},
         "targets": ["onnxruntime-cpu"],
+        "budget": {"min_agreement": 50},
         "bench": {"duration": 0.1},
     }
     (tmp_path / "r.yaml").write_text(json.dumps(recipe), encoding="utf-8")

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from vitdeploy.pipeline.job import Job
 
 
+GUARDED = " (the guard of every run whose budget bounds neither drop nor agreement)"
+
+
 @click.command("run")
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.option(
@@ -53,6 +56,7 @@ def command(
     from vitdeploy.pipeline.run import default_store, preview
     from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
     from vitdeploy.publish import check_replaceable
+    from vitdeploy.verify.gate import guards
 
     loaded = load_recipe(recipe, overrides, function)
     out = output or Path("out") / loaded.name
@@ -93,8 +97,10 @@ def command(
         raise GateError(
             f"the budget is {'not met' if failed else 'not provably met'}",
             found="; ".join(reasons),
-            wanted=str(loaded.to_budget()),
-            fix="the bundle is written all the same; raise the budget, or evaluate on more images",
+            wanted=f"{unmet[0].job.budget}{GUARDED if guards(loaded.to_budget()) else ''}",
+            fix="evaluate on more images, or set another budget: --set budget.min_agreement=PERCENT or "
+            "--set budget.max_drop=POINTS. The bundle is written all the same, without the engines that fail it; "
+            "--set bundle.include_failed=true keeps them",
         )
 
 

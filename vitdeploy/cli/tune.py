@@ -98,7 +98,7 @@ def command(
         raise GateError(
             f"the budget is {'not met' if gate.status == 'fail' else 'not provably met'} by any variant",
             found=f"{tuned.choice.best.name}: {'; '.join(gate.reasons)}",
-            wanted=str(job.recipe.to_budget()),
+            wanted=str(job.budget),
             fix="the result is written all the same; raise the budget, or evaluate on more images",
         )
 

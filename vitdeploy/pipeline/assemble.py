@@ -16,7 +16,7 @@ from vitdeploy.graph.io import graph_spec, load_graph
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.measure import measure, original_contestant
 from vitdeploy.pipeline.origin import ORIGINAL
-from vitdeploy.pipeline.outcome import Outcome, conclude, verified
+from vitdeploy.pipeline.outcome import Outcome, conclude
 from vitdeploy.pipeline.plan import CALIBRATE, OPTIMIZE, Step, candidates, make_plan
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.recipe import Recipe
@@ -105,6 +105,9 @@ def write_run(outcomes: Sequence[Outcome], recipe: Recipe, out: Path) -> dict[st
 
 def _write(outcome: Outcome, report: dict[str, Any], sizes: Sequence[str], work: Path) -> None:
     job, artifacts = outcome.job, outcome.artifacts
+    folders = [artifacts[candidate.step("compile")].path for candidate in outcome.verdict.ships]
+    engines = [(read_engine(folder), folder) for folder in folders]
+    gates = {c.artifact: outcome.gates[c.artifact].status for c in outcome.verdict.ships}
     write_bundle(
         work,
         name=job.recipe.name,
@@ -112,9 +115,9 @@ def _write(outcome: Outcome, report: dict[str, Any], sizes: Sequence[str], work:
         graphs=_graphs(artifacts[OPTIMIZE].path),
         preprocess=job.origin.preprocess,
         postprocess=job.origin.postprocess,
-        engines=[(read_engine(f), f) for f in (artifacts[c.step("compile")].path for c in outcome.shipped)],
+        engines=engines,
         labels=job.labels,
-        golden=golden_of(job, {c.target: verified(artifacts, c)["max_difference"] for c in outcome.shipped}),
+        golden=golden_of(job, engines, gates),
         documents={
             "report.json": json.dumps(report, indent=1, allow_nan=False) + "\n",
             "report.html": render_html(report, outcome.images),
@@ -122,12 +125,14 @@ def _write(outcome: Outcome, report: dict[str, Any], sizes: Sequence[str], work:
         },
         provenance=report["provenance"],
         sizes=sizes,
+        gates=gates,
+        recommended=None if outcome.verdict.recommended == ORIGINAL else outcome.verdict.recommended,
     )
 
 
 def _size_row(outcome: Outcome, path: str) -> dict[str, Any]:
     """One image size in the outer report: what to ship there, and the recommended artifact in numbers."""
-    report, name = outcome.report, outcome.verdict.recommended
+    report, name = outcome.report, outcome.verdict.leading
     row = next(row for row in report["bench"]["results"] if row["artifact"] == name)
     engine = next((engine["verify"] for engine in report["engines"] if engine["artifact"] == name), None)
     value = engine["value"] if engine else report["engines"][0]["verify"]["reference_value"]
@@ -136,7 +141,8 @@ def _size_row(outcome: Outcome, path: str) -> dict[str, Any]:
         "path": path,
         "sentence": outcome.verdict.sentence,
         "gate": outcome.verdict.gate.status,
-        "recommended": name,
+        "recommended": outcome.verdict.recommended,
+        "leading": name,
         "value": value,
         "agreement": engine["agreement"] if engine else None,
         "latency_ms": row["latency_ms"],

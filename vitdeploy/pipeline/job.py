@@ -24,7 +24,8 @@ from vitdeploy.quantize.already import refuse_quantized
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.ort_gpu import PROVIDERS, require_provider
 from vitdeploy.runtime.weight_bits import bits_for
-from vitdeploy.spec import TARGETS, WeightBits
+from vitdeploy.spec import TARGETS, Budget, WeightBits
+from vitdeploy.verify.gate import with_guard
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,11 @@ class Job:
     @property
     def size(self) -> str:
         return self.origin.size
+
+    @property
+    def budget(self) -> Budget:
+        """What engines are judged by: the recipe's budget, with the guard where it does not bound what may be lost."""
+        return with_guard(self.recipe.to_budget(), self.origin.task)
 
 
 def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress, function: str | None = None) -> tuple[Job, ...]:

@@ -141,7 +141,8 @@ def _flags(engine: Mapping[str, Any] | None, result: Mapping[str, Any] | None) -
 
 def headline(report: Mapping[str, Any]) -> list[Cell]:
     """The recommended artifact in three or four numbers."""
-    recommended = report["verdict"]["recommended"]
+    verdict = report["verdict"]
+    recommended = verdict["recommended"] or verdict["leading"]
     engine = next((engine for engine in report["engines"] if engine["artifact"] == recommended), None)
     if engine is None:
         return []

@@ -46,7 +46,7 @@ from vitdeploy.search.schedules import Schedule, select
 from vitdeploy.spec import Budget, decode
 from vitdeploy.store.store import Artifact, Store
 from vitdeploy.verify.comparison import Comparison
-from vitdeploy.verify.gate import accuracy_gate
+from vitdeploy.verify.gate import accuracy_gate, guards
 
 # The share of a time budget after which no new variant is begun; the rest is for measuring the finalists.
 SEARCH_SHARE = 0.5
@@ -255,10 +255,13 @@ class Tuner:
         for made in finals:
             name = made.variant.name
             facts = verified(made.artifacts, made.variant.candidate)
-            accuracy = accuracy_gate(Comparison.of(facts), self.budget)
-            gate = engine_gate(accuracy, self.budget, engine_bytes(made.artifacts, made.variant.candidate), rows[name])
+            accuracy = accuracy_gate(Comparison.of(facts), self.job.budget)
+            size = engine_bytes(made.artifacts, made.variant.candidate)
+            gate = engine_gate(accuracy, self.job.budget, size, rows[name])
             p50 = float(rows[name]["latency_ms"]["p50"])
-            finalists.append(Finalist(made.variant, made.score.distance, facts, accuracy, gate, p50))
+            finalists.append(
+                Finalist(made.variant, made.score.distance, facts, accuracy, gate, p50, guards(self.budget))
+            )
         return Tuned(
             self.job,
             tuple(self.made),
@@ -266,7 +269,7 @@ class Tuner:
             medians,
             tuple(finalists),
             measured,
-            choose(finalists, measured["ratios"]),
+            choose(finalists, measured),
             self.rows,
             self.schedules,
             tuple(self.left_out),
