@@ -14,6 +14,7 @@ from vitdeploy.cli.sources import NAMES, source_options, to_source
 
 if TYPE_CHECKING:
     from vitdeploy.models.source import Source
+    from vitdeploy.pipeline.batches import Asked
     from vitdeploy.pipeline.origin import Origin, Overrides
     from vitdeploy.pipeline.stages.export import ExportConfig
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for model.onnx.")
 @click.option("--labels", type=click.Path(path_type=Path), help="Class names, one a line.")
 @click.option("--opset", type=click.Choice(["18", "19", "20"]), help="Default: 20, or the recipe's.")
-@click.option("--batch", help="A fixed batch, or dynamic. Default: dynamic, or the recipe's.")
+@click.option("--batch", help="A fixed batch, or dynamic. Default: an ONNX file's own, the recipe's, else dynamic.")
 @click.option("--no-preprocess", is_flag=True, help="Take normalised float NCHW instead of uint8 NHWC images.")
 @output_options
 def command(
@@ -40,9 +41,9 @@ def command(
     """A model to ONNX, compared with the original at three batch sizes.
 
     SOURCE is a built-in architecture such as vit_base_patch16_224 (`vitdeploy export list [PATTERN]` prints them);
-    timm:NAME or hf:FOLDER_OR_REPOSITORY; an .onnx file; or a recipe (.yaml), whose source, preprocess and export are
-    taken. With --checkpoint alone the architecture is recognised by the weights. A built-in name without a checkpoint
-    has seeded random weights.
+    timm:NAME or hf:FOLDER_OR_REPOSITORY; an .onnx file, or a folder that this command made; or a recipe (.yaml), whose
+    source, preprocess and export are taken. With --checkpoint alone the architecture is recognised by the weights. A
+    built-in name without a checkpoint has seeded random weights.
     """
     if source[:1] == ("list",):
         _list(console, source[1:])
@@ -55,6 +56,7 @@ def command(
     if batch is not None and batch != "dynamic" and not (batch.isdecimal() and int(batch) > 0):
         raise click.BadParameter("wanted a number above 0, or dynamic", param_hint="--batch")
     from vitdeploy.bundle.read import SIZES_FOLDER
+    from vitdeploy.pipeline.batches import settle_batch
     from vitdeploy.pipeline.origin import find_origin
     from vitdeploy.pipeline.stages.export import export
     from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
@@ -63,9 +65,10 @@ def command(
     changes = {"opset": int(opset) if opset else None, "batch": batch, "in_graph": False if no_preprocess else None}
     found: list[tuple[Origin, dict[str, Any]]] = []
     with console, replacing(output, OUTPUT_NAMES) as work:
-        for described, overrides, config in _wanted(source[0] if source else None, options, labels, changes):
+        for described, overrides, asked, config in _wanted(source[0] if source else None, options, labels, changes):
             console.progress("read the model", 0, 1)
-            origin = find_origin(described, overrides)
+            origin, fixed = settle_batch(find_origin(described, overrides), asked)
+            config = dataclasses.replace(config, batch=fixed)
             for note in origin.notes:
                 console.note(note)
             folder = work / SIZES_FOLDER / origin.size if found else work
@@ -82,20 +85,20 @@ def command(
 
 def _check_options(name: str, options: dict[str, Any]) -> None:
     """Options that would have no effect are refused: weights that are not used must not go unnoticed."""
+    if options["function"] and options["heads"]:
+        raise click.UsageError("--heads says nothing of your own module")
     if name.endswith((".yaml", ".yml")):
         return
     if name and options["function"]:
         raise click.UsageError(f"two models are named: {name}, and --model {options['function']}")
-    if options["function"] and options["heads"]:
-        raise click.UsageError("--heads says nothing of your own module")
     useless = [f"--{key.replace('_', '-')}" for key in NAMES if options[key] and key != "image_size"]
-    if name.endswith(".onnx") and useless:
+    if (name.endswith(".onnx") or (Path(name) / "model.onnx").is_file()) and useless:
         raise click.UsageError(f"an .onnx file has its own weights; leave out {', '.join(useless)}")
 
 
 def _wanted(
     name: str | None, options: dict[str, Any], labels: Path | None, changes: dict[str, Any]
-) -> list[tuple[Source, Overrides, ExportConfig]]:
+) -> list[tuple[Source, Overrides, Asked, ExportConfig]]:
     """What to export and how, one a size."""
     from vitdeploy.pipeline.origin import Overrides
     from vitdeploy.pipeline.stages.export import ExportConfig
@@ -103,12 +106,11 @@ def _wanted(
     sizes = dict.fromkeys(options.pop("image_size"))
     batch = changes.pop("batch")
     changed = {key: value for key, value in changes.items() if value is not None}
-    if batch is not None:
-        changed["batch"] = None if batch == "dynamic" else int(batch)
+    asked: Asked | None = int(batch) if batch is not None and batch.isdecimal() else batch
     if name is not None and name.endswith((".yaml", ".yml")):
         from vitdeploy.pipeline.recipe import load_recipe
 
-        recipe = load_recipe(Path(name))
+        recipe = load_recipe(Path(name), (), options["function"])
         given = to_source(None, {**options, "image_size": None})
         said = {f.name: getattr(given, f.name) for f in dataclasses.fields(given) if getattr(given, f.name)}
         wanted = []
@@ -116,11 +118,12 @@ def _wanted(
             overrides = each.to_overrides()
             overrides = dataclasses.replace(overrides, labels=labels or overrides.labels)
             config = dataclasses.replace(each.to_export(), **changed)
-            wanted.append((dataclasses.replace(each.to_source(), **said), overrides, config))
+            source = dataclasses.replace(each.to_source(), **said)
+            wanted.append((source, overrides, asked or each.export.batch, config))
         return wanted
     sources = [to_source(name, {**options, "image_size": size}) for size in sizes or (None,)]
     config = dataclasses.replace(ExportConfig(_graph_name(sources[0].name), 20, None, True), **changed)
-    return [(source, Overrides(labels=labels), config) for source in sources]
+    return [(source, Overrides(labels=labels), asked or "auto", config) for source in sources]
 
 
 def _worst(facts: dict[str, Any]) -> float:

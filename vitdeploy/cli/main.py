@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from vitdeploy import __version__
+from vitdeploy.cli.outside import outside_working_folder
 from vitdeploy.errors import CapabilityError, GateError, MissingPackageError, VitdeployError
 
 COMMANDS = {
@@ -115,7 +116,8 @@ def main() -> None:
 def _run() -> Any:
     """The command of the arguments. Commands import what they need when called, so here is where a package misses."""
     try:
-        return cli.main(prog_name="vitdeploy", standalone_mode=False)
+        with outside_working_folder():
+            return cli.main(prog_name="vitdeploy", standalone_mode=False)
     except Exception as error:
         interrupt = _interrupt_behind(error)
         if interrupt is not None:

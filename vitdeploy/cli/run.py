@@ -10,6 +10,7 @@ import click
 
 from vitdeploy.cli.console import Console, human_bytes, output_options
 from vitdeploy.cli.measured import claim, claims_of, ratio_text
+from vitdeploy.cli.sources import model_option
 from vitdeploy.cli.steps import tell_finished
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ GUARDED = " (the guard of every run whose budget bounds neither drop nor agreeme
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="The bundle's folder. Default: out/<recipe's name>"
 )
+@model_option
 @click.option("--set", "overrides", multiple=True, metavar="A.B=VALUE", help="Override a field of the recipe.")
 @click.option("--resume/--no-resume", default=True, show_default=True, help="Reuse finished stages of earlier runs.")
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
@@ -33,6 +35,7 @@ def command(
     console: Console,
     recipe: Path,
     output: Path | None,
+    function: str | None,
     overrides: tuple[str, ...],
     resume: bool,
     skip_bad: bool,
@@ -41,6 +44,9 @@ def command(
     """The whole line: recipe in, proven bundle out.
 
     Checkpoint -> ONNX -> INT8 -> engines -> verified -> benched -> one folder. Exit code 5 when the budget is not met.
+
+    With --model the original is what your own function returns, with the weights of source.checkpoint where the recipe
+    has one; the recipe names no model then.
     """
     from vitdeploy.errors import GateError
     from vitdeploy.pipeline.assemble import run_line
@@ -52,12 +58,12 @@ def command(
     from vitdeploy.publish import check_replaceable
     from vitdeploy.verify.gate import guards
 
-    loaded = load_recipe(recipe, overrides)
+    loaded = load_recipe(recipe, overrides, function)
     out = output or Path("out") / loaded.name
     check_replaceable(out, OUTPUT_NAMES)
     store = default_store()
     with console:
-        jobs = prepare(loaded, skip_bad=skip_bad, progress=console.progress)
+        jobs = prepare(loaded, skip_bad=skip_bad, progress=console.progress, function=function)
         several = len(jobs) > 1
         for note in dict.fromkeys(note for job in jobs for note in (*job.origin.notes, *job.data.notes)):
             console.note(note)

@@ -9,11 +9,13 @@ from typing import Any
 import click
 
 from vitdeploy.cli.console import Console, output_options
+from vitdeploy.cli.sources import model_option
 
 
 @click.command("sweep")
 @click.argument("recipes", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), default="out/sweep", show_default=True)
+@model_option
 @click.option("--set", "overrides", multiple=True, metavar="A.B=VALUE", help="Override a field of every recipe.")
 @click.option(
     "--jobs",
@@ -25,7 +27,13 @@ from vitdeploy.cli.console import Console, output_options
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
 @output_options
 def command(
-    console: Console, recipes: tuple[Path, ...], output: Path, overrides: tuple[str, ...], jobs: int, skip_bad: bool
+    console: Console,
+    recipes: tuple[Path, ...],
+    output: Path,
+    function: str | None,
+    overrides: tuple[str, ...],
+    jobs: int,
+    skip_bad: bool,
 ) -> None:
     """Many recipes, one table.
 
@@ -33,6 +41,9 @@ def command(
     in sweep.html. With --jobs, what measures nothing is made before that, so many recipes at a time; each of them uses
     several cores already. What is in the store from earlier runs is reused. A recipe that fails does not end the
     others; the exit code is that of the first that failed, or 5 where a budget is not met.
+
+    With --model all recipes are of the one module; where they are of several, `vitdeploy export --model` makes a folder
+    of each, which a recipe can name.
     """
     from vitdeploy.errors import GateError
     from vitdeploy.pipeline.executors import Processes
@@ -44,7 +55,7 @@ def command(
     from vitdeploy.runtime.atomic import write_atomic
 
     store = default_store().root
-    entries = [Entry(recipe, overrides, store, skip_bad) for recipe in recipes]
+    entries = [Entry(recipe, overrides, store, skip_bad, function) for recipe in recipes]
     for recipe in load_all(entries):
         check_replaceable(output / recipe.name, OUTPUT_NAMES)
     with console:

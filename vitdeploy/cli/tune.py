@@ -10,6 +10,7 @@ import click
 
 from vitdeploy.cli.console import Console, Number, human_bytes, output_options
 from vitdeploy.cli.measured import ratio_text
+from vitdeploy.cli.sources import model_option
 from vitdeploy.cli.steps import tell_finished
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -37,6 +38,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
 @click.option("--min-agreement", type=Number(min=0, max=100), help="Percent of the original's answers, at least.")
 @click.option("--max-latency", type=Number(min=0, min_open=True), help="Milliseconds, p50 of a single stream.")
 @click.option("--time-budget", type=Duration(), help="90s, 20m, 1h: begin nothing new after half of it.")
+@model_option
 @click.option("--set", "overrides", multiple=True, metavar="A.B=VALUE", help="Override a field of the recipe.")
 @click.option("--resume/--no-resume", default=True, show_default=True, help="Reuse finished stages of earlier runs.")
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
@@ -50,6 +52,7 @@ def command(
     min_agreement: float | None,
     max_latency: float | None,
     time_budget: float | None,
+    function: str | None,
     overrides: tuple[str, ...],
     resume: bool,
     skip_bad: bool,
@@ -67,12 +70,12 @@ def command(
     from vitdeploy.pipeline.tuning.write import OUTPUT_NAMES, RECIPE_FILE, write_tuned
     from vitdeploy.publish import check_replaceable
 
-    loaded = load_recipe(recipe, overrides)
+    loaded = load_recipe(recipe, overrides, function)
     bounds = {"max_drop": max_drop, "min_agreement": min_agreement, "max_latency": max_latency}
     out = output or Path("out") / f"{loaded.name}-tuned"
     check_replaceable(out, OUTPUT_NAMES)
     with console:
-        job = prepare_search(loaded, targets, bounds, skip_bad=skip_bad, progress=console.progress)
+        job = prepare_search(loaded, targets, bounds, skip_bad=skip_bad, progress=console.progress, function=function)
         for note in (*job.origin.notes, *job.data.notes):
             console.note(note)
         tuner = Tuner(
@@ -91,7 +94,9 @@ def command(
     lines += [f"warning: {text}" for text in document["warnings"]]
     lines += [document["verdict"]["sentence"], *document["verdict"]["remarks"]]
     lines += [f"not tried: {each['what']}: {each['why']}" for each in document["left_out"]]
-    console.finish(document, lines, out, f"open {out / 'tune.html'}, or: vitdeploy run {out / RECIPE_FILE} -o DIR")
+    model = f" --model {function}" if function else ""
+    then = f"open {out / 'tune.html'}, or: vitdeploy run {out / RECIPE_FILE}{model} -o DIR"
+    console.finish(document, lines, out, then)
     gate = tuned.choice.gate
     if gate.status in ("fail", "undecided"):
         raise GateError(

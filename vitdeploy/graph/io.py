@@ -36,7 +36,7 @@ class GraphMetadata:
     """What travels inside the file, so that a lone `model.onnx` still says how to feed it.
 
     `target` and `precision` are set in the placement of one target, and None in the float graph; `weight_bits` of INT8
-    weights.
+    weights. `labels` are the class names, () where the model has none of its own.
     """
 
     name: str
@@ -47,6 +47,7 @@ class GraphMetadata:
     postprocess: PostprocessSpec | None = None
     sequence: SequenceSpec | None = None
     weight_bits: WeightBits | None = None
+    labels: tuple[str, ...] = ()
 
     @property
     def images(self) -> PreprocessSpec:

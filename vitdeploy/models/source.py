@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitdeploy.errors import CheckpointError, InputError, UnknownModelError
+from vitdeploy.errors import CheckpointError, InputError, UnknownModelError, UserCodeError
 from vitdeploy.models import catalog, foreign, function, named
 from vitdeploy.models.checkpoint import load_state, read_checkpoint
 from vitdeploy.models.config_files import (
@@ -46,6 +46,7 @@ from vitdeploy.models.hub import (
     is_hub_name,
     locate,
 )
+from vitdeploy.models.identity import weights_digest
 from vitdeploy.models.keys.transformers_config import MODEL_TYPES
 from vitdeploy.models.label_names import labels_for
 from vitdeploy.models.original import Original
@@ -67,7 +68,8 @@ class Source:
 
     `image_size` is (height, width), other than the checkpoint's. `heads`: for a bare state dict that cannot say it.
     `text_features`: a .npy of float32 [classes, width], which makes a CLIP or SigLIP tower a zero-shot classifier.
-    `function` is `package.module:function`, and comes from the command line only.
+    `function` is `package.module:function`, and comes from the command line only; it must return the weights of the
+    digest `weights` where that is given. `only_batch`: an ONNX file is taken at that.
     """
 
     model: str | None = None
@@ -76,6 +78,8 @@ class Source:
     heads: int | None = None
     text_features: Path | None = None
     function: str | None = None
+    weights: str | None = None
+    only_batch: int | None = None
 
     @property
     def name(self) -> str:
@@ -118,6 +122,13 @@ def load_original(source: Source, preprocess: PreprocessSpec | None = None) -> O
         original = dataclasses.replace(original, preprocess=preprocess)
     if source.text_features is not None:
         original = with_text_features(original, source.text_features)
+    if source.weights is not None and weights_digest(original.module) != source.weights:
+        raise UserCodeError(
+            f"{source.name} returned another model than before",
+            found="other weights",
+            wanted="the same weights at each call, in this process and in others",
+            fix="save the weights once, and give them by --checkpoint or source.checkpoint",
+        )
     return original
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
 import importlib.util
 from collections.abc import Iterable
@@ -11,6 +12,7 @@ from pathlib import Path
 from vitdeploy import __version__
 from vitdeploy.errors import MissingPackageError
 from vitdeploy.graph.io import load_graph
+from vitdeploy.pipeline.batches import settle_batch
 from vitdeploy.pipeline.origin import Origin, find_origin, is_onnx
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.recipe import Recipe
@@ -55,8 +57,10 @@ class Job:
         return with_guard(self.recipe.to_budget(), self.origin.task)
 
 
-def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress) -> tuple[Job, ...]:
+def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress, function: str | None = None) -> tuple[Job, ...]:
     """Resolve a recipe: a job for each of its image sizes, all on the same samples.
+
+    `function` is the user's own model, `package.module:function`, of a recipe that names none.
 
     Raises:
         MissingFileError, UnknownModelError, CheckpointError, DataError, ImageError: an input is missing or unusable.
@@ -66,10 +70,13 @@ def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress) -> tuple[Job,
         check_precision(target, recipe.precision)
         require_runtime(target)
     recipes = recipe.at_sizes()
-    origins = []
+    origins, settled = [], []
     for i, each in enumerate(recipes):
         progress("read the model", i, len(recipes))
-        origins.append(find_origin(each.to_source(), each.to_overrides()))
+        source = dataclasses.replace(each.to_source(), function=function)
+        origin, batch = settle_batch(find_origin(source, each.to_overrides()), each.export.batch)
+        origins.append(origin)
+        settled.append(each.at_batch(batch) if batch is not None and each.export.batch == "auto" else each)
     progress("read the model", len(recipes), len(recipes))
     for target in recipe.targets:
         check_task(origins[0].task, target, recipe.precision)
@@ -77,7 +84,7 @@ def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress) -> tuple[Job,
         refuse_quantized(load_graph(Path(str(origins[0].source.model))), origins[0].name)
     kits = [make_kit(setting_of(origin)) for origin in origins]
     data = kits[0].load(recipe.to_choice(), skip_bad=skip_bad, progress=progress)
-    return tuple(Job(each, origin, kit, data) for each, origin, kit in zip(recipes, origins, kits, strict=True))
+    return tuple(Job(each, origin, kit, data) for each, origin, kit in zip(settled, origins, kits, strict=True))
 
 
 def setting_of(origin: Origin) -> Setting:

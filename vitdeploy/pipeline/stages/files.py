@@ -10,7 +10,8 @@ from typing import Any
 import onnx
 
 from vitdeploy.bundle.sign import SIGNATURE_FILE
-from vitdeploy.graph.io import METADATA_KEY
+from vitdeploy.errors import GraphError
+from vitdeploy.graph.io import METADATA_KEY, GraphMetadata
 
 MODEL_FILE = "model.onnx"
 LABELS_FILE = "labels.txt"
@@ -38,6 +39,27 @@ def is_ours(file: Path) -> bool:
     except Exception:  # protobuf's DecodeError has no types
         return False
     return any(entry.key == METADATA_KEY for entry in proto.metadata_props)
+
+
+def known_labels(graph: Path, metadata: GraphMetadata) -> tuple[str, ...]:
+    """The class names of a graph: its own, or those that lie beside it.
+
+    Raises:
+        GraphError: both are there, and are not the same.
+    """
+    file = graph.parent / LABELS_FILE
+    beside = tuple(file.read_text(encoding="utf-8").removesuffix("\n").split("\n")) if file.is_file() else ()
+    if beside and metadata.labels and beside != metadata.labels:
+        differ = next((i for i, (a, b) in enumerate(zip(beside, metadata.labels, strict=False)) if a != b), None)
+        at = f"{len(beside)} lines" if differ is None else f"line {differ + 1}: {beside[differ]!r}"
+        wanted = f"{len(metadata.labels)}" if differ is None else repr(metadata.labels[differ])
+        raise GraphError(
+            f"{file} has other class names than {graph.name} beside it",
+            found=at,
+            wanted=f"{wanted}, as in {graph.name}",
+            fix=f"remove {file}; or, for other names: vitdeploy export {graph} --labels FILE -o DIR",
+        )
+    return metadata.labels or beside
 
 
 def copy_labels(source: Path, out: Path) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 import yaml
 
 from vitdeploy.pipeline.job import tool_versions
+from vitdeploy.pipeline.origin import graph_folder
 from vitdeploy.pipeline.outcome import (
     TOOLS,
     data_facts,
@@ -58,7 +59,8 @@ def recipe_text(recipe: Recipe, folder: Path) -> str:
         if value is None:
             continue
         name = value.removeprefix("hf:") if key == "model" else value
-        if key != "model" or value.endswith(".onnx") or (name != value and Path(name).is_dir()):
+        is_graph = value.endswith(".onnx") or graph_folder(value) is not None
+        if key != "model" or is_graph or (name != value and Path(name).is_dir()):
             data[section][key] = value[: len(value) - len(name)] + _relative(Path(name), folder)
     text = yaml.safe_dump(data, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120)
     return f"# Chosen by vitdeploy tune.\n{text}"
