@@ -112,8 +112,7 @@ def command(
     its connection is lost, and the same command fetches the result; Ctrl-C stops it.
     """
     from vitdeploy.bench.protocol import Protocol
-    from vitdeploy.pipeline.comparison import bench_subjects
-    from vitdeploy.pipeline.subjects import opened
+    from vitdeploy.pipeline.early import check_artifact, check_target
 
     sizes = batch.split(",")
     if not (1 <= len(sizes) <= 2 and all(size.isdecimal() and int(size) > 0 for size in sizes)):
@@ -130,6 +129,14 @@ def command(
             raise click.UsageError("--on takes bundles and graphs: leave the options on weights out.")
         _bench_on(console, on, artifacts, target, protocol, percentiles, trust)
         return
+    if target is not None:
+        check_target(target)
+    for name in artifacts:
+        check_artifact(name)
+
+    from vitdeploy.pipeline.comparison import bench_subjects
+    from vitdeploy.pipeline.subjects import opened
+
     with console, opened(target=target, source=to_source(None, options), trust=trust) as find:
         subjects = [subject for name in artifacts for subject in find(name)]
         found = bench_subjects(subjects, protocol, console.progress, percentiles)

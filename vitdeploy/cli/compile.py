@@ -46,17 +46,20 @@ def command(
 
     With --on a device makes it, and it is fetched. What TensorRT makes can be loaded by that device only.
     """
-    from vitdeploy.pipeline.job import require_runtime
-    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
-    from vitdeploy.pipeline.stages.quantize import check_precision
-    from vitdeploy.pipeline.subjects import compile_bundle, find_graph
-    from vitdeploy.publish import replacing
+    from vitdeploy.pipeline.capability import check_precision, require_target
+    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, find_graph
+    from vitdeploy.publish import check_replaceable, replacing
 
     build = to_build(target, options)
-    check_precision(target, precision or "fp32")
     if on is None:
-        require_runtime(target)
+        require_target(target, precision or "fp32")
+    else:
+        check_precision(target, precision or "fp32")
     file = find_graph(graph)
+    check_replaceable(output, OUTPUT_NAMES)
+
+    from vitdeploy.pipeline.subjects import compile_bundle
+
     with console, replacing(output, OUTPUT_NAMES) as work:
         console.progress(f"compile for {target}", 0, 1)
         if on is None:

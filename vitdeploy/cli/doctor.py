@@ -77,11 +77,11 @@ def _examine(console: Console, target: str) -> None:
     """
     from vitdeploy.compile.finding import finding_lines
     from vitdeploy.compile.probe import examine
-    from vitdeploy.errors import HostError, TargetError
-    from vitdeploy.spec import TARGETS, encode
+    from vitdeploy.errors import HostError
+    from vitdeploy.pipeline.capability import check_target
+    from vitdeploy.spec import encode
 
-    if target not in TARGETS:
-        raise TargetError(f"no target is called {target!r}", wanted=", ".join(TARGETS))
+    check_target(target)
     found = examine(target)
     missing = [each.name for each in found if not each.ok]
     verdict = f"{target} does not work here: missing {', '.join(missing)}" if missing else f"{target} works here"

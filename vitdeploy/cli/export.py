@@ -55,10 +55,14 @@ def command(
     if batch is not None and batch != "dynamic" and not (batch.isdecimal() and int(batch) > 0):
         raise click.BadParameter("wanted a number above 0, or dynamic", param_hint="--batch")
     from vitdeploy.bundle.read import SIZES_FOLDER
+    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
+    from vitdeploy.publish import check_replaceable, replacing
+
+    check_replaceable(output, OUTPUT_NAMES)
+    _check_early(source[0] if source else None, options, labels)
+
     from vitdeploy.pipeline.origin import find_origin
     from vitdeploy.pipeline.stages.export import export
-    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
-    from vitdeploy.publish import replacing
 
     changes = {"opset": int(opset) if opset else None, "batch": batch, "in_graph": False if no_preprocess else None}
     found: list[tuple[Origin, dict[str, Any]]] = []
@@ -91,6 +95,19 @@ def _check_options(name: str, options: dict[str, Any]) -> None:
     useless = [f"--{key.replace('_', '-')}" for key in NAMES if options[key] and key != "image_size"]
     if name.endswith(".onnx") and useless:
         raise click.UsageError(f"an .onnx file has its own weights; leave out {', '.join(useless)}")
+
+
+def _check_early(name: str | None, options: dict[str, Any], labels: Path | None) -> None:
+    """What is wrong with names and paths, before PyTorch is imported."""
+    from vitdeploy.pipeline.early import check_model
+
+    if name is not None and name.endswith((".yaml", ".yml")):
+        from vitdeploy.pipeline.recipe import load_recipe
+
+        source = load_recipe(Path(name)).source
+        check_model(source.model, options["checkpoint"] or source.checkpoint, labels or source.labels)
+        return
+    check_model(name, options["checkpoint"], labels)
 
 
 def _wanted(

@@ -22,13 +22,10 @@ def lint_graphs(path: Path, target: str, version: str | None) -> tuple[dict[str,
     Raises:
         TargetError: a target or version whose rules are not known. Errors of reading come through.
     """
-    from vitdeploy.graph.io import load_graph
-    from vitdeploy.graph.tensorrt.lint import counts, lint
-    from vitdeploy.graph.tensorrt.support import VERSIONS
-    from vitdeploy.spec import TARGETS, encode
+    from vitdeploy.pipeline.capability import check_target
+    from vitdeploy.spec import encode
 
-    if target not in TARGETS:
-        raise TargetError(f"no target is called {target!r}", wanted=", ".join(TARGETS))
+    check_target(target)
     if target != TARGET:
         raise TargetError(
             f"what {target} takes of a graph is not known without asking it",
@@ -36,6 +33,11 @@ def lint_graphs(path: Path, target: str, version: str | None) -> tuple[dict[str,
             wanted=f"--target {TARGET}",
             fix=f"vitdeploy compile {path} --target {target} asks it",
         )
+
+    from vitdeploy.graph.io import load_graph
+    from vitdeploy.graph.tensorrt.lint import counts, lint
+    from vitdeploy.graph.tensorrt.support import VERSIONS
+
     versions = VERSIONS if version is None else (version,)
     lines, every, graphs = [], [], {}
     for name, file in _graphs(path).items():

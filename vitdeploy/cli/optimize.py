@@ -87,15 +87,17 @@ def command(
     first (LayerNorm and GELU as single nodes, linears as MatMul and Add, shapes as constants). --merge-tokens comes
     after the comparison.
     """
-    from vitdeploy.graph.optimize import OptimizeOptions
-    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, SEQUENCE_PARTS, graphs_in, is_ours
-    from vitdeploy.pipeline.stages.optimize import optimize
-    from vitdeploy.pipeline.subjects import find_graph
-    from vitdeploy.publish import replacing
+    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, SEQUENCE_PARTS, find_graph, graphs_in, is_ours
+    from vitdeploy.publish import check_replaceable, replacing
 
     if len(dict(merging)) < len(merging):
         raise click.UsageError("--merge-tokens names a block twice")
     file = find_graph(graph)
+    check_replaceable(output, OUTPUT_NAMES)
+
+    from vitdeploy.graph.optimize import OptimizeOptions
+    from vitdeploy.pipeline.stages.optimize import optimize
+
     graphs = graphs_in(graph) if graph.is_dir() else {file.stem if file.stem in SEQUENCE_PARTS else "model": file}
     options = OptimizeOptions(
         **{name: name not in without for name in REWRITES},

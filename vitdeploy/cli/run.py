@@ -40,17 +40,21 @@ def command(
     Checkpoint -> ONNX -> INT8 -> engines -> verified -> benched -> one folder. Exit code 5 when the budget is not met.
     """
     from vitdeploy.errors import GateError
-    from vitdeploy.pipeline.assemble import run_line
-    from vitdeploy.pipeline.job import prepare
-    from vitdeploy.pipeline.plan import make_plan
+    from vitdeploy.pipeline.early import check_recipe
     from vitdeploy.pipeline.recipe import load_recipe
-    from vitdeploy.pipeline.run import default_store, preview
     from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
     from vitdeploy.publish import check_replaceable
 
     loaded = load_recipe(recipe, overrides)
     out = output or Path("out") / loaded.name
     check_replaceable(out, OUTPUT_NAMES)
+    check_recipe(loaded)
+
+    from vitdeploy.pipeline.assemble import run_line
+    from vitdeploy.pipeline.job import prepare
+    from vitdeploy.pipeline.plan import make_plan
+    from vitdeploy.pipeline.run import default_store, preview
+
     store = default_store()
     with console:
         jobs = prepare(loaded, skip_bad=skip_bad, progress=console.progress)

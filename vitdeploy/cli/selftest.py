@@ -31,15 +31,15 @@ def command(console: Console, target: str, output: Path | None, duration: float)
     written all the same.
     """
     from vitdeploy.bench.protocol import Protocol
-    from vitdeploy.errors import HostError, TargetError
+    from vitdeploy.errors import HostError
+    from vitdeploy.pipeline.capability import check_target
+
+    check_target(target)
     from vitdeploy.pipeline.selftest.cases import default_cases
     from vitdeploy.pipeline.selftest.run import REPORT_NAMES, run_selftest
     from vitdeploy.publish import replacing, temporary_folder
-    from vitdeploy.spec import TARGETS
     from vitdeploy.store.store import Store
 
-    if target not in TARGETS:
-        raise TargetError(f"no target is called {target!r}", wanted=", ".join(TARGETS))
     out = output or Path("out") / f"selftest-{target}"
     with console, replacing(out, REPORT_NAMES) as work, temporary_folder(out.parent) as store:
         protocol = Protocol(duration=duration)

@@ -35,6 +35,11 @@ def command(
     others; the exit code is that of the first that failed, or 5 where a budget is not met.
     """
     from vitdeploy.errors import GateError
+    from vitdeploy.pipeline.recipe import load_recipe
+
+    for path in recipes:
+        load_recipe(path, overrides)  # before all that is heavy is imported
+
     from vitdeploy.pipeline.executors import Processes
     from vitdeploy.pipeline.run import default_store
     from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, write_json

@@ -59,17 +59,22 @@ def command(
     sets another. Exit code 5 when nothing is proven to meet it.
     """
     from vitdeploy.errors import GateError
+    from vitdeploy.pipeline.early import check_recipe
     from vitdeploy.pipeline.recipe import load_recipe
-    from vitdeploy.pipeline.run import default_store
-    from vitdeploy.pipeline.tuning.prepare import prepare_search
-    from vitdeploy.pipeline.tuning.tuner import Tuner
-    from vitdeploy.pipeline.tuning.write import OUTPUT_NAMES, RECIPE_FILE, write_tuned
+    from vitdeploy.pipeline.stages.files import RECIPE_FILE, TUNED_NAMES
     from vitdeploy.publish import check_replaceable
 
     loaded = load_recipe(recipe, overrides)
     bounds = {"max_drop": max_drop, "min_agreement": min_agreement, "max_latency": max_latency}
     out = output or Path("out") / f"{loaded.name}-tuned"
-    check_replaceable(out, OUTPUT_NAMES)
+    check_replaceable(out, TUNED_NAMES)
+    check_recipe(loaded.model_copy(update={"precision": "fp32"}), targets or None)  # every precision is tried
+
+    from vitdeploy.pipeline.run import default_store
+    from vitdeploy.pipeline.tuning.prepare import prepare_search
+    from vitdeploy.pipeline.tuning.tuner import Tuner
+    from vitdeploy.pipeline.tuning.write import write_tuned
+
     with console:
         job = prepare_search(loaded, targets, bounds, skip_bad=skip_bad, progress=console.progress)
         for note in job.origin.notes:

@@ -76,6 +76,7 @@ def command(
     """
     if on is not None and (bisect or emulate):
         raise click.UsageError("--on runs a whole engine: leave --bisect and --emulate out.")
+    _check_early(artifact, against, data, annotations, target)
     if bisect:
         if max_drop is not None or min_agreement is not None or labels is not None or annotations is not None:
             raise click.UsageError("--bisect judges nothing: leave --max-drop, --min-agreement and labels out.")
@@ -130,6 +131,18 @@ def command(
     error = _unmet(gate)
     if error is not None:
         raise error
+
+
+def _check_early(artifact: str, against: str, data: Path, annotations: Path | None, target: str | None) -> None:
+    """What is wrong with names and paths, before anything heavy is imported."""
+    from vitdeploy.pipeline.early import check_artifact, check_data, check_target, require_annotations
+
+    if target is not None:
+        check_target(target)
+    for text in (artifact, against):
+        check_artifact(text)
+    check_data(data)
+    require_annotations(annotations)
 
 
 def _verify_on(

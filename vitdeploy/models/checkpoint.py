@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from vitdeploy.errors import CheckpointError, MissingFileError, NonFiniteWeightsError, PickleError
 from vitdeploy.models.keys.npz import is_npz, read_npz
+from vitdeploy.models.names import require_checkpoint
 from vitdeploy.models.unwrap import unwrap
 
 _ZIP, _PICKLE, _LFS = b"PK\x03\x04", b"\x80", b"version https://git-lfs"
@@ -54,8 +55,7 @@ def _loaded(path: Path) -> object:
         raise MissingFileError(
             f"no checkpoint at {path}", found="a folder", wanted="a file with weights", fix=_of_folder(path)
         )
-    if not path.is_file():
-        raise MissingFileError(f"no checkpoint at {path}", fix="check --checkpoint, or source.checkpoint of the recipe")
+    require_checkpoint(path)
     with path.open("rb") as file:
         start = file.read(64)
     if not start:

@@ -13,7 +13,6 @@ What a user may name:
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitdeploy.errors import CheckpointError, InputError, UnknownModelError
-from vitdeploy.models import catalog, foreign, function, named
+from vitdeploy.errors import CheckpointError, InputError
+from vitdeploy.models import catalog, foreign, function, named, names
 from vitdeploy.models.checkpoint import load_state, read_checkpoint
 from vitdeploy.models.config_files import (
     fixed_size,
@@ -46,8 +45,6 @@ SEED = 0
 SEEDED = "no checkpoint given: the weights are seeded random numbers, and so is every accuracy"
 
 HEADLESS = "no classification head: a feature extractor"
-ONNX_FILE = "model.onnx"
-OWNED = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 
 
 @dataclass(frozen=True)
@@ -126,26 +123,8 @@ def _built_in(name: str) -> tuple[Family, Any]:
     Raises:
         UnknownModelError: no built-in name.
     """
-    path = Path(name)
-    if path.is_dir():
-        what, fix = (
-            "is a folder",
-            f"hf:{name}" if (path / CONFIG).is_file() else "hf:FOLDER, with config.json and weights",
-        )
-        if (path / ONNX_FILE).is_file():
-            fix = str(path / ONNX_FILE)
-    elif path.is_file():
-        what, fix = "is a file", f"--checkpoint {name}, after the model's name or alone"
-    elif OWNED.fullmatch(name):
-        what, fix = "is no path here", f"where it is a repository of the Hugging Face hub: hf:{name}"
-    else:
-        return catalog.find_or_raise(name)
-    raise UnknownModelError(
-        f"no built-in model is called {name!r}, which {what}",
-        found=name,
-        wanted="a name of `vitdeploy export list`, timm:NAME, hf:FOLDER, hf:OWNER/NAME, or an .onnx file",
-        fix=fix,
-    )
+    names.check_name(name)
+    return catalog.find_or_raise(name)
 
 
 def _from_checkpoint(source: Source) -> Original:

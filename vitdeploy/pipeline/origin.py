@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from vitdeploy.bundle.read import file_sha256
-from vitdeploy.errors import CheckpointError, GraphError, MissingFileError
+from vitdeploy.errors import CheckpointError, GraphError
 from vitdeploy.graph.foreign import import_graph
 from vitdeploy.graph.io import graph_spec, serialised
 from vitdeploy.models.hub import pinned
 from vitdeploy.models.original import Original
 from vitdeploy.models.reference import torch_runner
 from vitdeploy.models.source import Source, load_original, located, refuse_unusable
+from vitdeploy.pipeline.early import require_label_file, require_onnx_file
 from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner
@@ -172,8 +173,7 @@ def _of_graph(source: Source, given: Overrides) -> Origin:
 def _graph_file(source: Source) -> Path:
     assert source.model is not None
     path = Path(source.model)
-    if not path.is_file():
-        raise MissingFileError(f"no ONNX file at {path}", fix="check the path")
+    require_onnx_file(path)
     return path
 
 
@@ -183,8 +183,7 @@ def _digests(files: list[Path]) -> dict[str, str]:
 
 def _labels(path: Path, origin: Origin) -> tuple[str, ...]:
     """One name a line, in the order of the model's classes."""
-    if not path.is_file():
-        raise MissingFileError(f"no label file at {path}", wanted="a text file with one class name a line")
+    require_label_file(path)
     labels = tuple(path.read_text(encoding="utf-8").removesuffix("\n").split("\n"))
     if origin.classes not in (None, len(labels)):
         raise CheckpointError(

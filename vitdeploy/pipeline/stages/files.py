@@ -7,10 +7,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import onnx
-
 from vitdeploy.bundle.sign import SIGNATURE_FILE
-from vitdeploy.graph.io import METADATA_KEY
+from vitdeploy.errors import MissingFileError
 
 MODEL_FILE = "model.onnx"
 LABELS_FILE = "labels.txt"
@@ -22,6 +20,9 @@ OUTPUT_NAMES = (
     *("sensitivity.json", "sensitivity.html", "latency.json", "mixed.json"),
     *("engines", "golden", "sizes", "report.html", "report.json", SIGNATURE_FILE),
 )
+# The same of `vitdeploy tune`.
+RECIPE_FILE = "recipe.yaml"
+TUNED_NAMES = ("tune.json", "tune.html", RECIPE_FILE)
 
 
 def graphs_in(folder: Path) -> dict[str, Path]:
@@ -31,8 +32,29 @@ def graphs_in(folder: Path) -> dict[str, Path]:
     return {part: folder / f"{part}.onnx" for part in SEQUENCE_PARTS if (folder / f"{part}.onnx").is_file()}
 
 
+def find_graph(path: Path) -> Path:
+    """The ONNX file of a folder that holds model.onnx (or encoder.onnx), or the file itself.
+
+    Raises:
+        MissingFileError: neither.
+    """
+    file = next(iter(graphs_in(path).values()), path / MODEL_FILE) if path.is_dir() else path
+    if not file.is_file():
+        raise MissingFileError(
+            f"no graph at {path}",
+            found=f"no {MODEL_FILE} in the folder" if path.is_dir() else "no such file",
+            wanted="a folder that holds model.onnx, or an .onnx file",
+            fix="vitdeploy export MODEL --checkpoint FILE -o DIR",
+        )
+    return file
+
+
 def is_ours(file: Path) -> bool:
     """Whether an ONNX file says that vitdeploy wrote it; one that cannot be parsed does not."""
+    import onnx  # where the names of files are all that is wanted, nothing is to wait for it
+
+    from vitdeploy.graph.io import METADATA_KEY
+
     try:
         proto = onnx.load(str(file), load_external_data=False)
     except Exception:  # protobuf's DecodeError has no types
