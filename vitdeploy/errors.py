@@ -15,7 +15,8 @@ VitdeployError                     exit 1   a bug of ours when raised as such
 │   ├── ImageError                 VD2302   an image that cannot be decoded, or is too large
 │   ├── TensorError                VD2401   an array whose name, dtype or shape the engine does not take
 │   ├── TargetError                VD2402   an unknown target, or one that the artifact was not made for
-│   └── UnknownDeviceError         VD2403   a device that `vitdeploy devices add` was not told of, or told wrong
+│   ├── UnknownDeviceError         VD2403   a device that `vitdeploy devices add` was not told of, or told wrong
+│   └── ClosedError                VD2404   a predictor or runner that is closed, or not loaded yet
 ├── UnsafeError                    exit 3   refused as unsafe
 │   ├── PickleError                VD3001   a pickle that is more than plain weights
 │   ├── DigestError                VD3101   bytes differ from the digest recorded for them
@@ -85,7 +86,7 @@ class RecipeError(InputError):
         count = f"{len(problems)} problem" + ("s" if len(problems) != 1 else "")
         super().__init__(
             "\n".join([f"{source}: {count}", *(f"        {problem}" for problem in problems)]),
-            fix="docs/recipes.md lists every field",
+            fix="mend these; `vitdeploy run --help` shows a whole recipe",
         )
         self.problems = problems
 
@@ -140,6 +141,10 @@ class TargetError(InputError):
 
 class UnknownDeviceError(InputError):
     code = "VD2403"
+
+
+class ClosedError(InputError, RuntimeError):
+    code = "VD2404"
 
 
 class UnsafeError(VitdeployError):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vitdeploy.cli.complete import complete_models, complete_targets
 from vitdeploy.cli.console import Console, Number, output_options
 from vitdeploy.cli.measured import bench_lines
 from vitdeploy.cli.on import finish_devices, on_option
@@ -55,9 +56,11 @@ class Percents(click.ParamType):  # type: ignore[type-arg]  # generic from click
 
 
 @click.command("bench")
-@click.argument("artifacts", nargs=-1, required=True)
+@click.argument("artifacts", nargs=-1, required=True, shell_complete=complete_models)
 @source_options()
-@click.option("--target", help="Which engine of a bundle, or what a graph is compiled for.")
+@click.option(
+    "--target", shell_complete=complete_targets, help="Which engine of a bundle, or what a graph is compiled for."
+)
 @click.option(
     "--scenario",
     "scenarios",

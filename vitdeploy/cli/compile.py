@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vitdeploy.cli.build_options import build_options, to_build
-from vitdeploy.cli.console import Console, output_options
+from vitdeploy.cli.complete import complete_targets
+from vitdeploy.cli.console import Console, command_line, output_options
 from vitdeploy.cli.on import on_option
 
 if TYPE_CHECKING:
@@ -18,7 +19,12 @@ if TYPE_CHECKING:
 
 @click.command("compile")
 @click.argument("graph", type=click.Path(path_type=Path))
-@click.option("--target", required=True, help="As `vitdeploy doctor` lists them: openvino-cpu, tensorrt ...")
+@click.option(
+    "--target",
+    shell_complete=complete_targets,
+    required=True,
+    help="As `vitdeploy doctor` lists them: openvino-cpu, tensorrt ...",
+)
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for the engine.")
 @click.option("--batch", type=click.IntRange(min=1), help="The batch to compile at. Default: the graph's own, or 1.")
 @click.option(
@@ -82,8 +88,8 @@ def command(
         "kernels": engine.kernels,
         "path": str(output),
     }
-    then = f"vitdeploy predict {output} IMAGE" if on is None else f"vitdeploy bench {output} --on {on}"
-    console.finish(document, lines, output, then)
+    words = ("predict", output, "IMAGE") if on is None else ("bench", output, "--on", on)
+    console.finish(document, lines, output, command_line("vitdeploy", *words))
 
 
 def _compile_on(

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, output_options
 
 PACKAGES = {
@@ -32,7 +33,11 @@ PACKAGES = {
 
 
 @click.command("doctor")
-@click.option("--target", help="Everything that this one target needs; exit code 4 where it does not work here.")
+@click.option(
+    "--target",
+    shell_complete=complete_targets,
+    help="Everything that this one target needs; exit code 4 where it does not work here.",
+)
 @output_options
 def command(console: Console, target: str | None) -> None:
     """What is installed here and which targets work."""

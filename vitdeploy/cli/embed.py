@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from vitdeploy.cli.console import Console, output_options
+from vitdeploy.cli.console import Console, command_line, output_options
 
 
 class KindName(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
@@ -38,5 +38,5 @@ def command(console: Console, bundle: Path, kind: str, output: Path) -> None:
     with console, replacing(output, ()) as work:
         commands = KINDS[kind].write(bundle, work)
         files = sorted(path.relative_to(work).as_posix() for path in work.rglob("*") if path.is_file())
-    then = " && ".join([f"cd {output}", *commands])
+    then = " && ".join([command_line("cd", output), *commands])
     console.finish({"as": kind, "files": files, "commands": commands}, [", ".join(files)], output, then)

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitdeploy.cli.console import Console, human_bytes, output_options
+from vitdeploy.cli.complete import complete_models
+from vitdeploy.cli.console import Console, command_line, human_bytes, output_options
 from vitdeploy.cli.sources import NAMES, source_options, to_source
+from vitdeploy.cli.table import Column, Line, Table
 
 if TYPE_CHECKING:
     from vitdeploy.models.source import Source
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @click.command("export")
-@click.argument("source", nargs=-1)
+@click.argument("source", nargs=-1, shell_complete=complete_models)
 @source_options(several_sizes=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for model.onnx.")
 @click.option("--labels", type=click.Path(path_type=Path), help="Class names, one a line.")
@@ -39,10 +41,10 @@ def command(
 ) -> None:
     """A model to ONNX, compared with the original at three batch sizes.
 
-    SOURCE is a built-in architecture such as vit_base_patch16_224 (`vitdeploy export list [PATTERN]` prints them);
-    timm:NAME or hf:FOLDER_OR_REPOSITORY; an .onnx file; or a recipe (.yaml), whose source, preprocess and export are
-    taken. With --checkpoint alone the architecture is recognised by the weights. A built-in name without a checkpoint
-    has seeded random weights.
+    SOURCE is a built-in architecture such as vit_base_patch16_224 (`vitdeploy export list [WORD]` prints them, or those
+    that have WORD in their names); timm:NAME or hf:FOLDER_OR_REPOSITORY; an .onnx file; or a recipe (.yaml), whose
+    source, preprocess and export are taken. With --checkpoint alone the architecture is recognised by the weights. A
+    built-in name without a checkpoint has seeded random weights.
     """
     if source[:1] == ("list",):
         _list(console, source[1:])
@@ -81,7 +83,7 @@ def command(
     document = {**found[0][1], "path": str(output), "largest_difference": max(map(_worst, sizes.values()))}
     if len(found) > 1:
         document["sizes"] = sizes
-    console.finish(document, lines, output, f"vitdeploy optimize {output} -o DIR")
+    console.finish(document, lines, output, command_line("vitdeploy", "optimize", output, "-o", "DIR"))
 
 
 def _check_options(name: str, options: dict[str, Any]) -> None:
@@ -187,16 +189,27 @@ def _list(console: Console, patterns: tuple[str, ...]) -> None:
 
     if len(patterns) > 1:
         raise click.UsageError("one pattern at a time, in quotes: vitdeploy export list 'swin*'")
-    rows = list(entries(patterns[0] if patterns else "*"))
-    width = max((len(row.name) for row in rows), default=4) + 2
-    lines = [f"{'name':<{width}}{'task':<16}{'parameters':>14}{'weights':>10}  input"] if rows else []
-    for row in rows:
-        size = f"{row.image_size[0]}x{row.image_size[1]}" if row.task != "sequence" else "tokens"
-        weights = human_bytes(4 * row.parameters)
-        lines.append(f"{row.name:<{width}}{row.task:<16}{row.parameters:>14,}{weights:>10}  {size}")
+    pattern = patterns[0] if patterns else "*"
+    # A word without wildcards is what a name contains: `export list swin`.
+    rows = list(entries(pattern if set(pattern) & set("*?[") else f"*{pattern.lower()}*"))
+    columns = (
+        Column("name"),
+        Column("task", 90, left=True, least=14),
+        Column("parameters", 60),
+        Column("weights", 80, least=8),
+        Column("input", 70, left=True),
+    )
+    cells = [
+        (
+            row.name,
+            row.task,
+            f"{row.parameters:,}",
+            human_bytes(4 * row.parameters),
+            f"{row.image_size[0]}x{row.image_size[1]}" if row.task != "sequence" else "tokens",
+        )
+        for row in rows
+    ]
+    lines: list[Line] = [Table(columns, tuple(cells))]
     if not rows:
-        wider = f"*{patterns[0].strip('*')}*"
-        count = sum(1 for _ in entries(wider))
-        matches = f"{wider!r} matches {count}" if count else "`vitdeploy export list` shows all"
-        lines.append(f"no built-in name matches {patterns[0]!r}; {matches}")
+        lines = [f"no built-in name matches {pattern!r}; `vitdeploy export list` shows all"]
     console.finish({"models": [dataclasses.asdict(row) for row in rows]}, lines, None)

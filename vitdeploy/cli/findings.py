@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitdeploy.cli.console import command_line
 from vitdeploy.errors import TargetError
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def lint_graphs(path: Path, target: str, version: str | None) -> tuple[dict[str,
             f"what {target} takes of a graph is not known without asking it",
             found=f"--target {target}",
             wanted=f"--target {TARGET}",
-            fix=f"vitdeploy compile {path} --target {target} asks it",
+            fix=f"this asks it: {command_line('vitdeploy', 'compile', path, '--target', target, '-o', 'DIR')}",
         )
 
     from vitdeploy.graph.io import load_graph

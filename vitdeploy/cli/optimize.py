@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from vitdeploy.cli.console import Console, output_options
+from vitdeploy.cli.console import Console, command_line, output_options
 from vitdeploy.cli.sources import ImageSize
 
 
@@ -120,7 +120,7 @@ def command(
                 f"{name}: tokens merged after that, {facts['token_merging'][name]['tokens']} to {', '.join(steps)}; "
                 "not exact: `vitdeploy verify` measures what it costs"
             )
-    then = f"vitdeploy quantize {output} --data DIR --target openvino-cpu -o DIR"
+    then = command_line("vitdeploy", "quantize", output, "--data", "DIR", "--target", "openvino-cpu", "-o", "DIR")
     if not is_ours(file):  # it does not say yet how its images are prepared
-        then = f"vitdeploy export {output / 'model.onnx'} -o DIR"
+        then = command_line("vitdeploy", "export", output / "model.onnx", "-o", "DIR")
     console.finish(facts, lines, output, then)

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitdeploy.cli.console import Console, Number, output_options
+from vitdeploy.cli.complete import complete_targets
+from vitdeploy.cli.console import Console, Number, command_line, output_options
 from vitdeploy.cli.sources import ImageSize
 
 if TYPE_CHECKING:
@@ -21,7 +22,12 @@ LISTED = 8
 @click.command("quantize")
 @click.argument("graph", type=click.Path(path_type=Path))
 @click.option("--data", required=True, type=click.Path(path_type=Path), help="Calibration images.")
-@click.option("--target", required=True, help="As `vitdeploy doctor` lists them: openvino-cpu, tensorrt ...")
+@click.option(
+    "--target",
+    shell_complete=complete_targets,
+    required=True,
+    help="As `vitdeploy doctor` lists them: openvino-cpu, tensorrt ...",
+)
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for model.onnx.")
 @click.option(
     "--precision",
@@ -180,7 +186,8 @@ def command(
     for name, found in (("sensitivity", costs), ("mixed", mixed)):
         if found is not None:
             document[name] = _encoded(found)
-    console.finish(document, lines, output, f"vitdeploy compile {output} --target {target} -o DIR")
+    then = command_line("vitdeploy", "compile", output, "--target", target, "-o", "DIR")
+    console.finish(document, lines, output, then)
 
 
 def _encoded(found: Sensitivity | Mixed) -> Any:

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import click
 
-from vitdeploy.cli.console import Console, Number, output_options
+from vitdeploy.cli.complete import complete_targets
+from vitdeploy.cli.console import Console, Number, command_line, output_options
 
 
 @click.command("selftest")
-@click.option("--target", required=True, help="tensorrt, onnxruntime-cuda, or any other target.")
+@click.option(
+    "--target", shell_complete=complete_targets, required=True, help="tensorrt, onnxruntime-cuda, or any other target."
+)
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="The report's folder. Default: out/selftest-<target>"
 )
@@ -50,6 +53,7 @@ def command(console: Console, target: str, output: Path | None, duration: float)
     for row in document["steps"]:
         seconds = f"{row['seconds']:.1f} s" if row["status"] == "done" else row["detail"]
         lines.append(f"{row['status']:<7}  {row['model']:<16} {row['step']:<28} {seconds}")
-    console.finish(document, [*lines, document["sentence"]], out, f"send {out} back; open {out / 'report.html'}")
+    then = f"send {command_line(out)} back; open {command_line(out / 'report.html')}"
+    console.finish(document, [*lines, document["sentence"]], out, then)
     if not document["passed"]:
         click.get_current_context().exit(HostError.exit_code)

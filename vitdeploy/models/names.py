@@ -82,9 +82,9 @@ def unknown_model(name: str) -> UnknownModelError:
     """A name that no family has: the nearest names of the family that it begins with, or timm's."""
     family = re.split(r"[_\d]", name.lower())[0]
     same = [known for known in BUILT_IN if re.split(r"[_\d]", known)[0] == family]
-    near = difflib.get_close_matches(name.lower(), same or BUILT_IN, n=3, cutoff=0.5 if same else 0.75)
-    # A name with a colon or a space is none of timm's either.
-    ask = f"where timm has it: timm:{name}" if re.fullmatch(r"[\w.-]+", name) else "vitdeploy export list"
+    # Another family's name is near only where letters are mistyped: resnet50 is no detr_resnet50.
+    near = difflib.get_close_matches(name.lower(), same or BUILT_IN, n=3, cutoff=0.5 if same else 0.85)
+    ask = f"where timm has it: timm:{name}" if re.fullmatch(r"[\w.-]+", name) else "`vitdeploy export list` shows all"
     return UnknownModelError(
         f"no built-in model is called {name!r}",
         found=name,

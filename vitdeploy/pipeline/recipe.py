@@ -234,7 +234,7 @@ class Recipe(Section):
     optimize: OptimizeSection = OptimizeSection()
     precision: Precision = "int8"
     vnni: Literal["auto"] | bool = "auto"
-    targets: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
+    targets: Annotated[tuple[str, ...], Field(strict=False)]
     budget: BudgetSection = BudgetSection()
     bench: BenchSection = BenchSection()
     tensorrt: TensorRtSection = TensorRtSection()
@@ -249,6 +249,8 @@ class Recipe(Section):
     @field_validator("targets")
     @classmethod
     def _known_targets(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
+        if not targets:
+            raise ValueError(f"wanted at least one of {', '.join(TARGETS)}")
         for target in targets:
             if target not in TARGETS:
                 near = difflib.get_close_matches(target, TARGETS, n=1)
@@ -365,7 +367,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
         RecipeError: not YAML, or anything that does not fit: all problems at once.
     """
     if not path.is_file():
-        raise MissingFileError(f"no recipe at {path}", fix="recipes/ holds one for each family")
+        raise MissingFileError(f"no recipe at {path}", fix="check the path; `vitdeploy run --help` shows a recipe")
     data = _parse(path)
     _anchor(data, path.parent)
     for override in overrides:

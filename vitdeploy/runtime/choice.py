@@ -16,7 +16,7 @@ from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.weight_bits import bits_of, saturation_warning
-from vitdeploy.spec import EngineSpec, Manifest
+from vitdeploy.spec import TARGETS, EngineSpec, Manifest
 
 AUTO = "auto"
 
@@ -109,6 +109,12 @@ def select_engines(manifest: Manifest, target: str) -> list[EngineSpec]:
         TargetError: there is none.
     """
     chosen = [engine for engine in manifest.engines if target in (AUTO, engine.target)]
+    if not chosen and target not in TARGETS and target != AUTO:
+        raise TargetError(
+            f"no target is called {target!r}",
+            wanted=" or ".join(dict.fromkeys(engine.target for engine in manifest.engines)) or "none",
+            fix="one of these, or none at all: the best engine that works here is taken",
+        )
     if not chosen:
         raise TargetError(
             f"the bundle {manifest.name} has no engine for {target}",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 from typing import Any
 
 from vitdeploy.bundle.sign import SIGNATURE_FILE
-from vitdeploy.errors import MissingFileError
+from vitdeploy.errors import GraphError, MissingFileError
 
 MODEL_FILE = "model.onnx"
 LABELS_FILE = "labels.txt"
@@ -23,6 +24,15 @@ OUTPUT_NAMES = (
 # The same of `vitdeploy tune`.
 RECIPE_FILE = "recipe.yaml"
 TUNED_NAMES = ("tune.json", "tune.html", RECIPE_FILE)
+_WEIGHTS = ("a checkpoint", "vitdeploy export --checkpoint {} -o DIR")
+_RECIPE = ("a recipe", "vitdeploy run {}")
+# Files that are given in the place of a graph: what they are, and the command that takes them.
+_OTHERS = {
+    **dict.fromkeys((".safetensors", ".pt", ".pth", ".bin", ".npz", ".ckpt"), _WEIGHTS),
+    **dict.fromkeys((".yaml", ".yml"), _RECIPE),
+    ".json": ("a report, or other JSON", "vitdeploy compare {} OTHER_REPORT.json, or open report.html beside it"),
+    ".html": ("a page", "open it in a browser, and give the bundle's folder here"),
+}
 
 
 def graphs_in(folder: Path) -> dict[str, Path]:
@@ -45,6 +55,14 @@ def find_graph(path: Path) -> Path:
             found=f"no {MODEL_FILE} in the folder" if path.is_dir() else "no such file",
             wanted="a folder that holds model.onnx, or an .onnx file",
             fix="vitdeploy export MODEL --checkpoint FILE -o DIR",
+        )
+    if file.suffix.lower() in _OTHERS:
+        what, command = _OTHERS[file.suffix.lower()]
+        raise GraphError(
+            f"{path} is no graph",
+            found=what,
+            wanted="a folder that holds model.onnx, or an .onnx file",
+            fix=command.format(shlex.quote(str(path))),
         )
     return file
 
