@@ -88,13 +88,13 @@ def images(tmp_path, digits):
 
 
 def test_a_missing_recipe(refused):
-    refused(2, "VD2002", "run", "absent.yaml", says=["no recipe at absent.yaml", "fix:    recipes/"])
+    refused(2, "VD2002", "run", "absent.yaml", says=["no recipe at absent.yaml", "`vitdeploy run --help` shows a recipe"])
 
 
 def test_misspelt_fields_are_told_all_at_once(refused, recipe):
     path = recipe(precison="int8", budgets={})
     says = ["2 problems", "$.precison: unknown field; did you mean precision?", "did you mean budget?"]
-    refused(2, "VD2001", "run", path, "-o", "out", says=[*says, "fix:    docs/recipes.md lists every field"])
+    refused(2, "VD2001", "run", path, "-o", "out", says=[*says, "fix:    mend these; `vitdeploy run --help` shows"])
 
 
 def test_a_wrong_override(refused, recipe):
@@ -186,7 +186,7 @@ def test_bisection_against_another_model(refused, run, placed, small_checkpoint,
 
 def test_bisection_of_a_model_that_takes_no_images(refused, sequence_export, digits):
     says = ["takes no images", "found:  the task sequence", "wanted: a model of images"]
-    refused(2, "VD2000", "verify", sequence_export, "--against", "x", "--data", digits, "--bisect", says=says)
+    refused(2, "VD2000", "verify", sequence_export, "--against", sequence_export, "--data", digits, "--bisect", says=says)
 
 
 def test_bisection_with_a_budget(run, small_bundle, digits):
@@ -444,7 +444,7 @@ def quantize(small_export):
 
 def test_an_empty_image_folder(refused, quantize, tmp_path):
     (tmp_path / "images").mkdir()
-    refused(2, "VD2301", *quantize, "images", says=["images holds no images", "wanted: files ending in .jpeg, .jpg"])
+    refused(2, "VD2301", *quantize, "images", says=["images holds no images", "found:  no file", "wanted: files ending in .bmp, .gif"])
 
 
 def test_fewer_images_than_asked_for(refused, quantize, images):
@@ -479,7 +479,7 @@ def test_few_images_are_warned_of(run, quantize, images):
     [warning] = document["warnings"]
     assert warning.startswith("Only 2 calibration images: ranges will be too narrow for others")
     assert f"warning: {warning}" in done.stderr
-    assert f"calibrate (about {sum(document['memory'].values()) / 1e6:.0f} MB of memory)  0/2" in done.stderr
+    assert f"calibrate (about {sum(document['memory'].values()) / 1e6:.0f} MB of memory)" in done.stderr
 
 
 def test_images_on_which_the_model_is_not_finite(refused, quantize, images, small_export, tmp_path):
@@ -756,7 +756,7 @@ def test_a_batch_for_export_that_is_no_batch(run, tmp_path, value):
     ("arguments", "says"),
     [
         (["quantise"], "No such command 'quantise'. Did you mean 'quantize'?"),
-        (["zzz"], "No such command 'zzz'. There are: run, sweep, tune, export, optimize, quantize,"),
+        (["zzz"], "No such command 'zzz'. There are: run, tune, sweep, export, optimize, quantize,"),
         (["run", "r.yaml", "--dryrun"], "--dry-run"),
         (["compile", "m.onnx"], "Missing option '--target'"),
         (["predict", "b"], "Missing argument 'INPUTS...'"),

@@ -51,7 +51,7 @@ def _inputs(text: str, note: Callable[[str], None], tokens: bool) -> Iterator[In
         yield Input(text, _standard_input())
     elif path.is_dir():
         yield from _in_folder(path, note, tokens)
-    elif not path.exists() and glob.has_magic(text):
+    elif not path.exists() and any(character in text for character in "*?["):
         matches = sorted(glob.glob(text, recursive=True))  # noqa: PTH207 - a pattern may be absolute
         if not matches:
             raise MissingFileError(

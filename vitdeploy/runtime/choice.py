@@ -109,16 +109,12 @@ def select_engines(manifest: Manifest, target: str) -> list[EngineSpec]:
         TargetError: there is none.
     """
     chosen = [engine for engine in manifest.engines if target in (AUTO, engine.target)]
-    if not chosen and target not in TARGETS and target != AUTO:
-        raise TargetError(
-            f"no target is called {target!r}",
-            wanted=" or ".join(dict.fromkeys(engine.target for engine in manifest.engines)) or "none",
-            fix="one of these, or none at all: the best engine that works here is taken",
-        )
     if not chosen:
+        there = f"vitdeploy compile BUNDLE --target {target} -o DIR"
+        unknown = "no such target; leave it out, and the best engine that works here is taken"
         raise TargetError(
             f"the bundle {manifest.name} has no engine for {target}",
             found=", ".join(engine.target for engine in manifest.engines) or "none",
-            fix=f"vitdeploy compile BUNDLE --target {target} -o DIR" if target != AUTO else "",
+            fix="" if target == AUTO else there if target in TARGETS else unknown,
         )
     return chosen
