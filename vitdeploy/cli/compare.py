@@ -63,6 +63,16 @@ def command(
     """
     from vitdeploy.bench.protocol import Protocol
     from vitdeploy.errors import GateError
+    from vitdeploy.pipeline.early import check_data, check_target, is_report, require_annotations
+
+    if target is not None:
+        check_target(target)
+    for path in (baseline, candidate):
+        is_report(path)
+    if data is not None:
+        check_data(data)
+    require_annotations(annotations)
+
     from vitdeploy.pipeline.regression.compare import compare
     from vitdeploy.pipeline.regression.findings import Limits
     from vitdeploy.pipeline.stages.files import write_json

@@ -106,14 +106,16 @@ def _bundle(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _graph(path: Path) -> tuple[dict[str, Any], list[str]]:
+    from vitdeploy.pipeline.stages.files import find_graph
+
+    file = find_graph(path)
+
     from vitdeploy.graph.attention import find_attentions
     from vitdeploy.graph.io import METADATA_KEY, get_metadata, graph_spec, load_graph
     from vitdeploy.graph.linears import find_linears
     from vitdeploy.graph.rowwise import dim
-    from vitdeploy.pipeline.subjects import find_graph
     from vitdeploy.spec import encode
 
-    file = find_graph(path)
     model = load_graph(file)
     spec = graph_spec(model, file.name)
     operators = collections.Counter(node.op_type for node in model.graph)

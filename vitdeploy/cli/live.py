@@ -48,7 +48,7 @@ class Phase:
         left = ""
         if self.done > 0:
             seconds = (self.changed - self.began) / self.done * (self.total - self.done) - (now - self.changed)
-            left = f", {spell(max(seconds, 0.0))} left"
+            left = f", {spell(seconds)} left" if seconds >= 1 else ""
         return f"{_count(self)}{spell(now - self.began)}{left}"
 
     def last_line(self, now: float) -> str:

@@ -32,6 +32,10 @@ class Table:
             least = min(shown[1:], key=lambda index: (self.columns[index].keep, -index))
             shown.remove(least)
             dropped.insert(0, self.columns[least].name.strip())
+        for index in sorted(set(range(len(self.columns))) - set(shown), key=lambda index: -self.columns[index].keep):
+            if width is not None and self._wide(sorted([*shown, index])) <= width:  # a wide one made room
+                shown = sorted([*shown, index])
+                dropped.remove(self.columns[index].name.strip())
         lines = [line for row in self._all() for line in self._row(row, shown, width)]
         if dropped:
             lines += wrapped(f"(not shown in {width} columns: {', '.join(dropped)}; --json has all)", width)

@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,6 +32,7 @@ from vitdeploy.models.config_files import (
     transformers_processor,
 )
 from vitdeploy.models.family import Family, Hints, Recognised
+from vitdeploy.models.given import Source as Source
 from vitdeploy.models.hub import CONFIG, PREPROCESSOR, ModelFolder, is_hub_name, locate
 from vitdeploy.models.original import Original
 from vitdeploy.models.unwrap import without_shared_prefix
@@ -45,27 +44,6 @@ SEED = 0
 SEEDED = "no checkpoint given: the weights are seeded random numbers, and so is every accuracy"
 
 HEADLESS = "no classification head: a feature extractor"
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a model comes from: plain data, that a measuring process can be given too.
-
-    `image_size` is (height, width), other than the checkpoint's. `heads`: for a bare state dict that cannot say it.
-    `text_features`: a .npy of float32 [classes, width], which makes a CLIP or SigLIP tower a zero-shot classifier.
-    `function` is `package.module:function`, and comes from the command line only.
-    """
-
-    model: str | None = None
-    checkpoint: Path | None = None
-    image_size: tuple[int, int] | None = None
-    heads: int | None = None
-    text_features: Path | None = None
-    function: str | None = None
-
-    @property
-    def name(self) -> str:
-        return self.function or self.model or (self.checkpoint.name if self.checkpoint else "model")
 
 
 def located(source: Source) -> tuple[Source, ModelFolder | None]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # Of a name on the command line: what follows is no built-in model.
 HUBS = ("hf:", "timm:")
+REPORT_FILE = "report.json"
 
 
 def check_recipe(recipe: Recipe, targets: Iterable[str] | None = None) -> None:
@@ -111,3 +112,20 @@ def require_onnx_file(path: Path) -> None:
 def require_label_file(path: Path) -> None:
     if not path.is_file():
         raise MissingFileError(f"no label file at {path}", wanted="a text file with one class name a line")
+
+
+def is_report(path: Path) -> bool:
+    """Whether an argument is a report, which is read, and no bundle, which is run.
+
+    Raises:
+        MissingFileError: it is neither.
+    """
+    if path.is_dir() and is_bundle(path):
+        return False
+    if (path.suffix == ".json" and path.is_file()) or (path / REPORT_FILE).is_file():
+        return True
+    raise MissingFileError(
+        f"neither a bundle nor a report at {path}",
+        found="no manifest.json and no report.json in it" if path.is_dir() else "no such folder, and no .json file",
+        wanted="a bundle, or a report.json of `vitdeploy run`",
+    )

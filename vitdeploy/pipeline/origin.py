@@ -9,21 +9,22 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitdeploy.bundle.read import file_sha256
 from vitdeploy.errors import CheckpointError, GraphError
 from vitdeploy.graph.foreign import import_graph
 from vitdeploy.graph.io import graph_spec, serialised
+from vitdeploy.models.given import Source
 from vitdeploy.models.hub import pinned
-from vitdeploy.models.original import Original
-from vitdeploy.models.reference import torch_runner
-from vitdeploy.models.source import Source, load_original, located, refuse_unusable
 from vitdeploy.pipeline.early import require_label_file, require_onnx_file
 from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, Task, TensorSpec, encode
+
+if TYPE_CHECKING:
+    from vitdeploy.models.original import Original
 
 ORIGINAL = "original"
 
@@ -115,6 +116,8 @@ def find_origin(source: Source, overrides: Overrides | None = None) -> Origin:
 
 
 def _of_module(source: Source, given: Overrides) -> Origin:
+    from vitdeploy.models.source import load_original, located, refuse_unusable  # PyTorch, where a module is read only
+
     local, folder = located(source)
     original = load_original(local, given.preprocess)
     refuse_unusable(original)
@@ -197,6 +200,9 @@ def reference_runner(source: Source, *, threads: int = 0, original: Original | N
     if is_onnx(source):
         graph = import_graph(_graph_file(source), source.image_size)
         return OnnxRuntimeRunner(serialised(graph.model), name=ORIGINAL, threads=threads)
+    from vitdeploy.models.reference import torch_runner
+    from vitdeploy.models.source import load_original
+
     return torch_runner(original or load_original(source), threads=threads)
 
 

@@ -24,8 +24,7 @@ from vitdeploy.graph.io import (
     load_graph,
     serialised,
 )
-from vitdeploy.models.source import Source
-from vitdeploy.pipeline.job import setting_of
+from vitdeploy.models.given import Source
 from vitdeploy.pipeline.measure import original_contestant
 from vitdeploy.pipeline.origin import find_origin, reference_runner
 from vitdeploy.pipeline.placing import bundle_of, labels_beside, place_graphs
@@ -150,6 +149,8 @@ def find_subjects(
     if bundle is not None:
         subjects = _bundle_subjects(bundle, target, work, trust if bundle == path else None)
         return subjects if bundle == path else [dataclasses.replace(s, name=str(path)) for s in subjects]
+    from vitdeploy.pipeline.job import setting_of  # which knows recipes too: a bundle's bench needs no pydantic
+
     named = text.startswith(("hf:", "timm:"))
     origin = find_origin(dataclasses.replace(source, model=text))
     return [
