@@ -52,12 +52,15 @@ class VitdeployError(Exception):
     code = "VD1000"
     exit_code = 1
 
+    # What mends every error of a class, where one says nothing better.
+    mend = ""
+
     def __init__(self, message: str, *, found: str = "", wanted: str = "", fix: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.found = found
         self.wanted = wanted
-        self.fix = fix
+        self.fix = fix or self.mend
 
     def __str__(self) -> str:
         lines = [f"{self.code}  {self.message}"]
@@ -162,6 +165,7 @@ class DigestError(UnsafeError):
 
 class ManifestError(UnsafeError):
     code = "VD3102"
+    mend = "get the bundle again from whoever made it: vitdeploy does not write such a manifest"
 
 
 class UnsafeGraphError(UnsafeError):

@@ -88,7 +88,8 @@ def images(tmp_path, digits):
 
 
 def test_a_missing_recipe(refused):
-    refused(2, "VD2002", "run", "absent.yaml", says=["no recipe at absent.yaml", "`vitdeploy run --help` shows a recipe"])
+    says = ["no recipe at absent.yaml", "`vitdeploy run --help` shows a recipe"]
+    refused(2, "VD2002", "run", "absent.yaml", says=says)
 
 
 def test_misspelt_fields_are_told_all_at_once(refused, recipe):
@@ -103,7 +104,7 @@ def test_a_wrong_override(refused, recipe):
 
 def test_a_missing_checkpoint(refused, recipe):
     path = recipe(source={"model": MODEL, "checkpoint": "absent.safetensors"})
-    says = ["no checkpoint at", "absent.safetensors", "fix:    check --checkpoint, or source.checkpoint of the recipe"]
+    says = ["no checkpoint at", "absent.safetensors", "fix:    check the path of the checkpoint"]
     refused(2, "VD2002", "run", path, "-o", "out", says=says)
 
 
@@ -115,7 +116,7 @@ def test_an_unknown_model_is_named_with_those_that_are_near(refused, recipe):
 
 def test_missing_images(refused, recipe):
     path = recipe(data={"path": "absent"})
-    refused(2, "VD2002", "run", path, "-o", "out", says=["no image folder at", "fix:    check --data"])
+    refused(2, "VD2002", "run", path, "-o", "out", says=["no image folder at", "fix:    check the path of the images"])
 
 
 def test_class_folders_that_do_not_fit_the_model(refused, recipe, tmp_path, digits):
@@ -186,7 +187,8 @@ def test_bisection_against_another_model(refused, run, placed, small_checkpoint,
 
 def test_bisection_of_a_model_that_takes_no_images(refused, sequence_export, digits):
     says = ["takes no images", "found:  the task sequence", "wanted: a model of images"]
-    refused(2, "VD2000", "verify", sequence_export, "--against", sequence_export, "--data", digits, "--bisect", says=says)
+    command = ("verify", sequence_export, "--against", sequence_export, "--data", digits, "--bisect")
+    refused(2, "VD2000", *command, says=says)
 
 
 def test_bisection_with_a_budget(run, small_bundle, digits):
@@ -444,7 +446,8 @@ def quantize(small_export):
 
 def test_an_empty_image_folder(refused, quantize, tmp_path):
     (tmp_path / "images").mkdir()
-    refused(2, "VD2301", *quantize, "images", says=["images holds no images", "found:  no file", "wanted: files ending in .bmp, .gif"])
+    says = ["images holds no images", "found:  no file", "wanted: files ending in .bmp, .gif"]
+    refused(2, "VD2301", *quantize, "images", says=says)
 
 
 def test_fewer_images_than_asked_for(refused, quantize, images):

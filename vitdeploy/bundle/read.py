@@ -65,9 +65,7 @@ def read_bundle(folder: Path) -> Manifest:
             wanted="a folder made by `vitdeploy run` or `vitdeploy compile`",
             fix=f"vitdeploy bundle unpack {shlex.quote(str(folder))} -o DIR, or vitdeploy.runtime.unpack"
             if packed
-            else "check the path"
-            if not folder.exists()
-            else "",
+            else "check the path; vitdeploy compile GRAPH --target TARGET -o DIR makes one of a graph",
         )
     if path.stat().st_size > MAX_MANIFEST_BYTES:
         raise ManifestError(

@@ -75,7 +75,8 @@ def remove(console: Console, name: str) -> None:
 
     known = read_devices()
     if name not in known:
-        raise UnknownDeviceError(f"no device is called {name!r}", wanted=", ".join(known) or "none was added")
+        there = ", ".join(known) or "none was added"
+        raise UnknownDeviceError(f"no device is called {name!r}", wanted=there, fix="vitdeploy devices list")
     write_devices({other: device for other, device in known.items() if other != name})
     console.finish({"removed": name}, [f"removed {name}"], None)
 

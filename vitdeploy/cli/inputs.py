@@ -83,5 +83,4 @@ def _standard_input() -> bytes:
 
     if sys.stdin.isatty():
         raise click.UsageError("- reads an image from standard input: vitdeploy predict BUNDLE - < IMAGE")
-    content: bytes = click.get_binary_stream("stdin").read(MAX_FILE_BYTES + 1)
-    return content
+    return sys.stdin.buffer.read(MAX_FILE_BYTES + 1)

@@ -26,16 +26,14 @@ class Table:
 
     def lines(self, width: int | None = None) -> list[str]:
         """The table in at most `width` columns of characters; None: as wide as it is."""
-        shown = list(range(len(self.columns)))
-        dropped: list[str] = []
+        every = range(len(self.columns))
+        shown = list(every)
         while width is not None and self._wide(shown) > width and len(shown) > 1:
-            least = min(shown[1:], key=lambda index: (self.columns[index].keep, -index))
-            shown.remove(least)
-            dropped.insert(0, self.columns[least].name.strip())
-        for index in sorted(set(range(len(self.columns))) - set(shown), key=lambda index: -self.columns[index].keep):
+            shown.remove(min(shown[1:], key=lambda index: (self.columns[index].keep, -index)))
+        for index in sorted(set(every) - set(shown), key=lambda index: -self.columns[index].keep):
             if width is not None and self._wide(sorted([*shown, index])) <= width:  # a wide one made room
                 shown = sorted([*shown, index])
-                dropped.remove(self.columns[index].name.strip())
+        dropped = [self.columns[index].name for index in every if index not in shown]
         lines = [line for row in self._all() for line in self._row(row, shown, width)]
         if dropped:
             lines += wrapped(f"(not shown in {width} columns: {', '.join(dropped)}; --json has all)", width)

@@ -50,7 +50,7 @@ def scan(folder: Path, labels: Labels) -> tuple[list[Sample], tuple[str, ...]]:
         DataError: no image in it, or no class folders where labels are to come from them.
     """
     if not folder.is_dir():
-        raise MissingFileError(f"no image folder at {folder}", fix="check --data, or data.path of the recipe")
+        raise MissingFileError(f"no image folder at {folder}", fix="check the path of the images")
     classes = _class_folders(folder) if labels == "folders" else ()
     if labels == "folders" and not classes:
         raise DataError(

@@ -54,7 +54,7 @@ _ONNX_FILE = "model.onnx"
 def require_checkpoint(path: Path) -> None:
     """Raise MissingFileError where there is nothing at the path of a checkpoint."""
     if not path.exists():
-        raise MissingFileError(f"no checkpoint at {path}", fix="check --checkpoint, or source.checkpoint of the recipe")
+        raise MissingFileError(f"no checkpoint at {path}", fix="check the path of the checkpoint")
 
 
 def check_name(name: str) -> None:

@@ -100,7 +100,7 @@ def require_annotations(path: Path | None) -> None:
         raise MissingFileError(
             f"no annotations at {path}",
             wanted="YOLO's folder of label files, or COCO's JSON file",
-            fix="check --annotations, or data.annotations of the recipe",
+            fix="check the path of the annotations",
         )
 
 
@@ -111,7 +111,9 @@ def require_onnx_file(path: Path) -> None:
 
 def require_label_file(path: Path) -> None:
     if not path.is_file():
-        raise MissingFileError(f"no label file at {path}", wanted="a text file with one class name a line")
+        raise MissingFileError(
+            f"no label file at {path}", wanted="a text file with one class name a line", fix="check the path"
+        )
 
 
 def is_report(path: Path) -> bool:
@@ -128,4 +130,5 @@ def is_report(path: Path) -> bool:
         f"neither a bundle nor a report at {path}",
         found="no manifest.json and no report.json in it" if path.is_dir() else "no such folder, and no .json file",
         wanted="a bundle, or a report.json of `vitdeploy run`",
+        fix="check the path",
     )
