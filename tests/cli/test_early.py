@@ -115,7 +115,7 @@ def test_names_that_are_spelled_out_pass_the_early_check(name):
 @pytest.mark.parametrize(
     ("name", "fix"),
     [
-        ("resnet50", "where timm has it: timm:resnet50"),
+        ("resnet50", "if timm has it: timm:resnet50"),
         ("vit_bas_patch16_224", "did you mean vit_base_patch16_224"),
         ("swin_tiny_window7_224", "did you mean swin_tiny_patch4_window7_224"),
         ("a model", "`vitdeploy export list` shows all"),

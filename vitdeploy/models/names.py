@@ -66,7 +66,7 @@ def check_name(name: str) -> None:
     path = Path(name)
     if path.is_dir():
         holds_config = (path / CONFIG).is_file()
-        fix = f"hf:{name}" if holds_config else "hf:FOLDER, with config.json and model.safetensors in it"
+        fix = f"hf:{name}" if holds_config else "hf:FOLDER, with config.json and weights"
         if (path / _ONNX_FILE).is_file():
             fix = str(path / _ONNX_FILE)
         raise _of_another_kind(name, "is a folder", fix)
@@ -84,7 +84,7 @@ def unknown_model(name: str) -> UnknownModelError:
     same = [known for known in BUILT_IN if re.split(r"[_\d]", known)[0] == family]
     # Another family's name is near only where letters are mistyped: resnet50 is no detr_resnet50.
     near = difflib.get_close_matches(name.lower(), same or BUILT_IN, n=3, cutoff=0.5 if same else 0.85)
-    ask = f"where timm has it: timm:{name}" if re.fullmatch(r"[\w.-]+", name) else "`vitdeploy export list` shows all"
+    ask = f"if timm has it: timm:{name}" if re.fullmatch(r"[\w.-]+", name) else "`vitdeploy export list` shows all"
     return UnknownModelError(
         f"no built-in model is called {name!r}",
         found=name,
