@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitdeploy.cli.console import Console, human_bytes, output_options
+from vitdeploy.cli.complete import complete_models
+from vitdeploy.cli.console import Console, command_line, human_bytes, output_options
 from vitdeploy.cli.sources import NAMES, source_options, to_source
+from vitdeploy.cli.table import Column, Line, Table
 
 if TYPE_CHECKING:
     from vitdeploy.models.source import Source
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command("export")
-@click.argument("source", nargs=-1)
+@click.argument("source", nargs=-1, shell_complete=complete_models)
 @source_options(several_sizes=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for model.onnx.")
 @click.option("--labels", type=click.Path(path_type=Path), help="Class names, one a line.")
@@ -40,8 +42,9 @@ def command(
 ) -> None:
     """A model to ONNX, compared with the original at three batch sizes.
 
-    SOURCE is a built-in architecture such as vit_base_patch16_224 (`vitdeploy export list [PATTERN]` prints them);
-    timm:NAME or hf:FOLDER_OR_REPOSITORY; an .onnx file, or a folder that this command made; or a recipe (.yaml), whose
+    SOURCE is a built-in architecture such as vit_base_patch16_224 (`vitdeploy export list [WORD]` prints them, or those
+    that have WORD in their names); timm:NAME or hf:FOLDER_OR_REPOSITORY; an .onnx file, or a folder that this command
+    made; or a recipe (.yaml), whose
     source, preprocess and export are taken. With --checkpoint alone the architecture is recognised by the weights. A
     built-in name without a checkpoint has seeded random weights.
     """
@@ -56,11 +59,15 @@ def command(
     if batch is not None and batch != "dynamic" and not (batch.isdecimal() and int(batch) > 0):
         raise click.BadParameter("wanted a number above 0, or dynamic", param_hint="--batch")
     from vitdeploy.bundle.read import SIZES_FOLDER
+    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
+    from vitdeploy.publish import check_replaceable, replacing
+
+    check_replaceable(output, OUTPUT_NAMES)
+    _check_early(source[0] if source else None, options, labels)
+
     from vitdeploy.pipeline.batches import settle_batch
     from vitdeploy.pipeline.origin import find_origin
     from vitdeploy.pipeline.stages.export import export
-    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
-    from vitdeploy.publish import replacing
 
     changes = {"opset": int(opset) if opset else None, "batch": batch, "in_graph": False if no_preprocess else None}
     found: list[tuple[Origin, dict[str, Any]]] = []
@@ -80,7 +87,7 @@ def command(
     document = {**found[0][1], "path": str(output), "largest_difference": max(map(_worst, sizes.values()))}
     if len(found) > 1:
         document["sizes"] = sizes
-    console.finish(document, lines, output, f"vitdeploy optimize {output} -o DIR")
+    console.finish(document, lines, output, command_line("vitdeploy", "optimize", output, "-o", "DIR"))
 
 
 def _check_options(name: str, options: dict[str, Any]) -> None:
@@ -94,6 +101,19 @@ def _check_options(name: str, options: dict[str, Any]) -> None:
     useless = [f"--{key.replace('_', '-')}" for key in NAMES if options[key] and key != "image_size"]
     if (name.endswith(".onnx") or (Path(name) / "model.onnx").is_file()) and useless:
         raise click.UsageError(f"an .onnx file has its own weights; leave out {', '.join(useless)}")
+
+
+def _check_early(name: str | None, options: dict[str, Any], labels: Path | None) -> None:
+    """What is wrong with names and paths, before PyTorch is imported."""
+    from vitdeploy.pipeline.early import check_model
+
+    if name is not None and name.endswith((".yaml", ".yml")):
+        from vitdeploy.pipeline.recipe import load_recipe
+
+        source = load_recipe(Path(name), (), options["function"]).source
+        check_model(source.model, options["checkpoint"] or source.checkpoint, labels or source.labels)
+        return
+    check_model(name, options["checkpoint"], labels)
 
 
 def _wanted(
@@ -173,16 +193,27 @@ def _list(console: Console, patterns: tuple[str, ...]) -> None:
 
     if len(patterns) > 1:
         raise click.UsageError("one pattern at a time, in quotes: vitdeploy export list 'swin*'")
-    rows = list(entries(patterns[0] if patterns else "*"))
-    width = max((len(row.name) for row in rows), default=4) + 2
-    lines = [f"{'name':<{width}}{'task':<16}{'parameters':>14}{'weights':>10}  input"] if rows else []
-    for row in rows:
-        size = f"{row.image_size[0]}x{row.image_size[1]}" if row.task != "sequence" else "tokens"
-        weights = human_bytes(4 * row.parameters)
-        lines.append(f"{row.name:<{width}}{row.task:<16}{row.parameters:>14,}{weights:>10}  {size}")
+    pattern = patterns[0] if patterns else "*"
+    # A word without wildcards is what a name contains: `export list swin`.
+    rows = list(entries(pattern if set(pattern) & set("*?[") else f"*{pattern.lower()}*"))
+    columns = (
+        Column("name"),
+        Column("task", 90, left=True, least=14),
+        Column("parameters", 60),
+        Column("weights", 80, least=8),
+        Column("input", 70, left=True),
+    )
+    cells = [
+        (
+            row.name,
+            row.task,
+            f"{row.parameters:,}",
+            human_bytes(4 * row.parameters),
+            f"{row.image_size[0]}x{row.image_size[1]}" if row.task != "sequence" else "tokens",
+        )
+        for row in rows
+    ]
+    lines: list[Line] = [Table(columns, tuple(cells))]
     if not rows:
-        wider = f"*{patterns[0].strip('*')}*"
-        count = sum(1 for _ in entries(wider))
-        matches = f"{wider!r} matches {count}" if count else "`vitdeploy export list` shows all"
-        lines.append(f"no built-in name matches {patterns[0]!r}; {matches}")
+        lines = [f"no built-in name matches {pattern!r}; `vitdeploy export list` shows all"]
     console.finish({"models": [dataclasses.asdict(row) for row in rows]}, lines, None)

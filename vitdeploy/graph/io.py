@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -143,7 +144,7 @@ def get_metadata(model: ir.Model, source: str) -> GraphMetadata:
             f"{source} does not say how its input is made",
             found="no vitdeploy metadata in the file",
             wanted="a graph written by `vitdeploy export`",
-            fix="vitdeploy export MODEL --checkpoint FILE -o DIR",
+            fix=f"vitdeploy export {shlex.quote(source)} -o DIR brings an ONNX file of images into such a form",
         )
     try:
         return decode(GraphMetadata, json.loads(text))

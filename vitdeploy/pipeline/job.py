@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
-import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from vitdeploy import __version__
-from vitdeploy.errors import MissingPackageError
 from vitdeploy.graph.io import load_graph
 from vitdeploy.pipeline.batches import settle_batch
+from vitdeploy.pipeline.capability import require_target
 from vitdeploy.pipeline.origin import Origin, find_origin, is_onnx
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.recipe import Recipe
 from vitdeploy.pipeline.stages.compile import check_task
-from vitdeploy.pipeline.stages.quantize import check_precision
 from vitdeploy.pipeline.tasks.kit import Data, Kit, Setting
 from vitdeploy.pipeline.tasks.kits import make_kit
 from vitdeploy.quantize.already import refuse_quantized
 from vitdeploy.runtime.host import describe_host
-from vitdeploy.runtime.ort_gpu import PROVIDERS, require_provider
 from vitdeploy.runtime.weight_bits import bits_for
-from vitdeploy.spec import TARGETS, Budget, WeightBits
+from vitdeploy.spec import Budget, WeightBits
 from vitdeploy.verify.gate import with_guard
 
 
@@ -67,8 +64,7 @@ def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress, function: str
         MissingPackageError, CapabilityError: a target's runtime is not here, or cannot do the precision.
     """
     for target in recipe.targets:
-        check_precision(target, recipe.precision)
-        require_runtime(target)
+        require_target(target, recipe.precision)
     recipes = recipe.at_sizes()
     origins, settled = [], []
     for i, each in enumerate(recipes):
@@ -98,20 +94,6 @@ def weight_bits(vnni: bool | None) -> WeightBits:
     if vnni is None:
         return bits_for(describe_host()["isa"])
     return 8 if vnni else 7
-
-
-def require_runtime(target: str) -> None:
-    """The target's runtime is here, as far as can be said without running anything.
-
-    Raises:
-        MissingPackageError: it is not installed.
-        CapabilityError: this build of it does not have the target's provider.
-    """
-    row = TARGETS[target]  # a back end is called as its module
-    if importlib.util.find_spec(row.backend) is None:
-        raise MissingPackageError(row.package, row.extra, f"the target {target}", target if row.device == "GPU" else "")
-    if target in PROVIDERS:
-        require_provider(target)
 
 
 def tool_versions(packages: Iterable[str]) -> dict[str, str]:

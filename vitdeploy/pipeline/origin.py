@@ -9,26 +9,27 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vitdeploy.bundle.read import SIZES_FOLDER, file_sha256
-from vitdeploy.errors import CheckpointError, GraphError, MissingFileError
+from vitdeploy.errors import CheckpointError, GraphError
 from vitdeploy.graph.foreign import ForeignGraph, import_graph
 from vitdeploy.graph.io import graph_spec, serialised
-from vitdeploy.models import catalog
 from vitdeploy.models.claims import claimed_accuracy
+from vitdeploy.models.given import Source
 from vitdeploy.models.hub import ModelFolder, pinned
-from vitdeploy.models.identity import identity, weights_digest
-from vitdeploy.models.original import Original
-from vitdeploy.models.reference import torch_runner
-from vitdeploy.models.source import ONNX_FILE, Source, load_original, located, refuse_unusable
+from vitdeploy.models.names import ONNX_FILE, graph_folder
 from vitdeploy.pipeline.beside import find_beside
+from vitdeploy.pipeline.early import require_label_file, require_onnx_file
 from vitdeploy.pipeline.stages.files import known_labels
 from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, Task, TensorSpec, encode
 from vitdeploy.verify.plausible import Claim
+
+if TYPE_CHECKING:
+    from vitdeploy.models.original import Original
 
 ORIGINAL = "original"
 
@@ -128,6 +129,10 @@ def find_origin(source: Source, overrides: Overrides | None = None) -> Origin:
 
 
 def _of_module(source: Source, given: Overrides) -> Origin:
+    # PyTorch, where a module is read only.
+    from vitdeploy.models.identity import identity, weights_digest
+    from vitdeploy.models.source import load_original, located, refuse_unusable
+
     local, folder = located(source)
     original = load_original(local, given.preprocess)
     refuse_unusable(original)
@@ -237,14 +242,6 @@ def _differing(own: Any, other: Any) -> str:
     return ", ".join(fields) or "none"
 
 
-def graph_folder(model: str | None) -> Path | None:
-    """The folder of an exported model that a name stands for; None for any other name, and for the built-in ones."""
-    folder = Path(model) if model is not None else None
-    if folder is None or not (folder / ONNX_FILE).is_file() or catalog.find(str(model)) is not None:
-        return None
-    return folder
-
-
 def _in_folder(source: Source) -> Source:
     """The graph in the folder that `vitdeploy export` made, of the image size that is asked for."""
     folder = graph_folder(source.model)
@@ -258,8 +255,7 @@ def _in_folder(source: Source) -> Source:
 def _graph_file(source: Source) -> Path:
     assert source.model is not None
     path = Path(source.model)
-    if not path.is_file():
-        raise MissingFileError(f"no ONNX file at {path}", fix="check the path")
+    require_onnx_file(path)
     return path
 
 
@@ -269,8 +265,7 @@ def _digests(files: list[Path]) -> dict[str, str]:
 
 def _labels(path: Path, origin: Origin) -> tuple[str, ...]:
     """One name a line, in the order of the model's classes."""
-    if not path.is_file():
-        raise MissingFileError(f"no label file at {path}", wanted="a text file with one class name a line")
+    require_label_file(path)
     labels = tuple(path.read_text(encoding="utf-8").removesuffix("\n").split("\n"))
     if origin.classes not in (None, len(labels)):
         raise CheckpointError(
@@ -284,6 +279,9 @@ def reference_runner(source: Source, *, threads: int = 0, original: Original | N
     if is_onnx(source):
         graph = import_graph(_graph_file(source), source.image_size, source.only_batch)
         return OnnxRuntimeRunner(serialised(graph.model), name=ORIGINAL, threads=threads)
+    from vitdeploy.models.reference import torch_runner
+    from vitdeploy.models.source import load_original
+
     return torch_runner(original or load_original(source), threads=threads)
 
 

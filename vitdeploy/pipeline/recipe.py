@@ -1,6 +1,7 @@
 """The recipe: a frozen, validated value, read from YAML. No field can name code.
 
-pydantic checks it; this file says what the fields are and turns every problem into one line with its path.
+pydantic checks it; this file says what the fields are and turns every problem into one line with its path. What a
+section stands for further on is imported where it is asked for: a misspelt field is not to wait for PyTorch.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import difflib
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
@@ -20,15 +21,17 @@ from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_va
 from vitdeploy.bench.protocol import parse_scenario
 from vitdeploy.compile.tensorrt import BuildOptions, default_batches
 from vitdeploy.errors import MissingFileError, RecipeError
-from vitdeploy.graph.optimize import OptimizeOptions
-from vitdeploy.models import catalog
-from vitdeploy.models.source import Source, scaled
-from vitdeploy.pipeline.origin import Overrides, graph_folder
+from vitdeploy.models.names import graph_folder, is_built_in
 from vitdeploy.pipeline.section import Positive, Section
-from vitdeploy.pipeline.stages.export import ExportConfig
-from vitdeploy.pipeline.tasks.kit import DataChoice
 from vitdeploy.pipeline.tensorrt_section import TensorRtSection
 from vitdeploy.spec import TARGETS, Budget, CropRounding, Fit, Interpolation, PostprocessSpec, Precision, PreprocessSpec
+
+if TYPE_CHECKING:
+    from vitdeploy.graph.optimize import OptimizeOptions
+    from vitdeploy.models.source import Source
+    from vitdeploy.pipeline.origin import Overrides
+    from vitdeploy.pipeline.stages.export import ExportConfig
+    from vitdeploy.pipeline.tasks.kit import DataChoice
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
@@ -185,6 +188,8 @@ class OptimizeSection(Section):
         return value
 
     def to_options(self) -> OptimizeOptions:
+        from vitdeploy.graph.optimize import OptimizeOptions
+
         merging = () if self.token_merging == "none" else tuple(sorted(self.token_merging.items()))
         return OptimizeOptions(
             **self.model_dump(exclude={"token_merging", "align_rows"}),
@@ -245,7 +250,7 @@ class Recipe(Section):
     optimize: OptimizeSection = OptimizeSection()
     precision: Precision = "int8"
     vnni: Literal["auto"] | bool = "auto"
-    targets: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
+    targets: Annotated[tuple[str, ...], Field(strict=False)]
     budget: BudgetSection = BudgetSection()
     bench: BenchSection = BenchSection()
     bundle: BundleSection = BundleSection()
@@ -261,6 +266,8 @@ class Recipe(Section):
     @field_validator("targets")
     @classmethod
     def _known_targets(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
+        if not targets:
+            raise ValueError(f"wanted at least one of {', '.join(TARGETS)}")
         for target in targets:
             if target not in TARGETS:
                 near = difflib.get_close_matches(target, TARGETS, n=1)
@@ -295,6 +302,8 @@ class Recipe(Section):
     def at_size(self, size: tuple[int, int]) -> Recipe:
         """The recipe for one image size. A `preprocess` that is given holds for its own crop; for another size the same
         share of the image is cropped."""
+        from vitdeploy.models.source import scaled
+
         source = self.source.model_copy(update={"image_size": size, "image_sizes": None})
         changed: dict[str, Any] = {"source": source}
         if self.preprocess is not None:
@@ -333,6 +342,8 @@ class Recipe(Section):
         return Budget(**self.budget.model_dump())
 
     def to_source(self) -> Source:
+        from vitdeploy.models.source import Source
+
         source = self.source
         return Source(
             model=source.model,
@@ -343,6 +354,8 @@ class Recipe(Section):
         )
 
     def to_overrides(self) -> Overrides:
+        from vitdeploy.pipeline.origin import Overrides
+
         return Overrides(
             preprocess=self.preprocess.to_spec() if self.preprocess else None,
             postprocess=PostprocessSpec(**self.postprocess.model_dump()) if self.postprocess else None,
@@ -350,6 +363,8 @@ class Recipe(Section):
         )
 
     def to_choice(self) -> DataChoice:
+        from vitdeploy.pipeline.tasks.kit import DataChoice
+
         data = self.data
         return DataChoice(
             path=Path(data.path),
@@ -362,6 +377,8 @@ class Recipe(Section):
 
     def to_export(self) -> ExportConfig:
         """What the export stage is a function of, beside the original."""
+        from vitdeploy.pipeline.stages.export import ExportConfig
+
         return ExportConfig(
             name=self.name,
             opset=self.export.opset,
@@ -382,7 +399,7 @@ def load_recipe(path: Path, overrides: Sequence[str] = (), function: str | None 
         RecipeError: not YAML, or anything that does not fit: all problems at once.
     """
     if not path.is_file():
-        raise MissingFileError(f"no recipe at {path}", fix="recipes/ holds one for each family")
+        raise MissingFileError(f"no recipe at {path}", fix="check the path; `vitdeploy run --help` shows a recipe")
     data = _parse(path)
     _anchor(data, path.parent)
     for override in overrides:
@@ -462,7 +479,7 @@ def _anchored_model(model: str, folder: Path) -> str:
     path = model
     with contextlib.suppress(RuntimeError):  # as above
         path = str(folder / Path(model).expanduser())
-    if model.endswith(".onnx") or (catalog.find(model) is None and graph_folder(path) is not None):
+    if model.endswith(".onnx") or (not is_built_in(model) and graph_folder(path) is not None):
         return path
     name = model.removeprefix("hf:")
     if name != model and (folder / name).is_dir():

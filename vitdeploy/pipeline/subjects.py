@@ -15,7 +15,7 @@ from vitdeploy.bench.contestant import Contestant, engine_contestant
 from vitdeploy.bundle.read import is_bundle, read_bundle, verify_files
 from vitdeploy.bundle.sign import signed_by, signed_digests
 from vitdeploy.compile.tensorrt import BuildOptions
-from vitdeploy.errors import CapabilityError, EngineError, InputError, MissingFileError, MissingPackageError
+from vitdeploy.errors import CapabilityError, EngineError, InputError, MissingPackageError
 from vitdeploy.graph.half.emulated import emulate
 from vitdeploy.graph.io import (
     GraphMetadata,
@@ -25,15 +25,14 @@ from vitdeploy.graph.io import (
     load_graph,
     serialised,
 )
-from vitdeploy.models.source import Source
-from vitdeploy.pipeline.batches import settle_batch
-from vitdeploy.pipeline.job import setting_of
+from vitdeploy.models.given import Source
 from vitdeploy.pipeline.measure import original_contestant
 from vitdeploy.pipeline.origin import find_origin, reference_runner
 from vitdeploy.pipeline.placing import bundle_of, place_graphs
 from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.stages.compile import compile_graphs, loads_here, read_engine
-from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, is_ours, known_labels
+from vitdeploy.pipeline.stages.files import MODEL_FILE, is_ours, known_labels
+from vitdeploy.pipeline.stages.files import find_graph as find_graph
 from vitdeploy.pipeline.tasks.kit import Setting
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.engine import make_runner
@@ -152,6 +151,10 @@ def find_subjects(
     if bundle is not None:
         subjects = _bundle_subjects(bundle, target, work, trust if bundle == path else None)
         return subjects if bundle == path else [dataclasses.replace(s, name=str(path)) for s in subjects]
+    # Which know recipes and PyTorch too: a bundle's bench needs neither.
+    from vitdeploy.pipeline.batches import settle_batch
+    from vitdeploy.pipeline.job import setting_of
+
     named = text.startswith(("hf:", "timm:"))
     origin, batch = settle_batch(find_origin(_named(text, source)))
     return [
@@ -253,23 +256,6 @@ def image_request(setting: Setting) -> dict[str, Any] | None:
         return None
     facts = {"task": setting.task, "preprocess": setting.preprocess, "postprocess": setting.postprocess}
     return {**encode(facts), "labels": list(setting.labels) or None}
-
-
-def find_graph(path: Path) -> Path:
-    """The ONNX file of a folder that holds model.onnx (or encoder.onnx), or the file itself.
-
-    Raises:
-        MissingFileError: neither.
-    """
-    file = next(iter(graphs_in(path).values()), path / MODEL_FILE) if path.is_dir() else path
-    if not file.is_file():
-        raise MissingFileError(
-            f"no graph at {path}",
-            found=f"no {MODEL_FILE} in the folder" if path.is_dir() else "no such file",
-            wanted="a folder that holds model.onnx, or an .onnx file",
-            fix="vitdeploy export MODEL --checkpoint FILE -o DIR",
-        )
-    return file
 
 
 def graph_metadata(file: Path) -> GraphMetadata:

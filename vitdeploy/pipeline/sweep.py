@@ -52,6 +52,7 @@ def load_all(entries: Sequence[Entry]) -> list[Recipe]:
                 "two recipes have the same name, and so would their bundles",
                 found=f"{recipe.name}: {first} and {entries[index].recipe}",
                 wanted="a name for each",
+                fix="give one of them another name in its file",
             )
     return recipes
 

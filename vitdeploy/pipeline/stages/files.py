@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
-from typing import Any
-
-import onnx
+from typing import TYPE_CHECKING, Any
 
 from vitdeploy.bundle.sign import SIGNATURE_FILE
-from vitdeploy.errors import GraphError
-from vitdeploy.graph.io import METADATA_KEY, GraphMetadata
+from vitdeploy.errors import GraphError, MissingFileError
+
+if TYPE_CHECKING:
+    from vitdeploy.graph.io import GraphMetadata
 
 MODEL_FILE = "model.onnx"
 LABELS_FILE = "labels.txt"
@@ -23,6 +24,18 @@ OUTPUT_NAMES = (
     *("sensitivity.json", "sensitivity.html", "latency.json", "mixed.json"),
     *("engines", "golden", "sizes", "report.html", "report.json", SIGNATURE_FILE),
 )
+# The same of `vitdeploy tune`.
+RECIPE_FILE = "recipe.yaml"
+TUNED_NAMES = ("tune.json", "tune.html", RECIPE_FILE)
+_WEIGHTS = ("a checkpoint", "vitdeploy export --checkpoint {} -o DIR")
+_RECIPE = ("a recipe", "vitdeploy run {}")
+# Files that are given in the place of a graph: what they are, and the command that takes them.
+_OTHERS = {
+    **dict.fromkeys((".safetensors", ".pt", ".pth", ".bin", ".npz", ".ckpt"), _WEIGHTS),
+    **dict.fromkeys((".yaml", ".yml"), _RECIPE),
+    ".json": ("a report, or other JSON", "vitdeploy compare {} OTHER_REPORT.json, or open report.html beside it"),
+    ".html": ("a page", "open it in a browser, and give the bundle's folder here"),
+}
 
 
 def graphs_in(folder: Path) -> dict[str, Path]:
@@ -32,8 +45,37 @@ def graphs_in(folder: Path) -> dict[str, Path]:
     return {part: folder / f"{part}.onnx" for part in SEQUENCE_PARTS if (folder / f"{part}.onnx").is_file()}
 
 
+def find_graph(path: Path) -> Path:
+    """The ONNX file of a folder that holds model.onnx (or encoder.onnx), or the file itself.
+
+    Raises:
+        MissingFileError: neither.
+    """
+    file = next(iter(graphs_in(path).values()), path / MODEL_FILE) if path.is_dir() else path
+    if not file.is_file():
+        raise MissingFileError(
+            f"no graph at {path}",
+            found=f"no {MODEL_FILE} in the folder" if path.is_dir() else "no such file",
+            wanted="a folder that holds model.onnx, or an .onnx file",
+            fix="vitdeploy export MODEL --checkpoint FILE -o DIR",
+        )
+    if file.suffix.lower() in _OTHERS:
+        what, command = _OTHERS[file.suffix.lower()]
+        raise GraphError(
+            f"{path} is no graph",
+            found=what,
+            wanted="a folder that holds model.onnx, or an .onnx file",
+            fix=command.format(shlex.quote(str(path))),
+        )
+    return file
+
+
 def is_ours(file: Path) -> bool:
     """Whether an ONNX file says that vitdeploy wrote it; one that cannot be parsed does not."""
+    import onnx  # where the names of files are all that is wanted, nothing is to wait for it
+
+    from vitdeploy.graph.io import METADATA_KEY
+
     try:
         proto = onnx.load(str(file), load_external_data=False)
     except Exception:  # protobuf's DecodeError has no types

@@ -51,6 +51,6 @@ def prepare_search(
             "only models of images are tuned by this version",
             found=f"the task {job.origin.task}",
             wanted="a model that takes images",
-            fix="vitdeploy run makes its engines in FP32",
+            fix="vitdeploy run RECIPE --set precision=fp32 makes its engines",
         )
     return job

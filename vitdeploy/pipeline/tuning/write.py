@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import yaml
 
+from vitdeploy.models.names import graph_folder
 from vitdeploy.pipeline.job import tool_versions
-from vitdeploy.pipeline.origin import graph_folder
 from vitdeploy.pipeline.outcome import (
     TOOLS,
     data_facts,
@@ -22,6 +22,8 @@ from vitdeploy.pipeline.outcome import (
     warnings_of,
 )
 from vitdeploy.pipeline.recipe import PATHS, Recipe
+from vitdeploy.pipeline.stages.files import RECIPE_FILE as RECIPE_FILE
+from vitdeploy.pipeline.stages.files import TUNED_NAMES
 from vitdeploy.pipeline.tuning.remarks import remarks
 from vitdeploy.pipeline.tuning.tuner import Made, Tuned
 from vitdeploy.publish import replacing
@@ -29,8 +31,6 @@ from vitdeploy.report.html import render_tuning
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.spec import encode
 
-RECIPE_FILE = "recipe.yaml"
-OUTPUT_NAMES = ("tune.json", "tune.html", RECIPE_FILE)
 UNITS = {"classification": "KL, nats"}
 
 
@@ -42,7 +42,7 @@ def write_tuned(tuned: Tuned, out: Path) -> dict[str, Any]:
     """
     document = _document(tuned)
     recipe = recipe_text(tuned.chosen.variant.recipe(tuned.job.recipe), out)
-    with replacing(out, OUTPUT_NAMES) as work:
+    with replacing(out, TUNED_NAMES) as work:
         (work / "tune.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         (work / "tune.html").write_text(render_tuning(document, recipe), encoding="utf-8")
         (work / RECIPE_FILE).write_text(recipe, encoding="utf-8")
