@@ -42,6 +42,7 @@ from vitdeploy.graph.canonical.shapes import resolve_shapes
 from vitdeploy.graph.canonical.sizes import UNKNOWN, product
 from vitdeploy.graph.canonical.upgrade import upgrade_opset
 from vitdeploy.graph.linears import constant, name_apart
+from vitdeploy.graph.names import Names
 
 # Constants up to this size are computed at export: the largest are position embeddings, not weights.
 FOLD_ELEMENTS = 1 << 26
@@ -149,7 +150,7 @@ def gemm_to_matmul(model: ir.Model) -> int:
 
     Left alone: other alpha or beta, a transposed input, weights that are computed. Returns how many were rewritten.
     """
-    count = 0
+    count, names = 0, Names(model)
     for node in list(model.graph):
         if node.op_type != "Gemm" or node.attributes.get_float("alpha", 1.0) != 1.0:
             continue
@@ -162,13 +163,9 @@ def gemm_to_matmul(model: ir.Model) -> int:
         if node.attributes.get_int("transB", False):
             weight = np.ascontiguousarray(weight.T)
         stem = str(node.name).removesuffix("/Gemm")
-        new_weight = ir.Value(name=f"{stem}.weight_t", const_value=ir.tensor(weight, name=f"{stem}.weight_t"))
-        model.graph.register_initializer(new_weight)
-        product = ir.node("MatMul", [node.inputs[0], new_weight], name=f"{stem}/MatMul")
-        product.outputs[0].name = f"{stem}/MatMul"
-        nodes = [product]
+        nodes = [names.node("MatMul", [node.inputs[0], names.constant(weight, f"{stem}.weight_t")], f"{stem}/MatMul")]
         if bias is not None:
-            nodes.append(ir.node("Add", [product.outputs[0], bias], name=f"{stem}/Add"))
+            nodes.append(names.node("Add", [nodes[0].outputs[0], bias], f"{stem}/Add"))
         old, new = node.outputs[0], nodes[-1].outputs[0]
         new.type, new.shape = old.type, old.shape
         ir.convenience.replace_nodes_and_values(model.graph, node, [node], nodes, [old], [new])
