@@ -27,9 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from vitdeploy.errors import EngineError, ExportError, TensorError
+from vitdeploy.export.attention import attention
 from vitdeploy.export.parity import BATCHES, SEED, TOLERANCE, relative_difference
 from vitdeploy.export.tidy import tidy
-from vitdeploy.export.torch_onnx import _quiet, attention
+from vitdeploy.export.torch_onnx import _quiet
 from vitdeploy.graph.io import BATCH
 from vitdeploy.graph.names import Names
 from vitdeploy.graph.normalise import drop_unused, normalise
