@@ -441,6 +441,22 @@ def make_scripted_parts() -> nn.Module:
     return Net(*(PartlyScripted() for _ in range(DEPTH)))
 
 
+def make_script() -> nn.Module:
+    """All of it is TorchScript, as an archive is that somebody saved."""
+    torch.manual_seed(0)
+    return torch.jit.script(nn.Sequential(nn.Conv2d(3, DIM, 8, 8), nn.Flatten(2), ScriptedHead()))
+
+
+class ScriptedHead(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(DIM, HEADS, 64, batch_first=True)
+        self.head = nn.Linear(DIM, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layer(x.transpose(1, 2)).mean(1))
+
+
 class Tied(nn.Module):
     """One block, three times over, and a head that is the embedding of the classes."""
 

@@ -77,7 +77,7 @@ def plain_attention() -> Iterator[None]:
         return own(module, *arguments, **options) if found is None else found
 
     torch.backends.mha.set_fastpath_enabled(False)
-    nn.MultiheadAttention.forward = forward  # type: ignore[method-assign]
+    nn.MultiheadAttention.forward = forward  # type: ignore[method-assign, assignment]
     # It looks into the mask whether it is causal, which only says that the mask need not be read.
     transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: bool(is_causal)
     try:
@@ -121,7 +121,8 @@ def _multihead(
 def _projected(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
     """Query, key and value, [batch, heads, tokens, width of a head]. What reads the same tensor is one linear."""
     same, width = module._qkv_same_embed_dim, module.embed_dim
-    weight = module.in_proj_weight if same else None
+    weight: Tensor | None = module.in_proj_weight if same else None
+    parts: list[tuple[list[Tensor], Tensor]]
     if weight is None:
         weights = [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight]
         parts = [([source], w) for source, w in zip((query, key, value), weights, strict=True)]

@@ -10,7 +10,6 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from vitdeploy.errors import ExportError
 from vitdeploy.export.attention import attention, plain_attention
+from vitdeploy.export.scripted import scripts_as_they_run
 from vitdeploy.export.tidy import tidy
 from vitdeploy.graph.io import BATCH, GraphMetadata, set_metadata
 from vitdeploy.graph.normalise import normalise
@@ -94,7 +94,7 @@ def export_graph(
     try:
         # A bias made from a parameter that requires gradients gives attention other strides in the exporter's second
         # trace than in its first, and a view recorded in the first then fails.
-        with _quiet(), plain_attention(), torch.no_grad():
+        with _quiet(), plain_attention(), scripts_as_they_run(wrapped), torch.no_grad():
             program = torch.onnx.export(
                 wrapped.eval(),
                 (example,),

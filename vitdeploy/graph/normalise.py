@@ -5,6 +5,7 @@ The canonical form:
 * a linear is MatMul(x, W) with W a constant [in, out], and an Add of its bias [out]; no Gemm, no Transpose of a weight;
 * a convolution holds the batch normalisation, scale and shift that followed it;
 * layer normalisation is one LayerNormalization; GELU is one Gelu from opset 20 on (below, what its exporter wrote);
+* a product of two tensors is MatMul, no Einsum;
 * attention is MatMul(scale * q, Transpose(k)), the Add of a mask where there is one, Softmax(axis=-1), MatMul(v);
 * a Reshape takes its shape from a constant, -1 for the free size; a free size that anything else needs is read from the
   graph's input by one chain Shape(input, start, end) -> [Mul] -> Concat;
@@ -32,6 +33,7 @@ from vitdeploy.errors import GraphError
 from vitdeploy.graph.canonical.attention import canonical_attention
 from vitdeploy.graph.canonical.constant_norm import fold_constant_norms
 from vitdeploy.graph.canonical.convolution import fold_into_convolutions
+from vitdeploy.graph.canonical.einsum import einsum_to_matmul
 from vitdeploy.graph.canonical.free_sizes import SizeChain
 from vitdeploy.graph.canonical.gelu import fuse_gelu
 from vitdeploy.graph.canonical.infer import Inference
@@ -177,6 +179,7 @@ _PASSES: dict[str, Callable[[ir.Model], int]] = {
     "shapes": _settle,
     "layer_norm": fuse_layer_norm,
     "gelu": fuse_gelu,
+    "einsum": einsum_to_matmul,
     "attention": canonical_attention,
     "convolution": fold_into_convolutions,
     "gemm": gemm_to_matmul,

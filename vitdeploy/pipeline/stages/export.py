@@ -10,7 +10,7 @@ from typing import Any
 import onnx_ir as ir
 
 from vitdeploy.errors import CapabilityError, ExportError
-from vitdeploy.export.parity import TOLERANCE, ask, check_graph
+from vitdeploy.export.parity import FREE_BATCH, TOLERANCE, ask, check_graph
 from vitdeploy.export.torch_onnx import export_graph
 from vitdeploy.graph.foreign import import_graph
 from vitdeploy.graph.io import GraphMetadata, fixed_batch, graph_spec, save_graph, set_metadata
@@ -82,7 +82,7 @@ def _export_image_model(
             f"{origin.name} bakes the batch {batch} into a constant of its graph",
             found=f"batch {batch}",
             wanted=f"batch {config.batch or 'dynamic'}",
-            fix="in the model, take sizes from the tensor, or export with a fixed --batch",
+            fix=FREE_BATCH,
         )
     save_graph(graph, out / MODEL_FILE)
     versions = graph.opset_imports[""], graph.ir_version or 0
