@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from vitdeploy.graph.attention import find_attentions
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.layer_role import is_ranked, multiplications
+from vitdeploy.graph.layer_role import is_ranked, multiplications, reads_image
 from vitdeploy.graph.linears import Linear
 from vitdeploy.graph.names import Names
 from vitdeploy.quantize.hidden import Worth
@@ -59,6 +59,8 @@ def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, s
         count = counts[linear.name]
         if linear.groups > 1 and linear.weight.shape[1] == 1:
             reasons[linear.name] = "a depthwise convolution loses too much in INT8"
+        elif not reads_image(linear):
+            reasons[linear.name] = "its input is the same for every image, so the runtime computes it once"
         elif is_ranked(linear):
             reasons[linear.name] = "its outputs are ranked"
         elif count is not None and count < few and linear.weight.size < FEW_WEIGHTS:
