@@ -254,7 +254,10 @@ class Detector(nn.Module):
 
 
 def make_detector() -> nn.Module:
-    return Detector()
+    model = Detector()
+    with torch.no_grad():  # that all images do not look the same to what has learnt nothing
+        model.conv.weight.mul_(30)
+    return model
 
 
 # F.scaled_dot_product_attention ---------------------------------------------------------------------------------------
@@ -288,8 +291,15 @@ def make_fused() -> nn.Module:
     return Net(*(FusedAttention() for _ in range(DEPTH)))
 
 
+class LastToken(Net):
+    """Under a causal mask the last token alone has seen all."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(self.blocks(self.patches(x)))[:, -1])
+
+
 def make_fused_causal() -> nn.Module:
-    return Net(*(FusedAttention("causal") for _ in range(DEPTH)))
+    return LastToken(*(FusedAttention("causal") for _ in range(DEPTH)))
 
 
 def make_fused_with_bias() -> nn.Module:

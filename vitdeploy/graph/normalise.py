@@ -4,7 +4,8 @@ The canonical form:
 
 * a linear is MatMul(x, W) with W a constant [in, out], and an Add of its bias [out]; no Gemm, no Transpose of a weight;
 * a convolution holds the batch normalisation, scale and shift that followed it;
-* layer normalisation is one LayerNormalization; GELU is one Gelu from opset 20 on (below, what its exporter wrote);
+* layer normalisation is one LayerNormalization, that of queries and keys before their heads are moved to the front;
+* GELU is one Gelu from opset 20 on (below, what its exporter wrote);
 * a product of two tensors is MatMul, no Einsum;
 * attention is MatMul(scale * q, Transpose(k)), the Add of a mask where there is one, Softmax(axis=-1), MatMul(v);
 * a Reshape takes its shape from a constant, -1 for the free size; a free size that anything else needs is read from the
@@ -36,6 +37,7 @@ from vitdeploy.graph.canonical.convolution import fold_into_convolutions
 from vitdeploy.graph.canonical.einsum import einsum_to_matmul
 from vitdeploy.graph.canonical.free_sizes import SizeChain
 from vitdeploy.graph.canonical.gelu import fuse_gelu
+from vitdeploy.graph.canonical.head_norm import norm_before_heads
 from vitdeploy.graph.canonical.infer import Inference
 from vitdeploy.graph.canonical.layer_norm import fuse_layer_norm
 from vitdeploy.graph.canonical.operators import Operators
@@ -178,6 +180,7 @@ def gemm_to_matmul(model: ir.Model) -> int:
 _PASSES: dict[str, Callable[[ir.Model], int]] = {
     "shapes": _settle,
     "layer_norm": fuse_layer_norm,
+    "head_norm": lambda model: norm_before_heads(model.graph),
     "gelu": fuse_gelu,
     "einsum": einsum_to_matmul,
     "attention": canonical_attention,
