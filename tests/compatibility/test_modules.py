@@ -180,15 +180,16 @@ def test_a_module_becomes_int8_on_both_runtimes(module, tmp_path, monkeypatch, p
     ours = answers(make_runner(made, plain), pixels)
     assert max(relative_difference(ours[name], each) for name, each in wanted.items()) <= TOLERANCE
 
-    counts, remarks = [], [module.remark] if module.remark else []
+    counts, reasons = [], set[str]()
     for target in TARGETS:
         placement, found, placed, made = engine(graph, target, "int8", statistics, tmp_path)
         assert found.kernels["int8"] == count_int8(load_graph(placed)) == len(placement["int8"])
         assert set(placement["float"].values()) <= KNOWN_REASONS.keys(), placement["float"]
         assert error(answers(make_runner(made, found), pixels), wanted) <= BOUND
         counts.append(f"{len(placement['int8'])} of {len(placement['int8']) + len(placement['float'])}")
-        remarks += [KNOWN_REASONS[reason] for reason in set(placement["float"].values()) if KNOWN_REASONS[reason]]
-    page(module.maker, module.what, "yes", *counts, "; ".join(remarks) or "-")
+        reasons.update(placement["float"].values())
+    told = [module.remark, *(text for reason, text in KNOWN_REASONS.items() if reason in reasons)]
+    page(module.maker, module.what, "yes", *counts, "; ".join(filter(None, told)) or "-")
 
 
 # Why a layer may stay float, and what the page says of it beside the remark.

@@ -35,6 +35,7 @@ from vitdeploy.graph.canonical.attention import canonical_attention
 from vitdeploy.graph.canonical.constant_norm import fold_constant_norms
 from vitdeploy.graph.canonical.convolution import fold_into_convolutions
 from vitdeploy.graph.canonical.einsum import einsum_to_matmul
+from vitdeploy.graph.canonical.flat_gather import flatten_gathers
 from vitdeploy.graph.canonical.free_sizes import SizeChain
 from vitdeploy.graph.canonical.gelu import fuse_gelu
 from vitdeploy.graph.canonical.head_norm import norm_before_heads
@@ -183,6 +184,7 @@ _PASSES: dict[str, Callable[[ir.Model], int]] = {
     "head_norm": lambda model: norm_before_heads(model.graph),
     "gelu": fuse_gelu,
     "einsum": einsum_to_matmul,
+    "gather": flatten_gathers,
     "attention": canonical_attention,
     "convolution": fold_into_convolutions,
     "gemm": gemm_to_matmul,
