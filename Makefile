@@ -7,9 +7,9 @@ BIN    := $(VENV)/bin
 DEV    := pytest pytest-xdist hypothesis import-linter ruff mypy types-PyYAML scikit-learn hatchling model-signing pyopenssl tritonclient[http,grpc] fastapi opencv-python-headless playwright
 # The independent implementations that tests compare with. torchvision without what it depends on: its wheel for CUDA does
 # where there is only a CPU build of PyTorch (tests/references.py).
-REFERENCES := timm==1.0.31 transformers==5.23.0 torchmetrics
+REFERENCES := timm==1.0.31 transformers==5.23.0 torchmetrics einops
 
-.PHONY: demo page test tensorrt-api models-doc clean
+.PHONY: demo page test modules tensorrt-api models-doc clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitdeploy run recipes/digits.yaml -o out/digits
@@ -27,6 +27,10 @@ test: $(VENV)/.installed-dev tensorrt-api
 	$(BIN)/ruff format --check vitdeploy
 	$(BIN)/mypy
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+
+# Modules as people write them, three blocks deep in place of one.
+modules: $(VENV)/.installed-dev
+	VITDEPLOY_TEST_DEPTH=3 $(BIN)/python -m pytest -q tests/compatibility/test_modules.py
 
 # The real Python APIs of TensorRT and of CUDA, which our calls are checked against. What cannot be made is told, and its
 # tests skip; what was made is kept.

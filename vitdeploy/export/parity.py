@@ -18,6 +18,10 @@ from vitdeploy.spec import PreprocessSpec, TensorSpec
 BATCHES = (1, 2, 5)
 TOLERANCE = 1e-4
 SEED = 0
+FREE_BATCH = (
+    "in the model, take the batch from x.shape[0]: len(x), int(x.shape[0]) and TorchScript make a plain number of it; "
+    "or export with a fixed --batch"
+)
 
 
 @dataclass(frozen=True)
@@ -67,7 +71,7 @@ def ask(reference: Runner, preprocess: PreprocessSpec, fixed_batch: int | None) 
                 f"the original does not run at batch {batch}",
                 found=(str(error).strip().splitlines() or [type(error).__name__])[0][:300],
                 wanted="every batch size" if fixed_batch is None else f"batch {batch}",
-                fix="in the model, take sizes from the tensor, or export with a fixed --batch",
+                fix=FREE_BATCH,
             ) from error
         asked.append(Asked(pixels, outputs))
     _refuse_random(reference, asked[0], preprocess)
@@ -225,5 +229,5 @@ def _baked(batch: int, found: str) -> ExportError:
         f"the exported graph does not run at batch {batch}: a batch is baked into a constant of the graph",
         found=found,
         wanted="every batch size",
-        fix="in the model, take sizes from the tensor, or export with a fixed --batch",
+        fix=FREE_BATCH,
     )

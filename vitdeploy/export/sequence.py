@@ -27,10 +27,12 @@ import torch
 from torch import Tensor, nn
 
 from vitdeploy.errors import EngineError, ExportError, TensorError
+from vitdeploy.export.attention import attention
 from vitdeploy.export.parity import BATCHES, SEED, TOLERANCE, relative_difference
 from vitdeploy.export.tidy import tidy
-from vitdeploy.export.torch_onnx import _quiet, attention
+from vitdeploy.export.torch_onnx import _quiet
 from vitdeploy.graph.io import BATCH
+from vitdeploy.graph.names import Names
 from vitdeploy.graph.normalise import drop_unused, normalise
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.sequence import SequenceDecoder
@@ -229,6 +231,7 @@ def copy_sizes(model: ir.Model) -> None:
     The exporter reads dynamic sizes from the input with Shape and Concat. `[batch, length, width]` to
     `[batch, length, heads, head_width]` needs none of that: the shape is `[0, 0, heads, head_width]`. In place.
     """
+    names = Names(model)
     for node in model.graph:
         if node.op_type != "Reshape" or node.inputs[1] is None or node.inputs[1].const_value is not None:
             continue
@@ -241,10 +244,7 @@ def copy_sizes(model: ir.Model) -> None:
         ]
         if sizes.count(-1) > 1 or 0 in after.shape.dims:
             continue
-        shape_name = f"{node.name}.shape"
-        shape = ir.Value(name=shape_name, const_value=ir.tensor(np.array(sizes, np.int64), name=shape_name))
-        model.graph.register_initializer(shape)
-        node.replace_input_with(1, shape)
+        node.replace_input_with(1, names.constant(np.array(sizes, np.int64), f"{node.name}.shape"))
         node.attributes.pop("allowzero", None)  # the exporter sets it, and with it 0 is a size
     drop_unused(model)
 

@@ -17,8 +17,11 @@ SCOPES = "pkg.torch.onnx.name_scopes"
 def tidy(model: ir.Model, prefix: str) -> None:
     """Rename nodes and tensors after their modules (below the attribute `prefix`) and strip all metadata. In place."""
     taken: set[str] = {str(value.name) for value in (*model.graph.inputs, *model.graph.outputs)}
-    for initializer in list(model.graph.initializers.values()):
-        _rename(initializer, str(initializer.name).removeprefix(f"{prefix}."), taken)
+    initializers = {str(value.name): value for value in model.graph.initializers.values()}
+    for i, value in enumerate(initializers.values()):
+        value.name = f"initializer {i}"  # out of the way: one may be given the name that another still has
+    for name, value in initializers.items():
+        _rename(value, name.removeprefix(f"{prefix}."), taken)
     for node in model.graph:
         scope = _module_path(node, prefix)
         _name_weight(node, scope, taken)

@@ -10,14 +10,14 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 import torch
-from onnxscript import opset18 as op
 from torch import Tensor, nn
 
 from vitdeploy.errors import ExportError
+from vitdeploy.export.attention import attention, plain_attention
+from vitdeploy.export.scripted import scripts_as_they_run
 from vitdeploy.export.tidy import tidy
 from vitdeploy.graph.io import BATCH, GraphMetadata, set_metadata
 from vitdeploy.graph.normalise import normalise
@@ -59,35 +59,6 @@ class TensorIn(nn.Module):
         return self.model(image)
 
 
-def attention(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_mask: Any = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Any:
-    """scaled_dot_product_attention as MatMul, Softmax, MatMul: the pattern that every runtime fuses.
-
-    The exporter's own translation transposes the key through Reshape nodes with computed shapes.
-    Source: arXiv 1706.03762, equation 1; `scale` multiplies the query before the first MatMul. A mask of numbers is
-    added to the scores; one of truth values keeps those that are true.
-    """
-    if is_causal or enable_gqa or dropout_p:
-        raise NotImplementedError("attention with a causal mask, grouped queries or dropout")
-    rank = len(key.shape)
-    factor = float(scale) if scale is not None else float(query.shape[-1]) ** -0.5
-    scaled = op.Mul(query, op.Constant(value_float=factor))
-    scores = op.MatMul(scaled, op.Transpose(key, perm=[*range(rank - 2), rank - 1, rank - 2]))
-    if attn_mask is not None and attn_mask.dtype == ir.DataType.BOOL:
-        scores = op.Where(attn_mask, scores, op.Constant(value_float=float("-inf")))
-    elif attn_mask is not None:
-        scores = op.Add(scores, attn_mask)
-    return op.MatMul(op.Softmax(scores, axis=-1), value)
-
-
 def export_graph(
     model: nn.Module,
     *,
@@ -123,7 +94,7 @@ def export_graph(
     try:
         # A bias made from a parameter that requires gradients gives attention other strides in the exporter's second
         # trace than in its first, and a view recorded in the first then fails.
-        with _quiet(), torch.no_grad():
+        with _quiet(), plain_attention(), scripts_as_they_run(wrapped), torch.no_grad():
             program = torch.onnx.export(
                 wrapped.eval(),
                 (example,),

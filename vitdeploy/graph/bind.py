@@ -9,7 +9,7 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
-from vitdeploy.graph.canonical.edit import add_constant
+from vitdeploy.graph.names import Names
 
 
 def bind_input(model: ir.Model, name: str, value: npt.NDArray[Any]) -> None:
@@ -41,7 +41,7 @@ def bind_input(model: ir.Model, name: str, value: npt.NDArray[Any]) -> None:
             wanted=f"shape {[size if isinstance(size, int) else str(size) for size in sizes]}",
         )
     array = np.ascontiguousarray(value[np.newaxis].astype(bound.dtype.numpy()))
-    constant = add_constant(model, array, f"{name}.constant")
+    constant = Names(model).constant(array, f"{name}.constant")
     if isinstance(batch, int) and batch == 1:
         repeated = constant
     else:
@@ -52,20 +52,18 @@ def bind_input(model: ir.Model, name: str, value: npt.NDArray[Any]) -> None:
 
 def _repeated(model: ir.Model, constant: ir.Value, batch: int | ir.SymbolicDim, images: ir.Value) -> ir.Value:
     """`constant` once for each sample: Expand to (batch, 1, ...)."""
-    rest = [1] * (len(constant.shape or ()) - 1)
+    rest, names, name = [1] * (len(constant.shape or ()) - 1), Names(model), constant.name
     if isinstance(batch, int):
-        target = add_constant(model, np.array([batch, *rest], np.int64), f"{constant.name}.shape")
+        target = names.constant(np.array([batch, *rest], np.int64), f"{name}.shape")
         nodes = []
     else:
-        size = ir.node("Shape", [images], name=f"{constant.name}/Shape")
-        zero = add_constant(model, np.zeros(1, np.int64), f"{constant.name}.axis")
-        first = ir.node("Gather", [size.outputs[0], zero], attributes={"axis": 0}, name=f"{constant.name}/Gather")
-        ones = add_constant(model, np.array(rest, np.int64), f"{constant.name}.ones")
-        shape = ir.node("Concat", [first.outputs[0], ones], attributes={"axis": 0}, name=f"{constant.name}/Concat")
+        size = names.node("Shape", [images], f"{name}/Shape")
+        zero = names.constant(np.zeros(1, np.int64), f"{name}.axis")
+        first = names.node("Gather", [size.outputs[0], zero], f"{name}/Gather", {"axis": 0})
+        ones = names.constant(np.array(rest, np.int64), f"{name}.ones")
+        shape = names.node("Concat", [first.outputs[0], ones], f"{name}/Concat", {"axis": 0})
         nodes, target = [size, first, shape], shape.outputs[0]
-    nodes.append(ir.node("Expand", [constant, target], name=f"{constant.name}/Expand"))
-    for node in nodes:
-        node.outputs[0].name = node.name
+    nodes.append(names.node("Expand", [constant, target], f"{name}/Expand"))
     nodes[-1].outputs[0].type = constant.type
     model.graph.insert_before(model.graph[0], nodes)
     return nodes[-1].outputs[0]

@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from vitdeploy.graph.layout import reshape_sizes
 from vitdeploy.graph.linears import Linear, find_linears
+from vitdeploy.graph.names import Names
 
 Numbers = npt.NDArray[np.floating]
 
@@ -24,9 +25,7 @@ class Editor:
 
     def __init__(self, model: ir.Model) -> None:
         self.graph = model.graph
-        self._names = {str(node.name) for node in model.graph}
-        self._names |= {str(value.name) for node in model.graph for value in node.outputs}
-        self._names |= {str(value.name) for value in (*model.graph.inputs, *model.graph.initializers.values())}
+        self._names = Names(model)
         self._linears = {linear.output: linear for linear in find_linears(model)}
 
     @property
@@ -41,11 +40,7 @@ class Editor:
 
     def constant(self, array: npt.NDArray[Any], name: str) -> ir.Value:
         """A new initializer."""
-        name = self._free(name)
-        tensor = ir.tensor(np.array(array, order="C", copy=True), name=name)
-        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
-        self.graph.register_initializer(value)
-        return value
+        return self._names.constant(np.array(array, order="C", copy=True), name)
 
     def node(
         self,
@@ -86,7 +81,7 @@ class Editor:
         if len(list(old.uses())) == 1 and not old.is_graph_output() and name in self.graph.initializers:
             node.replace_input_with(index, None)
             del self.graph.initializers[name]
-            self._names.discard(name)
+            self._names.release(name)
         node.replace_input_with(index, self.constant(array, name))
 
     def set_linear(self, linear: Linear, weight: Numbers | None = None, bias: Numbers | None = None) -> Linear:
@@ -152,16 +147,7 @@ class Editor:
         shapes: Sequence[Sequence[Any] | ir.Shape | None],
         **attributes: Any,
     ) -> ir.Node:
-        node = ir.node(operator, inputs, attributes, num_outputs=len(shapes), name=self._free(f"{name}/{operator}"))
-        for i, (output, shape) in enumerate(zip(node.outputs, shapes, strict=True)):
-            output.name = node.name if len(shapes) == 1 else self._free(f"{node.name}.{i}")
+        node = self._names.node(operator, inputs, f"{name}/{operator}", attributes, outputs=len(shapes))
+        for output, shape in zip(node.outputs, shapes, strict=True):
             output.type, output.shape = inputs[0].type, None if shape is None else ir.Shape(shape)
         return node
-
-    def _free(self, name: str) -> str:
-        free, count = name, 1
-        while free in self._names:
-            count += 1
-            free = f"{name}_{count}"
-        self._names.add(free)
-        return free

@@ -1,4 +1,4 @@
-"""What a layer is to its model: how much it computes, and whether its outputs are ranked."""
+"""What a layer is to its model: how much it computes, whether of the image, and whether its outputs are ranked."""
 
 from __future__ import annotations
 
@@ -57,4 +57,18 @@ def is_ranked(linear: Linear) -> bool:
             if node.op_type in _ARITHMETIC + _LAYOUT and node not in seen:
                 seen.add(node)
                 waiting += node.outputs
+    return False
+
+
+def reads_image(linear: Linear) -> bool:
+    """Whether what a layer reads depends on what an image shows: learned queries do not before they see one."""
+    seen, waiting = set[ir.Value](), [linear.input]
+    while waiting:
+        value = waiting.pop()
+        if value.is_graph_input():
+            return True
+        node = value.producer()
+        if value not in seen and node is not None and node.op_type != "Shape":
+            waiting += [each for each in node.inputs if each is not None]
+        seen.add(value)
     return False

@@ -4,7 +4,9 @@ The canonical form:
 
 * a linear is MatMul(x, W) with W a constant [in, out], and an Add of its bias [out]; no Gemm, no Transpose of a weight;
 * a convolution holds the batch normalisation, scale and shift that followed it;
-* layer normalisation is one LayerNormalization; GELU is one Gelu from opset 20 on (below, what its exporter wrote);
+* layer normalisation is one LayerNormalization, that of queries and keys before their heads are moved to the front;
+* GELU is one Gelu from opset 20 on (below, what its exporter wrote);
+* a product of two tensors is MatMul, no Einsum;
 * attention is MatMul(scale * q, Transpose(k)), the Add of a mask where there is one, Softmax(axis=-1), MatMul(v);
 * a Reshape takes its shape from a constant, -1 for the free size; a free size that anything else needs is read from the
   graph's input by one chain Shape(input, start, end) -> [Mul] -> Concat;
@@ -32,8 +34,11 @@ from vitdeploy.errors import GraphError
 from vitdeploy.graph.canonical.attention import canonical_attention
 from vitdeploy.graph.canonical.constant_norm import fold_constant_norms
 from vitdeploy.graph.canonical.convolution import fold_into_convolutions
+from vitdeploy.graph.canonical.einsum import einsum_to_matmul
+from vitdeploy.graph.canonical.flat_gather import flatten_gathers
 from vitdeploy.graph.canonical.free_sizes import SizeChain
 from vitdeploy.graph.canonical.gelu import fuse_gelu
+from vitdeploy.graph.canonical.head_norm import norm_before_heads
 from vitdeploy.graph.canonical.infer import Inference
 from vitdeploy.graph.canonical.layer_norm import fuse_layer_norm
 from vitdeploy.graph.canonical.operators import Operators
@@ -42,6 +47,7 @@ from vitdeploy.graph.canonical.shapes import resolve_shapes
 from vitdeploy.graph.canonical.sizes import UNKNOWN, product
 from vitdeploy.graph.canonical.upgrade import upgrade_opset
 from vitdeploy.graph.linears import constant, name_apart
+from vitdeploy.graph.names import Names
 
 # Constants up to this size are computed at export: the largest are position embeddings, not weights.
 FOLD_ELEMENTS = 1 << 26
@@ -149,7 +155,7 @@ def gemm_to_matmul(model: ir.Model) -> int:
 
     Left alone: other alpha or beta, a transposed input, weights that are computed. Returns how many were rewritten.
     """
-    count = 0
+    count, names = 0, Names(model)
     for node in list(model.graph):
         if node.op_type != "Gemm" or node.attributes.get_float("alpha", 1.0) != 1.0:
             continue
@@ -162,13 +168,9 @@ def gemm_to_matmul(model: ir.Model) -> int:
         if node.attributes.get_int("transB", False):
             weight = np.ascontiguousarray(weight.T)
         stem = str(node.name).removesuffix("/Gemm")
-        new_weight = ir.Value(name=f"{stem}.weight_t", const_value=ir.tensor(weight, name=f"{stem}.weight_t"))
-        model.graph.register_initializer(new_weight)
-        product = ir.node("MatMul", [node.inputs[0], new_weight], name=f"{stem}/MatMul")
-        product.outputs[0].name = f"{stem}/MatMul"
-        nodes = [product]
+        nodes = [names.node("MatMul", [node.inputs[0], names.constant(weight, f"{stem}.weight_t")], f"{stem}/MatMul")]
         if bias is not None:
-            nodes.append(ir.node("Add", [product.outputs[0], bias], name=f"{stem}/Add"))
+            nodes.append(names.node("Add", [nodes[0].outputs[0], bias], f"{stem}/Add"))
         old, new = node.outputs[0], nodes[-1].outputs[0]
         new.type, new.shape = old.type, old.shape
         ir.convenience.replace_nodes_and_values(model.graph, node, [node], nodes, [old], [new])
@@ -179,7 +181,10 @@ def gemm_to_matmul(model: ir.Model) -> int:
 _PASSES: dict[str, Callable[[ir.Model], int]] = {
     "shapes": _settle,
     "layer_norm": fuse_layer_norm,
+    "head_norm": lambda model: norm_before_heads(model.graph),
     "gelu": fuse_gelu,
+    "einsum": einsum_to_matmul,
+    "gather": flatten_gathers,
     "attention": canonical_attention,
     "convolution": fold_into_convolutions,
     "gemm": gemm_to_matmul,

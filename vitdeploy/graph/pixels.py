@@ -6,7 +6,7 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
-from vitdeploy.graph.canonical.edit import add_constant
+from vitdeploy.graph.names import Names
 from vitdeploy.spec import PreprocessSpec
 
 
@@ -29,22 +29,21 @@ def take_pixels(model: ir.Model, preprocess: PreprocessSpec) -> None:
             wanted=f"float32 [batch, {', '.join(map(str, wanted))}]",
         )
     mean, std = (np.array(values, np.float64).reshape(1, -1, 1, 1) for values in (preprocess.mean, preprocess.std))
-    scale = add_constant(model, (1 / (255 * std)).astype(np.float32), "pixel_scale")
-    shift = add_constant(model, (-mean / std).astype(np.float32), "pixel_shift")
-    name, batch = str(image.name), shape[0]
+    names, name, batch = Names(model), str(image.name), shape[0]
+    scale = names.constant((1 / (255 * std)).astype(np.float32), "pixel_scale")
+    shift = names.constant((-mean / std).astype(np.float32), "pixel_shift")
     pixels = ir.Value(
         name=name,
         type=ir.TensorType(ir.DataType.UINT8),
         shape=ir.Shape([batch, height, width, preprocess.channels]),
     )
-    image.name = f"{name}/normalised"
-    transposed = ir.node("Transpose", [pixels], {"perm": [0, 3, 1, 2]}, name="pixels/Transpose")
-    floats = ir.node("Cast", [transposed.outputs[0]], {"to": ir.DataType.FLOAT}, name="pixels/Cast")
-    scaled = ir.node("Mul", [floats.outputs[0], scale], name="pixels/Mul")
-    shifted = ir.node("Add", [scaled.outputs[0], shift], name="pixels/Add")
+    image.name = names.free(f"{name}/normalised")
+    transposed = names.node("Transpose", [pixels], "pixels/Transpose", {"perm": [0, 3, 1, 2]})
+    floats = names.node("Cast", [transposed.outputs[0]], "pixels/Cast", {"to": ir.DataType.FLOAT})
+    scaled = names.node("Mul", [floats.outputs[0], scale], "pixels/Mul")
+    shifted = names.node("Add", [scaled.outputs[0], shift], "pixels/Add")
     nodes = [transposed, floats, scaled, shifted]
     for node in nodes:
-        node.outputs[0].name = node.name
         node.outputs[0].dtype = ir.DataType.UINT8 if node is transposed else ir.DataType.FLOAT
         node.outputs[0].shape = ir.Shape([batch, preprocess.channels, height, width])
     for user, index in list(image.uses()):

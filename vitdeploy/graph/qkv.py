@@ -10,6 +10,7 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.graph.attention import Attention, find_attentions
+from vitdeploy.graph.canonical.head_norm import norm_before_heads
 from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.layout import Indices, Leaf, leaves, origin, static_shape
 from vitdeploy.graph.linears import Linear
@@ -112,7 +113,9 @@ def separate(editor: Editor, linear: Linear, attention: Attention) -> dict[str, 
     columns = np.concatenate([part.columns.ravel() for part in parts.values()])
     if len(np.unique(columns)) < len(columns):
         return {}
-    return {role: _linear_of_part(editor, linear, part, f"{linear.name}.{role}") for role, part in parts.items()}
+    made = {role: _linear_of_part(editor, linear, part, f"{linear.name}.{role}") for role, part in parts.items()}
+    norm_before_heads(editor.graph)
+    return made
 
 
 def _part(leaf: Leaf, shape: tuple[int, ...]) -> _Part | None:

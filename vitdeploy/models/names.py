@@ -47,6 +47,8 @@ _SPELLED = re.compile(
     rf"(?:vit|deit3?)_{_SIZE}_(?:distilled_)?patch\d+\S*"
     r"|swin_(?:tiny|small|base|large|w\d\S*)_patch\d\S*|detr_r\d+-\S*|transformer_w\d+e\S*"
 )
+# package.module:function, as --model takes it.
+FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 _OWNED = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 ONNX_FILE = "model.onnx"
 

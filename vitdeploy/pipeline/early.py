@@ -6,7 +6,6 @@ read no file.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +15,7 @@ from vitdeploy.data.folder import scan
 from vitdeploy.data.tokens import read_tokens
 from vitdeploy.errors import MissingFileError
 from vitdeploy.models.hub import local_folder
-from vitdeploy.models.names import check_name, require_checkpoint
+from vitdeploy.models.names import FUNCTION, check_name, require_checkpoint
 from vitdeploy.pipeline.capability import check_target as check_target
 from vitdeploy.pipeline.capability import require_target
 from vitdeploy.pipeline.stages.files import find_graph
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
 # Of a name on the command line: what follows is no built-in model.
 HUBS = ("hf:", "timm:")
-# package.module:function, as --model takes it.
-FUNCTION = re.compile(r"[\w.]+:\w+")
 REPORT_FILE = "report.json"
 
 

@@ -15,6 +15,7 @@ from vitdeploy.graph.biases import projection_of
 from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.layout import exclusive, leaves, origin, static_shape
 from vitdeploy.graph.linears import Linear
+from vitdeploy.graph.names import Names
 from vitdeploy.graph.normalise import drop_unused
 from vitdeploy.graph.rowwise import dim
 
@@ -40,12 +41,12 @@ def fuse_attention(model: ir.Model) -> int:
         ]
         if attention.between:
             inputs += [None, None, _for_each_query(editor, attention, producer)]  # no bias, no padded keys
-        node = ir.node(
+        node = Names(model).node(
             "MultiHeadAttention",
             inputs,
+            f"{str(attention.softmax.name).removesuffix('/Softmax')}/MultiHeadAttention",
             {"num_heads": heads, "scale": 1.0},
             domain=DOMAIN,
-            name=f"{str(attention.softmax.name).removesuffix('/Softmax')}/MultiHeadAttention",
         )
         ir.convenience.replace_nodes_and_values(model.graph, producer, [producer], [node], [old], node.outputs)
         count += 1

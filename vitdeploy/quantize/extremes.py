@@ -7,11 +7,11 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from vitdeploy.errors import DataError
-from vitdeploy.graph.canonical.edit import add_constant
 from vitdeploy.graph.canonical.infer import Inference
 from vitdeploy.graph.half.emulated import HALVES
 from vitdeploy.graph.io import weights_folder
 from vitdeploy.graph.layout import is_layout
+from vitdeploy.graph.names import Names
 from vitdeploy.quantize.nonfinite import find_nonfinite
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise
@@ -94,14 +94,15 @@ def with_extremes(model: ir.Model) -> tuple[ir.Model, list[str], list[str]]:
     """
     probe = model.clone()
     Inference(probe)
-    zero = add_constant(probe, np.array(0, np.float32), "extremes/zero")
-    one = add_constant(probe, np.array([1], np.int64), "extremes/one")
+    names = Names(probe)
+    zero = names.constant(np.array(0, np.float32), "extremes/zero")
+    one = names.constant(np.array([1], np.int64), "extremes/one")
     largest, lost = dict[str, ir.Value](), dict[str, ir.Value]()
     for node in [node for node in probe.graph if not (is_layout(node) or _is_fixed(node))]:
         for value in node.outputs:
             if value.dtype != ir.DataType.FLOAT or not value.name or _is_only_rounded(value):
                 continue
-            behind = _Behind(node, value.name)  # so that no tensor is kept for longer than it was
+            behind = _Behind(node, names, value.name)  # so that no tensor is kept for longer than it was
             size = behind.append("ReduceMax", behind.append("Abs", value), keepdims=0)
             largest[str(value.name)] = behind.append("Reshape", size, one)
             before = _before_rounding(value)
@@ -112,7 +113,7 @@ def with_extremes(model: ir.Model) -> tuple[ir.Model, list[str], list[str]]:
                 lost[str(before.name)] = behind.append("Reshape", behind.append("ReduceMean", ones, keepdims=0), one)
     for name, numbers in ((LARGEST, largest), (LOST, lost)):
         if numbers:
-            together = _Behind(probe.graph[-1], name).append("Concat", *numbers.values(), axis=0)
+            together = _Behind(probe.graph[-1], names, name).append("Concat", *numbers.values(), axis=0)
             together.name, together.shape = name, ir.Shape([len(numbers)])
             together.type = ir.TensorType(ir.DataType.FLOAT)
             probe.graph.outputs.append(together)
@@ -122,12 +123,11 @@ def with_extremes(model: ir.Model) -> tuple[ir.Model, list[str], list[str]]:
 class _Behind:
     """Puts nodes behind `node`, in their order; their names have `name` in them."""
 
-    def __init__(self, node: ir.Node, name: str) -> None:
-        self._last, self._name, self._count = node, f"extremes/{name}", 0
+    def __init__(self, node: ir.Node, names: Names, name: str) -> None:
+        self._last, self._names, self._name, self._count = node, names, f"extremes/{name}", 0
 
     def append(self, operator: str, *inputs: ir.Value, **attributes: int) -> ir.Value:
-        node = ir.node(operator, list(inputs), attributes, name=f"{self._name}/{self._count}")
-        node.outputs[0].name = node.name
+        node = self._names.node(operator, inputs, f"{self._name}/{self._count}", attributes)
         self._last.append(node)
         self._last, self._count = node, self._count + 1
         return node.outputs[0]

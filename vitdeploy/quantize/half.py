@@ -22,6 +22,7 @@ from vitdeploy.graph.half.residual_scale import scale_residual, stream_tensors
 from vitdeploy.graph.half.typed import Half, half_roles, is_float, touches_floats
 from vitdeploy.graph.layout import is_layout, origin
 from vitdeploy.graph.linears import Linear
+from vitdeploy.graph.names import Names
 
 LARGEST, NORMAL = 65504.0, 2.0**-14
 # Other images reach further than those that were looked at.
@@ -114,10 +115,10 @@ def _scale_products(model: ir.Model, extremes: dict[str, float]) -> None:
     for linear in editor.linears:
         size = extremes.get(str(linear.node.outputs[0].name), 0.0)
         if size > LIMIT >= _size(linear.input, extremes):
-            _scale_product(editor, linear, math.ceil(math.log2(size / LIMIT)), extremes)
+            _scale_product(model, editor, linear, math.ceil(math.log2(size / LIMIT)), extremes)
 
 
-def _scale_product(editor: Editor, linear: Linear, exponent: int, extremes: dict[str, float]) -> None:
+def _scale_product(model: ir.Model, editor: Editor, linear: Linear, exponent: int, extremes: dict[str, float]) -> None:
     product = linear.node.outputs[0]
     readers = list(product.uses())
     factor = np.float32(2.0**-exponent)
@@ -128,15 +129,15 @@ def _scale_product(editor: Editor, linear: Linear, exponent: int, extremes: dict
     name = str(product.name)
     large = extremes[name]
     back = editor.constant(np.array(1 / factor, np.float32), f"{linear.name}.unscale")
-    node = ir.node("Mul", [product, back], name=f"{linear.name}/unscaled")
+    names = Names(model)
+    node = names.node("Mul", [product, back], f"{linear.name}/unscaled")
     linear.node.append(node)
     node.outputs[0].type, node.outputs[0].shape = product.type, product.shape
     if product.is_graph_output():
         outputs = editor.graph.outputs
         outputs[[value is product for value in outputs].index(True)] = node.outputs[0]
-        node.outputs[0].name, product.name = name, f"{name}/scaled"
-    else:
-        node.outputs[0].name = node.name
+        product.name = names.free(f"{name}/scaled")
+        node.outputs[0].name = name
     for reader, index in readers:
         reader.replace_input_with(index, node.outputs[0])
     extremes[str(node.outputs[0].name)] = large

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from vitdeploy.graph.canonical.edit import add_constant
 from vitdeploy.graph.linears import Linear
+from vitdeploy.graph.names import Names
 from vitdeploy.quantize.ranges import ActivationScale, Range, activation_scale
 
 
@@ -27,10 +27,11 @@ class Quantizers:
         name = str(tensor.name)
         if name not in self._made:
             parameters: ActivationScale = activation_scale(self.ranges[name])
-            scale = add_constant(self.model, np.asarray(parameters.scale), f"{name}.scale")
-            zero_point = add_constant(self.model, np.asarray(parameters.zero_point), f"{name}.zero_point")
-            node = ir.node("QuantizeLinear", [tensor, scale, zero_point], name=f"{name}/QuantizeLinear")
-            node.outputs[0].name = f"{name}/quantized"
+            names = Names(self.model)
+            scale = names.constant(np.asarray(parameters.scale), f"{name}.scale")
+            zero_point = names.constant(np.asarray(parameters.zero_point), f"{name}.zero_point")
+            inputs = [tensor, scale, zero_point]
+            node = names.node("QuantizeLinear", inputs, f"{name}/QuantizeLinear", output=f"{name}/quantized")
             self.model.graph.insert_before(before, node)
             self._made[name] = (node.outputs[0], scale, zero_point)
         return self._made[name]
@@ -40,13 +41,13 @@ def dequantized_weight(
     model: ir.Model, linear: Linear, codes: npt.NDArray[Any], scales: npt.NDArray[np.float32]
 ) -> ir.Value:
     """The weight of a layer as constants in front of it: codes of 8 bits in its shape, scales [output channels]."""
-    stem = f"{linear.name}.weight"
-    node = ir.node(
+    stem, names = f"{linear.name}.weight", Names(model)
+    node = names.node(
         "DequantizeLinear",
-        [add_constant(model, codes, f"{stem}.{codes.dtype.name}"), add_constant(model, scales, f"{stem}.scale")],
+        [names.constant(codes, f"{stem}.{codes.dtype.name}"), names.constant(scales, f"{stem}.scale")],
+        f"{stem}/DequantizeLinear",
         {"axis": linear.out_axis},
-        name=f"{stem}/DequantizeLinear",
+        output=f"{stem}/dequantized",
     )
-    node.outputs[0].name = f"{stem}/dequantized"
     model.graph.insert_before(linear.node, node)
     return node.outputs[0]

@@ -13,8 +13,8 @@ from collections.abc import Callable, Collection, Container, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.canonical.edit import add_constant
 from vitdeploy.graph.linears import Linear, find_linears
+from vitdeploy.graph.names import Names
 from vitdeploy.quantize.attention_onnxruntime import DOMAIN, fuse_attention
 from vitdeploy.quantize.hidden import Worth
 from vitdeploy.quantize.insert import Quantizers
@@ -52,25 +52,25 @@ def write(
     for linear in [each for each in find_linears(model) if each.name in names]:
         activation, scale, zero_point = quantizers.quantize(linear.input, linear.node)
         quantized, weight_scales = weights[linear.name]
-        stem = f"{linear.name}.weight"
+        stem, fresh = f"{linear.name}.weight", Names(model)
         inputs = [
             activation,
-            add_constant(model, quantized, f"{stem}.int8"),
+            fresh.constant(quantized, f"{stem}.int8"),
             scale,
-            add_constant(model, weight_scales, f"{stem}.scale"),
+            fresh.constant(weight_scales, f"{stem}.scale"),
             zero_point,
-            add_constant(model, np.zeros_like(weight_scales, dtype=np.int8), f"{stem}.zero_point"),
+            fresh.constant(np.zeros_like(weight_scales, dtype=np.int8), f"{stem}.zero_point"),
         ]
         bias = (
             None
             if linear.bias_add is None
             else next(v for v in linear.bias_add.inputs if v is not linear.node.outputs[0])
         )
-        node = ir.node(
+        node = fresh.node(
             "MatMulIntegerToFloat",
             [*inputs, bias] if bias is not None else inputs,
+            f"{linear.name}/MatMulIntegerToFloat",
             domain=DOMAIN,
-            name=f"{linear.name}/MatMulIntegerToFloat",
         )
         _replace(model, linear, node)
     return ()
@@ -79,7 +79,6 @@ def write(
 def _replace(model: ir.Model, linear: Linear, node: ir.Node) -> None:
     last = linear.bias_add or linear.node
     old, new = last.outputs[0], node.outputs[0]
-    new.name = node.name
     new.type, new.shape = old.type, old.shape
     removed = [linear.node] if linear.bias_add is None else [linear.bias_add, linear.node]
     ir.convenience.replace_nodes_and_values(model.graph, last, removed, [node], [old], [new])

@@ -17,10 +17,10 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.graph.attention import find_attentions
-from vitdeploy.graph.canonical.edit import add_constant
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.layer_role import is_ranked, multiplications
+from vitdeploy.graph.layer_role import is_ranked, multiplications, reads_image
 from vitdeploy.graph.linears import Linear
+from vitdeploy.graph.names import Names
 from vitdeploy.quantize.hidden import Worth
 from vitdeploy.quantize.insert import Quantizers, dequantized_weight
 from vitdeploy.quantize.ranges import QuantizedWeight, Range, symmetric_step
@@ -59,6 +59,8 @@ def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, s
         count = counts[linear.name]
         if linear.groups > 1 and linear.weight.shape[1] == 1:
             reasons[linear.name] = "a depthwise convolution loses too much in INT8"
+        elif not reads_image(linear):
+            reasons[linear.name] = "its input is the same for every image, so the runtime computes it once"
         elif is_ranked(linear):
             reasons[linear.name] = "its outputs are ranked"
         elif count is not None and count < few and linear.weight.size < FEW_WEIGHTS:
@@ -81,8 +83,10 @@ def write(
         activation, scale, zero_point = quantizers.quantize(linear.input, linear.node)
         name = str(linear.input.name)
         if name not in dequantized:
-            node = ir.node("DequantizeLinear", [activation, scale, zero_point], name=f"{name}/DequantizeLinear")
-            node.outputs[0].name = f"{name}/dequantized"
+            inputs = [activation, scale, zero_point]
+            node = Names(model).node(
+                "DequantizeLinear", inputs, f"{name}/DequantizeLinear", output=f"{name}/dequantized"
+            )
             model.graph.insert_before(linear.node, node)
             dequantized[name] = node.outputs[0]
         linear.node.replace_input_with(0, dequantized[name])
@@ -90,37 +94,40 @@ def write(
     for scores in attentions:
         for linear in (scores.query, scores.key):
             _as_int8(model, linear.output, known[output_of(linear)])
-        _transpose_twice(scores.attention.key)
+        _transpose_twice(model, scores.attention.key)
     return tuple(str(scores.attention.scores.name) for scores in attentions)
 
 
 def _as_int8(model: ir.Model, value: ir.Value, bounds: Range) -> None:
     """Q/DQ on `value`, symmetric: its readers see multiples of one scale."""
-    producer, readers, name = value.producer(), list(value.uses()), str(value.name)
+    producer, readers, name, names = value.producer(), list(value.uses()), str(value.name), Names(model)
     assert producer is not None
     parameters = [
-        add_constant(model, np.array(symmetric_step(bounds)), f"{name}.scale"),
-        add_constant(model, np.array(0, np.int8), f"{name}.zero_point"),
+        names.constant(np.array(symmetric_step(bounds)), f"{name}.scale"),
+        names.constant(np.array(0, np.int8), f"{name}.zero_point"),
     ]
-    quantize = ir.node("QuantizeLinear", [value, *parameters], name=f"{name}/QuantizeLinear")
-    quantize.outputs[0].name = f"{name}/quantized"
-    dequantize = ir.node("DequantizeLinear", [quantize.outputs[0], *parameters], name=f"{name}/DequantizeLinear")
-    dequantize.outputs[0].name, dequantize.outputs[0].type = f"{name}/dequantized", value.type
-    dequantize.outputs[0].shape = value.shape
+    quantize = names.node("QuantizeLinear", [value, *parameters], f"{name}/QuantizeLinear", output=f"{name}/quantized")
+    dequantize = names.node(
+        "DequantizeLinear",
+        [quantize.outputs[0], *parameters],
+        f"{name}/DequantizeLinear",
+        output=f"{name}/dequantized",
+    )
+    dequantize.outputs[0].type, dequantize.outputs[0].shape = value.type, value.shape
     producer.append([quantize, dequantize])
     for node, index in readers:
         node.replace_input_with(index, dequantize.outputs[0])
 
 
-def _transpose_twice(key: ir.Value) -> None:
+def _transpose_twice(model: ir.Model, key: ir.Value) -> None:
     """K^T by way of [batch, heads, keys, channels], where one Transpose makes it of something else."""
     last = key.producer()
     perm = list(last.attributes.get_ints("perm", ())) if last is not None and last.op_type == "Transpose" else []
     if last is None or len(perm) < 3 or [*perm[:-2], perm[-1], perm[-2]] == sorted(perm):
         return
-    [source] = last.inputs
-    first = ir.node("Transpose", [source], {"perm": [*perm[:-2], perm[-1], perm[-2]]}, name=f"{last.name}/keys")
-    first.outputs[0].name, first.outputs[0].type = f"{last.name}/keys", key.type
+    swapped = {"perm": [*perm[:-2], perm[-1], perm[-2]]}
+    first = Names(model).node("Transpose", list(last.inputs), f"{last.name}/keys", swapped)
+    first.outputs[0].type = key.type
     if key.shape is not None:
         first.outputs[0].shape = ir.Shape([*list(key.shape)[:-2], key.shape[-1], key.shape[-2]])
     last.prepend(first)
@@ -142,10 +149,9 @@ def _in_unit_range(model: ir.Model, linear: Linear, ranges: dict[str, Range]) ->
     On plain pixels the step of the quantizer is 1 and its zero point 0; OpenVINO takes such a pair for an identity,
     removes it, and runs the layer in float.
     """
-    name = f"{linear.input.name}/unit"
-    step = add_constant(model, np.array(1 / 255, np.float32), f"{name}.step")
-    node = ir.node("Mul", [linear.input, step], name=name)
-    node.outputs[0].name = name
+    names, name = Names(model), f"{linear.input.name}/unit"
+    step = names.constant(np.array(1 / 255, np.float32), f"{name}.step")
+    node = names.node("Mul", [linear.input, step], name)
     model.graph.insert_before(linear.node, node)
-    ranges[name] = Range(0.0, 1.0)
+    ranges[str(node.name)] = Range(0.0, 1.0)
     return replace(linear, input=node.outputs[0])

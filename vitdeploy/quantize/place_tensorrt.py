@@ -19,11 +19,11 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.canonical.edit import add_constant
 from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.image_norm import image_bounds
 from vitdeploy.graph.layer_role import is_ranked
 from vitdeploy.graph.linears import Linear, constant
+from vitdeploy.graph.names import Names
 from vitdeploy.quantize.hidden import Worth
 from vitdeploy.quantize.insert import dequantized_weight
 from vitdeploy.quantize.ranges import QuantizedWeight, Range
@@ -123,12 +123,16 @@ def _activation(
     model: ir.Model, tensor: ir.Value, name: str, step: float, kind: np.dtype[Any], before: ir.Node
 ) -> ir.Value:
     """The tensor quantized to a type of 8 bits and back."""
-    scale = add_constant(model, np.array(step, np.float32), f"{name}.scale")
-    zero = add_constant(model, np.array(0, kind), f"{name}.zero_point")
-    quantize = ir.node("QuantizeLinear", [tensor, scale, zero], name=f"{name}/QuantizeLinear")
-    dequantize = ir.node("DequantizeLinear", [quantize.outputs[0], scale, zero], name=f"{name}/DequantizeLinear")
-    for node, label in ((quantize, "quantized"), (dequantize, "dequantized")):
-        node.outputs[0].name = f"{name}/{label}"
+    names = Names(model)
+    scale = names.constant(np.array(step, np.float32), f"{name}.scale")
+    zero = names.constant(np.array(0, kind), f"{name}.zero_point")
+    quantize = names.node("QuantizeLinear", [tensor, scale, zero], f"{name}/QuantizeLinear", output=f"{name}/quantized")
+    dequantize = names.node(
+        "DequantizeLinear",
+        [quantize.outputs[0], scale, zero],
+        f"{name}/DequantizeLinear",
+        output=f"{name}/dequantized",
+    )
     model.graph.insert_before(before, [quantize, dequantize])
     return dequantize.outputs[0]
 

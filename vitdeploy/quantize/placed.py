@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from vitdeploy.graph.canonical.edit import add_constant, array_of
 from vitdeploy.graph.linears import layer_name
+from vitdeploy.graph.names import Names
 from vitdeploy.graph.normalise import drop_unused
 
 
@@ -83,11 +84,11 @@ def _unfuse(model: ir.Model, layer: ir.Node, source: ir.Value) -> None:
     assert integers is not None and scales is not None and zeros is not None
     name = layer_name(layer)
     array = ((integers.astype(np.float32) - zeros.astype(np.float32)) * scales).astype(np.float32)
-    product = ir.node("MatMul", [source, add_constant(model, array, f"{name}.weight.float")], name=f"{name}/MatMul")
-    nodes, old = [product], layer.outputs[0]
+    names = Names(model)
+    weights = names.constant(array, f"{name}.weight.float")
+    nodes, old = [names.node("MatMul", [source, weights], f"{name}/MatMul", output=f"{name}/product")], layer.outputs[0]
     if bias:
-        product.outputs[0].name = f"{name}/product"
-        nodes.append(ir.node("Add", [product.outputs[0], bias[0]], name=f"{name}/Add"))
+        nodes.append(names.node("Add", [nodes[0].outputs[0], bias[0]], f"{name}/Add"))
     new = nodes[-1].outputs[0]
     new.type, new.shape = old.type, old.shape
     ir.convenience.replace_nodes_and_values(model.graph, layer, [layer], nodes, [old], [new])

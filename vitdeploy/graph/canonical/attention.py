@@ -10,7 +10,6 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.graph.canonical.edit import (
-    add_constant,
     array_of,
     bypass,
     operands,
@@ -19,6 +18,7 @@ from vitdeploy.graph.canonical.edit import (
     stem,
     with_constant,
 )
+from vitdeploy.graph.names import Names
 
 # A mask that leaves every row a score above this cannot make a row of minus infinity out of any finite scores.
 UNMASKED = -1e30
@@ -70,14 +70,14 @@ def _scale_on_query(model: ir.Model, product: ir.Node, scaling: ir.Node | None) 
         return False
     factor = float(np.prod([found[1] for found in (behind, on_query, on_key) if found is not None]))
     if on_key is not None:
-        new_key = _without_factor(key, on_key[0])
+        new_key = _without_factor(model, key, on_key[0])
         product.replace_input_with(1, new_key)
     dtype = (query.dtype or ir.DataType.FLOAT).numpy()
-    constant = add_constant(model, np.array(factor, dtype), f"{stem(product)}.scale")
-    scaled = ir.node(
-        "Mul", [on_query[0] if on_query is not None else query, constant], name=f"{stem(product)}/Mul_scale"
-    )
-    scaled.outputs[0].name, scaled.outputs[0].type, scaled.outputs[0].shape = scaled.name, query.type, query.shape
+    names = Names(model)
+    constant = names.constant(np.array(factor, dtype), f"{stem(product)}.scale")
+    source = on_query[0] if on_query is not None else query
+    scaled = names.node("Mul", [source, constant], f"{stem(product)}/Mul_scale")
+    scaled.outputs[0].type, scaled.outputs[0].shape = query.type, query.shape
     model.graph.insert_before(product, scaled)
     product.replace_input_with(0, scaled.outputs[0])
     if scaling is not None:
@@ -101,7 +101,7 @@ def _below_transpose(key: ir.Value) -> ir.Node | None:
     return node
 
 
-def _without_factor(key: ir.Value, source: ir.Value) -> ir.Value:
+def _without_factor(model: ir.Model, key: ir.Value, source: ir.Value) -> ir.Value:
     """The key with the Mul taken out, its Transpose kept."""
     node = key.producer()
     assert node is not None
@@ -110,10 +110,9 @@ def _without_factor(key: ir.Value, source: ir.Value) -> ir.Value:
     if len(key.uses()) == 1:
         node.replace_input_with(0, source)
         return key
-    copy = ir.node("Transpose", [source], attributes=dict(node.attributes), name=f"{node.name}_key")
-    copy.outputs[0].name, copy.outputs[0].type, copy.outputs[0].shape = copy.name, key.type, key.shape
-    assert node.graph is not None
-    node.graph.insert_after(node, copy)
+    copy = Names(model).node("Transpose", [source], f"{node.name}_key", dict(node.attributes))
+    copy.outputs[0].type, copy.outputs[0].shape = key.type, key.shape
+    model.graph.insert_after(node, copy)
     return copy.outputs[0]
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import numpy.typing as npt
 import onnx_ir as ir
 
+from vitdeploy.graph.names import Names
+
 
 def array_of(value: ir.Value | None) -> npt.NDArray[Any] | None:
     """The value of an initializer of any type, or None for what is computed or can be fed from outside."""
@@ -27,14 +29,7 @@ def scalar_of(value: ir.Value | None) -> float | None:
 
 def add_constant(model: ir.Model, array: npt.NDArray[Any], name: str) -> ir.Value:
     """A new initializer; a number is appended to `name` where it is taken."""
-    graph, free, count = model.graph, name, 1
-    while free in graph.initializers:
-        count += 1
-        free = f"{name}_{count}"
-    tensor = ir.tensor(array, name=free)
-    value = ir.Value(name=free, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
-    graph.register_initializer(value)
-    return value
+    return Names(model).constant(array, name)
 
 
 def operands(node: ir.Node | None, operator: str) -> tuple[ir.Value, ir.Value] | None:
@@ -71,11 +66,12 @@ def only_user(value: ir.Value) -> ir.Node | None:
 
 def replace(model: ir.Model, node: ir.Node, new: Sequence[ir.Node]) -> None:
     """Put `new` in the place of `node`; the first output of the last one takes over the name and all uses."""
+    names = Names(model)
     for other in new:
-        other.name = other.name or f"{stem(node)}/{other.op_type}"
+        if other.name is None or other.name != node.name:
+            other.name = names.free(other.name or f"{stem(node)}/{other.op_type}")
     for other in new[:-1]:
-        for output in other.outputs:
-            output.name = output.name or other.name
+        other.outputs[0].name = other.name if other.name != node.name else names.free(str(other.name))
     ir.convenience.replace_nodes_and_values(model.graph, node, [node], new, [node.outputs[0]], [new[-1].outputs[0]])
 
 

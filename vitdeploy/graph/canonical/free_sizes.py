@@ -11,6 +11,7 @@ from vitdeploy.graph.canonical.edit import add_constant, array_of
 from vitdeploy.graph.canonical.infer import Inference
 from vitdeploy.graph.canonical.operators import Dims
 from vitdeploy.graph.canonical.sizes import Extent, Size, Unknown
+from vitdeploy.graph.names import Names
 
 INT64 = ir.DataType.INT64
 
@@ -77,10 +78,9 @@ class SizeChain:
         return value
 
     def _append(self, operator: str, inputs: Sequence[ir.Value], **attributes: int) -> ir.Value:
-        node = ir.node(operator, inputs, attributes=attributes)
+        node = Names(self._model).node(operator, inputs, f"sizes/{operator}_{len(self._made)}", attributes)
         value = node.outputs[0]
-        value.dtype, value.name = INT64, f"sizes/{operator}_{len(self._made)}"
-        node.name = value.name
+        value.dtype = INT64
         if self._last is None:
             self._model.graph.insert_before(self._model.graph[0], node)
         else:

@@ -56,7 +56,7 @@ def _gather(model: ir.Model, known: Inference, node: ir.Node) -> int:
 
 
 def _view(model: ir.Model, known: Inference, node: ir.Node, data: ir.Value | None, wanted: Dims | None) -> int:
-    target = _view_shape(known.dims_of(data), wanted)
+    target = view_shape(known.dims_of(data), wanted)
     if wanted is None or target is None:
         return 0
     current = array_of(node.inputs[1]) if node.op_type == "Reshape" else None
@@ -69,7 +69,7 @@ def _view(model: ir.Model, known: Inference, node: ir.Node, data: ir.Value | Non
     return 1
 
 
-def _view_shape(data: Dims | None, wanted: Dims | None) -> list[int] | None:
+def view_shape(data: Dims | None, wanted: Dims | None) -> list[int] | None:
     """The constant that reshapes `data` to `wanted`: -1 for one free size, 0 for one that stays where it is."""
     if wanted is None or any(isinstance(size, Unknown) for size in wanted):
         return None

@@ -13,6 +13,7 @@ from __future__ import annotations
 import onnx_ir as ir
 
 from vitdeploy.graph.layout import is_layout
+from vitdeploy.graph.names import Names
 
 HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 # What gives its input's numbers, or a choice of its inputs' numbers, and so rounds nothing.
@@ -22,9 +23,10 @@ _SELECTS = ("Cast", "Concat", "Expand", "Identity", "Max", "MaxPool", "Min", "Re
 def emulate(model: ir.Model) -> ir.Model:
     """A copy in float32 that gives the same numbers as the typed graph, but for the rounding inside of operations."""
     copy = model.clone()
+    names = Names(copy)
     for value in list(copy.graph.initializers.values()):
         if value.dtype in HALVES:
-            _widen(copy, value)
+            _widen(copy, value, names)
     typed = {value for node in copy.graph for value in node.outputs if value.dtype in HALVES}
     kinds = {value: value.dtype for value in typed}
     for value in typed:
@@ -37,29 +39,28 @@ def emulate(model: ir.Model) -> ir.Model:
         rounds = not is_layout(node) and (node.op_type not in _SELECTS or node.op_type == "Cast")
         if rounds and not _into_integer_product(node):
             for value in halves:
-                _round(node, value, kinds[value])
+                _round(node, value, kinds[value], names)
     return copy
 
 
-def _widen(model: ir.Model, constant: ir.Value) -> None:
+def _widen(model: ir.Model, constant: ir.Value, names: Names) -> None:
     """Let everything that reads `constant` read it in float32: by a Cast, so that weights keep their size."""
     readers = list(constant.uses())
-    cast = ir.node("Cast", [constant], {"to": int(ir.DataType.FLOAT)}, name=f"{constant.name}/float32")
-    cast.outputs[0].name, cast.outputs[0].shape = cast.name, constant.shape
-    cast.outputs[0].type = ir.TensorType(ir.DataType.FLOAT)
+    cast = names.node("Cast", [constant], f"{constant.name}/float32", {"to": int(ir.DataType.FLOAT)})
+    cast.outputs[0].type, cast.outputs[0].shape = ir.TensorType(ir.DataType.FLOAT), constant.shape
     model.graph.insert_before(model.graph[0], cast)
     for reader, index in readers:
         reader.replace_input_with(index, cast.outputs[0])
 
 
-def _round(node: ir.Node, value: ir.Value, kind: ir.DataType | None) -> None:
+def _round(node: ir.Node, value: ir.Value, kind: ir.DataType | None, names: Names) -> None:
     """Let everything that reads `value` read it rounded to `kind`."""
     assert kind is not None
     readers = list(value.uses())
-    down = ir.node("Cast", [value], {"to": int(kind)}, name=f"{value.name}/round")
-    up = ir.node("Cast", [down.outputs[0]], {"to": int(ir.DataType.FLOAT)}, name=f"{value.name}/rounded")
+    down = names.node("Cast", [value], f"{value.name}/round", {"to": int(kind)})
+    up = names.node("Cast", [down.outputs[0]], f"{value.name}/rounded", {"to": int(ir.DataType.FLOAT)})
     for made, dtype in ((down, kind), (up, ir.DataType.FLOAT)):
-        made.outputs[0].name, made.outputs[0].type, made.outputs[0].shape = made.name, ir.TensorType(dtype), value.shape
+        made.outputs[0].type, made.outputs[0].shape = ir.TensorType(dtype), value.shape
     node.append([down, up])
     for reader, index in readers:
         reader.replace_input_with(index, up.outputs[0])

@@ -19,8 +19,9 @@ import onnx
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
-from vitdeploy.graph.canonical.edit import add_constant, array_of
+from vitdeploy.graph.canonical.edit import array_of
 from vitdeploy.graph.canonical.infer import Inference
+from vitdeploy.graph.names import Names
 from vitdeploy.graph.normalise import drop_unused
 
 Half = Literal["fp16", "bf16"]
@@ -91,7 +92,7 @@ class _Typing:
     """Where the writing of types stands. `halves`: the tensors that are in half already."""
 
     def __init__(self, model: ir.Model, half: Half) -> None:
-        self.model, self.half = model, half
+        self.model, self.half, self.names = model, half, Names(model)
         self.halves: set[ir.Value] = set()
         self._casts: dict[tuple[ir.Value, bool], ir.Value] = {}
 
@@ -141,13 +142,13 @@ class _Typing:
                 wanted="at most 65504",
                 fix="leave the layer that reads it in float32",
             )
-        return add_constant(self.model, converted, f"{value.name}.{self.half}")
+        return self.names.constant(converted, f"{value.name}.{self.half}")
 
     def _cast(self, value: ir.Value, half: bool) -> ir.Value:
         kind = TYPES[self.half] if half else ir.DataType.FLOAT
         name = f"{value.name}/{self.half if half else 'fp32'}"
-        node = ir.node("Cast", [value], {"to": int(kind)}, name=f"{name}/Cast")
-        node.outputs[0].name, node.outputs[0].type, node.outputs[0].shape = name, ir.TensorType(kind), value.shape
+        node = self.names.node("Cast", [value], f"{name}/Cast", {"to": int(kind)}, output=name)
+        node.outputs[0].type, node.outputs[0].shape = ir.TensorType(kind), value.shape
         producer = value.producer()
         if producer is None:
             self.model.graph.insert_before(self.model.graph[0], node)
@@ -158,7 +159,7 @@ class _Typing:
     def _output(self, value: ir.Value) -> ir.Value:
         """The same output of the graph in float32, under its name."""
         name = str(value.name)
-        value.name = f"{name}/{self.half}"
+        value.name = self.names.free(f"{name}/{self.half}")
         made = self._as(value, False)
         made.name = name
         return made

@@ -11,7 +11,7 @@ from typing import Any
 import onnx_ir as ir
 
 from vitdeploy.errors import ExportError, GraphError
-from vitdeploy.export.parity import TOLERANCE, ask, check_graph
+from vitdeploy.export.parity import FREE_BATCH, TOLERANCE, ask, check_graph
 from vitdeploy.export.torch_onnx import export_graph
 from vitdeploy.graph.foreign import import_graph
 from vitdeploy.graph.io import GraphMetadata, fixed_batch, get_metadata, graph_spec, save_graph, set_metadata
@@ -83,7 +83,7 @@ def _export_image_model(
             f"{origin.name} bakes the batch {batch} into a constant of its graph",
             found=f"batch {batch}",
             wanted=f"batch {config.batch or 'dynamic'}",
-            fix="in the model, take sizes from the tensor, or export with a fixed --batch",
+            fix=FREE_BATCH,
         )
     set_metadata(graph, dataclasses.replace(get_metadata(graph, MODEL_FILE), labels=origin.labels))
     save_graph(graph, out / MODEL_FILE)

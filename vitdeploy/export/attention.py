@@ -1,0 +1,159 @@
+"""Attention as PyTorch's modules and functions have it, exported in the one form that passes and runtimes know:
+tokens behind the batch, MatMul, Softmax, MatMul."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import torch
+import torch.nn.functional as F
+from onnxscript import opset18 as op
+from torch import Tensor, nn
+from torch.nn.modules import transformer
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """scaled_dot_product_attention as MatMul, Softmax, MatMul: the pattern that every runtime fuses.
+
+    The exporter's own translation transposes the key through Reshape nodes with computed shapes.
+    Source: arXiv 1706.03762, equation 1; `scale` multiplies the query before the first MatMul. A mask of numbers is
+    added to the scores; one of truth values keeps those that are true. A causal mask is a constant; keys and values
+    that several heads of queries share are picked by a constant, too.
+    """
+    if dropout_p:
+        raise NotImplementedError(f"scaled_dot_product_attention with dropout_p={dropout_p:g} draws random numbers")
+    rank, rows, columns = len(key.shape), query.shape[-2], key.shape[-2]
+    if enable_gqa:
+        key, value = (_for_heads(each, query) for each in (key, value))
+    factor = float(scale) if scale is not None else float(query.shape[-1]) ** -0.5
+    scaled = op.Mul(query, op.Constant(value_float=factor))
+    scores = op.MatMul(scaled, op.Transpose(key, perm=[*range(rank - 2), rank - 1, rank - 2]))
+    if is_causal:
+        if not isinstance(rows, int) or not isinstance(columns, int):
+            raise NotImplementedError("scaled_dot_product_attention with a causal mask of a free size")
+        hidden = np.triu(np.full((rows, columns), -np.inf, np.float32), 1)
+        scores = op.Add(scores, op.Constant(value=ir.tensor(hidden)))
+    elif attn_mask is not None and attn_mask.dtype == ir.DataType.BOOL:
+        scores = op.Where(attn_mask, scores, op.Constant(value_float=float("-inf")))
+    elif attn_mask is not None:
+        scores = op.Add(scores, attn_mask)
+    return op.MatMul(op.Softmax(scores, axis=-1), value)
+
+
+def _for_heads(shared: Any, query: Any) -> Any:
+    """[..., heads of keys, tokens, width] with one for each head of the query."""
+    heads, own = query.shape[-3], shared.shape[-3]
+    if heads == own:
+        return shared
+    indices = np.repeat(np.arange(own, dtype=np.int64), heads // own)
+    return op.Gather(shared, op.Constant(value=ir.tensor(indices)), axis=len(shared.shape) - 3)
+
+
+@contextlib.contextmanager
+def plain_attention() -> Iterator[None]:
+    """`nn.MultiheadAttention` computes with the batch in front, and encoder layers as they do in training.
+
+    Its own way moves the tokens in front of the batch and joins batch and heads, in which form no pass finds what a
+    class token does not need; the fused encoder layer is one operator, which ONNX has not.
+    """
+    fused, own = torch.backends.mha.get_fastpath_enabled(), nn.MultiheadAttention.forward
+    detect = transformer._detect_is_causal_mask
+
+    def forward(module: nn.MultiheadAttention, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor | None]:
+        found = _multihead(module, *arguments, **options)
+        return own(module, *arguments, **options) if found is None else found
+
+    torch.backends.mha.set_fastpath_enabled(False)
+    nn.MultiheadAttention.forward = forward  # type: ignore[method-assign, assignment]
+    # It looks into the mask whether it is causal, which only says that the mask need not be read.
+    transformer._detect_is_causal_mask = lambda mask, is_causal=None, size=None: bool(is_causal)
+    try:
+        yield
+    finally:
+        nn.MultiheadAttention.forward = own  # type: ignore[method-assign]
+        transformer._detect_is_causal_mask = detect
+        torch.backends.mha.set_fastpath_enabled(fused)
+
+
+def _multihead(
+    module: nn.MultiheadAttention,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    key_padding_mask: Tensor | None = None,
+    need_weights: bool = True,
+    attn_mask: Tensor | None = None,
+    average_attn_weights: bool = True,
+    is_causal: bool = False,
+) -> tuple[Tensor, Tensor | None] | None:
+    """What the module's own `forward` gives, up to rounding; None for what is left to that: a batch that is missing,
+    and tokens that are added to keys and values."""
+    if query.dim() != 3 or module.bias_k is not None or module.add_zero_attn:
+        return None
+    q, k, v = _projected(module, query, key, value)
+    mask = _mask(attn_mask, key_padding_mask, q)
+    if need_weights or (is_causal and key_padding_mask is not None):
+        scores = (q * float(q.shape[-1]) ** -0.5) @ k.transpose(-2, -1)
+        weights = (scores if mask is None else scores + mask).softmax(dim=-1)
+        mixed = weights @ v
+    else:
+        weights = None
+        mixed = F.scaled_dot_product_attention(q, k, v, None if is_causal else mask, is_causal=is_causal)
+    result = module.out_proj(mixed.transpose(1, 2).flatten(2))
+    if weights is not None and average_attn_weights:
+        weights = weights.mean(dim=1)
+    return result if module.batch_first else result.transpose(0, 1), weights if need_weights else None
+
+
+def _projected(module: nn.MultiheadAttention, query: Tensor, key: Tensor, value: Tensor) -> list[Tensor]:
+    """Query, key and value, [batch, heads, tokens, width of a head]. What reads the same tensor is one linear."""
+    same, width = module._qkv_same_embed_dim, module.embed_dim
+    weight: Tensor | None = module.in_proj_weight if same else None
+    parts: list[tuple[list[Tensor], Tensor]]
+    if weight is None:
+        weights = [module.q_proj_weight, module.k_proj_weight, module.v_proj_weight]
+        parts = [([source], w) for source, w in zip((query, key, value), weights, strict=True)]
+    elif query is key and key is value:
+        parts = [([query] * 3, weight)]
+    elif key is value:
+        parts = [([query], weight[:width]), ([key] * 2, weight[width:])]
+    else:
+        parts = [([x], w) for x, w in zip((query, key, value), weight.chunk(3), strict=True)]
+    found, done = list[Tensor](), 0
+    for sources, w in parts:
+        count, x = len(sources), sources[0] if module.batch_first else sources[0].transpose(0, 1)
+        bias = None if module.in_proj_bias is None else module.in_proj_bias[done * width : (done + count) * width]
+        y = F.linear(x, w, bias)
+        y = y.reshape(y.shape[0], y.shape[1], count, module.num_heads, module.head_dim)
+        found += y.permute(2, 0, 3, 1, 4).unbind(0)
+        done += count
+    return found
+
+
+def _mask(attn_mask: Tensor | None, key_padding_mask: Tensor | None, query: Tensor) -> Tensor | None:
+    """Both masks as numbers that are added to the scores [batch, heads, queries, keys]; a true one hides."""
+    batch, heads = query.shape[:2]
+    found = []
+    if attn_mask is not None:
+        attn_mask = _numbers(attn_mask, query)
+        found.append(attn_mask if attn_mask.dim() == 2 else attn_mask.reshape(batch, heads, *attn_mask.shape[1:]))
+    if key_padding_mask is not None:
+        found.append(_numbers(key_padding_mask, query)[:, None, None, :])
+    return sum(found[1:], found[0]) if found else None
+
+
+def _numbers(mask: Tensor, like: Tensor) -> Tensor:
+    return torch.zeros_like(mask, dtype=like.dtype).masked_fill(mask, -torch.inf) if mask.dtype == torch.bool else mask
