@@ -23,12 +23,21 @@ def bench_lines(found: Mapping[str, Any]) -> list[str]:
         if row["stages_ms"] is not None:
             lines.append(f"{row['artifact']}: {_stages(row['stages_ms'])}")
     lines += context_lines(found["context"])
-    lines += [
-        f"{ratio['metric']} {ratio['a']} / {ratio['b']}: {interval(ratio['ratio'], ratio['ci95'], 3)}: "
-        f"{ratio['verdict']}"
-        for ratio in found["ratios"]
-    ]
+    lines += [f"{ratio['metric']} {ratio['a']} / {ratio['b']}: {_compared(ratio)}" for ratio in found["ratios"]]
+    lines += [f"{artifact}: not decided: {reason}" for artifact, reason in found["undecided"].items()]
     return [*lines, *found["remarks"]]
+
+
+def ratio_text(ratio: Mapping[str, Any], digits: int = 2) -> str:
+    """A ratio with its interval, where it is decided."""
+    return interval(ratio["ratio"], ratio["ci95"], digits) if ratio.get("decided", True) else "not decided"
+
+
+def _compared(ratio: Mapping[str, Any]) -> str:
+    if not ratio["decided"]:
+        return "not decided"
+    beside = f"{ratio['a_ms']:.4g} and {ratio['b_ms']:.4g} ms a query, side by side"
+    return f"{ratio_text(ratio, 3)}: {ratio['verdict']} ({beside})"
 
 
 def claim(percentile: Mapping[str, Any], digits: int = 3) -> str:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitdeploy.cli.console import Console, human_bytes, interval, output_options
-from vitdeploy.cli.measured import claim, claims_of
+from vitdeploy.cli.console import Console, human_bytes, output_options
+from vitdeploy.cli.measured import claim, claims_of, ratio_text
 from vitdeploy.cli.steps import tell_finished
 
 if TYPE_CHECKING:
@@ -132,6 +132,6 @@ def _table(report: dict[str, Any]) -> list[str]:
             f"{name:<24}{'' if value is None else format(value, '.2f'):>{wide}}{agreement:>11}"
             f"{row['latency_ms']['p50']:>9.2f}{_p99(row):>10}{row['throughput']:>{rate}.1f}"
             f"{human_bytes(engine['bytes']) if engine else '':>10}"
-            f"  {interval(ratio['ratio'], ratio['ci95']) if ratio else ''} {' '.join(row['flags'])}".rstrip()
+            f"  {ratio_text(ratio) if ratio else ''} {' '.join(row['flags'])}".rstrip()
         )
     return lines

@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from vitdeploy.cli.console import Console, Number, human_bytes, interval, output_options
+from vitdeploy.cli.console import Console, Number, human_bytes, output_options
+from vitdeploy.cli.measured import ratio_text
 from vitdeploy.cli.steps import tell_finished
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -123,7 +124,7 @@ def _finalists(document: dict[str, Any]) -> list[str]:
     lines.append(f"{'original':<{wide}}{_number(reference):>10}{'':>11}{rows['original']['latency_ms']['p50']:>9.2f}")
     for each in document["engines"]:
         name, verify = each["artifact"], each["verify"]
-        ratio = interval(ratios[name]["ratio"], ratios[name]["ci95"])
+        ratio = ratio_text(ratios[name])
         lines.append(
             f"{name:<{wide}}{_number(verify['value']):>10}{verify['agreement']:>11.2f}"
             f"{rows[name]['latency_ms']['p50']:>9.2f}  {ratio} {' '.join(rows[name]['flags'])}".rstrip()

@@ -292,8 +292,8 @@ def _attention(job: Job, contenders: Sequence[Candidate]) -> Step:
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         reference = judging.read_answers(folders[REFERENCE].path)
-        answers = [judging.read_answers(folders[c.step("verify")].path) for c in contenders]
-        numbers = choose(kit, reference, answers)[: looking.IMAGES]
+        answers = {c.artifact: judging.read_answers(folders[c.step("verify")].path) for c in contenders}
+        numbers = [each.index for each in choose(kit, reference, answers, job.data)[: looking.IMAGES]]
         preprocess, pixels = kit.setting.images, kit.pixels(job.data)
         images = {number: pixels[number][0] for number in numbers}
         placements = {c.artifact: folders[c.step("place")].path / MODEL_FILE for c in shown}
@@ -307,6 +307,7 @@ def _attention(job: Job, contenders: Sequence[Candidate]) -> Step:
         (EXPORT, REFERENCE, *(c.step("place") for c in shown), *(c.step("verify") for c in contenders)),
         {"samples": job.data.evaluation_digest},
         tool_versions(("onnx", "onnx-ir", "onnxruntime", "numpy", "pillow")),
+        version=2,
     )
 
 

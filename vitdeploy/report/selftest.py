@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vitdeploy.report import text
+from vitdeploy.report import lookup, text
 from vitdeploy.report.measures import Cell
 
 # How a step ended, by the class of its chip.
@@ -33,10 +33,14 @@ def engine_rows(model: Mapping[str, Any]) -> list[EngineRow]:
     """Every artifact of a model, the one that the others are compared with first, where there is one."""
     bench = model["bench"] or {"results": [], "ratios": []}
     times = {row["artifact"]: row for row in bench["results"]}
-    ratios = {row["a"]: row for row in bench["ratios"] if row["metric"] == "latency"}
+    ratios = {row["a"]: row for row in bench["ratios"] if row["metric"] == "latency" and _decided(bench, row)}
     engines = {engine["artifact"]: engine for engine in model["engines"]}
     names = list(dict.fromkeys([*times, *engines]))
     return [_row(name, engines.get(name), times.get(name), ratios.get(name)) for name in names]
+
+
+def _decided(bench: Mapping[str, Any], ratio: Mapping[str, Any]) -> bool:
+    return lookup.is_decided({"bench": bench}, ratio)
 
 
 def _row(
@@ -44,6 +48,7 @@ def _row(
 ) -> EngineRow:
     verify = engine["verify"] if engine else None
     kernels = engine["kernels"] if engine else {}
+    decided = ratio is None or ratio.get("decided", True)
     latency = times["latency_ms"] if times else {}
     return EngineRow(
         artifact=name,
@@ -58,8 +63,8 @@ def _row(
         p99=text.significant(latency.get("p99")),
         throughput=text.significant(times["throughput"]) if times else text.MISSING,
         ratio=Cell(
-            text.significant(ratio["ratio"]) if ratio else text.MISSING,
-            text.ratio_interval(ratio["ci95"]) if ratio else "",
+            text.significant(ratio["ratio"]) if ratio and decided else text.MISSING,
+            text.ratio_interval(ratio["ci95"]) if ratio and decided else "not decided" if ratio else "",
         ),
         size=text.megabytes(engine["bytes"]) if engine else text.MISSING,
     )

@@ -39,6 +39,7 @@ class RecordedRow(_Part):
 class RecordedBench(_Part):
     results: list[RecordedRow]
     block_medians_ms: dict[str, list[Milliseconds]]
+    undecided: dict[str, str] = {}  # reports of before have none
 
     def flags(self, artifact: str) -> tuple[str, ...]:
         return next((tuple(row.flags) for row in self.results if row.artifact == artifact), ())

@@ -20,6 +20,8 @@ from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.tasks.images import check_images
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, Task
+from vitdeploy.verify.changes import Changes
+from vitdeploy.verify.classes import Classified
 from vitdeploy.verify.collect import Answers, collect
 from vitdeploy.verify.plausible import Claim
 
@@ -120,7 +122,7 @@ class Kit(ABC):
 
     @abstractmethod
     def picture(self, data: Data, index: int) -> bytes | None:
-        """A PNG of one evaluation sample as the model sees it; None where it is no image."""
+        """A PNG or JPEG of one evaluation sample as the model sees it; None where it is no image."""
 
     @abstractmethod
     def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
@@ -130,10 +132,25 @@ class Kit(ABC):
     def golden_inputs(self, data: Data, count: int) -> np.ndarray:
         """The first evaluation samples as an engine takes them: uint8 [n, height, width, channels], or tokens."""
 
-    def differs(self, ours: Answers, reference: Answers) -> np.ndarray:
-        """bool [n]: where the two would be told apart at a glance."""
-        shown = (tuple(self.show(a, i, None)["label"] for i in range(len(a))) for a in (ours, reference))
-        return np.array([a != b for a, b in zip(*shown, strict=True)])
+    @abstractmethod
+    def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
+        """On which evaluation samples the two answer otherwise, and how bad that is."""
+
+    @abstractmethod
+    def sample_name(self, data: Data, index: int) -> str:
+        """What a person finds one evaluation sample by."""
+
+    def classified(self, answers: Answers, data: Data) -> Classified | None:
+        """Each sample's class, and the one that it was taken for; None without labels, or where samples have none."""
+        return None
+
+    def certainty(self, answers: Answers) -> np.ndarray | None:
+        """float64 [n], how sure each answer is; None where the task does not say."""
+        return None
+
+    def marks(self, ours: Answers, reference: Answers, index: int) -> dict[str, Any] | None:
+        """What to draw on the picture of a sample, in shares of its sides; None where there is nothing."""
+        return None
 
 
 @dataclass(frozen=True)
@@ -199,13 +216,24 @@ class ImageKit(Kit):
         label = data.evaluation[index].label
         return data.classes[label] if label is not None else None
 
+    def sample_name(self, data: Data, index: int) -> str:
+        path: Path = data.evaluation[index].path
+        return path.relative_to(data.root).as_posix() if path.is_relative_to(data.root) else path.name
+
     def golden_inputs(self, data: Data, count: int) -> np.ndarray:
         pixels = self.pixels(data)
         return np.stack([pixels[index][0] for index in range(min(count, len(pixels)))])
 
 
-def thumbnail(pixels: np.ndarray) -> bytes:
-    """A PNG of uint8 [height, width, channels], at most 160 pixels wide and enlarged where it is tiny."""
+def labels_of(data: Data) -> np.ndarray | None:
+    """The class of each evaluation sample, int64 [n]; None without labels."""
+    samples = data.evaluation
+    return None if samples[0].label is None else np.array([sample.label for sample in samples], np.int64)
+
+
+def thumbnail(pixels: np.ndarray, side: int = 160) -> bytes:
+    """A picture of uint8 [height, width, channels], its longer side at most `side` pixels, enlarged where it is tiny: a
+    PNG, or a JPEG where that is smaller, as it is of photographs."""
     from PIL import Image
 
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
@@ -213,10 +241,13 @@ def thumbnail(pixels: np.ndarray) -> bytes:
     if short < 96:
         factor = -(-96 // short)
         image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
-    image.thumbnail((160, 160))
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG", optimize=True)
-    return buffer.getvalue()
+    image.thumbnail((side, side))
+    files = []
+    for form, options in (("PNG", {"optimize": True}), ("JPEG", {"quality": 88})):
+        buffer = io.BytesIO()
+        image.save(buffer, form, **options)
+        files.append(buffer.getvalue())
+    return min(files, key=len)
 
 
 def check_labels(choice: DataChoice, allowed: Sequence[str], task: Task) -> None:

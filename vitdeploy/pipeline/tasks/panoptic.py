@@ -14,6 +14,7 @@ from vitdeploy.pipeline.tasks.detection import listed
 from vitdeploy.pipeline.tasks.kit import Data, DataChoice, Found, ImageKit, worst_difference
 from vitdeploy.runtime.panoptic import segment
 from vitdeploy.runtime.postprocess import label_of
+from vitdeploy.verify.changes import Changes, map_changes
 from vitdeploy.verify.collect import Answers
 from vitdeploy.verify.panoptic import compare_panoptic
 from vitdeploy.verify.plausible import doubt_value
@@ -63,9 +64,8 @@ class PanopticKit(ImageKit):
         rows = answers.columns[SEGMENTS][index]
         return {"label": listed([label_of(int(c), labels) for _, c in rows]), "score": None}
 
-    def differs(self, ours: Answers, reference: Answers) -> np.ndarray:
-        pairs = zip(ours.columns[MAP], reference.columns[MAP], strict=True)
-        return np.array([not np.array_equal(a, b) for a, b in pairs])
+    def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
+        return map_changes(list(_maps(ours)), list(_maps(reference)))
 
     def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
         if data.truth is None:

@@ -14,9 +14,10 @@ from vitdeploy.errors import DataError, EngineError
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.tasks.kit import Count, Data, DataChoice, Kit
 from vitdeploy.runtime.runner import Runner
+from vitdeploy.verify.changes import Changes
 from vitdeploy.verify.collect import Answers
 from vitdeploy.verify.plausible import doubt_value
-from vitdeploy.verify.sequence import compare_sequences
+from vitdeploy.verify.sequence import compare_sequences, token_changes
 
 CHUNK = 32
 TOKENS, BEST = "tokens", "best"
@@ -90,6 +91,13 @@ class SequenceKit(Kit):
             max_difference=self._difference(ours, reference),
         )
         return asdict(found)
+
+    def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
+        targets = [pair.target for pair in data.evaluation if pair.target is not None]
+        return token_changes(ours.columns[TOKENS], reference.columns[TOKENS], targets or None, self._pad)
+
+    def sample_name(self, data: Data, index: int) -> str:
+        return f"sequence {index}"
 
     def _difference(self, ours: Answers, reference: Answers) -> float:
         """max|a - b| / max|b| of the chosen tokens' logits, as far as both have written the same."""

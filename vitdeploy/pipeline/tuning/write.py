@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def write_tuned(tuned: Tuned, out: Path) -> dict[str, Any]:
         OutputError: `out` holds something that is not such a folder.
     """
     document = _document(tuned)
-    recipe = recipe_text(tuned.chosen.variant.recipe(tuned.job.recipe))
+    recipe = recipe_text(tuned.chosen.variant.recipe(tuned.job.recipe), out)
     with replacing(out, OUTPUT_NAMES) as work:
         (work / "tune.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         (work / "tune.html").write_text(render_tuning(document, recipe), encoding="utf-8")
@@ -47,8 +48,9 @@ def write_tuned(tuned: Tuned, out: Path) -> dict[str, Any]:
     return document
 
 
-def recipe_text(recipe: Recipe) -> str:
-    """A recipe as YAML that means the same in any folder: paths of this machine are absolute."""
+def recipe_text(recipe: Recipe, folder: Path) -> str:
+    """A recipe as YAML for a file in `folder`, to which its paths are relative: it holds wherever it is moved together
+    with what it names."""
     changed = {**recipe.model_dump(exclude_defaults=True), "precision": recipe.precision}
     data = {field: changed[field] for field in Recipe.model_fields if field in changed}
     for section, key in PATHS:
@@ -57,9 +59,17 @@ def recipe_text(recipe: Recipe) -> str:
             continue
         name = value.removeprefix("hf:") if key == "model" else value
         if key != "model" or value.endswith(".onnx") or (name != value and Path(name).is_dir()):
-            data[section][key] = value[: len(value) - len(name)] + str(Path(name).resolve())
+            data[section][key] = value[: len(value) - len(name)] + _relative(Path(name), folder)
     text = yaml.safe_dump(data, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120)
     return f"# Chosen by vitdeploy tune.\n{text}"
+
+
+def _relative(path: Path, folder: Path) -> str:
+    """As a recipe in `folder` names it; absolute where there is no way from one to the other, as between drives."""
+    try:
+        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+    except ValueError:
+        return str(path.resolve())
 
 
 def _document(tuned: Tuned) -> dict[str, Any]:
