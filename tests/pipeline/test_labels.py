@@ -47,7 +47,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (home / "model").mkdir()
     save_file(state, home / "model" / "model.safetensors")
     own = {"input_size": [1, 32, 32], "mean": [0.5], "std": [0.5], "label_names": LABELS}
-    config = {"architecture": "vit_tiny_patch16_224", "model_args": {"img_size": 32, "num_heads": 3}}
+    arguments = {"img_size": 32, "patch_size": 4, "depth": 4, "num_heads": 3, "in_chans": 1}
+    config = {"architecture": "vit_tiny_patch16_224", "num_classes": 10, "model_args": arguments}
     (home / "model" / "config.json").write_text(json.dumps({**config, "pretrained_cfg": own}), encoding="utf-8")
     for index, name in enumerate(NAMES):
         folder = home / "data" / name

@@ -83,9 +83,11 @@ def candidates(job: Job) -> list[Candidate]:
 
 
 def make_plan(job: Job) -> list[Step]:
-    """All storable steps of a job; measuring and bundling come after them and are never stored."""
+    """All storable steps of a job; measuring and bundling come after them and are never stored. The original answers
+    first: that says what the budget can prove."""
     contenders = candidates(job)
-    steps = [*engine_plan(job, contenders), *judge_plan(job, contenders)]
+    reference, *verdicts = judge_plan(job, contenders)
+    steps = [reference, *engine_plan(job, contenders), *verdicts]
     return [*steps, _attention(job, contenders)] if job.origin.task in looking.TASKS else steps
 
 
