@@ -303,9 +303,10 @@ def test_a_wrong_answer_is_found(built, tmp_path):
     changed = tmp_path / "changed"
     shutil.copytree(built, changed, ignore=shutil.ignore_patterns("node_modules", "runtime"))
     (changed / "node_modules").symlink_to(built / "node_modules")
-    logits = np.fromfile(changed / "golden" / "logits.f32", "<f4").reshape(8, 10)
+    original = changed / "golden" / "original" / "logits.f32"
+    logits = np.fromfile(original, "<f4").reshape(8, 10)
     logits[3] = np.roll(logits[3], 1)
-    logits.astype("<f4").tofile(changed / "golden" / "logits.f32")
+    logits.astype("<f4").tofile(original)
     done = subprocess.run(["node", "tools/check.mjs"], cwd=changed, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "WRONG: 8 images, 7 of 8 with the original's first class" in done.stdout

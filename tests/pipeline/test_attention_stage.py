@@ -8,10 +8,8 @@ import pytest
 from tests.pipeline import planted
 from vitdeploy.graph.io import save_graph
 from vitdeploy.graph.normalise import normalise
-from vitdeploy.pipeline.examples import DIFFERING, EXAMPLES, choose
 from vitdeploy.pipeline.stages.attention import ORIGINAL, find_attention, read_attention, shared
 from vitdeploy.runtime.preprocess import load_image
-from vitdeploy.verify.collect import Answers
 
 PLACES = {3: ((1, 2), (3, 0)), 8: ((0, 1), (2, 2))}  # by image: its brightest and darkest patch
 
@@ -71,24 +69,3 @@ def test_two_maps_share_what_lies_at_the_same_place():
     assert shared(left, both) == pytest.approx(0.75) == shared(both, left)
 
 
-class Kit:
-    """Answers are numbers, which differ where they are not equal."""
-
-    @staticmethod
-    def differs(ours, reference):
-        return np.array([a != b for a, b in zip(ours.columns["x"], reference.columns["x"], strict=True)])
-
-
-def answers(**changed):
-    values = np.zeros(100)
-    for index, value in changed.items():
-        values[int(index[1:])] = value
-    return Answers({"x": tuple(values)})
-
-
-def test_examples_on_which_most_engines_differ_come_first_and_the_usual_is_there_too():
-    found = choose(Kit, answers(), [answers(i5=1, i70=1), answers(i70=2, i90=1)])
-    assert found[:3] == [70, 5, 90] and len(found) == EXAMPLES == len(set(found))
-    assert found[3:6] == [0, 9, 18]
-    many = choose(Kit, answers(), [answers(**{f"i{i}": 1 for i in range(20, 60)})])
-    assert many[:DIFFERING] == list(range(20, 20 + DIFFERING)) and len(many) == EXAMPLES

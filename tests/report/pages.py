@@ -6,6 +6,7 @@ import io
 import numpy as np
 from PIL import Image
 
+from tests.report.answered import answered, example
 from tests.report.contests import bench
 from tests.report.test_context import bench as with_context
 from tests.report.test_half import HALF
@@ -58,6 +59,15 @@ def run_report(names=ENGINES, scenarios=("single", "offline", "sustain:12s")):
             "engines": {name: other if number < 2 and i % 3 == 0 else answer for i, name in enumerate(names)},
         }
         for number in range(4)
+    ]
+    report["warnings"] = ["The original is right on 4.25 % of the images: is the class order right?", "a second line"]
+    report["bench"]["undecided"] = {names[1]: "other work took 30 % of the processors", names[2]: "the same " * 20}
+    report["answers"] = answered(names, 20, names=[f"class of a name that is long {i}" for i in range(20)])
+    marks = {kind: [[0.1 * i, 0.1, 0.1 * i + 0.3, 0.6]] for i, kind in enumerate(("both", "original", "artifact"))}
+    report["examples"] += [
+        example(9, "changed", names, answers=["dog"] * 3, marks=marks),
+        example(10, "unsure", names),
+        example(11, "usual", names),
     ]
     maps = [{"artifact": name, "image": "0.png", "on_patches": 0.9, "shared": 0.97} for name in names[:3]]
     report["attention"] = {

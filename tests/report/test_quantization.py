@@ -6,6 +6,7 @@ import pytest
 
 from tests.report.test_html import HOSTILE, REPORT, Page
 from vitdeploy.report.html import render_html, render_sensitivity
+from vitdeploy.report.quantization import headline
 
 COST = {"layers": 1, "distance": 0.25, "ci95": [0.1, 0.4], "share": 0.5}
 SENSITIVITY = {
@@ -99,9 +100,24 @@ def test_a_search_that_took_nothing_says_so():
 
 def test_the_page_of_costs_alone_names_the_guilty_layer():
     html = render_sensitivity(SENSITIVITY, "<b>model</b>")
-    assert "blocks.0.mlp.fc2 costs 50 % of what INT8 loses" in Page(html).text
+    assert "blocks.0.mlp.fc2 costs 50 % (20 to 80) of what INT8 loses; others may cost as much." in Page(html).text
     assert "<b>" not in html
     assert html.count("<svg") == 2
+
+
+def first_costs(low, high, **rest):
+    layers = copy.deepcopy(SENSITIVITY["layers"])
+    layers[0]["cost"]["ci95"] = [low, high]
+    return headline({**SENSITIVITY, "layers": layers[:2], **rest})
+
+
+def test_the_headline_of_costs_says_only_what_its_intervals_carry():
+    sure = first_costs(0.45, 0.55)
+    assert sure.startswith("blocks.0.mlp.fc2 costs 50 % (90 to 100) of what INT8 loses, more than any other")
+    assert "it reads −1.00 to 216" in sure
+    assert "others may cost as much" in first_costs(0.2, 0.55)
+    for found in (first_costs(-2.7e-6, 0.4), first_costs(0.1, 0.2, total=0.0)):
+        assert found.startswith("No layer provably costs anything in INT8: the largest cost on 64 calibration images")
 
 
 def test_a_page_of_no_layer_says_so():

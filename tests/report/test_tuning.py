@@ -4,7 +4,7 @@ import copy
 
 from tests.report.test_html import HOSTILE, REPORT, Page
 from vitdeploy.report.html import render_tuning
-from vitdeploy.report.tuning import aligned_rows, schedule_rows, variant_rows
+from vitdeploy.report.tuning import aligned_rows, colours, schedule_rows, variant_rows
 
 NAMES = [engine["artifact"] for engine in REPORT["engines"]]
 
@@ -70,7 +70,7 @@ def test_every_variant_is_a_row_the_nearest_first_with_what_became_of_it():
     assert [row.state for row in rows] == [
         "finalist, not considered",
         "finalist, confirmed",
-        "another is nearer and faster",
+        "another was measured nearer and faster",
     ]
     assert [row.chosen for row in rows] == [False, True, False]
     assert rows[1].distance.note == "0.0 to 0.020"
@@ -79,11 +79,38 @@ def test_every_variant_is_a_row_the_nearest_first_with_what_became_of_it():
     assert variant_rows(stopped)[0].state == "finalist, not confirmed"
 
 
+def test_nothing_has_a_star_where_its_gate_is_not_decided():
+    document = copy.deepcopy(DOCUMENT)
+    document["engines"][0]["gate"]["status"] = document["verdict"]["gate"] = "undecided"
+    assert not any(row.chosen for row in variant_rows(document))
+    assert variant_rows(document)[1].state == "finalist, confirmed; the best found"
+    found = Page(render_tuning(document, ""))
+    assert "★" not in found.text.partition("</style>")[2] + found.text[found.text.index("All variants") :]
+    assert f"{NAMES[0]} in numbers, which is not recommended" in found.text
+
+
+def test_a_colour_is_a_target_on_the_whole_page():
+    names = ["openvino-cpu-int8", "onnxruntime-cpu-mixed", "openvino-cpu-fp32"]
+    of = colours(DOCUMENT)
+    assert [of[name] for name in names] == [1, 2, 1] and of["original"] == 0
+    html = render_tuning(copy.deepcopy(DOCUMENT), "")
+    assert html.count("var(--series-1)") > 4 and "var(--series-3)" not in html.partition("</style>")[2]
+
+
+def test_what_a_remark_or_another_line_has_said_is_not_said_again():
+    remarks, reasons = ["x is not confirmed: drop 0.5 [0, 1]."], ["drop 0.5 [0, 1]"]
+    verdict = {**DOCUMENT["verdict"], "remarks": remarks, "reasons": reasons}
+    left = [{"what": what, "why": "no time was left for it"} for what in ("one", "other")]
+    text = page(verdict=verdict, left_out=left).text
+    assert text.count("drop 0.5 [0, 1]") == 1
+    assert text.count("no time was left for it") == 1 and "one, other: no time" in text
+
+
 def test_numbers_of_rows_with_their_ratios():
     [one, aligned] = aligned_rows(DOCUMENT)["openvino-cpu"]
     assert (one.rows, one.latency) == (197, "5.10")
     assert (aligned.rows, aligned.ratio.value, aligned.ratio.note) == (200, "0.900", "0.880 to 0.920")
-    assert "Number of rows on openvino-cpu" in page().text
+    assert "Number of rows" in page().text and "openvino-cpu: 197 tokens" in page().text
     assert "Number of rows" not in page(rows={}).text
 
 
@@ -102,13 +129,13 @@ def test_the_page_shows_the_search_the_finalists_and_the_recipe():
         DOCUMENT["verdict"]["sentence"],
         "All variants",
         "Every artifact against the original",
-        "Token merging on openvino-cpu",
+        "Token merging",
         "of 197 tokens",
         "openvino-cpu-bf16: this CPU has no bf16 for OpenVINO",
         "vitdeploy: 1",
     ):
         assert part in text
-    assert "Token merging on onnxruntime-cpu" not in text
+    assert "onnxruntime-cpu: of" not in text
     assert "Not tried" not in page(left_out=[]).text
 
 

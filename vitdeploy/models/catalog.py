@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -13,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vitdeploy.errors import CheckpointError, UnknownModelError
-from vitdeploy.models import detr_family, swin_family, transformer_family, vit_family
+from vitdeploy.errors import CheckpointError
+from vitdeploy.models import detr_family, prefixes, swin_family, transformer_family, vit_family
 from vitdeploy.models.family import Family, Hints, Recognised
+from vitdeploy.models.names import unknown_model
 from vitdeploy.models.vit import ViTConfig
 
 FAMILIES: tuple[Family, ...] = (
@@ -58,13 +58,7 @@ def find_or_raise(name: str) -> tuple[Family, Any]:
     """As `find`; raises UnknownModelError with the nearest names."""
     found = find(name)
     if found is None:
-        near = difflib.get_close_matches(name.lower(), [n for f in FAMILIES for n in f.names], n=3, cutoff=0.5)
-        raise UnknownModelError(
-            f"no built-in model is called {name!r}",
-            found=name,
-            wanted="a name of `vitdeploy export list`, timm:NAME, hf:FOLDER, or an .onnx file",
-            fix=f"did you mean {' or '.join(near)}?" if near else f"if timm has it: timm:{name}",
-        )
+        raise unknown_model(name)
     return found
 
 
@@ -79,6 +73,19 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
         CheckpointError: a family knows it, but not enough can be known.
     """
     return next((found for family in FAMILIES if (found := family.recognise(state, hints)) is not None), None)
+
+
+def recognise_within(
+    state: Mapping[str, Tensor], hints: Hints, file: str, fits: Callable[[Recognised], bool] = lambda found: True
+) -> Recognised | None:
+    """As `recognise`; where the state as it is is nobody's, of the one part of it that is somebody's, whatever prefix
+    its keys have. Where several parts are, of the one that `fits`.
+
+    Raises:
+        CheckpointError: as `recognise`; or several parts fit, or tensors stand beside the part that may belong to it.
+    """
+    part = prefixes.search(state, lambda inner: recognise(inner, hints), file, fits)
+    return part and dataclasses.replace(part[0], notes=(*part[1], *part[0].notes))
 
 
 def unrecognised(state: Mapping[str, Tensor], source: str) -> CheckpointError:

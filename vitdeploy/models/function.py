@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-import importlib
-import sys
-from collections.abc import Callable, Mapping
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vitdeploy.errors import UserCodeError
 from vitdeploy.models.checkpoint import load_state, read_checkpoint
 from vitdeploy.models.config_files import timm_preprocess
 from vitdeploy.models.foreign import IMAGE_SIZE, SEED, adapt, size_of, where
 from vitdeploy.models.original import Original
+from vitdeploy.models.working_folder import shown_folder
 from vitdeploy.spec import PreprocessSpec
 
 WANTED = "a function that takes nothing and returns a torch.nn.Module"
@@ -35,8 +37,7 @@ def from_function(reference: str, image_size: tuple[int, int] | None, checkpoint
     notes = [f"{reference} returned a {type(model).__name__}"]
     if checkpoint is not None:
         state, remarks = read_checkpoint(checkpoint)
-        load_state(model, _under_own_names(state, model), str(checkpoint))
-        notes += [*remarks, f"its weights are those of {checkpoint.name}"]
+        notes += [*remarks, *load_state(model, state, str(checkpoint)), f"its weights are those of {checkpoint.name}"]
     own = getattr(model, "pretrained_cfg", None) or {}
     known = size_of(model, own)
     size = image_size or known or IMAGE_SIZE
@@ -56,16 +57,6 @@ def from_function(reference: str, image_size: tuple[int, int] | None, checkpoint
     return Original(reference, "function", adapted, signature, preprocess, notes=tuple(notes))
 
 
-def _under_own_names(state: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Tensor]:
-    """The state with the prefix that the module's own names have and a reader of checkpoints drops, such as `model.`"""
-    own = set(model.state_dict())
-    some = next(iter(own), "")
-    for prefix in (some[: at + 1] for at, character in enumerate(some) if character == "."):
-        if {prefix + key for key in state} == own:
-            return {prefix + key: tensor for key, tensor in state.items()}
-    return state
-
-
 def _function(reference: str) -> Callable[[], Any]:
     module_name, _, function_name = reference.partition(":")
     if not module_name or not function_name:
@@ -74,10 +65,17 @@ def _function(reference: str) -> Callable[[], Any]:
             wanted="package.module:function",
             fix="for build() in my_model.py: --model my_model:build",
         )
-    if "" not in sys.path:
-        sys.path.insert(0, "")
+    folder = shown_folder()
+    if (file := folder.hidden(module_name)) is not None:
+        raise UserCodeError(
+            f"{module_name} in the working folder has the name of another module, which is loaded already",
+            found=file,
+            wanted="a name of its own",
+            fix="rename the file",
+        )
     try:
-        module = importlib.import_module(module_name)
+        with folder.build():
+            module = folder.import_module(module_name)
     except (Exception, SystemExit) as error:
         raise UserCodeError(
             f"{module_name} cannot be imported",
@@ -101,8 +99,7 @@ def _function(reference: str) -> Callable[[], Any]:
 def _call(function: Callable[[], Any], reference: str) -> nn.Module:
     try:
         # The model is built again in other processes; weights that it draws must be the same there.
-        with torch.random.fork_rng(devices=()):
-            torch.manual_seed(SEED)
+        with _seeded(), shown_folder().build():
             model = function()
     except (Exception, SystemExit) as error:
         raise UserCodeError(f"{reference} failed", found=where(error), wanted=WANTED) from None
@@ -110,6 +107,21 @@ def _call(function: Callable[[], Any], reference: str) -> nn.Module:
         found = f"the class {model.__name__} itself" if isinstance(model, type) else type(model).__name__
         raise UserCodeError(f"{reference} returned no model", found=found, wanted="a torch.nn.Module")
     return model.float().eval()
+
+
+@contextlib.contextmanager
+def _seeded() -> Iterator[None]:
+    """The generators of PyTorch, numpy and Python, seeded, and afterwards as they were before."""
+    before = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(SEED)
+            np.random.seed(SEED)
+            random.seed(SEED)
+            yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
 
 
 def _channels(model: nn.Module) -> int:

@@ -13,16 +13,18 @@ from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bundle.read import SIZES_FOLDER
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.graph.io import graph_spec, load_graph
+from vitdeploy.pipeline.foresight import foresee
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.measure import measure, original_contestant
 from vitdeploy.pipeline.origin import ORIGINAL
 from vitdeploy.pipeline.outcome import Outcome, conclude
-from vitdeploy.pipeline.plan import CALIBRATE, OPTIMIZE, Step, candidates, make_plan
+from vitdeploy.pipeline.plan import CALIBRATE, OPTIMIZE, REFERENCE, Step, candidates, make_plan
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.recipe import Recipe
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.pipeline.stages.compile import read_engine
 from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, graphs_in
+from vitdeploy.pipeline.stages.verify import read_answers
 from vitdeploy.pipeline.tasks.golden import golden_of
 from vitdeploy.publish import replacing
 from vitdeploy.report.html import render_html
@@ -39,6 +41,7 @@ def run_line(
     resume: bool,
     progress: Callable[[Job], Progress],
     finished: Callable[[Job, Step, bool], None],
+    note: Callable[[Job, str], None] = lambda job, text: None,
 ) -> tuple[dict[str, Any], list[Outcome]]:
     """The whole line of a recipe: every stage, the bench, the bundle at `out`. Returns its report, and an outcome for
     each image size.
@@ -47,19 +50,21 @@ def run_line(
         jobs: what `prepare` made of the recipe, one for each image size.
         progress, finished: of each job; as `run_plan` takes them.
         resume: as `run_plan` takes it.
+        note: hears what the budget asks and the data cannot prove, before the work.
 
     Raises:
         OutputError: `out` holds something that is not a bundle. Errors of stages and the bench come through.
     """
     outcomes = []
     for job in jobs:
-        artifacts = run_plan(
-            make_plan(job),
-            store,
-            resume=resume,
-            progress=progress(job),
-            finished=functools.partial(finished, job),
+        make = functools.partial(
+            run_plan, store=store, resume=resume, progress=progress(job), finished=functools.partial(finished, job)
         )
+        plan = make_plan(job)
+        early = make([step for step in plan if step.name == REFERENCE])
+        for text in foresee(job.kit, read_answers(early[REFERENCE].path), job.data, job.budget):
+            note(job, text)
+        artifacts = make([step for step in plan if step.name != REFERENCE], artifacts=early)
         outcomes.append(conclude(job, artifacts, bench_job(job, artifacts, progress(job))))
     return write_run(outcomes, recipe, out), outcomes
 

@@ -22,7 +22,7 @@ def draw_attention(
     """The `attention` part of report.json and its PNG files by name; None where the original has no maps.
 
     Args:
-        examples, images: of the report; the first ones are those that there are maps of.
+        examples, images: of the report; what there are maps of is among them.
     """
     if ATTENTION not in artifacts:
         return None, {}
@@ -31,8 +31,9 @@ def draw_attention(
         return None, {}
     pictures: dict[str, bytes] = {}
     rows = []
+    places = {each["number"]: place for place, each in enumerate(examples)}
     for index, number in enumerate(facts["images"]):
-        name = str(examples[index]["image"])
+        name = str(examples[places[number]]["image"])
         pixels = np.asarray(Image.open(io.BytesIO(images[name])).convert("RGB"))
         found = {artifact: each[index].astype(np.float64) for artifact, each in maps.items()}
         # One scale for all maps of an image, so that they can be compared.
@@ -49,6 +50,6 @@ def draw_attention(
                     "shared": None if artifact == ORIGINAL else shared(values, found[ORIGINAL]),
                 }
             )
-        rows.append({"example": index, "maps": tiles})
+        rows.append({"example": places[number], "maps": tiles})
     known = {name: facts[name] for name in ("grid", "reader", "blocks", "left_out")}
     return {**known, "examples": rows}, pictures

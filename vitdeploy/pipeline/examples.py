@@ -1,26 +1,87 @@
-"""Which evaluation samples a report shows."""
+"""Which evaluation samples a report shows, and why each."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import numpy as np
 
-from vitdeploy.pipeline.tasks.kit import Kit
+from vitdeploy.pipeline.tasks.kit import Data, Kit
 from vitdeploy.verify.collect import Answers
 
-EXAMPLES = 12
-# Of these at most so many on which an engine differs from the original, so that the usual is seen too.
-DIFFERING = 9
+# At most so many of each kind.
+CHANGED, UNSURE, USUAL = 16, 4, 8
+
+Why = Literal["changed", "unsure", "usual"]
 
 
-def choose(kit: Kit, reference: Answers, engines: Sequence[Answers]) -> list[int]:
-    """The indices of the samples to show: those on which most engines differ from the original first, the others spread
-    evenly."""
-    differ = np.zeros(len(reference), np.int64)
-    for answers in engines:
-        differ += kit.differs(answers, reference)
-    order = np.argsort(-differ, kind="stable")
-    chosen = [int(i) for i in order[:DIFFERING] if differ[i]]
-    spread = np.linspace(0, len(reference) - 1, EXAMPLES).round().astype(int)
-    return list(dict.fromkeys([*chosen, *map(int, spread)]))[:EXAMPLES]
+@dataclass(frozen=True)
+class Chosen:
+    """The number of a sample, why it is shown, and which engine's answer to it is the worst."""
+
+    index: int
+    why: Why
+    engine: str
+
+
+def choose(kit: Kit, reference: Answers, engines: Mapping[str, Answers], data: Data) -> list[Chosen]:
+    """The samples to show: first those whose answer an engine changed, the worst of all first (see `verify.changes`);
+    then those that the original is least sure of; then one of each class, or, where there are no classes or more of
+    them, an even spread."""
+    names = list(engines)
+    severity = np.stack([kit.changes(answers, reference, data).severity for answers in engines.values()])
+    worst, by = severity.max(axis=0), severity.argmax(axis=0)
+    order = np.argsort(-worst, kind="stable")
+    chosen: dict[int, Why] = {int(i): "changed" for i in order[:CHANGED] if worst[i] > 0}
+    certainty = kit.certainty(reference)
+    if certainty is not None:
+        _take(chosen, np.argsort(certainty, kind="stable"), "unsure", UNSURE)
+    _take(chosen, _spread(kit, reference, data), "usual", USUAL)
+    return [Chosen(i, why, names[by[i]]) for i, why in chosen.items()]
+
+
+def _take(chosen: dict[int, Why], order: Iterable[int], why: Why, count: int) -> None:
+    """The first `count` of an order that are not chosen yet."""
+    free = list(dict.fromkeys(int(i) for i in order if int(i) not in chosen))
+    chosen.update(dict.fromkeys(free[:count], why))
+
+
+def _spread(kit: Kit, reference: Answers, data: Data) -> Iterator[int]:
+    """Samples of evenly spread classes, then any."""
+    n = len(reference)
+    known = kit.classified(reference, data)
+    if known is not None:
+        classes, first = np.unique(known.truth, return_index=True)
+        yield from (int(first[i]) for i in _even(len(classes), USUAL))
+    yield from _even(n, min(n, CHANGED + UNSURE + USUAL))
+
+
+def _even(n: int, count: int) -> list[int]:
+    return list(dict.fromkeys(np.linspace(0, n - 1, count).round().astype(int).tolist()))
+
+
+def example(
+    kit: Kit,
+    data: Data,
+    chosen: Chosen,
+    reference: Answers,
+    engines: Mapping[str, Answers],
+    labels: Sequence[str] | None,
+) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """A sample in report.json with all answers, and its picture by name, where it is one."""
+    i = chosen.index
+    picture = kit.picture(data, i)
+    name = None if picture is None else f"{i}.png" if picture.startswith(b"\x89PNG") else f"{i}.jpg"
+    marks = kit.marks(engines[chosen.engine], reference, i)
+    return {
+        "number": i,
+        "why": chosen.why,
+        "sample": kit.sample_name(data, i),
+        "image": name,
+        "label": kit.truth_of(data, i, labels),
+        "reference": kit.show(reference, i, labels),
+        "engines": {artifact: kit.show(found, i, labels) for artifact, found in engines.items()},
+        "marks": None if marks is None else {"engine": chosen.engine, **marks},
+    }, {} if name is None or picture is None else {name: picture}

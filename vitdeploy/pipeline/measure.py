@@ -16,7 +16,7 @@ from vitdeploy.bench.results import Contest
 from vitdeploy.bench.summary import block_medians, rows, samples
 from vitdeploy.bench.survey import surveyed
 from vitdeploy.graph.work import Work
-from vitdeploy.models.source import Source
+from vitdeploy.models.given import Source
 from vitdeploy.pipeline.origin import ORIGINAL, to_request
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.roofline import context_facts

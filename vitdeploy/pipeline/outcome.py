@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from vitdeploy.pipeline.answers import report_answers
 from vitdeploy.pipeline.drawn import draw_attention
-from vitdeploy.pipeline.examples import choose
 from vitdeploy.pipeline.job import Job, tool_versions
 from vitdeploy.pipeline.plan import CALIBRATE, EXPORT, OPTIMIZE, QUANTIZED, REFERENCE, Candidate, candidates
 from vitdeploy.pipeline.stages.compile import read_engine
@@ -48,11 +48,19 @@ def conclude(job: Job, artifacts: Mapping[str, Artifact], bench: dict[str, Any])
     of_weights = [text for candidate in verdict.ships for text in said_of_weights(artifacts, candidate)]
     of_images = (_calibration(artifacts) or {}).get("warnings", ())
     verdict = replace(verdict, remarks=(*verdict.remarks, *of_weights, *of_images))
-    examples, images = _examples(job, artifacts)
-    attention, maps = draw_attention(artifacts, examples, images)
-    report = {**_report(job, artifacts, bench, gates, verdict, examples), "attention": attention}
+    answers, images = report_answers(job, artifacts)
+    attention, maps = draw_attention(artifacts, answers["examples"], images)
+    report = {**_report(job, artifacts, bench, gates, verdict), **answers, "attention": attention}
+    report["warnings"] = warnings_of(job, artifacts, judged[0].candidate)
     images |= maps
     return Outcome(job, artifacts, verdict, report, images, gates)
+
+
+def warnings_of(job: Job, artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
+    """What makes all numbers doubtful: it stands before the verdict. `candidate` is any that was verified."""
+    reference = read_answers(artifacts[REFERENCE].path)
+    doubt = job.kit.doubt(reference, job.data, verified(artifacts, candidate))
+    return [doubt] if doubt is not None else []
 
 
 def said_of_weights(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
@@ -97,7 +105,6 @@ def _report(
     bench: dict[str, Any],
     gates: Mapping[str, Gate],
     verdict: Verdict,
-    examples: list[dict[str, Any]],
 ) -> dict[str, Any]:
     exported = read_json(artifacts[EXPORT].path / "export.json")
     digests, checkpoint = job.origin.digests, _checkpoint(job)
@@ -122,11 +129,14 @@ def _report(
         "data": data_facts(job),
         "engines": [engine_facts(artifacts, candidate, gates[candidate.artifact]) for candidate in candidates(job)],
         "bench": bench,
-        "examples": examples,
         "environment": {**describe_host(), **tool_versions(TOOLS)},
         "provenance": {
             "recipe": job.recipe.model_dump(mode="json"),
-            "source": {"model": job.recipe.source.model, "revision": job.origin.revision, "sha256": dict(digests)},
+            "source": {
+                "model": job.origin.source.function or job.recipe.source.model,
+                "revision": job.origin.revision,
+                "sha256": dict(digests),
+            },
             "data": {"calibration": job.data.calibration_digest, "evaluation": job.data.evaluation_digest},
             "tools": tool_versions(TOOLS),
             "files": [encode(entry) for entry in _provenance_files(artifacts)],
@@ -205,24 +215,3 @@ def _quantization(artifacts: Mapping[str, Artifact], candidate: Candidate) -> di
         files = {"sensitivity": SENSITIVITY_FILE, "mixed": MIXED_FILE, "latency": LATENCY_FILE}
         found |= {name: read_json(search.path / file) for name, file in files.items()}
     return found
-
-
-def _examples(job: Job, artifacts: Mapping[str, Artifact]) -> tuple[list[dict[str, Any]], dict[str, bytes]]:
-    """The samples to show, with every answer, and their pictures."""
-    reference = read_answers(artifacts[REFERENCE].path)
-    answers = {c.artifact: read_answers(artifacts[c.step("verify")].path) for c in candidates(job)}
-    labels = job.labels or None
-    examples, images = [], {}
-    for i in choose(job.kit, reference, list(answers.values())):
-        name, picture = f"{i}.png", job.kit.picture(job.data, i)
-        if picture is not None:
-            images[name] = picture
-        examples.append(
-            {
-                "image": name if picture is not None else None,
-                "label": job.kit.truth_of(job.data, i, labels),
-                "reference": job.kit.show(reference, i, labels),
-                "engines": {artifact: job.kit.show(found, i, labels) for artifact, found in answers.items()},
-            }
-        )
-    return examples, images

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -62,7 +63,7 @@ def accuracy_plot(report: Mapping[str, Any]) -> Plot | None:
     if not points:
         return None
     metric = measures.metric(report)
-    measure = "Agreement with the original" if metric is None else _capital(metric.words)
+    measure = "Agreement with the original" if metric is None else text.capital(metric.words)
     facts = "; ".join(
         f"{point.artifact}: {text.number(point.value)} % at {text.significant(point.latency)} ms" for point in points
     )
@@ -76,16 +77,19 @@ def accuracy_plot(report: Mapping[str, Any]) -> Plot | None:
         if metric is not None
         else "There are no labels, so agreement stands in for accuracy. Bars are the 95 % interval."
     )
-    caption = (
-        f"Further up is more accurate, further left is faster. {bars} "
-        f"The dashed line is the original’s level; ★ marks the recommendation."
-    )
+    caption = f"Further up is more accurate, further left is faster. {bars} The dashed line is the original’s level."
+    best = figures.front([(point.latency, -point.value) for point in points])
+    if len(best) > 1:
+        caption += " The grey steps are the Pareto front: nothing was measured both faster and as good."
+    else:
+        alone = next(point.artifact for point in points if (point.latency, -point.value) == best[0])
+        caption += f" Nothing was measured faster or better than {alone}: it is the whole Pareto front."
+    if lookup.starred(report) in [point.artifact for point in points]:
+        caption += " ★ marks the recommendation."
+    undecided = [point.artifact for point in points if point.artifact in lookup.undecided(report)]
+    if undecided:
+        caption += f" Not decided is the latency of {', '.join(undecided)}."
     return Plot("Accuracy and latency", caption, wide, narrow)
-
-
-def _capital(words: str) -> str:
-    """The words with a capital at the beginning; a name with capitals of its own stays as it is."""
-    return words if any(letter.isupper() for letter in words) else words[:1].upper() + words[1:]
 
 
 def _draw_accuracy(report: Mapping[str, Any], points: Sequence[Point], measure: str, narrow: bool) -> Figure:
@@ -112,14 +116,15 @@ def _compose(
     axes.set_axisbelow(True)
     if points[0].artifact == lookup.ORIGINAL:
         axes.axhline(points[0].value, color=figures.MUTED, linewidth=1, linestyle=(0, (3, 4)), zorder=1.2)
-    recommended = report["verdict"]["recommended"]
+    recommended = lookup.starred(report)
+    steps = figures.draw_front(axes, [(point.latency, -point.value) for point in points], -1.0)
     for point in points:
         _draw_point(axes, point, lookup.series(report, point.artifact), point.artifact == recommended)
     names = [_name(point.artifact, point.artifact == recommended) for point in points]
     if keyed:
         _draw_key(figure, [lookup.series(report, point.artifact) for point in points], names, key_rows, height - key)
         names = [str(number) for number, _ in enumerate(points, start=1)]
-    return figure, _label_accuracy(axes, points, names, recommended)
+    return figure, _label_accuracy(axes, points, names, recommended, steps)
 
 
 def _draw_key(figure: Figure, indices: Sequence[int], names: Sequence[str], rows: int, top: float) -> None:
@@ -155,21 +160,12 @@ def _draw_point(axes: Axes, point: Point, index: int, recommended: bool) -> None
         low, high = point.bounds
         axes.plot([point.latency] * 2, [low, high], color=colour, linewidth=1.5, solid_capstyle="butt", zorder=2)
         axes.plot([point.latency] * 2, [low, high], linestyle="none", marker="_", markersize=9, color=colour, zorder=2)
-    if recommended:
-        axes.plot(point.latency, point.value, marker="o", markersize=19, color="none", markeredgecolor=colour, zorder=3)
-    axes.plot(
-        point.latency,
-        point.value,
-        marker=figures.MARKERS[index],
-        markersize=10,
-        color=colour,
-        markeredgecolor=figures.PAPER,
-        markeredgewidth=1,
-        zorder=4,
-    )
+    figures.mark_point(axes, (point.latency, point.value), index, recommended)
 
 
-def _label_accuracy(axes: Axes, points: Sequence[Point], names: Sequence[str], recommended: str) -> bool:
+def _label_accuracy(
+    axes: Axes, points: Sequence[Point], names: Sequence[str], recommended: str | None, steps: Sequence[figures.Place]
+) -> bool:
     """Name every point beside it; returns whether there was room for all names."""
     texts, obstacles = [], []
     for point, name in zip(points, names, strict=True):
@@ -187,6 +183,8 @@ def _label_accuracy(axes: Axes, points: Sequence[Point], names: Sequence[str], r
         texts.append(label)
         obstacles += _obstacles(axes, point, 10 if chosen else 7)
     lines = [_level_line(axes, points[0].value)] if points[0].artifact == lookup.ORIGINAL else []
+    ends = [(float(x), float(y)) for x, y in axes.transData.transform(steps)] if steps else []
+    lines += itertools.pairwise(ends)
     places = [(point.latency, point.value) for point in points]
     return labels.label_points(axes, places, texts, obstacles, lines)
 

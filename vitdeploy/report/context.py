@@ -14,10 +14,11 @@ from matplotlib.ticker import MaxNLocator
 from vitdeploy.report import figures, text
 from vitdeploy.report.svg import Plot, both_variants
 
-SHOWN = 10
+# Kinds of layers that are shown at once, and layers that are listed one by one.
+SHOWN, LISTED = 10, 80
 # Precisions in the order of their segments; what else a runtime names comes after them, in grey.
 _PRECISIONS = ("int8", "fp16", "bf16", "fp32")
-_COLOURS = {name: figures.SERIES[index] for name, index in zip(_PRECISIONS, (1, 4, 3, 2), strict=True)}
+_COLOURS = dict(zip(_PRECISIONS, figures.PARTS, strict=False))
 _OTHERS, _OUTSIDE = "layers without products", "outside of the layers"
 
 
@@ -36,13 +37,15 @@ class LayerRow:
 @dataclass(frozen=True)
 class Held:
     """One artifact: what stops it in one line, its layers' time and its work, its slowest layers, and how many faster
-    ones there are."""
+    ones there are. `layers`: each of them by itself, the slowest first, and how many of them are not listed."""
 
     artifact: str
     line: str
     facts: str
     rows: list[LayerRow]
     left: int
+    layers: list[LayerRow]
+    unlisted: int
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,16 @@ def _held(found: Mapping[str, Any]) -> Held:
         facts.append(f"work unknown: {found['work_unknown']}")
     rows = [_row(group) for group in found["groups"][:SHOWN]]
     left = sum(group["count"] for group in found["groups"][SHOWN:])
-    return Held(found["artifact"], found["line"] or text.MISSING, "; ".join(facts), rows, left)
+    layers = sorted(found["layers"], key=lambda layer: -layer["ms"])
+    return Held(
+        found["artifact"],
+        found["line"] or text.MISSING,
+        "; ".join(facts),
+        rows,
+        left,
+        [_row({**layer, "count": 1}) for layer in layers[:LISTED]],
+        max(0, len(layers) - LISTED),
+    )
 
 
 def _row(group: Mapping[str, Any]) -> LayerRow:
@@ -134,7 +146,7 @@ def _segments(time: Mapping[str, Any]) -> dict[str, float]:
 def _colour(segment: str) -> str:
     if segment == _OUTSIDE:
         return figures.RULE
-    return _COLOURS.get(segment.removeprefix("products in ").lower(), figures.SERIES[0])
+    return _COLOURS.get(segment.removeprefix("products in ").lower(), figures.PARTS[-1])
 
 
 def _draw(artifacts: Sequence[Mapping[str, Any]], narrow: bool) -> Figure:

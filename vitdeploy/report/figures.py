@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -17,14 +18,20 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLoca
 # light and the dark page, and print.
 INK, MUTED, RULE, PAPER = "#010101", "#010102", "#010103", "#010104"
 SERIES = tuple(f"#0101{index:02x}" for index in range(0x10, 0x17))
+# Parts of a bar, from the first precision to the last and what is none: they are no artifacts, and so have no colour of
+# one.
+PARTS = tuple(f"#0102{index:02x}" for index in range(0x10, 0x15))
 VARIABLES = {
     INK: "var(--ink)",
     MUTED: "var(--muted)",
     RULE: "var(--rule)",
     PAPER: "var(--paper)",
     **{colour: f"var(--series-{index})" for index, colour in enumerate(SERIES)},
+    **{colour: f"var(--part-{index})" for index, colour in enumerate(PARTS)},
 }
 MARKERS = ("D", "o", "s", "^", "v", "P", "X")
+
+Place = tuple[float, float]
 
 LOG_FROM = 4.0  # a wider range than this is drawn on a logarithmic axis
 
@@ -119,3 +126,47 @@ def _log_ticks(low: float, high: float) -> list[float]:
         if len(ticks) >= 3:
             break
     return ticks
+
+
+def front(places: Sequence[Place]) -> list[Place]:
+    """The places (x, y) of which none is lower in one and no higher in the other, from left to right."""
+    found: list[Place] = []
+    for x, y in sorted(set(places)):
+        if not found or y < found[-1][1]:
+            found.append((x, y))
+    return found
+
+
+def corners(places: Sequence[Place]) -> list[Place]:
+    """The staircase through places from left to right, each lower than the one before: what is beyond is dominated."""
+    steps = list(places[:1])
+    for (_, higher), (right, lower) in itertools.pairwise(places):
+        steps += [(right, higher), (right, lower)]
+    return steps
+
+
+def draw_front(axes: Axes, places: Sequence[Place], sign: float = 1.0) -> list[Place]:
+    """The Pareto front of places (x, y), of which less is better, as grey steps; returned are the corners as drawn.
+
+    sign: -1 where the axis shows -y.
+    """
+    steps = [(x, sign * y) for x, y in corners(front(places))]
+    if len(steps) > 1:
+        axes.plot(*zip(*steps, strict=True), color=MUTED, linewidth=1.2, alpha=0.8, zorder=1.4)
+    return steps
+
+
+def mark_point(axes: Axes, place: Place, series: int, chosen: bool) -> None:
+    """A marker in the colour and shape of a series, with a ring where it is chosen."""
+    colour = SERIES[series]
+    if chosen:
+        axes.plot(*place, marker="o", markersize=19, color="none", markeredgecolor=colour, zorder=3)
+    axes.plot(
+        *place,
+        marker=MARKERS[series],
+        markersize=9,
+        color=colour,
+        markeredgecolor=PAPER,
+        markeredgewidth=1,
+        zorder=4,
+    )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,20 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from vitdeploy.report import (
+    answers,
     changes,
     context,
+    examples,
+    flags,
     half,
     looks,
     lookup,
     measures,
+    notices,
     quantization,
     regression,
     selftest,
+    summary,
     sweep,
     table,
     text,
@@ -31,53 +35,8 @@ from vitdeploy.report.plots import bench_plots, render_plots
 from vitdeploy.report.svg import Plot
 
 
-@dataclass(frozen=True)
-class Answer:
-    """The score of one artifact's answer, in words and as the length of a bar; None where the task has none."""
-
-    artifact: str
-    score: str | None
-    bar: str
-
-
-@dataclass(frozen=True)
-class AnswerGroup:
-    """The artifacts that gave the same answer to an example."""
-
-    label: str
-    differs: bool
-    correct: bool
-    answers: list[Answer]
-
-
-@dataclass(frozen=True)
-class Example:
-    """An example with all answers, those that agree with the original first. `pictured`: it is an image at all."""
-
-    pictured: bool
-    source: str | None
-    alt: str
-    label: str | None
-    groups: list[AnswerGroup]
-
-    @property
-    def disagreements(self) -> int:
-        """How many engines answered something other than the original."""
-        return sum(len(group.answers) for group in self.groups if group.differs)
-
-
-# What the score of an answer is; other tasks' answers have none.
-_BARS = {
-    "classification": "the confidence",
-    "features": "the cosine similarity",
-    "detection": "the score of the surest object",
-}
-# Tasks whose answer in words is the whole answer, so that it is right where it is the label.
-_ANSWERED_IN_WORDS = ("classification", "sequence")
-
-
 def render_html(report: dict[str, Any], images: Mapping[str, bytes]) -> str:
-    """The report page. `report` is the content of report.json, `images` holds the PNG files its examples name.
+    """The report page. `report` is the content of report.json, `images` holds the pictures that its examples name.
 
     All text in the report is taken as untrusted: it is escaped, and cleaned of control characters.
     """
@@ -110,6 +69,7 @@ def render_tuning(document: dict[str, Any], recipe: str) -> str:
     """The page of a search. `document` is the content of tune.json, `recipe` the file of what to ship; both are taken
     as untrusted."""
     report = text.cleaned(document)
+    report["colours"] = tuning.colours(report)
     return (
         _environment()
         .get_template("tuning_page.html.jinja")
@@ -117,8 +77,10 @@ def render_tuning(document: dict[str, Any], recipe: str) -> str:
             **_judged(report),
             pareto=_shown(tuning.pareto_plot(report)),
             variants=tuning.variant_rows(report),
+            targets=tuning.target_colours(report),
             aligned=tuning.aligned_rows(report),
             schedules=tuning.schedule_rows(report),
+            left_out=tuning.left_out(report),
             recipe="\n".join(text.clean(line) for line in recipe.splitlines()),
         )
     )
@@ -137,7 +99,12 @@ def render_selftest(document: dict[str, Any]) -> str:
         for model in report["models"]
     ]
     template = _environment().get_template("selftest_page.html.jinja")
-    return template.render(report=report, models=models, chips=selftest.CHIPS)
+    return template.render(
+        report=report,
+        models=models,
+        chips=selftest.CHIPS,
+        notices=notices.notices(report.get("warnings", []), *(model["bench"] for model in report["models"])),
+    )
 
 
 def render_regression(document: dict[str, Any]) -> str:
@@ -150,7 +117,9 @@ def render_regression(document: dict[str, Any]) -> str:
         .render(
             report=report,
             gate=table.gate(report["gate"]["status"]),
+            notices=notices.notices(report.get("warnings", []), report["bench"]),
             rows=regression.pair_rows(report),
+            legend=flags.legend(flag for engine in report["engines"] for flag in engine["flags"]),
             metrics=regression.metrics(report),
             context=_where_time_goes(report["bench"]),
             missing=measures.Cell(text.MISSING),
@@ -163,7 +132,26 @@ def render_regression(document: dict[str, Any]) -> str:
 def render_sweep(document: dict[str, Any]) -> str:
     """The page of many recipes. `document` is the content of sweep.json, and taken as untrusted."""
     report = text.cleaned(document)
-    return _environment().get_template("sweep_page.html.jinja").render(report=report, recipes=sweep.swept(report))
+    recipes, reports = sweep.swept(report), [each["report"] for each in report["recipes"] if each["report"]]
+    return (
+        _environment()
+        .get_template("sweep_page.html.jinja")
+        .render(
+            report=report,
+            recipes=recipes,
+            plots=[_shown(plot) for plot in sweep.sweep_plots(report)],
+            legend=flags.legend(flag for each in recipes for _, row in each.rows for flag in row.flags),
+            notices=notices.notices(
+                [f"{each['name']}: {line}" for each in reports for line in each.get("warnings", [])],
+                *(_named(each) for each in reports),
+            ),
+        )
+    )
+
+
+def _named(report: Mapping[str, Any]) -> dict[str, Any]:
+    """What is undecided of a recipe among many, under the recipe's name."""
+    return {"undecided": {f"{report['name']}: {name}": why for name, why in lookup.undecided(report).items()}}
 
 
 def _environment() -> Environment:
@@ -185,6 +173,7 @@ def _environment() -> Environment:
         date=text.date,
         counted=text.count,
         measured=measures.cell,
+        with_contents=_with_contents,
         soft_breaks=_soft_breaks,
     )
     return environment
@@ -192,21 +181,29 @@ def _environment() -> Environment:
 
 def _context(report: dict[str, Any], images: Mapping[str, bytes]) -> dict[str, Any]:
     """Everything that the template shows."""
-    examples = _examples(report, images)
+    changed, others = examples.examples(report, images)
+    reliability = answers.reliability_plot(report)
     return {
         **_judged(report),
+        "summary": summary.summary(report),
+        "decided": lookup.is_decided,
+        "changed": changed,
+        "changed_rows": answers.changed_rows(report),
+        "class_views": answers.class_views(report),
+        "left": answers.left(report),
+        "reliability": _shown(reliability) if reliability else None,
         "gate_of": table.gate,
         "measures": measures.columns(report),
         "changes": changes.graph_changes(report),
         "context": _where_time_goes(report["bench"]),
-        "bars": _BARS.get(report["task"]),
+        "bars": examples.BARS.get(report["task"]),
         "quantized": quantization.quantized_engines(report),
         "half": half.half_engines(report),
         "shown": quantization.SHOWN,
-        "examples": examples,
+        "examples": others,
+        "chosen": _why(report),
         "attention": looks.attention_maps(report, images),
-        "ticked": any(group.correct for example in examples for group in example.groups),
-        "differing": sum(example.disagreements > 0 for example in examples),
+        "ticked": any(group.correct for each in (*changed, *others) for group in each.groups),
         "recipe": json.dumps(report["provenance"]["recipe"], indent=2, ensure_ascii=False),
         "digests": _digests(report),
     }
@@ -216,9 +213,13 @@ def _judged(report: dict[str, Any]) -> dict[str, Any]:
     """The verdict, and every engine against the original: of a run and of a search."""
     return {
         "report": report,
+        "notices": notices.notices(report.get("warnings", []), report["bench"]),
         "gate": table.gate(report["verdict"]["gate"]),
+        "reasons": _reasons(report["verdict"]),
         "headline": table.headline(report),
-        "rows": table.main_rows(report),
+        "starred": lookup.starred(report),
+        "rows": (rows := table.main_rows(report)),
+        "legend": flags.legend(flag for row in rows for flag in row.flags),
         "benched": bool(lookup.bench_results(report)),
         "metric": measures.metric(report),
         "agreement_of": measures.agreement_of(report),
@@ -239,42 +240,31 @@ def _shown(plot: Plot) -> dict[str, str]:
     return {"title": plot.title, "caption": plot.caption, "wide": wide, "narrow": narrow}
 
 
+def _with_contents(body: Markup) -> Markup:
+    """The body of a page with links to its headings on top, where there are a few."""
+    found = re.findall(r'<h2 id="([^"]+)">(.*?)</h2>', body, re.DOTALL)
+    if len(found) < 3:
+        return body
+    # Both are markup already: what the template wrote was escaped then.
+    links = Markup("").join(Markup(f'<li><a href="#{name}">{title}</a></li>') for name, title in found)  # noqa: S704
+    return Markup('<nav class="contents" aria-label="Contents"><ul>{}</ul></nav>\n').format(links) + body
+
+
+def _reasons(verdict: Mapping[str, Any]) -> list[str]:
+    """The reasons of the gate that no remark has said already."""
+    said = " ".join([verdict["sentence"], *verdict["remarks"]])
+    return [reason for reason in dict.fromkeys(verdict["reasons"]) if reason not in said]
+
+
+def _why(report: Mapping[str, Any]) -> dict[str, int]:
+    """How many examples are shown for which reason."""
+    reasons = [example.get("why", "usual") for example in report["examples"]]
+    return {reason: reasons.count(reason) for reason in ("changed", "unsure", "usual")}
+
+
 def _soft_breaks(value: str) -> Markup:
     """A CamelCase name, escaped, that may be broken before each capital."""
     return Markup("<wbr>").join(re.split(r"(?<=[a-z])(?=[A-Z])", value))
-
-
-def _examples(report: Mapping[str, Any], images: Mapping[str, bytes]) -> list[Example]:
-    """The examples, those with most disagreements first, else in the report's order."""
-    examples = [_example(report, example, index, images) for index, example in enumerate(report["examples"], start=1)]
-    return sorted(examples, key=lambda example: -example.disagreements)
-
-
-def _example(report: Mapping[str, Any], example: Mapping[str, Any], index: int, images: Mapping[str, bytes]) -> Example:
-    """One example: its image, if it is one, as a data URI, and its answers."""
-    label, name = example["label"], example["image"]
-    source = None if name is None else lookup.data_uri(images.get(name))
-    alt = f"Example {report['data']['noun']} {index}" + ("" if label is None else f", labelled {label}")
-    return Example(name is not None, source, alt, label, _answer_groups(report["task"], example))
-
-
-def _answer_groups(task: str, example: Mapping[str, Any]) -> list[AnswerGroup]:
-    """The answers to one sample by what they say: the original's answer first, the others as they come."""
-    original = example["reference"]["label"]
-    wanted = example["label"] if task in _ANSWERED_IN_WORDS else None
-    groups: dict[str, AnswerGroup] = {}
-    for artifact, answer in {lookup.ORIGINAL: example["reference"], **example["engines"]}.items():
-        label = answer["label"]
-        group = groups.setdefault(label, AnswerGroup(label, label != original, label == wanted, []))
-        group.answers.append(_answer(artifact, answer["score"]))
-    return list(groups.values())
-
-
-def _answer(artifact: str, score: float | None) -> Answer:
-    """An artifact's score in words and as the length of a bar."""
-    share = score if score is not None and text.known(score) else 0.0
-    shown = None if score is None else text.percent(score)
-    return Answer(artifact, shown, f"{100 * min(max(share, 0.0), 1.0):.1f}%")
 
 
 def _digests(report: Mapping[str, Any]) -> dict[str, str]:

@@ -93,14 +93,26 @@ def _folds(facts: Mapping[str, Any]) -> list[Folded]:
 
 
 def headline(sensitivity: Mapping[str, Any]) -> str:
-    """The layer that costs most, in a sentence."""
-    if not sensitivity["layers"]:
+    """The layer that costs most, in a sentence, as far as the intervals carry it."""
+    layers = sensitivity["layers"]
+    if not layers:
         return "No layer is in INT8."
-    worst = sensitivity["layers"][0]
-    name, share = worst["cost"]["name"], text.percent(worst["cost"]["share"], 0)
-    low, high, median = (text.significant(worst[key]) for key in ("low", "high", "median"))
-    where = f"it reads {low} to {high}, and half of its channels stay within {median}"
-    return f"{name} costs {share} of what INT8 loses: {where}."
+    cost = layers[0]["cost"]
+    name, (low, high) = cost["name"], cost["ci95"]
+    total = sensitivity["total"]
+    if low <= 0 or total <= 0:
+        interval = f"{text.small(cost['distance'])} ({text.small(low)} to {text.small(high)})"
+        images = text.count(sensitivity["images"], "calibration image")
+        return f"No layer provably costs anything in INT8: the largest cost on {images}, of {name}, is {interval}."
+    rest = max((each["cost"]["ci95"][1] for each in layers[1:]), default=0.0)
+    least, most, median = (text.significant(layers[0][key]) for key in ("low", "high", "median"))
+    where = f"it reads {least} to {most}, and half of its channels stay within {median}"
+    # A share of a sum is no surer than the cost itself.
+    shares = f"{text.number(100 * low / total, 0)} to {text.number(100 * min(high / total, 1), 0)}"
+    what = f"{text.percent(cost['share'], 0)} ({shares}) of what INT8 loses"
+    if low <= rest:
+        return f"{name} costs {what}; others may cost as much."
+    return f"{name} costs {what}, more than any other layer: {where}."
 
 
 def sensitivity_summary(sensitivity: Mapping[str, Any]) -> str:
@@ -212,7 +224,7 @@ def _draw(costs: list[Mapping[str, Any]], unit: str, narrow: bool) -> Figure:
     axes = figures.axes_in(figure, left=12 if narrow else 230, right=16, bottom=48, top=12)
     for index, each in enumerate(costs):
         low, high = each["ci95"]
-        axes.barh(-index, each["distance"], height=0.38 if narrow else 0.62, color=figures.SERIES[1], zorder=2)
+        axes.barh(-index, each["distance"], height=0.38 if narrow else 0.62, color=figures.PARTS[0], zorder=2)
         axes.plot([low, high], [-index, -index], color=figures.INK, linewidth=1.2, zorder=3)
         label = text.shorten(each["name"], 40 if narrow else 32)
         if narrow:

@@ -52,7 +52,7 @@ def _row(engine: Mapping[str, Any]) -> PairRow:
         _accuracy(accuracy.get("candidate"), accuracy.get("baseline")),
         table.with_interval(accuracy.get("drop"), accuracy.get("drop_ci95")),
         table.with_interval(accuracy.get("agreement"), accuracy.get("agreement_ci95")),
-        {ratio["metric"]: _ratio_cell(ratio) for ratio in engine["ratios"]},
+        {ratio["metric"]: ratio_cell(ratio) for ratio in engine["ratios"]},
         list(engine["flags"]),
         [_check(check["name"], table.gate(check["status"])) for check in engine["checks"]],
     )
@@ -72,5 +72,8 @@ def _accuracy(candidate: float | None, baseline: float | None) -> Cell:
     return Cell(text.number(candidate), known)
 
 
-def _ratio_cell(ratio: Mapping[str, Any]) -> Cell:
+def ratio_cell(ratio: Mapping[str, Any]) -> Cell:
+    """A ratio with its interval and what that says, where it is decided."""
+    if not ratio.get("decided", True):
+        return Cell("not decided")
     return Cell(text.number(ratio["ratio"], 3), f"{text.ratio_interval(ratio['ci95'])}, {ratio['difference']}")

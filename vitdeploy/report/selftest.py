@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vitdeploy.report import text
+from vitdeploy.report import lookup, text
 from vitdeploy.report.measures import Cell
 
 # How a step ended, by the class of its chip.
@@ -33,10 +33,14 @@ def engine_rows(model: Mapping[str, Any]) -> list[EngineRow]:
     """Every artifact of a model, the one that the others are compared with first, where there is one."""
     bench = model["bench"] or {"results": [], "ratios": []}
     times = {row["artifact"]: row for row in bench["results"]}
-    ratios = {row["a"]: row for row in bench["ratios"] if row["metric"] == "latency"}
+    ratios = {row["a"]: row for row in bench["ratios"] if row["metric"] == "latency" and _decided(bench, row)}
     engines = {engine["artifact"]: engine for engine in model["engines"]}
     names = list(dict.fromkeys([*times, *engines]))
     return [_row(name, engines.get(name), times.get(name), ratios.get(name)) for name in names]
+
+
+def _decided(bench: Mapping[str, Any], ratio: Mapping[str, Any]) -> bool:
+    return lookup.is_decided({"bench": bench}, ratio)
 
 
 def _row(

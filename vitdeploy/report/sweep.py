@@ -1,4 +1,4 @@
-"""The page of a sweep: every engine of every recipe in one table."""
+"""The page of a sweep: every engine of every recipe in one table, and in one plane of latency and agreement."""
 
 from __future__ import annotations
 
@@ -7,38 +7,154 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from vitdeploy.report import measures, table
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from vitdeploy.report import figures, labels, lookup, measures, table, text
+from vitdeploy.report.svg import Plot, both_variants
 from vitdeploy.report.table import Gate, Row
+
+# With more points than this none is numbered: numbers would hide the points.
+_MOST_NUMBERS = 60
 
 
 @dataclass(frozen=True)
 class Swept:
-    """One recipe: its verdict with the badge of its gate, or why it failed; `link` leads to its report."""
+    """One recipe: its verdict with the badge of its gate, or why it failed; `link` leads to its report. `rows` go with
+    the numbers that they have in the plot; `series` is the colour of the recipe there."""
 
     name: str
     sentence: str
     gate: Gate
     metric: str
-    rows: list[Row]
+    rows: list[tuple[int, Row]]
     link: str | None
+    series: int
+
+
+@dataclass(frozen=True)
+class Point:
+    """An artifact in the plane: its number in the table, and the colour of its recipe."""
+
+    number: int
+    name: str
+    series: int
+    latency: float
+    value: float
+    recommended: bool
+    decided: bool
 
 
 def swept(document: Mapping[str, Any]) -> list[Swept]:
-    return [_swept(each) for each in document["recipes"]]
+    """Every recipe; its artifacts are numbered through all recipes."""
+    found, number = [], 1
+    for index, each in enumerate(document["recipes"]):
+        found.append(_swept(each, number, _colour(index)))
+        number += len(found[-1].rows)
+    return found
 
 
-def _swept(each: Mapping[str, Any]) -> Swept:
+def _colour(index: int) -> int:
+    return 1 + index % (len(figures.SERIES) - 1)
+
+
+def _swept(each: Mapping[str, Any], first: int, series: int) -> Swept:
     report = each["report"]
     if report is None:
         error = each["error"]
-        text = f"{error['code']}: {error['message']}" + (f" ({error['found']})" if error["found"] else "")
-        return Swept(each["name"], text, Gate("fail", "✕", "Failed"), "", [], None)
+        said = f"{error['code']}: {error['message']}" + (f" ({error['found']})" if error["found"] else "")
+        return Swept(each["name"], said, Gate("fail", "✕", "Failed"), "", [], None, series)
     metric = measures.metric(report)
     return Swept(
         each["name"],
         report["verdict"]["sentence"],
         table.gate(report["verdict"]["gate"]),
         metric.title if metric else "",
-        table.main_rows(report),
+        list(enumerate(table.main_rows(report), start=first)),
         f"{quote(each['name'])}/report.html",
+        series,
     )
+
+
+def sweep_plots(document: Mapping[str, Any]) -> list[Plot]:
+    """Agreement with its own original against latency, of every engine; and each metric against latency."""
+    reports = [each["report"] for each in document["recipes"]]
+    metrics = {found.title: found.words for report in reports if report and (found := measures.metric(report))}
+    plots = [_plot(document, "Agreement with its original", None)]
+    plots += [_plot(document, text.capital(words), title) for title, words in metrics.items()]
+    return [plot for plot in plots if plot is not None]
+
+
+def _points(document: Mapping[str, Any], metric: str | None) -> list[Point]:
+    """The engines by agreement, or those of a metric, with their originals, by that."""
+    points = []
+    for each, recipe in zip(swept(document), document["recipes"], strict=True):
+        report = recipe["report"]
+        results = lookup.bench_results(report) if report else {}
+        for number, row in each.rows:
+            value = _value(report, row.artifact, metric is None) if metric in (None, each.metric) else None
+            if value is not None and row.artifact in results:
+                latency = results[row.artifact]["latency_ms"]["p50"]
+                name = f"{each.name}, {row.artifact}"
+                decided = row.artifact not in lookup.undecided(report)
+                points.append(Point(number, name, each.series, latency, value, row.recommended, decided))
+    return points
+
+
+def _value(report: Mapping[str, Any], artifact: str, agreement: bool) -> float | None:
+    engine = lookup.engine_of(report, artifact)
+    if engine is None:
+        return None if agreement else lookup.reference_value(report)
+    found = engine["verify"]["agreement" if agreement else "value"]
+    return None if found is None else float(found)
+
+
+def _plot(document: Mapping[str, Any], measure: str, metric: str | None) -> Plot | None:
+    points = _points(document, metric)
+    if not points:
+        return None
+    facts = "; ".join(
+        f"{point.number}, {point.name}: {text.number(point.value)} % at {text.significant(point.latency)} ms"
+        for point in points
+    )
+    name = "sweep-agreement" if metric is None else f"sweep-{''.join(filter(str.isalnum, metric))}"
+    wide, narrow = both_variants(
+        lambda is_narrow: _draw(points, measure, is_narrow), name, f"{measure} against p50 latency. {facts}."
+    )
+    caption = "Further up is better, further left is faster. A colour is a recipe; numbers are those of the table."
+    if any(point.recommended for point in points):
+        caption += " A ring marks what its recipe recommends."
+    undecided = [f"{point.number}" for point in points if not point.decided]
+    if undecided:
+        caption += f" Not decided are the latencies of {', '.join(undecided)}."
+    return Plot(f"{measure} and latency", caption, wide, narrow)
+
+
+def _draw(points: list[Point], measure: str, narrow: bool) -> Figure:
+    figure = figures.new_figure(*((360, 360) if narrow else (840, 420)))
+    axes = figures.axes_in(figure, left=50, right=14, bottom=48, top=28)
+    axes.set_xlabel("p50 latency, ms (single stream)")
+    axes.set_title(f"{measure}, %", loc="left", fontsize=12, color=figures.MUTED, pad=12)
+    figures.limit_latency(axes, [point.latency for point in points], padding=0.12)
+    values = [point.value for point in points]
+    padding = max(0.12 * (max(values) - min(values)), 0.5)
+    axes.set_ylim(min(values) - padding, max(values) + padding)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=6))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}" if 0 <= value <= 100 else ""))
+    axes.grid(axis="y")
+    axes.set_axisbelow(True)
+    for point in points:
+        figures.mark_point(axes, (point.latency, point.value), point.series, point.recommended)
+    if len(points) <= _MOST_NUMBERS:
+        _number(axes, points)
+    return figure
+
+
+def _number(axes: Axes, points: list[Point]) -> None:
+    places = [(point.latency, point.value) for point in points]
+    texts = [
+        axes.text(*place, str(point.number), color=figures.INK) for place, point in zip(places, points, strict=True)
+    ]
+    pixels = axes.transData.transform(places).tolist()
+    labels.label_points(axes, places, texts, [labels.Box(x - 7, y - 7, x + 7, y + 7) for x, y in pixels], [])

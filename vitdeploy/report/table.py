@@ -61,7 +61,7 @@ def main_rows(report: Mapping[str, Any]) -> list[Row]:
 
 def _row(report: Mapping[str, Any], artifact: str) -> Row:
     """The row of one artifact, which may have been verified, benched, or both."""
-    engine = next((engine for engine in report["engines"] if engine["artifact"] == artifact), None)
+    engine = lookup.engine_of(report, artifact)
     result = lookup.bench_results(report).get(artifact)
     source = engine or result or {}
     latency = result["latency_ms"] if result else {}
@@ -70,7 +70,7 @@ def _row(report: Mapping[str, Any], artifact: str) -> Row:
         artifact=artifact,
         series=lookup.series(report, artifact),
         original=original,
-        recommended=artifact == report["verdict"]["recommended"],
+        recommended=artifact == lookup.starred(report),
         gate=gate(engine["gate"]["status"]) if engine and engine["gate"]["status"] != "none" else None,
         precision=Cell(source.get("precision") or MISSING, _kernels(engine["kernels"]) if engine else ""),
         provider=source.get("provider") or MISSING,
@@ -130,8 +130,8 @@ def _ratio_cell(report: Mapping[str, Any], artifact: str) -> Cell:
     ratio = latency_ratio(report, artifact)
     if ratio is None:
         return Cell(MISSING)
-    if not ratio.get("decided", True):
-        return Cell(MISSING, "not decided")
+    if not lookup.is_decided(report, ratio):
+        return Cell("not decided")
     return Cell(f"{text.significant(ratio['ratio'])}", text.ratio_interval(ratio["ci95"]))
 
 
@@ -142,43 +142,77 @@ def _flags(engine: Mapping[str, Any] | None, result: Mapping[str, Any] | None) -
 
 
 def headline(report: Mapping[str, Any]) -> list[Cell]:
-    """The recommended artifact in three or four numbers."""
+    """The recommended artifact in a few numbers, each with what it is of, and claimed only as far as its interval
+    carries. Where none is recommended, the one that stands for the run."""
     verdict = report["verdict"]
-    recommended = verdict["recommended"] or verdict["leading"]
-    engine = next((engine for engine in report["engines"] if engine["artifact"] == recommended), None)
+    engine = lookup.engine_of(report, verdict.get("recommended") or verdict.get("leading"))
     if engine is None:
         return []
     verify = engine["verify"]
-    cells = []
-    ratio = latency_ratio(report, recommended)
-    decided = ratio is not None and ratio.get("decided", True)
-    if ratio is not None and decided and text.known(ratio["ratio"]) and ratio["ratio"] > 0:
-        cells.append(_speed(report, ratio))
+    cells = _times(report, engine["artifact"])
     metric = measures.metric(report)
     if metric is not None and verify["drop"] is not None:
         cells.append(_drop(verify, metric.words))
     samples = text.count(verify["n"], report["data"]["noun"])
-    cells.append(Cell(f"{text.number(verify['agreement'])} %", f"agreement with the original, on {samples}"))
+    detail = f"agreement with the original, on {samples}; 95 % interval {text.interval(verify['agreement_ci95'])}"
+    cells.append(Cell(f"{text.number(verify['agreement'])} %", detail))
     cells.append(Cell(f"{text.megabytes(engine['bytes'])} MB", "on disk"))
     return cells
 
 
-def _speed(report: Mapping[str, Any], ratio: Mapping[str, Any]) -> Cell:
+def _times(report: Mapping[str, Any], artifact: str) -> list[Cell]:
+    """The ratio of the latencies, with those that it is of. Reports of earlier versions have the latencies of all
+    queries alone: another estimate, so another card."""
+    ratio, results = latency_ratio(report, artifact), lookup.bench_results(report)
+    cells = []
+    if ratio is not None and text.known(ratio["ratio"]) and ratio["ratio"] > 0:
+        cells.append(speed(report, ratio))
+    if artifact in results and "a_ms" not in (ratio or {}):
+        p50 = {name: results[name]["latency_ms"]["p50"] for name in (artifact, lookup.ORIGINAL) if name in results}
+        cells.append(Cell(f"{text.significant(p50[artifact])} ms", f"p50 latency of all queries{_beside(p50, ratio)}"))
+    return cells
+
+
+def _beside(p50: Mapping[str, float], ratio: Mapping[str, Any] | None) -> str:
+    """The original's latency; and that the two are no ratio, where the interval of the ratio says another one."""
+    values = list(p50.values())
+    if len(values) < 2:
+        return ""
+    words = f"; the original’s {text.significant(values[1])} ms"
+    bounds = ratio and ratio["ci95"]
+    if not bounds or not values[0] or bounds[0] <= values[0] / values[1] <= bounds[1]:
+        return words
+    quotient = text.significant(values[1] / values[0])
+    return f"{words}. Their quotient, {quotient}, is no estimate: the machine’s speed changed between blocks"
+
+
+def speed(report: Mapping[str, Any], ratio: Mapping[str, Any]) -> Cell:
     """How fast it is against the original, said only as surely as the interval allows."""
     # The latencies that the ratio is the quotient of: p50 of all queries of each may be in another proportion.
     beside = [text.significant(ratio[name]) for name in ("a_ms", "b_ms") if name in ratio]
-    detail = f": {beside[0]} ms, original {beside[1]} ms, measured side by side" if len(beside) == 2 else ""
+    detail = f": {beside[0]} ms, the original {beside[1]} ms" if len(beside) == 2 else ""
     value, bounds = ratio["ratio"], ratio["ci95"]
+    if not lookup.is_decided(report, ratio):
+        return Cell("not decided", "how fast it is against the original")
+    how = f"by the blocks that they took in turns{detail}"
     if bounds and bounds[0] <= 1 <= bounds[1]:
-        return Cell(f"{text.significant(value)}×", f"the original’s latency, no clear difference{detail}")
+        return Cell(f"{text.ratio_interval(bounds)}×", f"the original’s latency {how}, no clear difference")
     if value < 1:
-        return Cell(f"{text.significant(1 / value)}×", f"as fast as the original{detail}")
-    return Cell(f"{text.significant(value)}×", f"the original’s latency, so slower{detail}")
+        inverse = [1 / bound for bound in reversed(bounds)] if bounds else None
+        return Cell(f"{text.significant(1 / value)}×", f"as fast as the original {how}{_interval(inverse)}")
+    return Cell(f"{text.significant(value)}×", f"the original’s latency {how}, so slower{_interval(bounds)}")
+
+
+def _interval(bounds: Sequence[float] | None) -> str:
+    return f"; 95 % interval {text.ratio_interval(bounds)}" if bounds else ""
 
 
 def _drop(verify: Mapping[str, Any], metric: str) -> Cell:
-    """The drop in points; a negative drop is called a gain."""
+    """The drop in points, or the gain; where the interval has zero in it, neither: then what may be lost at most."""
     drop, bounds = verify["drop"], verify["drop_ci95"]
+    if bounds and bounds[0] <= 0 <= bounds[1]:
+        found = f"measured {text.number(drop)}, 95 % interval {text.interval(bounds)}: no difference is proven"
+        return Cell(f"≤ {text.number(bounds[1])} pt", f"drop in {metric}; {found}")
     words = f"drop in {metric}" if drop >= 0 else f"gain in {metric}"
     detail = f", 95 % interval of the drop {text.interval(bounds)}" if bounds else ""
     return Cell(f"{text.number(abs(drop))} pt", words + detail)

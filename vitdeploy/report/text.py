@@ -86,6 +86,11 @@ def count(value: float, singular: str, plural: str | None = None) -> str:
     return f"{number(value, 0)} {singular if value == 1 else plural or singular + 's'}"
 
 
+def capital(words: str) -> str:
+    """The words with a capital at the beginning; a name with capitals of its own stays as it is."""
+    return words if any(letter.isupper() for letter in words) else words[:1].upper() + words[1:]
+
+
 def parameters(value: float | None) -> str:
     """A parameter count, in millions where that is shorter."""
     if value is None:

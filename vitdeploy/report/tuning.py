@@ -11,14 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from vitdeploy.report import figures, labels, text
+from vitdeploy.report import figures, labels, lookup, text
 from vitdeploy.report.measures import Cell
 from vitdeploy.report.svg import Plot, both_variants
 
 # Below this share of the largest distance all variants answer alike; a logarithmic axis would show little else.
 FLOOR = 1e-4
-
-Place = tuple[float, float]
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ def _ordered(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 def _row(document: Mapping[str, Any], number: int, variant: Mapping[str, Any]) -> VariantRow:
     low, high = variant["ci95"]
     expected = variant["expected"]
-    chosen = variant["name"] == document["verdict"]["recommended"]
+    chosen = variant["name"] == lookup.starred(document)
     return VariantRow(
         number,
         variant["name"],
@@ -75,16 +73,29 @@ def _row(document: Mapping[str, Any], number: int, variant: Mapping[str, Any]) -
 def _state(document: Mapping[str, Any], variant: Mapping[str, Any]) -> str:
     verdict, name = document["verdict"], variant["name"]
     if not variant["finalist"]:
-        return "another is nearer and faster"
+        return "another was measured nearer and faster"
     if name in verdict["confirmed"]:
-        return "finalist, confirmed"
-    return "finalist, not confirmed" if name == verdict["stopped"] else "finalist, not considered"
+        best = name == verdict["recommended"] != lookup.starred(document)
+        return "finalist, confirmed; the best found" if best else "finalist, confirmed"
+    if name != verdict["stopped"]:
+        return "finalist, not considered"
+    return "finalist, not confirmed; the best found" if name == verdict["recommended"] else "finalist, not confirmed"
+
+
+def target_colours(document: Mapping[str, Any]) -> dict[str, int]:
+    """A colour and marker for each target."""
+    targets = dict.fromkeys(each["target"] for each in document["variants"])
+    return {target: 1 + index % (len(figures.SERIES) - 1) for index, target in enumerate(targets)}
+
+
+def colours(document: Mapping[str, Any]) -> dict[str, int]:
+    """Those of all artifacts: on this page a colour is a target everywhere."""
+    of_targets = target_colours(document)
+    return {lookup.ORIGINAL: 0, **{each["name"]: of_targets[each["target"]] for each in document["variants"]}}
 
 
 def _series(document: Mapping[str, Any], variant: Mapping[str, Any]) -> int:
-    """A colour and marker for each target."""
-    targets = list(dict.fromkeys(each["target"] for each in document["variants"]))
-    return 1 + targets.index(variant["target"]) % (len(figures.SERIES) - 1)
+    return target_colours(document)[variant["target"]]
 
 
 @dataclass(frozen=True)
@@ -137,9 +148,9 @@ def pareto_plot(document: Mapping[str, Any]) -> Plot:
         f"Distance from the original against latency of {len(document['variants'])} variants. {facts}.",
     )
     caption = (
-        "Further down is nearer to the original, further left is faster. The line is the Pareto front: nothing else is "
-        "both nearer and faster; its variants were judged on the evaluation data. Numbers are those of the table. "
-        f"Distances: {document['unit']}, mean over the calibration images; those near zero are drawn at the edge."
+        "Further down is nearer to the original, further left is faster. The line is the Pareto front: nothing was "
+        "measured both nearer and faster; its variants were judged on the evaluation data. Numbers are those of the "
+        f"table. Distances: {document['unit']}, mean over the calibration images; near zero they are drawn at the edge."
     )
     return Plot("All variants", caption, wide, narrow)
 
@@ -160,41 +171,26 @@ def _draw(document: Mapping[str, Any], narrow: bool) -> Figure:
     figures.limit_latency(axes, [x for x, _ in places], padding=0.12)
     axes.grid(axis="y")
     axes.set_axisbelow(True)
-    front = [place for place, each in zip(places, variants, strict=True) if each["finalist"]]
-    corners = _corners(front)
-    axes.plot(*zip(*corners, strict=True), color=figures.MUTED, linewidth=1.2, zorder=1.4)
+    corners = figures.draw_front(
+        axes, [place for place, each in zip(places, variants, strict=True) if each["finalist"]]
+    )
     for place, each in zip(places, variants, strict=True):
-        _mark(axes, place, _series(document, each), each["name"] == document["verdict"]["recommended"])
+        figures.mark_point(axes, place, _series(document, each), each["name"] == lookup.starred(document))
     _number(axes, places, corners)
     return figure
 
 
-def _corners(front: Sequence[Place]) -> list[Place]:
-    """The staircase through the points of the front, the nearest and slowest first: what is beyond it is dominated."""
-    corners = [front[0]]
-    for (slower, _), (faster, further) in itertools.pairwise(front):
-        corners += [(slower, further), (faster, further)]
-    return corners
-
-
-def _mark(axes: Axes, place: Place, series: int, chosen: bool) -> None:
-    colour = figures.SERIES[series]
-    if chosen:
-        axes.plot(*place, marker="o", markersize=19, color="none", markeredgecolor=colour, zorder=3)
-    axes.plot(
-        *place,
-        marker=figures.MARKERS[series],
-        markersize=9,
-        color=colour,
-        markeredgecolor=figures.PAPER,
-        markeredgewidth=1,
-        zorder=4,
-    )
-
-
-def _number(axes: Axes, places: Sequence[Place], corners: Sequence[Place]) -> None:
+def _number(axes: Axes, places: Sequence[figures.Place], corners: Sequence[figures.Place]) -> None:
     texts = [axes.text(*place, str(number), color=figures.INK) for number, place in enumerate(places, start=1)]
     pixels = axes.transData.transform(places)
     obstacles = [labels.Box(x - 7, y - 7, x + 7, y + 7) for x, y in pixels.tolist()]
     ends = [(float(x), float(y)) for x, y in axes.transData.transform(corners)]
     labels.label_points(axes, places, texts, obstacles, list(itertools.pairwise(ends)))
+
+
+def left_out(document: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What was not tried, everything of one reason together: (what, why)."""
+    reasons: dict[str, list[str]] = {}
+    for each in document["left_out"]:
+        reasons.setdefault(each["why"], []).append(each["what"])
+    return [(", ".join(what), why) for why, what in reasons.items()]

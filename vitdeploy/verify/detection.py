@@ -65,8 +65,8 @@ def compare_detections(
         raise ValueError(f"{len(artifact)} images against {n}, {'no' if truth is None else len(truth)} labels")
     weights = draws(n, seed)
     pairs = [pair(_shown(a, threshold), _shown(b, threshold)) for a, b in zip(artifact, reference, strict=True)]
-    shown = [[int((each.scores >= threshold).sum()) for each in side] for side in (artifact, reference)]
-    matched, total = np.array([len(p) for p in pairs], np.float64), np.array(shown, np.float64).sum(axis=0)
+    seen = [[int((each.scores >= threshold).sum()) for each in side] for side in (artifact, reference)]
+    matched, total = np.array([len(p) for p in pairs], np.float64), np.array(seen, np.float64).sum(axis=0)
     agreement = float(_share(np.ones(n), matched, total))
     objects = int(total.sum()) // 2
     joined = np.concatenate(pairs)
@@ -81,7 +81,7 @@ def compare_detections(
         agreement_of=f"objects of score {threshold:g} or more with the same class and IoU {MATCH_IOU:g} or more",
         max_difference=max_difference,
         threshold=threshold,
-        objects=sum(shown[1]),
+        objects=sum(seen[1]),
         iou_mean=float(joined[:, 0].mean()) if len(joined) else None,
         score_difference_mean=float(joined[:, 1].mean()) if len(joined) else None,
         **accuracy,
@@ -106,18 +106,28 @@ def pair(a: Objects, b: Objects) -> npt.NDArray[np.float64]:
     nearest scores): unlike COCO's order by score this is the same from both sides, and two scores that change places
     do not tear well-fitting pairs apart.
     """
+    return _paired(a, b)[1]
+
+
+def partners(a: Objects, b: Objects) -> npt.NDArray[np.int64]:
+    """Which object of each is in a pair (see `pair`): int64 [pairs, 2]."""
+    return _paired(a, b)[0]
+
+
+def _paired(a: Objects, b: Objects) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
     overlap = iou(a.boxes, b.boxes)
     possible = (a.classes[:, None] == b.classes) & (overlap >= MATCH_IOU)
     rows, columns = np.nonzero(possible)
     apart = np.abs(a.scores[rows].astype(np.float64) - b.scores[columns])
     free_rows, free_columns = np.ones(len(a.classes), bool), np.ones(len(b.classes), bool)
-    pairs = []
+    places, pairs = [], []
     for k in np.lexsort((apart, -overlap[rows, columns])):
         i, j = rows[k], columns[k]
         if free_rows[i] and free_columns[j]:
             free_rows[i] = free_columns[j] = False
+            places.append((i, j))
             pairs.append((overlap[i, j], apart[k]))
-    return np.array(pairs, np.float64).reshape(-1, 2)
+    return np.array(places, np.int64).reshape(-1, 2), np.array(pairs, np.float64).reshape(-1, 2)
 
 
 def iou(a: npt.NDArray[np.floating[Any]], b: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:

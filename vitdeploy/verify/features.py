@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.verify.changes import Changes, judged
 from vitdeploy.verify.comparison import Comparison, paired_accuracy
 from vitdeploy.verify.intervals import wilson
 
@@ -48,14 +49,8 @@ def compare_features(
     n = len(features)
     a, b = _unit(features), _unit(reference)
     cosine = (a * b).sum(axis=1)
-    nearest, originals = np.empty(n, np.int64), np.empty(n, np.int64)
-    same = 0
-    for start in range(0, n, BLOCK):
-        rows = np.arange(start, min(start + BLOCK, n))
-        ours, theirs = (_similarities(each, rows) for each in (a, b))
-        nearest[rows], originals[rows] = ours.argmax(axis=1), theirs.argmax(axis=1)
-        local = np.arange(len(rows))
-        same += int((theirs[local, nearest[rows]] >= theirs.max(axis=1) - ROUNDING).sum())
+    nearest, originals, apart = _neighbours(a, b)
+    same = int((apart <= ROUNDING).sum())
     low, high = wilson(same, n)
     accuracy: dict[str, Any] = {}
     if labels is not None and len(np.unique(labels)) < n:
@@ -71,6 +66,26 @@ def compare_features(
         cosine_min=float(cosine.min()),
         **accuracy,
     )
+
+
+def neighbour_changes(features: Features, reference: Features, labels: npt.NDArray[np.int64] | None) -> Changes:
+    """Whose nearest other image is another one; the further that is by the original's features, the worse."""
+    nearest, originals, apart = _neighbours(_unit(features), _unit(reference))
+    right = (None, None) if labels is None else (labels[nearest] == labels, labels[originals] == labels)
+    return judged(apart > ROUNDING, apart, *right)
+
+
+def _neighbours(a: npt.NDArray[np.float64], b: npt.NDArray[np.float64]) -> tuple[npt.NDArray[Any], ...]:
+    """The nearest other image by features `a`, int64 [n], and by `b`, int64 [n]; and how much nearer by `b` the second
+    is than the first, float64 [n]."""
+    n = len(a)
+    nearest, originals, apart = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n)
+    for start in range(0, n, BLOCK):
+        rows = np.arange(start, min(start + BLOCK, n))
+        ours, theirs = (_similarities(each, rows) for each in (a, b))
+        nearest[rows], originals[rows] = ours.argmax(axis=1), theirs.argmax(axis=1)
+        apart[rows] = theirs.max(axis=1) - theirs[np.arange(len(rows)), nearest[rows]]
+    return nearest, originals, apart
 
 
 def _unit(features: Features) -> npt.NDArray[np.float64]:

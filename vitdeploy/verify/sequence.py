@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from vitdeploy.errors import DataError
 from vitdeploy.verify.bootstrap import draws, least_of_difference, least_of_share, percentile_interval
+from vitdeploy.verify.changes import Changes, judged
 from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.intervals import wilson
 
@@ -80,6 +81,18 @@ def compare_sequences(
         exact_agreement_ci95=(100 * low, 100 * high),
         **accuracy,
     )
+
+
+def token_changes(
+    artifact: Sequence[Tokens], reference: Sequence[Tokens], targets: Sequence[Tokens] | None, pad: int
+) -> Changes:
+    """Which sequences have another token somewhere; the more of them, the worse. Right is what is wholly right."""
+    counts = _counts(artifact, reference, pad)
+    other = 1 - counts[:, 0] / np.maximum(counts[:, 1], 1)
+    if targets is None:
+        return judged(counts[:, 0] < counts[:, 1], other)
+    right = [each[:, 0] == each[:, 1] for each in (_counts(side, targets, pad) for side in (artifact, reference))]
+    return judged(counts[:, 0] < counts[:, 1], other, *right)
 
 
 def _counts(a: Sequence[Tokens], b: Sequence[Tokens], pad: int) -> npt.NDArray[np.float64]:

@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vitdeploy.errors import InputError, MissingFileError
 
-REPORT_FILE = "report.json"
 MAX_BYTES = 64 << 20
 
 Milliseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.pipeline.tasks.kit import Data, ImageKit
+from vitdeploy.pipeline.tasks.kit import Data, ImageKit, labels_of
+from vitdeploy.verify.changes import Changes
 from vitdeploy.verify.collect import Answers
-from vitdeploy.verify.features import compare_features
+from vitdeploy.verify.features import compare_features, neighbour_changes
 
 VECTOR = "features"
 
@@ -21,9 +22,10 @@ class FeaturesKit(ImageKit):
         return {VECTOR: outputs[VECTOR]}
 
     def compare(self, ours: Answers, reference: Answers, data: Data) -> dict[str, Any]:
-        samples = data.evaluation
-        labels = None if samples[0].label is None else np.array([sample.label for sample in samples], np.int64)
-        return asdict(compare_features(ours.stacked(VECTOR), reference.stacked(VECTOR), labels))
+        return asdict(compare_features(ours.stacked(VECTOR), reference.stacked(VECTOR), labels_of(data)))
+
+    def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
+        return neighbour_changes(ours.stacked(VECTOR), reference.stacked(VECTOR), labels_of(data))
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:
         """The nearest other image, which is what features are for."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -14,8 +14,10 @@ from vitdeploy.errors import DataError, EngineError
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.tasks.kit import Count, Data, DataChoice, Kit
 from vitdeploy.runtime.runner import Runner
+from vitdeploy.verify.changes import Changes
 from vitdeploy.verify.collect import Answers
-from vitdeploy.verify.sequence import compare_sequences
+from vitdeploy.verify.plausible import doubt_value
+from vitdeploy.verify.sequence import compare_sequences, token_changes
 
 CHUNK = 32
 TOKENS, BEST = "tokens", "best"
@@ -59,8 +61,9 @@ class SequenceKit(Kit):
         assert self.setting.sequence is not None
         return self.setting.sequence.end
 
-    def answers(self, runner: Runner, samples: Sequence[Pair], progress: Count) -> Answers:
+    def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
         """The tokens, and the logit of each: all logits of all steps would not fit into memory."""
+        samples: Sequence[Pair] = data.evaluation
         tokens: list[np.ndarray] = []
         best: list[np.ndarray] = []
         with runner:
@@ -89,6 +92,13 @@ class SequenceKit(Kit):
         )
         return asdict(found)
 
+    def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
+        targets = [pair.target for pair in data.evaluation if pair.target is not None]
+        return token_changes(ours.columns[TOKENS], reference.columns[TOKENS], targets or None, self._pad)
+
+    def sample_name(self, data: Data, index: int) -> str:
+        return f"sequence {index}"
+
     def _difference(self, ours: Answers, reference: Answers) -> float:
         """max|a - b| / max|b| of the chosen tokens' logits, as far as both have written the same."""
         worst = largest = 0.0
@@ -100,6 +110,9 @@ class SequenceKit(Kit):
             worst = max(worst, float(np.abs(scores[:steps] - wanted[:steps]).max(initial=0.0)))
             largest = max(largest, float(np.abs(wanted[:steps]).max(initial=0.0)))
         return worst / max(largest, 1e-300)
+
+    def doubt(self, reference: Answers, data: Data, found: Mapping[str, Any]) -> str | None:
+        return doubt_value(found["metric"], found["reference_value"])
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:
         return {"label": self._text(answers.columns[TOKENS][index]), "score": None}

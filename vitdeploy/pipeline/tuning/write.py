@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import yaml
 
+from vitdeploy.models.names import graph_folder
 from vitdeploy.pipeline.job import tool_versions
-from vitdeploy.pipeline.outcome import TOOLS, data_facts, engine_bytes, engine_facts, heading, said_of_weights
+from vitdeploy.pipeline.outcome import (
+    TOOLS,
+    data_facts,
+    engine_bytes,
+    engine_facts,
+    heading,
+    said_of_weights,
+    warnings_of,
+)
 from vitdeploy.pipeline.recipe import PATHS, Recipe
+from vitdeploy.pipeline.stages.files import RECIPE_FILE as RECIPE_FILE
+from vitdeploy.pipeline.stages.files import TUNED_NAMES
 from vitdeploy.pipeline.tuning.remarks import remarks
 from vitdeploy.pipeline.tuning.tuner import Made, Tuned
 from vitdeploy.publish import replacing
@@ -19,8 +31,6 @@ from vitdeploy.report.html import render_tuning
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.spec import encode
 
-RECIPE_FILE = "recipe.yaml"
-OUTPUT_NAMES = ("tune.json", "tune.html", RECIPE_FILE)
 UNITS = {"classification": "KL, nats"}
 
 
@@ -31,16 +41,17 @@ def write_tuned(tuned: Tuned, out: Path) -> dict[str, Any]:
         OutputError: `out` holds something that is not such a folder.
     """
     document = _document(tuned)
-    recipe = recipe_text(tuned.chosen.variant.recipe(tuned.job.recipe))
-    with replacing(out, OUTPUT_NAMES) as work:
+    recipe = recipe_text(tuned.chosen.variant.recipe(tuned.job.recipe), out)
+    with replacing(out, TUNED_NAMES) as work:
         (work / "tune.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         (work / "tune.html").write_text(render_tuning(document, recipe), encoding="utf-8")
         (work / RECIPE_FILE).write_text(recipe, encoding="utf-8")
     return document
 
 
-def recipe_text(recipe: Recipe) -> str:
-    """A recipe as YAML that means the same in any folder: paths of this machine are absolute."""
+def recipe_text(recipe: Recipe, folder: Path) -> str:
+    """A recipe as YAML for a file in `folder`, to which its paths are relative: it holds wherever it is moved together
+    with what it names."""
     changed = {**recipe.model_dump(exclude_defaults=True), "precision": recipe.precision}
     data = {field: changed[field] for field in Recipe.model_fields if field in changed}
     for section, key in PATHS:
@@ -48,10 +59,19 @@ def recipe_text(recipe: Recipe) -> str:
         if value is None:
             continue
         name = value.removeprefix("hf:") if key == "model" else value
-        if key != "model" or value.endswith(".onnx") or (name != value and Path(name).is_dir()):
-            data[section][key] = value[: len(value) - len(name)] + str(Path(name).resolve())
+        is_graph = value.endswith(".onnx") or graph_folder(value) is not None
+        if key != "model" or is_graph or (name != value and Path(name).is_dir()):
+            data[section][key] = value[: len(value) - len(name)] + _relative(Path(name), folder)
     text = yaml.safe_dump(data, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120)
     return f"# Chosen by vitdeploy tune.\n{text}"
+
+
+def _relative(path: Path, folder: Path) -> str:
+    """As a recipe in `folder` names it; absolute where there is no way from one to the other, as between drives."""
+    try:
+        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+    except ValueError:
+        return str(path.resolve())
 
 
 def _document(tuned: Tuned) -> dict[str, Any]:
@@ -72,6 +92,7 @@ def _document(tuned: Tuned) -> dict[str, Any]:
             "confirmed": list(choice.confirmed),
             "stopped": choice.stopped,
         },
+        "warnings": warnings_of(job, tuned.finals[0].artifacts, tuned.finals[0].variant.candidate),
         "budget": encode(job.recipe.to_budget()),
         "data": data_facts(job),
         "unit": UNITS.get(job.origin.task, "relative squared error"),

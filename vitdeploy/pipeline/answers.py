@@ -1,0 +1,72 @@
+"""How the engines' answers differ from the original's, sample by sample and class by class: `answers` in report.json.
+
+Bounded whatever the number of classes and samples; the limits are those of `verify.classes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from vitdeploy.pipeline.examples import choose, example
+from vitdeploy.pipeline.job import Job
+from vitdeploy.pipeline.origin import ORIGINAL
+from vitdeploy.pipeline.plan import REFERENCE, candidates
+from vitdeploy.pipeline.stages.verify import read_answers
+from vitdeploy.pipeline.tasks.kit import Data, Kit
+from vitdeploy.runtime.postprocess import label_of
+from vitdeploy.store.store import Artifact
+from vitdeploy.verify.changes import Changes
+from vitdeploy.verify.classes import by_class, confusion, reliability
+from vitdeploy.verify.collect import Answers
+
+
+def report_answers(job: Job, artifacts: Mapping[str, Artifact]) -> tuple[dict[str, Any], dict[str, bytes]]:
+    """`examples` and `answers` of report.json, and the pictures by the names that the examples have for them."""
+    reference = read_answers(artifacts[REFERENCE].path)
+    engines = {c.artifact: read_answers(artifacts[c.step("verify")].path) for c in candidates(job)}
+    labels = job.labels or None
+    examples: list[dict[str, Any]] = []
+    images: dict[str, bytes] = {}
+    for chosen in choose(job.kit, reference, engines, job.data):
+        row, pictures = example(job.kit, job.data, chosen, reference, engines, labels)
+        examples.append(row)
+        images |= pictures
+    return {"examples": examples, "answers": answer_facts(job.kit, job.data, reference, engines, labels)}, images
+
+
+def answer_facts(
+    kit: Kit, data: Data, reference: Answers, engines: Mapping[str, Answers], labels: Sequence[str] | None
+) -> dict[str, Any]:
+    """The facts, JSON-ready.
+
+    `changed`: by engine, how many answers are others than the original's, and of these what was right and is wrong
+    (`lost`), or the other way round (`gained`; both None without labels). `confusion`, `classes` and `reliability` are
+    None where samples have no class.
+    """
+    facts: dict[str, Any] = {
+        "changed": {name: _counts(kit.changes(found, reference, data)) for name, found in engines.items()},
+        "confusion": None,
+        "classes": None,
+        "reliability": None,
+    }
+    original = kit.classified(reference, data)
+    if original is None:
+        return facts
+    found = {name: known for name, each in engines.items() if (known := kit.classified(each, data)) is not None}
+    every = {ORIGINAL: original, **found}
+    highest = max(int(max(each.truth.max(), each.answer.max())) for each in every.values())
+    told = labels or data.classes
+    names = [label_of(i, told) for i in range(max(len(told), highest + 1))]
+    facts["confusion"] = confusion(every, names)
+    facts["classes"] = by_class(original, found, names)
+    facts["reliability"] = {name: reliability(each) for name, each in every.items() if each.confidence is not None}
+    return facts
+
+
+def _counts(changes: Changes) -> dict[str, int | None]:
+    return {
+        "changed": int(changes.changed.sum()),
+        "lost": None if changes.lost is None else int(changes.lost.sum()),
+        "gained": None if changes.gained is None else int(changes.gained.sum()),
+    }

@@ -1,0 +1,143 @@
+"""The samples of a report with all answers to them: those whose answer changed, and others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from vitdeploy.report import lookup, text
+
+# What the score of an answer is; other tasks' answers have none.
+BARS = {
+    "classification": "the confidence",
+    "features": "the cosine similarity",
+    "detection": "the score of the surest object",
+}
+# Tasks whose answer in words is the whole answer, so that it is right where it is the label.
+_ANSWERED_IN_WORDS = ("classification", "sequence")
+_WHY = {"unsure": "The original is least sure of it"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The score of one artifact's answer, in words and as the length of a bar; None where the task has none."""
+
+    artifact: str
+    score: str | None
+    bar: str
+
+
+@dataclass(frozen=True)
+class AnswerGroup:
+    """The artifacts that gave the same answer to an example."""
+
+    label: str
+    differs: bool
+    correct: bool
+    answers: list[Answer]
+
+
+@dataclass(frozen=True)
+class Box:
+    """A rectangle on a picture, in percents of its sides; `kind`: found by both, or by one alone."""
+
+    kind: str
+    x: str
+    y: str
+    width: str
+    height: str
+
+
+@dataclass(frozen=True)
+class Example:
+    """An example with all answers, those that agree with the original first. `pictured`: it is an image at all. `name`:
+    what a person finds it by. `what`: what became of its answer, or why it is here. `boxes` are those of `boxed`."""
+
+    pictured: bool
+    source: str | None
+    alt: str
+    name: str
+    label: str | None
+    changed: bool
+    lost: int
+    what: str
+    groups: list[AnswerGroup]
+    boxes: list[Box]
+    boxed: str
+
+    @property
+    def disagreements(self) -> int:
+        """How many engines answered something other than the original."""
+        return sum(len(group.answers) for group in self.groups if group.differs)
+
+
+def examples(report: Mapping[str, Any], images: Mapping[str, bytes]) -> tuple[list[Example], list[Example]]:
+    """Those whose answer changed, in the report's order, the worst first; and the others."""
+    every = [_example(report, each, index, images) for index, each in enumerate(report["examples"], start=1)]
+    return [each for each in every if each.changed], [each for each in every if not each.changed]
+
+
+def _example(report: Mapping[str, Any], example: Mapping[str, Any], index: int, images: Mapping[str, bytes]) -> Example:
+    """One example: its image, if it is one, as a data URI, and its answers."""
+    label, name = example["label"], example["image"]
+    source = None if name is None else lookup.data_uri(images.get(name))
+    alt = f"Example {report['data']['noun']} {index}" + ("" if label is None else f", labelled {label}")
+    groups = _answer_groups(report["task"], example)
+    differs = any(group.differs for group in groups)
+    why = example.get("why", "changed" if differs else "usual")
+    lost, what = _what(report["task"], example, groups) if why == "changed" else (0, _WHY.get(why, ""))
+    marks = example.get("marks") or {}
+    return Example(
+        name is not None,
+        source,
+        alt,
+        example.get("sample", ""),
+        label,
+        why == "changed",
+        lost,
+        what,
+        groups,
+        _boxes(marks),
+        marks.get("engine", ""),
+    )
+
+
+def _what(task: str, example: Mapping[str, Any], groups: list[AnswerGroup]) -> tuple[int, str]:
+    """How many engines lost a right answer, and what became of the answer in words."""
+    engines = sum(len(group.answers) for group in groups if group.differs)
+    differ = text.count(engines, "engine differs", "engines differ") if engines else "An engine differs"
+    if task not in _ANSWERED_IN_WORDS or example["label"] is None:
+        return 0, differ
+    was = example["reference"]["label"] == example["label"]
+    now = sum(len(group.answers) for group in groups if group.differs and group.correct)
+    if was:
+        return engines, f"Right became wrong ({text.count(engines, 'engine')})"
+    return 0, f"Wrong became right ({text.count(now, 'engine')})" if now else f"Wrong otherwise ({differ})"
+
+
+def _boxes(marks: Mapping[str, Any]) -> list[Box]:
+    return [
+        Box(kind, *(f"{100 * each:.2f}%" for each in (left, top, right - left, bottom - top)))
+        for kind in ("both", "original", "artifact")
+        for left, top, right, bottom in marks.get(kind, [])
+    ]
+
+
+def _answer_groups(task: str, example: Mapping[str, Any]) -> list[AnswerGroup]:
+    """The answers to one sample by what they say: the original's answer first, the others as they come."""
+    original = example["reference"]["label"]
+    wanted = example["label"] if task in _ANSWERED_IN_WORDS else None
+    groups: dict[str, AnswerGroup] = {}
+    for artifact, answer in {lookup.ORIGINAL: example["reference"], **example["engines"]}.items():
+        label = answer["label"]
+        group = groups.setdefault(label, AnswerGroup(label, label != original, label == wanted, []))
+        group.answers.append(_answer(artifact, answer["score"]))
+    return list(groups.values())
+
+
+def _answer(artifact: str, score: float | None) -> Answer:
+    """An artifact's score in words and as the length of a bar."""
+    share = score if score is not None and text.known(score) else 0.0
+    shown = None if score is None else text.percent(score)
+    return Answer(artifact, shown, f"{100 * min(max(share, 0.0), 1.0):.1f}%")
