@@ -53,12 +53,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def undisturbed() -> Iterator[None]:
-    """Whatever else runs, benches of the tests are decided: they are too short to say anything, and tests run beside
-    each other. `tests/bench` has a look at the load."""
-    from vitdeploy.bench import decided, quiet
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Whatever else runs, benches of the tests are decided and wait for no other: they are too short to say anything,
+    and tests run beside each other. `tests/bench` has a look at the load."""
+    from vitdeploy.bench import decided, machine_lock, quiet
 
+    lock = tmp_path_factory.mktemp("lock") / machine_lock.LOCK_NAME
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(machine_lock, "lock_file", lambda: lock)
         patch.setattr(quiet, "TAKEN", math.inf)
         for name in ("WILD", "APART"):
             patch.setattr(decided, name, math.inf)

@@ -9,10 +9,13 @@ import threading
 
 import pytest
 
+from vitdeploy.bench import machine_lock as machine_lock_module
 from vitdeploy.bench.machine_lock import LOCK_NAME, MACHINE, described, holder, machine_lock
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs flock")
 
+# That of the product: other tests have one of their own.
+LOCK_FILE = machine_lock_module.lock_file
 IMPORTS = "import sys; from vitdeploy.bench.machine_lock import MACHINE"
 HOLD = f"{IMPORTS}; print(MACHINE.take(), flush=True); sys.stdin.read()"
 
@@ -21,6 +24,7 @@ HOLD = f"{IMPORTS}; print(MACHINE.take(), flush=True); sys.stdin.read()"
 def folder(tmp_path, monkeypatch):
     """A temporary folder of the test's own: other tests measure meanwhile."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(machine_lock_module, "lock_file", LOCK_FILE)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     return tmp_path
 

@@ -83,7 +83,7 @@ def _disturbed(contest: Contest, entries: Sequence[Entry], scenario: str) -> str
         return f"the load average was {contest.load_average:.1f} on {contest.cpus} CPUs: {AGAIN}" if loud else ""
     seen = [
         unrest(block.machine, block.seconds, max(1, len(entry.affinity)))
-        for entry in entries
+        for entry in contest.entries  # all of them, so that all that were disturbed alike say it in the same words
         for block in entry.rounds[scenario]
         if block.machine is not None
     ]
