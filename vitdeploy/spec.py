@@ -23,6 +23,8 @@ CropRounding = Literal["even", "down"]
 # Of INT8 weights, whose largest is 2^(bits - 1) - 1: 127, or 63 for CPUs on which products of more bits saturate.
 WeightBits = Literal[7, 8]
 Task = Literal["classification", "features", "detection", "panoptic", "sequence"]
+# Whether a budget is met: proven, disproven, neither, or there is none.
+GateStatus = Literal["pass", "fail", "undecided", "none"]
 
 
 @dataclass(frozen=True)
@@ -209,16 +211,30 @@ class EngineSpec:
 
 
 @dataclass(frozen=True)
+class GoldenEngine:
+    """What an engine gave for the golden inputs when the bundle was made.
+
+    `outputs` is an .npz file; `tolerance` the largest max|a-b| / max|b| over the outputs by which the same engine may
+    differ from it on another machine. At least `least_same` of its answers must be the original's.
+    """
+
+    outputs: str
+    tolerance: float
+    least_same: int
+
+
+@dataclass(frozen=True)
 class GoldenSpec:
     """Inputs and the original model's outputs for them, to check an engine wherever it is loaded.
 
-    `inputs` and `outputs` are .npz files of arrays by tensor name; `tolerance` is, per target, the largest
-    max|a-b| / max|b| over the outputs that was measured when the bundle was made, doubled.
+    `inputs` and `outputs` are .npz files of arrays by tensor name. `engines`: by artifact. Bundles of earlier versions
+    have a `tolerance` per target instead: twice the largest max|a-b| / max|b| between the engine and the original.
     """
 
     inputs: str
     outputs: str
-    tolerance: dict[str, float]
+    tolerance: dict[str, float] = field(default_factory=dict)
+    engines: dict[str, GoldenEngine] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -227,6 +243,8 @@ class Manifest:
 
     `preprocess` is None where the input is no image; `postprocess` is there for detection and panoptic segmentation.
     `sizes` are further image sizes of the same model, as "384x384" (height, width): `sizes/384x384` is a whole bundle.
+    `gates`: by artifact, whether the engine met its budget when the bundle was made. `recommended`: the artifact that
+    the verdict recommends, which is the first of `engines`; None where it recommends none of them.
     """
 
     format: int
@@ -241,6 +259,12 @@ class Manifest:
     provenance: dict[str, Any] = field(default_factory=dict)
     postprocess: PostprocessSpec | None = None
     sizes: tuple[str, ...] = ()
+    gates: dict[str, GateStatus] = field(default_factory=dict)
+    recommended: str | None = None
+
+    def gate(self, engine: EngineSpec) -> GateStatus:
+        """Whether an engine met its budget; "none" where it was never judged."""
+        return self.gates.get(engine.artifact, "none")
 
 
 def encode(value: Any) -> Any:

@@ -1,5 +1,6 @@
 """A bundle that was written is read back the same, with a real graph and a real engine."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from tests.targets import CPU_TARGETS
 from vitdeploy.bundle.read import MANIFEST_FILE, file_sha256, is_bundle, read_bundle, verify_files
-from vitdeploy.bundle.write import Golden, write_bundle
+from vitdeploy.bundle.write import Golden, GoldenAnswers, write_bundle
 from vitdeploy.errors import DigestError, TargetError
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.spec import GraphSpec, PreprocessSpec, TensorSpec
@@ -39,8 +40,7 @@ def write(out, small_export, engine, **more):
         task="classification",
         graphs={"model": (small_export / "model.onnx", GRAPH)},
         preprocess=PREPROCESS,
-        engines=[engine],
-        **more,
+        **{"engines": [engine], **more},
     )
 
 
@@ -76,14 +76,42 @@ def test_the_golden_set_is_kept_exactly(tmp_path, small_export, engine):
         "logits": generator.standard_normal((2, 7, 10)).astype(np.float32),
         "labels": generator.integers(0, 10, (2, 7)),
     }
-    manifest = write(tmp_path, small_export, engine, golden=Golden(inputs, outputs, {"onnxruntime-cpu": 1e-4}))
-    for file, arrays in ((manifest.golden.inputs, inputs), (manifest.golden.outputs, outputs)):
+    given = {name: array + 1 for name, array in outputs.items()}
+    golden = Golden(inputs, outputs, {"onnxruntime-cpu-fp32": GoldenAnswers(given, 1e-4, 2)})
+    manifest = write(tmp_path, small_export, engine, golden=golden)
+    found = manifest.golden.engines["onnxruntime-cpu-fp32"]
+    for file, arrays in (
+        (manifest.golden.inputs, inputs),
+        (manifest.golden.outputs, outputs),
+        (found.outputs, given),
+    ):
         with np.load(tmp_path / file, allow_pickle=False) as kept:
             assert set(kept.files) == set(arrays)
             for name, array in arrays.items():
                 assert kept[name].dtype == array.dtype
                 assert np.array_equal(kept[name], array)
-    assert manifest.golden.tolerance == {"onnxruntime-cpu": 1e-4}
+    assert (found.outputs, found.tolerance, found.least_same) == ("golden/onnxruntime-cpu-fp32.npz", 1e-4, 2)
+    assert manifest.golden.tolerance == {}
+
+
+def test_a_second_engine_of_a_target_has_a_folder_of_its_own(tmp_path, small_export, engine):
+    spec, home = engine
+    other = dataclasses.replace(spec, precision="int8")
+    manifest = write(tmp_path, small_export, engine, engines=[(other, home), (spec, home)])
+    assert [each.graph for each in manifest.engines] == [
+        "engines/onnxruntime-cpu/graph.onnx",
+        "engines/onnxruntime-cpu-fp32/graph.onnx",
+    ]
+
+
+def test_gates_and_the_recommendation_travel(tmp_path, small_export, engine):
+    manifest = write(
+        tmp_path, small_export, engine, gates={"onnxruntime-cpu-fp32": "pass"}, recommended="onnxruntime-cpu-fp32"
+    )
+    again = read_bundle(tmp_path)
+    assert again == manifest and again.gate(again.engines[0]) == "pass"
+    assert again.recommended == "onnxruntime-cpu-fp32"
+    assert again.gate(dataclasses.replace(again.engines[0], precision="int8")) == "none"  # it was never judged
 
 
 def test_weights_beside_a_graph_go_with_it_and_are_verified(tmp_path, external_graph, engine):

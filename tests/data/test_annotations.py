@@ -1,14 +1,13 @@
-"""Classes of data and model brought together; splits and digests of annotated images."""
+"""Splits and digests of annotated images."""
 
 import pytest
 from PIL import Image
 
-from vitdeploy.data.annotations import AnnotatedSet, Category, align, folder_images, image_size, read_json
+from vitdeploy.data.annotations import AnnotatedSet, Category, folder_images, image_size, read_json
 from vitdeploy.data.folder import Sample, split
 from vitdeploy.errors import DataError, ImageError, MissingFileError
 
 COCO = (Category(1, "person"), Category(2, "bicycle"), Category(13, "stop sign"))
-NUMBERED = (Category(0, None), Category(2, None))
 
 
 class Note:
@@ -32,47 +31,6 @@ def annotated(folder, *names):
             found[path] = Note(name)
     samples = tuple(Sample(path, None) for path in sorted(found))
     return AnnotatedSet(folder, samples, found, COCO, len(names) - len(found))
-
-
-# --- classes ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("categories", "labels", "mapping"),
-    [
-        (COCO, ["bicycle", "STOP SIGN", "cat", "person "], {1: 3, 2: 0, 13: 1}),
-        (COCO, ["a", "b", "c"], {1: 0, 2: 1, 13: 2}),
-        (COCO, ["person", "bike", "stop sign"], {1: 0, 2: 1, 13: 2}),
-        (COCO, [f"class {i}" for i in range(14)], {1: 1, 2: 2, 13: 13}),
-        (NUMBERED, ["person", "bicycle", "car"], {0: 0, 2: 2}),
-        (NUMBERED, None, {0: 0, 2: 2}),
-    ],
-    ids=["names", "positions", "positions despite one name", "ids", "numbers", "a model without names"],
-)
-def test_classes_are_found_by_name_then_position_then_number(categories, labels, mapping):
-    assert align(categories, labels) == mapping
-
-
-@pytest.mark.parametrize(
-    ("categories", "labels", "message"),
-    [
-        (COCO, ["bicycle", "person", "bus"], "class 1 \\(person\\)"),
-        (COCO, ["a", "b"], "class 2 \\(bicycle\\)"),
-        (NUMBERED, ["person", "bicycle"], "class 2 "),
-        (NUMBERED, ["N/A", "person", "bicycle"], "class 0 "),
-    ],
-    ids=["names elsewhere", "too few", "number too large", "a number that the model does not use"],
-)
-def test_classes_that_do_not_fit_are_not_guessed(categories, labels, message):
-    with pytest.raises(DataError, match=message) as caught:
-        align(categories, labels)
-    assert f"{len(labels)} labels: {labels[0]}" in caught.value.found
-
-
-def test_named_categories_of_a_model_without_names_are_not_guessed():
-    with pytest.raises(DataError, match="cannot be told") as caught:
-        align(COCO, None)
-    assert "label file" in caught.value.fix
 
 
 # --- splits and digests -----------------------------------------------------------------------------------------------

@@ -210,3 +210,42 @@ def test_unreadable_images_are_an_error_or_left_out_and_listed(images, labels, t
     assert skipped.paths == [str(images / "a.png")]
     assert "a.png" not in relative(data)
     assert "sub/c.jpg" in relative(data)
+
+
+# --- names of YOLO's classes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("labels/classes.txt", "a\n b \nc\nd\n"),
+        ("classes.txt", "a\nb\nc\nd"),
+        ("data.yaml", "train: ../images\nnc: 4\nnames: [a, b, c, d]\n"),
+        ("data.yaml", "names: {0: a, 1: b, 3: d, 2: c}\n"),
+    ],
+)
+def test_yolo_classes_have_names_where_people_put_them(images, labels, file, text):
+    (labels.parent / file).write_text(text)
+    data = read_detection(images, labels, "yolo")
+    assert data.categories == tuple(Category(i, name) for i, name in enumerate("abcd"))
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"labels/classes.txt": "a\nb\nc\nd", "data.yaml": "names: [b, a, c, d]"}, "two files name the classes"),
+        ({"data.yaml": "names: {1: a, 2: b}"}, "data.yaml does not name the classes"),
+        ({"data.yaml": "names: [a, ["}, "data.yaml does not name the classes"),
+        ({"data.yaml": "names: [a, b, c]"}, "line 1: no class 3"),
+    ],
+)
+def test_names_that_do_not_fit_yolo_labels_are_refused(images, labels, files, message):
+    for name, text in files.items():
+        (labels.parent / name).write_text(text)
+    with pytest.raises(DataError, match=message):
+        read_detection(images, labels, "yolo")
+
+
+def test_a_yaml_file_about_something_else_names_nothing(images, labels):
+    (labels.parent / "data.yaml").write_text("version: 3\n")
+    assert {category.name for category in read_detection(images, labels, "yolo").categories} == {None}

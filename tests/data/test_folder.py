@@ -149,11 +149,38 @@ def test_a_folder_with_its_own_split_may_calibrate_with_all_of_its_part(presplit
     assert (len(parts.calibration), len(parts.evaluation), parts.classes) == (6, 8, ())
 
 
-def test_parts_with_other_classes_are_refused(tmp_path):
+def test_the_classes_of_a_split_folder_are_those_of_both_parts(tmp_path):
     make(tmp_path, "calibration/a/x.png", "calibration/b/x.png", "evaluation/a/x.png", "evaluation/c/x.png")
-    with pytest.raises(DataError, match="other classes") as caught:
-        split(tmp_path, "folders", calibration=1, evaluation=1, seed=0)
-    assert caught.value.found == "only in one of them: b, c"
+    (tmp_path / "evaluation" / "b").mkdir()
+    (tmp_path / "evaluation" / "d").mkdir()
+    parts = split(tmp_path, "folders", calibration=2, evaluation="all", seed=0)
+    named = {(s.path.parent.name, parts.classes[s.label]) for s in (*parts.calibration, *parts.evaluation)}
+    assert named == {("a", "a"), ("b", "b"), ("c", "c")}
+    assert (parts.classes, parts.empty) == (("a", "b", "c", "d"), {"d"})
+
+
+@pytest.mark.parametrize(
+    ("names", "proposed"), [(("train", "val"), "val"), (("training", "test"), "test"), (("evaluation",), "evaluation")]
+)
+def test_the_parts_of_a_data_set_are_not_taken_for_classes(tmp_path, names, proposed):
+    make(tmp_path, *(f"{part}/{name}/x.png" for part in names for name in "ab"))
+    with pytest.raises(DataError, match="parts of a data set, not classes") as caught:
+        scan(tmp_path, "folders")
+    assert caught.value.fix == f"give one of them: {tmp_path / proposed}"
+    assert len(scan(tmp_path / proposed, "folders")[0]) == 2
+
+
+def test_a_class_may_be_called_train(tmp_path):
+    make(tmp_path, "train/x.png", "bus/x.png")
+    assert scan(tmp_path, "folders")[1] == ("bus", "train")
+    make(tmp_path, "train/express/y.png")
+    assert scan(tmp_path, "folders")[1] == ("bus", "train")
+
+
+def test_what_is_hidden_is_no_data(tmp_path):
+    make(tmp_path, "a/x.png", "b/x.png", ".git/x.png", "a/.ipynb_checkpoints/x-checkpoint.png", "b/._x.png")
+    for labels in ("folders", "none"):
+        assert relative(scan(tmp_path, labels)[0], tmp_path) == ["a/x.png", "b/x.png"]
 
 
 @pytest.mark.parametrize(

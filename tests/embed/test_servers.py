@@ -10,8 +10,9 @@ import pytest
 import yaml
 
 from tests.command_line import command_line
+from tests.golden_bundle import golden_of
 from vitdeploy.bundle.read import read_bundle
-from vitdeploy.bundle.write import Golden, write_bundle
+from vitdeploy.bundle.write import write_bundle
 from vitdeploy.embed.servers import kserve, layout, ovms, triton
 from vitdeploy.embed.source import find_embedded
 from vitdeploy.errors import ManifestError, TargetError
@@ -62,7 +63,7 @@ def make(small_bundle, pixels, tmp_path_factory):
             graphs={"model": (small_bundle / "model.onnx", manifest.graphs["model"])},
             preprocess=manifest.preprocess,
             engines=[(spec, home)],
-            golden=Golden({tensor.name: pixels}, {"logits": logits}, {spec.target: 1e-4}),
+            golden=golden_of({tensor.name: pixels}, {"logits": logits}, spec.artifact, 1e-4),
             documents={}
             if report is None
             else {"report.json": report if isinstance(report, str) else json.dumps(report)},

@@ -22,10 +22,11 @@ from PIL import Image
 from tests.command_line import ROOT, command_line
 from tests.embed.strokes import SHAPES
 from tests.examples_page import block
+from tests.golden_bundle import golden_of
 from tests.pipeline import planted
 from tests.shell import reader_environment
 from vitdeploy.bundle.read import read_bundle
-from vitdeploy.bundle.write import Golden, write_bundle
+from vitdeploy.bundle.write import Golden, GoldenAnswers, write_bundle
 from vitdeploy.embed import source, web
 from vitdeploy.embed.web.pad import drawing_form
 from vitdeploy.errors import CapabilityError, InputError, TargetError
@@ -58,6 +59,8 @@ def bundle(digits, tmp_path_factory):
     from vitdeploy.pipeline.stages.compile import compile_graph
     from vitdeploy.pipeline.stages.export import ExportConfig, export
     from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
+    from vitdeploy.runtime.engine import make_runner
+    from vitdeploy.runtime.golden import engine_outputs
     from vitdeploy.runtime.ort import OnnxRuntimeRunner
 
     work = tmp_path_factory.mktemp("digits")
@@ -74,6 +77,8 @@ def bundle(digits, tmp_path_factory):
     pixels = np.stack([load_pixels(sample.path, DIGITS) for sample in images[:8]])
     with OnnxRuntimeRunner(work / "model.onnx", name="float") as runner:
         logits = runner.infer({"image": pixels})["logits"]
+    with make_runner(work / "engine", engine) as runner:
+        answers = engine_outputs(runner, DIGITS, pixels)
     write_bundle(
         work / "bundle",
         name="digits <i>",
@@ -82,7 +87,7 @@ def bundle(digits, tmp_path_factory):
         preprocess=DIGITS,
         engines=[(engine, work / "engine")],
         labels=LABELS,
-        golden=Golden({"image": pixels}, {"logits": logits}, {"onnxruntime-cpu": 0.05}),
+        golden=Golden({"image": pixels}, {"logits": logits}, {engine.artifact: GoldenAnswers(answers, 0.05, 8)}),
     )
     return work / "bundle"
 
@@ -298,9 +303,10 @@ def test_a_wrong_answer_is_found(built, tmp_path):
     changed = tmp_path / "changed"
     shutil.copytree(built, changed, ignore=shutil.ignore_patterns("node_modules", "runtime"))
     (changed / "node_modules").symlink_to(built / "node_modules")
-    logits = np.fromfile(changed / "golden" / "logits.f32", "<f4").reshape(8, 10)
+    original = changed / "golden" / "original" / "logits.f32"
+    logits = np.fromfile(original, "<f4").reshape(8, 10)
     logits[3] = np.roll(logits[3], 1)
-    logits.astype("<f4").tofile(changed / "golden" / "logits.f32")
+    logits.astype("<f4").tofile(original)
     done = subprocess.run(["node", "tools/check.mjs"], cwd=changed, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert "WRONG: 8 images, 7 of 8 with the original's first class" in done.stdout
@@ -633,7 +639,7 @@ def planted_page(folder, model, task, built):
         postprocess=post,
         engines=[(engine, folder / "engine")],
         labels=["bright", "dark", "never"] if task == "detection" else [],
-        golden=Golden({"image": pixels}, outputs, {"onnxruntime-cpu": 1e-4}),
+        golden=golden_of({"image": pixels}, outputs, engine.artifact, 1e-4),
     )
     web.write(folder / "bundle", folder / "page")
     shutil.copytree(built / "runtime", folder / "page" / "runtime", copy_function=os.link)

@@ -136,8 +136,9 @@ def processes_of(session):
 
 def digests(bundle):
     """The digest of every file of a bundle that must not depend on how it was made."""
-    names = ["model.onnx", "labels.txt", "calibration.json", "golden/inputs.npz", "golden/outputs.npz"]
-    names += [path.relative_to(bundle).as_posix() for path in bundle.glob("engines/*/graph.onnx")]
+    names = ["model.onnx", "labels.txt", "calibration.json"]
+    names += [path.relative_to(bundle).as_posix() for path in sorted(bundle.glob("engines/*/graph.onnx"))]
+    names += [path.relative_to(bundle).as_posix() for path in sorted(bundle.glob("golden/*.npz"))]
     return {name: hashlib.sha256((bundle / name).read_bytes()).hexdigest() for name in names}
 
 
@@ -162,6 +163,7 @@ def home(tmp_path_factory, digits, small_checkpoint):
         "preprocess: {resize: 32, crop: 32, mean: [0.5], std: [0.5]}\n"
         f"data: {{path: {digits}, calibration: {{images: 32}}, evaluation: {{images: 64}}}}\n"
         "targets: [onnxruntime-cpu]\n"
+        "budget: {min_agreement: 80}\n"
         "bench: {scenarios: [single], batch: [1], duration: 0.3}\n",
         encoding="utf-8",
     )
@@ -225,7 +227,7 @@ def test_no_killed_run_has_published_anything(chain):
 def test_the_run_after_the_kills_makes_the_bundle_of_an_undisturbed_run(chain, home):
     assert (chain.last.status, chain.calm_status) == (0, 0)
     made = digests(home / "out/bundle")
-    assert len(made) == 6
+    assert len(made) in (7, 9)  # with the engine in FP32 where that was faster
     assert made == digests(home / "calm")
 
 

@@ -16,13 +16,13 @@ from vitdeploy.models.config_files import (
     IMAGENET_STD,
     PROCESSORS,
     fixed_size,
-    labels_of,
     read_json,
     timm_config,
     timm_preprocess,
     transformers_preprocess,
     transformers_processor,
 )
+from vitdeploy.models.label_names import labels_for
 from vitdeploy.spec import PreprocessSpec
 
 SQUARE = (224, 224)
@@ -125,7 +125,7 @@ def test_what_timms_config_leaves_out_is_timms_default():
 def test_old_flat_configs_of_timm():
     flat = {"architecture": "vit_tiny_patch16_224", "input_size": [3, 224, 224], "crop_pct": 0.9, "labels": ["a", "b"]}
     assert timm_config(flat) == flat
-    assert labels_of(flat) == ("a", "b")
+    assert labels_for(flat, 2) == (("a", "b"), ())
     assert timm_config({"model_type": "vit", "architectures": ["ViTModel"]}) is None
 
 
@@ -420,62 +420,6 @@ def test_what_preprocessing_cannot_express_is_refused(config, found):
 
 
 # --- labels -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("config", "labels"),
-    [
-        ({"id2label": {"0": "cat", "1": "dog", "10": "eel", **{str(i): str(i) for i in range(2, 10)}}}, 11),
-        ({"id2label": {"1": "dog", "0": "cat"}}, ("cat", "dog")),
-        ({"id2label": {"0": "LABEL_0", "1": "LABEL_1"}}, ()),
-        ({"id2label": {"0": "LABEL_0", "1": "person"}}, ("LABEL_0", "person")),
-        ({"label2id": {"dog": 1, "cat": 0}}, ("cat", "dog")),
-        ({"label2id": {"dog": "1", "cat": "0"}}, ("cat", "dog")),
-        ({"id2label": {"0": "LABEL_0"}, "label2id": {"cat": 0}}, ("cat",)),
-        ({"label2id": {"LABEL_0": 0}}, ()),
-        ({"id2label": {"1": "cat", "2": "dog"}}, ()),
-        ({"id2label": {"0": "cat", "00": "dog"}}, ()),
-        ({"id2label": {"cat": "0"}}, ()),
-        ({"label2id": {"cat": None}}, ()),
-        ({"id2label": {}}, ()),
-        ({"id2label": None, "label_names": None, "pretrained_cfg": None}, ()),
-        ({"id2label": ["cat"]}, ()),
-        ({"label_names": ["cat", "dog"], "num_classes": 2}, ("cat", "dog")),
-        ({"pretrained_cfg": {"label_names": ["cat", "dog"], "num_classes": 2}}, ("cat", "dog")),
-        ({"label_names": [1, 2], "id2label": {"0": "cat"}}, ("cat",)),
-        ({"num_classes": 2, "architecture": "vit_tiny_patch16_224"}, ()),
-        ({}, ()),
-    ],
-)
-def test_labels(config, labels):
-    assert labels_of(config) == labels or len(labels_of(config)) == labels
-
-
-def test_labels_are_those_that_transformers_writes():
-    transformers = reference("transformers")
-    config = transformers.ViTConfig(id2label={0: "cat", 1: "dog"}, label2id={"cat": 0, "dog": 1})
-    assert labels_of(json.loads(config.to_json_string())) == ("cat", "dog")
-    assert labels_of(transformers.ViTConfig(num_labels=5).to_dict()) == ()
-
-
-@pytest.mark.parametrize(
-    ("label", "line"),
-    [
-        ("tabby,\ntabby cat", "tabby, tabby cat"),
-        ("a\r\nb\tc", "a b c"),
-        (" wide \u3000 space\u00a0", "wide space"),
-        ("sep\u2028a\u2029b\x85c\x1cd", "sep a b c d"),
-        ("bell\x07, null\x00", "bell , null"),
-        ("half a pair \ud83d", "half a pair"),
-        ("می‌خواهم", "می‌خواهم"),
-        ("\n", ""),
-    ],
-)
-def test_a_label_is_one_line(label, line, tmp_path):
-    found = labels_of({"label_names": [label, "next"]})
-    assert found == (line, "next")
-    (tmp_path / "labels.txt").write_text("".join(f"{name}\n" for name in found), encoding="utf-8")
-    assert (tmp_path / "labels.txt").read_text(encoding="utf-8").splitlines() == [line, "next"]
 
 
 def test_the_numbers_of_resampling_are_pillows():

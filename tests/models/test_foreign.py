@@ -18,7 +18,7 @@ from vitdeploy.errors import (
     UnknownModelError,
     UserCodeError,
 )
-from vitdeploy.models import foreign
+from vitdeploy.models import foreign, foreign_transformers
 from vitdeploy.models.source import Source, load_original
 
 HEAD = """
@@ -252,10 +252,10 @@ def test_a_library_that_breaks_at_its_import_is_no_traceback(tmp_path, monkeypat
     (tmp_path / "half_a_library.py").write_text("import no_such_package_of_theirs")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(CapabilityError, match="x needs the package broken_library, which is installed") as caught:
-        foreign._library("broken_library", "x")
+        foreign.library("broken_library", "x")
     assert "torchvision::nms" in caught.value.found
     with pytest.raises(MissingPackageError, match="needs the package no_such_package_of_theirs"):
-        foreign._library("half_a_library", "x")
+        foreign.library("half_a_library", "x")
 
 
 def test_arguments_that_timm_does_not_take_are_shown(tmp_path):
@@ -280,7 +280,7 @@ def test_weights_that_are_missing_are_never_random_numbers(tmp_path):
     state = load_file(tmp_path / "model.safetensors")
     state.pop("classifier.weight")
     save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(CheckpointError, match="not all of a ViTMSNForImageClassification") as caught:
+    with pytest.raises(CheckpointError, match="not all, and only, those of a ViTMSNFor") as caught:
         load_original(Source(model=f"hf:{tmp_path}"))
     assert caught.value.found == "1 missing: classifier.weight"
 
@@ -297,15 +297,49 @@ def test_a_folder_that_transformers_cannot_load_is_refused_with_its_words(tmp_pa
     msn_folder(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_size": 64}))
+    with pytest.raises(CheckpointError, match="not all, and only, those of a ViTMSNFor") as caught:
+        load_original(Source(model=f"hf:{tmp_path}"))
+    assert "37 of another shape: classifier.weight [5, 32] (the model: [5, 64])" in caught.value.found
+    (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_size": "wide"}))
     with pytest.raises(CheckpointError, match="transformers cannot load") as caught:
         load_original(Source(model=f"hf:{tmp_path}"))
     assert caught.value.found
 
 
-def test_a_checkpoint_beside_a_folder_of_transformers_own_is_refused(tmp_path):
+def test_weights_that_a_class_does_not_expect_are_refused(tmp_path):
     msn_folder(tmp_path)
-    with pytest.raises(CheckpointError, match="takes weights from the folder only"):
-        load_original(Source(model=f"hf:{tmp_path}", checkpoint=tmp_path / "model.safetensors"))
+    state = load_file(tmp_path / "model.safetensors")
+    more = {f"vit.encoder.layer.{i}.gate.weight": torch.ones(1) for i in range(6)}
+    save_file({**state, **more, "loss.scale": torch.ones(1)}, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match="not all, and only, those of a ViTMSNFor") as caught:
+        load_original(Source(model=f"hf:{tmp_path}"))
+    assert caught.value.found == "6 unexpected: vit.layers.{0-5}.gate.weight"
+
+
+def test_a_pooling_layer_without_weights_is_left_out(tmp_path):
+    library = reference("transformers")
+    config = library.YolosConfig(**SHAPE | {"image_size": [32, 32]}, num_detection_tokens=3)
+    model = randomised(library.YolosModel(config, add_pooling_layer=False))
+    model.save_pretrained(tmp_path)
+    original = load_original(Source(model=f"hf:{tmp_path}"))
+    assert "without its pooling layer, of which the weights are not there" in original.notes
+    with torch.no_grad():
+        assert difference(original.module(image())[0], model(image()).last_hidden_state[:, 0]) < 1e-5
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("form", ["safetensors", "pickled"])
+def test_a_checkpoint_beside_a_config_of_transformers_own_is_read_with_it(form, named, tmp_path):
+    model = msn_folder(tmp_path)
+    path = tmp_path / "model.safetensors"
+    if form == "pickled":
+        path = tmp_path / "epoch3.pt"
+        torch.save({"state_dict": model.state_dict(), "epoch": 3}, path)
+        (tmp_path / "model.safetensors").unlink()
+    original = load_original(Source(model=f"hf:{tmp_path}" if named else None, checkpoint=path))
+    assert original.family == "transformers"
+    with torch.no_grad():
+        assert difference(original.module(image()), model(image()).logits) < 1e-5
 
 
 def test_a_folder_without_config_is_refused(tmp_path):
@@ -332,11 +366,11 @@ def test_a_class_that_transformers_cannot_import_is_no_bug_of_ours(tmp_path, mon
         raise ModuleNotFoundError(f"Could not import module {name!r}.") from RuntimeError("operator nms is missing")
 
     monkeypatch.setattr(
-        foreign, "_library", lambda *_: type("Broken", (), {"__getattr__": lambda _, name: broken(name)})()
+        foreign_transformers, "library", lambda *_: type("Broken", (), {"__getattr__": lambda _, name: broken(name)})()
     )
     config = {"model_type": "swinv2", "architectures": ["Swinv2ForImageClassification"]}
     with pytest.raises(CapabilityError, match="transformers' Swinv2ForImageClassification needs") as caught:
-        foreign.from_transformers(tmp_path, config, None, (64, 64))
+        foreign_transformers.from_transformers(tmp_path, config, None, (64, 64))
     assert caught.value.found == "RuntimeError: operator nms is missing"
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from vitdeploy.errors import CheckpointError
-from vitdeploy.models.unwrap import PREFIXES, unwrap, without_shared_prefix
+from vitdeploy.models.unwrap import PREFIXES, unwrap
 
 PLAIN = {"cls_token": torch.full((1, 1, 4), 1.0), "head.weight": torch.full((2, 4), 1.0)}
 AVERAGE = {key: tensor + 1 for key, tensor in PLAIN.items()}
@@ -133,12 +133,3 @@ def test_every_fault_is_named(loaded, message):
     with pytest.raises(CheckpointError) as raised:
         unwrap(loaded)
     assert message in str(raised.value)
-
-
-def test_a_prefix_of_any_name_is_dropped_where_all_keys_share_it():
-    state, notes = without_shared_prefix(prefixed("net."), ("before",))
-    assert_same(state, PLAIN)
-    assert notes == ("before", "prefix 'net.' dropped from all keys")
-    mixed = {**prefixed("net."), "loss.weight": torch.zeros(2)}
-    assert without_shared_prefix(mixed, ()) == (mixed, ())
-    assert without_shared_prefix({}, ()) == ({}, ())

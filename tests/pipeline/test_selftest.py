@@ -8,6 +8,7 @@ import torch
 
 from tests import forked
 from tests.command_line import command_line
+from tests.sabotage import sabotage_int8
 from vitdeploy.bench import process
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.errors import CapabilityError
@@ -33,9 +34,8 @@ def no_driver(monkeypatch):
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory, small_checkpoint, digits):
-    """(document, folder) of a self-test of two cases, of which the second has no weights."""
-    home = tmp_path_factory.mktemp("selftest")
+def recipe(digits):
+    """recipe(checkpoint): the recipe of a case, by target."""
 
     def recipe(checkpoint):
         return lambda target: validate(
@@ -44,13 +44,20 @@ def report(tmp_path_factory, small_checkpoint, digits):
                 "name": "tiny",
                 "source": {"model": "vit_w32d2h2_patch8_32", "checkpoint": str(checkpoint)},
                 "preprocess": {"resize": 32, "crop": 32, "mean": [0.5], "std": [0.5]},
-                "data": {"path": str(digits), "calibration": {"images": 16}, "evaluation": {"images": 16}},
+                "data": {"path": str(digits), "calibration": {"images": 16}, "evaluation": {"images": 80}},
                 "targets": [target],
                 "precision": "fp32",
             },
             "tiny",
         )
 
+    return recipe
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory, small_checkpoint, recipe):
+    """(document, folder) of a self-test of two cases, of which the second has no weights."""
+    home = tmp_path_factory.mktemp("selftest")
     cases = [Case("tiny", True, recipe(small_checkpoint)), Case("gone", False, recipe(home / "none.safetensors"))]
     out = home / "out"
     out.mkdir()
@@ -62,14 +69,14 @@ def report(tmp_path_factory, small_checkpoint, digits):
 def test_every_step_is_done_and_a_failing_one_does_not_end_the_rest(report):
     document, _ = report
     rows = [(row["model"], row["step"], row["status"]) for row in document["steps"]]
-    engines = [f"{CPU}-{precision}" for precision in ("fp32", "int8")]
+    engines = [f"{CPU}-{step}" for step in ("fp32", "fp32 answers", "int8", "int8 answers")]
     assert rows == [
         *(("tiny", step, "done") for step in ("prepare", *engines, "bench")),
         ("gone", "prepare", "failed"),
         *(("gone", step, "not run") for step in (*engines, "bench")),
     ]
     assert (document["works"], document["passed"]) == (True, False)
-    assert document["sentence"] == f"{CPU}: 4 of 5 steps done; 3 not run. 1 failed."
+    assert document["sentence"] == f"{CPU}: 6 of 7 steps done; 5 not run. 1 failed."
 
 
 def test_each_engine_is_compared_with_pytorch_and_timed_beside_it(report):
@@ -77,7 +84,7 @@ def test_each_engine_is_compared_with_pytorch_and_timed_beside_it(report):
     tiny = document["models"][0]
     assert [engine["precision"] for engine in tiny["engines"]] == ["fp32", "int8"]
     assert tiny["engines"][0]["verify"]["agreement"] == 100
-    assert [engine["verify"]["n"] for engine in tiny["engines"]] == [16, 16]
+    assert [engine["verify"]["n"] for engine in tiny["engines"]] == [80, 80]
     assert tiny["engines"][1]["kernels"]["int8"] > 0
     names = ["original", f"{CPU}-fp32", f"{CPU}-int8"]
     assert [row["artifact"] for row in tiny["bench"]["results"]] == names
@@ -118,7 +125,7 @@ def test_a_machine_that_lacks_everything_gets_a_complete_report(tmp_path, shared
     assert document["doctor"][0]["fix"].startswith("install NVIDIA's driver")
     cases = default_cases()
     tried = [p for p in ("fp32", "fp16", "int8", "fp8") if p in TARGETS[target].precisions]
-    assert len(document["steps"]) == len(cases) * (len(tried) + 2)
+    assert len(document["steps"]) == len(cases) * (2 * len(tried) + 2)
     assert {row["status"] for row in document["steps"]} == {"not run"}
     assert all(row["detail"].startswith("needs NVIDIA driver and ") for row in document["steps"])
     page = (out / "report.html").read_text(encoding="utf-8")
@@ -127,6 +134,39 @@ def test_a_machine_that_lacks_everything_gets_a_complete_report(tmp_path, shared
     assert "install NVIDIA&#39;s driver" in page
     assert {path.name for path in out.iterdir()} == {"selftest.json", "report.html", "doctor.txt"}
     assert [path.name for path in out.parent.iterdir()] == [out.name]
+
+
+def test_an_engine_with_other_answers_fails_the_self_test(recipe, small_checkpoint, monkeypatch, tmp_path):
+    """It is built, it runs, and it answers wrongly."""
+    sabotage_int8(monkeypatch)
+    monkeypatch.setattr(process, "subprocess", forked.SUBPROCESS)
+    out = tmp_path / "out"
+    out.mkdir()
+    cases = [Case("tiny", True, recipe(small_checkpoint)), Case("seeded", False, recipe(small_checkpoint))]
+    found = run_selftest(CPU, cases, out, Store(tmp_path / "store"), protocol=SHORT, progress=silent)
+    rows = {(row["model"], row["step"]): row for row in found["steps"]}
+    assert not found["passed"] and rows["tiny", f"{CPU}-int8"]["status"] == "done"
+    assert rows["tiny", f"{CPU}-fp32 answers"]["status"] == "done"
+    wrong = rows["tiny", f"{CPU}-int8 answers"]
+    assert wrong["status"] == "failed" and wrong["error"]["code"] == "VD5001" and "budget 95" in wrong["detail"]
+    # Of a model that was never trained INT8 is not judged, and that is told.
+    assert rows["seeded", f"{CPU}-int8 answers"]["status"] == "not run"
+    assert rows["seeded", f"{CPU}-fp32 answers"]["status"] == "done"
+
+
+@pytest.mark.parametrize(("code", "status"), [("VD5001", 5), ("VD4201", 4), (None, 0)])
+def test_the_exit_code_tells_wrong_answers_from_what_does_not_run(code, status, tmp_path, monkeypatch, shared_store):
+    from vitdeploy.pipeline.selftest import run
+
+    def told(target, cases, work, store, *, protocol, progress):
+        (work / "doctor.txt").write_text("ok\n")
+        row = {"model": "m", "step": "s", "seconds": 0.0, "log": "", "detail": ""}
+        row |= {"status": "failed" if code else "done", "error": {"code": code} if code else None}
+        return {"steps": [row], "sentence": "", "passed": code is None}
+
+    monkeypatch.setattr(run, "run_selftest", told)
+    with command_line(tmp_path, shared_store) as here:
+        assert here("selftest", "--target", CPU).returncode == status
 
 
 def test_an_unknown_target_is_refused(tmp_path, shared_store):

@@ -118,7 +118,7 @@ def test_the_page_is_one_file_without_scripts_that_says_the_verdict(tuned):
 
 
 def test_without_time_only_plain_float_and_int8_are_tried(tuned, command):
-    options = ("--target", "openvino-cpu", "--time-budget", "0.001s", "--set", "budget={}")
+    options = ("--target", "openvino-cpu", "--time-budget", "0.001s", "--set", "budget={min_agreement: 50}")
     done = command("tune", "recipe.yaml", *options, "-o", "short", "--json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)

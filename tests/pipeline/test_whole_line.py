@@ -18,9 +18,8 @@ from vitdeploy.runtime import load
 TARGETS = ("openvino-cpu", "onnxruntime-cpu")
 ENGINES = ["openvino-cpu-int8", "onnxruntime-cpu-int8", "openvino-cpu-fp32", "onnxruntime-cpu-fp32"]
 STEPS = [
-    *("export", "optimize", "calibrate"),
+    *("reference", "export", "optimize", "calibrate"),
     *(f"{verb} {engine}" for engine in ENGINES for verb in ("place", "compile")),
-    "reference",
     *(f"verify {engine}" for engine in ENGINES),
     "attention",
 ]
@@ -32,7 +31,7 @@ preprocess: {{resize: 32, crop: 32, interpolation: bicubic, mean: [0.5], std: [0
 data: {{path: {digits}, labels: folders, calibration: {{images: 32}}, evaluation: {{images: 64}}, seed: 0}}
 precision: int8
 targets: [openvino-cpu, onnxruntime-cpu]
-budget: {{max_size: 100000}}
+budget: {{min_agreement: 80}}
 bench: {{scenarios: [single], batch: [1], duration: 0.5}}
 """
 
@@ -55,20 +54,30 @@ def files(folder):
 
 
 def test_the_bundle_holds_these_files_and_no_other(line):
-    assert files(line.bundle) == [
-        "calibration.json",
-        "engines/onnxruntime-cpu/graph.onnx",
-        "engines/openvino-cpu/graph.onnx",
-        "engines/openvino-cpu/model.bin",
-        "engines/openvino-cpu/model.xml",
-        "golden/inputs.npz",
-        "golden/outputs.npz",
-        "labels.txt",
-        "manifest.json",
-        "model.onnx",
-        "report.html",
-        "report.json",
-    ]
+    ships = line.report["verdict"]["ships"]
+    placed = {"onnxruntime-cpu": ["graph.onnx"], "openvino-cpu": ["graph.onnx", "model.bin", "model.xml"]}
+    homes = {}
+    for name in ships:  # a second engine of a target has a folder of its own name
+        target = name.rpartition("-")[0]
+        homes[name] = target if target not in homes.values() else name
+    assert files(line.bundle) == sorted(
+        [
+            "calibration.json",
+            *(f"engines/{home}/{file}" for name, home in homes.items() for file in placed[name.rpartition("-")[0]]),
+            *(f"golden/{name}.npz" for name in ("inputs", "outputs", *ships)),
+            *("labels.txt", "manifest.json", "model.onnx", "report.html", "report.json"),
+        ]
+    )
+
+
+def test_the_bundle_ships_what_was_asked_for_and_what_is_recommended(line):
+    manifest, verdict = read_bundle(line.bundle), line.report["verdict"]
+    assert [engine.artifact for engine in manifest.engines] == verdict["ships"]
+    assert {f"{target}-int8" for target in TARGETS} <= set(verdict["ships"])
+    assert manifest.gates == dict.fromkeys(verdict["ships"], "pass")
+    recommended = None if verdict["recommended"] == "original" else verdict["recommended"]
+    assert manifest.recommended == recommended
+    assert recommended in (None, verdict["ships"][0])
 
 
 def test_the_manifest_lists_every_file_with_its_digest(line):
@@ -85,7 +94,7 @@ def test_nothing_temporary_is_left_beside_the_bundle_or_in_the_store(line):
 
 def test_every_onnx_file_passes_the_checker(line):
     graphs = sorted(line.bundle.rglob("*.onnx"))
-    assert len(graphs) == 3
+    assert len(graphs) == 1 + len(line.report["verdict"]["ships"])
     for graph in graphs:
         onnx.checker.check_model(onnx.load(graph), full_check="openvino" not in str(graph))
 
@@ -134,6 +143,19 @@ def test_the_report_says_what_became_of_the_answers(line, digits):
     assert bool(differing) == any(each["changed"] for each in found["changed"].values())
     assert all((digits / each["sample"]).is_file() for each in examples)
 
+def test_how_folders_became_classes_is_told_before_the_work(line):
+    mapping, lines = line.report["data"]["mapping"], line.done.stderr.splitlines()
+    assert (mapping["how"], mapping["classes"]) == ("position", 10)
+    cannot = "64 images can prove an agreement of 94.33 % at best; 95 needs about 73 images at full agreement"
+    assert lines.index(mapping["text"]) < lines.index(cannot) < lines.index("made export")
+
+
+def test_an_original_that_knows_nothing_is_doubted_before_the_verdict(line):
+    [warning] = line.report["warnings"]
+    assert re.match(r"the original's top-1 is [\d.]+ % of 64 images, and chance is 10 %: ", warning)
+    lines = line.done.stderr.splitlines()
+    assert lines.index(f"warning: {warning}") < lines.index(line.report["verdict"]["sentence"])
+
 
 def test_the_report_verifies_every_engine_on_all_images(line):
     engines = line.report["engines"]
@@ -167,8 +189,9 @@ def test_the_bench_has_a_row_for_each_and_a_ratio_for_each_pair(line):
 
 def test_the_verdict_is_one_sentence_that_people_are_shown_too(line):
     verdict = line.report["verdict"]
-    assert re.fullmatch(r"(Ship [a-z0-9-]+|Keep the original): .*\.", verdict["sentence"])
-    assert verdict["recommended"] in ["original", *ENGINES]
+    assert re.fullmatch(r"(Ship [a-z0-9-]+|Keep the original|Not decided[a-z ]+): .*\.", verdict["sentence"])
+    assert verdict["recommended"] in [None, "original", *ENGINES]
+    assert (verdict["recommended"] is None) == verdict["sentence"].startswith("Not decided")
     assert verdict["sentence"] in line.done.stderr
     assert verdict["sentence"] in (line.bundle / "report.html").read_text(encoding="utf-8")
 
@@ -192,21 +215,19 @@ def test_the_report_does_not_name_folders_of_this_machine_beside_the_recipe(line
 @pytest.mark.parametrize("target", TARGETS)
 def test_a_predictor_gives_the_golden_outputs_within_the_tolerance(line, target):
     golden = read_bundle(line.bundle).golden
-    with np.load(line.bundle / golden.inputs) as given, np.load(line.bundle / golden.outputs) as wanted:
-        inputs, outputs = given["image"], wanted["logits"]
     with load(line.bundle, target) as predictor:
+        own = golden.engines[predictor.target]
+        with np.load(line.bundle / golden.inputs) as given, np.load(line.bundle / own.outputs) as wanted:
+            inputs, outputs = given["image"], wanted["logits"]
         logits = predictor.outputs(list(inputs))["logits"]
     assert inputs.shape == (8, 32, 32, 1)
     assert logits.shape == outputs.shape == (8, 10)
-    assert np.abs(logits - outputs).max() / np.abs(outputs).max() <= golden.tolerance[target] < 0.2
+    assert np.abs(logits - outputs).max() / np.abs(outputs).max() <= 1e-3 <= own.tolerance <= 0.1
 
 
-def test_the_engine_that_is_listed_first_is_the_faster_one(line):
-    p50 = {row["artifact"]: row["latency_ms"]["p50"] for row in line.report["bench"]["results"]}
-    listed = [engine.artifact for engine in read_bundle(line.bundle).engines]
-    assert listed == sorted(listed, key=p50.__getitem__)
+def test_an_app_gets_the_engine_that_is_listed_first(line):
     with load(line.bundle) as predictor:
-        assert predictor.target == listed[0]
+        assert predictor.target == line.report["verdict"]["ships"][0]
 
 
 def test_the_bundle_can_be_moved(line, tmp_path, digits):
@@ -220,7 +241,8 @@ def test_the_bundle_can_be_moved(line, tmp_path, digits):
 def test_inspect_reads_the_bundle_and_checks_its_digests(line, cli):
     done = cli("inspect", line.bundle)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("bundle whole-line: classification, format 1, 11 files, all digests match\n")
+    assert done.stdout.startswith("bundle whole-line: classification, format 1, ")
+    assert "files, all digests match\n" in done.stdout
     assert "engine onnxruntime-cpu-int8: CPUExecutionProvider, batch 1," in done.stdout
 
 
@@ -228,7 +250,7 @@ def test_predict_names_the_label_of_each_image(line, cli, digits):
     images = sorted(digits.glob("evaluation/*/*.png"))[:3]
     done = cli("predict", line.bundle, *images, "--target", "openvino-cpu", "--top", 2, "--json")
     document = json.loads(done.stdout)
-    assert document["engine"] == "openvino-cpu-int8"
+    assert document["engine"] in ("openvino-cpu-int8", "openvino-cpu-fp32")
     assert [entry["image"] for entry in document["predictions"]] == [str(image) for image in images]
     for entry in document["predictions"]:
         assert entry["label"] == entry["top"][0]["label"] in list("0123456789")
@@ -250,7 +272,6 @@ def test_a_dry_run_shows_what_a_change_makes_again_and_computes_nothing(line, tm
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_budget_is_met_by_one_engine_and_only_those_asked_for_give_reasons(line):
+def test_a_budget_that_is_met_gives_no_reasons(line):
     verdict = line.report["verdict"]
-    assert verdict["gate"] == "pass"
-    assert [reason.partition(":")[0] for reason in verdict["reasons"]] == ["openvino-cpu-int8"]
+    assert (verdict["gate"], verdict["reasons"], verdict["budget"]) == ("pass", [], "min_agreement 80")

@@ -63,26 +63,53 @@ def check(folder):
 def test_an_engine_that_answers_as_the_original_passes(bundle):
     found = check(bundle)
     assert found.inputs == 5 and found.ok and found.difference < 1e-6 and found.tolerance == 1e-3
+    assert found.same == found.least_same == 5
 
 
-def test_an_engine_that_answers_otherwise_does_not(spoilt, bundle):
-    logits = np.load(bundle / "golden" / "outputs.npz")["logits"]
-    found = check(spoilt("outputs.npz", {"logits": logits + 0.01 * np.abs(logits).max()}))
+ENGINE = f"{TARGET}-fp32.npz"
+
+
+def test_an_engine_that_answers_otherwise_than_when_the_bundle_was_made_does_not(spoilt, bundle):
+    logits = np.load(bundle / "golden" / ENGINE)["logits"]
+    found = check(spoilt(ENGINE, {"logits": logits + 0.01 * np.abs(logits).max()}))
     assert found.difference == pytest.approx(0.01, rel=0.05) and not found.ok
+    assert found.same == 5
+
+
+def test_an_engine_that_was_wrong_when_the_bundle_was_made_does_not_pass_either(spoilt, bundle):
+    """Its outputs are the same as then, so that no tolerance of its own could tell."""
+    logits = np.load(bundle / "golden" / "outputs.npz")["logits"]
+    found = check(spoilt("outputs.npz", {"logits": np.roll(logits, 1, axis=1)}))
+    assert found.difference < 1e-6 and (found.same, found.least_same) == (0, 5) and not found.ok
+
+
+def test_bundles_of_earlier_versions_are_compared_with_the_original(bundle, tmp_path):
+    folder = shutil.copytree(bundle, tmp_path / "earlier")
+    document = json.loads((folder / "manifest.json").read_text())
+    document["golden"] = {**document["golden"], "tolerance": {TARGET: 1e-4}}
+    for new in ("gates", "recommended"):
+        del document[new]
+    del document["golden"]["engines"]
+    (folder / "manifest.json").write_text(json.dumps(document))
+    found = check(folder)
+    assert found.ok and found.tolerance == 1e-4 and (found.same, found.least_same) == (5, 0)
 
 
 def test_a_number_that_is_none_does_not_pass(spoilt, bundle):
-    logits = np.load(bundle / "golden" / "outputs.npz")["logits"]
+    logits = np.load(bundle / "golden" / ENGINE)["logits"]
     logits[0, 0] = np.nan
-    assert not check(spoilt("outputs.npz", {"logits": logits})).ok
+    assert not check(spoilt(ENGINE, {"logits": logits})).ok
 
 
-def test_what_is_no_golden_set_is_refused(spoilt, small_bundle, bundle):
-    with pytest.raises(InputError, match="no golden answers for onnxruntime-cpu"):
+def test_what_is_no_golden_set_is_refused(spoilt, small_bundle, bundle, tmp_path):
+    with pytest.raises(InputError, match="no golden answers for onnxruntime-cpu-fp32"):
         check(small_bundle)
     logits = np.load(bundle / "golden" / "outputs.npz")["logits"]
     with pytest.raises(ManifestError, match="other outputs"):
         check(spoilt("outputs.npz", {"features": logits}))
+    shutil.rmtree(tmp_path / "spoilt")
+    with pytest.raises(ManifestError, match="other shapes"):
+        check(spoilt("outputs.npz", {"logits": logits[:, :3]}))
 
 
 def test_files_that_are_no_arrays_are_refused(spoilt, tmp_path):
@@ -110,8 +137,9 @@ def test_files_that_were_changed_are_refused(bundle, tmp_path):
 def test_inspect_says_what_came_of_each_engine(bundle, spoilt, small_bundle, tmp_path, shared_store):
     with command_line(tmp_path, shared_store) as run:
         done = run("inspect", bundle, "--check")
-        assert done.returncode == 0 and "golden onnxruntime-cpu-fp32: ok, 5 inputs, largest difference" in done.stdout
-        wrong = run("inspect", spoilt("outputs.npz", {"logits": np.zeros((5, 10), np.float32)}), "--check", "--json")
+        said = "golden onnxruntime-cpu-fp32: ok, 5 of 5 answers are the original's (at least 5 must be), largest"
+        assert done.returncode == 0 and said in done.stdout
+        wrong = run("inspect", spoilt(ENGINE, {"logits": np.zeros((5, 10), np.float32)}), "--check", "--json")
         assert wrong.returncode == 5 and not json.loads(wrong.stdout)["check"][0]["ok"]
         assert "does not give the golden answers" in wrong.stderr and "onnxruntime-cpu-fp32" in wrong.stderr
         assert run("inspect", small_bundle, "--check").returncode == 2

@@ -27,6 +27,7 @@ from vitdeploy.spec import (
     DecodeError,
     EngineSpec,
     FileEntry,
+    GoldenSpec,
     Manifest,
     PreprocessSpec,
     decode,
@@ -192,12 +193,16 @@ def _check_paths(path: Path, manifest: Manifest) -> None:
         raise ManifestError(f"{path} lists a file twice")
     named = [graph.file for graph in manifest.graphs.values()]
     named += [name for engine in manifest.engines for name in _engine_files(engine)]
-    named += [manifest.golden.inputs, manifest.golden.outputs] if manifest.golden else []
+    named += _golden_files(manifest.golden) if manifest.golden else []
     named += [manifest.labels] if manifest.labels else []
     named += [f"{SIZES_FOLDER}/{size}/{MANIFEST_FILE}" for size in manifest.sizes]
     missing = sorted(set(named) - set(listed))
     if missing:
         raise ManifestError(f"{path} uses files that it does not list", found=_printable(", ".join(missing[:5])))
+
+
+def _golden_files(golden: GoldenSpec) -> list[str]:
+    return [golden.inputs, golden.outputs, *(engine.outputs for engine in golden.engines.values())]
 
 
 def _engine_files(engine: EngineSpec) -> list[str]:

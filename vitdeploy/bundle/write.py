@@ -18,6 +18,8 @@ from vitdeploy.spec import (
     MANIFEST_FORMAT,
     EngineSpec,
     FileEntry,
+    GateStatus,
+    GoldenEngine,
     GoldenSpec,
     GraphSpec,
     Manifest,
@@ -33,11 +35,20 @@ WEIGHTS_SUFFIX = ".onnx.data"
 
 @dataclass(frozen=True)
 class Golden:
-    """What the engines are fed and what the original then gives, by tensor name; the tolerance of each target."""
+    """What the engines are fed, what the original then gives, and what each engine does; arrays by tensor name."""
 
     inputs: Mapping[str, npt.NDArray[Any]]
     outputs: Mapping[str, npt.NDArray[Any]]
-    tolerance: dict[str, float]
+    engines: Mapping[str, GoldenAnswers]
+
+
+@dataclass(frozen=True)
+class GoldenAnswers:
+    """What one engine gives for the golden inputs; see `spec.GoldenEngine`."""
+
+    outputs: Mapping[str, npt.NDArray[Any]]
+    tolerance: float
+    least_same: int
 
 
 def write_bundle(
@@ -54,13 +65,17 @@ def write_bundle(
     documents: Mapping[str, str] | None = None,
     provenance: Mapping[str, Any] | None = None,
     sizes: Sequence[str] = (),
+    gates: Mapping[str, GateStatus] | None = None,
+    recommended: str | None = None,
 ) -> Manifest:
     """Fill the folder `out` with a bundle and return its manifest, read back and verified.
 
     Args:
         graphs: the float ONNX graphs by name, one called "model" for most tasks.
-        engines: each with the folder that holds its files; the recommended one first.
+        engines: each with the folder that holds its files, in the order in which an app is to try them. Of several for
+            one target the first has `engines/<target>/` and a further one `engines/<artifact>/`.
         documents: further text files by name, such as report.html.
+        gates, recommended: see `spec.Manifest`.
         sizes: further image sizes, whose bundles lie in `sizes/` of `out` already; nothing else does.
     """
     for graph, _ in graphs.values():
@@ -78,11 +93,16 @@ def write_bundle(
         preprocess=preprocess,
         postprocess=postprocess,
         labels=LABELS_FILE if labels else None,
-        engines=tuple(_copy_engine(out, engine, folder) for engine, folder in engines),
+        engines=tuple(
+            _copy_engine(out, engine, folder, home)
+            for (engine, folder), home in zip(engines, _homes([engine for engine, _ in engines]), strict=True)
+        ),
         golden=_write_golden(out, golden) if golden else None,
         files=_entries(out),
         provenance=dict(provenance or {}),
         sizes=tuple(sizes),
+        gates=dict(gates or {}),
+        recommended=recommended,
     )
     text = json.dumps(encode(manifest), indent=1, sort_keys=False, allow_nan=False)
     (out / MANIFEST_FILE).write_text(text + "\n", encoding="utf-8")
@@ -91,8 +111,15 @@ def write_bundle(
     return written
 
 
-def _copy_engine(out: Path, engine: EngineSpec, folder: Path) -> EngineSpec:
-    home = f"engines/{engine.target}"
+def _homes(engines: Sequence[EngineSpec]) -> list[str]:
+    targets = [engine.target for engine in engines]
+    return [
+        f"engines/{engine.target if engine.target not in targets[:i] else engine.artifact}"
+        for i, engine in enumerate(engines)
+    ]
+
+
+def _copy_engine(out: Path, engine: EngineSpec, folder: Path, home: str) -> EngineSpec:
     placements = {engine.graph, *(part.graph for part in engine.parts)}
     files = {path.relative_to(folder).as_posix() for graph in placements for path in with_weights(folder / graph)}
     for file in sorted({*files, *engine.files}):
@@ -118,9 +145,17 @@ def with_weights(graph: Path) -> list[Path]:
 
 def _write_golden(out: Path, golden: Golden) -> GoldenSpec:
     (out / "golden").mkdir()
-    for name, arrays in (("inputs", golden.inputs), ("outputs", golden.outputs)):
+    for name, arrays in (
+        ("inputs", golden.inputs),
+        ("outputs", golden.outputs),
+        *((artifact, answers.outputs) for artifact, answers in golden.engines.items()),
+    ):
         np.savez(out / f"golden/{name}.npz", **arrays)  # type: ignore[arg-type]
-    return GoldenSpec("golden/inputs.npz", "golden/outputs.npz", golden.tolerance)
+    engines = {
+        artifact: GoldenEngine(f"golden/{artifact}.npz", answers.tolerance, answers.least_same)
+        for artifact, answers in golden.engines.items()
+    }
+    return GoldenSpec("golden/inputs.npz", "golden/outputs.npz", engines=engines)
 
 
 def _entries(out: Path) -> tuple[FileEntry, ...]:

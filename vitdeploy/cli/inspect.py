@@ -27,8 +27,8 @@ def command(
     """What a bundle or an ONNX file holds; every digest of a bundle is checked.
 
     With --target, what that target would refuse (exit 5), slow down or leave unfused, and the mend. With --check, every
-    engine that runs here answers the bundle's golden inputs; exit 5 where the answers are not the original's within the
-    manifest's tolerance.
+    engine that runs here answers the bundle's golden inputs; exit 5 where the outputs are not, within the manifest's
+    tolerance, those of when the bundle was made, or the answers are not the original's.
     """
     from vitdeploy.bundle.read import is_bundle, is_packed, read_bundle
 
@@ -60,7 +60,7 @@ def _self_check(console: Console, path: Path, trust: Path | None, document: dict
         raise GateError(
             "an engine does not give the golden answers",
             found=", ".join(each["engine"] for each in found if each["ok"] is False),
-            wanted="the original's answers within the manifest's tolerance",
+            wanted="what the engine gave when the bundle was made, within its tolerance, and the original's answers",
             fix="make the bundle on a machine like this one: other CPUs and runtimes have other kernels",
         )
 

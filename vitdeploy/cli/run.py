@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from vitdeploy.pipeline.job import Job
 
 
+GUARDED = " (the guard of every run whose budget bounds neither drop nor agreement)"
+
+
 @click.command("run")
 @click.argument("recipe", type=click.Path(path_type=Path))
 @click.option(
@@ -47,6 +50,7 @@ def command(
     from vitdeploy.pipeline.run import default_store, preview
     from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
     from vitdeploy.publish import check_replaceable
+    from vitdeploy.verify.gate import guards
 
     loaded = load_recipe(recipe, overrides)
     out = output or Path("out") / loaded.name
@@ -55,7 +59,7 @@ def command(
     with console:
         jobs = prepare(loaded, skip_bad=skip_bad, progress=console.progress)
         several = len(jobs) > 1
-        for note in dict.fromkeys(note for job in jobs for note in job.origin.notes):
+        for note in dict.fromkeys(note for job in jobs for note in (*job.origin.notes, *job.data.notes)):
             console.note(note)
         if dry_run:
             rows = [(_at(job, name, several), there) for job in jobs for name, there in preview(make_plan(job), store)]
@@ -72,11 +76,13 @@ def command(
             resume=resume,
             progress=lambda job: functools.partial(_progress, console, job, several),
             finished=lambda job, step, reused: tell_finished(console, _at(job, step.name, several), step, reused),
+            note=lambda job, text: console.note(_at(job, text, several)),
         )
     lines = []
     for outcome in outcomes:
         lines += [f"{outcome.job.size}:"] if several else []
-        lines += [*_table(outcome.report), "", outcome.verdict.sentence, *outcome.verdict.remarks]
+        warnings = [f"warning: {text}" for text in outcome.report["warnings"]]
+        lines += [*_table(outcome.report), "", *warnings, outcome.verdict.sentence, *outcome.verdict.remarks]
         lines += [""] if several else []
     example = "TOKENS.npz" if jobs[0].origin.preprocess is None else "IMAGE"
     console.finish(report, lines, out, f"open {out / 'report.html'}, or: vitdeploy predict {out} {example}")
@@ -87,8 +93,10 @@ def command(
         raise GateError(
             f"the budget is {'not met' if failed else 'not provably met'}",
             found="; ".join(reasons),
-            wanted=str(loaded.to_budget()),
-            fix="the bundle is written all the same; raise the budget, or evaluate on more images",
+            wanted=f"{unmet[0].job.budget}{GUARDED if guards(loaded.to_budget()) else ''}",
+            fix="evaluate on more images, or set another budget: --set budget.min_agreement=PERCENT or "
+            "--set budget.max_drop=POINTS. The bundle is written all the same, without the engines that fail it; "
+            "--set bundle.include_failed=true keeps them",
         )
 
 

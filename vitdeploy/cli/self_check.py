@@ -40,15 +40,16 @@ def _check(folder: Path, manifest: Manifest, engine: EngineSpec, trust: Path | N
             found = check_golden(folder, manifest, engine, runner)
     except HostError as error:
         return {"engine": engine.artifact, "ok": None, "error": error.message}
-    facts = {"inputs": found.inputs, "difference": found.difference, "tolerance": found.tolerance}
-    return {"engine": engine.artifact, "ok": found.ok, **facts}
+    return {"engine": engine.artifact, "ok": found.ok, "gate": manifest.gate(engine), **vars(found)}
 
 
 def _line(found: dict[str, Any]) -> str:
     if found["ok"] is None:
         return f"golden {found['engine']}: does not run here: {found['error']}"
     verdict = "ok" if found["ok"] else "DIFFERS"
+    failed = "; it failed its budget when the bundle was made" if found["gate"] == "fail" else ""
     return (
-        f"golden {found['engine']}: {verdict}, {found['inputs']} inputs, largest difference {found['difference']:.1e} "
-        f"of the largest output (allowed {found['tolerance']:.1e})"
+        f"golden {found['engine']}: {verdict}, {found['same']} of {found['inputs']} answers are the original's "
+        f"(at least {found['least_same']} must be), largest difference {found['difference']:.1e} of the largest output "
+        f"from when the bundle was made (allowed {found['tolerance']:.1e}){failed}"
     )

@@ -27,11 +27,11 @@ def command(console: Console, target: str, output: Path | None, duration: float)
 
     Builds every precision that the target has of the digits model and of a ViT-B/16 with seeded weights, verifies each
     engine against PyTorch, and measures all in turns, on a GPU against torch.compile in FP16. A step that fails is
-    recorded, and the rest goes on. Exit code 4 where the target does not work here, or a step failed; the report is
-    written all the same.
+    recorded, and the rest goes on. Exit code 5 where an engine does not give the original's answers, 4 where the target
+    does not work here, or a step failed; the report is written all the same.
     """
     from vitdeploy.bench.protocol import Protocol
-    from vitdeploy.errors import HostError, TargetError
+    from vitdeploy.errors import GateError, HostError, TargetError
     from vitdeploy.pipeline.selftest.cases import default_cases
     from vitdeploy.pipeline.selftest.run import REPORT_NAMES, run_selftest
     from vitdeploy.publish import replacing, temporary_folder
@@ -52,4 +52,5 @@ def command(console: Console, target: str, output: Path | None, duration: float)
         lines.append(f"{row['status']:<7}  {row['model']:<16} {row['step']:<28} {seconds}")
     console.finish(document, [*lines, document["sentence"]], out, f"send {out} back; open {out / 'report.html'}")
     if not document["passed"]:
-        click.get_current_context().exit(HostError.exit_code)
+        wrong = any(row["error"] and row["error"]["code"] == GateError.code for row in document["steps"])
+        click.get_current_context().exit(GateError.exit_code if wrong else HostError.exit_code)

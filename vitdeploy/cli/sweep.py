@@ -74,13 +74,14 @@ def _table(document: Mapping[str, Any]) -> list[str]:
         if report is None:
             lines.append(f"{row['name']:<{width}}failed: {row['error']['message']}")
             continue
-        name = report["verdict"]["recommended"]
+        name = report["verdict"]["leading"]
         engine = next((each for each in report["engines"] if each["artifact"] == name), None)
         bench = next(each for each in report["bench"]["results"] if each["artifact"] == name)
         verified = engine["verify"] if engine else {"value": report["engines"][0]["verify"]["reference_value"]}
+        shown = name if report["verdict"]["recommended"] else f"{name}, not decided"
         value, agreement = verified["value"], verified.get("agreement")
         lines.append(
-            f"{row['name']:<{width}}{name:<26}{'' if value is None else format(value, '.2f'):>8}"
+            f"{row['name']:<{width}}{shown:<26}{'' if value is None else format(value, '.2f'):>8}"
             f"{'' if agreement is None else format(agreement, '.2f'):>11}{bench['latency_ms']['p50']:>9.2f}"
             f"{bench['throughput']:>11.1f}  {report['verdict']['gate']}"
         )

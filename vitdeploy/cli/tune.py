@@ -72,7 +72,7 @@ def command(
     check_replaceable(out, OUTPUT_NAMES)
     with console:
         job = prepare_search(loaded, targets, bounds, skip_bad=skip_bad, progress=console.progress)
-        for note in job.origin.notes:
+        for note in (*job.origin.notes, *job.data.notes):
             console.note(note)
         tuner = Tuner(
             job,
@@ -82,9 +82,12 @@ def command(
             lambda step, reused: tell_finished(console, step.name, step, reused),
             time_budget,
         )
+        for note in tuner.foresee():
+            console.note(note)
         tuned = tuner.run()
         document = write_tuned(tuned, out)
     lines = [*_variants(document), "", *_finalists(document), ""]
+    lines += [f"warning: {text}" for text in document["warnings"]]
     lines += [document["verdict"]["sentence"], *document["verdict"]["remarks"]]
     lines += [f"not tried: {each['what']}: {each['why']}" for each in document["left_out"]]
     console.finish(document, lines, out, f"open {out / 'tune.html'}, or: vitdeploy run {out / RECIPE_FILE} -o DIR")
@@ -93,7 +96,7 @@ def command(
         raise GateError(
             f"the budget is {'not met' if gate.status == 'fail' else 'not provably met'} by any variant",
             found=f"{tuned.choice.best.name}: {'; '.join(gate.reasons)}",
-            wanted=str(job.recipe.to_budget()),
+            wanted=str(job.budget),
             fix="the result is written all the same; raise the budget, or evaluate on more images",
         )
 

@@ -115,6 +115,7 @@ def command(
                 skip_bad=skip_bad,
                 budget=budget,
                 progress=console.progress,
+                note=console.note,
             )
     noun = "sequence" if data.suffix == ".npz" else "image"
     if on is not None:
@@ -183,6 +184,7 @@ def _lines(found: dict[str, Any], gate: Gate, noun: str) -> list[str]:
         f"diagnosis   {found['diagnosis']}",
     ]
     lines += found["remarks"]
+    lines += [f"warning: {text}" for text in found["warnings"]]
     if gate.status != "none":
         lines.append(f"gate        {gate.status}" + "".join(f"; {reason}" for reason in gate.reasons))
     return lines

@@ -53,8 +53,8 @@ A = TypeVar("A", bound=Annotation)
 class AnnotatedSet(Generic[A]):
     """The annotated images below `folder`, sorted by path, and what is known about each, by `Sample.path`.
 
-    Annotations hold category ids of the data set: see `align`. `unannotated` counts the images below `folder` that the
-    annotations do not speak of; they are not among `samples`.
+    Annotations hold category ids of the data set: see `data.classes`. `unannotated` counts the images below `folder`
+    that the annotations do not speak of; they are not among `samples`.
     """
 
     folder: Path
@@ -93,50 +93,6 @@ class AnnotatedSet(Generic[A]):
             content = hashlib.sha256(self.annotations[sample.path].content()).hexdigest()
             total.update(f"{sample.path.relative_to(self.folder).as_posix()}\t{content}\n".encode())
         return total.hexdigest()
-
-
-def align(categories: Sequence[Category], labels: Sequence[str] | None) -> dict[int, int]:
-    """The class index that a model with these `labels` uses for each category id; None: the model has no label names.
-
-    In this order: by name, whatever the letter case; by position, where there are as many named categories as labels
-    (COCO's 80 ids have holes up to 90, and most models count 0..79); the id itself is the index (91 labels of COCO
-    models, YOLO files). Where the names deny what the position says, nothing is guessed.
-
-    Raises:
-        DataError: no such mapping.
-    """
-    named = all(category.name is not None for category in categories)
-    if labels is None:
-        if not named:
-            return {category.id: category.id for category in categories}
-        raise DataError(
-            "the classes of the data cannot be told from the model's outputs",
-            found=f"{len(categories)} named categories, and a model without label names",
-            wanted="label names in the order of the model's classes",
-            fix="give a label file with one name a line",
-        )
-    wanted = [(category.name or "").strip().casefold() for category in categories]
-    offered = [label.strip().casefold() for label in labels]
-    position = {name: offered.index(name) for name in wanted if name and name in offered}
-    if named and len(position) == len(categories):
-        return {category.id: position[name] for category, name in zip(categories, wanted, strict=True)}
-    ordered = sorted(category.id for category in categories)
-    if named and len(ordered) == len(labels):
-        mapping = {id: index for index, id in enumerate(ordered)}
-    else:
-        mapping = {id: id for id in ordered}
-    for category, name in zip(categories, wanted, strict=True):
-        index = mapping[category.id]
-        if not 0 <= index < len(labels) or offered[index] == UNUSED or position.get(name, index) != index:
-            raise DataError(
-                f"class {category.id}{f' ({category.name})' if category.name else ''} of the data "
-                "has no counterpart among the model's",
-                found=f"{len(labels)} labels: {', '.join(labels[:4])} ...",
-                wanted="the same names, or the same classes in the same order",
-                fix="give a label file with one name a line in the order of the model's classes, "
-                "and class names with the data (classes.txt beside YOLO labels)",
-            )
-    return mapping
 
 
 def folder_images(folder: Path) -> dict[str, Path]:

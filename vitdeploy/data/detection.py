@@ -1,8 +1,8 @@
 """Labelled boxes: YOLO text files, and COCO's instances JSON.
 
 YOLO: `labels/` mirrors `images/`; labels/<path>.txt has a line `class cx cy width height` for each object, relative to
-the image's sides; an image without a file, or with an empty one, has no objects. A `classes.txt` in `labels/` names
-the classes, one a line.
+the image's sides; an image without a file, or with an empty one, has no objects. `classes.txt` or `data.yaml` name the
+classes: see `yolo_names`.
 COCO: https://cocodataset.org/#format-data, section "Object Detection"; boxes are x y width height in pixels.
 """
 
@@ -29,9 +29,9 @@ from vitdeploy.data.annotations import (
 )
 from vitdeploy.data.folder import Sample, scan
 from vitdeploy.data.pixels import Skipped
+from vitdeploy.data.yolo_names import find_names
 from vitdeploy.errors import DataError, MissingFileError
 
-CLASS_NAMES = "classes.txt"
 COCO_KEYS = {
     "images": ("id", "file_name", "width", "height"),
     "annotations": ("image_id", "category_id", "bbox"),
@@ -60,7 +60,7 @@ class Boxes:
         return repr((self.size, len(self.classes))).encode() + b"".join(array.tobytes() for array in arrays)
 
     def renumbered(self, mapping: Mapping[int, int]) -> Boxes:
-        """The same objects with the class numbers of a model: `mapping` is that of `annotations.align`."""
+        """The same objects with the class numbers of a model: `mapping` is that of `classes.match_categories`."""
         return replace(self, classes=np.array([mapping[int(c)] for c in self.classes], np.int64))
 
 
@@ -100,16 +100,16 @@ def _read_yolo(images: Path, labels: Path, skipped: Skipped | None) -> Detection
     files = {path: (labels / path.relative_to(images)).with_suffix(".txt") for path in paths}
     if not any(file.is_file() for file in files.values()):
         raise nothing_annotated(images, labels, f"no {files[paths[0]].name}, nor a file for another image")
-    named = labels / CLASS_NAMES
-    names = named.read_text(encoding="utf-8").strip().splitlines() if named.is_file() else None
+    named = find_names(labels)
+    names, source = (named[0], named[1].name) if named is not None else (None, "")
     found = {}
     for path, file in files.items():
         size = size_or_skip(path, skipped)
         if size is not None:
-            found[path] = _boxes(size, _yolo_rows(file, size, names))
+            found[path] = _boxes(size, _yolo_rows(file, size, names, source))
     used = {int(c) for boxes in found.values() for c in boxes.classes}
     categories = (
-        [Category(i, name.strip()) for i, name in enumerate(names)]
+        [Category(i, name) for i, name in enumerate(names)]
         if names is not None
         else [Category(i, None) for i in sorted(used)]
     )
@@ -117,7 +117,7 @@ def _read_yolo(images: Path, labels: Path, skipped: Skipped | None) -> Detection
 
 
 def _yolo_rows(
-    file: Path, size: tuple[int, int], names: Sequence[str] | None
+    file: Path, size: tuple[int, int], names: Sequence[str] | None, source: str
 ) -> list[tuple[int, list[float], bool, float]]:
     if not file.is_file():
         return []
@@ -140,7 +140,7 @@ def _yolo_rows(
                 wanted="centre and size relative to the image's width and height",
             )
         if index < 0 or (names is not None and index >= len(names)):
-            wanted = f"0..{len(names) - 1} as {CLASS_NAMES} has {len(names)} names" if names else "0 or more"
+            wanted = f"0..{len(names) - 1} as {source} has {len(names)} names" if names else "0 or more"
             raise DataError(f"{file}, line {number}: no class {index}", found=line[:80], wanted=wanted)
         corners = [(cx - w / 2) * width, (cy - h / 2) * height, (cx + w / 2) * width, (cy + h / 2) * height]
         rows.append((index, corners, False, w * width * h * height))

@@ -1,9 +1,11 @@
 """A folder of images as a list of samples, and its split into calibration and evaluation images.
 
-images/<class>/x.jpg            labels: folders; the sorted folder names are the classes, in index order
+images/<class>/x.jpg            labels: folders; the sorted folder names are the classes of the data
 images/x.jpg                    labels: none
 images/calibration/<class>/...  a folder that holds `calibration` and `evaluation` brings its own split
 images/evaluation/<class>/...
+
+Which class of a model each of them is: `data.classes`. What is hidden (.ipynb_checkpoints, ._x.jpg) is no data.
 """
 
 from __future__ import annotations
@@ -20,13 +22,15 @@ from vitdeploy.errors import DataError, MissingFileError
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
 OWN_SPLIT = ("calibration", "evaluation")
+# What people call the parts of a data set. As classes they would give numbers that mean nothing.
+PARTS = {"train", "training", "val", "valid", "validation", "test", "testing", "eval", *OWN_SPLIT}
 
 Labels = Literal["folders", "none"]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One image file with its class index (None without labels)."""
+    """One image file with the index of its class (None without labels)."""
 
     path: Path
     label: int | None
@@ -34,11 +38,15 @@ class Sample:
 
 @dataclass(frozen=True)
 class DataSplit:
-    """Images that choices may be made on, images that they are judged on (none is both), and the class names."""
+    """Images that choices may be made on, images that they are judged on (none is both), and the class names.
+
+    `empty` are the classes that no image of the folder is of.
+    """
 
     calibration: tuple[Sample, ...]
     evaluation: tuple[Sample, ...]
     classes: tuple[str, ...] = field(default=())
+    empty: frozenset[str] = field(default=frozenset())
 
 
 def scan(folder: Path, labels: Labels) -> tuple[list[Sample], tuple[str, ...]]:
@@ -46,7 +54,8 @@ def scan(folder: Path, labels: Labels) -> tuple[list[Sample], tuple[str, ...]]:
 
     Raises:
         MissingFileError: no such folder.
-        DataError: no image in it, or no class folders where labels are to come from them.
+        DataError: no image in it, or no class folders where labels are to come from them: none at all, or the parts of
+            a data set.
     """
     if not folder.is_dir():
         raise MissingFileError(f"no image folder at {folder}", fix="check --data, or data.path of the recipe")
@@ -59,6 +68,7 @@ def scan(folder: Path, labels: Labels) -> tuple[list[Sample], tuple[str, ...]]:
             fix="sort the images into class folders, or set data.labels to none",
         )
     if labels == "folders":
+        _check_parts(folder, classes)
         samples = [Sample(path, i) for i, name in enumerate(classes) for path in _images(folder / name)]
     else:
         samples = [Sample(path, None) for path in _images(folder)]
@@ -72,8 +82,26 @@ def _class_folders(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(e.name for e in folder.iterdir() if e.is_dir() and not e.name.startswith(".")))
 
 
+def _check_parts(folder: Path, classes: tuple[str, ...]) -> None:
+    """Raise DataError where the folders are the parts of a data set, each with class folders inside."""
+    if all(name.lower() in PARTS and _class_folders(folder / name) for name in classes):
+        part = next((name for name in classes if name.lower().startswith(("val", "eval", "test"))), classes[0])
+        raise DataError(
+            f"the folders in {folder} are parts of a data set, not classes",
+            found=", ".join(classes),
+            wanted="one sub-folder a class, or `calibration` and `evaluation` with the class folders inside",
+            fix=f"give one of them: {folder / part}",
+        )
+
+
 def _images(folder: Path) -> list[Path]:
-    return sorted(path for path in folder.rglob("*") if path.suffix.lower() in SUFFIXES and path.is_file())
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if path.suffix.lower() in SUFFIXES
+        and path.is_file()
+        and not any(part.startswith(".") for part in path.relative_to(folder).parts)
+    )
 
 
 def split(folder: Path, labels: Labels, *, calibration: int, evaluation: int | Literal["all"], seed: int) -> DataSplit:
@@ -81,32 +109,37 @@ def split(folder: Path, labels: Labels, *, calibration: int, evaluation: int | L
 
     Files in sorted order are permuted by `numpy.random.RandomState(seed)`, whose stream is frozen for all versions of
     numpy (NEP 19; that of `default_rng` is not); the first `calibration` of them calibrate, the next `evaluation` (or
-    all others) evaluate. A folder with its own split is sampled within each part.
+    all others) evaluate. A folder with its own split is sampled within each part, and has the classes of both.
 
     Raises:
-        MissingFileError, DataError: as `scan`; fewer images than asked for; parts with other classes.
+        MissingFileError, DataError: as `scan`; fewer images than asked for.
     """
     generator = np.random.RandomState(seed)
     if all((folder / part).is_dir() for part in OWN_SPLIT):
-        (first, classes), (second, others) = (scan(folder / part, labels) for part in OWN_SPLIT)
-        if classes != others:
-            raise DataError(
-                f"{folder}: calibration and evaluation have other classes",
-                found=f"only in one of them: {', '.join(sorted(set(classes) ^ set(others))[:5])}",
-                wanted="the same class folders in both",
-            )
+        scanned = [scan(folder / part, labels) for part in OWN_SPLIT]
+        classes = tuple(sorted({name for _, names in scanned for name in names}))
+        first, second = (_renumbered(samples, names, classes) for samples, names in scanned)
         enough(folder, len(first), calibration, "calibration")
         chosen = [first[i] for i in generator.permutation(len(first))[:calibration]]
         rest = [second[i] for i in generator.permutation(len(second))]
     else:
         samples, classes = scan(folder, labels)
+        first, second = samples, []
         enough(folder, len(samples) - 1, calibration, "calibration (and at least one more to evaluate)")
         shuffled = [samples[i] for i in generator.permutation(len(samples))]
         chosen, rest = shuffled[:calibration], shuffled[calibration:]
     if evaluation != "all":
         enough(folder, len(rest), evaluation, "evaluation")
         rest = rest[:evaluation]
-    return DataSplit(tuple(chosen), tuple(rest), classes)
+    seen = {sample.label for sample in (*first, *second)}
+    empty = frozenset(name for index, name in enumerate(classes) if index not in seen)
+    return DataSplit(tuple(chosen), tuple(rest), classes, empty)
+
+
+def _renumbered(samples: list[Sample], names: tuple[str, ...], classes: tuple[str, ...]) -> list[Sample]:
+    """Samples whose labels are indices of `names`, with those of `classes`."""
+    places = {name: index for index, name in enumerate(classes)}
+    return [s if s.label is None else Sample(s.path, places[names[s.label]]) for s in samples]
 
 
 def enough(folder: Path, found: int, wanted: int, what: str) -> None:

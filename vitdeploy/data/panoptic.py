@@ -62,7 +62,7 @@ class PanopticAnnotation:
         return repr((sorted(self.segments.items()), sorted(self.crowd))).encode() + self.png.read_bytes()
 
     def load(self, mapping: Mapping[int, int]) -> PanopticMap:
-        """The map with the class numbers of a model: `mapping` is that of `annotations.align`.
+        """The map with the class numbers of a model: `mapping` is that of `classes.match_categories`.
 
         Raises:
             ImageError: the PNG cannot be read.

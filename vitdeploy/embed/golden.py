@@ -10,9 +10,12 @@ import numpy as np
 from vitdeploy.embed.source import Embedded
 from vitdeploy.errors import ManifestError
 
+ORIGINAL = "original"
+
 
 def write_golden(found: Embedded, out: Path) -> None:
-    """Fill the new folder `out`: inputs.u8, and NAME.f32 for each output, float32 in little-endian order.
+    """Fill the new folder `out`: inputs.u8, NAME.f32 for each output of the engine, and original/NAME.f32 for what the
+    original gives; float32 in little-endian order.
 
     Raises:
         ManifestError: an output whose name is no name for a file.
@@ -26,5 +29,7 @@ def write_golden(found: Embedded, out: Path) -> None:
             )
     out.mkdir()
     (out / "inputs.u8").write_bytes(np.ascontiguousarray(found.pixels, np.uint8).tobytes())
-    for name, values in found.outputs.items():
-        (out / f"{name}.f32").write_bytes(np.ascontiguousarray(values).astype("<f4").tobytes())
+    (out / ORIGINAL).mkdir()
+    for folder, outputs in ((out, found.outputs), (out / ORIGINAL, found.original)):
+        for name, values in outputs.items():
+            (folder / f"{name}.f32").write_bytes(np.ascontiguousarray(values).astype("<f4").tobytes())

@@ -9,8 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from vitdeploy.bundle.read import MANIFEST_FILE, file_sha256, read_bundle, verify_files
-from vitdeploy.errors import CapabilityError, InputError, TargetError
-from vitdeploy.runtime.golden import comparable, read_golden
+from vitdeploy.errors import CapabilityError, TargetError
+from vitdeploy.runtime.choice import usable_engines
+from vitdeploy.runtime.golden import comparable, no_golden, read_golden
 from vitdeploy.runtime.labels import read_labels
 from vitdeploy.runtime.runner import Array
 from vitdeploy.spec import EngineSpec, Manifest, PreprocessSpec
@@ -21,8 +22,10 @@ class Embedded:
     """A bundle of an image model, and the engine of it that is embedded.
 
     `digest` is the SHA-256 of the manifest, which names that of everything else. `pixels` are the golden inputs, uint8
-    [n, height, width, channels]; `outputs` what the original gives for them, [n, ...] by name, as far as it can be
-    compared (`runtime.golden.comparable`); `tolerance` how far from that the engine may be (`spec.GoldenSpec`).
+    [n, height, width, channels]; `outputs` what the engine gave for them when the bundle was made, [n, ...] by name, as
+    far as it can be compared (`runtime.golden.comparable`); `tolerance` how far from that it may be on another machine
+    (`spec.GoldenEngine`); `original` what the original gives, and at least `least_same`
+    of the engine's answers must be its.
     """
 
     folder: Path
@@ -34,6 +37,8 @@ class Embedded:
     pixels: Array
     outputs: dict[str, Array]
     tolerance: float
+    original: dict[str, Array]
+    least_same: int
 
 
 def find_embedded(folder: Path, targets: Sequence[str], tasks: Sequence[str], what: str) -> Embedded:
@@ -45,6 +50,7 @@ def find_embedded(folder: Path, targets: Sequence[str], tasks: Sequence[str], wh
     Raises:
         CapabilityError: another task.
         TargetError: no such engine.
+        GateError: every such engine failed its budget.
         InputError: no golden answers to test it with. Errors of reading the bundle come through.
     """
     manifest = read_bundle(folder)
@@ -52,26 +58,31 @@ def find_embedded(folder: Path, targets: Sequence[str], tasks: Sequence[str], wh
         raise CapabilityError(
             f"{what} does not answer for models of this task yet", found=manifest.task, wanted=", ".join(tasks)
         )
-    engine = next((each for each in manifest.engines if each.target in targets), None)
-    if engine is None:
+    found = [each for each in manifest.engines if each.target in targets]
+    if not found:
         raise TargetError(
             f"the bundle {manifest.name} has no engine that {what} could run",
             found=", ".join(each.target for each in manifest.engines) or "none",
             wanted=" or ".join(targets),
             fix=f"vitdeploy run RECIPE with targets: [{targets[0]}]",
         )
-    if manifest.golden is None or engine.target not in manifest.golden.tolerance:
-        raise InputError(
-            f"the bundle {manifest.name} has no golden answers to test {what} with",
-            wanted="a bundle of `vitdeploy run`, which keeps some of the original's answers",
-        )
+    engine = usable_engines(manifest, found)[0]
     verify_files(folder, manifest)
-    inputs, found = read_golden(folder, manifest)
-    outputs = {name: found[name] for name in comparable(manifest, found)}
-    (pixels,) = inputs.values()
-    labels = read_labels(folder, manifest) or []
-    tolerance = manifest.golden.tolerance[engine.target]
-    digest = file_sha256(folder / MANIFEST_FILE)
+    golden = read_golden(folder, manifest, engine)
+    if golden is None:
+        raise no_golden(manifest, what)
+    (pixels,) = golden.inputs.values()
+    names = comparable(manifest, golden.outputs)
     return Embedded(
-        folder, manifest, engine, manifest.preprocess, labels, digest, np.asarray(pixels), outputs, tolerance
+        folder,
+        manifest,
+        engine,
+        manifest.preprocess,
+        read_labels(folder, manifest) or [],
+        file_sha256(folder / MANIFEST_FILE),
+        np.asarray(pixels),
+        {name: golden.outputs[name] for name in names},
+        golden.tolerance,
+        {name: golden.original[name] for name in names},
+        golden.least_same,
     )

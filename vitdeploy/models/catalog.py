@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from vitdeploy.errors import CheckpointError, UnknownModelError
-from vitdeploy.models import detr_family, swin_family, transformer_family, vit_family
+from vitdeploy.models import detr_family, prefixes, swin_family, transformer_family, vit_family
 from vitdeploy.models.family import Family, Hints, Recognised
 from vitdeploy.models.vit import ViTConfig
 
@@ -79,6 +79,19 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
         CheckpointError: a family knows it, but not enough can be known.
     """
     return next((found for family in FAMILIES if (found := family.recognise(state, hints)) is not None), None)
+
+
+def recognise_within(
+    state: Mapping[str, Tensor], hints: Hints, file: str, fits: Callable[[Recognised], bool] = lambda found: True
+) -> Recognised | None:
+    """As `recognise`; where the state as it is is nobody's, of the one part of it that is somebody's, whatever prefix
+    its keys have. Where several parts are, of the one that `fits`.
+
+    Raises:
+        CheckpointError: as `recognise`; or several parts fit, or tensors stand beside the part that may belong to it.
+    """
+    part = prefixes.search(state, lambda inner: recognise(inner, hints), file, fits)
+    return part and dataclasses.replace(part[0], notes=(*part[1], *part[0].notes))
 
 
 def unrecognised(state: Mapping[str, Tensor], source: str) -> CheckpointError:

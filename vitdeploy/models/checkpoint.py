@@ -6,22 +6,21 @@ restricted unpickler only (`weights_only=True`), with no fallback.
 
 from __future__ import annotations
 
-import argparse
-import difflib
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
-from vitdeploy.errors import CheckpointError, MissingFileError, NonFiniteWeightsError, PickleError
+from vitdeploy.errors import CheckpointError, MissingFileError, NonFiniteWeightsError
+from vitdeploy.models import misfits, other_kinds, prefixes
+from vitdeploy.models.hub import files_of
 from vitdeploy.models.keys.npz import is_npz, read_npz
-from vitdeploy.models.unwrap import unwrap
+from vitdeploy.models.pickles import read_pickle
+from vitdeploy.models.unwrap import FILE, unwrap
 
 _ZIP, _PICKLE, _LFS = b"PK\x03\x04", b"\x80", b"version https://git-lfs"
 MAX_HEADER = 100 << 20  # bytes, the safetensors library's own limit
-SHOWN = 5
 SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".ckpt")
 FORMATS = "a .safetensors file, a .pt/.pth with a state dict, or JAX's .npz"
 
@@ -37,20 +36,24 @@ def read_checkpoint(path: Path, *shards: Path) -> tuple[dict[str, Tensor], tuple
         PickleError: a pickle that holds more than plain weights.
         CheckpointError: not a checkpoint, truncated, or without one state dict.
     """
+    if not shards:
+        path, *shards = files_of(path)  # type: ignore[assignment]
     loaded = _loaded(path)
     if shards:
         parts = [loaded, *map(_loaded, shards)]
         loaded = {key: value for part in parts if isinstance(part, Mapping) for key, value in part.items()}
     try:
-        return unwrap(loaded)
+        state, notes = unwrap(loaded)
     except CheckpointError as error:
-        raise CheckpointError(
-            f"{path}: {error.message}", found=error.found, wanted=error.wanted, fix=error.fix
-        ) from None
+        fix = error.fix.replace(FILE, str(path))
+        raise CheckpointError(f"{path}: {error.message}", found=error.found, wanted=error.wanted, fix=fix) from None
+    other_kinds.refuse_state(str(path), state)
+    return state, notes
 
 
 def _loaded(path: Path) -> object:
     if path.is_dir():
+        other_kinds.refuse_folder(path)
         raise MissingFileError(
             f"no checkpoint at {path}", found="a folder", wanted="a file with weights", fix=_of_folder(path)
         )
@@ -66,8 +69,11 @@ def _loaded(path: Path) -> object:
         return _read_safetensors(path)
     if start.startswith(_ZIP) and is_npz(path):
         return read_npz(path)
+    if start.startswith(_ZIP):
+        other_kinds.refuse_archive(path)
     if start.startswith((_ZIP, _PICKLE)):
-        return _read_torch(path)
+        return read_pickle(path)
+    other_kinds.refuse_beginning(path, start)
     raise CheckpointError(
         f"{path} is no checkpoint that vitdeploy can read",
         found=f"a file that begins with {start[:24]!r}",
@@ -103,66 +109,27 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
         ) from None
 
 
-def _read_torch(path: Path) -> object:
-    import pickle
+def load_state(model: nn.Module, state: Mapping[str, Tensor], source: str, file: str = "") -> tuple[str, ...]:
+    """Load `state` into `model`, strictly; returns what was told apart on the way, a line each.
 
-    try:
-        # A path would let PyTorch choose the reader by its suffix. Training scripts save their arguments beside the
-        # weights: a Namespace is a plain holder of values, which runs nothing when it is read.
-        with path.open("rb") as file, torch.serialization.safe_globals([argparse.Namespace]):
-            loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise PickleError(
-            f"{path} is a pickle that holds more than plain weights, so it is not loaded",
-            found=_refused(str(error)),
-            wanted="a state dict of tensors",
-            fix="where you trust it: safetensors.torch.save_file(model.state_dict(), 'weights.safetensors')",
-        ) from None
-    except Exception as error:  # truncated archives raise RuntimeError, EOFError, zipfile errors ...
-        lines = str(error).splitlines() or [type(error).__name__]
-        raise CheckpointError(
-            f"{path} is not a whole PyTorch checkpoint", found=lines[0].split(". ")[0][:200], fix="download it again"
-        ) from None
-    return loaded
-
-
-def _refused(text: str) -> str:
-    """What the restricted unpickler refused, without PyTorch's advice on how to run it all the same."""
-    named = re.search(r"GLOBAL (\S+)", text)
-    if named is not None:
-        return named[1]
-    lines = text.split("WeightsUnpickler error:")[-1].strip().splitlines()
-    return lines[0][:200] if lines else "not readable by the restricted unpickler"
-
-
-def load_state(model: nn.Module, state: Mapping[str, Tensor], source: str) -> None:
-    """Load `state` into `model`, strictly.
+    A prefix that the model's names do not have is found and dropped. What a module computes may be in either without
+    the other; so may one of the names of a tensor that the model has under several; what the training alone needs may
+    be in the state. Nothing else may. `file` is where the state was read from, `source` what an error calls it.
 
     Raises:
-        CheckpointError: missing, unexpected or differently shaped tensors; lists the first few and the counts.
+        CheckpointError: missing, unexpected or differently shaped tensors; all of them, by what they have in common.
         NonFiniteWeightsError: NaN or infinity in a tensor.
     """
-    own = model.state_dict()
-    missing = [key for key in own if key not in state]
-    unexpected = [key for key in state if key not in own]
-    misshapen = [key for key in own if key in state and own[key].shape != state[key].shape]
-    if missing or unexpected or misshapen:
+    own = model.state_dict(keep_vars=True)
+    state, notes = prefixes.towards(state, own.keys(), file or source)
+    state, remarks = _reconciled(own, state, source)
+    found = misfits.compare(own, state)
+    if found:
         raise CheckpointError(
             f"{source} does not fit the architecture",
-            found="; ".join(
-                [
-                    *_listed("missing", [_with_nearest(key, unexpected) for key in missing]),
-                    *_listed("unexpected", unexpected),
-                    *_listed(
-                        "other shape",
-                        [f"{k} {list(state[k].shape)} (the model: {list(own[k].shape)})" for k in misshapen],
-                    ),
-                ]
-            ),
+            found=found.told(own, state),
             wanted=f"{len(own)} tensors named and shaped as the model's",
-            fix="choose the model that the checkpoint was made for (size, patch, image size)"
-            if missing or misshapen
-            else "save the state dict without the unexpected tensors, or bring the module that has them (--model)",
+            fix=_mend(found),
         )
     for key, tensor in state.items():
         bad = int((~torch.isfinite(tensor)).sum()) if tensor.is_floating_point() else 0
@@ -172,16 +139,56 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], source: str) -> No
                 found=f"{bad} of {tensor.numel()} are NaN or infinite",
                 fix="use another checkpoint: no step can mend this one",
             )
-    model.load_state_dict(dict(state), strict=True)
+    model.load_state_dict(state, strict=True)
+    return (*notes, *remarks)
 
 
-def _listed(what: str, items: list[str]) -> list[str]:
-    if not items:
-        return []
-    more = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
-    return [f"{len(items)} {what}: {', '.join(items[:SHOWN])}{more}"]
+def _mend(found: misfits.Misfits) -> str:
+    if found.kinds:
+        return "save the float weights: integers without their scales are other numbers"
+    if found.missing or found.shapes:
+        return "choose the model that the checkpoint was made for (size, patch, image size)"
+    return "save the state dict without the unexpected tensors, or bring the module that has them (--model)"
 
 
-def _with_nearest(key: str, candidates: list[str]) -> str:
-    near = difflib.get_close_matches(key, candidates, n=1, cutoff=0.8)
-    return f"{key} (the checkpoint has {near[0]})" if near else key
+def _reconciled(
+    own: Mapping[str, Tensor], state: Mapping[str, Tensor], source: str
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The state with the names of the model's tensors, where what is more or less of them makes no difference."""
+    whole, notes = dict(state), []
+    groups: dict[int, list[str]] = {}
+    for key, tensor in own.items():
+        groups.setdefault(id(tensor), []).append(key)
+    for names in groups.values():
+        there = [name for name in names if name in state]
+        if any(not torch.equal(state[name], state[there[0]]) for name in there[1:]):
+            raise CheckpointError(
+                f"{source} has different numbers for what is one tensor in the model",
+                found=" and ".join(there),
+                wanted="the same numbers under all names of a shared tensor",
+                fix="save the state dict of the model as it is built now",
+            )
+        if there and len(there) < len(names):
+            whole |= dict.fromkeys(names, state[there[0]])
+            notes.append(f"shared with {there[0]}: {misfits.listed([name for name in names if name not in there])}")
+    whole |= {key: own[key].detach() for key in own if key not in whole and misfits.COMPUTED.fullmatch(key)}
+    extra = [key for key in whole if key not in own]
+    computed = [key for key in extra if misfits.COMPUTED.fullmatch(key)]
+    training = [key for key in extra if key not in computed and misfits.of_training(key)]
+    for keys, why in ((computed, "computed by the model itself"), (training, "used in training only")):
+        if keys:
+            notes.append(f"left out, {why}: {misfits.listed(misfits.patterns(keys, state))}")
+    return {key: tensor for key, tensor in whole.items() if key not in {*computed, *training}}, tuple(notes)
+
+
+def save_part(path: str, prefix: str, out: str) -> None:
+    """Write what is below a prefix in a checkpoint as a .safetensors file of its own, the prefix dropped.
+
+    For a checkpoint that holds several models, or a model among other tensors: the way to say which is meant.
+    """
+    from safetensors.torch import save_file
+
+    part = prefixes.below(read_checkpoint(Path(path))[0], prefix)
+    if not part:
+        raise CheckpointError(f"{path} has nothing below {prefix!r}", fix="check the prefix")
+    save_file({key: tensor.clone().contiguous() for key, tensor in part.items()}, out)

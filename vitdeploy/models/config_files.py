@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -345,32 +344,3 @@ def _unsupported(found: str, wanted: str) -> CheckpointError:
         wanted=wanted,
         fix="give preprocess: in a recipe",
     )
-
-
-def labels_of(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Class names in index order, each on one line, or () where the config has none that mean anything.
-
-    timm's `label_names`, else transformers' `id2label`, else its `label2id`.
-    """
-    own = timm_config(config) or {}
-    names = config.get("label_names") or own.get("label_names") or own.get("labels")
-    if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
-        return tuple(_one_line(name) for name in names)
-    for pairs in (_items(config.get("id2label")), [(i, name) for name, i in _items(config.get("label2id"))]):
-        try:
-            found = {int(i): str(name) for i, name in pairs}
-        except (TypeError, ValueError):
-            continue
-        if sorted(found) == list(range(len(pairs))) and any(name != f"LABEL_{i}" for i, name in found.items()):
-            return tuple(_one_line(found[i]) for i in range(len(found)))
-    return ()
-
-
-def _items(mapping: Any) -> list[tuple[Any, Any]]:
-    return list(mapping.items()) if isinstance(mapping, Mapping) else []
-
-
-def _one_line(label: str) -> str:
-    """Runs of white space, line ends and control characters become one space: labels.txt has a label a line."""
-    unprintable = ("Cc", "Cs", "Zl", "Zp")
-    return " ".join("".join(" " if unicodedata.category(c) in unprintable else c for c in label).split())

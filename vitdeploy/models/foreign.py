@@ -6,11 +6,9 @@ once: the names and shapes of their outputs say which task they are for.
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import inspect
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -20,10 +18,10 @@ from torch import Tensor, nn
 
 from vitdeploy.errors import CapabilityError, CheckpointError, MissingPackageError, UnknownModelError
 from vitdeploy.models.checkpoint import load_state
-from vitdeploy.models.config_files import labels_of, timm_config, timm_preprocess
+from vitdeploy.models.config_files import timm_config, timm_preprocess
 from vitdeploy.models.family import Signature
 from vitdeploy.models.original import Original
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec, Task, TensorSpec
+from vitdeploy.spec import PostprocessSpec, Task, TensorSpec
 
 IMAGE_SIZE = (224, 224)
 SEED = 0
@@ -107,15 +105,20 @@ def _features(fields: Mapping[str, Any]) -> list[Output]:
 
 
 def from_timm(
-    name: str, config: Mapping[str, Any], state: Mapping[str, Tensor] | None, image_size: tuple[int, int] | None
+    name: str,
+    config: Mapping[str, Any],
+    state: Mapping[str, Tensor] | None,
+    image_size: tuple[int, int] | None,
+    file: str = "",
 ) -> Original:
-    """timm's own module of an architecture; `config` is timm's config.json, {} without one; `state` None: seeded noise.
+    """timm's own module of an architecture; `config` is timm's config.json, {} without one; `state`, read from `file`,
+    None: seeded noise.
 
     Raises:
         MissingPackageError: timm is not installed.
         UnknownModelError: timm has no such architecture.
     """
-    timm = _library("timm", f"the architecture {name}")
+    timm = library("timm", f"the architecture {name}")
     if not timm.is_model(name):
         near = timm.list_models(f"{name.split('_')[0]}*")[:3]
         raise UnknownModelError(
@@ -137,7 +140,7 @@ def from_timm(
             ) from None
     own = {**model.pretrained_cfg, **(timm_config(config) or {})}
     if state is not None:
-        load_state(model, state, name)
+        notes += load_state(model, state, name, file)
     size = size_of(model, own) or IMAGE_SIZE
     if image_size is not None and image_size != size:
         model = _resized(model, image_size, lambda: timm.create_model(name, **arguments | {"img_size": image_size}))
@@ -149,7 +152,6 @@ def from_timm(
         "timm",
         *adapt(model, size, channels, f"timm's {name}"),
         preprocess=timm_preprocess(own, channels, size),
-        labels=labels_of(config),
         notes=(f"exported from timm {timm.__version__}'s own module", *notes),
     )
 
@@ -188,66 +190,6 @@ def _arguments(
             arguments[argument] = int(found)
             notes.append(f"{argument} {found} in the checkpoint, {name} has {default} by default")
     return arguments, notes
-
-
-def from_transformers(
-    folder: Path, config: Mapping[str, Any], preprocess: PreprocessSpec, image_size: tuple[int, int]
-) -> Original:
-    """transformers' own module of a folder, of the class that the config's "architectures" names.
-
-    Raises:
-        MissingPackageError: transformers is not installed.
-        UnknownModelError: it has no such class.
-        CheckpointError: it cannot load the folder.
-    """
-    name = str((config.get("architectures") or [""])[0])
-    transformers = _library("transformers", f"the architecture {name or config.get('model_type')}")
-    try:
-        cls = getattr(transformers, name, None)
-    except Exception as error:  # its classes are imported when they are looked up
-        raise _cannot_import("transformers", f"transformers' {name}", error) from None
-    if cls is None:
-        raise UnknownModelError(
-            f"transformers {transformers.__version__} has no class {name!r}",
-            found=f"architectures in {folder / 'config.json'}",
-            wanted="the name of a model class",
-            fix="pip install --upgrade transformers",
-        )
-    try:
-        with _without_bars(transformers):
-            model, loaded = cls.from_pretrained(
-                folder,
-                local_files_only=True,
-                trust_remote_code=False,
-                dtype=torch.float32,
-                use_safetensors=True,
-                output_loading_info=True,
-            )
-    except Exception as error:
-        raise CheckpointError(f"transformers cannot load {folder} as {name}", found=last_line(error)) from None
-    missing = sorted(loaded["missing_keys"])
-    if missing:  # transformers would go on with random numbers in their place
-        raise CheckpointError(
-            f"the weights in {folder} are not all of a {name}",
-            found=f"{len(missing)} missing: {', '.join(missing[:5])}",
-            wanted="every tensor of the model",
-            fix='save the whole model, or name its own class in "architectures" of config.json',
-        )
-    own = size_of(model, {})
-    resized = own is not None and image_size != own
-    takes = inspect.signature(model.forward).parameters
-    arguments = {"interpolate_pos_encoding": True} if resized and "interpolate_pos_encoding" in takes else {}
-    notes = [f"exported from transformers {transformers.__version__}'s own module"]
-    if own is not None and resized:
-        notes.append(f"resized from {own[0]}x{own[1]} to {image_size[0]}x{image_size[1]} pixels")
-    return Original(
-        folder.name,
-        "transformers",
-        *adapt(model, image_size, preprocess.channels, f"transformers' {name}", arguments),
-        preprocess=preprocess,
-        labels=labels_of(config),
-        notes=tuple(notes),
-    )
 
 
 def size_of(model: nn.Module, pretrained: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -322,16 +264,16 @@ def _short(value: Any) -> str:
     return _described(value) if isinstance(value, Tensor) else type(value).__name__
 
 
-def _library(name: str, why: str) -> ModuleType:
+def library(name: str, why: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise MissingPackageError(error.name or name, name, why) from None
     except Exception as error:
-        raise _cannot_import(name, why, error) from None
+        raise cannot_import(name, why, error) from None
 
 
-def _cannot_import(name: str, why: str, error: BaseException) -> CapabilityError:
+def cannot_import(name: str, why: str, error: BaseException) -> CapabilityError:
     """Told by its root: transformers wraps what went wrong in a sentence of its own."""
     while error.__cause__ is not None:
         error = error.__cause__
@@ -340,19 +282,6 @@ def _cannot_import(name: str, why: str, error: BaseException) -> CapabilityError
         found=f"{type(error).__name__}: {last_line(error)}",
         fix=f"install builds of torch, torchvision and {name} that belong together",
     )
-
-
-@contextlib.contextmanager
-def _without_bars(transformers: ModuleType) -> Iterator[None]:
-    """transformers draws a bar of its own while it loads weights."""
-    logging = transformers.utils.logging
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def where(error: BaseException) -> str:

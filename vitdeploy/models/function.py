@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from vitdeploy.errors import UserCodeError
 from vitdeploy.models.checkpoint import load_state, read_checkpoint
@@ -35,8 +35,7 @@ def from_function(reference: str, image_size: tuple[int, int] | None, checkpoint
     notes = [f"{reference} returned a {type(model).__name__}"]
     if checkpoint is not None:
         state, remarks = read_checkpoint(checkpoint)
-        load_state(model, _under_own_names(state, model), str(checkpoint))
-        notes += [*remarks, f"its weights are those of {checkpoint.name}"]
+        notes += [*remarks, *load_state(model, state, str(checkpoint)), f"its weights are those of {checkpoint.name}"]
     own = getattr(model, "pretrained_cfg", None) or {}
     known = size_of(model, own)
     size = image_size or known or IMAGE_SIZE
@@ -54,16 +53,6 @@ def from_function(reference: str, image_size: tuple[int, int] | None, checkpoint
         scores = signature.postprocess.scores
         notes.append(f"detections are scored by {scores}, as the module's name tells (postprocess: says otherwise)")
     return Original(reference, "function", adapted, signature, preprocess, notes=tuple(notes))
-
-
-def _under_own_names(state: Mapping[str, Tensor], model: nn.Module) -> Mapping[str, Tensor]:
-    """The state with the prefix that the module's own names have and a reader of checkpoints drops, such as `model.`"""
-    own = set(model.state_dict())
-    some = next(iter(own), "")
-    for prefix in (some[: at + 1] for at, character in enumerate(some) if character == "."):
-        if {prefix + key for key in state} == own:
-            return {prefix + key: tensor for key, tensor in state.items()}
-    return state
 
 
 def _function(reference: str) -> Callable[[], Any]:

@@ -9,27 +9,42 @@ What was taken is recorded as a commit, so that a second run takes the same.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
 from vitdeploy.errors import CheckpointError, HubError, MissingFileError, MissingPackageError
 from vitdeploy.models.config_files import read_json
+from vitdeploy.models.other_kinds import refuse_folder
 
 CONFIG, PREPROCESSOR, PROCESSOR = "config.json", "preprocessor_config.json", "processor_config.json"
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
 WEIGHTS = (SAFETENSORS, PICKLED)
 INDEX = "model.safetensors.index.json"
+INDEXES = (INDEX, "pytorch_model.bin.index.json")
+SHARD = re.compile(r".+-\d{5}-of-\d{5}\.\w+")
 WANTED = [CONFIG, PREPROCESSOR, PROCESSOR, SAFETENSORS, INDEX, "model-*-of-*.safetensors"]
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """`revision` is the hub's commit, None for a folder of the user's own."""
+    """`revision` is the hub's commit, None for a folder of the user's own. `given`: the weights that the user named
+    instead of the folder's."""
 
     path: Path
     repository: str | None = None
     revision: str | None = None
+    given: tuple[Path, ...] = ()
+
+    @property
+    def has_config(self) -> bool:
+        """Whether it has a model's config.json; those of other programs have the same name."""
+        path = self.path / CONFIG
+        try:
+            return path.is_file() and bool({"model_type", "architecture"} & read_json(path).keys())
+        except CheckpointError:
+            return False
 
     @property
     def weights(self) -> tuple[Path, ...]:
@@ -39,21 +54,15 @@ class ModelFolder:
             MissingFileError: the folder has none, or not all of those that its index names.
             CheckpointError: an index that cannot be read, or names files outside of the folder.
         """
-        index = self.path / INDEX
-        if index.is_file():
-            shards = _shards(index)
-            missing = [name for name in shards if not (self.path / name).is_file()]
-            if missing:
-                raise MissingFileError(
-                    f"{len(missing)} of {len(shards)} weight files are not in {self.path}",
-                    found=f"no {missing[0]}",
-                    wanted=f"all files that {INDEX} names",
-                    fix="copy the whole folder of the model",
-                )
-            return tuple(self.path / name for name in shards)
+        if self.given:
+            return self.given
+        for name in INDEXES:
+            if (self.path / name).is_file():
+                return shards_of(self.path / name)
         for name in WEIGHTS:
             if (self.path / name).is_file():
                 return (self.path / name,)
+        refuse_folder(self.path)
         raise MissingFileError(
             f"no weights in {self.path}",
             found=", ".join(sorted(entry.name for entry in self.path.iterdir())[:8]) or "an empty folder",
@@ -66,6 +75,48 @@ class ModelFolder:
         """All files that the model is a function of."""
         configs = (self.path / name for name in (CONFIG, PREPROCESSOR, PROCESSOR))
         return (*(path for path in configs if path.is_file()), *self.weights)
+
+
+def shards_of(index: Path) -> tuple[Path, ...]:
+    """The files that an index of weights names, in order.
+
+    Raises:
+        MissingFileError, CheckpointError: not all of them are there; not an index, or one that names other folders.
+    """
+    shards = _shards(index)
+    missing = [name for name in shards if not (index.parent / name).is_file()]
+    if missing:
+        raise MissingFileError(
+            f"{len(missing)} of {len(shards)} weight files are not in {index.parent}",
+            found=f"no {missing[0]}",
+            wanted=f"all files that {index.name} names",
+            fix="copy the whole folder of the model",
+        )
+    return tuple(index.parent / name for name in shards)
+
+
+def files_of(checkpoint: Path) -> tuple[Path, ...]:
+    """The weight files that a checkpoint file stands for: all of its index, whether the index or one part is named."""
+    if checkpoint.name.endswith(".index.json") and checkpoint.is_file():
+        return shards_of(checkpoint)
+    if SHARD.fullmatch(checkpoint.name) and checkpoint.is_file():
+        for index in sorted(checkpoint.parent.glob("*.index.json")):
+            if checkpoint.name in _shards(index):
+                return shards_of(index)
+        raise CheckpointError(
+            f"{checkpoint} is one part of several, and nothing names the others",
+            found="no index beside it",
+            wanted=f"{INDEX}, and all files that it names",
+            fix="copy the whole folder of the model",
+        )
+    return (checkpoint,)
+
+
+def beside(checkpoint: Path) -> ModelFolder | None:
+    """The folder of a checkpoint that is in several files, or has a model's config.json beside it; else None."""
+    files = files_of(checkpoint)
+    folder = ModelFolder(checkpoint.parent, given=files)
+    return folder if files != (checkpoint,) or (checkpoint.is_file() and folder.has_config) else None
 
 
 def _shards(index: Path) -> list[str]:

@@ -20,7 +20,6 @@ from vitdeploy.models.detr import DETRConfig
 from vitdeploy.models.family import Family, Hints, Recognised
 from vitdeploy.models.swin import SwinConfig
 from vitdeploy.models.transformer import TransformerConfig
-from vitdeploy.models.unwrap import without_shared_prefix
 from vitdeploy.models.vit import ViTConfig
 
 # Fields that no tensor of a Transformer tells; its reader takes them by these names.
@@ -47,11 +46,7 @@ def read_as(
     """
     hints = _hints(name, config, heads)
     try:
-        found = catalog.recognise(state, hints)
-        if found is None:
-            inner, dropped = without_shared_prefix(state, ())
-            found = catalog.recognise(inner, hints) if inner is not state else None
-            found = found and dataclasses.replace(found, notes=(*dropped, *found.notes))
+        found = catalog.recognise_within(state, hints, file, lambda part: not _misfits(part, family, config))
     except CheckpointError as error:
         raise CheckpointError(
             f"{file} cannot be read as {name}",
@@ -64,15 +59,7 @@ def read_as(
             module = family.build(config)
         load_state(module, state, file)  # names what is missing and what is unexpected
         raise catalog.unrecognised(state, file)
-    if found.family != family.name:
-        raise _another(file, name, [f"a {found.family} instead of a {family.name}"])
-    own, wanted = _architecture(found.config), _architecture(config)
-    if _size(found.config) != _size(config):
-        own.pop("windows", None)  # they shrink with the image
-    misfits = [f"{key} {own[key]} instead of {wanted[key]}" for key in own if own[key] != wanted[key]]
-    if misfits:
-        asked = heads is not None and all(misfit.startswith("heads ") for misfit in misfits)
-        raise _another(file, name, misfits, f"leave --heads out: {name} says it" if asked else None)
+    refuse_another(found, name, family, config, file, heads)
     notes = [
         f"{getattr(found.config, field)} {what} in the checkpoint, {name} has {getattr(config, field)} by default"
         for field, what in _FREE.items()
@@ -84,6 +71,24 @@ def read_as(
         notes.append(f"image size {own_size[0]}x{own_size[1]}, as the checkpoint's positions have; {said}")
     settled, remarks = _settled(name, found.config, config)
     return dataclasses.replace(found, config=settled, notes=(*found.notes, *notes, *remarks))
+
+
+def refuse_another(
+    found: Recognised, name: str, family: Family, config: Any, file: str, heads: int | None = None
+) -> None:
+    """Raise CheckpointError where what was recognised is not the architecture of a name."""
+    if misfits := _misfits(found, family, config):
+        asked = heads is not None and all(misfit.startswith("heads ") for misfit in misfits)
+        raise _another(file, name, misfits, f"leave --heads out: {name} says it" if asked else None)
+
+
+def _misfits(found: Recognised, family: Family, config: Any) -> list[str]:
+    if found.family != family.name:
+        return [f"a {found.family} instead of a {family.name}"]
+    own, wanted = _architecture(found.config), _architecture(config)
+    if _size(found.config) != _size(config):
+        own.pop("windows", None)  # they shrink with the image
+    return [f"{key} {own[key]} instead of {wanted[key]}" for key in own if own[key] != wanted[key]]
 
 
 def _hints(name: str, config: Any, heads: int | None) -> Hints:

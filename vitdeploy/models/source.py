@@ -4,7 +4,7 @@ What a user may name:
 
     vit_base_patch16_224              a built-in architecture; without a checkpoint its weights are seeded noise
     vit_base_patch16_224 + FILE       with a checkpoint in any key style that its family reads
-    FILE alone                        the architecture is recognised by keys and shapes
+    FILE alone                        the architecture is recognised by keys and shapes; a config.json beside it is read
     timm:NAME[.TAG], hf:FOLDER ...    a model folder; the architecture is ours where we have it, the library's otherwise
     timm:NAME + FILE                  likewise, with the weights from a file
     package.module:function           the user's own module, with the weights of FILE if given; never from a recipe
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,17 +27,28 @@ from vitdeploy.models import catalog, foreign, function, named
 from vitdeploy.models.checkpoint import load_state, read_checkpoint
 from vitdeploy.models.config_files import (
     fixed_size,
-    labels_of,
     read_json,
     timm_config,
     timm_preprocess,
     transformers_preprocess,
     transformers_processor,
 )
+from vitdeploy.models.config_fit import check_config, named_config
 from vitdeploy.models.family import Family, Hints, Recognised
-from vitdeploy.models.hub import CONFIG, PREPROCESSOR, ModelFolder, is_hub_name, locate
+from vitdeploy.models.foreign_transformers import from_transformers
+from vitdeploy.models.hub import (
+    CONFIG,
+    PREPROCESSOR,
+    SAFETENSORS,
+    ModelFolder,
+    beside,
+    files_of,
+    is_hub_name,
+    locate,
+)
+from vitdeploy.models.keys.transformers_config import MODEL_TYPES
+from vitdeploy.models.label_names import labels_for
 from vitdeploy.models.original import Original
-from vitdeploy.models.unwrap import without_shared_prefix
 from vitdeploy.models.zero_shot import with_text_features
 from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.spec import PreprocessSpec
@@ -80,10 +91,16 @@ def located(source: Source) -> tuple[Source, ModelFolder | None]:
     """
     if source.model is None and source.checkpoint is None and source.function is None:
         raise InputError("no model is named", wanted="a model, a checkpoint, or both", fix="vitdeploy export list")
-    if source.model is None or not is_hub_name(source.model) or (source.checkpoint and source.model[:5] == "timm:"):
+    given = source.checkpoint
+    if source.model is not None and is_hub_name(source.model) and not (given and source.model.startswith("timm:")):
+        folder = locate(source.model)
+        folder = dataclasses.replace(folder, given=files_of(given)) if given else folder
+        return dataclasses.replace(source, model=f"hf:{folder.path}"), folder
+    if given is None or (near := beside(given)) is None:
         return source, None
-    folder = locate(source.model)
-    return dataclasses.replace(source, model=f"hf:{folder.path}"), folder
+    if near.has_config and source.model is None and source.function is None:
+        source = dataclasses.replace(source, model=f"hf:{near.path}")
+    return source, near
 
 
 def load_original(source: Source, preprocess: PreprocessSpec | None = None) -> Original:
@@ -108,8 +125,10 @@ def _load(source: Source, preprocess: PreprocessSpec | None) -> Original:
     if source.function is not None:
         return function.from_function(source.function, source.image_size, source.checkpoint)
     local, folder = located(source)
-    if folder is not None:
+    if folder is not None and local.model is not None and local.model.startswith("hf:"):
         return _from_folder(local, folder, source.name, preprocess)
+    if folder is not None and folder.has_config and source.model and (check := _beside(folder, source.model)):
+        return _from_folder(local, folder, source.name, preprocess, check)
     if source.model is not None and source.model.startswith("timm:"):
         return _from_timm_name(source, source.model.removeprefix("timm:"))
     if source.model is None:
@@ -151,11 +170,7 @@ def _built_in(name: str) -> tuple[Family, Any]:
 def _from_checkpoint(source: Source) -> Original:
     assert source.checkpoint is not None
     state, notes = read_checkpoint(source.checkpoint)
-    hints = Hints(source.heads, source.image_size)
-    found = catalog.recognise(state, hints)
-    if found is None:
-        inner, notes = without_shared_prefix(state, notes)
-        found = catalog.recognise(inner, hints) if inner is not state else None
+    found = catalog.recognise_within(state, Hints(source.heads, source.image_size), str(source.checkpoint))
     if found is None:
         raise catalog.unrecognised(state, str(source.checkpoint))
     return _recognised(source, found, notes)
@@ -169,7 +184,8 @@ def _from_timm_name(source: Source, name: str) -> Original:
         if (found := catalog.find(known)) is not None:
             return _of_name(source, known, *found)
     state, notes = read_checkpoint(source.checkpoint)
-    return _noted(foreign.from_timm(architecture, {}, state, source.image_size), source.name, notes)
+    file = str(source.checkpoint)
+    return _noted(foreign.from_timm(architecture, {}, state, source.image_size, file), source.name, {}, notes)
 
 
 def _of_name(source: Source, name: str, family: Family, config: Any) -> Original:
@@ -179,33 +195,62 @@ def _of_name(source: Source, name: str, family: Family, config: Any) -> Original
     return _recognised(source, named.read_as(name, family, config, state, source.heads, str(source.checkpoint)), notes)
 
 
-def _from_folder(source: Source, folder: ModelFolder, name: str, given: PreprocessSpec | None) -> Original:
-    """A folder with config.json: the architecture is ours where a family recognises the weights."""
+def _beside(folder: ModelFolder, model: str) -> Callable[[Recognised], None] | None:
+    """What checks that weights with a config.json are of the model that the user named; None where that file is of
+    another architecture of timm's, or the name is timm's alone and the file is not: then it is not read."""
+    name = model.removeprefix("timm:")
+    own = read_json(folder.path / CONFIG).get("architecture")
+    if own is not None and str(own).partition(".")[0] != name.partition(".")[0]:
+        return None
+    if (known := catalog.find(name) or catalog.find(name.partition(".")[0])) is None:
+        return None if own is None else lambda found: None
+    return lambda found: named.refuse_another(found, name, *known, str(folder.weights[0]))
+
+
+def _from_folder(
+    source: Source,
+    folder: ModelFolder,
+    name: str,
+    given: PreprocessSpec | None,
+    check: Callable[[Recognised], None] = lambda found: None,
+) -> Original:
+    """A folder with config.json: the architecture is ours where a family recognises the weights, and `check` agrees."""
     config = read_json(folder.path / CONFIG)
-    state, notes = read_checkpoint(*((source.checkpoint,) if source.checkpoint else folder.weights))
+    state, notes = read_checkpoint(*folder.weights)
     if folder.revision:
         notes = (f"{folder.repository} at {folder.revision}", *notes)
+    if folder.given:
+        notes = (f"as {folder.path / CONFIG} says", *notes)
+    file = str(folder.weights[0])
     told = _told_size(config) or (None if given else fixed_size(transformers_processor(folder.path)))
-    found = catalog.recognise(state, Hints(source.heads, told or source.image_size, config))
+    hints = Hints(source.heads, told or source.image_size, config)
+    # A part of another library's model may be one of ours, such as a detector's backbone: the whole is meant.
+    found = catalog.recognise_within(state, hints, file) if _is_ours(config) else catalog.recognise(state, hints)
     if found is None and "architecture" in config:
-        return _noted(foreign.from_timm(config["architecture"], config, state, source.image_size), name, notes)
-    if found is None and source.checkpoint is not None:
-        raise CheckpointError(
-            f"{source.checkpoint} is of no architecture of ours, and transformers takes weights from the folder only",
-            found=f"--checkpoint beside {name}",
-            fix=f"put it into a copy of {folder.path}, as model.safetensors",
-        )
+        original = foreign.from_timm(config["architecture"], config, state, source.image_size, file)
+        return _noted(original, name, config, notes)
     if found is None:
         size = source.image_size or told or foreign.IMAGE_SIZE
         spec, remarks = (given, ()) if given else _folder_preprocess(folder, config, _told_channels(config), size)
-        return _noted(foreign.from_transformers(folder.path, config, spec, size), name, (*notes, *remarks))
+        own = folder.given or not (folder.path / SAFETENSORS).is_file()  # transformers reads no pickles
+        original = from_transformers(folder.path, config, spec, size, state if own else None)
+        return _noted(original, name, config, (*notes, *remarks))
+    check(found)
+    check_config(config, found, str(folder.path) if not folder.given else file)
     family = catalog.family_named(found.family)
     config_of = found.config
     signature = family.describe(config_of)
     size = signature.image_size
     preprocess, remarks = (given, ()) if given else _folder_preprocess(folder, config, signature.channels, size)
     original = _built(source, family, config_of, found.state, preprocess, (*notes, *found.notes, *remarks))
-    return dataclasses.replace(original, name=name, labels=_fitting(labels_of(config), original))
+    return _noted(original, name, config, ())
+
+
+def _is_ours(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json names an architecture that a family of ours has."""
+    if "model_type" in config:
+        return config["model_type"] in (*MODEL_TYPES, "swin", "detr")
+    return named_config(str(config.get("architecture"))) is not None
 
 
 def _folder_preprocess(
@@ -282,7 +327,8 @@ def _built(
         with torch.device("meta"):
             module = family.build(config)
         module = module.to_empty(device="cpu")
-        load_state(module, state, file or str(source.checkpoint or source.name))
+        checkpoint = str(source.checkpoint or source.name)
+        notes = (*notes, *load_state(module, state, file or checkpoint, checkpoint))
     signature = family.describe(config)
     if getattr(config, "num_classes", None) == 0:
         notes = (*notes, HEADLESS)
@@ -301,16 +347,12 @@ def scaled(spec: PreprocessSpec, own: tuple[int, int], wanted: tuple[int, int]) 
     return dataclasses.replace(spec, resize=scaled, crop=wanted, fit=fit)
 
 
-def _fitting(labels: tuple[str, ...], original: Original) -> tuple[str, ...]:
-    """The config's labels, where there is one a class."""
+def _noted(original: Original, name: str, config: Mapping[str, Any], notes: tuple[str, ...]) -> Original:
+    """The original under the user's name for it, with the class names of its config file."""
     signature = original.signature
     classes = None if signature.task == "features" else number_of_classes(signature.outputs, signature.postprocess)
-    return labels if classes == len(labels) else ()
-
-
-def _noted(original: Original, name: str, notes: tuple[str, ...]) -> Original:
-    labels = _fitting(original.labels, original)
-    return dataclasses.replace(original, name=name, labels=labels, notes=(*notes, *original.notes))
+    labels, remarks = labels_for(config, classes)
+    return dataclasses.replace(original, name=name, labels=labels, notes=(*notes, *original.notes, *remarks))
 
 
 def refuse_unusable(original: Original) -> None:

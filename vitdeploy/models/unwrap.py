@@ -12,6 +12,7 @@ Exponential moving averages (a teacher is one) are preferred: they are what such
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from vitdeploy.errors import CheckpointError
+from vitdeploy.models.misfits import listed
 
 AVERAGED = ("state_dict_ema", "model_ema", "ema_state_dict", "ema", "teacher")
 PLAIN = ("state_dict", "model_state_dict", "model", "module", "student")
@@ -26,7 +28,9 @@ PLAIN = ("state_dict", "model_state_dict", "model", "module", "student")
 PREFIXES = ("module.", "_orig_mod.", "model.", "backbone.", "encoder.")
 # Projection heads of DINO (arXiv 2104.14294) and DINOv2 (arXiv 2304.07193), used in training only.
 FOREIGN_HEADS = ("head.mlp", "head.last_layer.", "dino_head.", "ibot_head.")
-SHOWN = 5
+FILE = "FILE"  # stands in a fix for the path, which is not known here
+# What wraps a module anywhere inside another: torch.compile, FSDP, activation checkpointing, Lightning's strategies.
+WRAPPERS = re.compile(r"(?<![^.])(?:_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module|_forward_module)\.")
 _DEEPEST = 4
 
 
@@ -41,7 +45,7 @@ def unwrap(loaded: object) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """
     notes: list[str] = []
     state = _tensors(_innermost(loaded, notes), notes)
-    return _in_float32(_without_prefixes(state, notes), notes), tuple(notes)
+    return _in_float32(_unwrapped(_without_prefixes(state, notes), notes), notes), tuple(notes)
 
 
 def _innermost(loaded: object, notes: list[str]) -> Mapping[Any, Any]:
@@ -53,38 +57,40 @@ def _innermost(loaded: object, notes: list[str]) -> Mapping[Any, Any]:
             fix="save model.state_dict()",
         )
     container = loaded
+    opened = ""
     for _ in range(_DEEPEST):
-        name = _chosen(container)
+        name = _chosen(container, opened)
         if name is None:
             return container
         beside = [str(other) for other in container if other != name]
-        notes.append(f"weights taken from {name!r}{f', ignored beside it: {_listed(beside)}' if beside else ''}")
-        container = container[name]
+        notes.append(f"weights taken from {name!r}{f', ignored beside it: {listed(beside)}' if beside else ''}")
+        container, opened = container[name], f"{opened}[{name!r}]"
     raise CheckpointError(f"more than {_DEEPEST} dicts inside each other", fix="save model.state_dict() alone")
 
 
-def _chosen(container: Mapping[Any, Any]) -> str | None:
-    """The entry that holds the weights, None where `container` is the state dict itself."""
+def _chosen(container: Mapping[Any, Any], opened: str) -> str | None:
+    """The entry that holds the weights, None where `container` is the state dict itself. `opened` led to it."""
     for names in (AVERAGED, PLAIN):
         found = [name for name in names if _holds_tensors(container.get(name))]
         if len(found) == 1:
             return found[0]
         if found:
-            raise _undecided(found)
+            raise _undecided(found, opened)
     if any(isinstance(value, Tensor) for value in container.values()):
         return None
     unnamed = [key for key, value in container.items() if isinstance(key, str) and _is_flat(value)]
     if len(unnamed) > 1:
-        raise _undecided(unnamed)
+        raise _undecided(unnamed, opened)
     return unnamed[0] if unnamed else None
 
 
-def _undecided(names: list[str]) -> CheckpointError:
+def _undecided(names: list[str], opened: str) -> CheckpointError:
+    state = f"torch.load('{FILE}', map_location='cpu'){opened}[{names[0]!r}]"
     return CheckpointError(
         "the checkpoint holds several state dicts of equal standing",
         found=", ".join(repr(name) for name in names),
         wanted="one of them",
-        fix=f"save the one you want alone, for example torch.save(checkpoint[{names[0]!r}], 'weights.pt')",
+        fix=f"save the one you mean alone: python -c \"import torch; torch.save({state}, 'weights.pt')\"",
     )
 
 
@@ -104,17 +110,17 @@ def _tensors(container: Mapping[Any, Any], notes: list[str]) -> dict[str, Tensor
     if not state:
         raise CheckpointError(
             "the checkpoint holds no tensors",
-            found=_listed(others) or "an empty dict",
+            found=listed(others) or "an empty dict",
             wanted="parameter names mapped to tensors",
             fix="save model.state_dict()",
         )
     wrong = [repr(key) for key in state if not isinstance(key, str)]
     if wrong:
         raise CheckpointError(
-            "the checkpoint's keys are not parameter names", found=_listed(wrong), fix="save model.state_dict()"
+            "the checkpoint's keys are not parameter names", found=listed(wrong), fix="save model.state_dict()"
         )
     if others:
-        notes.append(f"ignored, not tensors: {_listed(others)}")
+        notes.append(f"ignored, not tensors: {listed(others)}")
     return state
 
 
@@ -124,7 +130,7 @@ def _without_prefixes(state: dict[str, Tensor], notes: list[str]) -> dict[str, T
         heads = [key for key in state if key.startswith(FOREIGN_HEADS)]
         backbone = {key: tensor for key, tensor in state.items() if key.startswith("backbone.")}
         if heads and backbone and len(heads) + len(backbone) == len(state):
-            notes.append(f"left out, used in training only: {_listed(heads)}")
+            notes.append(f"left out, used in training only: {listed(heads)}")
             state = backbone
         prefix = next((prefix for prefix in PREFIXES if all(key.startswith(prefix) for key in state)), None)
         if prefix is None:
@@ -136,21 +142,14 @@ def _without_prefixes(state: dict[str, Tensor], notes: list[str]) -> dict[str, T
     return state
 
 
-def without_shared_prefix(
-    state: Mapping[str, Tensor], notes: tuple[str, ...]
-) -> tuple[Mapping[str, Tensor], tuple[str, ...]]:
-    """The state without the first part of its keys, where all share it, whatever it is called, and a note of that.
-
-    A training script's own module holds the model under a name of its own choice, such as `net.`. Readers know some
-    names (`vit.`), so this is for state dicts that none of them knows.
-    """
-    prefix = next(iter(state), "").partition(".")[0] + "."
-    if not state or not all(key.startswith(prefix) and key != prefix for key in state):
-        return state, notes
-    return {key[len(prefix) :]: tensor for key, tensor in state.items()}, (
-        *notes,
-        f"prefix {prefix!r} dropped from all keys",
-    )
+def _unwrapped(state: dict[str, Tensor], notes: list[str]) -> dict[str, Tensor]:
+    """The state without the names of wrappers inside its keys, where that leaves all keys different."""
+    renamed = {WRAPPERS.sub("", key): tensor for key, tensor in state.items()}
+    if renamed.keys() == state.keys() or len(renamed) < len(state):
+        return state
+    names = sorted({found.rstrip(".") for key in state for found in WRAPPERS.findall(key)})
+    notes.append(f"wrappers' names dropped from keys: {', '.join(names)}")
+    return _without_prefixes(renamed, notes)
 
 
 def _in_float32(state: dict[str, Tensor], notes: list[str]) -> dict[str, Tensor]:
@@ -163,8 +162,3 @@ def _in_float32(state: dict[str, Tensor], notes: list[str]) -> dict[str, Tensor]
         key: tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
         for key, tensor in state.items()
     }
-
-
-def _listed(items: list[str]) -> str:
-    more = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
-    return ", ".join(items[:SHOWN]) + more

@@ -13,16 +13,18 @@ from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bundle.read import SIZES_FOLDER
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.graph.io import graph_spec, load_graph
+from vitdeploy.pipeline.foresight import foresee
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.measure import measure, original_contestant
 from vitdeploy.pipeline.origin import ORIGINAL
-from vitdeploy.pipeline.outcome import Outcome, conclude, verified
-from vitdeploy.pipeline.plan import CALIBRATE, OPTIMIZE, Step, candidates, make_plan
+from vitdeploy.pipeline.outcome import Outcome, conclude
+from vitdeploy.pipeline.plan import CALIBRATE, OPTIMIZE, REFERENCE, Step, candidates, make_plan
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.recipe import Recipe
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.pipeline.stages.compile import read_engine
 from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, graphs_in
+from vitdeploy.pipeline.stages.verify import read_answers
 from vitdeploy.pipeline.tasks.golden import golden_of
 from vitdeploy.publish import replacing
 from vitdeploy.report.html import render_html
@@ -39,6 +41,7 @@ def run_line(
     resume: bool,
     progress: Callable[[Job], Progress],
     finished: Callable[[Job, Step, bool], None],
+    note: Callable[[Job, str], None] = lambda job, text: None,
 ) -> tuple[dict[str, Any], list[Outcome]]:
     """The whole line of a recipe: every stage, the bench, the bundle at `out`. Returns its report, and an outcome for
     each image size.
@@ -47,19 +50,21 @@ def run_line(
         jobs: what `prepare` made of the recipe, one for each image size.
         progress, finished: of each job; as `run_plan` takes them.
         resume: as `run_plan` takes it.
+        note: hears what the budget asks and the data cannot prove, before the work.
 
     Raises:
         OutputError: `out` holds something that is not a bundle. Errors of stages and the bench come through.
     """
     outcomes = []
     for job in jobs:
-        artifacts = run_plan(
-            make_plan(job),
-            store,
-            resume=resume,
-            progress=progress(job),
-            finished=functools.partial(finished, job),
+        make = functools.partial(
+            run_plan, store=store, resume=resume, progress=progress(job), finished=functools.partial(finished, job)
         )
+        plan = make_plan(job)
+        early = make([step for step in plan if step.name == REFERENCE])
+        for text in foresee(job.kit, read_answers(early[REFERENCE].path), job.data, job.budget):
+            note(job, text)
+        artifacts = make([step for step in plan if step.name != REFERENCE], artifacts=early)
         outcomes.append(conclude(job, artifacts, bench_job(job, artifacts, progress(job))))
     return write_run(outcomes, recipe, out), outcomes
 
@@ -105,6 +110,9 @@ def write_run(outcomes: Sequence[Outcome], recipe: Recipe, out: Path) -> dict[st
 
 def _write(outcome: Outcome, report: dict[str, Any], sizes: Sequence[str], work: Path) -> None:
     job, artifacts = outcome.job, outcome.artifacts
+    folders = [artifacts[candidate.step("compile")].path for candidate in outcome.verdict.ships]
+    engines = [(read_engine(folder), folder) for folder in folders]
+    gates = {c.artifact: outcome.gates[c.artifact].status for c in outcome.verdict.ships}
     write_bundle(
         work,
         name=job.recipe.name,
@@ -112,9 +120,9 @@ def _write(outcome: Outcome, report: dict[str, Any], sizes: Sequence[str], work:
         graphs=_graphs(artifacts[OPTIMIZE].path),
         preprocess=job.origin.preprocess,
         postprocess=job.origin.postprocess,
-        engines=[(read_engine(f), f) for f in (artifacts[c.step("compile")].path for c in outcome.shipped)],
+        engines=engines,
         labels=job.labels,
-        golden=golden_of(job, {c.target: verified(artifacts, c)["max_difference"] for c in outcome.shipped}),
+        golden=golden_of(job, engines, gates),
         documents={
             "report.json": json.dumps(report, indent=1, allow_nan=False) + "\n",
             "report.html": render_html(report, outcome.images),
@@ -122,12 +130,14 @@ def _write(outcome: Outcome, report: dict[str, Any], sizes: Sequence[str], work:
         },
         provenance=report["provenance"],
         sizes=sizes,
+        gates=gates,
+        recommended=None if outcome.verdict.recommended == ORIGINAL else outcome.verdict.recommended,
     )
 
 
 def _size_row(outcome: Outcome, path: str) -> dict[str, Any]:
     """One image size in the outer report: what to ship there, and the recommended artifact in numbers."""
-    report, name = outcome.report, outcome.verdict.recommended
+    report, name = outcome.report, outcome.verdict.leading
     row = next(row for row in report["bench"]["results"] if row["artifact"] == name)
     engine = next((engine["verify"] for engine in report["engines"] if engine["artifact"] == name), None)
     value = engine["value"] if engine else report["engines"][0]["verify"]["reference_value"]
@@ -136,7 +146,8 @@ def _size_row(outcome: Outcome, path: str) -> dict[str, Any]:
         "path": path,
         "sentence": outcome.verdict.sentence,
         "gate": outcome.verdict.gate.status,
-        "recommended": name,
+        "recommended": outcome.verdict.recommended,
+        "leading": name,
         "value": value,
         "agreement": engine["agreement"] if engine else None,
         "latency_ms": row["latency_ms"],

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from vitdeploy.bench.contest import against_last
 from vitdeploy.bench.percentiles import DEFAULT
 from vitdeploy.bench.protocol import Protocol
+from vitdeploy.data.classes import differing
 from vitdeploy.errors import InputError
+from vitdeploy.pipeline.foresight import bounds_answers, foresee
 from vitdeploy.pipeline.measure import measure
 from vitdeploy.pipeline.progress import Counter, Progress
 from vitdeploy.pipeline.stages.verify import judge
@@ -25,10 +27,20 @@ from vitdeploy.verify.gate import Gate, accuracy_gate
 
 
 def verify_subjects(
-    ours: Subject, theirs: Subject, choice: DataChoice, *, skip_bad: bool, budget: Budget, progress: Progress
+    ours: Subject,
+    theirs: Subject,
+    choice: DataChoice,
+    *,
+    skip_bad: bool,
+    budget: Budget,
+    progress: Progress,
+    note: Callable[[str], None] = lambda text: None,
 ) -> tuple[dict[str, Any], Gate]:
-    """The facts and the gate of `ours` against `theirs`, one runtime after the other; errors as `Trial`."""
+    """The facts and the gate of `ours` against `theirs`, one runtime after the other; errors as `Trial`. `note` hears
+    what the budget asks and the data cannot prove, before `ours` is asked."""
     trial = Trial(ours, theirs, choice, skip_bad=skip_bad, progress=progress)
+    for text in trial.foresee(budget):
+        note(text)
     return trial.judge(ours, trial.answers(ours), budget)
 
 
@@ -47,13 +59,16 @@ class Trial:
         self._kit, self._theirs, self._progress = make_kit(self._own), theirs, progress
         self._data = self._kit.load(choice, skip_bad=skip_bad, progress=progress)
 
+    def foresee(self, budget: Budget) -> list[str]:
+        """What a budget asks and these samples cannot prove."""
+        return foresee(self._kit, self._reference, self._data, budget) if bounds_answers(budget) else []
+
     def answers(self, ours: Subject) -> Answers:
         """What an artifact says to the samples."""
         return self._run(self._kit, ours.runner(), ours.name)
 
     def _run(self, by: Kit, runner: Runner, name: str) -> Answers:
-        samples = self._data.evaluation
-        return by.answers(runner, samples, Counter(self._progress, name, len(samples)))
+        return by.answers(runner, self._data, Counter(self._progress, name, len(self._data.evaluation)))
 
     @functools.cached_property
     def _reference(self) -> Answers:
@@ -61,26 +76,32 @@ class Trial:
 
     @functools.cached_property
     def _same_tensor(self) -> Answers | None:
-        """The original's answers for our geometry: resized and cropped our way, normalised as the original wants it.
-        None where both have the same, or where they take other shapes."""
+        """The original's answers to our tensors: resized, cropped and normalised our way. None where both have the
+        same preprocessing, and where the original cannot be fed them: it takes another shape, or normalises by itself,
+        and otherwise."""
         own, other = self._own, self._other
         if own.preprocess == other.preprocess or not _same_shape(own, other):
             return None
-        mixed = dataclasses.replace(own.images, mean=other.images.mean, std=other.images.std)
-        kit = make_kit(dataclasses.replace(other, preprocess=mixed))
-        return self._run(kit, self._theirs.runner(), f"{self._theirs.name} on the same tensor")
+        runner = self._theirs.runner()
+        kit = make_kit(dataclasses.replace(other, preprocess=own.preprocess))
+        answers = self._run(kit, runner, f"{self._theirs.name} on the same tensor")
+        by_itself = runner.inputs[0].dtype == "uint8"
+        return None if by_itself and not _same_scale(own, other) else answers
 
     def judge(self, ours: Subject, answers: Answers, budget: Budget) -> tuple[dict[str, Any], Gate]:
         """The facts and the gate of what `ours` has answered."""
         preprocess = (self._own.preprocess, self._other.preprocess)
         found = judge(self._kit, answers, self._reference, self._data, ours.precision, preprocess, self._same_tensor)
         gate = accuracy_gate(Comparison.of(found), budget)
+        doubt = self._kit.doubt(self._reference, self._data, found)
         return {
             "artifact": ours.name,
             "against": self._theirs.name,
             **found,
+            "mapping": self._data.mapping.facts() if self._data.mapping is not None else None,
             "skipped": list(self._data.skipped),
-            "remarks": [*ours.remarks, *self._theirs.remarks],
+            "remarks": [*ours.remarks, *self._theirs.remarks, *self._data.notes],
+            "warnings": [doubt] if doubt is not None else [],
             "gate": {"status": gate.status, "reasons": list(gate.reasons)},
         }, gate
 
@@ -100,6 +121,14 @@ def _settings(ours: Subject, theirs: Subject) -> tuple[Setting, Setting]:
             found=f"{own.task} with {own.classes} classes against {other.task} with {other.classes}",
             wanted="the same task, and the same number of classes",
         )
+    if (differs := differing(own.labels, other.labels)) is not None:
+        raise InputError(
+            "the two models count their classes in another order",
+            found=differs,
+            wanted="the same classes in the same order: answers are compared by their numbers",
+            fix="take the original that the artifact was made of, or correct the labels.txt that is wrong",
+        )
+    own = dataclasses.replace(own, labels=own.labels or other.labels, claim=other.claim)
     if not ours.own:
         own = dataclasses.replace(own, preprocess=other.preprocess)
     if not theirs.own:
@@ -109,6 +138,10 @@ def _settings(ours: Subject, theirs: Subject) -> tuple[Setting, Setting]:
 
 def _same_shape(own: Setting, other: Setting) -> bool:
     return (own.images.crop, own.images.channels) == (other.images.crop, other.images.channels)
+
+
+def _same_scale(own: Setting, other: Setting) -> bool:
+    return (own.images.mean, own.images.std) == (other.images.mean, other.images.std)
 
 
 def bench_subjects(

@@ -22,7 +22,8 @@ from vitdeploy.quantize.already import refuse_quantized
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.ort_gpu import PROVIDERS, require_provider
 from vitdeploy.runtime.weight_bits import bits_for
-from vitdeploy.spec import TARGETS, WeightBits
+from vitdeploy.spec import TARGETS, Budget, WeightBits
+from vitdeploy.verify.gate import with_guard
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,11 @@ class Job:
     @property
     def size(self) -> str:
         return self.origin.size
+
+    @property
+    def budget(self) -> Budget:
+        """What engines are judged by: the recipe's budget, with the guard where it does not bound what may be lost."""
+        return with_guard(self.recipe.to_budget(), self.origin.task)
 
 
 def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress) -> tuple[Job, ...]:
@@ -75,7 +81,9 @@ def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress) -> tuple[Job,
 
 
 def setting_of(origin: Origin) -> Setting:
-    return Setting(origin.task, origin.preprocess, origin.postprocess, origin.sequence, origin.labels, origin.classes)
+    return Setting(
+        origin.task, origin.preprocess, origin.postprocess, origin.sequence, origin.labels, origin.classes, origin.claim
+    )
 
 
 def weight_bits(vnni: bool | None) -> WeightBits:

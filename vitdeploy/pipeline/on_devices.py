@@ -146,6 +146,8 @@ def verify_on(
     placed, files = sendable.shipment.placed, entries(sendable.shipment.files)
     ours = Subject(sendable.name, placed.precision, sendable.setting, True, _not_here, _not_here)
     trial = Trial(ours, theirs, choice, skip_bad=skip_bad, progress=progress)
+    for text in trial.foresee(budget):
+        note(text)
 
     def work(client: Client) -> tuple[Subject, Answers]:
         name = f"{sendable.name} on {client.device.name}"

@@ -15,7 +15,8 @@ from vitdeploy.bundle.read import file_sha256
 from vitdeploy.errors import CheckpointError, GraphError, MissingFileError
 from vitdeploy.graph.foreign import import_graph
 from vitdeploy.graph.io import graph_spec, serialised
-from vitdeploy.models.hub import pinned
+from vitdeploy.models.claims import claimed_accuracy
+from vitdeploy.models.hub import ModelFolder, pinned
 from vitdeploy.models.original import Original
 from vitdeploy.models.reference import torch_runner
 from vitdeploy.models.source import Source, load_original, located, refuse_unusable
@@ -23,6 +24,7 @@ from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, Task, TensorSpec, encode
+from vitdeploy.verify.plausible import Claim
 
 ORIGINAL = "original"
 
@@ -41,7 +43,8 @@ class Origin:
     """What is known of the original. `source` names files of this machine only, `name` is for people.
 
     `classes` is None for a model without classes, and where its outputs do not say how many there are. `labels` are the
-    model's own class names, () without any. `digests` are SHA-256 by file name of all that it was read from.
+    model's own class names, () without any. `digests` are SHA-256 by file name of all that it was read from. `claim` is
+    the accuracy that files beside the checkpoint tell.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Origin:
     revision: str | None = None
     notes: tuple[str, ...] = ()
     digests: Mapping[str, str] = field(default_factory=dict)
+    claim: Claim | None = None
 
     @property
     def size(self) -> str:
@@ -135,7 +139,13 @@ def _of_module(source: Source, given: Overrides) -> Origin:
         revision=folder.revision if folder is not None else None,
         notes=original.notes,
         digests=_digests([*files, *(path for path in (source.checkpoint, source.text_features) if path)]),
+        claim=_claim(folder),
     )
+
+
+def _claim(folder: ModelFolder | None) -> Claim | None:
+    found = claimed_accuracy(folder.path) if folder is not None else None
+    return Claim(*found) if found is not None else None
 
 
 def _of_graph(source: Source, given: Overrides) -> Origin:

@@ -10,49 +10,57 @@ from typing import Any
 from vitdeploy.pipeline.answers import report_answers
 from vitdeploy.pipeline.drawn import draw_attention
 from vitdeploy.pipeline.job import Job, tool_versions
-from vitdeploy.pipeline.plan import CALIBRATE, EXPORT, OPTIMIZE, QUANTIZED, Candidate, candidates
+from vitdeploy.pipeline.plan import CALIBRATE, EXPORT, OPTIMIZE, QUANTIZED, REFERENCE, Candidate, candidates
 from vitdeploy.pipeline.stages.compile import read_engine
 from vitdeploy.pipeline.stages.files import read_json
 from vitdeploy.pipeline.stages.search import LATENCY_FILE, MIXED_FILE, SENSITIVITY_FILE
-from vitdeploy.pipeline.verdict import Verdict, decide, engine_gate
+from vitdeploy.pipeline.stages.verify import read_answers
+from vitdeploy.pipeline.verdict import Judged, Verdict, decide, engine_gate
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.weight_bits import weight_remarks
 from vitdeploy.spec import encode
 from vitdeploy.store.store import Artifact, list_files
 from vitdeploy.verify.comparison import Comparison
-from vitdeploy.verify.gate import Gate, accuracy_gate
+from vitdeploy.verify.gate import Gate, accuracy_gate, guards
 
 TOOLS = ("torch", "onnx", "onnxscript", "onnxruntime", "openvino", "numpy", "pillow")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One job's end. `shipped` are the engines that were asked for, the fastest first; `images` the pictures that the
-    examples of the report name."""
+    """One job's end. `gates` are those of all engines by artifact; `images` the pictures that the examples of the
+    report name."""
 
     job: Job
     artifacts: Mapping[str, Artifact]
     verdict: Verdict
     report: dict[str, Any]
     images: Mapping[str, bytes]
-    shipped: tuple[Candidate, ...]
+    gates: Mapping[str, Gate]
 
 
 def conclude(job: Job, artifacts: Mapping[str, Artifact], bench: dict[str, Any]) -> Outcome:
     """Judge every engine of a job by its budget, and recommend one."""
-    contenders = candidates(job)
     gates = _gates(job, artifacts, bench)
-    found = {c.artifact: verified(artifacts, c) for c in contenders}
-    verdict = decide(contenders, gates, found, bench["results"], bench["ratios"])
-    shipped = sorted((c for c in contenders if c.shipped), key=lambda c: _p50(bench, c.artifact))
-    of_weights = [text for candidate in shipped for text in said_of_weights(artifacts, candidate)]
+    guarded = guards(job.recipe.to_budget())
+    judged = [Judged(c, gates[c.artifact], verified(artifacts, c), guarded) for c in candidates(job)]
+    verdict = decide(judged, bench, include_failed=job.recipe.bundle.include_failed)
+    of_weights = [text for candidate in verdict.ships for text in said_of_weights(artifacts, candidate)]
     of_images = (_calibration(artifacts) or {}).get("warnings", ())
     verdict = replace(verdict, remarks=(*verdict.remarks, *of_weights, *of_images))
     answers, images = report_answers(job, artifacts)
     attention, maps = draw_attention(artifacts, answers["examples"], images)
     report = {**_report(job, artifacts, bench, gates, verdict), **answers, "attention": attention}
+    report["warnings"] = warnings_of(job, artifacts, judged[0].candidate)
     images |= maps
-    return Outcome(job, artifacts, verdict, report, images, tuple(shipped))
+    return Outcome(job, artifacts, verdict, report, images, gates)
+
+
+def warnings_of(job: Job, artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
+    """What makes all numbers doubtful: it stands before the verdict. `candidate` is any that was verified."""
+    reference = read_answers(artifacts[REFERENCE].path)
+    doubt = job.kit.doubt(reference, job.data, verified(artifacts, candidate))
+    return [doubt] if doubt is not None else []
 
 
 def said_of_weights(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
@@ -66,7 +74,7 @@ def _calibration(artifacts: Mapping[str, Artifact]) -> dict[str, Any] | None:
 
 
 def _gates(job: Job, artifacts: Mapping[str, Artifact], bench: dict[str, Any]) -> dict[str, Gate]:
-    budget = job.recipe.to_budget()
+    budget = job.budget
     rows = {row["artifact"]: row for row in bench["results"]}
     gates = {}
     for candidate in candidates(job):
@@ -84,10 +92,6 @@ def engine_bytes(artifacts: Mapping[str, Artifact], candidate: Candidate) -> int
     """Bytes of what the runtime loads."""
     folder = artifacts[candidate.step("compile")].path
     return sum((folder / file).stat().st_size for file in read_engine(folder).files)
-
-
-def _p50(bench: dict[str, Any], artifact: str) -> float:
-    return next(float(row["latency_ms"]["p50"]) for row in bench["results"] if row["artifact"] == artifact)
 
 
 def _checkpoint(job: Job) -> str | None:
@@ -110,6 +114,9 @@ def _report(
             "sentence": verdict.sentence,
             "remarks": list(verdict.remarks),
             "recommended": verdict.recommended,
+            "leading": verdict.leading,
+            "ships": [candidate.artifact for candidate in verdict.ships],
+            "budget": str(job.budget),
             "gate": verdict.gate.status,
             "reasons": [
                 f"{c.artifact}: {reason}" for c in candidates(job) if c.shipped for reason in gates[c.artifact].reasons

@@ -20,9 +20,9 @@ from vitdeploy.pipeline.stages.optimize import optimize
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graphs
 from vitdeploy.pipeline.stages.search import SearchConfig, find_mixed, read_mixed
 from vitdeploy.pipeline.stages.typed import place_typed
+from vitdeploy.pipeline.tasks.kit import ImageKit
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.nvidia import describe_gpu
-from vitdeploy.runtime.preprocess import load_image
 from vitdeploy.runtime.tensorrt_identity import fingerprint
 from vitdeploy.spec import TARGETS, Precision, encode
 from vitdeploy.store.store import Artifact
@@ -103,7 +103,7 @@ def engine_plan(job: Job, contenders: Sequence[Candidate]) -> list[Step]:
 
 def judge_plan(job: Job, contenders: Sequence[Candidate]) -> list[Step]:
     """The answers of the original, and of compiled engines, to the evaluation samples."""
-    return [_reference(job), *(_verify(job, candidate) for candidate in contenders)]
+    return [reference_step(job), *(_verify(job, candidate) for candidate in contenders)]
 
 
 def _original(origin: Origin) -> dict[str, Any]:
@@ -233,9 +233,11 @@ def _compile(job: Job, candidate: Candidate) -> Step:
     )
 
 
-def _reference(job: Job) -> Step:
+def reference_step(job: Job) -> Step:
+    """What the original says to the evaluation samples; it needs no other step."""
+
     def write(folders: Folders, out: Path, progress: Progress) -> None:
-        judging.run_reference(job.origin, job.kit, job.data.evaluation, out, progress)
+        judging.run_reference(job.origin, job.kit, job.data, out, progress)
 
     return Step(
         REFERENCE,
@@ -253,7 +255,7 @@ def _verify(job: Job, candidate: Candidate) -> Step:
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         folder = folders[candidate.step("compile")].path
         engine = compiling.read_engine(folder)
-        judging.run_engine(engine, folder, job.kit, job.data.evaluation, out, progress)
+        judging.run_engine(engine, folder, job.kit, job.data, out, progress)
         found = judging.judge(
             job.kit,
             judging.read_answers(out),
@@ -261,6 +263,7 @@ def _verify(job: Job, candidate: Candidate) -> Step:
             job.data,
             engine.precision,
             (job.origin.preprocess, job.origin.preprocess),
+            None,
         )
         write_json(out / "verify.json", found)
 
@@ -268,24 +271,29 @@ def _verify(job: Job, candidate: Candidate) -> Step:
         candidate.step("verify"),
         "verify",
         write,
-        {"preprocess": encode(job.origin.preprocess), "postprocess": encode(job.origin.postprocess)},
+        {
+            "preprocess": encode(job.origin.preprocess),
+            "postprocess": encode(job.origin.postprocess),
+            "mapping": job.data.mapping.digest if job.data.mapping is not None else None,
+        },
         (candidate.step("compile"), REFERENCE),
         {"samples": job.data.evaluation_digest},
         {**target_tools(candidate.target), **tool_versions(("pillow", "numpy", "scipy", "pycocotools"))},
-        version=2,
+        version=3,
     )
 
 
 def _attention(job: Job, contenders: Sequence[Candidate]) -> Step:
     """Attention is read of the original, and of what is shipped in INT8, on the first examples of the report."""
+    assert isinstance(job.kit, ImageKit)
     kit, shown = job.kit, [c for c in contenders if c.shipped and c.precision in ("int8", "mixed")]
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         reference = judging.read_answers(folders[REFERENCE].path)
         answers = {c.artifact: judging.read_answers(folders[c.step("verify")].path) for c in contenders}
         numbers = [each.index for each in choose(kit, reference, answers, job.data)[: looking.IMAGES]]
-        preprocess = kit.setting.images
-        images = {number: load_image(job.data.evaluation[number].path, preprocess)[0] for number in numbers}
+        preprocess, pixels = kit.setting.images, kit.pixels(job.data)
+        images = {number: pixels[number][0] for number in numbers}
         placements = {c.artifact: folders[c.step("place")].path / MODEL_FILE for c in shown}
         looking.find_attention(folders[EXPORT].path / MODEL_FILE, placements, images, preprocess, out, progress)
 

@@ -213,6 +213,13 @@ class BenchSection(Section):
         return scenarios
 
 
+class BundleSection(Section):
+    """`include_failed`: engines that fail the budget are in the bundle too. They stand last, and an app gets one only
+    by `load(..., allow_failed=True)`."""
+
+    include_failed: bool = False
+
+
 class Recipe(Section):
     """The whole line, schema version 1.
 
@@ -232,6 +239,7 @@ class Recipe(Section):
     targets: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
     budget: BudgetSection = BudgetSection()
     bench: BenchSection = BenchSection()
+    bundle: BundleSection = BundleSection()
     tensorrt: TensorRtSection = TensorRtSection()
 
     @field_validator("vitdeploy", mode="before")

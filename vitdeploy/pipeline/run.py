@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
-from platformdirs import user_cache_path
-
+from vitdeploy.pipeline.places import store_folder
 from vitdeploy.pipeline.plan import Step
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.store.key import artifact_key
 from vitdeploy.store.store import Artifact, Store
 
-STORE_VARIABLE = "VITDEPLOY_STORE"
-
 
 def default_store() -> Store:
-    """The store of this user: $VITDEPLOY_STORE, or the user's cache folder."""
-    place = os.environ.get(STORE_VARIABLE)
-    return Store(Path(place) if place else user_cache_path("vitdeploy"))
+    """The store of this user."""
+    return Store(store_folder())
 
 
 def run_plan(

@@ -126,13 +126,17 @@ def _measure(entry: Entry, recipe: Recipe, out: Path, told: Callable[[str], None
         if step.measured and reused:
             told(f"{recipe.name}: {step.name} was chosen by times that were measured earlier on this device")
 
+    jobs = prepare(recipe, skip_bad=entry.skip_bad, progress=silent)
+    for note in dict.fromkeys(note for job in jobs for note in job.data.notes):
+        told(f"{recipe.name}: {note}")
     report, _ = run_line(
-        prepare(recipe, skip_bad=entry.skip_bad, progress=silent),
+        jobs,
         recipe,
         out,
         Store(entry.store),
         resume=True,
         progress=lambda job: silent,
         finished=finished,
+        note=lambda job, text: told(f"{recipe.name}: {text}"),
     )
     return report

@@ -1,4 +1,4 @@
-"""Which artifact to ship, in one sentence that a person can defend."""
+"""Which engine to ship, in one sentence that a person can defend, and which engines the bundle holds."""
 
 from __future__ import annotations
 
@@ -8,21 +8,54 @@ from typing import Any
 
 from vitdeploy.pipeline.origin import ORIGINAL
 from vitdeploy.pipeline.plan import Candidate
-from vitdeploy.spec import Budget
+from vitdeploy.spec import Budget, GateStatus
 from vitdeploy.verify.gate import Gate, bound_gate, join
+
+# Of gates, the one that is nearest to a budget first.
+RANK: tuple[GateStatus, ...] = ("pass", "none", "undecided", "fail")
+QUIET = "measure again on a machine with nothing else running"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One engine as the verdict sees it.
+
+    `gate` is of the whole budget, `verified` what `verify` says of it. `guarded`: no budget bounds what may be lost, so
+    that the guard does.
+    """
+
+    candidate: Candidate
+    gate: Gate
+    verified: Mapping[str, Any]
+    guarded: bool
+
+    @property
+    def name(self) -> str:
+        return self.candidate.artifact
+
+    @property
+    def keeps_answers(self) -> bool:
+        return keeps_answers(self.gate, self.verified, guarded=self.guarded)
 
 
 @dataclass(frozen=True)
 class Verdict:
     """`sentence` recommends; `remarks` say what it keeps and what speaks against the engines that were asked for.
 
-    `gate` judges the recipe's own engines: the budget is met when one of them meets it.
+    `recommended` is an artifact, or the original; None where nothing is decided. `ships` are the engines of the bundle,
+    the recommended one first. `gate` judges the recipe's own engines: the budget is met when one of them meets it.
     """
 
     sentence: str
     remarks: tuple[str, ...]
-    recommended: str
+    recommended: str | None
+    ships: tuple[Candidate, ...]
     gate: Gate
+
+    @property
+    def leading(self) -> str:
+        """The artifact that stands for the run in a table: recommended, or the first of the bundle, or the original."""
+        return self.recommended or (self.ships[0].artifact if self.ships else ORIGINAL)
 
 
 def engine_gate(accuracy: Gate, budget: Budget, size: int, row: Mapping[str, Any] | None) -> Gate:
@@ -38,88 +71,139 @@ def engine_gate(accuracy: Gate, budget: Budget, size: int, row: Mapping[str, Any
     return join(gates)
 
 
-def decide(
-    candidates: Sequence[Candidate],
-    gates: Mapping[str, Gate],
-    verified: Mapping[str, Mapping[str, Any]],
-    results: Sequence[Mapping[str, Any]],
-    ratios: Sequence[Mapping[str, Any]],
-) -> Verdict:
-    """Recommend the fastest of all that may be shipped: the original, and every engine that keeps its answers.
-
-    With a budget that is an engine whose gate passes; without one, an engine that does not provably lose accuracy.
-    """
-    latency = {row["artifact"]: float(row["latency_ms"]["p50"]) for row in results}
-    allowed = [c for c in candidates if keeps_answers(gates[c.artifact], verified[c.artifact])]
-    names = [ORIGINAL, *(c.artifact for c in allowed)]
-    recommended = min(names, key=lambda name: latency[name])
-    shipped = [c for c in candidates if c.shipped]
-    gate = _best([gates[c.artifact] for c in shipped])
-    remarks = [kept(recommended, verified[recommended])] if recommended != ORIGINAL else []
-    for candidate in shipped:
-        remarks += _remarks(candidate, gates[candidate.artifact], verified[candidate.artifact], ratios)
-    return Verdict(sentence(recommended, ratios), tuple(remarks), recommended, gate)
+def keeps_answers(gate: Gate, verified: Mapping[str, Any], *, guarded: bool) -> bool:
+    """Whether an engine may be recommended: its gate passes. Where the guard alone judges it, nothing may be provably
+    lost either: nobody has said how much may be."""
+    return gate.status == "pass" and not (guarded and provably_loses(verified))
 
 
-def keeps_answers(gate: Gate, verified: Mapping[str, Any]) -> bool:
-    """Whether an engine's answers may be shipped: they meet the budget, or without one nothing is provably lost."""
-    return gate.status == "pass" or (gate.status == "none" and not _provably_loses(verified))
-
-
-def _provably_loses(verified: Mapping[str, Any]) -> bool:
+def provably_loses(verified: Mapping[str, Any]) -> bool:
     """The whole interval of the drop is above zero; without labels nothing is proven."""
-    return verified["drop_ci95"] is not None and verified["drop_ci95"][0] > 0
+    return verified["drop_ci95"] is not None and bool(verified["drop_ci95"][0] > 0)
 
 
-def _best(gates: Sequence[Gate]) -> Gate:
-    for status in ("pass", "none", "undecided"):
-        for gate in gates:
-            if gate.status == status:
-                return gate
-    return gates[0]
+def decide(judged: Sequence[Judged], bench: Mapping[str, Any], *, include_failed: bool = False) -> Verdict:
+    """Recommend the fastest of the original and of every engine that keeps its answers.
+
+    Args:
+        judged: every engine that was made, also those that were not asked for.
+        bench: what `pipeline.measure` says of the original and of all engines.
+        include_failed: engines that fail their gate are in the bundle too, the last of it.
+    """
+    latency = {row["artifact"]: float(row["latency_ms"]["p50"]) for row in bench["results"]}
+    order = sorted(judged, key=lambda each: latency[each.name])
+    keeping = [each for each in order if each.keeps_answers]
+    asked = [each for each in judged if each.candidate.shipped]
+    noisy = undecided_among(bench, _names(keeping))
+    recommended: str | None = None
+    if keeping and not noisy:
+        recommended = min([ORIGINAL, *_names(keeping)], key=lambda name: latency[name])
+        said = sentence(recommended, bench["ratios"])
+    elif keeping:
+        said = f"Not decided which is fastest: {noisy}. To decide it, {QUIET}."
+    elif any(each.gate.status == "undecided" for each in order):
+        said = f"Not decided: no engine is proven to meet the budget. {_first_reason(order)}"
+    else:
+        recommended = ORIGINAL
+        said = "Keep the original: every engine fails its budget."
+    ships = _ships(order, recommended, include_failed=include_failed)
+    remarks = [kept(each.name, each.verified) for each in order if each.name == recommended]
+    if not keeping and recommended is None and ships:
+        remarks = [kept(order[0].name, order[0].verified)]
+    for each in asked:
+        remarks += _remarks(each, bench["ratios"])
+    return Verdict(said, tuple(remarks), recommended, tuple(each.candidate for each in ships), _best(asked))
+
+
+def undecided_among(bench: Mapping[str, Any], names: Sequence[str]) -> str:
+    """Why the times of these artifacts, or of the original, decide nothing; empty where they do."""
+    found = bench.get("undecided", {})
+    return "; ".join(dict.fromkeys(why for name, why in found.items() if name in (ORIGINAL, *names)))
+
+
+def _names(judged: Sequence[Judged]) -> list[str]:
+    return [each.name for each in judged]
+
+
+def _first_reason(order: Sequence[Judged]) -> str:
+    first = next(each for each in order if each.gate.status == "undecided")
+    return f"{first.name}: {first.gate.reasons[0]}." if first.gate.reasons else ""
+
+
+def _ships(order: Sequence[Judged], recommended: str | None, *, include_failed: bool) -> list[Judged]:
+    """The bundle's engines: the recommended one, and those that were asked for and do not fail their gate. A target
+    that none of these is proven for has its fastest other engine that is, or at least one that does not fail.
+
+    Proven ones come before undecided ones, and the fastest first among equals. `order` is by latency.
+    """
+    usable = [each for each in order if each.gate.status != "fail"]
+    chosen = {each.name for each in (order if include_failed else usable) if each.candidate.shipped}
+    chosen |= {each.name for each in order if each.name == recommended}
+    for target in {each.candidate.target for each in usable}:
+        found = [each for each in usable if each.candidate.target == target]
+        proven = [each for each in found if each.keeps_answers]
+        if not chosen.intersection(_names(proven)):
+            spare = proven if proven or chosen.intersection(_names(found)) else found
+            chosen |= {*_names(spare[:1])}
+    return sorted(
+        (each for each in order if each.name in chosen),
+        key=lambda each: (each.name != recommended, not each.keeps_answers, RANK.index(each.gate.status)),
+    )
+
+
+def _best(asked: Sequence[Judged]) -> Gate:
+    """The gate of the engine that comes nearest to its budget, whose reasons name it."""
+    nearest = min(asked, key=lambda each: RANK.index(each.gate.status))
+    return Gate(nearest.gate.status, tuple(f"{nearest.name}: {reason}" for reason in nearest.gate.reasons))
 
 
 def sentence(recommended: str, ratios: Sequence[Mapping[str, Any]]) -> str:
-    """What to ship, and how much faster than the original that is."""
+    """What to ship, and how much faster than the original that is: as much as the interval carries."""
     if recommended == ORIGINAL:
-        return "Keep the original: no engine is faster and keeps its answers."
+        return "Keep the original: no engine that keeps its answers is faster."
     ratio = find_ratio(ratios, recommended, ORIGINAL)
     if ratio is None:
         return f"Ship {recommended}."
     low, high = 1 / ratio["ci95"][1], 1 / ratio["ci95"][0]
-    return f"Ship {recommended}: {1 / ratio['ratio']:.2f} times as fast as the original [{low:.2f}, {high:.2f}]."
+    times = f"{1 / ratio['ratio']:.2f} times as fast"
+    if not ratio.get("decided", True):
+        return f"Ship {recommended}. How much faster than the original it is, is not decided: {QUIET}."
+    if low <= 1:
+        return f"Ship {recommended}: not provably faster than the original ({times} [{low:.2f}, {high:.2f}])."
+    return f"Ship {recommended}: {times} as the original [{low:.2f}, {high:.2f}]."
 
 
-def kept(recommended: str, verified: Mapping[str, Any]) -> str:
+def kept(name: str, verified: Mapping[str, Any]) -> str:
     """How much of the original's answers and accuracy an engine keeps."""
     low, high = verified["agreement_ci95"]
-    kept = f"{recommended} gives {verified['agreement']:.2f} % of the original's answers [{low:.2f}, {high:.2f}]"
+    kept = f"{name} gives {verified['agreement']:.2f} % of the original's answers [{low:.2f}, {high:.2f}]"
     if verified["drop"] is None:
         return f"{kept}."
     low, high = verified["drop_ci95"]
     return f"{kept}; {verified['metric']} drop {_plain(verified['drop'])} points [{_plain(low)}, {_plain(high)}]."
 
 
-def _remarks(
-    candidate: Candidate, gate: Gate, verified: Mapping[str, Any], ratios: Sequence[Mapping[str, Any]]
-) -> list[str]:
+def _remarks(judged: Judged, ratios: Sequence[Mapping[str, Any]]) -> list[str]:
     """What speaks against an engine that was asked for; nothing where it is faster and keeps the answers."""
-    remarks = []
+    remarks, candidate, gate = [], judged.candidate, judged.gate
     name, ratio = candidate.precision.upper(), find_ratio(ratios, candidate.artifact, f"{candidate.target}-fp32")
-    if ratio is not None and ratio["ci95"][0] > 1:
+    if ratio is not None and not ratio.get("decided", True):
+        remarks.append(f"Whether {name} is faster than FP32 on {candidate.target} is not decided.")
+    elif ratio is not None and ratio["ci95"][0] > 1:
         remarks.append(
             f"{name} is slower than FP32 on {candidate.target} (latency ratio {ratio['ratio']:.2f}): ship FP32 there."
         )
     elif ratio is not None and ratio["ci95"][1] >= 1:
         remarks.append(f"{name} is not provably faster than FP32 on {candidate.target}.")
-    if gate.status == "none" and _provably_loses(verified):
-        low, high = verified["drop_ci95"]
+    if gate.status == "pass" and not judged.keeps_answers:
+        low, high = judged.verified["drop_ci95"]
         remarks.append(
-            f"{candidate.artifact} loses {verified['drop']:.2f} points of {verified['metric']} [{low:.2f}, {high:.2f}]."
+            f"{candidate.artifact} loses {judged.verified['drop']:.2f} points of {judged.verified['metric']} "
+            f"[{low:.2f}, {high:.2f}]."
         )
     if gate.status in ("fail", "undecided"):
         word = "misses the budget" if gate.status == "fail" else "is not proven to meet the budget"
-        remarks.append(f"{candidate.artifact} {word}.")
+        remarks.append(f"{candidate.artifact} {word}: {'; '.join(gate.reasons)}.")
     return remarks
 
 

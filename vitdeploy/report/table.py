@@ -143,8 +143,8 @@ def _flags(engine: Mapping[str, Any] | None, result: Mapping[str, Any] | None) -
 
 def headline(report: Mapping[str, Any]) -> list[Cell]:
     """The recommended artifact in a few numbers, each with what it is of, and claimed only as far as its interval
-    carries."""
-    engine = lookup.engine_of(report, report["verdict"].get("recommended"))
+    carries; where none is recommended, the one that leads."""
+    engine = lookup.engine_of(report, lookup.leading(report))
     if engine is None:
         return []
     verify = engine["verify"]

@@ -11,7 +11,7 @@ import numpy as np
 
 from vitdeploy.bundle.read import verify_files
 from vitdeploy.bundle.sign import signed_by
-from vitdeploy.errors import HostError, TargetError, VitdeployError
+from vitdeploy.errors import GateError, HostError, TargetError, VitdeployError
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.runner import Runner
@@ -19,6 +19,10 @@ from vitdeploy.runtime.weight_bits import bits_of, saturation_warning
 from vitdeploy.spec import EngineSpec, Manifest
 
 AUTO = "auto"
+_UNPROVEN = {
+    "fail": "failed its budget when the bundle was made",
+    "undecided": "was not proven to meet its budget when the bundle was made",
+}
 
 
 @dataclass(frozen=True)
@@ -37,21 +41,27 @@ def choose_engine(
     threads: int,
     trust: Path | None = None,
     batch: int | None = None,
+    *,
+    allow_failed: bool = False,
 ) -> Choice:
     """The first engine of the manifest, for `target` or of all, that works here: its runtime is there, loads it, and
     has answered once.
 
-    The manifest lists engines from the recommended one on. A RuntimeWarning says where weights saturate on this CPU.
+    The manifest lists engines from the recommended one on. An engine that failed its budget when the bundle was made is
+    left out, but for `allow_failed`. A RuntimeWarning says where weights saturate on this CPU, and where nobody has
+    proven that the engine meets its budget.
 
     Raises:
         SignatureError: not signed by `trust`.
         DigestError: a file of an engine is not the recorded one.
         TargetError: no engine for `target`, or one with a fixed batch other than `batch`.
+        GateError: every engine for `target` failed its budget.
         HostError: none that works here.
     """
     signed_by(folder, trust)
     failures: list[HostError] = []
     engines = select_engines(manifest, target)
+    engines = engines if allow_failed else usable_engines(manifest, engines)
     for engine in engines:
         verify_files(folder, manifest, engine.files)
         try:
@@ -62,7 +72,9 @@ def choose_engine(
         bits = bits_of(engine)
         if bits is not None and (text := saturation_warning(bits, describe_host()["isa"])):
             warnings.warn(f"{engine.artifact}: {text}", RuntimeWarning, stacklevel=3)
-        return Choice(runner, engine, _why(engine, engines, target, failures))
+        if manifest.gate(engine) in ("fail", "undecided"):
+            warnings.warn(f"{engine.artifact} {_UNPROVEN[manifest.gate(engine)]}", RuntimeWarning, stacklevel=3)
+        return Choice(runner, engine, _why(manifest, engine, engines, target, failures))
     if len(failures) == 1:
         raise failures[0]
     raise HostError(
@@ -88,16 +100,39 @@ def _answering(runner: Runner) -> Runner:
     return runner
 
 
-def _why(engine: EngineSpec, engines: Sequence[EngineSpec], target: str, failures: Sequence[VitdeployError]) -> str:
+def usable_engines(manifest: Manifest, engines: Sequence[EngineSpec]) -> list[EngineSpec]:
+    """Those of at least one engine that did not fail their budget when the bundle was made.
+
+    Raises:
+        GateError: all of them failed.
+    """
+    usable = [engine for engine in engines if manifest.gate(engine) != "fail"]
+    if not usable:
+        raise GateError(
+            f"the bundle {manifest.name} has only engines that failed their budget",
+            found=", ".join(engine.artifact for engine in engines),
+            wanted="an engine that meets its budget; the bundle's report.html says why these do not",
+            fix="in Python, load(..., allow_failed=True) gives it all the same",
+        )
+    return usable
+
+
+def _why(
+    manifest: Manifest,
+    engine: EngineSpec,
+    engines: Sequence[EngineSpec],
+    target: str,
+    failures: Sequence[VitdeployError],
+) -> str:
     """In words for a log: what was asked for, and what does not work here."""
     if target != AUTO:
         reason = f"asked for {target}"
+    elif engine.artifact == manifest.recommended:
+        reason = "the bundle's recommended engine, and it works here"
     elif len(engines) == 1:
         reason = "the bundle's only engine"
-    elif failures:
-        reason = "the first of the bundle's engines that works here"
     else:
-        reason = "the bundle's recommended engine, and it works here"
+        reason = "the first of the bundle's engines that works here"
     passed = [f"{other.artifact}: {error.message}" for other, error in zip(engines, failures, strict=False)]
     return f"{engine.artifact}: " + "; ".join([reason, *passed])
 
@@ -109,6 +144,12 @@ def select_engines(manifest: Manifest, target: str) -> list[EngineSpec]:
         TargetError: there is none.
     """
     chosen = [engine for engine in manifest.engines if target in (AUTO, engine.target)]
+    if not manifest.engines:
+        raise TargetError(
+            f"the bundle {manifest.name} has no engine",
+            wanted="an engine that meets its budget; the bundle's report.html says why none does",
+            fix="vitdeploy run RECIPE with another budget, or with --set bundle.include_failed=true",
+        )
     if not chosen:
         raise TargetError(
             f"the bundle {manifest.name} has no engine for {target}",

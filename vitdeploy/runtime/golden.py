@@ -1,4 +1,5 @@
-"""The self-check of an engine: does it give, here and now, what the original gave for the bundle's golden inputs?"""
+"""The self-check of an engine on the bundle's golden inputs: does it give here what it gave when the bundle was made,
+and are these the original's answers?"""
 
 from __future__ import annotations
 
@@ -11,51 +12,66 @@ import numpy as np
 
 from vitdeploy.bundle.read import verify_files
 from vitdeploy.errors import InputError, ManifestError
+from vitdeploy.runtime.alike import count_same
 from vitdeploy.runtime.batches import run_batches
 from vitdeploy.runtime.preprocess import to_input
 from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.spec import EngineSpec, Manifest
+from vitdeploy.spec import EngineSpec, Manifest, PreprocessSpec
 
 MAX_BYTES = 256 << 20
 
 
 @dataclass(frozen=True)
 class GoldenCheck:
-    """`difference` is max|a - b| / max|b| over `inputs` golden inputs, of the output where it is worst; `tolerance` is
-    what the manifest allows. Of a difference that is no number `ok` is False."""
+    """Of `inputs` golden inputs.
+
+    `difference` is max|a - b| / max|b| from what the same engine gave when the bundle was made (in bundles of earlier
+    versions: from the original), of the output where it is worst; `tolerance` what the manifest allows. `same` of the
+    answers are the original's, where `least_same` must be. Of a difference that is no number `ok` is False.
+    """
 
     inputs: int
     difference: float
     tolerance: float
+    same: int
+    least_same: int
 
     @property
     def ok(self) -> bool:
-        return self.difference <= self.tolerance
+        return self.difference <= self.tolerance and self.same >= self.least_same
 
 
 def check_golden(folder: Path, manifest: Manifest, engine: EngineSpec, runner: Runner) -> GoldenCheck:
     """Run a loaded engine of the bundle in `folder` on the golden inputs.
 
     Raises:
-        InputError: the bundle has no golden set, or none for this target.
+        InputError: the bundle has no golden set, or none for this engine.
         DigestError, ManifestError: its files are not the recorded ones, or no arrays that fit the engine.
         EngineError, TensorError: as `Runner.infer`.
     """
-    golden = manifest.golden
-    if golden is None or engine.target not in golden.tolerance:
-        raise InputError(
-            f"the bundle {manifest.name} has no golden answers for {engine.target}",
-            wanted="a bundle of `vitdeploy run`, which keeps some of the original's answers",
-        )
-    inputs, wanted = read_golden(folder, manifest)
-    if len(inputs) != 1 or len(runner.inputs) != 1:
-        raise ManifestError("a golden set of other inputs", found=", ".join(inputs), wanted=str(runner.inputs))
-    (samples,) = inputs.values()
-    found = _outputs(manifest, runner, samples)
-    if set(found) != set(wanted):
-        raise ManifestError("a golden set of other outputs", found=", ".join(wanted), wanted=", ".join(found))
-    difference = max(_difference(found[name], wanted[name]) for name in comparable(manifest, wanted))
-    return GoldenCheck(len(samples), difference, golden.tolerance[engine.target])
+    golden = read_golden(folder, manifest, engine)
+    if golden is None:
+        raise no_golden(manifest, engine.artifact)
+    if len(golden.inputs) != 1 or len(runner.inputs) != 1:
+        raise ManifestError("a golden set of other inputs", found=", ".join(golden.inputs), wanted=str(runner.inputs))
+    (samples,) = golden.inputs.values()
+    found = engine_outputs(runner, manifest.preprocess, samples)
+    for each in (golden.outputs, golden.original):
+        if set(found) != set(each):
+            raise ManifestError("a golden set of other outputs", found=", ".join(each), wanted=", ".join(found))
+        shapes = [(each[name].shape, array.shape) for name, array in found.items() if each[name].shape != array.shape]
+        if shapes:
+            raise ManifestError("golden outputs of other shapes", found=str(shapes[0][0]), wanted=str(shapes[0][1]))
+    difference = max(_difference(found[name], golden.outputs[name]) for name in comparable(manifest, found))
+    same = count_same(manifest.task, manifest.preprocess, manifest.postprocess, found, golden.original)
+    return GoldenCheck(len(samples), difference, golden.tolerance, same, golden.least_same)
+
+
+def no_golden(manifest: Manifest, what: str) -> InputError:
+    return InputError(
+        f"the bundle {manifest.name} has no golden answers for {what}",
+        wanted="a bundle of `vitdeploy run`, which keeps some of the original's answers",
+    )
 
 
 def comparable(manifest: Manifest, outputs: Iterable[str]) -> list[str]:
@@ -63,17 +79,36 @@ def comparable(manifest: Manifest, outputs: Iterable[str]) -> list[str]:
     return list(outputs) if manifest.postprocess is None else manifest.postprocess.comparable(outputs)
 
 
-def read_golden(folder: Path, manifest: Manifest) -> tuple[dict[str, Array], dict[str, Array]]:
-    """The golden inputs of a bundle that has some, and the original's outputs for them, by name.
+@dataclass(frozen=True)
+class GoldenSet:
+    """Arrays by tensor name: the golden inputs, what the original gives for them, and what one engine is to give within
+    its tolerance; see `spec.GoldenEngine`."""
+
+    inputs: dict[str, Array]
+    original: dict[str, Array]
+    outputs: dict[str, Array]
+    tolerance: float
+    least_same: int
+
+
+def read_golden(folder: Path, manifest: Manifest, engine: EngineSpec) -> GoldenSet | None:
+    """The golden set of one engine of a bundle; None where it has none.
 
     Raises:
         DigestError, ManifestError: the files are not the recorded ones, or hold no arrays.
     """
-    assert manifest.golden is not None
-    names = manifest.golden.inputs, manifest.golden.outputs
+    golden = manifest.golden
+    if golden is None:
+        return None
+    own = golden.engines.get(engine.artifact)
+    if own is None and engine.target not in golden.tolerance:
+        return None
+    names = (golden.inputs, golden.outputs, *([own.outputs] if own else []))
     verify_files(folder, manifest, names)
-    inputs, outputs = (_arrays(folder / name) for name in names)
-    return inputs, outputs
+    inputs, original, *others = (_arrays(folder / name) for name in names)
+    if own is None:
+        return GoldenSet(inputs, original, original, golden.tolerance[engine.target], 0)
+    return GoldenSet(inputs, original, others[0], own.tolerance, own.least_same)
 
 
 def _arrays(path: Path) -> dict[str, Array]:
@@ -89,19 +124,19 @@ def _arrays(path: Path) -> dict[str, Array]:
         raise ManifestError(f"{path} cannot be read", found=str(error)[:200], wanted="arrays in an .npz file") from None
 
 
-def _outputs(manifest: Manifest, runner: Runner, samples: Array) -> dict[str, Array]:
-    """Every output for all samples, [n, ...]."""
+def engine_outputs(runner: Runner, preprocess: PreprocessSpec | None, samples: Array) -> dict[str, Array]:
+    """Every output of a loaded engine for n golden samples, [n, ...]."""
     tensor = runner.inputs[0]
     batch = tensor.shape[0] if isinstance(tensor.shape[0], int) else None
     size = batch or len(samples)
     chunks = (samples[start : start + size] for start in range(0, len(samples), size))
-    fed = chunks if manifest.preprocess is None else (to_input(each, manifest.preprocess, tensor) for each in chunks)
+    fed = chunks if preprocess is None else (to_input(each, preprocess, tensor) for each in chunks)
     return run_batches(fed, batch, lambda feed: runner.infer({tensor.name: feed}))
 
 
 def _difference(found: Array, wanted: Array) -> float:
-    """Infinite where tokens, or the shapes of two outputs, are not the same."""
-    if found.shape != wanted.shape or (wanted.dtype.kind in "iu" and not np.array_equal(found, wanted)):
+    """Infinite where tokens are not the same."""
+    if wanted.dtype.kind in "iu" and not np.array_equal(found, wanted):
         return float("inf")
     a, b = found.astype(np.float64), wanted.astype(np.float64)
     return float(np.abs(a - b).max(initial=0.0) / max(float(np.abs(b).max(initial=0.0)), 1e-300))

@@ -247,6 +247,7 @@ def load(
     batch: int | None = None,
     threads: int = 0,
     trust: Path | None = None,
+    allow_failed: bool = False,
 ) -> Predictor:
     """The predictor of a bundle folder.
 
@@ -254,18 +255,20 @@ def load(
     first): its runtime is there, loads it, and has answered once; `Predictor.why` says which and why. The digests of
     the files that the engine needs are checked before the runtime sees them. `batch` is how many images the engine
     takes in one run; None leaves what it was compiled at. With `trust`, the file of a public key or
-    certificate, the bundle must be signed by that identity (`bundle.sign.signed_by`).
+    certificate, the bundle must be signed by that identity (`bundle.sign.signed_by`). An engine that failed its budget
+    when the bundle was made is refused without `allow_failed`.
 
     Raises:
         MissingFileError, ManifestError, DigestError: not a bundle, or not an intact one.
         SignatureError: not signed by `trust`.
         TargetError: the bundle has no such target, or its engine has another batch and a fixed one.
+        GateError: every engine of the target failed its budget.
         HostError: no runtime that works here.
     """
     folder = Path(path)
     manifest = read_bundle(folder)
     preprocess, labels = images_of(manifest), read_labels(folder, manifest)
-    choice = choose_engine(folder, manifest, target, threads, trust, batch)
+    choice = choose_engine(folder, manifest, target, threads, trust, batch, allow_failed=allow_failed)
     return Predictor(choice.runner, preprocess, labels, manifest.task, manifest.postprocess, choice.why)
 
 

@@ -48,9 +48,15 @@ class SequencePredictor:
 
 
 def load_sequence(
-    path: str | Path, target: str = AUTO, *, threads: int = 0, trust: Path | None = None
+    path: str | Path,
+    target: str = AUTO,
+    *,
+    threads: int = 0,
+    trust: Path | None = None,
+    allow_failed: bool = False,
 ) -> SequencePredictor:
-    """The predictor of an encoder-decoder's bundle; chooses engines and checks files and `trust` as `load` does.
+    """The predictor of an encoder-decoder's bundle; chooses engines and checks files, gates and `trust` as `load`
+    does.
 
     Raises:
         TargetError: a bundle for another task. Else as `load`.
@@ -64,6 +70,6 @@ def load_sequence(
             wanted="a bundle for sequences",
             fix="vitdeploy.runtime.load(BUNDLE)",
         )
-    choice = choose_engine(folder, manifest, target, threads, trust)
+    choice = choose_engine(folder, manifest, target, threads, trust, allow_failed=allow_failed)
     assert isinstance(choice.runner, SequenceRunner)
     return SequencePredictor(choice.runner, choice.why)

@@ -13,6 +13,8 @@ from vitdeploy.verify.intervals import wilson
 
 Logits = npt.NDArray[np.float32]
 
+TOP1_ANSWERS = "images with the same top-1 answer"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Agreement(Comparison):
@@ -49,7 +51,7 @@ def compare(logits: Logits, reference: Logits, labels: npt.NDArray[np.int64] | N
     return Agreement(
         n=n,
         metric=None if labels is None else "top-1",
-        agreement_of="images with the same top-1 answer",
+        agreement_of=TOP1_ANSWERS,
         agreement=100 * same / n,
         agreement_ci95=(100 * low, 100 * high),
         kl=float(kl_divergence(b, a).mean()),

@@ -1,24 +1,42 @@
-"""Is a budget met? A gate passes or fails only when the 95 % interval says so."""
+"""Is a budget met? What is estimated passes or fails only when its 95 % interval says so."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
-from vitdeploy.spec import Budget
+from vitdeploy.spec import Budget, GateStatus, Task
 from vitdeploy.verify.comparison import Comparison
 
-Status = Literal["pass", "fail", "undecided", "none"]
+# The percentage of the original's answers that an engine must provably give where no budget bounds what may be lost.
+GUARD: dict[Task, float] = {
+    "classification": 95.0,
+    "sequence": 95.0,
+    "detection": 90.0,
+    "panoptic": 90.0,
+    "features": 90.0,
+}
 
 
 @dataclass(frozen=True)
 class Gate:
     """The verdict and one sentence for each bound that is not met, or not provably."""
 
-    status: Status
+    status: GateStatus
     reasons: tuple[str, ...] = field(default=())
+
+
+def guards(budget: Budget) -> bool:
+    """Whether nothing in a budget bounds what may be lost, so that the guard does."""
+    return budget.max_drop is None and budget.min_agreement is None
+
+
+def with_guard(budget: Budget, task: Task) -> Budget:
+    """The budget that engines are judged by: one that bounds neither drop nor agreement gets the task's guard. Size and
+    latency say nothing of answers. `min_agreement` 0 is how a user lets any answer pass."""
+    return dataclasses.replace(budget, min_agreement=GUARD[task]) if guards(budget) else budget
 
 
 def accuracy_gate(agreement: Comparison, budget: Budget) -> Gate:
@@ -27,7 +45,7 @@ def accuracy_gate(agreement: Comparison, budget: Budget) -> Gate:
     In between it is undecided, with the number of images at which an interval of this centre would decide (its width
     shrinks with the square root of n).
     """
-    found: list[tuple[Status, str]] = []
+    found: list[tuple[GateStatus, str]] = []
     if budget.max_drop is not None:
         found.append(_drop(agreement.n, agreement.drop, agreement.drop_ci95, budget.max_drop))
     if budget.min_agreement is not None:
@@ -45,7 +63,7 @@ def drop_gate(n: int, drop: float | None, interval: tuple[float, float] | None, 
     return Gate("none") if max_drop is None else combine([_drop(n, drop, interval, max_drop)])
 
 
-def _drop(n: int, drop: float | None, interval: tuple[float, float] | None, max_drop: float) -> tuple[Status, str]:
+def _drop(n: int, drop: float | None, interval: tuple[float, float] | None, max_drop: float) -> tuple[GateStatus, str]:
     if drop is None or interval is None:
         return "undecided", "max_drop needs labels, and the images have none"
     low, high = interval
@@ -83,7 +101,7 @@ def slowdown_gate(
     return combine([(status, text)])
 
 
-def combine(found: list[tuple[Status, str]]) -> Gate:
+def combine(found: list[tuple[GateStatus, str]]) -> Gate:
     """One gate of several bounds: a failure outweighs an undecided one, which outweighs a pass."""
     for status in ("fail", "undecided"):
         if any(each == status for each, _ in found):
@@ -93,19 +111,19 @@ def combine(found: list[tuple[Status, str]]) -> Gate:
 
 def join(gates: list[Gate]) -> Gate:
     """One gate of several gates."""
-    found: list[tuple[Status, str]] = []
+    found: list[tuple[GateStatus, str]] = []
     for gate in gates:
         found += [(gate.status, reason) for reason in gate.reasons] or [(gate.status, "")]
     return combine(found)
 
 
-def _status(low: float, high: float, bound: float) -> Status:
+def _status(low: float, high: float, bound: float) -> GateStatus:
     if high <= bound:
         return "pass"
     return "fail" if low > bound else "undecided"
 
 
-def _needed(status: Status, n: int, centre: float, low: float, high: float, bound: float) -> str:
+def _needed(status: GateStatus, n: int, centre: float, low: float, high: float, bound: float) -> str:
     if status != "undecided":
         return ""
     distance = abs(centre - bound)

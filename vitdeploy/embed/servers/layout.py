@@ -111,12 +111,15 @@ def write_client(found: Embedded, serving: Serving, out: Path, **facts: object) 
     (tensor,) = found.engine.inputs
     np.savez(out / "golden/inputs.npz", **{tensor.name: to_input(found.pixels, found.preprocess, tensor)})  # type: ignore[arg-type]
     np.savez(out / "golden/outputs.npz", **found.outputs)  # type: ignore[arg-type]
+    np.savez(out / "golden/original.npz", **found.original)  # type: ignore[arg-type]
     common: dict[str, object] = {
         "model": server_name(found),
         "artifact": found.engine.artifact,
         "digest": found.digest,
         "version": __version__,
         "tolerance": found.tolerance,
+        "least_same": found.least_same,
+        "first": found.manifest.task == "classification",
         "images": len(found.pixels),
         "dtype": tensor.dtype,
         "shape": ["batch", *tensor.shape[1:]],

@@ -18,12 +18,12 @@ from torch import Tensor
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.deit import DeiTConfig
 from vitdeploy.models.family import Hints, Recognised
+from vitdeploy.models.misfits import listed
 from vitdeploy.models.vit import ViTConfig
 
 # Published models: DeiT (192, 384), ViT (768, 1024, 1280: table 1 of arXiv 2010.11929), "Scaling ViT" (512, 1408, 1664:
 # table 2 of arXiv 2106.04560), SoViT-400m (1152: arXiv 2305.13035), DINOv2 ViT-g (1536: arXiv 2304.07193).
 HEADS_OF_WIDTH = {192: 3, 384: 6, 512: 8, 768: 12, 1024: 16, 1152: 16, 1280: 16, 1408: 16, 1536: 24, 1664: 16}
-SHOWN = 5
 TOKENS = ("cls_token", "dist_token", "reg_token", "pos_embed", "attn_pool.latent")
 _SPLIT = re.compile(r"blocks\.\d+\.attn\.[qkv]\.")
 BLOCK_PARTS = ("norm1", "attn.q", "attn.k", "attn.v", "attn.proj", "norm2", "mlp.fc1", "mlp.fc2")
@@ -226,8 +226,3 @@ def left_out(keys: Iterable[str], why: str) -> list[str]:
         parts[part] = parts.get(part, 0) + 1
     total = sum(parts.values())
     return [f"left out, {why}: {listed(list(parts))} ({total} tensor{'s' if total > 1 else ''})"] if parts else []
-
-
-def listed(items: list[str]) -> str:
-    more = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
-    return ", ".join(items[:SHOWN]) + more

@@ -29,12 +29,12 @@ from vitdeploy.models.keys.facts import (
     as_rows,
     image_size_for,
     left_out,
-    listed,
     measured,
     merge_attention,
     recognised,
     require,
 )
+from vitdeploy.models.misfits import listed
 
 STYLE = "JAX's ViT"
 # In this order: a text tower lies beside `img/`, an optimizer's state beside `target/`.

@@ -16,12 +16,12 @@ from vitdeploy.models.keys.facts import (
     as_rows,
     heads_for,
     image_size_for,
-    listed,
     measured,
     merge_attention,
     recognised,
     require,
 )
+from vitdeploy.models.misfits import listed
 
 STYLE = "torchvision's ViT"
 _NAMES = {

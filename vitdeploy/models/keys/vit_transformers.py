@@ -25,13 +25,13 @@ from vitdeploy.models.keys.facts import (
     heads_for,
     image_size_for,
     left_out,
-    listed,
     measured,
     merge_attention,
     recognised,
     require,
 )
 from vitdeploy.models.keys.transformers_config import settings_for
+from vitdeploy.models.misfits import listed
 from vitdeploy.models.vit import FinalNorm, Pooling, Preset
 
 PREFIXES = ("", "vit.", "deit.", "dinov2.", "dinov2_with_registers.", "vision_model.")
@@ -139,6 +139,13 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
             f"the state dict has the names of {style}, and tensors that this model does not have",
             found=f"{len(found.unknown)} unknown: {listed(found.unknown)}",
             fix="it may be another class of transformers: give the model's folder or repository, as hf:...",
+        )
+    if "classifier.weight" in state and f"{prefix}pooler.dense.weight" in state and "model_type" not in hints.config:
+        raise CheckpointError(
+            f"the state dict has the names of {style}, and a classifier that may read its pooling layer or not",
+            found=f"classifier.weight, {prefix}pooler.dense.weight",
+            wanted="the config.json that says which class this is, or a state dict without the pooling layer",
+            fix="put config.json beside the checkpoint, or bring the module itself: --model package.module:function",
         )
     notes = [*settings.notes, *left_out(found.unused, "no part of the image encoder")]
     tensors = _gated(found.state)

@@ -56,7 +56,8 @@ def compare_bundles(
         if _same_files(pair, *manifests):
             found.append(Found(pair.name, _of_same_files(), (), same_engine=True))
         else:
-            verified = _verified(ours, theirs, choice, skip_bad, progress) if choice is not None else None
+            verified, said = _verified(ours, theirs, choice, skip_bad, progress) if choice is not None else (None, [])
+            remarks += said
             found.append(Found(pair.name, verified, ()))
             measured.append(pair)
     bench = _contest(measured, sides, others, protocol, progress) if measured else {}
@@ -64,10 +65,14 @@ def compare_bundles(
     return timed, bench, _once(remarks)
 
 
-def _verified(ours: Subject, theirs: Subject, choice: DataChoice, skip_bad: bool, progress: Progress) -> dict[str, Any]:
+def _verified(
+    ours: Subject, theirs: Subject, choice: DataChoice, skip_bad: bool, progress: Progress
+) -> tuple[dict[str, Any], list[str]]:
+    """The accuracy of both sides, and what is said of the data and of the baseline's accuracy."""
     facts, _ = verify_subjects(ours, theirs, choice, skip_bad=skip_bad, budget=Budget(), progress=progress)
     sides = {"baseline": facts["reference_value"], "candidate": facts["value"]}
-    return {"how": "measured", **sides, **{field: facts[field] for field in FIELDS}}
+    said = [*facts["remarks"], *(f"warning: {text}" for text in facts["warnings"])]
+    return {"how": "measured", **sides, **{field: facts[field] for field in FIELDS}}, said
 
 
 def _of_same_files() -> dict[str, Any]:

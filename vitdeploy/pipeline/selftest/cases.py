@@ -18,7 +18,7 @@ DIGITS = "recipes/digits.yaml"
 class Case:
     """A model by its name; `recipe` says for a target how it is deployed, in FP32.
 
-    `trained`: its accuracy means something.
+    `trained`: its accuracy means something, in INT8 too.
     """
 
     name: str
@@ -45,7 +45,7 @@ def _vit_base(target: str) -> Recipe:
         "path": str(_root() / "calibration" / "digits"),
         "labels": "none",
         "calibration": {"images": 32},
-        "evaluation": {"images": 64},
+        "evaluation": {"images": 80},  # so many prove the guard's 95 % where all answers are the same
     }
     return validate(
         {

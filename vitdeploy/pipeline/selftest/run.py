@@ -13,11 +13,12 @@ from vitdeploy.bench.contestant import Contestant, engine_contestant
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.compile.finding import finding_lines
 from vitdeploy.compile.probe import examine, probe_target
+from vitdeploy.errors import GateError
 from vitdeploy.pipeline.job import Job, prepare, tool_versions
 from vitdeploy.pipeline.measure import measure, original_contestant
 from vitdeploy.pipeline.origin import to_request
 from vitdeploy.pipeline.outcome import TOOLS, engine_bytes, verified
-from vitdeploy.pipeline.plan import Candidate, engine_plan, judge_plan
+from vitdeploy.pipeline.plan import QUANTIZED, Candidate, engine_plan, judge_plan
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.pipeline.selftest.cases import Case
@@ -28,6 +29,8 @@ from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.interpreter import module_argv
 from vitdeploy.spec import TARGETS, Precision, encode
 from vitdeploy.store.store import Artifact, Store
+from vitdeploy.verify.comparison import Comparison
+from vitdeploy.verify.gate import accuracy_gate
 
 # What a self-test tries of a target's precisions, in this order.
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8", "fp8")
@@ -92,7 +95,8 @@ def _candidates(target: str) -> list[Candidate]:
 
 
 def _skip_all(steps: Steps, model: str, target: str, why: str, *, begun: bool = False) -> None:
-    for step in (*(() if begun else ("prepare",)), *(c.artifact for c in _candidates(target)), "bench"):
+    made = [step for c in _candidates(target) for step in (c.artifact, f"{c.artifact} answers")]
+    for step in (*(() if begun else ("prepare",)), *made, "bench"):
         steps.skip(model, step, why)
 
 
@@ -108,7 +112,8 @@ def _deploy(
     usable, fresh, engines = probe_target(target)["precisions"], set[str](), {}
     for candidate in _candidates(target):
         if candidate.precision not in usable:
-            steps.skip(name, candidate.artifact, f"this device has no {candidate.precision}")
+            for step in (candidate.artifact, f"{candidate.artifact} answers"):
+                steps.skip(name, step, f"this device has no {candidate.precision}")
             continue
         plan = [*engine_plan(job, [candidate]), *judge_plan(job, [candidate])]
         made = steps.attempt(
@@ -118,9 +123,29 @@ def _deploy(
         )
         if made is not None:
             engines[candidate] = made
+            _judge(steps, case, job, candidate, made)
     facts["engines"] = [_engine_facts(made, candidate) for candidate, made in engines.items()]
     facts["bench"] = _bench(job, engines, target, steps, name, protocol, progress)
     return facts
+
+
+def _judge(steps: Steps, case: Case, job: Job, candidate: Candidate, made: dict[str, Artifact]) -> None:
+    """The engine's answers, as a step of its own: they are the original's, or the self-test fails."""
+    step = f"{candidate.artifact} answers"
+    if candidate.precision in QUANTIZED and not case.trained:
+        steps.skip(case.name, step, "of seeded weights rounding decides the answers")
+        return
+
+    def judge() -> None:
+        gate = accuracy_gate(Comparison.of(verified(made, candidate)), job.budget)
+        if gate.status != "pass":
+            raise GateError(
+                f"{candidate.artifact} does not provably give the original's answers",
+                found="; ".join(gate.reasons),
+                wanted=str(job.budget),
+            )
+
+    steps.attempt(case.name, step, judge)
 
 
 def _engine_facts(artifacts: dict[str, Artifact], candidate: Candidate) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,18 +17,16 @@ from vitdeploy.verify.diagnosis import diagnose
 ANSWERS_FILE = "answers.npz"
 
 
-def run_reference(origin: Origin, kit: Kit, samples: Sequence[Any], out: Path, progress: Progress = silent) -> None:
-    """Writes answers.npz: what the original says to the samples."""
-    count = Counter(progress, f"original on the evaluation {kit.noun}s", len(samples))
-    kit.answers(reference_runner(origin.source), samples, count).save(out / ANSWERS_FILE)
+def run_reference(origin: Origin, kit: Kit, data: Data, out: Path, progress: Progress = silent) -> None:
+    """Writes answers.npz: what the original says to the evaluation samples."""
+    count = Counter(progress, f"original on the evaluation {kit.noun}s", len(data.evaluation))
+    kit.answers(reference_runner(origin.source), data, count).save(out / ANSWERS_FILE)
 
 
-def run_engine(
-    engine: EngineSpec, folder: Path, kit: Kit, samples: Sequence[Any], out: Path, progress: Progress = silent
-) -> None:
-    """Writes answers.npz: what an engine says to the samples."""
-    count = Counter(progress, f"{engine.artifact} on the evaluation {kit.noun}s", len(samples))
-    kit.answers(make_runner(folder, engine), samples, count).save(out / ANSWERS_FILE)
+def run_engine(engine: EngineSpec, folder: Path, kit: Kit, data: Data, out: Path, progress: Progress = silent) -> None:
+    """Writes answers.npz: what an engine says to the evaluation samples."""
+    count = Counter(progress, f"{engine.artifact} on the evaluation {kit.noun}s", len(data.evaluation))
+    kit.answers(make_runner(folder, engine), data, count).save(out / ANSWERS_FILE)
 
 
 def read_answers(folder: Path) -> Answers:
@@ -42,13 +40,16 @@ def judge(
     data: Data,
     precision: str,
     preprocess: tuple[PreprocessSpec | None, PreprocessSpec | None],
-    reference_on_our_tensor: Answers | None = None,
+    reference_on_our_tensor: Answers | None,
 ) -> dict[str, Any]:
     """What `verify` says of one artifact: on the same image, on the same tensor, and why they differ.
 
-    preprocess: of the artifact and of the original.
+    preprocess: of the artifact and of the original. reference_on_our_tensor: what the original says to the artifact's
+    tensors, where their preprocessing differs; None where it cannot be fed these.
     """
     image = kit.compare(ours, reference, data)
-    tensor = image if reference_on_our_tensor is None else kit.compare(ours, reference_on_our_tensor, data)
-    same: Mapping[str, Any] = {key: tensor[key] for key in ("agreement", "max_difference")}
+    tensor: Mapping[str, Any] | None = image
+    if preprocess[0] != preprocess[1]:
+        tensor = None if reference_on_our_tensor is None else kit.compare(ours, reference_on_our_tensor, data)
+    same = None if tensor is None else {key: tensor[key] for key in ("agreement", "max_difference")}
     return {**image, "same_tensor": same, "diagnosis": diagnose(tensor, image, *preprocess, precision)}

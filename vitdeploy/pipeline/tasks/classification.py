@@ -2,36 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from vitdeploy.errors import DataError
+from vitdeploy.data.classes import match_folders
+from vitdeploy.data.folder import DataSplit, Sample
 from vitdeploy.pipeline.tasks.kit import Data, DataChoice, Found, ImageKit, labels_of
 from vitdeploy.runtime.postprocess import classify, softmax
 from vitdeploy.verify.agreement import compare
 from vitdeploy.verify.changes import Changes, judged
 from vitdeploy.verify.classes import Classified
 from vitdeploy.verify.collect import Answers
+from vitdeploy.verify.plausible import doubt_accuracy
 
 
 class ClassificationKit(ImageKit):
     def find(self, choice: DataChoice) -> Found:
-        found = super().find(choice)
-        self._check_classes(found.parts.classes)
-        return found
-
-    def _check_classes(self, classes: tuple[str, ...]) -> None:
-        """Labels come from folders, so there must be one folder a class."""
-        if classes and self.setting.classes not in (None, len(classes)):
-            raise DataError(
-                "the class folders do not fit the model",
-                found=f"{len(classes)} folders, {self.setting.classes} outputs of the model",
-                wanted="one folder a class, in the model's class order by name",
-                fix="add the missing folders (they may be empty), or set data.labels to none",
-            )
+        """The images with the model's classes as their labels."""
+        parts = super().find(choice).parts
+        if not parts.classes:
+            return Found(parts)
+        found = match_folders(parts.classes, parts.empty, self.setting.labels, self.setting.classes)
+        calibration, evaluation = (
+            tuple(Sample(s.path, found.index[parts.classes[s.label]]) for s in part if s.label is not None)
+            for part in (parts.calibration, parts.evaluation)
+        )
+        classes = parts.classes if found.how == "position" else self.setting.labels
+        return Found(DataSplit(calibration, evaluation, classes), mapping=found)
 
     def compare(self, ours: Answers, reference: Answers, data: Data) -> dict[str, Any]:
         return asdict(compare(ours.stacked("logits"), reference.stacked("logits"), labels_of(data)))
@@ -50,6 +50,14 @@ class ClassificationKit(ImageKit):
         """By how much the best class is above the second."""
         best = np.sort(_scores(answers), axis=1)[:, -2:]
         return np.asarray(best[:, -1] - best[:, 0])
+
+    def doubt(self, reference: Answers, data: Data, found: Mapping[str, Any]) -> str | None:
+        labels = labels_of(data)
+        if labels is None:
+            return None
+        logits = reference.stacked("logits")
+        text = doubt_accuracy(logits.argmax(axis=1), labels, logits.shape[1], self.setting.claim)
+        return f"{text} ({data.mapping.text})" if text is not None and data.mapping is not None else text
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:
         best = classify(answers.columns["logits"][index], labels, 1)

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from vitdeploy.data.annotations import align
+from vitdeploy.data.classes import match_categories
 from vitdeploy.data.detection import read_detection
 from vitdeploy.pipeline.tasks.kit import Data, DataChoice, Found, ImageKit, thumbnail, worst_difference
 from vitdeploy.runtime.detection import Detections, detect
 from vitdeploy.runtime.geometry import input_window
 from vitdeploy.runtime.postprocess import label_of
-from vitdeploy.runtime.preprocess import load_image
 from vitdeploy.spec import PostprocessSpec
 from vitdeploy.verify.average_precision import Objects
 from vitdeploy.verify.changes import Changes, object_changes
 from vitdeploy.verify.collect import Answers
 from vitdeploy.verify.detection import compare_detections, partners
+from vitdeploy.verify.plausible import doubt_value
 
 SHOWN = 4
 # Boxes of a kind that are drawn on one picture.
@@ -35,9 +35,10 @@ class DetectionKit(ImageKit):
             return super().find(choice)
         kind: Any = choice.labels
         found = read_detection(choice.path, choice.annotations, kind)
-        mapping = align(found.categories, self.setting.labels or None)
-        truth = {path: boxes.renumbered(mapping) for path, boxes in found.annotations.items()}
-        return Found(found.split(**choice.numbers), found, truth)
+        used = {int(c) for boxes in found.annotations.values() for c in boxes.classes}
+        mapping = match_categories(found.categories, used, self.setting.labels, self.setting.classes)
+        truth = {path: boxes.renumbered(mapping.index) for path, boxes in found.annotations.items()}
+        return Found(found.split(**choice.numbers), found, truth, mapping)
 
     @property
     def _head(self) -> PostprocessSpec:
@@ -92,7 +93,10 @@ class DetectionKit(ImageKit):
 
     def picture(self, data: Data, index: int) -> bytes:
         """Large enough for boxes to be told apart."""
-        return thumbnail(load_image(data.evaluation[index].path, self.setting.images)[0], 288)
+        return thumbnail(self.pixels(data)[index][0], 288)
+
+    def doubt(self, reference: Answers, data: Data, found: Mapping[str, Any]) -> str | None:
+        return doubt_value(found["metric"], found["reference_value"])
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:
         objects = self._detect(answers, index, self._head.threshold, labels).objects

@@ -1,46 +1,58 @@
-"""Images of a folder for one purpose, each read once before any work: a broken file is found now, not in an hour."""
+"""Images of a folder for one purpose, each read once before any work: a broken file is found now, not in an hour.
+
+What was read to evaluate on is kept: the original and every engine see these pixels, and no file is decoded again.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from vitdeploy.data.decoded import DecodedSet
+from vitdeploy.data.decoding import decode_images
 from vitdeploy.data.folder import OWN_SPLIT, DataSplit, Labels, Sample, enough, scan
-from vitdeploy.data.pixels import Skipped, readable
+from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import MissingFileError
+from vitdeploy.pipeline.places import store_folder
 from vitdeploy.pipeline.progress import Counter, Progress
 from vitdeploy.spec import PreprocessSpec
 
 
 def check_images(
     images: DataSplit, preprocess: PreprocessSpec, *, skip_bad: bool, progress: Progress
-) -> tuple[DataSplit, tuple[str, ...]]:
-    """The readable images of both parts, and the paths of the others.
+) -> tuple[DataSplit, DecodedSet, tuple[str, ...]]:
+    """The readable images of both parts, the pixels of those to evaluate on, and the paths of the others.
 
     Raises:
         ImageError: a file cannot be read, and `skip_bad` is False.
         DataError: not one image of a part can be read.
+        StorageError: no room for the pixels.
     """
     skipped = Skipped([])
+    bad = skipped if skip_bad else None
     count = Counter(progress, "check the images", len(images.calibration) + len(images.evaluation))
-    calibration, evaluation = (
-        _readable(part, preprocess, skipped if skip_bad else None, count) if part else ()
-        for part in (images.calibration, images.evaluation)
-    )
-    return replace(images, calibration=calibration, evaluation=evaluation), tuple(skipped.paths)
+    calibration: list[Sample] = []
+    if images.calibration:
+        for sample, _, _ in decode_images(images.calibration, preprocess, bad):
+            calibration.append(sample)
+            count(1)
+    decoded = DecodedSet(images.evaluation, _scratch())
+    evaluation = decoded.check(preprocess, bad, count) if images.evaluation else ()
+    return replace(images, calibration=tuple(calibration), evaluation=evaluation), decoded, tuple(skipped.paths)
 
 
-def _readable(
-    samples: Sequence[Sample], preprocess: PreprocessSpec, skipped: Skipped | None, count: Counter
-) -> tuple[Sample, ...]:
-    good = []
-    for sample, _ in readable(samples, preprocess, skipped):
-        good.append(sample)
-        count(1)
-    return tuple(good)
+def _scratch() -> Path:
+    """Where there is room for large files: beside the store's artifacts, or the system's own place."""
+    folder = store_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError:
+        return Path(tempfile.gettempdir())
 
 
 def labels_in(folder: Path) -> Labels:
@@ -71,7 +83,7 @@ def calibration_images(
         enough(root, len(samples), count, "calibration")
     order = np.random.RandomState(seed).permutation(len(samples))
     chosen = DataSplit(tuple(samples[i] for i in order[:count]), (), classes)
-    checked, skipped = check_images(chosen, preprocess, skip_bad=skip_bad, progress=progress)
+    checked, _, skipped = check_images(chosen, preprocess, skip_bad=skip_bad, progress=progress)
     return checked.calibration, skipped
 
 

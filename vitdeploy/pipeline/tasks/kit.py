@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,23 +12,26 @@ from typing import Any, Literal
 import numpy as np
 
 from vitdeploy.data.annotations import AnnotatedSet
-from vitdeploy.data.folder import DataSplit, Sample, digest, split
+from vitdeploy.data.classes import ClassMap
+from vitdeploy.data.decoded import Decoded, DecodedSet
+from vitdeploy.data.folder import DataSplit, digest, split
 from vitdeploy.errors import DataError
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.tasks.images import check_images
-from vitdeploy.runtime.preprocess import Pixels, load_image
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, Task
 from vitdeploy.verify.changes import Changes
 from vitdeploy.verify.classes import Classified
 from vitdeploy.verify.collect import Answers, collect
+from vitdeploy.verify.plausible import Claim
 
 Count = Callable[[int], None]
 
 
 @dataclass(frozen=True)
 class Setting:
-    """How a model's inputs and outputs are read. `labels`: its own class names, () without; `classes`: how many."""
+    """How a model's inputs and outputs are read. `labels`: its own class names, () without; `classes`: how many;
+    `claim`: how accurate its own files call it."""
 
     task: Task
     preprocess: PreprocessSpec | None
@@ -36,6 +39,7 @@ class Setting:
     sequence: SequenceSpec | None = None
     labels: tuple[str, ...] = ()
     classes: int | None = None
+    claim: Claim | None = None
 
     @property
     def images(self) -> PreprocessSpec:
@@ -64,7 +68,9 @@ class DataChoice:
 class Data:
     """Samples that choices may be made on, samples that they are judged on, and what is known of these.
 
-    `classes` are the class names that the data brings, in the model's order. `truth`: by sample path, None without.
+    `classes` are the names of the model's classes, as the model or the data has them; () where labels are not classes.
+    `truth`: by sample path, None without. `mapping`: how the data's classes became the model's, None without classes.
+    `decoded`: the pixels of evaluation images.
     """
 
     root: Path
@@ -76,6 +82,13 @@ class Data:
     truth: Mapping[Path, Any] | None = None
     skipped: tuple[str, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
+    mapping: ClassMap | None = None
+    decoded: DecodedSet | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person is to be told of the data before any work."""
+        return self.mapping.notes if self.mapping is not None else ()
 
 
 class Kit(ABC):
@@ -91,12 +104,17 @@ class Kit(ABC):
         """Find the data, read all of it once, and split it. Errors of data and images come through."""
 
     @abstractmethod
-    def answers(self, runner: Runner, samples: Sequence[Any], progress: Count) -> Answers:
-        """What an artifact says to the samples, as much of it as `compare` and `show` need."""
+    def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
+        """What an artifact says to the evaluation samples, as much of it as `compare` and `show` need."""
 
     @abstractmethod
     def compare(self, ours: Answers, reference: Answers, data: Data) -> dict[str, Any]:
         """The facts of `ours` against `reference` on the evaluation samples: the fields of `Judged`, and the task's."""
+
+    def doubt(self, reference: Answers, data: Data, found: Mapping[str, Any]) -> str | None:
+        """What makes the original's own answers incredible, in a sentence; None where nothing does. `found`: what
+        `compare` says of some artifact."""
+        return None
 
     @abstractmethod
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:
@@ -137,11 +155,13 @@ class Kit(ABC):
 
 @dataclass(frozen=True)
 class Found:
-    """What a task finds for a choice: the split, the annotated set where there is one, and `Data.truth`."""
+    """What a task finds for a choice: the split, the annotated set where there is one, `Data.truth` and
+    `Data.mapping`."""
 
     parts: DataSplit
     annotated: AnnotatedSet[Any] | None = None
     truth: Mapping[Path, Any] | None = None
+    mapping: ClassMap | None = None
 
 
 class ImageKit(Kit):
@@ -152,19 +172,24 @@ class ImageKit(Kit):
     def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
         check_labels(choice, self.kinds, self.setting.task)
         found = self.find(choice)
-        parts, skipped = check_images(found.parts, self.setting.images, skip_bad=skip_bad, progress=progress)
-        labels = found.annotated
+        parts, decoded, skipped = check_images(found.parts, self.setting.images, skip_bad=skip_bad, progress=progress)
+        labels, mapping = found.annotated, found.mapping
         return Data(
             root=choice.path,
             calibration=parts.calibration,
             evaluation=parts.evaluation,
             calibration_digest=digest(parts.calibration, choice.path),
             evaluation_digest=digest(parts.evaluation, choice.path)
-            + (labels.digest(parts.evaluation) if labels is not None else ""),
+            + (labels.digest(parts.evaluation) + mapping.digest if labels is not None and mapping is not None else ""),
             classes=() if labels is not None else parts.classes,
             truth=found.truth,
             skipped=skipped,
-            facts={"unannotated": labels.unannotated} if labels is not None else {},
+            facts={
+                **({"unannotated": labels.unannotated} if labels is not None else {}),
+                "mapping": mapping.facts() if mapping is not None else None,
+            },
+            mapping=mapping,
+            decoded=decoded,
         )
 
     def find(self, choice: DataChoice) -> Found:
@@ -172,18 +197,20 @@ class ImageKit(Kit):
         labels: Any = choice.labels
         return Found(split(choice.path, labels, **choice.numbers))
 
-    def answers(self, runner: Runner, samples: Sequence[Sample], progress: Count) -> Answers:
-        return collect(runner, self.pixels(samples), self.setting.images, self.keep, progress)
+    def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
+        return collect(runner, self.pixels(data), self.setting.images, self.keep, progress)
 
-    def pixels(self, samples: Iterable[Sample]) -> Iterator[tuple[Pixels, tuple[int, int]]]:
-        return (load_image(sample.path, self.setting.images) for sample in samples)
+    def pixels(self, data: Data) -> Decoded:
+        """The evaluation images as this model sees them."""
+        assert data.decoded is not None
+        return data.decoded.of(self.setting.images)
 
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
         """What is kept of the outputs of one image: all of them, and its size."""
         return {**outputs, "size": np.array(size, np.int64)}
 
     def picture(self, data: Data, index: int) -> bytes:
-        return thumbnail(load_image(data.evaluation[index].path, self.setting.images)[0])
+        return thumbnail(self.pixels(data)[index][0])
 
     def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
         label = data.evaluation[index].label
@@ -194,7 +221,8 @@ class ImageKit(Kit):
         return path.relative_to(data.root).as_posix() if path.is_relative_to(data.root) else path.name
 
     def golden_inputs(self, data: Data, count: int) -> np.ndarray:
-        return np.stack([pixels for pixels, _ in self.pixels(data.evaluation[:count])])
+        pixels = self.pixels(data)
+        return np.stack([pixels[index][0] for index in range(min(count, len(pixels)))])
 
 
 def labels_of(data: Data) -> np.ndarray | None:

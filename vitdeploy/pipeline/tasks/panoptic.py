@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.data.annotations import align
+from vitdeploy.data.classes import match_categories
 from vitdeploy.data.panoptic import PanopticMap, read_panoptic
 from vitdeploy.pipeline.tasks.detection import listed
 from vitdeploy.pipeline.tasks.kit import Data, DataChoice, Found, ImageKit, worst_difference
@@ -17,6 +17,7 @@ from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.verify.changes import Changes, map_changes
 from vitdeploy.verify.collect import Answers
 from vitdeploy.verify.panoptic import compare_panoptic
+from vitdeploy.verify.plausible import doubt_value
 
 MAP, SEGMENTS = "map", "segments"
 
@@ -28,9 +29,10 @@ class PanopticKit(ImageKit):
         if choice.annotations is None or choice.labels == "none":
             return super().find(choice)
         found = read_panoptic(choice.path, choice.annotations)
-        mapping = align(found.categories, self.setting.labels or None)
-        truth = {path: (annotation, mapping) for path, annotation in found.annotations.items()}
-        return Found(found.split(**choice.numbers), found, truth)
+        used = {category for each in found.annotations.values() for category in each.segments.values()}
+        mapping = match_categories(found.categories, used, self.setting.labels, self.setting.classes)
+        truth = {path: (annotation, mapping.index) for path, annotation in found.annotations.items()}
+        return Found(found.split(**choice.numbers), found, truth, mapping)
 
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
         """The map and its segments as rows of (id, class); the masks themselves would fill the disk."""
@@ -54,6 +56,9 @@ class PanopticKit(ImageKit):
             max_difference=worst_difference(ours, reference, ["logits", "boxes"]),
         )
         return asdict(found)
+
+    def doubt(self, reference: Answers, data: Data, found: Mapping[str, Any]) -> str | None:
+        return doubt_value(found["metric"], found["reference_value"])
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:
         rows = answers.columns[SEGMENTS][index]

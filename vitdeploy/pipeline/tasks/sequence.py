@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,6 +16,7 @@ from vitdeploy.pipeline.tasks.kit import Count, Data, DataChoice, Kit
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.verify.changes import Changes
 from vitdeploy.verify.collect import Answers
+from vitdeploy.verify.plausible import doubt_value
 from vitdeploy.verify.sequence import compare_sequences, token_changes
 
 CHUNK = 32
@@ -60,8 +61,9 @@ class SequenceKit(Kit):
         assert self.setting.sequence is not None
         return self.setting.sequence.end
 
-    def answers(self, runner: Runner, samples: Sequence[Pair], progress: Count) -> Answers:
+    def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
         """The tokens, and the logit of each: all logits of all steps would not fit into memory."""
+        samples: Sequence[Pair] = data.evaluation
         tokens: list[np.ndarray] = []
         best: list[np.ndarray] = []
         with runner:
@@ -108,6 +110,9 @@ class SequenceKit(Kit):
             worst = max(worst, float(np.abs(scores[:steps] - wanted[:steps]).max(initial=0.0)))
             largest = max(largest, float(np.abs(wanted[:steps]).max(initial=0.0)))
         return worst / max(largest, 1e-300)
+
+    def doubt(self, reference: Answers, data: Data, found: Mapping[str, Any]) -> str | None:
+        return doubt_value(found["metric"], found["reference_value"])
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:
         return {"label": self._text(answers.columns[TOKENS][index]), "score": None}

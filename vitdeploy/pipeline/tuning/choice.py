@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitdeploy.pipeline.tuning.variants import Variant
-from vitdeploy.pipeline.verdict import find_ratio, keeps_answers, kept, sentence
+from vitdeploy.pipeline.verdict import find_ratio, keeps_answers, kept, sentence, undecided_among
 from vitdeploy.verify.gate import Gate
 
 Ratios = Sequence[Mapping[str, Any]]
@@ -23,7 +23,7 @@ Ratios = Sequence[Mapping[str, Any]]
 @dataclass(frozen=True)
 class Finalist:
     """`distance`: on the calibration images. `verified`: what `verify` says of it. `accuracy`: the gate of its answers,
-    `gate`: of the whole budget. `latency_ms`: p50."""
+    `gate`: of the whole budget. `latency_ms`: p50. `guarded`: no budget bounds what may be lost."""
 
     variant: Variant
     distance: float
@@ -31,6 +31,7 @@ class Finalist:
     accuracy: Gate
     gate: Gate
     latency_ms: float
+    guarded: bool = False
 
     @property
     def name(self) -> str:
@@ -38,7 +39,7 @@ class Finalist:
 
     @property
     def keeps(self) -> bool:
-        return keeps_answers(self.accuracy, self.verified)
+        return keeps_answers(self.accuracy, self.verified, guarded=self.guarded)
 
 
 @dataclass(frozen=True)
@@ -54,9 +55,14 @@ class Choice:
     stopped: str | None
 
 
-def choose(finalists: Sequence[Finalist], ratios: Ratios) -> Choice:
+def choose(finalists: Sequence[Finalist], bench: Mapping[str, Any]) -> Choice:
     """The fastest finalist that is confirmed and meets the budget; of those that are not provably slower than it, one
-    whose graph is not changed, and the nearest to the original."""
+    whose graph is not changed, and the nearest to the original.
+
+    `bench` is what `pipeline.measure` says of the original and of all finalists. Where one of the times that the choice
+    is between decides nothing, the choice is not decided either.
+    """
+    ratios: Ratios = bench["ratios"]
     order = sorted(finalists, key=lambda each: each.distance)
     kept_count = next((i for i, each in enumerate(order) if not each.keeps), len(order))
     confirmed, stopped = order[:kept_count], order[kept_count] if kept_count < len(order) else None
@@ -70,11 +76,20 @@ def choose(finalists: Sequence[Finalist], ratios: Ratios) -> Choice:
     return Choice(
         best,
         best.gate,
-        sentence(best.name, ratios) if allowed else f"Nothing is proven to meet the budget; the best is {best.name}.",
+        _sentence(best, allowed, bench),
         tuple(remarks),
         tuple(each.name for each in confirmed),
         stopped.name if stopped is not None else None,
     )
+
+
+def _sentence(best: Finalist, allowed: Sequence[Finalist], bench: Mapping[str, Any]) -> str:
+    if not allowed:
+        return f"Nothing is proven to meet the budget; the best is {best.name}."
+    noisy = undecided_among(bench, [each.name for each in allowed])
+    if noisy:
+        return f"Not decided which is fastest: {noisy}. The fastest by what was measured is {best.name}."
+    return sentence(best.name, bench["ratios"])
 
 
 def _fastest(among: Sequence[Finalist], ratios: Ratios) -> Finalist:

@@ -16,17 +16,19 @@ import numpy as np
 from vitdeploy.bench.contestant import engine_contestant
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.errors import CapabilityError, GraphError
+from vitdeploy.pipeline.foresight import foresee
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.measure import measure, original_contestant
 from vitdeploy.pipeline.origin import ORIGINAL
 from vitdeploy.pipeline.outcome import engine_bytes, verified
-from vitdeploy.pipeline.plan import OPTIMIZE, Step, engine_plan, judge_plan
+from vitdeploy.pipeline.plan import OPTIMIZE, REFERENCE, Step, engine_plan, judge_plan, reference_step
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.pipeline.stages.compile import read_engine
 from vitdeploy.pipeline.stages.files import read_json
 from vitdeploy.pipeline.stages.schedules import Schedules, read_schedules
 from vitdeploy.pipeline.stages.score import Score, read_score
+from vitdeploy.pipeline.stages.verify import read_answers
 from vitdeploy.pipeline.tuning.choice import Choice, Finalist, choose
 from vitdeploy.pipeline.tuning.steps import (
     ROWS_FILE,
@@ -46,7 +48,7 @@ from vitdeploy.search.schedules import Schedule, select
 from vitdeploy.spec import Budget, decode
 from vitdeploy.store.store import Artifact, Store
 from vitdeploy.verify.comparison import Comparison
-from vitdeploy.verify.gate import accuracy_gate
+from vitdeploy.verify.gate import accuracy_gate, guards
 
 # The share of a time budget after which no new variant is begun; the rest is for measuring the finalists.
 SEARCH_SHARE = 0.5
@@ -116,6 +118,11 @@ class Tuner:
     @property
     def budget(self) -> Budget:
         return self.job.recipe.to_budget()
+
+    def foresee(self) -> list[str]:
+        """What the budget asks and the data cannot prove, whatever is found. The original answers for it."""
+        answers = read_answers(self._run([reference_step(self.job)])[REFERENCE].path)
+        return foresee(self.job.kit, answers, self.job.data, self.job.budget)
 
     def run(self) -> Tuned:
         """All of it. Errors of any stage come through."""
@@ -255,10 +262,13 @@ class Tuner:
         for made in finals:
             name = made.variant.name
             facts = verified(made.artifacts, made.variant.candidate)
-            accuracy = accuracy_gate(Comparison.of(facts), self.budget)
-            gate = engine_gate(accuracy, self.budget, engine_bytes(made.artifacts, made.variant.candidate), rows[name])
+            accuracy = accuracy_gate(Comparison.of(facts), self.job.budget)
+            size = engine_bytes(made.artifacts, made.variant.candidate)
+            gate = engine_gate(accuracy, self.job.budget, size, rows[name])
             p50 = float(rows[name]["latency_ms"]["p50"])
-            finalists.append(Finalist(made.variant, made.score.distance, facts, accuracy, gate, p50))
+            finalists.append(
+                Finalist(made.variant, made.score.distance, facts, accuracy, gate, p50, guards(self.budget))
+            )
         return Tuned(
             self.job,
             tuple(self.made),
@@ -266,7 +276,7 @@ class Tuner:
             medians,
             tuple(finalists),
             measured,
-            choose(finalists, measured["ratios"]),
+            choose(finalists, measured),
             self.rows,
             self.schedules,
             tuple(self.left_out),

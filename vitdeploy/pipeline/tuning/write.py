@@ -11,7 +11,15 @@ import numpy as np
 import yaml
 
 from vitdeploy.pipeline.job import tool_versions
-from vitdeploy.pipeline.outcome import TOOLS, data_facts, engine_bytes, engine_facts, heading, said_of_weights
+from vitdeploy.pipeline.outcome import (
+    TOOLS,
+    data_facts,
+    engine_bytes,
+    engine_facts,
+    heading,
+    said_of_weights,
+    warnings_of,
+)
 from vitdeploy.pipeline.recipe import PATHS, Recipe
 from vitdeploy.pipeline.tuning.remarks import remarks
 from vitdeploy.pipeline.tuning.tuner import Made, Tuned
@@ -82,6 +90,7 @@ def _document(tuned: Tuned) -> dict[str, Any]:
             "confirmed": list(choice.confirmed),
             "stopped": choice.stopped,
         },
+        "warnings": warnings_of(job, tuned.finals[0].artifacts, tuned.finals[0].variant.candidate),
         "budget": encode(job.recipe.to_budget()),
         "data": data_facts(job),
         "unit": UNITS.get(job.origin.task, "relative squared error"),

@@ -106,7 +106,8 @@ export class Model {
   }
 
   check() {
-    return checkGolden(this.facts, this.source.bytes, (pixels) => this.graph.run(pixels));
+    const graph = this.backend === "webgpu" ? "float" : "engine";
+    return checkGolden(this.facts, this.source.bytes, (pixels) => this.graph.run(pixels), graph);
   }
 
   get latency() {

@@ -1,0 +1,139 @@
+"""docs/compatibility/data.md: data as people have it, and how its classes become those of the model, or why not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tests.compatibility_page import Page
+from vitdeploy.errors import VitdeployError
+from vitdeploy.pipeline.progress import silent
+from vitdeploy.pipeline.tasks.kit import DataChoice, Setting
+from vitdeploy.pipeline.tasks.kits import make_kit
+from vitdeploy.spec import PostprocessSpec, PreprocessSpec
+
+SPEC = PreprocessSpec(8, (8, 8), "bilinear", (0.5,), (0.5,))
+PETS = ("dog", "cat", "bird", "great white shark", "hot dog, hotdog", "tench, Tinca tinca")
+WORDNET = ("n01443537", "n01440764")
+NUMBERS = [str(number) for number in range(11)]
+
+Make = Callable[[Path], None]
+
+
+def folders(*names: str, empty: tuple[str, ...] = (), beside: tuple[str, ...] = ()) -> Make:
+    """Two images in each of the folders; `beside` are further images."""
+
+    def make(root: Path) -> None:
+        for name in empty:
+            (root / name).mkdir(parents=True)
+        for path in (*(f"{name}/{i}.png" for name in names for i in (0, 1)), *beside):
+            (root / path).parent.mkdir(parents=True, exist_ok=True)
+            Image.new("L", (8, 8)).save(root / path)
+
+    return make
+
+
+def coco(*names: str) -> Make:
+    """Two images with an object of each category, whose ids have holes."""
+
+    def make(root: Path) -> None:
+        folders("images")(root)
+        categories = [{"id": 3 * i + 1, "name": name} for i, name in enumerate(names)]
+        images = [{"id": i, "file_name": f"{i}.png", "width": 8, "height": 8} for i in (0, 1)]
+        objects = [{"image_id": i % 2, "category_id": c["id"], "bbox": [1, 1, 4, 4]} for i, c in enumerate(categories)]
+        document = {"images": images, "annotations": objects, "categories": categories}
+        (root / "annotations").write_text(json.dumps(document), encoding="utf-8")
+
+    return make
+
+
+def yolo(names: str = "") -> Make:
+    """Two images with an object of class 0 and one of class 1; `names` is the content of data.yaml."""
+
+    def make(root: Path) -> None:
+        folders("images")(root)
+        (root / "annotations").mkdir()
+        for i in (0, 1):
+            (root / "annotations" / f"{i}.txt").write_text(f"{i} 0.5 0.5 0.5 0.5\n", encoding="utf-8")
+        if names:
+            (root / "data.yaml").write_text(names, encoding="utf-8")
+
+    return make
+
+
+# What lies there, the labels of the model (or how many classes it has without any), what makes it, data.labels.
+CASES: dict[str, tuple[tuple[str, ...] | int, Make, str]] = {
+    "folders named as the labels, which have another order": (PETS[:3], folders("bird", "cat", "dog"), "folders"),
+    "folders in another spelling": (PETS, folders("Dog", "great_white-shark"), "folders"),
+    "folders of some of the classes": (PETS, folders("bird", "dog"), "folders"),
+    "folders named by the first synonym": (PETS, folders("hot dog", "tench"), "folders"),
+    "WordNet ids with names, labels that are ids": (WORDNET, folders("n01440764_tench", "n01443537"), "folders"),
+    "WordNet ids of all classes, labels that are names": (PETS[:2], folders(*WORDNET), "folders"),
+    "WordNet ids of some classes, labels that are names": (PETS, folders(*WORDNET), "folders"),
+    "a folder that is the label of two classes": (("crane", "dog", "crane"), folders("crane"), "folders"),
+    "one misspelt folder": (PETS, folders("bird", "dogs"), "folders"),
+    "an empty folder that is no label": (PETS, folders("bird", "cat", empty=("rubbish",)), "folders"),
+    "folders 0 to 9, a model without labels": (10, folders(*NUMBERS[:10]), "folders"),
+    "folders 0 to 10, a model without labels": (11, folders(*NUMBERS), "folders"),
+    "train and val, each with the class folders": (2, folders("train/cat", "train/dog", "val/cat"), "folders"),
+    "calibration and evaluation with different classes": (
+        PETS,
+        folders("calibration/cat", "evaluation/cat", "evaluation/dog"),
+        "folders",
+    ),
+    "hidden folders and files of other systems": (
+        PETS,
+        folders("cat", "dog", beside=(".ipynb_checkpoints/x.png", "cat/._0.png"), empty=("__MACOSX",)),
+        "folders",
+    ),
+    "images without class folders": (PETS, folders(beside=("0.png", "1.png")), "folders"),
+    "COCO categories in another order than the labels": (PETS, coco("cat", "dog"), "coco"),
+    "COCO categories that the model does not have": (PETS, coco("helmet", "vest"), "coco"),
+    "YOLO with names in data.yaml": (PETS, yolo("names: [cat, dog]"), "yolo"),
+    "YOLO without names": (PETS, yolo(), "yolo"),
+}
+
+PAGE = Page(
+    "data",
+    """# Data folders
+
+What lies there, and how its classes become those of the model ([recipes.md](../recipes.md#classes)),
+or the error and the first words of its mend. Written and held by `tests/compatibility/test_data_folders.py`.
+""",
+    ("data", "labels of the model", "what happens"),
+    tuple(CASES),
+)
+
+
+def happens(root: Path, labels: tuple[str, ...] | int, kind: str) -> str:
+    """What `run`, `tune`, `verify` and `compare` make of it: the mapping, or the error and how its mend begins."""
+    named, classes = ((), labels) if isinstance(labels, int) else (labels, len(labels))
+    head = PostprocessSpec(scores="sigmoid")
+    task = "classification" if kind == "folders" else "detection"
+    place = root if kind == "folders" else root / "images"
+    choice = DataChoice(place, kind, None if kind == "folders" else root / "annotations", 1, "all", 0)
+    try:
+        kit = make_kit(Setting(task, SPEC, head, labels=named, classes=classes))
+        mapping = kit.load(choice, skip_bad=False, progress=silent).mapping
+    except VitdeployError as error:
+        mend = " ".join(error.fix.replace(str(root), "DATA").split()[:8]).rstrip(",;:")
+        return f"refused, {error.code}: {error.message.replace(str(root), 'DATA')}; {mend} ..."
+    assert mapping is not None
+    return mapping.text
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_data_folder(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    labels, make, kind = CASES[name]
+    make(tmp_path / "data")
+    shown = f"none, {labels} classes" if isinstance(labels, int) else "; ".join(labels)
+    row = (name, shown, happens(tmp_path / "data", labels, kind))
+    PAGE.check(row, write=request.config.getoption("--write-compatibility"))
+
+
+def test_the_page_has_these_rows_and_no_other() -> None:
+    assert tuple(PAGE.read()) == tuple(CASES)

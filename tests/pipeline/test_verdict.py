@@ -1,0 +1,318 @@
+"""What ships: outcomes made up for every combination of gates, labels, flags, losses and ties, each with the verdict,
+the engines of the bundle, and what an app gets of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import pytest
+
+from vitdeploy.bundle.read import read_bundle
+from vitdeploy.bundle.write import write_bundle
+from vitdeploy.errors import GateError, TargetError
+from vitdeploy.pipeline.origin import ORIGINAL
+from vitdeploy.pipeline.plan import Candidate
+from vitdeploy.pipeline.verdict import Judged, decide, engine_gate
+from vitdeploy.runtime import load
+from vitdeploy.spec import Budget
+from vitdeploy.verify.comparison import Comparison
+from vitdeploy.verify.gate import GUARD, Gate, accuracy_gate, with_guard
+
+OV8, OV32 = Candidate("openvino-cpu", "int8", True), Candidate("openvino-cpu", "fp32", False)
+ORT8, ORT32 = Candidate("onnxruntime-cpu", "int8", True), Candidate("onnxruntime-cpu", "fp32", False)
+STATUSES = ("pass", "fail", "undecided")
+BUSY = "another process took 40 % of the CPUs' time"
+
+
+def facts(agreement=99.8, drop=(-0.5, 0.5), n=1000):
+    """What `verify` says; `drop` is its interval, None without labels."""
+    return {
+        "n": n,
+        "agreement": agreement,
+        "agreement_ci95": (agreement - 0.3, min(100.0, agreement + 0.1)),
+        "agreement_of": "images with the same top-1 answer",
+        "metric": "top-1" if drop else None,
+        "value": 97.0 if drop else None,
+        "reference_value": 97.0 if drop else None,
+        "drop": sum(drop) / 2 if drop else None,
+        "drop_ci95": drop,
+        "max_difference": 0.01,
+    }
+
+
+def judged(candidate, status="pass", *, guarded=False, reasons=None, **verified):
+    reasons = (f"why {candidate.artifact} is {status}",) if reasons is None and status != "pass" else reasons or ()
+    return Judged(candidate, Gate(status, reasons), facts(**verified), guarded)
+
+
+def bench(latency, undecided=(), spread=0.02):
+    """Times of all artifacts, and the ratio of every two of them."""
+    return {
+        "results": [{"artifact": name, "latency_ms": {"p50": p50}, "flags": []} for name, p50 in latency.items()],
+        "ratios": [
+            {
+                "a": a,
+                "b": b,
+                "metric": "latency",
+                "ratio": latency[a] / latency[b],
+                "ci95": [latency[a] / latency[b] * (1 - spread), latency[a] / latency[b] * (1 + spread)],
+                "decided": not {a, b}.intersection(undecided),
+            }
+            for a, b in itertools.permutations(latency, 2)
+        ],
+        "undecided": dict.fromkeys(undecided, BUSY),
+    }
+
+
+# INT8 is faster than FP32, and every engine than the original; OpenVINO is faster than ONNX Runtime.
+TIMES = {"original": 10.0, OV8.artifact: 2.0, ORT8.artifact: 3.0, OV32.artifact: 4.0, ORT32.artifact: 5.0}
+
+
+def ships(verdict):
+    return [candidate.artifact for candidate in verdict.ships]
+
+
+@pytest.mark.parametrize("status", [*itertools.product(STATUSES, repeat=4)], ids="-".join)
+def test_every_combination_of_gates(status):
+    """Whatever the gates: what is recommended has passed, nothing that failed is in the bundle, the order is by proof
+    and then by speed, and the gate of the run is that of the best engine that was asked for."""
+    engines = [judged(c, s) for c, s in zip((OV8, ORT8, OV32, ORT32), status, strict=True)]
+    gates = {each.name: each.gate.status for each in engines}
+    verdict = decide(engines, bench(TIMES))
+    passed = [name for name in sorted(gates, key=TIMES.__getitem__) if gates[name] == "pass"]
+    if passed:
+        assert verdict.recommended == ships(verdict)[0] == passed[0]
+        assert verdict.sentence.startswith(f"Ship {passed[0]}: {10 / TIMES[passed[0]]:.2f} times as fast")
+    elif "undecided" in status:
+        assert verdict.recommended is None and verdict.sentence.startswith("Not decided: no engine is proven")
+    else:
+        assert verdict.recommended == ORIGINAL
+        assert verdict.sentence == "Keep the original: every engine fails its budget."
+    assert "fail" not in {gates[name] for name in ships(verdict)}
+    proof = [gates[name] for name in ships(verdict)]
+    assert proof == sorted(proof, key=("pass", "undecided").index)
+    for group in ("pass", "undecided"):
+        times = [TIMES[name] for name in ships(verdict) if gates[name] == group]
+        assert times == sorted(times)
+    # What was asked for and does not fail is there, and each target has a proven engine wherever there is one.
+    assert {c.artifact for c in (OV8, ORT8) if gates[c.artifact] != "fail"} <= set(ships(verdict))
+    for pair in ((OV8, OV32), (ORT8, ORT32)):
+        proven = {c.artifact for c in pair if gates[c.artifact] == "pass"}
+        usable = {c.artifact for c in pair if gates[c.artifact] != "fail"}
+        assert bool(proven & set(ships(verdict))) == bool(proven)
+        assert bool(usable & set(ships(verdict))) == bool(usable)
+    wanted = next(each for each in ("pass", "undecided", "fail") if each in (gates[OV8.artifact], gates[ORT8.artifact]))
+    assert verdict.gate.status == wanted
+    # Asked for, those that fail come last, and the rest stays as it was.
+    more = ships(decide(engines, bench(TIMES), include_failed=True))
+    failed = [c.artifact for c in (OV8, ORT8) if gates[c.artifact] == "fail"]
+    assert more == [*ships(verdict), *failed]
+
+
+@pytest.mark.parametrize(
+    ("int8", "expected", "engines", "gate"),
+    [
+        # A sabotaged INT8 engine is the fastest of all; FP32 ships, and is first in the bundle.
+        (judged(OV8, "fail", agreement=11.0, drop=(81.7, 91.3)), "openvino-cpu-fp32", ["openvino-cpu-fp32"], "fail"),
+        # Without labels agreement alone says that it is wrong.
+        (judged(OV8, "fail", agreement=11.0, drop=None), "openvino-cpu-fp32", ["openvino-cpu-fp32"], "fail"),
+        (judged(OV8), "openvino-cpu-int8", ["openvino-cpu-int8"], "pass"),
+        # Not proven: it is there, behind what is.
+        (judged(OV8, "undecided"), "openvino-cpu-fp32", ["openvino-cpu-fp32", "openvino-cpu-int8"], "undecided"),
+        # Nobody said how much may be lost, and something is: the guard passes, and yet it is not recommended.
+        (
+            judged(OV8, guarded=True, drop=(0.25, 1.0)),
+            "openvino-cpu-fp32",
+            ["openvino-cpu-fp32", "openvino-cpu-int8"],
+            "pass",
+        ),
+        # Somebody said so.
+        (judged(OV8, drop=(0.25, 1.0)), "openvino-cpu-int8", ["openvino-cpu-int8"], "pass"),
+        (judged(OV8, guarded=True, drop=None), "openvino-cpu-int8", ["openvino-cpu-int8"], "pass"),
+    ],
+)
+def test_one_target(int8, expected, engines, gate):
+    verdict = decide([int8, judged(OV32)], bench({k: v for k, v in TIMES.items() if "onnx" not in k}))
+    assert (verdict.recommended, ships(verdict), verdict.gate.status) == (expected, engines, gate)
+    assert verdict.leading == expected
+
+
+def test_what_an_engine_loses_is_told():
+    verdict = decide([judged(OV8, guarded=True, drop=(0.25, 1.0)), judged(OV32)], bench(TIMES))
+    assert "openvino-cpu-int8 loses 0.62 points of top-1 [0.25, 1.00]." in verdict.remarks
+    verdict = decide([judged(OV8, "fail"), judged(OV32)], bench(TIMES))
+    assert "openvino-cpu-int8 misses the budget: why openvino-cpu-int8 is fail." in verdict.remarks
+    verdict = decide([judged(OV8, "undecided"), judged(OV32)], bench(TIMES))
+    assert "openvino-cpu-int8 is not proven to meet the budget: why openvino-cpu-int8 is undecided." in verdict.remarks
+
+
+def test_where_the_original_is_fastest_it_is_kept_and_the_bundle_has_engines_all_the_same():
+    verdict = decide([judged(OV8), judged(OV32)], bench({**TIMES, "original": 1.0}))
+    assert verdict.recommended == ORIGINAL
+    assert verdict.sentence == "Keep the original: no engine that keeps its answers is faster."
+    assert ships(verdict) == ["openvino-cpu-int8"]
+
+
+def test_of_a_tie_the_engine_that_was_asked_for():
+    verdict = decide([judged(OV8), judged(OV32)], bench({**TIMES, OV32.artifact: 2.0}))
+    assert verdict.recommended == "openvino-cpu-int8"
+    assert "INT8 is not provably faster than FP32 on openvino-cpu." in verdict.remarks
+
+
+def test_an_interval_that_has_one_in_it_claims_no_speed():
+    verdict = decide([judged(OV8)], bench({"original": 2.01, OV8.artifact: 2.0}))
+    assert verdict.sentence == (
+        "Ship openvino-cpu-int8: not provably faster than the original (1.00 times as fast [0.99, 1.03])."
+    )
+
+
+def test_int8_that_is_slower_is_not_recommended():
+    verdict = decide([judged(OV8), judged(OV32)], bench({**TIMES, OV8.artifact: 4.8}))
+    assert verdict.recommended == "openvino-cpu-fp32"
+    assert ships(verdict) == ["openvino-cpu-fp32", "openvino-cpu-int8"]
+    assert "INT8 is slower than FP32 on openvino-cpu (latency ratio 1.20): ship FP32 there." in verdict.remarks
+
+
+@pytest.mark.parametrize("noisy", [["original"], [OV8.artifact], ["original", OV8.artifact, OV32.artifact]])
+def test_flagged_times_recommend_nothing_and_claim_no_ratio(noisy):
+    verdict = decide([judged(OV8), judged(OV32)], bench(TIMES, noisy))
+    assert verdict.recommended is None
+    assert verdict.sentence.startswith(f"Not decided which is fastest: {BUSY}. To decide it, measure again")
+    assert verdict.sentence.count(BUSY) == 1
+    assert "times as fast" not in " ".join([verdict.sentence, *verdict.remarks])
+    # The bundle is usable: engines that keep the answers, by what was measured.
+    assert ships(verdict) == ["openvino-cpu-int8"] and verdict.leading == "openvino-cpu-int8"
+    assert verdict.gate.status == "pass"
+
+
+def test_flags_of_an_engine_that_is_out_of_the_question_do_not_matter():
+    verdict = decide([judged(OV8, "fail"), judged(OV32)], bench(TIMES, [OV8.artifact]))
+    assert verdict.recommended == "openvino-cpu-fp32" and verdict.sentence.startswith("Ship openvino-cpu-fp32: 2.50")
+    assert "Whether INT8 is faster than FP32 on openvino-cpu is not decided." in verdict.remarks
+
+
+def test_what_is_undecided_says_what_would_decide_it():
+    reason = "agreement 99.80 % [99.50, 99.90], budget 99.6; undecided: needs about 2,000 images"
+    verdict = decide([judged(OV8, "undecided", reasons=(reason,))], bench(TIMES))
+    assert verdict.sentence == (
+        f"Not decided: no engine is proven to meet the budget. openvino-cpu-int8: {reason}."
+    )
+    assert verdict.remarks[0].startswith("openvino-cpu-int8 gives 99.80 % of the original's answers")
+
+
+# --- The guard ---
+
+
+BUDGETS = [Budget(), Budget(max_size=10**9), Budget(max_latency=1e9), Budget(max_latency=1e9, max_size=10**9)]
+
+
+@pytest.mark.parametrize("budget", BUDGETS, ids=str)
+@pytest.mark.parametrize("labels", [True, False])
+@pytest.mark.parametrize("task", sorted(GUARD))
+def test_size_and_latency_never_switch_the_check_of_answers_off(budget, labels, task):
+    """11 % agreement, a proven loss of 87 points: it fails, whatever else is bounded, with labels and without."""
+    wrong = facts(agreement=11.0, drop=(81.7, 91.3) if labels else None)
+    row = {"latency_ms": {"p50": 1.0}, "flags": []}
+    gate = engine_gate(accuracy_gate(Comparison.of(wrong), with_guard(budget, task)), budget, 1000, row)
+    assert gate.status == "fail" and f"budget {GUARD[task]:g}" in gate.reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("task", "agreement", "status"),
+    [
+        ("classification", 99.0, "pass"),
+        ("classification", 95.2, "undecided"),
+        ("classification", 94.0, "fail"),
+        ("detection", 90.5, "pass"),
+        ("features", 90.5, "pass"),
+        ("features", 89.0, "fail"),
+    ],
+)
+def test_the_guard_of_each_task(task, agreement, status):
+    found = Comparison.of(facts(agreement=agreement))
+    assert accuracy_gate(found, with_guard(Budget(), task)).status == status
+
+
+def test_a_budget_of_ones_own_takes_the_place_of_the_guard():
+    assert with_guard(Budget(max_drop=1.0), "classification") == Budget(max_drop=1.0)
+    assert with_guard(Budget(min_agreement=0.0), "classification") == Budget(min_agreement=0.0)
+    assert with_guard(Budget(max_size=5), "detection") == Budget(min_agreement=90.0, max_size=5)
+
+
+# --- What `load` gives ---
+
+
+@pytest.fixture(scope="module")
+def made(small_export, tmp_path_factory):
+    """(EngineSpec, folder) of the small model on both runtimes, in float32; another precision is a name here."""
+    from vitdeploy.compile.engine import compile_engine
+
+    found = {}
+    for target in ("openvino-cpu", "onnxruntime-cpu"):
+        folder = tmp_path_factory.mktemp("engine")
+        graph = small_export / "model.onnx"
+        found[target] = (compile_engine(graph, folder, target=target, precision="fp32", batch=1, placed=0), folder)
+    return found
+
+
+def bundle_of(verdict, gates, made, small_export, small_bundle, out):
+    manifest = read_bundle(small_bundle)
+    engines = [
+        (dataclasses.replace(made[c.target][0], precision=c.precision), made[c.target][1]) for c in verdict.ships
+    ]
+    write_bundle(
+        out,
+        name="small",
+        task="classification",
+        graphs={"model": (small_export / "model.onnx", manifest.graphs["model"])},
+        preprocess=manifest.preprocess,
+        engines=engines,
+        gates={c.artifact: gates[c.artifact] for c in verdict.ships},
+        recommended=None if verdict.recommended == ORIGINAL else verdict.recommended,
+    )
+    return out
+
+
+@pytest.mark.parametrize(
+    ("status", "include_failed", "undecided", "gets"),
+    [
+        # The four: INT8 on OpenVINO and ONNX Runtime, FP32 on both.
+        (("pass",) * 4, False, (), "openvino-cpu-int8: the bundle's recommended engine, and it works here"),
+        (("fail", "pass", "pass", "pass"), False, (), "onnxruntime-cpu-int8: the bundle's recommended engine"),
+        (("fail", "fail", "pass", "pass"), False, (), "openvino-cpu-fp32: the bundle's recommended engine"),
+        (("fail", "fail", "pass", "pass"), True, (), "openvino-cpu-fp32: the bundle's recommended engine"),
+        (("pass",) * 4, False, ("original",), "openvino-cpu-int8: the first of the bundle's engines that works here"),
+        (("undecided", "fail", "undecided", "fail"), False, (), RuntimeWarning),
+        (("fail",) * 4, False, (), TargetError),
+        (("fail",) * 4, True, (), GateError),
+    ],
+)
+def test_what_an_app_gets(status, include_failed, undecided, gets, made, small_export, small_bundle, tmp_path):
+    candidates = (OV8, ORT8, OV32, ORT32)
+    engines = [judged(c, s) for c, s in zip(candidates, status, strict=True)]
+    gates = {each.name: each.gate.status for each in engines}
+    verdict = decide(engines, bench(TIMES, undecided), include_failed=include_failed)
+    folder = bundle_of(verdict, gates, made, small_export, small_bundle, tmp_path)
+    if gets is RuntimeWarning:
+        with pytest.warns(RuntimeWarning, match="openvino-cpu-int8 was not proven to meet its budget"):
+            load(folder).close()
+    elif isinstance(gets, str):
+        with load(folder) as predictor:
+            assert predictor.why.startswith(gets)
+    else:
+        with pytest.raises(gets, match="no engine" if gets is TargetError else "only engines that failed their budget"):
+            load(folder)
+
+
+def test_a_failed_engine_is_given_to_those_who_ask_for_it_and_says_so(made, small_export, small_bundle, tmp_path):
+    engines = [judged(OV8, "fail"), judged(ORT8, "pass")]
+    verdict = decide(engines, bench(TIMES), include_failed=True)
+    gates = {each.name: each.gate.status for each in engines}
+    folder = bundle_of(verdict, gates, made, small_export, small_bundle, tmp_path)
+    with pytest.raises(GateError, match="openvino-cpu-int8"):
+        load(folder, "openvino-cpu")
+    with pytest.warns(RuntimeWarning, match="openvino-cpu-int8 failed its budget"):
+        predictor = load(folder, "openvino-cpu", allow_failed=True)
+    with predictor:
+        assert predictor.target == "openvino-cpu-int8"

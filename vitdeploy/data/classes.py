@@ -1,0 +1,295 @@
+"""The classes of data and those of a model, brought together: by name wherever there are names, never by a guess.
+
+A name is looked for as it is written; then by its spelling alone (letter case, spaces, hyphens and underscores do not
+count), by the first of several synonyms ("tench, Tinca tinca"), and by its WordNet id ("n01440764_tench").
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import re
+import unicodedata
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vitdeploy.data.annotations import UNUSED, Category
+from vitdeploy.errors import DataError
+
+How = Literal["name", "spelling", "position", "number"]
+
+LISTED = 5
+# Position counts beside names where at least so many of these say the same: lists of COCO's classes differ in a few
+# words ("sofa" and "couch"), and are in one order.
+CONFIRMED = 0.9
+WORDNET = re.compile(r"(n\d{8})(?:[\s_\-:.,]+(.+))?")
+BY_HAND = (
+    "name the model's classes in its order, one a line (source.labels of a recipe, labels.txt beside a graph), "
+    "or leave labels out (data.labels: none, --labels none)"
+)
+RENAME = f"rename the folders as the model's labels; or {BY_HAND}"
+RENAME_CATEGORIES = (
+    "rename the categories as the model's labels (YOLO: classes.txt beside the label files); "
+    "or name the model's classes in its order, one a line (source.labels of a recipe, labels.txt beside a graph)"
+)
+
+
+@dataclass(frozen=True)
+class ClassMap:
+    """How the classes of the data became those of the model, and what is said of it in a line.
+
+    index: the model's class of each class of the data that is in use: by folder name, or by category id.
+    """
+
+    how: How
+    index: Mapping[Any, int]
+    text: str
+
+    def facts(self) -> dict[str, Any]:
+        """What a report says of it."""
+        return {"how": self.how, "classes": len(self.index), "text": self.text}
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the mapping, for the keys of what is a function of it."""
+        rows = sorted((index, str(name)) for name, index in self.index.items())
+        return hashlib.sha256(repr(rows).encode()).hexdigest()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person is to be told, who can see whether it is right; names speak for themselves."""
+        return () if self.how == "name" else (self.text,)
+
+
+def match_folders(
+    folders: Sequence[str], empty: Collection[str], labels: Sequence[str], classes: int | None
+) -> ClassMap:
+    """The model's class of each class folder.
+
+    By name where every folder with images is a label of the model: a part of its classes is enough. By position, in
+    sorted order, where no folder is, or where the model has no labels, and there is a folder for each class.
+
+    Args:
+        folders: sorted names. `empty` are those without images.
+        labels: the model's own, () without; `classes`: how many it has, None where that is not known.
+
+    Raises:
+        DataError: a name that fits several labels, or a label that fits several folders; some folders are labels and
+            some are not; no folder is one, and the numbers differ, or the order of the folders is not certain.
+    """
+    found, exact = _by_name(folders, labels, "class folders", RENAME)
+    unknown = [name for name in folders if name not in found and name not in empty]
+    if found and not unknown:
+        return ClassMap("name" if exact else "spelling", found, _named(folders, found, len(labels), exact))
+    if found:
+        raise _some_unknown("class folders", unknown, found, labels, RENAME)
+    count = len(labels) or classes
+    if count not in (None, len(folders)):
+        raise DataError(
+            "the class folders do not fit the model",
+            found=f"{len(folders)} folders ({_listed(folders)}), {count} outputs of the model"
+            + (f" (labels {_listed(labels)})" if labels else ", which has no labels"),
+            wanted="folders named as the model's labels, or a folder for each of its classes, in their order",
+            fix=RENAME if labels else BY_HAND,
+        )
+    _check_order(folders)
+    why = "no folder is named as a label of the model" if labels else "the model has no labels of its own"
+    return ClassMap(
+        "position",
+        {name: index for index, name in enumerate(folders)},
+        f"class folders are mapped by position: {why}, so the {len(folders)} folders in sorted order are its classes "
+        f"0 to {len(folders) - 1}",
+    )
+
+
+def match_categories(
+    categories: Sequence[Category], used: Collection[int], labels: Sequence[str], classes: int | None
+) -> ClassMap:
+    """The model's class of each category id, as `match_folders` does for folders.
+
+    Position is the order of the ids (COCO's 80 ids have holes up to 90, and most models count 0..79). It counts beside
+    names too where nearly all of them confirm it. Categories without names are classes by their number (YOLO files).
+
+    Args:
+        used: ids of the categories that objects have; others may be unknown to the model.
+
+    Raises:
+        DataError: no such mapping, or more than one.
+    """
+    unnamed = [category.id for category in categories if not (category.name or "").strip()]
+    if unnamed and len(unnamed) < len(categories):
+        raise DataError(
+            "some categories of the data have a name and some have none",
+            found=f"no name for {', '.join(map(str, unnamed[:LISTED]))}",
+            wanted="a name for each, or for none",
+            fix=RENAME_CATEGORIES,
+        )
+    if unnamed:
+        return _by_number(sorted({category.id for category in categories}), labels, classes)
+    names = {category.id: str(category.name).strip() for category in sorted(categories, key=lambda c: c.id)}
+    _check_once(list(names.values()))
+    known = [label if label.strip().casefold() != UNUSED else "" for label in labels]
+    found, exact = _by_name(list(names.values()), known, "categories", RENAME_CATEGORIES)
+    index = {id: found[name] for id, name in names.items() if name in found}
+    unknown = [id for id in names if id in used and id not in index]
+    if index and not unknown:
+        text = _named(list(names.values()), found, len(labels), exact)
+        return ClassMap("name" if exact else "spelling", index, text)
+    count = len(labels) or classes
+    position = {id: place for place, id in enumerate(names)}
+    confirmed = all(position[id] == place for id, place in index.items()) and len(index) >= CONFIRMED * len(names)
+    if count == len(names) and (not index or confirmed):
+        return ClassMap("position", position, _by_position_text(names, unknown, index, labels))
+    if index:
+        missing = [names[id] for id in unknown]
+        raise _some_unknown("categories", missing, list(found), labels, RENAME_CATEGORIES)
+    raise DataError(
+        "the classes of the data cannot be told from the model's",
+        found=f"{len(names)} categories ({_listed(list(names.values()))}), {count or 'unknown'} classes of the model"
+        + (f" (labels {_listed(labels)})" if labels else ", which has no labels"),
+        wanted="categories named as the model's labels, or as many as it has classes, in their order",
+        fix=RENAME_CATEGORIES if labels else BY_HAND,
+    )
+
+
+def differing(ours: Sequence[str], theirs: Sequence[str]) -> str | None:
+    """What shows that two models count their classes otherwise: a label of one that stands elsewhere in the other."""
+    places = _places(theirs)
+    for index, label in enumerate(ours):
+        there = {place for form in _forms(label) for place in places.get(form, ())}
+        if there and index not in there and label.strip().casefold() != UNUSED:
+            return f"class {index} is {label!r} in the one and {theirs[index]!r} in the other"
+    return None
+
+
+def _by_name(names: Sequence[str], labels: Sequence[str], what: str, fix: str) -> tuple[dict[str, int], bool]:
+    """The class of each name that is a label, and whether all are written as the labels are."""
+    places, found, exact = _places(labels), {}, True
+    for name in names:
+        same = [index for index, label in enumerate(labels) if label and label.strip() == name.strip()]
+        fitting = same or sorted({place for form in _forms(name) for place in places.get(form, ())})
+        if len(fitting) > 1:
+            shown = ", ".join(f"class {index} ({labels[index]!r})" for index in fitting[:LISTED])
+            raise _ambiguous(what, f"{name!r} fits {shown}", fix)
+        if fitting:
+            found[name], exact = fitting[0], exact and bool(same)
+    taken: dict[int, str] = {}
+    for name, index in found.items():
+        if index in taken:
+            raise _ambiguous(what, f"{taken[index]!r} and {name!r} both fit class {index} ({labels[index]!r})", fix)
+        taken[index] = name
+    return found, exact
+
+
+def _places(labels: Sequence[str]) -> dict[str, list[int]]:
+    places: dict[str, list[int]] = {}
+    for index, label in enumerate(labels):
+        for form in _forms(label):
+            places.setdefault(form, []).append(index)
+    return places
+
+
+def _forms(name: str) -> set[str]:
+    """What a name is known by: its spelling, its first synonym's, and its WordNet id with what stands behind it."""
+    text = unicodedata.normalize("NFKC", name).strip().casefold()
+    texts, match = [text], WORDNET.fullmatch(text)
+    found = {match[1]} if match else set()
+    if match and match[2]:
+        texts = [match[2]]
+    for each in texts:
+        found |= {re.sub(r"[\s_\-]+", "", part) for part in (each, each.partition(",")[0])}
+    return found - {""}
+
+
+def _check_order(folders: Sequence[str]) -> None:
+    """By position the order must be certain: tools sort names by characters (torchvision), or by numbers (timm)."""
+    natural = sorted(folders, key=_natural)
+    if list(folders) == natural:
+        return
+    place = next(i for i, (a, b) in enumerate(zip(folders, natural, strict=True)) if a != b)
+    raise DataError(
+        "the order of the class folders is not certain",
+        found=f"class {place} is {folders[place]!r} sorted by characters (as torchvision does), "
+        f"{natural[place]!r} sorted by numbers (as timm does)",
+        wanted="labels of the model that the folders are named as",
+        fix=f"write the folder names in the order that the model was trained with: {BY_HAND}",
+    )
+
+
+def _natural(name: str) -> list[tuple[int, int, str]]:
+    parts = re.split(r"(\d+)", name.lower())
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts if part]
+
+
+def _by_number(ids: Sequence[int], labels: Sequence[str], classes: int | None) -> ClassMap:
+    count = len(labels) or classes
+    for id in ids:
+        if (count is not None and id >= count) or (labels and labels[id].strip().casefold() == UNUSED):
+            raise DataError(
+                f"class {id} of the data has no counterpart among the model's",
+                found=f"{count} classes of the model" + (f" (labels {_listed(labels)})" if labels else ""),
+                wanted="numbers of the model's classes, or names",
+                fix="name the classes of the data, one a line (YOLO: classes.txt beside the label files)",
+            )
+    text = "classes are mapped by number: the data has no names, so its number n is the model's class n"
+    return ClassMap("number", {id: id for id in ids}, text)
+
+
+def _check_once(names: Sequence[str]) -> None:
+    twice = sorted({name for name in names if list(names).count(name) > 1})
+    if twice:
+        raise _ambiguous("categories", f"several categories are called {twice[0]!r}", RENAME_CATEGORIES)
+
+
+def _named(names: Sequence[str], found: Mapping[str, int], labels: int, exact: bool) -> str:
+    text = f"classes are mapped by {'name' if exact else 'the spelling of their names'}: {len(found)} of the data"
+    if len(found) < labels:
+        text += f", of the model's {labels:,}"
+    left = [name for name in names if name not in found]
+    return text + (f"; without images and not among its labels: {_listed(left)}" if left else "")
+
+
+def _by_position_text(
+    names: Mapping[int, str], unknown: Sequence[int], index: Mapping[int, int], labels: Sequence[str]
+) -> str:
+    text = "categories are mapped by position, in the order of their ids: "
+    if not index:
+        why = "none is named as a label of the model" if labels else "the model has no labels of its own"
+        return f"{text}{why}, and there are {len(names)} of each"
+    places = {id: place for place, id in enumerate(names)}
+    taken = ", ".join(f"{names[id]!r} as {labels[places[id]]!r}" for id in unknown)
+    return f"{text}{len(index)} of {len(names)} names confirm it; the others: {taken}"
+
+
+def _some_unknown(
+    what: str, unknown: Sequence[str], found: Collection[str], labels: Sequence[str], fix: str
+) -> DataError:
+    return DataError(
+        f"some {what} are labels of the model and some are not",
+        found=f"{len(found)} are; not: {', '.join(_with_nearest(name, labels) for name in unknown[:LISTED])}"
+        + (f" and {len(unknown) - LISTED} more" if len(unknown) > LISTED else ""),
+        wanted=f"all of them named as labels of the model ({_listed(labels)})",
+        fix=fix,
+    )
+
+
+def _with_nearest(name: str, labels: Sequence[str]) -> str:
+    spelt = {form: label for label in labels for form in sorted(_forms(label))}
+    for form in sorted(_forms(name), key=len, reverse=True):
+        if near := difflib.get_close_matches(form, spelt, 1, 0.6):
+            return f"{name!r} (nearest: {spelt[near[0]]!r})"
+    return repr(name)
+
+
+def _ambiguous(what: str, found: str, fix: str) -> DataError:
+    return DataError(
+        f"the {what} can be told from the model's labels in more than one way",
+        found=found,
+        wanted="one label for each, and another one for another",
+        fix=fix,
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")

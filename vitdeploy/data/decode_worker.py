@@ -1,0 +1,38 @@
+"""A process that decodes images: what a broken file does to a decoder's own code happens here, and to no other image.
+
+Standard input: a line with the preprocessing (JSON), then a path a line (JSON strings). Standard output: an empty
+object when it is ready; then for each path, in order, a line with {"size": [width, height]} and the pixels after it, or
+a line with {"error": ...}. It ends with its input, so it outlives no parent.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+
+from vitdeploy.errors import VitdeployError
+from vitdeploy.runtime.preprocess import load_image
+from vitdeploy.spec import PreprocessSpec, decode
+
+
+def main() -> int:
+    lines, out = sys.stdin.buffer, sys.stdout.buffer
+    spec = decode(PreprocessSpec, json.loads(lines.readline()))
+    try:
+        out.write(b"{}\n")
+        out.flush()
+        for line in lines:
+            try:
+                pixels, size = load_image(json.loads(line), spec)
+                out.write(json.dumps({"size": size}).encode() + b"\n" + pixels.tobytes())
+            except VitdeployError as error:
+                out.write(json.dumps({"error": error.to_dict()}).encode() + b"\n")
+            out.flush()
+    except BrokenPipeError:  # nobody wants the answer any more
+        sys.stdout = None  # or Python flushes it once more at its end
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

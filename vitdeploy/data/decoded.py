@@ -1,0 +1,117 @@
+"""Images that were decoded and resized once, for everything that is to see them.
+
+Their pixels lie in a file without a name, which goes with this process however it ends; in memory is one at a time.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from vitdeploy.data.decoding import Loaded, Size, decode_images
+from vitdeploy.data.folder import Sample
+from vitdeploy.data.pixels import Skipped
+from vitdeploy.publish import storage_errors
+from vitdeploy.runtime.preprocess import Pixels, load_image
+from vitdeploy.spec import PreprocessSpec
+
+# The share of the free space that pixels may take. Where they need more, every reader decodes the files again.
+SHARE = 0.5
+
+
+class Decoded(Sequence[Loaded]):
+    """The pixels of some images, uint8 [height, width, channels], each with the (width, height) of its original.
+
+    May be read from several threads. `kept`: they are in the file, and no image is decoded again.
+    """
+
+    def __init__(self, samples: Sequence[Sample], spec: PreprocessSpec, folder: Path) -> None:
+        """`samples` are those that `fill` adds, all of them or some; `folder` is where the file lies."""
+        self._samples, self._spec, self._folder = list(samples), spec, folder
+        self._sizes: list[Size] = []
+        self._shape = (*spec.crop, spec.channels)
+        self._bytes = int(np.prod(self._shape))
+        self._lock = threading.Lock()
+        self._file: IO[bytes] | None = None
+        with storage_errors(folder):
+            if len(samples) * self._bytes <= SHARE * shutil.disk_usage(folder).free:
+                self._file = tempfile.TemporaryFile(prefix=".vitdeploy-pixels-", dir=folder)  # noqa: SIM115 - kept open
+
+    @property
+    def kept(self) -> bool:
+        return self._file is not None
+
+    def fill(self, skipped: Skipped | None, count: Callable[[int], None]) -> tuple[Sample, ...]:
+        """Decode all images; those that can be read, which are the ones that are here from now on.
+
+        Raises:
+            ImageError, DataError, WorkerError: as `decode_images`.
+            StorageError: the disk is full.
+        """
+        good: list[Sample] = []
+        for sample, pixels, size in decode_images(self._samples, self._spec, skipped):
+            if self._file is not None:
+                with storage_errors(self._folder):
+                    self._file.write(np.ascontiguousarray(pixels).data)
+            good.append(sample)
+            self._sizes.append(size)
+            count(1)
+        self._samples = good
+        return tuple(good)
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, index: int) -> Loaded:  # type: ignore[override]  # no slices
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        return self._read(index) if self.kept else load_image(self._samples[index].path, self._spec)
+
+    def __iter__(self) -> Iterator[Loaded]:
+        if self.kept:
+            return (self._read(index) for index in range(len(self)))
+        return ((pixels, size) for _, pixels, size in decode_images(self._samples, self._spec))
+
+    def _read(self, index: int) -> tuple[Pixels, Size]:
+        pixels = np.empty(self._shape, np.uint8)
+        assert self._file is not None
+        with self._lock, storage_errors(self._folder):
+            self._file.seek(index * self._bytes)
+            self._file.readinto(pixels.data)  # type: ignore[attr-defined]
+        return pixels, self._sizes[index]
+
+
+class DecodedSet:
+    """The same images in all geometries that are asked for: what differs in mean and deviation alone has one."""
+
+    def __init__(self, samples: Sequence[Sample], folder: Path) -> None:
+        self._samples, self._folder = samples, folder
+        self._by_geometry: dict[PreprocessSpec, Decoded] = {}
+        self._lock = threading.Lock()
+
+    def check(self, spec: PreprocessSpec, skipped: Skipped | None, count: Callable[[int], None]) -> tuple[Sample, ...]:
+        """Decode all images, and stay with those that can be read; errors as `Decoded.fill`."""
+        decoded = Decoded(self._samples, spec, self._folder)
+        self._samples = decoded.fill(skipped, count)
+        self._by_geometry[_geometry(spec)] = decoded
+        return tuple(self._samples)
+
+    def of(self, spec: PreprocessSpec) -> Decoded:
+        """The images as `spec` resizes and crops them; decoded when first asked for."""
+        with self._lock:
+            found = self._by_geometry.get(_geometry(spec))
+            if found is None:
+                found = self._by_geometry[_geometry(spec)] = Decoded(self._samples, spec, self._folder)
+                found.fill(None, lambda images: None)
+            return found
+
+
+def _geometry(spec: PreprocessSpec) -> PreprocessSpec:
+    return dataclasses.replace(spec, mean=(0.0,) * spec.channels, std=(1.0,) * spec.channels)

@@ -1,0 +1,182 @@
+"""Image files to pixels, in their order: in this process where they are few, in processes of their own where not."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from vitdeploy.data.folder import Sample
+from vitdeploy.data.pixels import Skipped
+from vitdeploy.errors import DataError, ImageError, VitdeployError, WorkerError, error_with_code
+from vitdeploy.runtime.interpreter import module_argv
+from vitdeploy.runtime.preprocess import Pixels, load_image
+from vitdeploy.spec import PreprocessSpec, encode
+
+Size = tuple[int, int]
+Loaded = tuple[Pixels, Size]
+
+WORKER = "vitdeploy.data.decode_worker"
+# What is decoded here before it is known how long the others take, and from which time on processes are worth starting.
+FIRST, WORTH_SECONDS = 16, 2.0
+MAX_WORKERS = 8
+# So many paths are sent ahead of the answers, which then wait in a pipe of this size; more are never in memory.
+AHEAD, PIPE_BYTES = 4, 1 << 20
+EXIT_SECONDS = 3.0
+
+
+def decode_images(
+    samples: Sequence[Sample], spec: PreprocessSpec, skipped: Skipped | None = None
+) -> Iterator[tuple[Sample, Pixels, Size]]:
+    """Each sample with its pixels, uint8 [height, width, channels], and (width, height) of the upright original.
+
+    With `skipped` given, unreadable images are noted there and left out; without, they are an error.
+
+    Raises:
+        ImageError: an unreadable image and `skipped` is None.
+        DataError: not one image could be read.
+        WorkerError: no process can be started.
+    """
+    count = 0
+    loaded = _load([sample.path for sample in samples], spec)
+    with contextlib.closing(loaded):
+        for sample, found in zip(samples, loaded, strict=True):
+            if isinstance(found, VitdeployError):
+                if skipped is None or not isinstance(found, ImageError):
+                    raise found
+                skipped.paths.append(str(sample.path))
+                continue
+            count += 1
+            yield sample, *found
+    if not count:
+        raise DataError("not one image could be read", found=f"{len(samples)} unreadable files")
+
+
+def _load(paths: Sequence[Path], spec: PreprocessSpec) -> Generator[Loaded | VitdeployError, None, None]:
+    """What comes of each path. Processes are started where the first ones say that the others take long enough."""
+    workers, seconds = min(_cores(), MAX_WORKERS), 0.0
+    for index, path in enumerate(paths):
+        left = len(paths) - index
+        if workers > 1 and index >= FIRST and seconds / index * left > WORTH_SECONDS:
+            yield from _by_processes(paths[index:], spec, min(workers, left))
+            return
+        begun = time.perf_counter()
+        try:
+            found: Loaded | VitdeployError = load_image(path, spec)
+        except VitdeployError as error:
+            found = error
+        seconds += time.perf_counter() - begun
+        yield found
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _by_processes(paths: Sequence[Path], spec: PreprocessSpec, count: int) -> Iterator[Loaded | VitdeployError]:
+    """Path i goes to process i modulo `count`; each answers in order, so that whose turn it is is always known."""
+    with contextlib.ExitStack() as stack:
+        workers = [stack.enter_context(_Worker(spec)) for _ in range(count)]
+        for index, path in enumerate(paths[: AHEAD * count]):
+            workers[index % count].ask(path)
+        for index in range(len(paths)):
+            yield workers[index % count].answer()
+            following = index + AHEAD * count
+            if following < len(paths):
+                workers[index % count].ask(paths[following])
+
+
+class _Worker:
+    """One process, which is started again where a file has ended it. In a session of its own: Ctrl-C is for its parent,
+    which then ends it."""
+
+    def __init__(self, spec: PreprocessSpec) -> None:
+        self._spec = spec
+        self._waiting: deque[Path] = deque()
+        self._start()
+
+    def _start(self) -> None:
+        own_group: dict[str, Any] = {"start_new_session": True} if os.name == "posix" else {"creationflags": 0x200}
+        try:
+            self._process = subprocess.Popen(
+                module_argv(WORKER),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                pipesize=PIPE_BYTES if sys.platform == "linux" else -1,
+                **own_group,
+            )
+        except OSError as error:
+            raise WorkerError("a process that decodes images cannot be started", found=str(error)) from None
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._in: IO[bytes] = self._process.stdin
+        self._out: IO[bytes] = self._process.stdout
+        self._send(encode(self._spec))
+        if not self._out.readline():
+            raise WorkerError(
+                "a process that decodes images ended before its first image",
+                found=f"exit status {self._process.wait()}",
+                fix="often too little memory: free some",
+            )
+
+    def _send(self, document: Any) -> None:
+        with contextlib.suppress(OSError):  # a process that is gone gives no answer, which says so
+            self._in.write(json.dumps(document).encode() + b"\n")
+            self._in.flush()
+
+    def ask(self, path: Path) -> None:
+        self._waiting.append(path)
+        self._send(str(path))
+
+    def answer(self) -> Loaded | VitdeployError:
+        """What came of the first path that is not answered yet."""
+        path = self._waiting.popleft()
+        line = self._out.readline()
+        head = json.loads(line) if line.endswith(b"\n") else {}
+        if "error" in head:
+            facts = head["error"]
+            texts = {key: facts[key] for key in ("found", "wanted", "fix")}
+            return error_with_code(facts["code"], facts["message"], **texts)
+        height, width = self._spec.crop
+        data = self._out.read(height * width * self._spec.channels) if head else b""
+        if len(data) < height * width * self._spec.channels:
+            return self._ended_by(path)
+        pixels = np.frombuffer(data, np.uint8).reshape(height, width, self._spec.channels)
+        return pixels, (head["size"][0], head["size"][1])
+
+    def _ended_by(self, path: Path) -> ImageError:
+        """The error of the file on which the process ended. The paths behind it go to a new process."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(EXIT_SECONDS)
+        self._end()
+        self._start()
+        for each in self._waiting:
+            self._send(str(each))
+        return ImageError(
+            f"{path} ends the process that decodes it",
+            found=f"exit status {self._process.returncode}",
+            wanted="an image that can be decoded",
+            fix="replace the file or take it out (--skip-bad goes on without such files and counts them)",
+        )
+
+    def _end(self) -> None:
+        with contextlib.suppress(OSError):
+            self._in.close()
+        self._process.kill()
+        self._out.close()
+        self._process.wait()
+
+    def __enter__(self) -> _Worker:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._end()

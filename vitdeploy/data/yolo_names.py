@@ -1,0 +1,70 @@
+"""What YOLO's class numbers are called: `classes.txt` (LabelImg), or `names` in `data.yaml` (Ultralytics, Roboflow)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from vitdeploy.errors import DataError
+
+CLASS_NAMES = "classes.txt"
+DATA_FILES = ("data.yaml", "data.yml", "dataset.yaml")
+MAX_BYTES = 1 << 20
+
+
+def find_names(labels: Path) -> tuple[tuple[str, ...], Path] | None:
+    """The class names of a folder of YOLO files, and the file that has them; None where there is none.
+
+    Looked for are `classes.txt` in the folder and in the one above it, `data.yaml` in these and the one above both.
+
+    Raises:
+        DataError: a file that has no list of names where one belongs, or two files with different names.
+    """
+    above = [labels, *labels.absolute().parents[:2]]
+    files = [folder / CLASS_NAMES for folder in above[:2]] + [folder / name for folder in above for name in DATA_FILES]
+    found = [(names, file) for file in files if file.is_file() and (names := _read(file))]
+    for names, file in found[1:]:
+        if names != found[0][0]:
+            raise DataError(
+                "two files name the classes of the YOLO labels differently",
+                found=f"{found[0][1]}: {', '.join(found[0][0][:3])} ...; {file}: {', '.join(names[:3])} ...",
+                wanted="one list of names, in the order of the numbers",
+                fix="correct the one that is wrong, or take it away",
+            )
+    return found[0] if found else None
+
+
+def _read(file: Path) -> tuple[str, ...]:
+    """The names in a file; () where a YAML file has no `names`, which is then about something else."""
+    if file.stat().st_size > MAX_BYTES:
+        raise _unreadable(file, f"{file.stat().st_size:,} bytes")
+    text = file.read_text(encoding="utf-8", errors="replace")
+    if file.name == CLASS_NAMES:
+        return tuple(line.strip() for line in text.strip().splitlines())
+    try:
+        document = yaml.safe_load(text)
+    except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
+        raise _unreadable(file, " ".join(str(error).split())[:200]) from None
+    names = document.get("names") if isinstance(document, Mapping) else None
+    return _in_order(file, names) if names else ()
+
+
+def _in_order(file: Path, names: Any) -> tuple[str, ...]:
+    """`names` as a list, or as a mapping from number to name."""
+    if isinstance(names, Mapping) and sorted(names, key=str) == sorted(range(len(names)), key=str):
+        names = [names[number] for number in range(len(names))]
+    if not isinstance(names, list) or not all(isinstance(name, str | int) for name in names):
+        raise _unreadable(file, f"names: {str(names)[:80]}")
+    return tuple(str(name).strip() for name in names)
+
+
+def _unreadable(file: Path, found: str) -> DataError:
+    return DataError(
+        f"{file} does not name the classes",
+        found=found,
+        wanted="one name a line (classes.txt); `names` with a list, or a name for each number from 0 on (data.yaml)",
+        fix="correct the file, or take it away",
+    )
