@@ -143,6 +143,7 @@ def test_the_report_says_what_became_of_the_answers(line, digits):
     assert bool(differing) == any(each["changed"] for each in found["changed"].values())
     assert all((digits / each["sample"]).is_file() for each in examples)
 
+
 def test_how_folders_became_classes_is_told_before_the_work(line):
     mapping, lines = line.report["data"]["mapping"], line.done.stderr.splitlines()
     assert (mapping["how"], mapping["classes"]) == ("position", 10)
