@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "parity" in getattr(item, "fixturenames", ()):
             item.add_marker("parity")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def undisturbed() -> Iterator[None]:
+    """Whatever else runs, benches of the tests are decided: they are too short to say anything, and tests run beside
+    each other. `tests/bench` has a look at the load."""
+    from vitdeploy.bench import decided, quiet
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(quiet, "TAKEN", math.inf)
+        for name in ("WILD", "APART"):
+            patch.setattr(decided, name, math.inf)
+        yield
 
 
 def pytest_collection_finish() -> None:

@@ -56,6 +56,8 @@ def test_the_wheel_asks_for_three_packages_and_offers_the_extras(wheel):
     assert sorted(required) == ["click", "numpy", "pillow"]
     assert set(re.findall(r"^Provides-Extra: (\w+)$", metadata, re.MULTILINE)) == {
         "all",
+        "bench",
+        "embed",
         "coco",
         "cuda",
         "export",

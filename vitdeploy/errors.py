@@ -15,7 +15,8 @@ VitdeployError                     exit 1   a bug of ours when raised as such
 │   ├── ImageError                 VD2302   an image that cannot be decoded, or is too large
 │   ├── TensorError                VD2401   an array whose name, dtype or shape the engine does not take
 │   ├── TargetError                VD2402   an unknown target, or one that the artifact was not made for
-│   └── UnknownDeviceError         VD2403   a device that `vitdeploy devices add` was not told of, or told wrong
+│   ├── UnknownDeviceError         VD2403   a device that `vitdeploy devices add` was not told of, or told wrong
+│   └── ClosedError                VD2404   a predictor or runner that is closed, or not loaded yet
 ├── UnsafeError                    exit 3   refused as unsafe
 │   ├── PickleError                VD3001   a pickle that is more than plain weights
 │   ├── DigestError                VD3101   bytes differ from the digest recorded for them
@@ -51,12 +52,15 @@ class VitdeployError(Exception):
     code = "VD1000"
     exit_code = 1
 
+    # What mends every error of a class, where one says nothing better.
+    mend = ""
+
     def __init__(self, message: str, *, found: str = "", wanted: str = "", fix: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.found = found
         self.wanted = wanted
-        self.fix = fix
+        self.fix = fix or self.mend
 
     def __str__(self) -> str:
         lines = [f"{self.code}  {self.message}"]
@@ -85,7 +89,7 @@ class RecipeError(InputError):
         count = f"{len(problems)} problem" + ("s" if len(problems) != 1 else "")
         super().__init__(
             "\n".join([f"{source}: {count}", *(f"        {problem}" for problem in problems)]),
-            fix="docs/recipes.md lists every field",
+            fix="mend these; `vitdeploy run --help` shows a whole recipe",
         )
         self.problems = problems
 
@@ -142,6 +146,10 @@ class UnknownDeviceError(InputError):
     code = "VD2403"
 
 
+class ClosedError(InputError, RuntimeError):
+    code = "VD2404"
+
+
 class UnsafeError(VitdeployError):
     code = "VD3000"
     exit_code = 3
@@ -157,6 +165,7 @@ class DigestError(UnsafeError):
 
 class ManifestError(UnsafeError):
     code = "VD3102"
+    mend = "get the bundle again from whoever made it: vitdeploy does not write such a manifest"
 
 
 class UnsafeGraphError(UnsafeError):

@@ -41,7 +41,6 @@ import numpy as np
 from vitdeploy.bench.worker import serve
 from vitdeploy.errors import MissingPackageError
 from vitdeploy.runtime.runner import Runner
-from vitdeploy.pipeline.measure import summarise
 from vitdeploy.spec import TensorSpec
 
 class Product(Runner):
@@ -187,6 +186,7 @@ def test_what_is_not_narrow_is_measured_again_in_other_processes(script, monkeyp
         return PairedRatio(0.0, 0.0 if a[0].batch == 4 else 1.0, 1, 0.0)
 
     monkeypatch.setattr(contest_module, "ratio_of_rounds", ratio)
+    monkeypatch.setattr(sitting, "quiet_together", lambda entries, name: range(len(entries[0].rounds[name])))
     pair = [script("one"), script("two")]
     protocol = Protocol(("single", "offline", "server:200"), (1, 4), 0.06, 0.02, 3, 0.0, processes=2, stretch=2.5)
     contest = run_contest(pair, protocol, lambda text, done, total: totals.append(total), pairs=[("two", "one")])
@@ -200,6 +200,27 @@ def test_what_is_not_narrow_is_measured_again_in_other_processes(script, monkeyp
     assert measured["protocol"]["rounds"] == {"single": 6, "offline": 3, "server:200": 3}
     alone = run_contest(pair, dataclasses.replace(protocol, scenarios=("single",)))  # no pair: nothing to be narrow
     assert [len(entry.rounds["single"]) for entry in alone.entries] == [3, 3]
+
+
+def test_rounds_that_others_disturbed_are_measured_again(script, monkeypatch):
+    """The first two of three; but not where nothing is quiet, nor for ever."""
+    protocol = Protocol(("single",), (1,), 0.06, 0.02, 3, 0.0, processes=1, stretch=1)
+    told = []
+
+    def rounds(disturbed):
+        def found(entries, name):
+            return [number for number in range(len(entries[0].rounds[name])) if number not in disturbed]
+
+        monkeypatch.setattr(sitting, "quiet_together", found)
+        contest = run_contest([script("one")], protocol, lambda *call: told.append(call))
+        return len(contest.entries[0].rounds["single"])
+
+    assert protocol.most_rounds == 6
+    assert rounds((0, 1)) == 5
+    assert told[-1] == ("one: single, round 5 of 5", 5, 5)
+    assert rounds((0, 1, 2, 3)) == 6
+    monkeypatch.setattr(sitting.Patience, "wait", lambda self: False)
+    assert rounds(range(9)) == 3
 
 
 def test_a_slow_artifact_still_gets_three_queries_a_block(script):
@@ -365,8 +386,7 @@ def test_every_round_is_some_processes():
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 3))
 def test_each_sitting_has_every_round_once(rounds, processes, sittings):
     protocol = Protocol(duration=0.0, min_rounds=rounds, processes=processes)
-    numbers = [number for process in range(sittings * protocol.starts) for number in protocol.numbers_of(process)]
-    assert numbers == list(range(sittings * rounds))
+    assert sum(map(protocol.rounds_of, range(sittings * protocol.starts))) == sittings * rounds
 
 
 @pytest.mark.parametrize(("duration", "sittings"), [(0.0, 1), (2.0, 1), (4.0, 2), (6.0, 3), (10.0, 3), (3600.0, 3)])

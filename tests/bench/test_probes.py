@@ -30,6 +30,28 @@ def test_times_are_those_of_the_cpus_that_may_be_used(tmp_path):
     assert probes.cpu_times([0], tmp_path / "nowhere") is None
 
 
+def test_waiting_is_that_of_the_thread_which_waited_longest(tmp_path):
+    assert probes.run_delays(tmp_path) == {} and probes.longest_wait({}, {}) is None
+    pressure = {
+        "proc/self/cgroup": "1:cpu:/old\n0::/jobs/one\n",
+        "proc/pressure/cpu": "some avg10=0.00 avg60=0.00 avg300=0.00 total=7000000\nfull avg10=0.00 total=0\n",
+    }
+    plant(tmp_path, pressure)
+    assert probes.run_delays(tmp_path) == {"group": 7.0}
+    plant(tmp_path, {"sys/fs/cgroup/jobs/one/cpu.pressure": "some avg10=0.00 avg60=0.00 avg300=0.00 total=250000\n"})
+    assert probes.run_delays(tmp_path) == {"group": 0.25}
+    plant(tmp_path, {f"proc/self/task/{thread}/schedstat": f"9 {1000000000 * thread} 3\n" for thread in (1, 2)})
+    before = probes.run_delays(tmp_path)
+    assert before == {"1": 1.0, "2": 2.0}
+    assert probes.longest_wait(before, {"1": 1.5, "2": 2.1, "3": 0.2}) == 0.5
+
+
+def test_every_process_is_seen_with_its_time(tmp_path):
+    tick = os.sysconf("SC_CLK_TCK")
+    plant(tmp_path, {"proc/7/stat": "7 (a (b) c) R 1 7 7 0 -1 4 0 0 0 0 30 20 0 0 20 0\n", "proc/8/stat": ""})
+    assert probes.process_seconds(tmp_path) == {7: ("a (b) c", 50 / tick)}
+
+
 def test_the_clock_is_the_fastest_of_the_cpus_that_may_be_used(tmp_path):
     assert probes.clock_mhz([0], tmp_path) is None
     plant(tmp_path, {"proc/cpuinfo": "processor: 0\ncpu MHz\t\t: 2499.998\nprocessor: 1\ncpu MHz\t\t: 1200.5\n"})

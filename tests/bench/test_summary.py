@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+import math
 
 import numpy as np
 import pytest
 
 from vitdeploy.bench import summary
+from vitdeploy.bench.precision import percentile_interval
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bench.results import Contest, Entry, Machine, Round
 
@@ -88,7 +90,8 @@ def test_a_scenario_says_what_may_be_claimed():
 def test_blocks_are_told_with_their_times_and_processes():
     blocks = [make_round(1, [10.0, 20.0], begun_seconds=1.23456), make_round(1, [30.0], process=1, begun_seconds=9.0)]
     found = row_of({"single": blocks, "server:50": [*blocks, make_round(1, [], begun_seconds=12.0)]})["scenarios"]
-    assert found["single"]["blocks"] == {"begun_seconds": [1.235, 9.0], "process": [0, 1], "median_ms": [15.0, 30.0]}
+    expected = {"begun_seconds": [1.235, 9.0], "process": [0, 1], "median_ms": [15.0, 30.0], "quiet": [True, True]}
+    assert found["single"]["blocks"] == expected
     assert found["server:50"]["blocks"]["median_ms"] == [15.0, 30.0, None]
 
 
@@ -141,6 +144,39 @@ def test_energy_is_an_images_where_every_block_says_it():
     assert row(2.0, None) == {"source": "RAPL", "joules_per_image": None}
 
 
+def test_latencies_and_throughput_have_their_intervals():
+    """Of 20 blocks in five processes, each with queries around a level of its own."""
+    generator = np.random.default_rng(0)
+    levels = 10 * generator.lognormal(0, 0.05, 20)
+    blocks = [make_round(1, level * generator.lognormal(0, 0.1, 100), process=i // 4) for i, level in enumerate(levels)]
+    row = row_of({"single": blocks})
+    for name, (low, high) in row["latency_ms_ci95"].items():
+        assert low < row["latency_ms"][name] < high
+    assert row["latency_ms_ci95"]["p50"] == pytest.approx([9.5, 10.3], rel=0.05)
+    low, high = row["throughput_ci95"]
+    assert low < row["throughput"] < high < 1.1 * low
+    [found] = [each for each in row["scenarios"]["single"]["percentiles"] if each["name"] == "p99"]
+    assert found["ci95"] == row["latency_ms_ci95"]["p99"]
+    few = row_of({"single": blocks[:2]})
+    assert few["latency_ms_ci95"]["p99"][1] is None  # so few queries do not bound it
+    assert row_of({"single": blocks[:1]})["throughput_ci95"] == [None, None]
+
+
+def test_the_interval_of_a_percentile_covers_it():
+    """Blocks and processes that differ, in 300 benches; what is asked is the percentile of all there will ever be."""
+    generator = np.random.default_rng(1)
+    hits = {50: 0, 90: 0}
+    for _ in range(300):
+        process, level = generator.normal(0, 0.008, 3), generator.normal(0, 0.03, 12)
+        logs = (level + np.repeat(process, 4))[:, None] + generator.normal(0, 0.05, (12, 40))
+        blocks = [make_round(1, np.exp(each), process=number // 4) for number, each in enumerate(logs)]
+        for percent, normal in ((50, 0.0), (90, 1.2816)):
+            low, high = percentile_interval(blocks, percent)
+            truth = math.exp(normal * math.hypot(0.05, 0.03, 0.008))
+            hits[percent] += (low or 0.0) <= truth <= (high or math.inf)
+    assert min(hits.values()) >= 0.93 * 300
+
+
 # --- flags ------------------------------------------------------------------------------------------------------------
 
 
@@ -164,11 +200,16 @@ def test_short_means_short_for_the_percentiles_that_were_asked():
     assert row_of(rounds, percents=(50.0, 95.0))["flags"] == ["short"]
 
 
-def test_processes_that_differ_are_unstable():
-    blocks = [make_round(1, np.full(400, ms), process=index) for index, ms in enumerate((10.0, 10.0, 10.7))]
+def test_a_latency_that_is_not_known_to_a_tenth_is_unstable():
+    """Blocks that vary much are none where they are many: their median is known."""
+    blocks = [make_round(1, np.full(400, ms), process=index) for index, ms in enumerate((10.0, 10.0, 12.5))]
     assert row_of({"single": blocks})["flags"] == ["unstable"]
-    calm = [make_round(1, np.full(400, ms), process=index) for index, ms in enumerate((10.0, 10.0, 10.3))]
+    calm = [make_round(1, np.full(400, ms), process=index) for index, ms in enumerate((10.0, 10.0, 10.7))]
     assert row_of({"single": calm})["flags"] == []
+    noisy = np.random.default_rng(0).lognormal(0, 0.12, 60)
+    many = [make_round(1, np.full(400, 10 * each), process=index // 10) for index, each in enumerate(noisy)]
+    assert row_of({"single": many})["flags"] == []
+    assert row_of({"single": many[:3]})["flags"] == ["unstable"]
 
 
 @pytest.mark.parametrize(("load_average", "contended"), [(None, False), (2.5, False), (2.51, True)])
@@ -179,7 +220,8 @@ def test_a_machine_that_does_not_say_who_computes_is_judged_by_its_load(load_ave
 
 def planted(**fields):
     """Eight rounds of 4 s on two CPUs; `fields` has lists of eight values of the machine."""
-    machines = [dataclasses.replace(CALM, **{k: v[i] for k, v in fields.items()}) for i in range(8)]
+    busy = dataclasses.replace(CALM, own_seconds=7.0)
+    machines = [dataclasses.replace(busy, **{k: v[i] for k, v in fields.items()}) for i in range(8)]
     return {"single": [make_round(1, np.full(400, 10.0), machine=machine) for machine in machines]}
 
 
@@ -187,13 +229,17 @@ def planted(**fields):
     ("fields", "flags"),
     [
         ({"other_seconds": [0.3] * 8}, []),
-        ({"other_seconds": [0.3] * 4 + [0.6] * 4}, ["contended"]),
+        ({"other_seconds": [0.3] * 4 + [0.6] * 4}, []),  # half of them are left
+        ({"other_seconds": [0.3] * 3 + [0.6] * 5}, ["contended"]),
+        ({"waited_seconds": [0.3] * 8}, []),
+        ({"waited_seconds": [0.3] * 8, "other_seconds": [0.3] * 8}, ["contended"]),
         ({"other_seconds": [0.3] * 8, "stolen_seconds": [0.2] * 8}, ["contended"]),
         ({"mhz": [3000.0] * 2 + [2900.0] * 6}, []),
         ({"mhz": [3000.0] * 2 + [2800.0] * 6}, ["throttled"]),
         ({"throttles": [7] * 8}, []),
         ({"throttles": [7] * 5 + [8] * 3}, ["throttled"]),
-        ({"suspended_seconds": [0.0] * 7 + [3.0]}, ["suspended"]),
+        ({"suspended_seconds": [0.0] * 7 + [3.0]}, []),  # that block does not count
+        ({"suspended_seconds": [3.0] * 8}, ["contended", "suspended"]),
     ],
 )
 def test_flags_of_what_the_machine_did(fields, flags):

@@ -88,13 +88,14 @@ def images(tmp_path, digits):
 
 
 def test_a_missing_recipe(refused):
-    refused(2, "VD2002", "run", "absent.yaml", says=["no recipe at absent.yaml", "fix:    recipes/"])
+    says = ["no recipe at absent.yaml", "`vitdeploy run --help` shows a recipe"]
+    refused(2, "VD2002", "run", "absent.yaml", says=says)
 
 
 def test_misspelt_fields_are_told_all_at_once(refused, recipe):
     path = recipe(precison="int8", budgets={})
     says = ["2 problems", "$.precison: unknown field; did you mean precision?", "did you mean budget?"]
-    refused(2, "VD2001", "run", path, "-o", "out", says=[*says, "fix:    docs/recipes.md lists every field"])
+    refused(2, "VD2001", "run", path, "-o", "out", says=[*says, "fix:    mend these; `vitdeploy run --help` shows"])
 
 
 def test_a_wrong_override(refused, recipe):
@@ -103,7 +104,7 @@ def test_a_wrong_override(refused, recipe):
 
 def test_a_missing_checkpoint(refused, recipe):
     path = recipe(source={"model": MODEL, "checkpoint": "absent.safetensors"})
-    says = ["no checkpoint at", "absent.safetensors", "fix:    check --checkpoint, or source.checkpoint of the recipe"]
+    says = ["no checkpoint at", "absent.safetensors", "fix:    check the path of the checkpoint"]
     refused(2, "VD2002", "run", path, "-o", "out", says=says)
 
 
@@ -115,7 +116,7 @@ def test_an_unknown_model_is_named_with_those_that_are_near(refused, recipe):
 
 def test_missing_images(refused, recipe):
     path = recipe(data={"path": "absent"})
-    refused(2, "VD2002", "run", path, "-o", "out", says=["no image folder at", "fix:    check --data"])
+    refused(2, "VD2002", "run", path, "-o", "out", says=["no image folder at", "fix:    check the path of the images"])
 
 
 def test_class_folders_that_do_not_fit_the_model(refused, recipe, tmp_path, digits):
@@ -186,7 +187,8 @@ def test_bisection_against_another_model(refused, run, placed, small_checkpoint,
 
 def test_bisection_of_a_model_that_takes_no_images(refused, sequence_export, digits):
     says = ["takes no images", "found:  the task sequence", "wanted: a model of images"]
-    refused(2, "VD2000", "verify", sequence_export, "--against", "x", "--data", digits, "--bisect", says=says)
+    command = ("verify", sequence_export, "--against", sequence_export, "--data", digits, "--bisect")
+    refused(2, "VD2000", *command, says=says)
 
 
 def test_bisection_with_a_budget(run, small_bundle, digits):
@@ -444,7 +446,8 @@ def quantize(small_export):
 
 def test_an_empty_image_folder(refused, quantize, tmp_path):
     (tmp_path / "images").mkdir()
-    refused(2, "VD2301", *quantize, "images", says=["images holds no images", "wanted: files ending in .jpeg, .jpg"])
+    says = ["images holds no images", "found:  no file", "wanted: files ending in .bmp, .gif"]
+    refused(2, "VD2301", *quantize, "images", says=says)
 
 
 def test_fewer_images_than_asked_for(refused, quantize, images):
@@ -479,7 +482,7 @@ def test_few_images_are_warned_of(run, quantize, images):
     [warning] = document["warnings"]
     assert warning.startswith("Only 2 calibration images: ranges will be too narrow for others")
     assert f"warning: {warning}" in done.stderr
-    assert f"calibrate (about {sum(document['memory'].values()) / 1e6:.0f} MB of memory)  0/2" in done.stderr
+    assert f"calibrate (about {sum(document['memory'].values()) / 1e6:.0f} MB of memory)" in done.stderr
 
 
 def test_images_on_which_the_model_is_not_finite(refused, quantize, images, small_export, tmp_path):
@@ -756,7 +759,7 @@ def test_a_batch_for_export_that_is_no_batch(run, tmp_path, value):
     ("arguments", "says"),
     [
         (["quantise"], "No such command 'quantise'. Did you mean 'quantize'?"),
-        (["zzz"], "No such command 'zzz'. There are: run, sweep, tune, export, optimize, quantize,"),
+        (["zzz"], "No such command 'zzz'. There are: run, tune, sweep, export, optimize, quantize,"),
         (["run", "r.yaml", "--dryrun"], "--dry-run"),
         (["compile", "m.onnx"], "Missing option '--target'"),
         (["predict", "b"], "Missing argument 'INPUTS...'"),

@@ -46,9 +46,9 @@ def test_samples_are_sorted_by_class_and_file_name(tmp_path):
 
 
 def test_only_image_files_are_samples(tmp_path):
-    make(tmp_path, "a/x.PNG", "a/y.JpEg", "a/notes.txt", "a/z.gif", "a/noending")
+    make(tmp_path, "a/x.PNG", "a/y.JpEg", "a/notes.txt", "a/z.gif", "a/q.heic", "a/noending")
     samples, _ = scan(tmp_path, "folders")
-    assert relative(samples, tmp_path) == ["a/x.PNG", "a/y.JpEg"]
+    assert relative(samples, tmp_path) == ["a/x.PNG", "a/y.JpEg", "a/z.gif"]
 
 
 def test_a_class_folder_without_images_keeps_its_index(tmp_path):

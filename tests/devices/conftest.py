@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from vitdeploy.devices.agent.turn import LOCK_NAME
+from vitdeploy.bench.machine_lock import LOCK_NAME
 from vitdeploy.devices.client import Client
 from vitdeploy.devices.registry import Device
 from vitdeploy.devices.shipment import make_job

@@ -207,7 +207,7 @@ def test_the_job_goes_on_while_the_connection_is_gone(run, far, board):
     lock = board.lock()
     with run(far) as (told, outcome):
         status_file(board)
-        wait_until(lambda: any("waits for a job of another user" in text for text, *_ in told))
+        wait_until(lambda: any(f"waits for process {os.getpid()}" in text for text, *_ in told))
         wait_until(board.drop_connections)
         wait_until(lambda: any("connection lost" in text for text, *_ in told))
         lock.close()
@@ -217,7 +217,7 @@ def test_the_job_goes_on_while_the_connection_is_gone(run, far, board):
 def test_jobs_wait_in_the_order_of_their_arrival(client, run, board):
     with board.lock(), run() as (_, outcome):
         first = status_file(board)
-        wait_until(lambda: waits_for(first) == "a job of another user")
+        wait_until(lambda: waits_for(first).startswith(f"process {os.getpid()}"))
         queue = board.agent / "queue"
         (ticket,) = queue.glob("[0-9]*")
         # An older ticket, of a living process: ours waits for that one, whatever the lock says.
@@ -228,7 +228,7 @@ def test_jobs_wait_in_the_order_of_their_arrival(client, run, board):
         wait_until(lambda: waits_for(first) == "bench of ann@desk")
         older.kill()
         older.wait()
-        wait_until(lambda: waits_for(first) == "a job of another user")
+        wait_until(lambda: waits_for(first).startswith(f"process {os.getpid()}"))
         client.cancelled.set()
         assert client.stop() == "board: the job was stopped"
     assert isinstance(outcome[0], Interrupted | DeviceError)

@@ -130,7 +130,11 @@ def test_objects_that_swapped_their_ranks_are_the_same_objects():
 
 @pytest.mark.parametrize(
     ("name", "index", "value", "wanted"),
-    [("boxes", (0, 1, 2), 0.6, 0.1), ("scores", (0, 0), 0.8, 0.1), ("labels", (0, 1), 4, np.inf)],
+    [
+        ("boxes", (0, 1, 2), 0.6, 0.1),
+        ("scores", (0, 0), 0.8, 0.1),
+        ("labels", (0, 1), 4, 0.3),  # its score above the lowest one
+    ],
 )
 def test_another_box_score_or_label_is_a_difference(name, index, value, wanted):
     ours = {key: array.copy() for key, array in RANKED.items()}

@@ -113,6 +113,34 @@ def test_an_engine_of_the_same_files_loses_nothing(tmp_path):
     assert gate.status == "undecided" and document["engines"][0]["accuracy"]["how"] == "recorded"
 
 
+def test_one_engine_in_two_reports_has_one_latency(tmp_path):
+    """As in two bundles: the same files pass. That the machine was slower at one time is no slowdown of the engine."""
+    one, two = a_report(), a_report(milliseconds=28.9)
+    for each in (one, two):
+        each["provenance"]["files"] = [{"path": f"compile/{ENGINE}/graph.onnx", "sha256": "ab" * 32, "bytes": 9}]
+        each["environment"]["openvino"] = "2026.4.1"
+    document, gate = compared(tmp_path, one, two)
+    assert gate.status == "pass" and document["engines"][0]["same_engine"] and not document["engines"][0]["ratios"]
+    checks = {check["name"]: check["status"] for check in document["engines"][0]["checks"]}
+    assert checks == {"accuracy": "pass", "latency": "pass"}
+    assert document["gate"]["status"] == "pass"
+    suite = ElementTree.fromstring(render_junit(document))  # noqa: S314
+    assert suite.get("failures") == "0"
+    two["environment"]["openvino"] = "2027.0"  # another kernel may be slower
+    assert compared(tmp_path, one, two)[1].status == "fail"
+
+
+def test_a_latency_that_was_not_decided_is_neither_slower_nor_as_fast(tmp_path):
+    for milliseconds in (2.0, 28.9):
+        other = a_report(milliseconds=milliseconds)
+        other["bench"]["undecided"] = {ENGINE: "others ran"}
+        document, gate = compared(tmp_path, a_report(), other, Limits(None, 5.0))
+        assert gate.status == document["gate"]["status"] == "undecided"
+        assert gate.reasons == (f"{ENGINE}: not decided in the candidate: others ran",)
+        _, gate = compared(tmp_path, a_report(), a_report(milliseconds=milliseconds, flags=["contended"]))
+        assert gate.status == "undecided"
+
+
 def test_what_is_gained_passes(tmp_path):
     document, gate = compared(tmp_path, a_report(), a_report(right=9500, milliseconds=1.0))
     assert gate.status == "pass"
@@ -178,15 +206,16 @@ def test_what_is_neither_is_refused(tmp_path):
         compared(tmp_path, a_report(), a_report(), choice=DataChoice(tmp_path, "none", None, 0, "all", 0))
 
 
-def test_only_an_unstable_ratio_makes_a_comparison_unstable():
+def test_a_ratio_that_is_not_decided_hinders_and_flags_of_one_side_do_not():
     names = "baseline a", "candidate a"
     rows = [{"artifact": name, "flags": ["unstable", "contended"]} for name in names]
-    ratio = {"a": names[1], "b": names[0], "metric": "latency", "ratio": 1.0, "ci95": [0.99, 1.01]}
-    for unstable, flags in ((False, ["contended"]), (True, ["contended", "unstable"])):
-        bench = {"results": rows, "ratios": [{**ratio, "unstable": unstable}]}
+    common = {"a": names[1], "b": names[0], "metric": "latency", "ratio": 1.0, "ci95": [0.99, 1.01]}
+    for reason, status in (("", "pass"), ("others ran", "undecided")):
+        bench = {"results": rows, "ratios": [{**common, "decided": not reason, "reason": reason}]}
         found = _timed(Found("a", None, ()), Pair("a", "a"), bench)
-        assert found.flags == flags
-        assert judge(found, Limits(None, 5.0))[1].status == "undecided"
+        assert found.flags == []
+        gate = judge(found, Limits(None, 5.0))[1]
+        assert gate.status == status and reason in "".join(gate.reasons)
 
 
 # --- bundles ----------------------------------------------------------------------------------------------------------

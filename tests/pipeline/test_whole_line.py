@@ -130,20 +130,6 @@ def test_the_report_has_these_parts(line):
     assert max(row["max_relative_difference"] for row in line.report["export"]["parity"]) <= 1e-4
 
 
-def test_the_report_says_what_became_of_the_answers(line, digits):
-    found, examples = line.report["answers"], line.report["examples"]
-    assert set(found["changed"]) == set(ENGINES)
-    for engine in line.report["engines"]:
-        verify, changed = engine["verify"], found["changed"][engine["artifact"]]
-        assert changed["changed"] == round(verify["n"] * (1 - verify["agreement"] / 100))
-        assert changed["lost"] - changed["gained"] == round(verify["n"] * verify["drop"] / 100)
-        assert np.sum(found["confusion"]["matrix"][engine["artifact"]]) == verify["n"]
-    assert set(found["reliability"]) == {"original", *ENGINES}
-    differing = {each["number"] for each in examples if each["why"] == "changed"}
-    assert bool(differing) == any(each["changed"] for each in found["changed"].values())
-    assert all((digits / each["sample"]).is_file() for each in examples)
-
-
 def test_how_folders_became_classes_is_told_before_the_work(line):
     mapping, lines = line.report["data"]["mapping"], line.done.stderr.splitlines()
     assert (mapping["how"], mapping["classes"]) == ("position", 10)
@@ -156,6 +142,20 @@ def test_an_original_that_knows_nothing_is_doubted_before_the_verdict(line):
     assert re.match(r"the original's top-1 is [\d.]+ % of 64 images, and chance is 10 %: ", warning)
     lines = line.done.stderr.splitlines()
     assert lines.index(f"warning: {warning}") < lines.index(line.report["verdict"]["sentence"])
+
+
+def test_the_report_says_what_became_of_the_answers(line, digits):
+    found, examples = line.report["answers"], line.report["examples"]
+    assert set(found["changed"]) == set(ENGINES)
+    for engine in line.report["engines"]:
+        verify, changed = engine["verify"], found["changed"][engine["artifact"]]
+        assert changed["changed"] == round(verify["n"] * (1 - verify["agreement"] / 100))
+        assert changed["lost"] - changed["gained"] == round(verify["n"] * verify["drop"] / 100)
+        assert np.sum(found["confusion"]["matrix"][engine["artifact"]]) == verify["n"]
+    assert set(found["reliability"]) == {"original", *ENGINES}
+    differing = {each["number"] for each in examples if each["why"] == "changed"}
+    assert bool(differing) == any(each["changed"] for each in found["changed"].values())
+    assert all((digits / each["sample"]).is_file() for each in examples)
 
 
 def test_the_report_verifies_every_engine_on_all_images(line):

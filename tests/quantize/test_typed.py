@@ -239,7 +239,9 @@ def test_a_placed_graph_is_not_placed_again(small_export, samples, tmp_path):
 def test_precisions_that_are_no_types_are_refused():
     with pytest.raises(CapabilityError) as caught:
         check_placed("openvino-cpu", "fp16")
-    assert caught.value.fix == "vitdeploy compile DIR --target openvino-cpu --precision fp16 -o OUT"
+    # A compilation is proposed where this CPU has such kernels only.
+    there = "vitdeploy compile DIR --target openvino-cpu --precision fp16 -o OUT"
+    assert caught.value.fix.startswith("choose fp32") or caught.value.fix.endswith(there)
     with pytest.raises(CapabilityError):
         check_placed("onnxruntime-cuda", "int8")
     for target in TYPED:

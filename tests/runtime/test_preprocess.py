@@ -127,7 +127,10 @@ def test_every_kind_of_source_gives_the_same_pixels(tmp_path):
         assert np.array_equal(load_pixels(source, SPEC), wanted)
 
 
-@pytest.mark.parametrize(("kind", "options"), [("PNG", {}), ("WEBP", {"lossless": True}), ("JPEG", {"quality": 95})])
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("PNG", {}), ("WEBP", {"lossless": True}), ("JPEG", {"quality": 95}), ("BMP", {}), ("TIFF", {}), ("GIF", {})],
+)
 def test_every_format_is_read_whatever_the_file_is_called(tmp_path, kind, options):
     image = Image.new("RGB", (20, 20), (200, 100, 50))
     path = tmp_path / "image.txt"
@@ -135,9 +138,37 @@ def test_every_format_is_read_whatever_the_file_is_called(tmp_path, kind, option
     assert abs(np.asarray(decode(path, 3)).astype(int) - np.asarray(image)).max() <= 3
 
 
-@pytest.mark.parametrize("kind", ["GIF", "BMP", "TIFF", "PPM"])
-def test_other_formats_are_refused(kind):
-    assert "JPEG, PNG or WebP" in rejected(file_bytes(noise(8, 8), kind))
+@pytest.mark.parametrize("kind", ["GIF", "TIFF", "WEBP"])
+def test_of_several_frames_the_first_is_taken(kind):
+    frames = [Image.new("RGB", (20, 20), colour) for colour in ("white", "black")]
+    options = {"lossless": True} if kind == "WEBP" else {}
+    data = file_bytes(frames[0], kind, save_all=True, append_images=frames[1:], **options)
+    assert np.asarray(decode(data, 3)).min() == 255
+
+
+def test_other_formats_are_refused():
+    assert "JPEG, PNG, WebP, BMP, TIFF or GIF" in rejected(file_bytes(noise(8, 8), "PPM"))
+
+
+@pytest.mark.parametrize(
+    ("data", "found"),
+    [
+        (b"", "an empty file"),
+        (b"\0\0\0\x20ftypheic\0\0", "a HEIC image"),
+        (b"\0\0\0\x20ftypavif\0\0", "an AVIF image"),
+        (b"%PDF-1.7", "a PDF document"),
+        (b"<!DOCTYPE html>", "an HTML page"),
+        (b"version https://git-lfs.github.com/spec/v1", "a git-lfs pointer"),
+    ],
+)
+def test_what_cannot_be_read_is_named(data, found):
+    assert found in rejected(data)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_pixels_of_32_bits_are_refused_as_nobody_says_what_is_white(dtype):
+    ramp = np.linspace(0, 1, 100).reshape(10, 10).astype(dtype)
+    assert "pixels of 32 bits" in rejected(file_bytes(Image.fromarray(ramp), "TIFF"))
 
 
 @pytest.mark.parametrize("channels", [1, 3])

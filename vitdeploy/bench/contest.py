@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vitdeploy.bench.contestant import Contestant
+from vitdeploy.bench.machine_lock import machine_lock
 from vitdeploy.bench.paired import ratio_of_rounds
 from vitdeploy.bench.process import WorkerProcess, end_all
 from vitdeploy.bench.protocol import Protocol, parse_scenario
+from vitdeploy.bench.quiet import together
 from vitdeploy.bench.results import Contest, Entry
-from vitdeploy.bench.sitting import Meter, Progress, no_progress, running_order
-
-Pairs = Sequence[tuple[str, str]]
+from vitdeploy.bench.sitting import Meter, Pairs, Progress, no_progress, running_order
 
 
 def run_contest(
@@ -33,7 +33,11 @@ def run_contest(
     are spread over several processes of each, which are started in another order each time. In the scenarios in which
     the ratio of one of the `pairs` of artifacts is not narrow then, they are measured again: see `Protocol`.
 
-    `progress(text, done, total)` is called when a warm-up starts and after each measured block.
+    Nothing else of vitdeploy measures on this machine meanwhile, and where others use it that is waited for, as long as
+    one scenario takes. Rounds in which somebody did use it are measured again.
+
+    `progress(text, done, total)` is called when a warm-up starts and after each measured block; with a total of 1 it
+    says what is waited for.
 
     Raises:
         ValueError: no contestant, or two of the same name.
@@ -43,22 +47,33 @@ def run_contest(
     names = [contestant.artifact for contestant in contestants]
     if not names or len(set(names)) < len(names):
         raise ValueError(f"contestants need distinct names, found {names}")
-    load_average, cpus = _load_average(), os.cpu_count() or 1
-    meter = Meter(protocol, len(contestants), progress or no_progress)
-    entries: list[Entry] = []
-    for process in range(protocol.most_sittings * protocol.starts):
-        if process % protocol.starts == 0:
-            scenarios = _unsettled(entries, protocol, pairs) if process else protocol.scenarios
-            if not scenarios:
-                break
-            meter.expect(scenarios)
-        order = running_order(len(contestants), process)
-        with started({names[index]: contestants[index].argv for index in order}) as found:
-            workers = [found[order.index(index)] for index in range(len(names))]
-            entries = _joined(entries, meter.sit(contestants, workers, process, order, scenarios))
-            for worker in workers:
-                worker.ask({"do": "close"}, protocol.timeout)
-    return Contest(protocol, tuple(entries), load_average, cpus)
+    tell = progress or no_progress
+    with alone(tell):
+        meter = Meter(protocol, len(contestants), tell, pairs)
+        meter.wait()
+        load_average, cpus = _load_average(), os.cpu_count() or 1
+        entries: list[Entry] = []
+        for process in range(protocol.most_sittings * protocol.starts):
+            if process % protocol.starts == 0:
+                scenarios = _unsettled(entries, protocol, pairs, meter) if process else protocol.scenarios
+                if not scenarios:
+                    break
+                meter.expect(scenarios)
+            order = running_order(len(contestants), process)
+            with started({names[index]: contestants[index].argv for index in order}) as found:
+                workers = [found[order.index(index)] for index in range(len(names))]
+                entries = _joined(entries, meter.sit(contestants, workers, process, order, scenarios))
+                for worker in workers:
+                    worker.ask({"do": "close"}, protocol.timeout)
+        return Contest(protocol, tuple(entries), load_average, cpus)
+
+
+@contextmanager
+def alone(progress: Progress) -> Iterator[None]:
+    """Nothing else of vitdeploy measures on this machine; where something does, it is waited for, and `progress` says
+    so with a total of 1."""
+    with machine_lock(lambda other: progress(f"waits for another measurement on this machine: {other}", 0, 1)):
+        yield
 
 
 def against_last(names: Sequence[str]) -> list[tuple[str, str]]:
@@ -92,11 +107,13 @@ def hold_contest(
     """As `run_contest`, in processes that were started before, one for each contestant. They may hold one contest after
     the other; what they loaded for the last one goes."""
     single = dataclasses.replace(protocol, processes=1)
-    load_average, cpus = _load_average(), os.cpu_count() or 1
-    meter = Meter(single, len(contestants), progress or no_progress)
-    meter.expect(single.scenarios)
-    entries = meter.sit(contestants, workers, 0, range(len(workers)), single.scenarios)
-    return Contest(single, tuple(entries), load_average, cpus)
+    tell = progress or no_progress
+    with alone(tell):
+        load_average, cpus = _load_average(), os.cpu_count() or 1
+        meter = Meter(single, len(contestants), tell)
+        meter.expect(single.scenarios)
+        entries = meter.sit(contestants, workers, 0, range(len(workers)), single.scenarios)
+        return Contest(single, tuple(entries), load_average, cpus)
 
 
 def _load_average() -> float | None:
@@ -107,14 +124,15 @@ def _load_average() -> float | None:
         return None
 
 
-def _unsettled(entries: Sequence[Entry], protocol: Protocol, pairs: Pairs) -> list[str]:
-    """The scenarios in which some pair's ratio is not narrow yet."""
-    rounds = {entry.artifact: entry.rounds for entry in entries}
+def _unsettled(entries: Sequence[Entry], protocol: Protocol, pairs: Pairs, meter: Meter) -> list[str]:
+    """The scenarios in which some pair's ratio is not narrow yet, and which may be measured again."""
+    named = {entry.artifact: entry for entry in entries}
     return [
         name
         for name in protocol.scenarios
         if parse_scenario(name).spread
-        and not all(ratio_of_rounds(rounds[a][name], rounds[b][name]).narrow for a, b in pairs)
+        and meter.rounds(name) + protocol.rounds <= protocol.most_rounds
+        and not all(ratio_of_rounds(*together(protocol, (named[a], named[b]), name)).narrow for a, b in pairs)
     ]
 
 

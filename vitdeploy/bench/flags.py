@@ -1,4 +1,9 @@
-"""What makes a measurement less than a good one; a flagged one passes no gate."""
+"""Why a latency or a throughput cannot be relied on; a flagged one passes no gate.
+
+A number that is only known badly has a wide interval, which is no flag: what is flagged is a number whose interval may
+not hold the truth, or one that is not of what it is called. Ratios are judged apart (`decided`): much that moves both
+artifacts cancels out in them.
+"""
 
 from __future__ import annotations
 
@@ -7,25 +12,26 @@ from itertools import pairwise
 
 import numpy as np
 
+from vitdeploy.bench.paired import clustered, medians_of
 from vitdeploy.bench.percentiles import queries_needed
+from vitdeploy.bench.protocol import parse_scenario
+from vitdeploy.bench.quiet import SUSPENDED_SECONDS, TAKEN, enough, quiet_together, usable
 from vitdeploy.bench.results import Contest, Entry, Machine, Round
 
-# Of the medians of rounds, and of the medians of processes.
-UNSTABLE, UNSTABLE_PROCESSES = 0.05, 0.03
-# The share of its CPUs' time that others may take.
-CONTENDED = 0.05
+# How far the interval of the median query of a block may reach to either side.
+UNSTABLE = 0.1
 # How much slower a clock, or what is computed in a second, may become.
 THROTTLED = 0.05
 # Busy for so much of the time, a server has no steady latency: its queue only grows.
 OVERLOADED = 0.98
-SUSPENDED_SECONDS = 0.05
 # Rounds that a first and a last quarter can be made of.
 QUARTERS = 4
 
 
 def flags(contest: Contest, entry: Entry, scenario: str, percents: Sequence[float]) -> list[str]:
     """The flags of one contestant, whose latency is that of `scenario`; docs/measuring.md says what each means."""
-    rounds = entry.rounds[scenario]
+    rounds = usable(contest.protocol, entry, scenario)
+    used = [block for name in entry.rounds for block in usable(contest.protocol, entry, name)]
     every = [block for blocks in entry.rounds.values() for block in blocks]
     machines = [block.machine for block in every if block.machine is not None]
     found = {
@@ -33,13 +39,22 @@ def flags(contest: Contest, entry: Entry, scenario: str, percents: Sequence[floa
         or _throttles(machines)
         or any(_tires(blocks) for name, blocks in entry.rounds.items() if name.startswith("sustain")),
         "unstable": _unstable(rounds),
-        "contended": _contended(contest, entry, every),
-        "fallback": bool(entry.made_for) and entry.provider != entry.made_for,
+        "contended": _contended(contest, entry),
+        "fallback": falls_back(entry),
         "short": sum(block.latencies_ms.size for block in rounds) < max(map(queries_needed, percents)),
         "overloaded": any(_overloaded(blocks) for name, blocks in entry.rounds.items() if name.startswith("server")),
-        "suspended": any(machine.suspended_seconds > SUSPENDED_SECONDS for machine in machines),
+        "suspended": any(_slept(block) for block in used),
     }
     return [name for name, holds in found.items() if holds]
+
+
+def falls_back(entry: Entry) -> bool:
+    """Whether it ran on something else than when it was made."""
+    return bool(entry.made_for) and entry.provider != entry.made_for
+
+
+def _slept(block: Round) -> bool:
+    return block.machine is not None and block.machine.suspended_seconds > SUSPENDED_SECONDS
 
 
 def taken_by_others(entry: Entry, rounds: Sequence[Round]) -> float | None:
@@ -51,7 +66,7 @@ def taken_by_others(entry: Entry, rounds: Sequence[Round]) -> float | None:
             return None
         seconds += block.seconds
         taken += machine.other_seconds + machine.stolen_seconds
-    return taken / (seconds * len(entry.affinity)) if seconds and entry.affinity else None
+    return max(0.0, taken) / (seconds * len(entry.affinity)) if seconds and entry.affinity else None
 
 
 def first_and_last(rounds: Sequence[Round], seconds: float = 60.0) -> tuple[float, float]:
@@ -66,23 +81,30 @@ def _rate(rounds: Sequence[Round]) -> float:
 
 
 def _unstable(rounds: Sequence[Round]) -> bool:
-    medians = [(block.process, float(np.median(block.latencies_ms))) for block in rounds if block.latencies_ms.size]
-    if _varies([median for _, median in medians], UNSTABLE):
-        return True
-    processes = sorted({process for process, _ in medians})
-    return _varies([float(np.median([m for p, m in medians if p == each])) for each in processes], UNSTABLE_PROCESSES)
+    filled = [block for block in rounds if block.latencies_ms.size]
+    if len(filled) < 2:
+        return False
+    medians = np.log(np.asarray(medians_of(filled)))
+    return clustered(medians, [block.process for block in filled]).reach > UNSTABLE
 
 
-def _varies(values: Sequence[float], limit: float) -> bool:
-    """Whether the coefficient of variation is above `limit`."""
-    return len(values) > 1 and bool(np.std(values, ddof=1) > limit * np.mean(values))
+def _contended(contest: Contest, entry: Entry) -> bool:
+    """Others disturbed so many blocks that the others cannot stand for all; of a scenario that is one long run, whose
+    blocks all count, they had more than their share."""
+    for name, rounds in entry.rounds.items():
+        if parse_scenario(name).spread:
+            if not enough(contest.protocol, quiet_together([entry], name), rounds):
+                return True
+        elif (taken_by_others(entry, rounds) or 0.0) > TAKEN:
+            return True
+    return load_disturbs(contest, entry)
 
 
-def _contended(contest: Contest, entry: Entry, rounds: Sequence[Round]) -> bool:
-    share = taken_by_others(entry, rounds)
-    if share is not None:
-        return share > CONTENDED
-    return contest.load_average is not None and contest.load_average > contest.cpus + 0.5
+def load_disturbs(contest: Contest, entry: Entry) -> bool:
+    """Where the system does not say who computes: whether the load at the start was above the number of CPUs."""
+    every = [block for blocks in entry.rounds.values() for block in blocks]
+    unknown = taken_by_others(entry, every) is None
+    return unknown and contest.load_average is not None and contest.load_average > contest.cpus + 0.5
 
 
 def _slows_down(rounds: Sequence[Round]) -> bool:

@@ -1,9 +1,9 @@
-"""What the machine did while a block was measured: clocks, temperature, other processes, suspension, memory.
+"""What the machine did while a block was measured: clocks, temperature, other processes, waiting, suspension, memory.
 
 Everything is read from the kernel's files under `root`, "/" but in tests; what is not there, or not permitted, is None.
 Sources: Linux, Documentation/filesystems/proc.rst (stat, status, cpuinfo), Documentation/admin-guide/pm/cpufreq.rst
 (kHz), Documentation/ABI/testing/sysfs-class-thermal and Documentation/hwmon/sysfs-interface.rst (millidegrees),
-arch/x86 thermal_throttle (counts).
+arch/x86 thermal_throttle (counts), Documentation/scheduler/sched-stats.rst (ns), Documentation/accounting/psi.rst (us).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,6 +46,51 @@ def cpu_times(cpus: Sequence[int], root: Path = ROOT) -> CpuTimes | None:
     tick = os.sysconf("SC_CLK_TCK")
     busy = sum(times[i] for times in found for i in (0, 1, 2, 5, 6))
     return CpuTimes(busy / tick, sum(times[7] for times in found) / tick)
+
+
+def run_delays(root: Path = ROOT) -> dict[str, float]:
+    """The seconds that each thread of this process has been ready to run and had to wait for a CPU so far, by its
+    number; where the kernel does not say that, those in which some thread of its control group had to, as one. Empty
+    where it says neither."""
+    found = {}
+    for file in root.glob("proc/self/task/*/schedstat"):
+        fields = (read_text(file) or "").split()
+        if len(fields) >= 2:
+            found[file.parent.name] = int(fields[1]) / 1e9
+    if found:
+        return found
+    pressed = _pressed_seconds(root)
+    return {} if pressed is None else {"group": pressed}
+
+
+def _pressed_seconds(root: Path) -> float | None:
+    """From the pressure file of this process's control group, or else of the whole machine."""
+    group = re.search(r"^0::/?(.*)$", read_text(root / "proc/self/cgroup") or "", re.MULTILINE)
+    files = [root / "sys/fs/cgroup" / group[1] / "cpu.pressure"] if group and group[1] else []
+    for file in (*files, root / "proc/pressure/cpu"):
+        match = re.search(r"^some .*total=(\d+)", read_text(file) or "", re.MULTILINE)
+        if match:
+            return int(match[1]) / 1e6
+    return None
+
+
+def longest_wait(before: Mapping[str, float], after: Mapping[str, float]) -> float | None:
+    """The seconds that the thread which waited longest has waited between two readings of `run_delays`; None where
+    nothing is known. Of threads that compute one query together the slowest decides."""
+    waits = [seconds - before.get(thread, 0.0) for thread, seconds in after.items()]
+    return max(0.0, *waits) if waits else None
+
+
+def process_seconds(root: Path = ROOT) -> dict[int, tuple[str, float]]:
+    """The name and the CPU seconds so far of every process that can be seen."""
+    found = {}
+    for file in root.glob("proc/[0-9]*/stat"):
+        head, _, tail = (read_text(file) or "").rpartition(")")
+        fields = tail.split()
+        if len(fields) > 12:
+            seconds = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            found[int(file.parent.name)] = (head.partition("(")[2], seconds)
+    return found
 
 
 def clock_mhz(cpus: Sequence[int], root: Path = ROOT) -> float | None:

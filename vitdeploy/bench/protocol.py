@@ -15,6 +15,13 @@ UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 LONGEST_SECONDS, MOST_QPS = 24 * 3600.0, 1e6
 # The block of "sustain".
 BIN_SECONDS = 1.0
+# ONNX Runtime's idle threads spin for some 30 ms after their last query, also while another process measures.
+SETTLE_SECONDS = 0.1
+# How many times `warmup` a warm-up may take.
+WARMUP_LIMIT = 3
+STAGE_ROUNDS = 4
+# Rounds in which somebody else ran are measured again, until it took so many times the duration.
+SPARE = 2.0
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,8 @@ class Protocol:
     medians are steady within 2 %, at most three times as long. `threads` 0 is each runtime's own choice. `timeout` is
     the longest that a worker may take for one answer. Where a ratio that is asked for is not narrow after all rounds
     (see `PairedRatio.narrow`), its scenario is measured again in other processes, for at most `stretch` times the
-    duration.
+    duration. Rounds in which somebody else used the machine are measured again within the same bound, or within twice
+    the duration where `stretch` is less.
     """
 
     scenarios: tuple[str, ...] = ("single", "offline")
@@ -91,11 +99,12 @@ class Protocol:
     @classmethod
     def of_singles(cls, block_seconds: float, warmup: float, rounds: int = min_rounds, batch: int = 1) -> Protocol:
         """Latency alone, in so many rounds of short blocks in one process: for searches, which compare many engines."""
-        return cls(("single",), (batch,), 0, block_seconds, rounds, warmup, processes=1)
+        return cls(("single",), (batch,), rounds * block_seconds, block_seconds, rounds, warmup, processes=1, stretch=1)
 
     @property
     def rounds(self) -> int:
-        return max(self.min_rounds, math.ceil(self.duration / self.block_seconds))
+        # 9 blocks of 0.05 s are 0.45 s, which are 9.000000000000002 of them.
+        return max(self.min_rounds, math.ceil(round(self.duration / self.block_seconds, 6)))
 
     def blocks(self, scenario: str) -> int:
         """How many blocks of a scenario an artifact is measured in: the rounds, or the bins of "sustain"."""
@@ -108,6 +117,12 @@ class Protocol:
         return max(1, int(self.stretch * self.duration / (self.rounds * self.block_seconds)))
 
     @property
+    def most_rounds(self) -> int:
+        """How many rounds of a scenario may be measured, with those that were disturbed and those that are for a
+        narrower ratio."""
+        return max(self.rounds, int(max(self.stretch, SPARE) * self.duration / self.block_seconds))
+
+    @property
     def starts(self) -> int:
         """How many processes of each artifact are started for all rounds: where none are spread over them, two, for the
         second load."""
@@ -115,14 +130,15 @@ class Protocol:
         return min(self.processes, self.rounds if spread else 2)
 
     def rounds_of(self, process: int) -> int:
-        """How many of the rounds are the process's, of those numbered from 0; 0 where there are fewer rounds."""
-        return self.rounds // self.processes + (process < self.rounds % self.processes)
+        """How many of the rounds are the process's, of those numbered from 0; 0 where there are fewer rounds. Each
+        `starts` processes have the rounds once more."""
+        place = process % self.starts
+        return self.rounds // self.processes + (place < self.rounds % self.processes)
 
-    def numbers_of(self, process: int) -> range:
-        """The numbers of the process's rounds; each `starts` processes have the rounds once more."""
-        sitting, place = divmod(process, self.starts)
-        begun = sitting * self.rounds + sum(map(self.rounds_of, range(place)))
-        return range(begun, begun + self.rounds_of(place))
+    def spare_of(self, process: int) -> int:
+        """How many rounds may have been measured once the process is done: each of the first ones may have its share of
+        all that may be."""
+        return self.most_rounds * min(self.starts, process + 1) // self.starts
 
     def batch_of(self, scenario: str) -> int:
         return self.batch[-1] if scenario == "offline" else self.batch[0]

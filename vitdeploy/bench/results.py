@@ -21,6 +21,7 @@ class Machine:
         use, and of other virtual machines.
     joules: see `energy`. mhz, celsius: the fastest of these CPUs and the hottest sensor, right after the block.
     throttles: how often CPUs were slowed down by heat since boot. suspended_seconds: how long the machine slept.
+    waited_seconds: how long the one of its threads that waited longest was ready to run and had no CPU.
     """
 
     own_seconds: float
@@ -31,6 +32,7 @@ class Machine:
     celsius: float | None
     throttles: int | None
     suspended_seconds: float
+    waited_seconds: float | None = None
 
 
 @dataclass(frozen=True)

@@ -11,14 +11,17 @@ from typing import Any
 import numpy as np
 
 from vitdeploy.bench.contestant import Contestant
+from vitdeploy.bench.patience import Patience
 from vitdeploy.bench.process import WorkerProcess
-from vitdeploy.bench.protocol import BIN_SECONDS, Protocol, parse_scenario
+from vitdeploy.bench.protocol import BIN_SECONDS, STAGE_ROUNDS, WARMUP_LIMIT, Protocol, parse_scenario
+from vitdeploy.bench.quiet import quiet_together
 from vitdeploy.bench.results import Entry, Machine, Round
 
 STEADY = 0.02
-WARMUP_LIMIT = 3
-STAGE_ROUNDS = 4
+# Without more patience, rounds are measured again where others leave at least so many of them alone.
+HOPEFUL = 0.2
 
+Pairs = Sequence[tuple[str, str]]
 Progress = Callable[[str, int, int], None]
 
 
@@ -27,17 +30,31 @@ def no_progress(text: str, done: int, total: int) -> None:
 
 
 class Meter:
-    """Measures process by process, and counts the blocks for the progress."""
+    """Measures process by process, and counts the blocks for the progress.
 
-    def __init__(self, protocol: Protocol, count: int, progress: Progress) -> None:
-        self._protocol, self._progress = protocol, progress
+    Rounds in which others used the machine are measured again, so that each of the `pairs` of artifacts (all together,
+    without any) has its rounds. `progress(text, done, total)` is called with each block, and with a total of 1 while
+    something is waited for.
+    """
+
+    def __init__(self, protocol: Protocol, count: int, progress: Progress, pairs: Pairs = ()) -> None:
+        self._protocol, self._progress, self._pairs = protocol, progress, pairs
         self._count, self._done, self._total = count, 0, 0
-        self._rounds, self._begun = 0, time.monotonic()
+        self._measured: dict[str, int] = {}
+        self._begun = time.monotonic()
+        self._patience = Patience(protocol.duration, lambda text: progress(text, 0, 1))
 
     def expect(self, scenarios: Sequence[str]) -> None:
         """All rounds of these scenarios are to come, once more where they were measured before."""
-        self._rounds += self._protocol.rounds
         self._total += self._count * sum(map(self._protocol.blocks, scenarios))
+
+    def wait(self) -> bool:
+        """Wait for a quiet machine, as long as there is patience; returns whether it is quiet."""
+        return self._patience.wait()
+
+    def rounds(self, scenario: str) -> int:
+        """How many rounds of a scenario were measured so far, in all processes."""
+        return self._measured.get(scenario, 0)
 
     def sit(
         self,
@@ -61,31 +78,62 @@ class Meter:
         entries = [loaded[index] for index in range(len(workers))]
         for name in scenarios:
             scenario = parse_scenario(name)
-            numbers = protocol.numbers_of(process) if scenario.spread else range(0 if process else protocol.rounds)
-            if scenario.kind != "sustain":
-                self._alternate(entries, workers, name, numbers, process)
+            if scenario.spread:
+                self._rounds_of(entries, workers, name, process)
+            elif scenario.kind == "server":
+                for number in range(0 if process else protocol.rounds):
+                    self._round(entries, workers, name, process, number + 1, protocol.rounds)
             elif process == 0:
                 self._sustain(entries, workers, name)
         if process == 0:
             _measure_stages(contestants, entries, workers, protocol)
         return entries
 
-    def _alternate(
+    def _rounds_of(self, entries: Sequence[Entry], workers: Sequence[WorkerProcess], name: str, process: int) -> None:
+        """The rounds of one process, and again as many as others disturbed."""
+        wanted = self._protocol.rounds_of(process)
+        for _ in range(wanted):
+            self._round(entries, workers, name, process, self.rounds(name) + 1, self._expected_rounds(process))
+        while self._disturbed(entries, name, wanted) and self.rounds(name) < self._protocol.spare_of(process):
+            if not self.wait() and self._share_of_quiet(entries, name) < HOPEFUL:
+                break
+            self._total += self._count
+            number = self.rounds(name) + 1
+            self._round(entries, workers, name, process, number, max(number, self._expected_rounds(process)))
+
+    def _expected_rounds(self, process: int) -> int:
+        return self._protocol.rounds * (process // self._protocol.starts + 1)
+
+    def _disturbed(self, entries: Sequence[Entry], name: str, wanted: int) -> bool:
+        """Whether some of the artifacts that are compared have not so many quiet rounds of this process."""
+        return any(len(quiet_together(each, name)) < wanted for each in self._compared(entries))
+
+    def _share_of_quiet(self, entries: Sequence[Entry], name: str) -> float:
+        quiet = min(len(quiet_together(each, name)) for each in self._compared(entries))
+        return quiet / len(entries[0].rounds[name])
+
+    def _compared(self, entries: Sequence[Entry]) -> list[list[Entry]]:
+        named = {entry.artifact: entry for entry in entries}
+        return [[named[a], named[b]] for a, b in self._pairs] or [list(entries)]
+
+    def _round(
         self,
         entries: Sequence[Entry],
         workers: Sequence[WorkerProcess],
         name: str,
-        numbers: range,
         process: int,
+        number: int,
+        of: int,
     ) -> None:
+        """One block of each, in an order of its own."""
         protocol, scenario = self._protocol, parse_scenario(name)
         command: dict[str, Any] = {"batch": protocol.batch_of(name), "seconds": protocol.block_seconds}
         if scenario.kind == "server":
             command["arrivals"] = scenario.value
-        for number in numbers:
-            for index in running_order(len(workers), number):
-                entries[index].rounds[name].append(self._block(workers[index], command, process))
-                self._tell(f"{entries[index].artifact}: {name}, round {number + 1} of {self._rounds}")
+        self._measured[name] = number
+        for index in running_order(len(workers), number - 1):
+            entries[index].rounds[name].append(self._block(workers[index], command, process))
+            self._tell(f"{entries[index].artifact}: {name}, round {number} of {of}")
 
     def _sustain(self, entries: Sequence[Entry], workers: Sequence[WorkerProcess], name: str) -> None:
         """One artifact after the other, without a pause: heat has no time to leave."""

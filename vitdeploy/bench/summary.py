@@ -10,7 +10,9 @@ import numpy as np
 
 from vitdeploy.bench.flags import first_and_last, flags, taken_by_others
 from vitdeploy.bench.percentiles import DEFAULT, nearest_rank, percentiles
+from vitdeploy.bench.precision import Interval, percentile_interval, throughput_interval
 from vitdeploy.bench.protocol import parse_scenario
+from vitdeploy.bench.quiet import quiet, together, usable
 from vitdeploy.bench.results import Contest, Entry, Round, Values
 
 NOT_APART = "not apart on this back end"
@@ -20,16 +22,20 @@ def rows(contest: Contest, percents: Sequence[float] = DEFAULT) -> list[dict[str
     """One row per contestant, in the contest's order.
 
     `latency_ms` (p50, p90, p99, mean: as measured) is of the scenario "single", `throughput` (images per second) of
-    "offline"; without it, each is of the first scenario. `batch` has the batch size of each. `samples` is the number of
-    queries behind `latency_ms`. `scenarios` has all numbers of each one, with what may be claimed of the percentiles
-    `percents`. `flags`: see `flags`.
+    "offline"; without it, each is of the first scenario. `latency_ms_ci95` and `throughput_ci95` have their 95 %
+    intervals, with None for a bound that the measurement does not give. `batch` has the batch size of each. `samples`
+    is the number of queries behind `latency_ms`. `scenarios` has all numbers of each one, with what may be claimed of
+    the percentiles `percents`. `flags`: see `flags`. Blocks in which somebody else used the machine are left out,
+    where enough others are left (see `usable`).
     """
     return [_row(contest, entry, percents) for entry in contest.entries]
 
 
 def _row(contest: Contest, entry: Entry, percents: Sequence[float]) -> dict[str, Any]:
     single, offline = contest.protocol.latency_scenario, _throughput_scenario(contest)
-    latencies = _latencies(entry.rounds[single])
+    rounds, batches = (usable(contest.protocol, entry, name) for name in (single, offline))
+    latencies, throughput = _latencies(rounds), _throughput(batches)
+    counted = _with_unanswered(rounds)
     every = [block for blocks in entry.rounds.values() for block in blocks]
     return {
         "artifact": entry.artifact,
@@ -41,32 +47,42 @@ def _row(contest: Contest, entry: Entry, percents: Sequence[float]) -> dict[str,
             **{f"p{percent}": nearest_rank(latencies, percent) for percent in (50, 90, 99)},
             "mean": float(latencies.mean()),
         },
-        "throughput": _throughput(entry.rounds[offline]),
+        "latency_ms_ci95": {f"p{percent}": _bounds(percentile_interval(counted, percent)) for percent in (50, 90, 99)},
+        "throughput": throughput,
+        "throughput_ci95": _bounds(throughput_interval(batches, throughput)),
         "flags": flags(contest, entry, single, percents),
         "samples": int(latencies.size),
         "load_seconds": float(entry.load_seconds),
         "warm_load_seconds": entry.warm_load_seconds,
         "first_inference_ms": float(entry.first_inference_ms),
         "peak_memory_bytes": entry.peak_memory_bytes,
-        "scenarios": {name: _scenario(name, blocks, percents) for name, blocks in entry.rounds.items()},
+        "scenarios": {name: _scenario(contest, entry, name, percents) for name in entry.rounds},
         "stages_ms": _stages(entry.stages_ms),
-        "energy": _energy(entry, entry.rounds[single]),
+        "energy": _energy(entry, rounds),
         "machine": _machine(entry, every),
     }
 
 
-def _scenario(name: str, rounds: Sequence[Round], percents: Sequence[float]) -> dict[str, Any]:
+def _bounds(interval: Interval) -> list[float | None]:
+    return list(interval)
+
+
+def _scenario(contest: Contest, entry: Entry, name: str, percents: Sequence[float]) -> dict[str, Any]:
     """What one scenario gave; "server" and "sustain" have numbers of their own beside the common ones."""
-    latencies, scenario = _latencies(rounds), parse_scenario(name)
+    rounds = usable(contest.protocol, entry, name)
+    latencies, counted, scenario = _latencies(rounds), _with_unanswered(rounds), parse_scenario(name)
     seconds = sum(block.seconds for block in rounds)
     found: dict[str, Any] = {
         "batch": rounds[0].batch,
         "queries": int(latencies.size),
         "seconds": seconds,
-        "percentiles": [{**dataclasses.asdict(each), "name": each.name} for each in percentiles(latencies, percents)],
+        "percentiles": [
+            {**dataclasses.asdict(each), "name": each.name, "ci95": _bounds(percentile_interval(counted, each.percent))}
+            for each in percentiles(latencies, percents)
+        ],
         "mean_ms": float(latencies.mean()),
         "throughput": _throughput(rounds),
-        "blocks": _blocks(rounds),
+        "blocks": _blocks(entry, entry.rounds[name]),
     }
     if scenario.kind == "server":
         found["offered"] = scenario.value
@@ -79,13 +95,14 @@ def _scenario(name: str, rounds: Sequence[Round], percents: Sequence[float]) -> 
     return found
 
 
-def _blocks(rounds: Sequence[Round]) -> dict[str, Any]:
-    """The blocks in the order of time: when each began in seconds since the contest did, the number of the process, and
-    the median latency in ms, None where no query was answered."""
+def _blocks(entry: Entry, rounds: Sequence[Round]) -> dict[str, Any]:
+    """All blocks in the order of time: when each began in seconds since the contest did, the number of the process, the
+    median latency in ms, None where no query was answered, and whether nobody else used the machine."""
     return {
         "begun_seconds": [round(block.begun_seconds, 3) for block in rounds],
         "process": [block.process for block in rounds],
         "median_ms": [float(np.median(block.latencies_ms)) if block.latencies_ms.size else None for block in rounds],
+        "quiet": quiet(rounds, len(entry.affinity)),
     }
 
 
@@ -130,20 +147,22 @@ def _spread(values: Sequence[float]) -> list[float] | None:
 
 
 def block_medians(contest: Contest) -> dict[str, list[float]]:
-    """Per artifact the median latency of each round, in ms, in the order of time."""
-    scenario = contest.protocol.latency_scenario
-    return {entry.artifact: scenario_medians(entry, scenario) for entry in contest.entries}
-
-
-def scenario_medians(entry: Entry, scenario: str) -> list[float]:
-    """The median latency of each round of a scenario in ms; rounds in which no query was answered are left out."""
-    return [float(np.median(block.latencies_ms)) for block in entry.rounds[scenario] if block.latencies_ms.size]
+    """Per artifact the median latency of each round, in ms, in the order of time: of the same rounds of all, those in
+    which nobody else used the machine, where they are enough. Rounds in which no query was answered are left out."""
+    rounds = together(contest.protocol, contest.entries, contest.protocol.latency_scenario)
+    return {
+        entry.artifact: [float(np.median(block.latencies_ms)) for block in blocks if block.latencies_ms.size]
+        for entry, blocks in zip(contest.entries, rounds, strict=True)
+    }
 
 
 def samples(contest: Contest, limit: int = 600) -> dict[str, list[float]]:
     """Per artifact at most `limit` latencies in ms, picked evenly over time."""
     scenario = contest.protocol.latency_scenario
-    return {entry.artifact: _evenly(_latencies(entry.rounds[scenario]), limit) for entry in contest.entries}
+    return {
+        entry.artifact: _evenly(_latencies(usable(contest.protocol, entry, scenario)), limit)
+        for entry in contest.entries
+    }
 
 
 def _throughput_scenario(contest: Contest) -> str:
@@ -151,9 +170,16 @@ def _throughput_scenario(contest: Contest) -> str:
 
 
 def _latencies(rounds: Sequence[Round]) -> Values:
-    """Every latency in ms. A query that was never answered counts with the time that it had waited in the end, which
-    it would surely have taken; left out, it would make a server look faster the more it is overloaded."""
-    return np.concatenate([*(block.latencies_ms for block in rounds), np.asarray(rounds[-1].waiting_ms, np.float64)])
+    """Every latency in ms, with queries that were never answered."""
+    return np.concatenate([block.latencies_ms for block in _with_unanswered(rounds)])
+
+
+def _with_unanswered(rounds: Sequence[Round]) -> list[Round]:
+    """A query that was never answered counts with the time that it had waited in the end, which it would surely have
+    taken; left out, it would make a server look faster the more it is overloaded."""
+    *before, last = rounds
+    every = np.concatenate([last.latencies_ms, np.asarray(last.waiting_ms, np.float64)])
+    return [*before, dataclasses.replace(last, latencies_ms=every)]
 
 
 def _throughput(rounds: Sequence[Round]) -> float:

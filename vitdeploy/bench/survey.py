@@ -61,6 +61,7 @@ def surveyed(contest: Contest, contestants: Sequence[Contestant], progress: Prog
         progress(f"context: {ask}", next(counted), total)
 
     found = [answer for asks in processes for answer in _answers(asks, contest.protocol.timeout, tell)]
+    progress("context", total, total)
     elsewhere = [each.target for each in contestants if "engine" in each.request and not _on_cpu(each)]
     found += [LeftOut("rate", target, "not measured on a GPU") for target in dict.fromkeys(elsewhere)]
     context = Context(

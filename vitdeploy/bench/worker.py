@@ -31,6 +31,7 @@ import numpy as np
 from vitdeploy.bench import probes
 from vitdeploy.bench.energy import EnergyMeter, GpuMeter, Meter
 from vitdeploy.bench.load import Load, PoissonLoad, back_to_back
+from vitdeploy.bench.protocol import SETTLE_SECONDS
 from vitdeploy.bench.stages import ImageStages
 from vitdeploy.errors import TensorError, VitdeployError
 from vitdeploy.runtime.engine import make_runner
@@ -39,8 +40,6 @@ from vitdeploy.spec import TARGETS, EngineSpec, TensorSpec, decode
 
 SEED = 0
 MIN_QUERIES = 3
-# ONNX Runtime's idle threads spin for some 30 ms after their last query, also while another process measures.
-SETTLE_SECONDS = 0.1
 
 MakeRunner = Callable[[dict[str, Any]], Runner]
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
@@ -148,22 +147,25 @@ class Session:
 
     def _block(self, command: Mapping[str, Any]) -> dict[str, Any]:
         """A load, and beside it: the CPU seconds of this process and of all others on its CPUs, those that a hypervisor
-        took, joules, clock, temperature, how often the CPUs were throttled so far, and how long the machine slept."""
+        took, how long a thread waited for a CPU, joules, clock, temperature, how often the CPUs were throttled so far,
+        and how long the machine slept."""
         batch, seconds = command["batch"], command["seconds"]
         query = functools.partial(self._runners[batch].infer, self._feeds[batch])
         # Unrecorded queries first, until the artifact measured before has left the CPU and its caches.
         if settle := command.get("settle", SETTLE_SECONDS):
             back_to_back(query, settle, least=1)
-        asleep, energy, own = probes.suspended_seconds(), self._meter.read(), time.process_time()
-        machine = probes.cpu_times(self._cpus)
+        asleep, energy, delays = probes.suspended_seconds(), self._meter.read(), probes.run_delays()
+        own, machine = time.process_time(), probes.cpu_times(self._cpus)
         load = self._query(query, seconds, command.get("arrivals"))
-        own, energy_after = time.process_time() - own, self._meter.read()
-        after = probes.cpu_times(self._cpus)
+        own, after = time.process_time() - own, probes.cpu_times(self._cpus)
+        waited, energy_after = probes.longest_wait(delays, probes.run_delays()), self._meter.read()
         return {
             **vars(load),
             "own_seconds": own,
-            "other_seconds": max(0.0, after.busy - machine.busy - own) if machine and after else None,
+            # Below 0 where the kernel's ticks round it so: on average that is right.
+            "other_seconds": after.busy - machine.busy - own if machine and after else None,
             "stolen_seconds": after.stolen - machine.stolen if machine and after else None,
+            "waited_seconds": waited,
             "joules": self._meter.joules(energy, energy_after, load.seconds),
             "mhz": probes.clock_mhz(self._cpus),
             "celsius": probes.temperature(),

@@ -79,7 +79,7 @@ def _refusal(folder: Path, found: str) -> SignatureError:
         f"{folder / SIGNATURE_FILE} is not of the files that are packed",
         found=found,
         wanted="a signature of manifest.json and the files that it lists, and of no other",
-        fix=f"remove files that are not of the bundle, then vitdeploy sign {folder} --key KEY.pem",
+        fix=f"remove files that are not of the bundle, then vitdeploy bundle sign {folder} --key KEY.pem",
     )
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -63,7 +64,9 @@ def read_bundle(folder: Path) -> Manifest:
             f"{folder} is not a bundle" + (", but a packed one" if packed else ""),
             found="a file" if folder.is_file() else absent,
             wanted="a folder made by `vitdeploy run` or `vitdeploy compile`",
-            fix=f"vitdeploy bundle unpack {folder} -o DIR, or vitdeploy.runtime.unpack" if packed else "",
+            fix=f"vitdeploy bundle unpack {shlex.quote(str(folder))} -o DIR, or vitdeploy.runtime.unpack"
+            if packed
+            else "check the path; vitdeploy compile GRAPH --target TARGET -o DIR makes one of a graph",
         )
     if path.stat().st_size > MAX_MANIFEST_BYTES:
         raise ManifestError(

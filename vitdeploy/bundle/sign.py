@@ -127,7 +127,7 @@ def _signed_files(folder: Path, trust: Path, called: Path | None = None) -> dict
             f"{called} is not signed",
             found=f"no {SIGNATURE_FILE} in it",
             wanted=f"a signature by {trust}",
-            fix="vitdeploy sign BUNDLE --key KEY.pem, by whoever made it",
+            fix="vitdeploy bundle sign BUNDLE --key KEY.pem, by whoever made it",
         )
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as private:
         verified = Path(private) / SIGNATURE_FILE

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vitdeploy.cli.complete import complete_models, complete_targets
 from vitdeploy.cli.console import Console, Number, output_options
 from vitdeploy.cli.measured import bench_lines
 from vitdeploy.cli.on import finish_devices, on_option
@@ -55,9 +56,11 @@ class Percents(click.ParamType):  # type: ignore[type-arg]  # generic from click
 
 
 @click.command("bench")
-@click.argument("artifacts", nargs=-1, required=True)
+@click.argument("artifacts", nargs=-1, required=True, shell_complete=complete_models)
 @source_options()
-@click.option("--target", help="Which engine of a bundle, or what a graph is compiled for.")
+@click.option(
+    "--target", shell_complete=complete_targets, help="Which engine of a bundle, or what a graph is compiled for."
+)
 @click.option(
     "--scenario",
     "scenarios",
@@ -112,8 +115,7 @@ def command(
     its connection is lost, and the same command fetches the result; Ctrl-C stops it.
     """
     from vitdeploy.bench.protocol import Protocol
-    from vitdeploy.pipeline.comparison import bench_subjects
-    from vitdeploy.pipeline.subjects import opened
+    from vitdeploy.pipeline.early import check_artifact, check_target
 
     sizes = batch.split(",")
     if not (1 <= len(sizes) <= 2 and all(size.isdecimal() and int(size) > 0 for size in sizes)):
@@ -130,6 +132,14 @@ def command(
             raise click.UsageError("--on takes bundles and graphs: leave the options on weights out.")
         _bench_on(console, on, artifacts, target, protocol, percentiles, trust)
         return
+    if target is not None:
+        check_target(target)
+    for name in artifacts:
+        check_artifact(name)
+
+    from vitdeploy.pipeline.comparison import bench_subjects
+    from vitdeploy.pipeline.subjects import opened
+
     with console, opened(target=target, source=to_source(None, options), trust=trust) as find:
         subjects = [subject for name in artifacts for subject in find(name)]
         found = bench_subjects(subjects, protocol, console.progress, percentiles)

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, Number, interval, output_options
 from vitdeploy.cli.evaluation import evaluation, label_options
 from vitdeploy.cli.trust import trust_option
@@ -23,7 +24,7 @@ OUTPUT_FILES = ("compare.json", "compare.html")
 @click.option("--max-slowdown", type=Number(min=0), help="Gate: percent by which latency and time per image may grow.")
 @click.option("--data", type=click.Path(path_type=Path), help="Images, best with labels, that both bundles answer.")
 @label_options
-@click.option("--target", help="Compare the engines of this target only.")
+@click.option("--target", shell_complete=complete_targets, help="Compare the engines of this target only.")
 @click.option(
     "--duration",
     type=Number(min=0, min_open=True, max=3600),
@@ -62,6 +63,16 @@ def command(
     """
     from vitdeploy.bench.protocol import Protocol
     from vitdeploy.errors import GateError
+    from vitdeploy.pipeline.early import check_data, check_target, is_report, require_annotations
+
+    if target is not None:
+        check_target(target)
+    for path in (baseline, candidate):
+        is_report(path)
+    if data is not None:
+        check_data(data)
+    require_annotations(annotations)
+
     from vitdeploy.pipeline.regression.compare import compare
     from vitdeploy.pipeline.regression.findings import Limits
     from vitdeploy.pipeline.stages.files import write_json

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vitdeploy.cli.build_options import build_options, to_build
-from vitdeploy.cli.console import Console, output_options
+from vitdeploy.cli.complete import complete_targets
+from vitdeploy.cli.console import Console, command_line, output_options
 from vitdeploy.cli.on import on_option
 
 if TYPE_CHECKING:
@@ -18,7 +19,12 @@ if TYPE_CHECKING:
 
 @click.command("compile")
 @click.argument("graph", type=click.Path(path_type=Path))
-@click.option("--target", required=True, help="As `vitdeploy doctor` lists them: openvino-cpu, tensorrt ...")
+@click.option(
+    "--target",
+    shell_complete=complete_targets,
+    required=True,
+    help="As `vitdeploy doctor` lists them: openvino-cpu, tensorrt ...",
+)
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for the engine.")
 @click.option("--batch", type=click.IntRange(min=1), help="The batch to compile at. Default: the graph's own, or 1.")
 @click.option(
@@ -46,17 +52,20 @@ def command(
 
     With --on a device makes it, and it is fetched. What TensorRT makes can be loaded by that device only.
     """
-    from vitdeploy.pipeline.job import require_runtime
-    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
-    from vitdeploy.pipeline.stages.quantize import check_precision
-    from vitdeploy.pipeline.subjects import compile_bundle, find_graph
-    from vitdeploy.publish import replacing
+    from vitdeploy.pipeline.capability import check_precision, require_target
+    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, find_graph
+    from vitdeploy.publish import check_replaceable, replacing
 
     build = to_build(target, options)
-    check_precision(target, precision or "fp32")
     if on is None:
-        require_runtime(target)
+        require_target(target, precision or "fp32")
+    else:
+        check_precision(target, precision or "fp32")
     file = find_graph(graph)
+    check_replaceable(output, OUTPUT_NAMES)
+
+    from vitdeploy.pipeline.subjects import compile_bundle
+
     with console, replacing(output, OUTPUT_NAMES) as work:
         console.progress(f"compile for {target}", 0, 1)
         if on is None:
@@ -79,8 +88,8 @@ def command(
         "kernels": engine.kernels,
         "path": str(output),
     }
-    then = f"vitdeploy predict {output} IMAGE" if on is None else f"vitdeploy bench {output} --on {on}"
-    console.finish(document, lines, output, then)
+    words = ("predict", output, "IMAGE") if on is None else ("bench", output, "--on", on)
+    console.finish(document, lines, output, command_line("vitdeploy", *words))
 
 
 def _compile_on(

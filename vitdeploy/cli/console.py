@@ -5,47 +5,53 @@ from __future__ import annotations
 import functools
 import json
 import math
+import shlex
+import shutil
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 import click
+
+from vitdeploy.cli.table import Line, printed
+
+if TYPE_CHECKING:
+    from vitdeploy.cli.live import Live
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Console:
-    """One command's output. Use as a context manager around the work, so that a progress bar is closed before text.
+    """One command's output. Use as a context manager around the work, so that progress is closed before text.
 
-    On a terminal, progress is a bar (rich, where it is installed); elsewhere plain lines, at most one a quarter of the
-    way, and one where the way has become longer. With `as_json` the document goes to standard output and everything
-    else to standard error.
+    On a terminal, a phase of the work is one line that lives (rich, where it is installed); elsewhere it is one line,
+    when it begins. Tables and long lines fit a terminal; into a pipe they go whole. With `as_json` the document goes to
+    standard output and everything else to standard error.
     """
 
     def __init__(self, as_json: bool, verbose: int, quiet: bool) -> None:
         self.as_json, self.verbose, self.quiet = as_json, verbose, quiet
         self._started = time.perf_counter()
-        self._bars: Any = None
-        self._tasks: dict[str, Any] = {}
-        self._shown: dict[str, tuple[int, int]] = {}
+        self._live: Live | None = None
+        self._begun: set[str] = set()
+        self._lock = threading.Lock()
 
     def progress(self, text: str, done: int, total: int) -> None:
-        """`done` of `total` units of the step `text`."""
+        """`done` of `total` units of the phase `text`."""
         if self.quiet:
             return
-        if self._bars is not None:
-            if text not in self._tasks:
-                self._tasks[text] = self._bars.add_task(text, total=total)
-            self._bars.update(self._tasks[text], completed=done, total=total)
+        if self._live is not None:
+            self._live.update(text, done, total)
             return
-        quarter = 4 * done // total if total > 1 else 0
-        way, before = self._shown.get(text, (total, -1))
-        if total > way or quarter > before:
-            self._shown[text] = (total, quarter)
-            click.echo(f"{text}  {done}/{total}" if total > 1 else text, err=True)
+        with self._lock:
+            new = text not in self._begun
+            self._begun.add(text)
+        if new:
+            click.echo(text, err=True)
 
     def note(self, text: str) -> None:
         """A line beside the result."""
@@ -57,12 +63,12 @@ class Console:
         if self.verbose:
             self.note(text)
 
-    def finish(self, document: dict[str, Any], lines: list[str], path: Path | None, then: str = "") -> None:
+    def finish(self, document: dict[str, Any], lines: Sequence[Line], path: Path | None, then: str = "") -> None:
         """The last lines: result, seconds, size, path, next command; or the JSON document."""
         seconds = time.perf_counter() - self._started
         if self.as_json:
             click.echo(json.dumps(document, indent=1, allow_nan=False))
-        for line in lines:
+        for line in printed(lines, terminal_width(sys.stderr if self.as_json else sys.stdout)):
             click.echo(line, err=self.as_json)
         if self.quiet:
             return
@@ -74,26 +80,29 @@ class Console:
     def __enter__(self) -> Console:
         if sys.stderr.isatty() and not self.quiet:
             try:
-                from rich.console import Console as Terminal
-                from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-            except ModuleNotFoundError:
+                from vitdeploy.cli.live import Live
+            except ModuleNotFoundError:  # a device has no rich
                 return self
-            self._bars = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeElapsedColumn(),
-                console=Terminal(stderr=True),
-            )
-            self._bars.start()
+            self._live = Live()
+            self._live.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._bars is not None:
-            self._bars.stop()
-            self._bars = None
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+
+def terminal_width(stream: TextIO) -> int | None:
+    """Columns of the terminal that a stream is; None where it is none, and lines may be of any length."""
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def command_line(*words: object) -> str:
+    """A command to be typed: paths with spaces in quotes."""
+    return shlex.join(map(str, words))
 
 
 def output_options(function: F) -> F:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from vitdeploy.cli.console import Console, output_options
+from vitdeploy.cli.complete import complete_devices, complete_known_devices
+from vitdeploy.cli.console import Console, command_line, output_options
 
 
 @click.group("devices", context_settings={"help_option_names": ["-h", "--help"]})
@@ -40,7 +41,10 @@ def add(
     verb = "changed" if name in known else "added"
     lines = [f"{verb} {name}: {device.address}, {python}, in {registry_file()}"]
     console.finish(
-        {"device": encode(device), "changed": name in known}, lines, None, f"vitdeploy devices doctor {name}"
+        {"device": encode(device), "changed": name in known},
+        lines,
+        None,
+        command_line("vitdeploy", "devices", "doctor", name),
     )
 
 
@@ -62,7 +66,7 @@ def list_devices(console: Console) -> None:
 
 
 @command.command("remove")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_known_devices)
 @output_options
 def remove(console: Console, name: str) -> None:
     """Forget a device. What was copied there stays, in ~/.cache/vitdeploy-agent."""
@@ -71,13 +75,14 @@ def remove(console: Console, name: str) -> None:
 
     known = read_devices()
     if name not in known:
-        raise UnknownDeviceError(f"no device is called {name!r}", wanted=", ".join(known) or "none was added")
+        there = ", ".join(known) or "none was added"
+        raise UnknownDeviceError(f"no device is called {name!r}", wanted=there, fix="vitdeploy devices list")
     write_devices({other: device for other, device in known.items() if other != name})
     console.finish({"removed": name}, [f"removed {name}"], None)
 
 
 @command.command("doctor")
-@click.argument("name")
+@click.argument("name", shell_complete=complete_devices)
 @output_options
 def doctor(console: Console, name: str) -> None:
     """What a device is and what works there; exit code 4 where nothing does."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, output_options
 
 PACKAGES = {
@@ -32,7 +33,11 @@ PACKAGES = {
 
 
 @click.command("doctor")
-@click.option("--target", help="Everything that this one target needs; exit code 4 where it does not work here.")
+@click.option(
+    "--target",
+    shell_complete=complete_targets,
+    help="Everything that this one target needs; exit code 4 where it does not work here.",
+)
 @output_options
 def command(console: Console, target: str | None) -> None:
     """What is installed here and which targets work."""
@@ -77,11 +82,11 @@ def _examine(console: Console, target: str) -> None:
     """
     from vitdeploy.compile.finding import finding_lines
     from vitdeploy.compile.probe import examine
-    from vitdeploy.errors import HostError, TargetError
-    from vitdeploy.spec import TARGETS, encode
+    from vitdeploy.errors import HostError
+    from vitdeploy.pipeline.capability import check_target
+    from vitdeploy.spec import encode
 
-    if target not in TARGETS:
-        raise TargetError(f"no target is called {target!r}", wanted=", ".join(TARGETS))
+    check_target(target)
     found = examine(target)
     missing = [each.name for each in found if not each.ok]
     verdict = f"{target} does not work here: missing {', '.join(missing)}" if missing else f"{target} works here"

@@ -21,6 +21,13 @@ def command(console: Console, bundle: Path, image: Path, output: Path) -> None:
     decoder's last look, for the best three objects. They are read from the bundle's float graph, on ONNX Runtime;
     engines that ship do not carry them.
     """
+    from vitdeploy.bundle.read import read_bundle
+    from vitdeploy.errors import MissingFileError
+
+    read_bundle(bundle)  # and the image, before what reads graphs is imported
+    if not image.is_file():
+        raise MissingFileError(f"no image at {image}", fix="check the path")
+
     from vitdeploy.pipeline.explain import explain
 
     with console:

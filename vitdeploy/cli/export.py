@@ -9,22 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitdeploy.cli.console import Console, human_bytes, output_options
+from vitdeploy.cli.complete import complete_models
+from vitdeploy.cli.console import Console, command_line, human_bytes, output_options
 from vitdeploy.cli.sources import NAMES, source_options, to_source
+from vitdeploy.cli.table import Column, Line, Table
 
 if TYPE_CHECKING:
     from vitdeploy.models.source import Source
+    from vitdeploy.pipeline.batches import Asked
     from vitdeploy.pipeline.origin import Origin, Overrides
     from vitdeploy.pipeline.stages.export import ExportConfig
 
 
 @click.command("export")
-@click.argument("source", nargs=-1)
+@click.argument("source", nargs=-1, shell_complete=complete_models)
 @source_options(several_sizes=True)
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder for model.onnx.")
 @click.option("--labels", type=click.Path(path_type=Path), help="Class names, one a line.")
 @click.option("--opset", type=click.Choice(["18", "19", "20"]), help="Default: 20, or the recipe's.")
-@click.option("--batch", help="A fixed batch, or dynamic. Default: dynamic, or the recipe's.")
+@click.option("--batch", help="A fixed batch, or dynamic. Default: an ONNX file's own, the recipe's, else dynamic.")
 @click.option("--no-preprocess", is_flag=True, help="Take normalised float NCHW instead of uint8 NHWC images.")
 @output_options
 def command(
@@ -39,10 +42,11 @@ def command(
 ) -> None:
     """A model to ONNX, compared with the original at three batch sizes.
 
-    SOURCE is a built-in architecture such as vit_base_patch16_224 (`vitdeploy export list [PATTERN]` prints them);
-    timm:NAME or hf:FOLDER_OR_REPOSITORY; an .onnx file; or a recipe (.yaml), whose source, preprocess and export are
-    taken. With --checkpoint alone the architecture is recognised by the weights. A built-in name without a checkpoint
-    has seeded random weights.
+    SOURCE is a built-in architecture such as vit_base_patch16_224 (`vitdeploy export list [WORD]` prints them, or those
+    that have WORD in their names); timm:NAME or hf:FOLDER_OR_REPOSITORY; an .onnx file, or a folder that this command
+    made; or a recipe (.yaml), whose
+    source, preprocess and export are taken. With --checkpoint alone the architecture is recognised by the weights. A
+    built-in name without a checkpoint has seeded random weights.
     """
     if source[:1] == ("list",):
         _list(console, source[1:])
@@ -55,17 +59,23 @@ def command(
     if batch is not None and batch != "dynamic" and not (batch.isdecimal() and int(batch) > 0):
         raise click.BadParameter("wanted a number above 0, or dynamic", param_hint="--batch")
     from vitdeploy.bundle.read import SIZES_FOLDER
+    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
+    from vitdeploy.publish import check_replaceable, replacing
+
+    check_replaceable(output, OUTPUT_NAMES)
+    _check_early(source[0] if source else None, options, labels)
+
+    from vitdeploy.pipeline.batches import settle_batch
     from vitdeploy.pipeline.origin import find_origin
     from vitdeploy.pipeline.stages.export import export
-    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
-    from vitdeploy.publish import replacing
 
     changes = {"opset": int(opset) if opset else None, "batch": batch, "in_graph": False if no_preprocess else None}
     found: list[tuple[Origin, dict[str, Any]]] = []
     with console, replacing(output, OUTPUT_NAMES) as work:
-        for described, overrides, config in _wanted(source[0] if source else None, options, labels, changes):
+        for described, overrides, asked, config in _wanted(source[0] if source else None, options, labels, changes):
             console.progress("read the model", 0, 1)
-            origin = find_origin(described, overrides)
+            origin, fixed = settle_batch(find_origin(described, overrides), asked)
+            config = dataclasses.replace(config, batch=fixed)
             for note in origin.notes:
                 console.note(note)
             folder = work / SIZES_FOLDER / origin.size if found else work
@@ -77,25 +87,38 @@ def command(
     document = {**found[0][1], "path": str(output), "largest_difference": max(map(_worst, sizes.values()))}
     if len(found) > 1:
         document["sizes"] = sizes
-    console.finish(document, lines, output, f"vitdeploy optimize {output} -o DIR")
+    console.finish(document, lines, output, command_line("vitdeploy", "optimize", output, "-o", "DIR"))
 
 
 def _check_options(name: str, options: dict[str, Any]) -> None:
     """Options that would have no effect are refused: weights that are not used must not go unnoticed."""
+    if options["function"] and options["heads"]:
+        raise click.UsageError("--heads says nothing of your own module")
     if name.endswith((".yaml", ".yml")):
         return
     if name and options["function"]:
         raise click.UsageError(f"two models are named: {name}, and --model {options['function']}")
-    if options["function"] and options["heads"]:
-        raise click.UsageError("--heads says nothing of your own module")
     useless = [f"--{key.replace('_', '-')}" for key in NAMES if options[key] and key != "image_size"]
-    if name.endswith(".onnx") and useless:
+    if (name.endswith(".onnx") or (Path(name) / "model.onnx").is_file()) and useless:
         raise click.UsageError(f"an .onnx file has its own weights; leave out {', '.join(useless)}")
+
+
+def _check_early(name: str | None, options: dict[str, Any], labels: Path | None) -> None:
+    """What is wrong with names and paths, before PyTorch is imported."""
+    from vitdeploy.pipeline.early import check_model
+
+    if name is not None and name.endswith((".yaml", ".yml")):
+        from vitdeploy.pipeline.recipe import load_recipe
+
+        source = load_recipe(Path(name), (), options["function"]).source
+        check_model(source.model, options["checkpoint"] or source.checkpoint, labels or source.labels)
+        return
+    check_model(name, options["checkpoint"], labels)
 
 
 def _wanted(
     name: str | None, options: dict[str, Any], labels: Path | None, changes: dict[str, Any]
-) -> list[tuple[Source, Overrides, ExportConfig]]:
+) -> list[tuple[Source, Overrides, Asked, ExportConfig]]:
     """What to export and how, one a size."""
     from vitdeploy.pipeline.origin import Overrides
     from vitdeploy.pipeline.stages.export import ExportConfig
@@ -103,12 +126,11 @@ def _wanted(
     sizes = dict.fromkeys(options.pop("image_size"))
     batch = changes.pop("batch")
     changed = {key: value for key, value in changes.items() if value is not None}
-    if batch is not None:
-        changed["batch"] = None if batch == "dynamic" else int(batch)
+    asked: Asked | None = int(batch) if batch is not None and batch.isdecimal() else batch
     if name is not None and name.endswith((".yaml", ".yml")):
         from vitdeploy.pipeline.recipe import load_recipe
 
-        recipe = load_recipe(Path(name))
+        recipe = load_recipe(Path(name), (), options["function"])
         given = to_source(None, {**options, "image_size": None})
         said = {f.name: getattr(given, f.name) for f in dataclasses.fields(given) if getattr(given, f.name)}
         wanted = []
@@ -116,11 +138,12 @@ def _wanted(
             overrides = each.to_overrides()
             overrides = dataclasses.replace(overrides, labels=labels or overrides.labels)
             config = dataclasses.replace(each.to_export(), **changed)
-            wanted.append((dataclasses.replace(each.to_source(), **said), overrides, config))
+            source = dataclasses.replace(each.to_source(), **said)
+            wanted.append((source, overrides, asked or each.export.batch, config))
         return wanted
     sources = [to_source(name, {**options, "image_size": size}) for size in sizes or (None,)]
     config = dataclasses.replace(ExportConfig(_graph_name(sources[0].name), 20, None, True), **changed)
-    return [(source, Overrides(labels=labels), config) for source in sources]
+    return [(source, Overrides(labels=labels), asked or "auto", config) for source in sources]
 
 
 def _worst(facts: dict[str, Any]) -> float:
@@ -170,16 +193,27 @@ def _list(console: Console, patterns: tuple[str, ...]) -> None:
 
     if len(patterns) > 1:
         raise click.UsageError("one pattern at a time, in quotes: vitdeploy export list 'swin*'")
-    rows = list(entries(patterns[0] if patterns else "*"))
-    width = max((len(row.name) for row in rows), default=4) + 2
-    lines = [f"{'name':<{width}}{'task':<16}{'parameters':>14}{'weights':>10}  input"] if rows else []
-    for row in rows:
-        size = f"{row.image_size[0]}x{row.image_size[1]}" if row.task != "sequence" else "tokens"
-        weights = human_bytes(4 * row.parameters)
-        lines.append(f"{row.name:<{width}}{row.task:<16}{row.parameters:>14,}{weights:>10}  {size}")
+    pattern = patterns[0] if patterns else "*"
+    # A word without wildcards is what a name contains: `export list swin`.
+    rows = list(entries(pattern if set(pattern) & set("*?[") else f"*{pattern.lower()}*"))
+    columns = (
+        Column("name"),
+        Column("task", 90, left=True, least=14),
+        Column("parameters", 60),
+        Column("weights", 80, least=8),
+        Column("input", 70, left=True),
+    )
+    cells = [
+        (
+            row.name,
+            row.task,
+            f"{row.parameters:,}",
+            human_bytes(4 * row.parameters),
+            f"{row.image_size[0]}x{row.image_size[1]}" if row.task != "sequence" else "tokens",
+        )
+        for row in rows
+    ]
+    lines: list[Line] = [Table(columns, tuple(cells))]
     if not rows:
-        wider = f"*{patterns[0].strip('*')}*"
-        count = sum(1 for _ in entries(wider))
-        matches = f"{wider!r} matches {count}" if count else "`vitdeploy export list` shows all"
-        lines.append(f"no built-in name matches {patterns[0]!r}; {matches}")
+        lines = [f"no built-in name matches {pattern!r}; `vitdeploy export list` shows all"]
     console.finish({"models": [dataclasses.asdict(row) for row in rows]}, lines, None)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from vitdeploy.cli.console import command_line
 from vitdeploy.errors import TargetError
 
 if TYPE_CHECKING:
@@ -22,20 +23,22 @@ def lint_graphs(path: Path, target: str, version: str | None) -> tuple[dict[str,
     Raises:
         TargetError: a target or version whose rules are not known. Errors of reading come through.
     """
-    from vitdeploy.graph.io import load_graph
-    from vitdeploy.graph.tensorrt.lint import counts, lint
-    from vitdeploy.graph.tensorrt.support import VERSIONS
-    from vitdeploy.spec import TARGETS, encode
+    from vitdeploy.pipeline.capability import check_target
+    from vitdeploy.spec import encode
 
-    if target not in TARGETS:
-        raise TargetError(f"no target is called {target!r}", wanted=", ".join(TARGETS))
+    check_target(target)
     if target != TARGET:
         raise TargetError(
             f"what {target} takes of a graph is not known without asking it",
             found=f"--target {target}",
             wanted=f"--target {TARGET}",
-            fix=f"vitdeploy compile {path} --target {target} asks it",
+            fix=f"this asks it: {command_line('vitdeploy', 'compile', path, '--target', target, '-o', 'DIR')}",
         )
+
+    from vitdeploy.graph.io import load_graph
+    from vitdeploy.graph.tensorrt.lint import counts, lint
+    from vitdeploy.graph.tensorrt.support import VERSIONS
+
     versions = VERSIONS if version is None else (version,)
     lines, every, graphs = [], [], {}
     for name, file in _graphs(path).items():
@@ -54,8 +57,7 @@ def lint_graphs(path: Path, target: str, version: str | None) -> tuple[dict[str,
 def _graphs(path: Path) -> dict[str, Path]:
     """The graphs that TensorRT would be given: those placed for it in a bundle, or else the float graphs."""
     from vitdeploy.bundle.read import is_bundle, read_bundle, verify_files
-    from vitdeploy.pipeline.stages.files import graphs_in
-    from vitdeploy.pipeline.subjects import find_graph
+    from vitdeploy.pipeline.stages.files import find_graph, graphs_in
 
     if not is_bundle(path):
         file = find_graph(path)

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, human_bytes, output_options
 from vitdeploy.cli.trust import trust_option
 from vitdeploy.spec import PreprocessSpec
@@ -16,7 +17,7 @@ from vitdeploy.spec import PreprocessSpec
 
 @click.command("inspect")
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--target", help="Judge the graphs by what this target takes: tensorrt.")
+@click.option("--target", shell_complete=complete_targets, help="Judge the graphs by what this target takes: tensorrt.")
 @click.option("--target-version", help="The release to judge by: 10.3, 10.16 or 11.4. Default: all three.")
 @click.option("--check", is_flag=True, help="Run every engine of a bundle on its golden inputs.")
 @trust_option
@@ -105,14 +106,16 @@ def _bundle(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _graph(path: Path) -> tuple[dict[str, Any], list[str]]:
+    from vitdeploy.pipeline.stages.files import find_graph
+
+    file = find_graph(path)
+
     from vitdeploy.graph.attention import find_attentions
     from vitdeploy.graph.io import METADATA_KEY, get_metadata, graph_spec, load_graph
     from vitdeploy.graph.linears import find_linears
     from vitdeploy.graph.rowwise import dim
-    from vitdeploy.pipeline.subjects import find_graph
     from vitdeploy.spec import encode
 
-    file = find_graph(path)
     model = load_graph(file)
     spec = graph_spec(model, file.name)
     operators = collections.Counter(node.op_type for node in model.graph)

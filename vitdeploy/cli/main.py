@@ -7,36 +7,55 @@ import json
 import signal
 import sys
 import traceback
+from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from vitdeploy import __version__
+from vitdeploy.cli.outside import outside_working_folder
 from vitdeploy.errors import CapabilityError, GateError, MissingPackageError, VitdeployError
 
-COMMANDS = {
-    "run": "The whole line: recipe in, proven bundle out.",
-    "sweep": "Many recipes, one table.",
-    "tune": "The engine to ship: every variant made and judged here.",
-    "export": "A model to ONNX, compared with PyTorch.",
-    "optimize": "Exact rewrites of a float graph, compared with the graph before.",
-    "quantize": "A float graph to INT8 for one target, with calibration images.",
-    "compile": "A graph to an engine for one target.",
-    "verify": "An artifact against the original, on the same images.",
-    "bench": "Latency and throughput, one process an artifact, in alternating blocks.",
-    "compare": "Two bundles or reports: a gate against lost answers and slower engines.",
-    "predict": "What a bundle says to images.",
-    "embed": "An app around a bundle's engine, as sources.",
-    "serve": "A bundle behind HTTP: the Open Inference Protocol, and images.",
-    "explain": "Where a model looks: attention maps over an image.",
-    "inspect": "What a bundle or an ONNX file holds; checks every digest.",
-    "bundle": "A bundle as one file: pack, unpack, verify, sign.",
-    "sign": "Sign a bundle with a key of yours.",
-    "devices": "Boards and other machines, over ssh: add, list, remove, doctor.",
-    "doctor": "What is installed here and which targets work.",
-    "selftest": "Prove a target on this machine: engines built, verified, benched, one report.",
+SECTIONS = {
+    "From a checkpoint to a bundle": {
+        "run": "The whole line: recipe in, proven bundle out.",
+        "tune": "The engine to ship: every variant made and judged here.",
+        "sweep": "Many recipes, one table.",
+    },
+    "Each step alone": {
+        "export": "A model to ONNX, compared with PyTorch; `export list` names the built-in models.",
+        "optimize": "Exact rewrites of a float graph, compared with the graph before.",
+        "quantize": "A float graph to INT8 for one target, with calibration images.",
+        "compile": "A graph to an engine for one target.",
+        "verify": "An artifact against the original, on the same images.",
+        "bench": "Latency and throughput, one process an artifact, in alternating blocks.",
+        "compare": "Two bundles or reports: a gate against lost answers and slower engines.",
+    },
+    "Use a bundle": {
+        "predict": "What a bundle says to images: files, folders, standard input.",
+        "explain": "Where a model looks: attention maps over an image.",
+        "serve": "A bundle behind HTTP: the Open Inference Protocol, and images.",
+        "embed": "An app around a bundle's engine, as sources.",
+        "inspect": "What a bundle or an ONNX file holds; checks every digest.",
+        "bundle": "A bundle as one file: pack, unpack, verify, sign.",
+    },
+    "This machine and others": {
+        "doctor": "What is installed here and which targets work.",
+        "selftest": "Prove a target on this machine: engines built, verified, benched, one report.",
+        "devices": "Boards and other machines, over ssh: add, list, remove, doctor.",
+        "completion": "What a shell reads to complete commands, targets, models and devices.",
+    },
 }
+COMMANDS = {name: what for section in SECTIONS.values() for name, what in section.items()}
+# What scripts of earlier versions call: `bundle sign` is what help and completion show.
+OLD_NAMES = ("sign",)
+# Commands that a device install runs too, with the extra that has what they need beyond it.
+LIGHT = {"bench": "bench", "embed": "embed"}
+# Commands whose finished stages are stored, and those whose output appears whole or not at all.
+RESUMED = ("run", "tune", "sweep")
+WHOLE = ("export", "optimize", "quantize", "compile", "embed", "explain", "selftest")
 # What the extra `export` installs, by the names of the modules.
 EXPORT_MODULES = {
     *("torch", "onnx", "onnxscript", "onnx_ir", "safetensors", "pydantic", "yaml"),
@@ -49,22 +68,29 @@ class LazyGroup(click.Group):
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
+        if cmd_name not in COMMANDS and cmd_name not in OLD_NAMES:
             return None
         command = importlib.import_module(f"vitdeploy.cli.{cmd_name}").command
         assert isinstance(command, click.Command)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+        for title, commands in SECTIONS.items():
+            with formatter.section(title):
+                formatter.write_dl(list(commands.items()))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The names, without an import of every command for its help."""
+        if incomplete.startswith("-"):
+            return super().shell_complete(ctx, incomplete)
+        return [CompletionItem(name, help=what) for name, what in COMMANDS.items() if name.startswith(incomplete)]
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         import difflib
 
-        if args and args[0] not in COMMANDS:
+        if args and args[0] not in (*COMMANDS, *OLD_NAMES) and not ctx.resilient_parsing:
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
             hint = f" Did you mean {near[0]!r}?" if near else f" There are: {', '.join(COMMANDS)}."
             ctx.fail(f"No such command {args[0]!r}.{hint}")
@@ -97,7 +123,7 @@ def main() -> None:
         _trace_if_asked()
         code = error.exit_code
     except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted; the same command goes on from the last finished stage", err=True)
+        click.echo(_interrupted(sys.argv[1:]), err=True)
         code = 130
     except _Terminated:
         code = 143
@@ -115,14 +141,16 @@ def main() -> None:
 def _run() -> Any:
     """The command of the arguments. Commands import what they need when called, so here is where a package misses."""
     try:
-        return cli.main(prog_name="vitdeploy", standalone_mode=False)
+        with outside_working_folder():
+            return cli.main(prog_name="vitdeploy", standalone_mode=False)
     except Exception as error:
         interrupt = _interrupt_behind(error)
         if interrupt is not None:
             raise interrupt from None
         name = (error.name or "").partition(".")[0] if isinstance(error, ModuleNotFoundError) else ""
         if name in EXPORT_MODULES:
-            raise MissingPackageError(name, "export", "this command") from error
+            extra = LIGHT.get(_command_of(sys.argv[1:]), "export")
+            raise MissingPackageError(name, extra, "this command") from error
         if isinstance(error, MemoryError) or "can't allocate memory" in str(error):  # PyTorch's is a RuntimeError
             raise CapabilityError(
                 "this machine has too little memory for that",
@@ -130,6 +158,18 @@ def _run() -> Any:
                 fix="a smaller model or image size, or a machine with more memory",
             ) from error
         raise
+
+
+def _command_of(arguments: Sequence[str]) -> str:
+    return next((word for word in arguments if not word.startswith("-")), "")
+
+
+def _interrupted(arguments: Sequence[str]) -> str:
+    """What stays of an interrupted command. Measurements are never stored."""
+    command = _command_of(arguments)
+    if command in RESUMED and "--no-resume" not in arguments:
+        return "interrupted; the same command goes on from the last finished stage, but measures anew"
+    return "interrupted; nothing was written" if command in WHOLE else "interrupted"
 
 
 def _interrupt_behind(error: BaseException | None) -> BaseException | None:

@@ -7,28 +7,38 @@ from typing import Any
 
 from vitdeploy.cli.console import human_bytes, interval
 from vitdeploy.cli.context import context_lines
+from vitdeploy.cli.table import Column, Line, Table
 
 Row = Mapping[str, Any]
 STAGES = ("decode", "preprocess", "copy_in", "execute", "copy_out", "infer", "postprocess")
 
 
-def bench_lines(found: Mapping[str, Any]) -> list[str]:
+def bench_lines(found: Mapping[str, Any]) -> list[Line]:
     """The tables of a bench, as `pipeline.comparison.bench_subjects` gives it."""
     results: Sequence[Row] = found["results"]
-    lines = _latencies(results)
+    lines: list[Line] = [_latencies(results)]
     for row in results:
         lines += [f"{row['artifact']}: {text}" for text in _special(row["scenarios"])]
-    lines += _sides(results)
+    lines.append(_sides(results))
     for row in results:
         if row["stages_ms"] is not None:
             lines.append(f"{row['artifact']}: {_stages(row['stages_ms'])}")
     lines += context_lines(found["context"])
-    lines += [
-        f"{ratio['metric']} {ratio['a']} / {ratio['b']}: {interval(ratio['ratio'], ratio['ci95'], 3)}: "
-        f"{ratio['verdict']}"
-        for ratio in found["ratios"]
-    ]
+    lines += [f"{ratio['metric']} {ratio['a']} / {ratio['b']}: {_compared(ratio)}" for ratio in found["ratios"]]
+    lines += [f"{artifact}: not decided: {reason}" for artifact, reason in found["undecided"].items()]
     return [*lines, *found["remarks"]]
+
+
+def ratio_text(ratio: Mapping[str, Any], digits: int = 2) -> str:
+    """A ratio with its interval, where it is decided."""
+    return interval(ratio["ratio"], ratio["ci95"], digits) if ratio.get("decided", True) else "not decided"
+
+
+def _compared(ratio: Mapping[str, Any]) -> str:
+    if not ratio["decided"]:
+        return "not decided"
+    beside = f"{ratio['a_ms']:.4g} and {ratio['b_ms']:.4g} ms a query, side by side"
+    return f"{ratio_text(ratio, 3)}: {ratio['verdict']} ({beside})"
 
 
 def claim(percentile: Mapping[str, Any], digits: int = 3) -> str:
@@ -45,16 +55,26 @@ def claims_of(row: Row) -> Sequence[Mapping[str, Any]]:
     return found
 
 
-def _latencies(results: Sequence[Row]) -> list[str]:
-    wide = max(len(row["artifact"]) for row in results) + 2
+def _latencies(results: Sequence[Row]) -> Table:
     names = [f"{each['name']} ms" for each in claims_of(results[0])]
-    lines = [f"{'artifact':<{wide}}{''.join(f'{name:>11}' for name in [*names, 'mean ms', 'images/s'])}  flags"]
-    for row in results:
-        cells = [*map(claim, claims_of(row)), f"{row['latency_ms']['mean']:.3f}", f"{row['throughput']:.1f}"]
-        lines.append(
-            f"{row['artifact']:<{wide}}{''.join(f'{cell:>11}' for cell in cells)}  {' '.join(row['flags'])}".rstrip()
+    columns = (
+        Column("artifact"),
+        *(Column(name, 100 if not index else 60 - index, least=9) for index, name in enumerate(names)),
+        Column("mean ms", 20, least=9),
+        Column("images/s", 80, least=9),
+        Column("flags", 90, left=True),
+    )
+    rows = [
+        (
+            row["artifact"],
+            *map(claim, claims_of(row)),
+            f"{row['latency_ms']['mean']:.3f}",
+            f"{row['throughput']:.1f}",
+            " ".join(row["flags"]),
         )
-    return lines
+        for row in results
+    ]
+    return Table(columns, tuple(rows))
 
 
 def _special(scenarios: Mapping[str, Any]) -> list[str]:
@@ -75,19 +95,31 @@ def _special(scenarios: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _sides(results: Sequence[Row]) -> list[str]:
+def _sides(results: Sequence[Row]) -> Table:
     """Loading, memory and energy."""
-    wide = max(len(row["artifact"]) for row in results) + 2
-    lines = [f"{'artifact':<{wide}}{'load s':>9}{'again s':>9}{'first ms':>10}{'peak memory':>13}  energy an image"]
+    columns = (
+        Column("artifact"),
+        Column("load s", 80),
+        Column("again s", 40),
+        Column("first ms", 60, least=8),
+        Column("peak memory", 90),
+        Column("energy an image", 50, left=True),
+    )
+    rows = []
     for row in results:
         again, memory = row["warm_load_seconds"], row["peak_memory_bytes"]
         joules, source = row["energy"]["joules_per_image"], row["energy"]["source"]
-        lines.append(
-            f"{row['artifact']:<{wide}}{row['load_seconds']:>9.2f}{'' if again is None else format(again, '.2f'):>9}"
-            f"{row['first_inference_ms']:>10.2f}{'unknown' if memory is None else human_bytes(memory):>13}"
-            f"  {source if joules is None else f'{joules:.3g} J ({source})'}"
+        rows.append(
+            (
+                row["artifact"],
+                f"{row['load_seconds']:.2f}",
+                "" if again is None else f"{again:.2f}",
+                f"{row['first_inference_ms']:.2f}",
+                "unknown" if memory is None else human_bytes(memory),
+                source if joules is None else f"{joules:.3g} J ({source})",
+            )
         )
-    return lines
+    return Table(columns, tuple(rows))
 
 
 def _stages(stages: Mapping[str, Any]) -> str:

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vitdeploy.cli.complete import complete_devices
 from vitdeploy.cli.console import Console
+from vitdeploy.cli.table import Line
 
 if TYPE_CHECKING:
     from vitdeploy.errors import VitdeployError
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 
 on_option = click.option(
     "--on",
+    shell_complete=complete_devices,
     metavar="DEVICE[,DEVICE]",
     help="Run there: names or labels of `vitdeploy devices list`, or local.",
 )
@@ -24,14 +27,15 @@ def finish_devices(
     console: Console,
     outcomes: Sequence[Outcome[Any]],
     document_of: Callable[[Any], dict[str, Any]],
-    lines_of: Callable[[Any], list[str]],
+    lines_of: Callable[[Any], Sequence[Line]],
     unmet: Callable[[Any], VitdeployError | None] = lambda found: None,
 ) -> None:
     """Print what came of each device, its errors too, and leave with the worst of these, if there is one; `unmet` says
     of what was found whether a gate is not met."""
     from vitdeploy.pipeline.on_devices import worst
 
-    documents, lines = [], []
+    documents: list[dict[str, Any]] = []
+    lines: list[Line] = []
     for outcome in outcomes:
         name = outcome.device.name
         if outcome.error is not None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from vitdeploy.cli.console import Console, output_options
+from vitdeploy.cli.console import Console, command_line, output_options
 from vitdeploy.cli.sources import ImageSize
 
 
@@ -87,15 +87,17 @@ def command(
     first (LayerNorm and GELU as single nodes, linears as MatMul and Add, shapes as constants). --merge-tokens comes
     after the comparison.
     """
-    from vitdeploy.graph.optimize import OptimizeOptions
-    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, SEQUENCE_PARTS, graphs_in, is_ours
-    from vitdeploy.pipeline.stages.optimize import optimize
-    from vitdeploy.pipeline.subjects import find_graph
-    from vitdeploy.publish import replacing
+    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, SEQUENCE_PARTS, find_graph, graphs_in, is_ours
+    from vitdeploy.publish import check_replaceable, replacing
 
     if len(dict(merging)) < len(merging):
         raise click.UsageError("--merge-tokens names a block twice")
     file = find_graph(graph)
+    check_replaceable(output, OUTPUT_NAMES)
+
+    from vitdeploy.graph.optimize import OptimizeOptions
+    from vitdeploy.pipeline.stages.optimize import optimize
+
     graphs = graphs_in(graph) if graph.is_dir() else {file.stem if file.stem in SEQUENCE_PARTS else "model": file}
     options = OptimizeOptions(
         **{name: name not in without for name in REWRITES},
@@ -118,7 +120,7 @@ def command(
                 f"{name}: tokens merged after that, {facts['token_merging'][name]['tokens']} to {', '.join(steps)}; "
                 "not exact: `vitdeploy verify` measures what it costs"
             )
-    then = f"vitdeploy quantize {output} --data DIR --target openvino-cpu -o DIR"
+    then = command_line("vitdeploy", "quantize", output, "--data", "DIR", "--target", "openvino-cpu", "-o", "DIR")
     if not is_ours(file):  # it does not say yet how its images are prepared
-        then = f"vitdeploy export {output / 'model.onnx'} -o DIR"
+        then = command_line("vitdeploy", "export", output / "model.onnx", "-o", "DIR")
     console.finish(facts, lines, output, then)

@@ -2,86 +2,123 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, output_options
+from vitdeploy.cli.inputs import Input, find_inputs
 from vitdeploy.cli.trust import trust_option
+from vitdeploy.errors import InputError
 
 if TYPE_CHECKING:
-    from vitdeploy.runtime.answers import Result
+    from vitdeploy.runtime.predictor import Predictor
+    from vitdeploy.runtime.sequence_predictor import SequencePredictor
+
+Answers = list[tuple[Input, list[dict[str, Any]], list[str]]]
+Failures = list[tuple[Input, InputError]]
 
 
 @click.command("predict")
 @click.argument("bundle", type=click.Path(path_type=Path))
-@click.argument("inputs", nargs=-1, required=True, type=click.Path(path_type=Path))
-@click.option("--target", default="auto", show_default=True, help="Which engine; auto takes the first that works here.")
+@click.argument("inputs", nargs=-1, required=True, type=click.Path(allow_dash=True))
+@click.option(
+    "--target",
+    shell_complete=complete_targets,
+    default="auto",
+    show_default=True,
+    help="Which engine; auto takes the first that works here.",
+)
 @click.option("--top", type=click.IntRange(min=1), default=3, show_default=True, help="How many classes to show.")
 @trust_option
 @output_options
-def command(
-    console: Console, bundle: Path, inputs: tuple[Path, ...], target: str, top: int, trust: Path | None
-) -> None:
-    """What a bundle says to images, or to the token arrays of an .npz file."""
-    import warnings
+def command(console: Console, bundle: Path, inputs: tuple[str, ...], target: str, top: int, trust: Path | None) -> None:
+    """What a bundle says to images, or to the token arrays of .npz files.
 
+    INPUTS are files, folders (every image below them), patterns in quotes, as 'shots/**/*.png', and - for an image on
+    standard input. JPEG, PNG, WebP, BMP, TIFF and GIF are read, of several frames the first. Of many inputs those that
+    cannot be read are named, the others answered, and the exit code is 2.
+    """
     with warnings.catch_warnings(record=True) as heard:
-        document, lines = _answers(console, bundle, inputs, target, top, trust)
-    warned = [str(each.message) for each in heard]
-    console.finish({**document, "warnings": warned}, [*lines, *(f"warning: {text}" for text in warned)], None)
+        warnings.simplefilter("always")
+        engine, why, found, answered, failed = _run(console, bundle, inputs, target, top, trust)
+    if failed and len(found) == 1:
+        raise failed[0][1]
+    warned = list(dict.fromkeys(str(each.message) for each in heard))
+    lines = [f"{given.name}{line}" for given, _, texts in answered for line in texts]
+    lines += [_failure(given, error) for given, error in failed]
+    if failed:
+        lines.append(f"{len(answered)} of {len(found)} inputs are answered")
+    document = {
+        "engine": engine,
+        "why": why,
+        "predictions": [prediction for _, predictions, _ in answered for prediction in predictions],
+        "errors": [{"input": given.name, **error.to_dict()} for given, error in failed],
+        "warnings": warned,
+    }
+    console.finish(document, [*lines, *(f"warning: {text}" for text in warned)], None)
+    if failed:
+        click.get_current_context().exit(InputError.exit_code)
 
 
-def _answers(
-    console: Console, bundle: Path, inputs: tuple[Path, ...], target: str, top: int, trust: Path | None
-) -> tuple[dict[str, Any], list[str]]:
-    """The document, and its lines for people."""
+def _run(
+    console: Console, bundle: Path, texts: Sequence[str], target: str, top: int, trust: Path | None
+) -> tuple[str, str, list[Input], Answers, Failures]:
+    """(engine, why it, all inputs, those that are answered, those that cannot be)."""
     from vitdeploy.bundle.read import read_bundle
     from vitdeploy.runtime import load, load_sequence
 
     if read_bundle(bundle).task == "sequence":
-        from vitdeploy.data.tokens import read_tokens
-
+        found = find_inputs(texts, console.note, tokens=True)
         with console, load_sequence(bundle, target, trust=trust) as translator:
-            sequences = [(path, translator.predict(list(read_tokens(path).source))) for path in inputs]
-            engine, why = translator.target, translator.why
-        lines = [
-            f"{path}[{row}]: {' '.join(map(str, answer.tokens))}"
-            for path, answers in sequences
-            for row, answer in enumerate(answers)
-        ]
-        predictions: list[dict[str, Any]] = [
-            {"file": str(path), "row": row, **answer.to_dict()}
-            for path, answers in sequences
-            for row, answer in enumerate(answers)
-        ]
-    else:
-        with console, load(bundle, target, trust=trust) as predictor:
-            results = [(image, predictor.predict(image, top)) for image in inputs]
-            engine, why = predictor.target, predictor.why
-        lines = [f"{image}: {line}" for image, result in results for line in _lines(result)]
-        predictions = [{"image": str(image), **result.to_dict()} for image, result in results]
-    return {"engine": engine, "why": why, "predictions": predictions}, lines
+            answered, failed = _translate(console, translator, found)
+            return translator.target, translator.why, found, answered, failed
+    found = find_inputs(texts, console.note)
+    with console, load(bundle, target, trust=trust) as predictor:
+        answered, failed = _answer(console, predictor, found, top)
+        return predictor.target, predictor.why, found, answered, failed
 
 
-def _lines(result: Result) -> list[str]:
-    """One answer for a person."""
-    from vitdeploy.runtime.detection import Detections
-    from vitdeploy.runtime.panoptic import Panoptic
-    from vitdeploy.runtime.postprocess import Classification
+def _answer(console: Console, predictor: Predictor, found: Sequence[Input], top: int) -> tuple[Answers, Failures]:
+    answered: Answers = []
+    failed: Failures = []
+    results = predictor.stream((each.image for each in found), top, return_exceptions=True)
+    for done, (given, result) in enumerate(zip(found, results, strict=True), start=1):
+        if isinstance(result, InputError):
+            failed.append((given, result))
+        else:
+            lines = [f": {line}" for line in str(result).split("\n")]
+            answered.append((given, [{"image": given.name, **result.to_dict()}], lines))
+        if len(found) > 1:
+            console.progress("predict", done, len(found))
+    return answered, failed
 
-    if isinstance(result, Classification):
-        return [", ".join(f"{entry.label} {100 * entry.score:.1f} %" for entry in result.top)]
-    if isinstance(result, Detections):
-        found = [
-            f"{o.label} {100 * o.score:.1f} % at {' '.join(f'{side:.0f}' for side in o.box)}" for o in result.objects
-        ]
-        return found or ["nothing above the threshold"]
-    if isinstance(result, Panoptic):
-        area = result.map.size
-        shares = [f"{s.label} {100 * s.area / area:.1f} % of the image" for s in result.segments]
-        return shares or ["nothing above the threshold"]
-    vector = result.vector
-    patches = "" if result.patches is None else f", {len(result.patches)} patch vectors"
-    return [f"{len(vector)} features: {' '.join(f'{value:.4f}' for value in vector[:4])} ...{patches} (--json has all)"]
+
+def _translate(console: Console, translator: SequencePredictor, found: Sequence[Input]) -> tuple[Answers, Failures]:
+    from vitdeploy.data.tokens import read_tokens
+
+    answered: Answers = []
+    failed: Failures = []
+    for done, given in enumerate(found, start=1):
+        try:
+            answers = translator.predict(list(read_tokens(Path(given.name)).source))
+        except InputError as error:
+            failed.append((given, error))
+            continue
+        rows = [{"file": given.name, "row": row, **answer.to_dict()} for row, answer in enumerate(answers)]
+        lines = [f"[{row}]: {' '.join(map(str, answer.tokens))}" for row, answer in enumerate(answers)]
+        answered.append((given, rows, lines))
+        if len(found) > 1:
+            console.progress("predict", done, len(found))
+    return answered, failed
+
+
+def _failure(given: Input, error: InputError) -> str:
+    """One line: several inputs may be wrong."""
+    found = f" ({error.found})" if error.found else ""
+    message = error.message if given.name in error.message else f"{given.name}: {error.message}"
+    return f"{error.code}  {message}{found}"

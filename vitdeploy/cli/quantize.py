@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitdeploy.cli.console import Console, Number, output_options
+from vitdeploy.cli.complete import complete_targets
+from vitdeploy.cli.console import Console, Number, command_line, output_options
 from vitdeploy.cli.sources import ImageSize
 
 if TYPE_CHECKING:
@@ -21,7 +22,12 @@ LISTED = 8
 @click.command("quantize")
 @click.argument("graph", type=click.Path(path_type=Path))
 @click.option("--data", required=True, type=click.Path(path_type=Path), help="Calibration images.")
-@click.option("--target", required=True, help="As `vitdeploy doctor` lists them: openvino-cpu, tensorrt ...")
+@click.option(
+    "--target",
+    shell_complete=complete_targets,
+    required=True,
+    help="As `vitdeploy doctor` lists them: openvino-cpu, tensorrt ...",
+)
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for model.onnx.")
 @click.option(
     "--precision",
@@ -77,24 +83,10 @@ def command(
     """
     import tempfile
 
-    from vitdeploy.pipeline.job import require_runtime, weight_bits
-    from vitdeploy.pipeline.stages.compile import check_task
-    from vitdeploy.pipeline.stages.files import MODEL_FILE, OUTPUT_NAMES, copy_labels, is_ours
-    from vitdeploy.pipeline.stages.foreign import import_foreign
-    from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, check_placed, place_graph
-    from vitdeploy.pipeline.stages.search import (
-        SearchConfig,
-        find_mixed,
-        find_sensitivity,
-        read_sensitivity,
-        write_page,
-    )
-    from vitdeploy.pipeline.stages.typed import EIGHT_BITS, place_typed
-    from vitdeploy.pipeline.subjects import find_graph, graph_metadata
-    from vitdeploy.pipeline.tasks.images import calibration_images
-    from vitdeploy.publish import replacing
-    from vitdeploy.runtime.host import describe_host
-    from vitdeploy.runtime.weight_bits import saturation_warning
+    from vitdeploy.pipeline.capability import check_placed, require_runtime
+    from vitdeploy.pipeline.early import check_data
+    from vitdeploy.pipeline.stages.files import MODEL_FILE, OUTPUT_NAMES, copy_labels, find_graph, is_ours
+    from vitdeploy.publish import check_replaceable, replacing
     from vitdeploy.spec import TARGETS, Budget
 
     if precision != "mixed" and (min_agreement is not None or latency_table is not None):
@@ -106,6 +98,26 @@ def command(
     if precision == "mixed":
         require_runtime(target)
     given = file = find_graph(graph)
+    check_data(data)
+    check_replaceable(output, OUTPUT_NAMES)
+
+    from vitdeploy.pipeline.job import weight_bits
+    from vitdeploy.pipeline.stages.compile import check_task
+    from vitdeploy.pipeline.stages.foreign import import_foreign
+    from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
+    from vitdeploy.pipeline.stages.search import (
+        SearchConfig,
+        find_mixed,
+        find_sensitivity,
+        read_sensitivity,
+        write_page,
+    )
+    from vitdeploy.pipeline.stages.typed import EIGHT_BITS, place_typed
+    from vitdeploy.pipeline.subjects import graph_metadata
+    from vitdeploy.pipeline.tasks.images import calibration_images
+    from vitdeploy.runtime.host import describe_host
+    from vitdeploy.runtime.weight_bits import saturation_warning
+
     mixed, costs, bits = None, None, 8 if typed else weight_bits(vnni)
     if image_size is not None and is_ours(given):
         raise click.UsageError(f"{given} has its image size already; leave out --image-size")
@@ -174,7 +186,8 @@ def command(
     for name, found in (("sensitivity", costs), ("mixed", mixed)):
         if found is not None:
             document[name] = _encoded(found)
-    console.finish(document, lines, output, f"vitdeploy compile {output} --target {target} -o DIR")
+    then = command_line("vitdeploy", "compile", output, "--target", target, "-o", "DIR")
+    console.finish(document, lines, output, then)
 
 
 def _encoded(found: Sensitivity | Mixed) -> Any:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitdeploy.cli.console import Console, human_bytes, interval, output_options
-from vitdeploy.cli.measured import claim, claims_of
+from vitdeploy.cli.console import Console, command_line, human_bytes, output_options
+from vitdeploy.cli.measured import claim, claims_of, ratio_text
+from vitdeploy.cli.sources import model_option
 from vitdeploy.cli.steps import tell_finished
+from vitdeploy.cli.table import Column, Line, Table
 
 if TYPE_CHECKING:
     from vitdeploy.pipeline.job import Job
@@ -24,6 +26,7 @@ GUARDED = " (the guard of every run whose budget bounds neither drop nor agreeme
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="The bundle's folder. Default: out/<recipe's name>"
 )
+@model_option
 @click.option("--set", "overrides", multiple=True, metavar="A.B=VALUE", help="Override a field of the recipe.")
 @click.option("--resume/--no-resume", default=True, show_default=True, help="Reuse finished stages of earlier runs.")
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
@@ -33,6 +36,7 @@ def command(
     console: Console,
     recipe: Path,
     output: Path | None,
+    function: str | None,
     overrides: tuple[str, ...],
     resume: bool,
     skip_bad: bool,
@@ -41,32 +45,51 @@ def command(
     """The whole line: recipe in, proven bundle out.
 
     Checkpoint -> ONNX -> INT8 -> engines -> verified -> benched -> one folder. Exit code 5 when the budget is not met.
+    RECIPE is YAML; of its paths those that are relative begin at its folder:
+
+    \b
+    vitdeploy: 1
+    name: mine
+    source: {model: vit_tiny_patch16_224, checkpoint: weights.safetensors}
+    preprocess: {resize: 248, crop: 224, mean: [0.5, 0.5, 0.5], std: [0.5, 0.5, 0.5]}
+    data: {path: images}                        # one sub-folder a class; or labels: none
+    targets: [openvino-cpu, onnxruntime-cpu]
+    precision: int8                             # fp32, fp16, bf16, int8, mixed
+    budget: {max_drop: 1.0, min_agreement: 98}
+    bench: {duration: 10}
+
+    With --model the original is what your own function returns, with the weights of source.checkpoint where the recipe
+    has one; the recipe names no model then.
     """
     from vitdeploy.errors import GateError
-    from vitdeploy.pipeline.assemble import run_line
-    from vitdeploy.pipeline.job import prepare
-    from vitdeploy.pipeline.plan import make_plan
+    from vitdeploy.pipeline.early import check_recipe
     from vitdeploy.pipeline.recipe import load_recipe
-    from vitdeploy.pipeline.run import default_store, preview
     from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
     from vitdeploy.publish import check_replaceable
     from vitdeploy.verify.gate import guards
 
-    loaded = load_recipe(recipe, overrides)
+    loaded = load_recipe(recipe, overrides, function)
     out = output or Path("out") / loaded.name
     check_replaceable(out, OUTPUT_NAMES)
+    check_recipe(loaded)
+
+    from vitdeploy.pipeline.assemble import run_line
+    from vitdeploy.pipeline.job import prepare
+    from vitdeploy.pipeline.plan import make_plan
+    from vitdeploy.pipeline.run import default_store, preview
+
     store = default_store()
     with console:
-        jobs = prepare(loaded, skip_bad=skip_bad, progress=console.progress)
+        jobs = prepare(loaded, skip_bad=skip_bad, progress=console.progress, function=function)
         several = len(jobs) > 1
         for note in dict.fromkeys(note for job in jobs for note in (*job.origin.notes, *job.data.notes)):
             console.note(note)
         if dry_run:
             rows = [(_at(job, name, several), there) for job in jobs for name, there in preview(make_plan(job), store)]
-            lines = [f"{'reuse' if there else 'make ':<5}  {name}" for name, there in rows]
-            lines += ["make   bench", f"make   bundle {out}"]
+            plan = [f"{'reuse' if there else 'make ':<5}  {name}" for name, there in rows]
+            plan += ["make   bench", f"make   bundle {out}"]
             document = {"plan": [{"step": name, "reuse": there} for name, there in rows], "output": str(out)}
-            console.finish(document, lines, None)
+            console.finish(document, plan, None)
             return
         report, outcomes = run_line(
             jobs,
@@ -78,14 +101,15 @@ def command(
             finished=lambda job, step, reused: tell_finished(console, _at(job, step.name, several), step, reused),
             note=lambda job, text: console.note(_at(job, text, several)),
         )
-    lines = []
+    lines: list[Line] = []
     for outcome in outcomes:
         lines += [f"{outcome.job.size}:"] if several else []
         warnings = [f"warning: {text}" for text in outcome.report["warnings"]]
-        lines += [*_table(outcome.report), "", *warnings, outcome.verdict.sentence, *outcome.verdict.remarks]
+        lines += [_table(outcome.report), "", *warnings, outcome.verdict.sentence, *outcome.verdict.remarks]
         lines += [""] if several else []
     example = "TOKENS.npz" if jobs[0].origin.preprocess is None else "IMAGE"
-    console.finish(report, lines, out, f"open {out / 'report.html'}, or: vitdeploy predict {out} {example}")
+    predict = command_line("vitdeploy", "predict", out, example)
+    console.finish(report, lines, out, f"open {command_line(out / 'report.html')}, or: {predict}")
     unmet = [outcome for outcome in outcomes if outcome.verdict.gate.status in ("fail", "undecided")]
     if unmet:
         failed = any(outcome.verdict.gate.status == "fail" for outcome in unmet)
@@ -113,25 +137,36 @@ def _p99(row: dict[str, Any]) -> str:
     return next(claim(each, 2) for each in claims_of(row) if each["name"] == "p99")
 
 
-def _table(report: dict[str, Any]) -> list[str]:
+def _table(report: dict[str, Any]) -> Table:
     verified = {engine["artifact"]: engine for engine in report["engines"]}
     ratios = {(r["a"], r["b"]): r for r in report["bench"]["ratios"] if r["metric"] == "latency"}
     first = report["engines"][0]["verify"]
-    metric, noun = first["metric"] or "", report["data"]["noun"]
-    wide, rate = max(8, len(metric) + 2), max(10, len(noun) + 5)
-    lines = [
-        f"{'artifact':<24}{metric:>{wide}}{'agreement':>11}{'p50 ms':>9}{'p99 ms':>10}{noun + 's/s':>{rate}}"
-        f"{'size':>10}  latency / original"
-    ]
+    columns = (
+        Column("artifact"),
+        Column(first["metric"] or "", 90, least=6),
+        Column("agreement", 80),
+        Column("p50 ms", 100, least=7),
+        Column("p99 ms", 40, least=8),
+        Column(f"{report['data']['noun']}s/s", 50, least=8),
+        Column("size", 30, least=8),
+        Column("latency / original", 70, left=True),
+    )
+    rows = []
     for row in report["bench"]["results"]:
         name, engine = row["artifact"], verified.get(row["artifact"])
         value = engine["verify"]["value"] if engine else first["reference_value"]
-        agreement = f"{engine['verify']['agreement']:.2f}" if engine else ""
         ratio = ratios.get((name, "original"))
-        lines.append(
-            f"{name:<24}{'' if value is None else format(value, '.2f'):>{wide}}{agreement:>11}"
-            f"{row['latency_ms']['p50']:>9.2f}{_p99(row):>10}{row['throughput']:>{rate}.1f}"
-            f"{human_bytes(engine['bytes']) if engine else '':>10}"
-            f"  {interval(ratio['ratio'], ratio['ci95']) if ratio else ''} {' '.join(row['flags'])}".rstrip()
+        against = ratio_text(ratio) if ratio else ""
+        rows.append(
+            (
+                name,
+                "" if value is None else f"{value:.2f}",
+                f"{engine['verify']['agreement']:.2f}" if engine else "",
+                f"{row['latency_ms']['p50']:.2f}",
+                _p99(row),
+                f"{row['throughput']:.1f}",
+                human_bytes(engine["bytes"]) if engine else "",
+                f"{against} {' '.join(row['flags'])}".strip(),
+            )
         )
-    return lines
+    return Table(columns, tuple(rows))

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import click
 
-from vitdeploy.cli.console import Console, Number, output_options
+from vitdeploy.cli.complete import complete_targets
+from vitdeploy.cli.console import Console, Number, command_line, output_options
 
 
 @click.command("selftest")
-@click.option("--target", required=True, help="tensorrt, onnxruntime-cuda, or any other target.")
+@click.option(
+    "--target", shell_complete=complete_targets, required=True, help="tensorrt, onnxruntime-cuda, or any other target."
+)
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="The report's folder. Default: out/selftest-<target>"
 )
@@ -31,15 +34,15 @@ def command(console: Console, target: str, output: Path | None, duration: float)
     does not work here, or a step failed; the report is written all the same.
     """
     from vitdeploy.bench.protocol import Protocol
-    from vitdeploy.errors import GateError, HostError, TargetError
+    from vitdeploy.errors import GateError, HostError
+    from vitdeploy.pipeline.capability import check_target
+
+    check_target(target)
     from vitdeploy.pipeline.selftest.cases import default_cases
     from vitdeploy.pipeline.selftest.run import REPORT_NAMES, run_selftest
     from vitdeploy.publish import replacing, temporary_folder
-    from vitdeploy.spec import TARGETS
     from vitdeploy.store.store import Store
 
-    if target not in TARGETS:
-        raise TargetError(f"no target is called {target!r}", wanted=", ".join(TARGETS))
     out = output or Path("out") / f"selftest-{target}"
     with console, replacing(out, REPORT_NAMES) as work, temporary_folder(out.parent) as store:
         protocol = Protocol(duration=duration)
@@ -50,7 +53,8 @@ def command(console: Console, target: str, output: Path | None, duration: float)
     for row in document["steps"]:
         seconds = f"{row['seconds']:.1f} s" if row["status"] == "done" else row["detail"]
         lines.append(f"{row['status']:<7}  {row['model']:<16} {row['step']:<28} {seconds}")
-    console.finish(document, [*lines, document["sentence"]], out, f"send {out} back; open {out / 'report.html'}")
+    then = f"send {command_line(out)} back; open {command_line(out / 'report.html')}"
+    console.finish(document, [*lines, document["sentence"]], out, then)
     if not document["passed"]:
         wrong = any(row["error"] and row["error"]["code"] == GateError.code for row in document["steps"])
         click.get_current_context().exit(GateError.exit_code if wrong else HostError.exit_code)

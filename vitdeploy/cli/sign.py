@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from vitdeploy.cli.console import Console, output_options
+from vitdeploy.cli.console import Console, command_line, output_options
 
 
 @click.command("sign")
@@ -36,5 +36,5 @@ def command(console: Console, bundle: Path, key: Path, certificate: Path | None,
         {"bundle": str(bundle), "signature": str(signature)},
         lines,
         None,
-        f"vitdeploy predict {bundle} IMAGE --trust {identity}",
+        command_line("vitdeploy", "predict", bundle, "IMAGE", "--trust", identity),
     )

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from vitdeploy.models.source import Source
+    from vitdeploy.models.given import Source
 
 F = TypeVar("F", bound=Callable[..., Any])
+REFERENCE = "PACKAGE.MODULE:FUNCTION"
+OWN = "Your own torch.nn.Module"
 NAMES = ("checkpoint", "image_size", "heads", "text_features", "function")
 
 
@@ -27,6 +29,13 @@ class ImageSize(click.ParamType):  # type: ignore[type-arg]  # generic from clic
         if not (1 <= len(sides) <= 2 and all(side.isdecimal() and int(side) > 0 for side in sides)):
             self.fail(f"{value!r} is no image size; wanted 384, or 256x320 (height x width).", param, ctx)
         return int(sides[0]), int(sides[-1])
+
+
+def model_option(function: F) -> F:
+    """--model, for the commands whose recipe says all else."""
+    return click.option("--model", "function", metavar=REFERENCE, help=f"{OWN}, in a recipe that names no model.")(
+        function
+    )
 
 
 def source_options(*, several_sizes: bool = False) -> Callable[[F], F]:
@@ -48,7 +57,7 @@ def source_options(*, several_sizes: bool = False) -> Callable[[F], F]:
         click.option(
             "--text-features", type=click.Path(path_type=Path), help="Zero-shot: .npy, float32 [classes, width]."
         ),
-        click.option("--model", "function", metavar="PACKAGE.MODULE:FUNCTION", help="Your own torch.nn.Module."),
+        click.option("--model", "function", metavar=REFERENCE, help=f"{OWN}."),
     )
 
     def add(function: F) -> F:
@@ -61,6 +70,6 @@ def source_options(*, several_sizes: bool = False) -> Callable[[F], F]:
 
 def to_source(model: str | None, options: dict[str, Any]) -> Source:
     """The source of these options, which are taken out of `options`."""
-    from vitdeploy.models.source import Source
+    from vitdeploy.models.given import Source
 
     return Source(model=model, **{name: options.pop(name) for name in NAMES})

@@ -8,12 +8,15 @@ from typing import Any
 
 import click
 
-from vitdeploy.cli.console import Console, output_options
+from vitdeploy.cli.console import Console, command_line, output_options
+from vitdeploy.cli.sources import model_option
+from vitdeploy.cli.table import Column, Table
 
 
 @click.command("sweep")
 @click.argument("recipes", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("-o", "--output", type=click.Path(path_type=Path), default="out/sweep", show_default=True)
+@model_option
 @click.option("--set", "overrides", multiple=True, metavar="A.B=VALUE", help="Override a field of every recipe.")
 @click.option(
     "--jobs",
@@ -25,7 +28,13 @@ from vitdeploy.cli.console import Console, output_options
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
 @output_options
 def command(
-    console: Console, recipes: tuple[Path, ...], output: Path, overrides: tuple[str, ...], jobs: int, skip_bad: bool
+    console: Console,
+    recipes: tuple[Path, ...],
+    output: Path,
+    function: str | None,
+    overrides: tuple[str, ...],
+    jobs: int,
+    skip_bad: bool,
 ) -> None:
     """Many recipes, one table.
 
@@ -33,8 +42,16 @@ def command(
     in sweep.html. With --jobs, what measures nothing is made before that, so many recipes at a time; each of them uses
     several cores already. What is in the store from earlier runs is reused. A recipe that fails does not end the
     others; the exit code is that of the first that failed, or 5 where a budget is not met.
+
+    With --model all recipes are of the one module; where they are of several, `vitdeploy export --model` makes a folder
+    of each, which a recipe can name.
     """
     from vitdeploy.errors import GateError
+    from vitdeploy.pipeline.recipe import load_recipe
+
+    for path in recipes:
+        load_recipe(path, overrides)  # before all that is heavy is imported
+
     from vitdeploy.pipeline.executors import Processes
     from vitdeploy.pipeline.run import default_store
     from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, write_json
@@ -44,7 +61,7 @@ def command(
     from vitdeploy.runtime.atomic import write_atomic
 
     store = default_store().root
-    entries = [Entry(recipe, overrides, store, skip_bad) for recipe in recipes]
+    entries = [Entry(recipe, overrides, store, skip_bad, function) for recipe in recipes]
     for recipe in load_all(entries):
         check_replaceable(output / recipe.name, OUTPUT_NAMES)
     with console:
@@ -54,7 +71,7 @@ def command(
             output.mkdir(parents=True, exist_ok=True)
             write_json(output / "sweep.json", document)
             write_atomic(output / "sweep.html", render_sweep(document).encode())
-    console.finish(document, _table(document), output, f"open {output / 'sweep.html'}")
+    console.finish(document, [_table(document)], output, f"open {command_line(output / 'sweep.html')}")
     failed = [row["error"] for row in document["recipes"] if row["error"] is not None]
     if failed:
         click.get_current_context().exit(failed[0]["exit_code"])
@@ -63,16 +80,22 @@ def command(
         raise GateError("a budget is not met, or not provably", found=", ".join(unmet))
 
 
-def _table(document: Mapping[str, Any]) -> list[str]:
+def _table(document: Mapping[str, Any]) -> Table:
     """The recommended artifact of every recipe."""
-    width = max(len(row["name"]) for row in document["recipes"]) + 2
-    lines = [
-        f"{'recipe':<{width}}{'recommended':<26}{'value':>8}{'agreement':>11}{'p50 ms':>9}{'samples/s':>11}  budget"
-    ]
+    columns = (
+        Column("recipe"),
+        Column("recommended", 90, left=True),
+        Column("value", 60, least=6),
+        Column("agreement", 80),
+        Column("p50 ms", 100, least=7),
+        Column("samples/s", 40),
+        Column("budget", 70, left=True),
+    )
+    rows: list[tuple[str, ...]] = []
     for row in document["recipes"]:
         report = row["report"]
         if report is None:
-            lines.append(f"{row['name']:<{width}}failed: {row['error']['message']}")
+            rows.append((row["name"], f"failed: {row['error']['message']}"))
             continue
         name = report["verdict"]["leading"]
         engine = next((each for each in report["engines"] if each["artifact"] == name), None)
@@ -80,9 +103,15 @@ def _table(document: Mapping[str, Any]) -> list[str]:
         verified = engine["verify"] if engine else {"value": report["engines"][0]["verify"]["reference_value"]}
         shown = name if report["verdict"]["recommended"] else f"{name}, not decided"
         value, agreement = verified["value"], verified.get("agreement")
-        lines.append(
-            f"{row['name']:<{width}}{shown:<26}{'' if value is None else format(value, '.2f'):>8}"
-            f"{'' if agreement is None else format(agreement, '.2f'):>11}{bench['latency_ms']['p50']:>9.2f}"
-            f"{bench['throughput']:>11.1f}  {report['verdict']['gate']}"
+        rows.append(
+            (
+                row["name"],
+                shown,
+                "" if value is None else f"{value:.2f}",
+                "" if agreement is None else f"{agreement:.2f}",
+                f"{bench['latency_ms']['p50']:.2f}",
+                f"{bench['throughput']:.1f}",
+                report["verdict"]["gate"],
+            )
         )
-    return lines
+    return Table(columns, tuple(rows))

@@ -10,5 +10,5 @@ trust_option = click.option(
     "--trust",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Take bundles only if signed by this public key or certificate (PEM): `vitdeploy sign` makes signatures.",
+    help="Take bundles only if signed by this public key or certificate (PEM), as `vitdeploy bundle sign` does.",
 )

@@ -8,8 +8,12 @@ from typing import Any
 
 import click
 
-from vitdeploy.cli.console import Console, Number, human_bytes, interval, output_options
+from vitdeploy.cli.complete import complete_targets
+from vitdeploy.cli.console import Console, Number, command_line, human_bytes, output_options
+from vitdeploy.cli.measured import ratio_text
+from vitdeploy.cli.sources import model_option
 from vitdeploy.cli.steps import tell_finished
+from vitdeploy.cli.table import Column, Line, Table
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -31,11 +35,18 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), help="Folder for the result. Default: out/<recipe's name>-tuned"
 )
-@click.option("--target", "targets", multiple=True, help="Search for this target alone; may be repeated.")
+@click.option(
+    "--target",
+    "targets",
+    shell_complete=complete_targets,
+    multiple=True,
+    help="Search for this target alone; may be repeated.",
+)
 @click.option("--max-drop", type=Number(min=0), help="Points of accuracy that may be lost at most.")
 @click.option("--min-agreement", type=Number(min=0, max=100), help="Percent of the original's answers, at least.")
 @click.option("--max-latency", type=Number(min=0, min_open=True), help="Milliseconds, p50 of a single stream.")
 @click.option("--time-budget", type=Duration(), help="90s, 20m, 1h: begin nothing new after half of it.")
+@model_option
 @click.option("--set", "overrides", multiple=True, metavar="A.B=VALUE", help="Override a field of the recipe.")
 @click.option("--resume/--no-resume", default=True, show_default=True, help="Reuse finished stages of earlier runs.")
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
@@ -49,6 +60,7 @@ def command(
     min_agreement: float | None,
     max_latency: float | None,
     time_budget: float | None,
+    function: str | None,
     overrides: tuple[str, ...],
     resume: bool,
     skip_bad: bool,
@@ -59,19 +71,24 @@ def command(
     sets another. Exit code 5 when nothing is proven to meet it.
     """
     from vitdeploy.errors import GateError
+    from vitdeploy.pipeline.early import check_recipe
     from vitdeploy.pipeline.recipe import load_recipe
+    from vitdeploy.pipeline.stages.files import RECIPE_FILE, TUNED_NAMES
+    from vitdeploy.publish import check_replaceable
+
+    loaded = load_recipe(recipe, overrides, function)
+    bounds = {"max_drop": max_drop, "min_agreement": min_agreement, "max_latency": max_latency}
+    out = output or Path("out") / f"{loaded.name}-tuned"
+    check_replaceable(out, TUNED_NAMES)
+    check_recipe(loaded.model_copy(update={"precision": "fp32"}), targets or None)  # every precision is tried
+
     from vitdeploy.pipeline.run import default_store
     from vitdeploy.pipeline.tuning.prepare import prepare_search
     from vitdeploy.pipeline.tuning.tuner import Tuner
-    from vitdeploy.pipeline.tuning.write import OUTPUT_NAMES, RECIPE_FILE, write_tuned
-    from vitdeploy.publish import check_replaceable
+    from vitdeploy.pipeline.tuning.write import write_tuned
 
-    loaded = load_recipe(recipe, overrides)
-    bounds = {"max_drop": max_drop, "min_agreement": min_agreement, "max_latency": max_latency}
-    out = output or Path("out") / f"{loaded.name}-tuned"
-    check_replaceable(out, OUTPUT_NAMES)
     with console:
-        job = prepare_search(loaded, targets, bounds, skip_bad=skip_bad, progress=console.progress)
+        job = prepare_search(loaded, targets, bounds, skip_bad=skip_bad, progress=console.progress, function=function)
         for note in (*job.origin.notes, *job.data.notes):
             console.note(note)
         tuner = Tuner(
@@ -86,11 +103,13 @@ def command(
             console.note(note)
         tuned = tuner.run()
         document = write_tuned(tuned, out)
-    lines = [*_variants(document), "", *_finalists(document), ""]
+    lines: list[Line] = [_variants(document), "", _finalists(document), ""]
     lines += [f"warning: {text}" for text in document["warnings"]]
     lines += [document["verdict"]["sentence"], *document["verdict"]["remarks"]]
     lines += [f"not tried: {each['what']}: {each['why']}" for each in document["left_out"]]
-    console.finish(document, lines, out, f"open {out / 'tune.html'}, or: vitdeploy run {out / RECIPE_FILE} -o DIR")
+    model = ("--model", function) if function else ()
+    then = command_line("vitdeploy", "run", out / RECIPE_FILE, *model, "-o", "DIR")
+    console.finish(document, lines, out, f"open {command_line(out / 'tune.html')}, or: {then}")
     gate = tuned.choice.gate
     if gate.status in ("fail", "undecided"):
         raise GateError(
@@ -101,34 +120,55 @@ def command(
         )
 
 
-def _variants(document: dict[str, Any]) -> list[str]:
-    wide = max(len(each["name"]) for each in document["variants"]) + 2
-    lines = [f"{'variant':<{wide}}{document['unit']:>24}{'expected agreement':>20}{'ms':>9}{'size':>10}"]
-    for each in sorted(document["variants"], key=lambda each: (each["distance"], each["latency_ms"])):
-        expected = f"{each['expected']['agreement']:.2f}" if each["expected"] else ""
-        lines.append(
-            f"{each['name']:<{wide}}{each['distance']:>24.3g}{expected:>20}{each['latency_ms']:>9.2f}"
-            f"{human_bytes(each['bytes']):>10}{'  on the front' if each['finalist'] else ''}"
+def _variants(document: dict[str, Any]) -> Table:
+    columns = (
+        Column("variant"),
+        Column(document["unit"], 60, least=10),
+        Column("expected agreement", 80),
+        Column("ms", 100, least=7),
+        Column("size", 40, least=8),
+        Column("on the front", 90, left=True),
+    )
+    rows = [
+        (
+            each["name"],
+            f"{each['distance']:.3g}",
+            f"{each['expected']['agreement']:.2f}" if each["expected"] else "",
+            f"{each['latency_ms']:.2f}",
+            human_bytes(each["bytes"]),
+            "yes" if each["finalist"] else "",
         )
-    return lines
+        for each in sorted(document["variants"], key=lambda each: (each["distance"], each["latency_ms"]))
+    ]
+    return Table(columns, tuple(rows))
 
 
-def _finalists(document: dict[str, Any]) -> list[str]:
+def _finalists(document: dict[str, Any]) -> Table:
     ratios = {r["a"]: r for r in document["bench"]["ratios"] if (r["b"], r["metric"]) == ("original", "latency")}
     rows = {row["artifact"]: row for row in document["bench"]["results"]}
-    wide = max(len(name) for name in rows) + 2
-    metric = document["engines"][0]["verify"]["metric"] or ""
-    reference = document["engines"][0]["verify"]["reference_value"]
-    lines = [f"{'finalist':<{wide}}{metric:>10}{'agreement':>11}{'p50 ms':>9}  latency / original"]
-    lines.append(f"{'original':<{wide}}{_number(reference):>10}{'':>11}{rows['original']['latency_ms']['p50']:>9.2f}")
+    first = document["engines"][0]["verify"]
+    columns = (
+        Column("finalist"),
+        Column(first["metric"] or "", 60, least=8),
+        Column("agreement", 80),
+        Column("p50 ms", 100, least=7),
+        Column("latency / original", 70, left=True),
+    )
+    original = f"{rows['original']['latency_ms']['p50']:.2f}"
+    cells = [("original", _number(first["reference_value"]), "", original, "")]
     for each in document["engines"]:
         name, verify = each["artifact"], each["verify"]
-        ratio = interval(ratios[name]["ratio"], ratios[name]["ci95"])
-        lines.append(
-            f"{name:<{wide}}{_number(verify['value']):>10}{verify['agreement']:>11.2f}"
-            f"{rows[name]['latency_ms']['p50']:>9.2f}  {ratio} {' '.join(rows[name]['flags'])}".rstrip()
+        ratio = ratio_text(ratios[name])
+        cells.append(
+            (
+                name,
+                _number(verify["value"]),
+                f"{verify['agreement']:.2f}",
+                f"{rows[name]['latency_ms']['p50']:.2f}",
+                f"{ratio} {' '.join(rows[name]['flags'])}".rstrip(),
+            )
         )
-    return lines
+    return Table(columns, tuple(cells))
 
 
 def _number(value: float | None) -> str:

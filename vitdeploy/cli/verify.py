@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vitdeploy.cli.complete import complete_models, complete_targets
 from vitdeploy.cli.console import Console, Number, interval, output_options
 from vitdeploy.cli.evaluation import evaluation, label_options
 from vitdeploy.cli.on import finish_devices, on_option
@@ -24,12 +25,19 @@ if TYPE_CHECKING:
 
 
 @click.command("verify")
-@click.argument("artifact")
-@click.option("--against", required=True, help="The original: a built-in model, a bundle, a folder or an .onnx file.")
+@click.argument("artifact", shell_complete=complete_models)
+@click.option(
+    "--against",
+    required=True,
+    shell_complete=complete_models,
+    help="The original: a built-in model, a bundle, a folder or an .onnx file.",
+)
 @source_options()
 @click.option("--data", required=True, type=click.Path(path_type=Path), help="Images, best with labels; or an .npz.")
 @label_options
-@click.option("--target", help="Which engine of a bundle, or what a graph is compiled for.")
+@click.option(
+    "--target", shell_complete=complete_targets, help="Which engine of a bundle, or what a graph is compiled for."
+)
 @click.option("--num-samples", type=click.IntRange(min=1), help="Evaluate on this many images. Default: all.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Choice of the images.")
 @click.option("--max-drop", type=Number(min=0), help="Gate: points of top-1 that may be lost.")
@@ -76,6 +84,7 @@ def command(
     """
     if on is not None and (bisect or emulate):
         raise click.UsageError("--on runs a whole engine: leave --bisect and --emulate out.")
+    _check_early(artifact, against, data, annotations, target)
     if bisect:
         if max_drop is not None or min_agreement is not None or labels is not None or annotations is not None:
             raise click.UsageError("--bisect judges nothing: leave --max-drop, --min-agreement and labels out.")
@@ -131,6 +140,18 @@ def command(
     error = _unmet(gate)
     if error is not None:
         raise error
+
+
+def _check_early(artifact: str, against: str, data: Path, annotations: Path | None, target: str | None) -> None:
+    """What is wrong with names and paths, before anything heavy is imported."""
+    from vitdeploy.pipeline.early import check_artifact, check_data, check_target, require_annotations
+
+    if target is not None:
+        check_target(target)
+    for text in (artifact, against):
+        check_artifact(text)
+    check_data(data)
+    require_annotations(annotations)
 
 
 def _verify_on(

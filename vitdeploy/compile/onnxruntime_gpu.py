@@ -49,7 +49,7 @@ def compile_graph(graph: Path, target: str, precision: Precision, batch: int) ->
             f"{target} did not run the graph in {precision}",
             found=str(kernels),
             wanted=f"linears and convolutions in {precision}",
-            fix=f"vitdeploy quantize GRAPH --precision {precision} --target {target} types a graph",
+            fix=f"type it: vitdeploy quantize GRAPH --data IMAGES --precision {precision} --target {target} -o DIR",
         )
     return EngineSpec(
         target=target,

@@ -23,14 +23,7 @@ def compile_graph(graph: Path, precision: Precision, batch: int) -> EngineSpec:
     """The engine of a placement, which is turned into `model.xml` and `model.bin` beside it."""
     openvino = require()
     core = openvino.Core()
-    available = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    if precision in CAPABILITIES and CAPABILITIES[precision] not in available:
-        raise CapabilityError(
-            f"this CPU has no {precision} for OpenVINO",
-            found=", ".join(available),
-            wanted=CAPABILITIES[precision],
-            fix="choose fp32 or int8, or compile on the device that has it",
-        )
+    require_precision(precision)
     try:
         model = core.read_model(str(graph))
         openvino.save_model(model, str(graph.parent / IR_FILES[0]), compress_to_fp16=False)
@@ -52,6 +45,19 @@ def compile_graph(graph: Path, precision: Precision, batch: int) -> EngineSpec:
             kernels=_kernels(runner.compiled),
             options=options,
             device={**describe_host(), "openvino": openvino.get_version()},
+        )
+
+
+def require_precision(precision: str) -> None:
+    """Raise CapabilityError where OpenVINO does not run this precision on this CPU."""
+    available = require().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    if precision in CAPABILITIES and CAPABILITIES[precision] not in available:
+        here = [name for name in ("bf16", "fp16") if CAPABILITIES[name] in available]
+        raise CapabilityError(
+            f"this CPU has no {precision} for OpenVINO",
+            found=", ".join(available),
+            wanted=CAPABILITIES[precision],
+            fix=f"choose {', '.join(['fp32', *here])} or int8, or compile on the device that has it",
         )
 
 

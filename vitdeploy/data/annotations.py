@@ -15,7 +15,7 @@ import numpy as np
 from vitdeploy.data.folder import OWN_SPLIT, DataSplit, Sample, enough, scan
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import DataError, ImageError, MissingFileError
-from vitdeploy.runtime.preprocess import FORMATS
+from vitdeploy.runtime.preprocess import FORMATS, READ
 
 # What the label lists of COCO models say for the ids that the data set does not use.
 UNUSED = "n/a"
@@ -122,7 +122,7 @@ def image_size(path: Path) -> tuple[int, int]:
         raise ImageError(
             f"{path} cannot be read as an image",
             found=str(error)[:200] or type(error).__name__,
-            wanted="a whole JPEG, PNG or WebP file",
+            wanted=f"a whole {READ} file",
             fix="replace the file or take it out (--skip-bad goes on without such files and counts them)",
         ) from None
     return (height, width) if turned else (width, height)

@@ -11,7 +11,8 @@ Which class of a model each of them is: `data.classes`. What is hidden (.ipynb_c
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -20,7 +21,7 @@ import numpy as np
 
 from vitdeploy.errors import DataError, MissingFileError
 
-SUFFIXES = {".jpg", ".jpeg", ".png", ".webp"}
+SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
 OWN_SPLIT = ("calibration", "evaluation")
 # What people call the parts of a data set. As classes they would give numbers that mean nothing.
 PARTS = {"train", "training", "val", "valid", "validation", "test", "testing", "eval", *OWN_SPLIT}
@@ -58,7 +59,7 @@ def scan(folder: Path, labels: Labels) -> tuple[list[Sample], tuple[str, ...]]:
             a data set.
     """
     if not folder.is_dir():
-        raise MissingFileError(f"no image folder at {folder}", fix="check --data, or data.path of the recipe")
+        raise MissingFileError(f"no image folder at {folder}", fix="check the path of the images")
     classes = _class_folders(folder) if labels == "folders" else ()
     if labels == "folders" and not classes:
         raise DataError(
@@ -73,8 +74,20 @@ def scan(folder: Path, labels: Labels) -> tuple[list[Sample], tuple[str, ...]]:
     else:
         samples = [Sample(path, None) for path in _images(folder)]
     if not samples:
-        raise DataError(f"{folder} holds no images", wanted=f"files ending in {', '.join(sorted(SUFFIXES))}")
+        raise DataError(
+            f"{folder} holds no images",
+            found=other_files(folder) or "no file",
+            wanted=f"files ending in {', '.join(sorted(SUFFIXES))}",
+            fix="check the folder, or convert its files",
+        )
     return samples, classes
+
+
+def other_files(folder: Path, known: Set[str] = frozenset()) -> str:
+    """What a folder holds beside files of `known` endings, by the ends of names: "12 .heic, 1 .txt"; "" for nothing."""
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    counts = Counter(path.suffix.lower() or path.name for path in files if path.suffix.lower() not in known)
+    return ", ".join(f"{count} {suffix}" for suffix, count in counts.most_common(5))
 
 
 def _class_folders(folder: Path) -> tuple[str, ...]:

@@ -36,8 +36,9 @@ def readable(
     for sample in samples:
         try:
             pixels = load_pixels(sample.path, spec)
-        except ImageError:
+        except ImageError as error:
             if skipped is None:
+                error.fix += "; --skip-bad goes on without such files and counts them"
                 raise
             skipped.paths.append(str(sample.path))
             continue

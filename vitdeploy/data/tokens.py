@@ -51,7 +51,7 @@ def read_tokens(path: Path) -> Tokens:
             elements, over 256 MiB, or with negative tokens; another number of targets than of sources.
     """
     if not path.is_file():
-        raise MissingFileError(f"no token file at {path}", fix="check --data, or data.path of the recipe")
+        raise MissingFileError(f"no token file at {path}", fix="check the path of the tokens")
     try:
         with zipfile.ZipFile(path) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}

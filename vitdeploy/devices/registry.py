@@ -112,7 +112,11 @@ def _is_ipv6(host: str) -> bool:
 
 
 def _no_address(address: str) -> UnknownDeviceError:
-    return UnknownDeviceError(f"{address!r} is no address of a device", wanted=WANTED_ADDRESS)
+    return UnknownDeviceError(
+        f"{address!r} is no address of a device",
+        wanted=WANTED_ADDRESS,
+        fix="vitdeploy devices add NAME ssh://USER@HOST",
+    )
 
 
 def sender() -> str:

@@ -172,11 +172,11 @@ def _check_entry(device: str, entry: Entry, protocol: Protocol) -> None:
     if sorted(entry.rounds) != sorted(protocol.scenarios):
         raise refuse(device, "measurements of other scenarios", ", ".join(entry.rounds), ", ".join(protocol.scenarios))
     for name, rounds in entry.rounds.items():
-        most = protocol.most_sittings if parse_scenario(name).spread else 1
-        wanted = [protocol.blocks(name) * sittings for sittings in range(1, most + 1)]
-        if len(rounds) not in wanted or {block.batch for block in rounds} != {protocol.batch_of(name)}:
-            raise refuse(device, f"{len(rounds)} rounds of {name}", wanted=" or ".join(map(str, wanted)))
-        processes = protocol.processes * most
+        spread = parse_scenario(name).spread
+        least, most = protocol.blocks(name), protocol.most_rounds if spread else protocol.blocks(name)
+        if not least <= len(rounds) <= most or {block.batch for block in rounds} != {protocol.batch_of(name)}:
+            raise refuse(device, f"{len(rounds)} rounds of {name}", wanted=f"{least} to {most}")
+        processes = protocol.processes * (protocol.most_sittings if spread else 1)
         for block in rounds:
             if not 0 <= block.process < processes:
                 raise refuse(device, "a block of a process that was not asked for", block.process, processes)

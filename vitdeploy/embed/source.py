@@ -64,7 +64,7 @@ def find_embedded(folder: Path, targets: Sequence[str], tasks: Sequence[str], wh
             f"the bundle {manifest.name} has no engine that {what} could run",
             found=", ".join(each.target for each in manifest.engines) or "none",
             wanted=" or ".join(targets),
-            fix=f"vitdeploy run RECIPE with targets: [{targets[0]}]",
+            fix=f"vitdeploy run RECIPE --set 'targets=[{targets[0]}]'",
         )
     engine = usable_engines(manifest, found)[0]
     verify_files(folder, manifest)

@@ -53,14 +53,15 @@ def ask(reference: Runner, preprocess: PreprocessSpec, fixed_batch: int | None) 
     """The first half of `check_parity`: what the original says, so that it can go before the graph is loaded.
 
     Raises:
-        ExportError: the original itself does not run at a batch.
+        ExportError: the original itself does not run at a batch, or gives two answers to the same images.
     """
     generator = np.random.default_rng(SEED)
     name, (height, width), asked = reference.inputs[0].name, preprocess.crop, []
+    takes_pixels = reference.inputs[0].dtype == "uint8"
     for batch in BATCHES if fixed_batch is None else (fixed_batch,) * len(BATCHES):
         pixels = generator.integers(0, 256, (batch, height, width, preprocess.channels), dtype=np.uint8)
         try:
-            outputs = reference.infer({name: normalise(pixels, preprocess)})
+            outputs = reference.infer({name: pixels if takes_pixels else normalise(pixels, preprocess)})
         except Exception as error:  # the user's own module, which may raise anything
             raise ExportError(
                 f"the original does not run at batch {batch}",
@@ -69,7 +70,26 @@ def ask(reference: Runner, preprocess: PreprocessSpec, fixed_batch: int | None) 
                 fix="in the model, take sizes from the tensor, or export with a fixed --batch",
             ) from error
         asked.append(Asked(pixels, outputs))
+    _refuse_random(reference, asked[0], preprocess)
     return asked
+
+
+def _refuse_random(reference: Runner, asked: Asked, preprocess: PreprocessSpec) -> None:
+    tensor = reference.inputs[0]
+    feed = asked.pixels if tensor.dtype == "uint8" else normalise(asked.pixels, preprocess)
+    refuse_two_answers(reference.infer({tensor.name: feed}), asked.outputs)
+
+
+def refuse_two_answers(second: Mapping[str, np.ndarray], first: Mapping[str, np.ndarray]) -> None:
+    """Raise ExportError where the original's answers to the same images are not the same."""
+    apart = worst_difference(second, first)
+    if apart > TOLERANCE:
+        raise ExportError(
+            "the original gives two answers to the same image",
+            found=f"max|a-b| / max|b| = {apart:.2e}",
+            wanted="one answer",
+            fix="a model that draws random numbers when it runs (dropout, torch.rand) has no one answer: take that out",
+        )
 
 
 def check_graph(graph: Path, asked: Sequence[Asked], preprocess: PreprocessSpec) -> list[Parity]:
@@ -94,7 +114,7 @@ def check_graph(graph: Path, asked: Sequence[Asked], preprocess: PreprocessSpec)
             "the exported graph is not the same function as the original",
             found=f"max|a-b| / max|b| = {worst.max_relative_difference:.2e} at batch {worst.batch}",
             wanted=f"at most {TOLERANCE:.0e}",
-            fix="a model that draws random numbers when it runs (dropout, torch.rand) has no one answer: take that out",
+            fix="bring an ONNX file that was exported another way, and report it please",
         )
     return rows
 
@@ -143,19 +163,55 @@ def _random_feeds(inputs: Sequence[TensorSpec]) -> dict[str, np.ndarray]:
 def worst_difference(ours: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> float:
     """max|a - b| / max|b|, the worst of all outputs; NaN where any has one.
 
-    A detector that ranks its objects in the graph ("labels", "boxes" and "scores") swaps two of them when their scores
-    differ by a rounding error. So each object is compared with the nearest one of its label, whatever its rank.
+    What a detector finds is a set: a rounding error swaps two objects whose scores differ by less, whether the graph
+    ranks them ("labels", "boxes" and "scores") or chooses its queries ("logits" and "boxes"). So each object is
+    compared with the nearest of the other side, whatever its rank.
     """
     ranked = {"labels", "boxes", "scores"}
-    worst = [relative_difference(ours[name], reference[name]) for name in reference if not ranked <= set(reference)]
     if ranked <= set(reference):
-        both = [np.concatenate([each["boxes"], each["scores"][..., None]], axis=-1) for each in (ours, reference)]
-        scale = max(float(np.abs(both[1]).max()), float(np.finfo(np.float32).tiny))
-        for i in range(len(both[0])):
-            apart = np.abs(both[0][i][:, None] - both[1][i][None]).max(axis=-1).astype(np.float64)
-            apart[ours["labels"][i][:, None] != reference["labels"][i][None]] = np.inf
-            worst += [float(apart.min(axis=axis).max()) / scale for axis in (0, 1)]
-    return float(np.max(worst))  # unlike Python's max, it keeps a NaN
+        others = [relative_difference(ours[name], reference[name]) for name in reference if name not in ranked]
+        return float(np.max([_ranked_difference(ours, reference), *others]))  # unlike Python's max, it keeps a NaN
+    worst = float(np.max([relative_difference(ours[name], reference[name]) for name in reference]))
+    if worst > TOLERANCE and {"logits", "boxes"} <= set(reference) and reference["logits"].ndim == 3:
+        return _query_difference(ours, reference)
+    return worst
+
+
+def _ranked_difference(ours: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> float:
+    """Each object against the nearest one of its label. One that the other side has not counts by how far its score
+    lies above the lowest score there: of objects with nearly that score any may be the last."""
+    both = [np.concatenate([each["boxes"], each["scores"][..., None]], axis=-1) for each in (ours, reference)]
+    scale, worst = max(float(np.abs(both[1]).max()), float(np.finfo(np.float32).tiny)), 0.0
+    for i in range(len(both[0])):
+        apart = np.abs(both[0][i][:, None] - both[1][i][None]).max(axis=-1).astype(np.float64)
+        apart[ours["labels"][i][:, None] != reference["labels"][i][None]] = np.inf
+        for axis, mine, other in ((1, ours, reference), (0, reference, ours)):
+            above = mine["scores"][i].astype(np.float64) - other["scores"][i].min()
+            missing = np.minimum(apart.min(axis=axis), np.maximum(above, 0))
+            worst = float(np.max([worst, missing.max() / scale]))
+    return worst
+
+
+def _query_difference(ours: Mapping[str, np.ndarray], reference: Mapping[str, np.ndarray]) -> float:
+    """Each query against the one with the nearest logits and box."""
+    worst = 0.0
+    scales = {name: max(float(np.abs(b).max()), float(np.finfo(np.float32).tiny)) for name, b in reference.items()}
+    for i in range(len(reference["logits"])):
+        apart = np.max([_apart(ours[name][i], reference[name][i]) / scales[name] for name in ("logits", "boxes")], 0)
+        for nearest, mine, theirs in ((apart.argmin(1), ours, reference), (apart.argmin(0), reference, ours)):
+            for name, scale in scales.items():
+                a, b = (each[name][i].astype(np.float64) for each in (mine, theirs))
+                worst = float(np.max([worst, np.abs(a - b[nearest]).max() / scale]))
+    return worst
+
+
+def _apart(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """max|a_i - b_j| over the last axis, [n, n]."""
+    columns = zip(np.moveaxis(a, -1, 0), np.moveaxis(b, -1, 0), strict=True)
+    found = np.zeros((len(a), len(b)))
+    for mine, theirs in columns:
+        np.maximum(found, np.abs(mine[:, None].astype(np.float64) - theirs[None]), out=found)
+    return found
 
 
 def relative_difference(ours: np.ndarray, reference: np.ndarray) -> float:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
@@ -33,13 +35,17 @@ def set_image_size(model: ir.Model, size: tuple[int, int] | None) -> None:
             fix="--image-size HEIGHTxWIDTH, source.image_size of a recipe, or a preprocess: with a crop",
         )
     if size is not None and any(side not in (None, wanted) for side, wanted in zip(said, size, strict=True)):
-        raise GraphError(
-            "the graph takes images of another size",
-            found=f"{own[0]}x{own[1]}",
-            wanted=f"{size[0]}x{size[1]}",
-            fix="export it again at that size",
-        )
+        raise of_another_size(own, size)
     image.shape = ir.Shape([batch, channels if isinstance(channels, int) else _channels(model), *(size or said)])
+
+
+def of_another_size(own: Sequence[object], wanted: Sequence[int]) -> GraphError:
+    return GraphError(
+        "the graph takes images of another size",
+        found=f"{own[0]}x{own[1]}",
+        wanted=f"{wanted[0]}x{wanted[1]}",
+        fix="export it again at that size",
+    )
 
 
 def _channels(model: ir.Model) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +37,7 @@ class GraphMetadata:
     """What travels inside the file, so that a lone `model.onnx` still says how to feed it.
 
     `target` and `precision` are set in the placement of one target, and None in the float graph; `weight_bits` of INT8
-    weights.
+    weights. `labels` are the class names, () where the model has none of its own.
     """
 
     name: str
@@ -47,6 +48,7 @@ class GraphMetadata:
     postprocess: PostprocessSpec | None = None
     sequence: SequenceSpec | None = None
     weight_bits: WeightBits | None = None
+    labels: tuple[str, ...] = ()
 
     @property
     def images(self) -> PreprocessSpec:
@@ -142,7 +144,7 @@ def get_metadata(model: ir.Model, source: str) -> GraphMetadata:
             f"{source} does not say how its input is made",
             found="no vitdeploy metadata in the file",
             wanted="a graph written by `vitdeploy export`",
-            fix="vitdeploy export MODEL --checkpoint FILE -o DIR",
+            fix=f"vitdeploy export {shlex.quote(source)} -o DIR brings an ONNX file of images into such a form",
         )
     try:
         return decode(GraphMetadata, json.loads(text))

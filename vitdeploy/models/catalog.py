@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,9 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vitdeploy.errors import CheckpointError, UnknownModelError
+from vitdeploy.errors import CheckpointError
 from vitdeploy.models import detr_family, prefixes, swin_family, transformer_family, vit_family
 from vitdeploy.models.family import Family, Hints, Recognised
+from vitdeploy.models.names import unknown_model
 from vitdeploy.models.vit import ViTConfig
 
 FAMILIES: tuple[Family, ...] = (
@@ -58,13 +58,7 @@ def find_or_raise(name: str) -> tuple[Family, Any]:
     """As `find`; raises UnknownModelError with the nearest names."""
     found = find(name)
     if found is None:
-        near = difflib.get_close_matches(name.lower(), [n for f in FAMILIES for n in f.names], n=3, cutoff=0.5)
-        raise UnknownModelError(
-            f"no built-in model is called {name!r}",
-            found=name,
-            wanted="a name of `vitdeploy export list`, timm:NAME, hf:FOLDER, or an .onnx file",
-            fix=f"did you mean {' or '.join(near)}?" if near else f"if timm has it: timm:{name}",
-        )
+        raise unknown_model(name)
     return found
 
 

@@ -16,6 +16,7 @@ from vitdeploy.errors import CheckpointError, MissingFileError, NonFiniteWeights
 from vitdeploy.models import misfits, other_kinds, prefixes
 from vitdeploy.models.hub import files_of
 from vitdeploy.models.keys.npz import is_npz, read_npz
+from vitdeploy.models.names import require_checkpoint
 from vitdeploy.models.pickles import read_pickle
 from vitdeploy.models.unwrap import FILE, unwrap
 
@@ -57,8 +58,7 @@ def _loaded(path: Path) -> object:
         raise MissingFileError(
             f"no checkpoint at {path}", found="a folder", wanted="a file with weights", fix=_of_folder(path)
         )
-    if not path.is_file():
-        raise MissingFileError(f"no checkpoint at {path}", fix="check --checkpoint, or source.checkpoint of the recipe")
+    require_checkpoint(path)
     with path.open("rb") as file:
         start = file.read(64)
     if not start:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-import importlib
-import sys
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -17,6 +18,7 @@ from vitdeploy.models.checkpoint import load_state, read_checkpoint
 from vitdeploy.models.config_files import timm_preprocess
 from vitdeploy.models.foreign import IMAGE_SIZE, SEED, adapt, size_of, where
 from vitdeploy.models.original import Original
+from vitdeploy.models.working_folder import shown_folder
 from vitdeploy.spec import PreprocessSpec
 
 WANTED = "a function that takes nothing and returns a torch.nn.Module"
@@ -63,10 +65,17 @@ def _function(reference: str) -> Callable[[], Any]:
             wanted="package.module:function",
             fix="for build() in my_model.py: --model my_model:build",
         )
-    if "" not in sys.path:
-        sys.path.insert(0, "")
+    folder = shown_folder()
+    if (file := folder.hidden(module_name)) is not None:
+        raise UserCodeError(
+            f"{module_name} in the working folder has the name of another module, which is loaded already",
+            found=file,
+            wanted="a name of its own",
+            fix="rename the file",
+        )
     try:
-        module = importlib.import_module(module_name)
+        with folder.build():
+            module = folder.import_module(module_name)
     except (Exception, SystemExit) as error:
         raise UserCodeError(
             f"{module_name} cannot be imported",
@@ -90,8 +99,7 @@ def _function(reference: str) -> Callable[[], Any]:
 def _call(function: Callable[[], Any], reference: str) -> nn.Module:
     try:
         # The model is built again in other processes; weights that it draws must be the same there.
-        with torch.random.fork_rng(devices=()):
-            torch.manual_seed(SEED)
+        with _seeded(), shown_folder().build():
             model = function()
     except (Exception, SystemExit) as error:
         raise UserCodeError(f"{reference} failed", found=where(error), wanted=WANTED) from None
@@ -99,6 +107,21 @@ def _call(function: Callable[[], Any], reference: str) -> nn.Module:
         found = f"the class {model.__name__} itself" if isinstance(model, type) else type(model).__name__
         raise UserCodeError(f"{reference} returned no model", found=found, wanted="a torch.nn.Module")
     return model.float().eval()
+
+
+@contextlib.contextmanager
+def _seeded() -> Iterator[None]:
+    """The generators of PyTorch, numpy and Python, seeded, and afterwards as they were before."""
+    before = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(SEED)
+            np.random.seed(SEED)
+            random.seed(SEED)
+            yield
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])
 
 
 def _channels(model: nn.Module) -> int:

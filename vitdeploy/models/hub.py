@@ -143,16 +143,31 @@ def locate(model: str) -> ModelFolder:
     """
     library, _, name = model.partition(":")
     repository, _, revision = name.partition("@")
-    folder = Path(name).expanduser()
-    if library == "hf" and folder.is_dir():
+    folder = local_folder(model)
+    if folder is not None:
         return ModelFolder(folder)
-    if library == "hf" and (name.startswith((".", "/", "~")) or repository.count("/") != 1):
+    return _download(f"timm/{_tagged(repository)}" if library == "timm" else repository, revision or None)
+
+
+def local_folder(model: str) -> Path | None:
+    """The folder of this machine that `hf:...` names; None where the hub is asked.
+
+    Raises:
+        MissingFileError: a path that is no folder.
+    """
+    library, _, name = model.partition(":")
+    folder = Path(name).expanduser()
+    if library != "hf":
+        return None
+    if folder.is_dir():
+        return folder
+    if name.startswith((".", "/", "~")) or name.partition("@")[0].count("/") != 1:
         raise MissingFileError(
             f"no folder at {name}",
             wanted="hf:FOLDER with config.json and model.safetensors, or hf:OWNER/NAME of the Hugging Face hub",
             fix="check the path",
         )
-    return _download(f"timm/{_tagged(repository)}" if library == "timm" else repository, revision or None)
+    return None
 
 
 def _tagged(name: str) -> str:

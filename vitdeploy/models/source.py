@@ -13,17 +13,14 @@ What a user may name:
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from vitdeploy.errors import CheckpointError, InputError, UnknownModelError
-from vitdeploy.models import catalog, foreign, function, named
+from vitdeploy.errors import CheckpointError, InputError, UserCodeError
+from vitdeploy.models import catalog, foreign, function, named, names
 from vitdeploy.models.checkpoint import load_state, read_checkpoint
 from vitdeploy.models.config_files import (
     fixed_size,
@@ -36,6 +33,7 @@ from vitdeploy.models.config_files import (
 from vitdeploy.models.config_fit import check_config, named_config
 from vitdeploy.models.family import Family, Hints, Recognised
 from vitdeploy.models.foreign_transformers import from_transformers
+from vitdeploy.models.given import Source as Source
 from vitdeploy.models.hub import (
     CONFIG,
     PREPROCESSOR,
@@ -46,6 +44,7 @@ from vitdeploy.models.hub import (
     is_hub_name,
     locate,
 )
+from vitdeploy.models.identity import weights_digest
 from vitdeploy.models.keys.transformers_config import MODEL_TYPES
 from vitdeploy.models.label_names import labels_for
 from vitdeploy.models.original import Original
@@ -57,29 +56,6 @@ SEED = 0
 SEEDED = "no checkpoint given: the weights are seeded random numbers, and so is every accuracy"
 
 HEADLESS = "no classification head: a feature extractor"
-ONNX_FILE = "model.onnx"
-OWNED = re.compile(r"[\w-][\w.-]*/[\w.-]+")
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where a model comes from: plain data, that a measuring process can be given too.
-
-    `image_size` is (height, width), other than the checkpoint's. `heads`: for a bare state dict that cannot say it.
-    `text_features`: a .npy of float32 [classes, width], which makes a CLIP or SigLIP tower a zero-shot classifier.
-    `function` is `package.module:function`, and comes from the command line only.
-    """
-
-    model: str | None = None
-    checkpoint: Path | None = None
-    image_size: tuple[int, int] | None = None
-    heads: int | None = None
-    text_features: Path | None = None
-    function: str | None = None
-
-    @property
-    def name(self) -> str:
-        return self.function or self.model or (self.checkpoint.name if self.checkpoint else "model")
 
 
 def located(source: Source) -> tuple[Source, ModelFolder | None]:
@@ -118,6 +94,13 @@ def load_original(source: Source, preprocess: PreprocessSpec | None = None) -> O
         original = dataclasses.replace(original, preprocess=preprocess)
     if source.text_features is not None:
         original = with_text_features(original, source.text_features)
+    if source.weights is not None and weights_digest(original.module) != source.weights:
+        raise UserCodeError(
+            f"{source.name} returned another model than before",
+            found="other weights",
+            wanted="the same weights at each call, in this process and in others",
+            fix="save the weights once, and give them by --checkpoint or source.checkpoint",
+        )
     return original
 
 
@@ -145,26 +128,8 @@ def _built_in(name: str) -> tuple[Family, Any]:
     Raises:
         UnknownModelError: no built-in name.
     """
-    path = Path(name)
-    if path.is_dir():
-        what, fix = (
-            "is a folder",
-            f"hf:{name}" if (path / CONFIG).is_file() else "hf:FOLDER, with config.json and weights",
-        )
-        if (path / ONNX_FILE).is_file():
-            fix = str(path / ONNX_FILE)
-    elif path.is_file():
-        what, fix = "is a file", f"--checkpoint {name}, after the model's name or alone"
-    elif OWNED.fullmatch(name):
-        what, fix = "is no path here", f"where it is a repository of the Hugging Face hub: hf:{name}"
-    else:
-        return catalog.find_or_raise(name)
-    raise UnknownModelError(
-        f"no built-in model is called {name!r}, which {what}",
-        found=name,
-        wanted="a name of `vitdeploy export list`, timm:NAME, hf:FOLDER, hf:OWNER/NAME, or an .onnx file",
-        fix=fix,
-    )
+    names.check_name(name)
+    return catalog.find_or_raise(name)
 
 
 def _from_checkpoint(source: Source) -> Original:

@@ -130,10 +130,27 @@ def _settings(ours: Subject, theirs: Subject) -> tuple[Setting, Setting]:
         )
     own = dataclasses.replace(own, labels=own.labels or other.labels, claim=other.claim)
     if not ours.own:
-        own = dataclasses.replace(own, preprocess=other.preprocess)
+        own = _taken(ours.name, own, other)
     if not theirs.own:
-        other = dataclasses.replace(other, preprocess=own.preprocess)
+        other = _taken(theirs.name, other, own)
     return own, other
+
+
+def _taken(name: str, setting: Setting, other: Setting) -> Setting:
+    """The setting of an original that does not say how its images are prepared, with the other side's preprocessing.
+
+    Raises:
+        InputError: it takes images of another size.
+    """
+    ours, theirs = setting.preprocess, other.preprocess
+    if ours is not None and theirs is not None and ours.crop != theirs.crop:
+        raise InputError(
+            f"{name} takes images of another size than the other side",
+            found=f"{ours.crop[0]}x{ours.crop[1]}",
+            wanted=f"{theirs.crop[0]}x{theirs.crop[1]}",
+            fix=f"--image-size {theirs.crop[0]}x{theirs.crop[1]}, where the model takes that size",
+        )
+    return dataclasses.replace(setting, preprocess=theirs)
 
 
 def _same_shape(own: Setting, other: Setting) -> bool:

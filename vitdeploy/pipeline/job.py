@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.metadata
-import importlib.util
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from vitdeploy import __version__
-from vitdeploy.errors import MissingPackageError
 from vitdeploy.graph.io import load_graph
+from vitdeploy.pipeline.batches import settle_batch
+from vitdeploy.pipeline.capability import require_target
 from vitdeploy.pipeline.origin import Origin, find_origin, is_onnx
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.recipe import Recipe
 from vitdeploy.pipeline.stages.compile import check_task
-from vitdeploy.pipeline.stages.quantize import check_precision
 from vitdeploy.pipeline.tasks.kit import Data, Kit, Setting
 from vitdeploy.pipeline.tasks.kits import make_kit
 from vitdeploy.quantize.already import refuse_quantized
 from vitdeploy.runtime.host import describe_host
-from vitdeploy.runtime.ort_gpu import PROVIDERS, require_provider
 from vitdeploy.runtime.weight_bits import bits_for
-from vitdeploy.spec import TARGETS, Budget, WeightBits
+from vitdeploy.spec import Budget, WeightBits
 from vitdeploy.verify.gate import with_guard
 
 
@@ -55,21 +54,25 @@ class Job:
         return with_guard(self.recipe.to_budget(), self.origin.task)
 
 
-def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress) -> tuple[Job, ...]:
+def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress, function: str | None = None) -> tuple[Job, ...]:
     """Resolve a recipe: a job for each of its image sizes, all on the same samples.
+
+    `function` is the user's own model, `package.module:function`, of a recipe that names none.
 
     Raises:
         MissingFileError, UnknownModelError, CheckpointError, DataError, ImageError: an input is missing or unusable.
         MissingPackageError, CapabilityError: a target's runtime is not here, or cannot do the precision.
     """
     for target in recipe.targets:
-        check_precision(target, recipe.precision)
-        require_runtime(target)
+        require_target(target, recipe.precision)
     recipes = recipe.at_sizes()
-    origins = []
+    origins, settled = [], []
     for i, each in enumerate(recipes):
         progress("read the model", i, len(recipes))
-        origins.append(find_origin(each.to_source(), each.to_overrides()))
+        source = dataclasses.replace(each.to_source(), function=function)
+        origin, batch = settle_batch(find_origin(source, each.to_overrides()), each.export.batch)
+        origins.append(origin)
+        settled.append(each.at_batch(batch) if batch is not None and each.export.batch == "auto" else each)
     progress("read the model", len(recipes), len(recipes))
     for target in recipe.targets:
         check_task(origins[0].task, target, recipe.precision)
@@ -77,7 +80,7 @@ def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress) -> tuple[Job,
         refuse_quantized(load_graph(Path(str(origins[0].source.model))), origins[0].name)
     kits = [make_kit(setting_of(origin)) for origin in origins]
     data = kits[0].load(recipe.to_choice(), skip_bad=skip_bad, progress=progress)
-    return tuple(Job(each, origin, kit, data) for each, origin, kit in zip(recipes, origins, kits, strict=True))
+    return tuple(Job(each, origin, kit, data) for each, origin, kit in zip(settled, origins, kits, strict=True))
 
 
 def setting_of(origin: Origin) -> Setting:
@@ -91,20 +94,6 @@ def weight_bits(vnni: bool | None) -> WeightBits:
     if vnni is None:
         return bits_for(describe_host()["isa"])
     return 8 if vnni else 7
-
-
-def require_runtime(target: str) -> None:
-    """The target's runtime is here, as far as can be said without running anything.
-
-    Raises:
-        MissingPackageError: it is not installed.
-        CapabilityError: this build of it does not have the target's provider.
-    """
-    row = TARGETS[target]  # a back end is called as its module
-    if importlib.util.find_spec(row.backend) is None:
-        raise MissingPackageError(row.package, row.extra, f"the target {target}", target if row.device == "GPU" else "")
-    if target in PROVIDERS:
-        require_provider(target)
 
 
 def tool_versions(packages: Iterable[str]) -> dict[str, str]:

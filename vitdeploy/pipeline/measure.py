@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitdeploy.bench.contest import run_contest
+from vitdeploy.bench.contest import alone, run_contest
 from vitdeploy.bench.contestant import Contestant
-from vitdeploy.bench.flags import UNSTABLE
-from vitdeploy.bench.paired import ratio_of_rounds
+from vitdeploy.bench.decided import WILD, alone_reason, judged
+from vitdeploy.bench.expected import expected
 from vitdeploy.bench.percentiles import DEFAULT
 from vitdeploy.bench.protocol import Protocol, parse_scenario
 from vitdeploy.bench.results import Contest
 from vitdeploy.bench.summary import block_medians, rows, samples
 from vitdeploy.bench.survey import surveyed
 from vitdeploy.graph.work import Work
-from vitdeploy.models.source import Source
+from vitdeploy.models.given import Source
 from vitdeploy.pipeline.origin import ORIGINAL, to_request
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.roofline import context_facts
 from vitdeploy.pipeline.works import works_of
 from vitdeploy.runtime.interpreter import module_argv
-from vitdeploy.verify.intervals import student
 
 # What a ratio is of, by the scenario that it was measured in.
 METRICS = {"single": "latency", "offline": "throughput"}
+NOT_DECIDED = "not decided"
 
 
 def original_contestant(source: Source, name: str = ORIGINAL) -> Contestant:
@@ -44,15 +45,22 @@ def measure(
 ) -> dict[str, Any]:
     """The `bench` part of a report, with the ratios of `pairs`.
 
-    With `context`, the machine and the layers of each engine are measured after it.
+    With `context`, the machine and the layers of each engine are measured after it. What it waits for, and how long it
+    will take, is told as a progress of its own.
 
     Raises:
         WorkerError: a measuring process died. Errors of a runtime come through as they are.
     """
-    contest = run_contest(contestants, protocol, lambda text, done, total: progress("bench", done, total), pairs=pairs)
-    if not context:
-        return summarise(contest, pairs, percents)
-    contest = surveyed(contest, contestants, lambda text, done, total: progress("context", done, total))
+
+    def tell(step: str) -> Progress:
+        return lambda text, done, total: progress(text if total == 1 else step, done, total)
+
+    with alone(tell("bench")):
+        progress(f"{len(contestants)} to measure, {expected(contestants, protocol, context=context)}", 1, 1)
+        contest = run_contest(contestants, protocol, tell("bench"), pairs=pairs)
+        if not context:
+            return summarise(contest, pairs, percents)
+        contest = surveyed(contest, contestants, tell("context"))
     works = works_of(contestants, protocol.batch_of(protocol.latency_scenario))
     return summarise(contest, pairs, percents, works)
 
@@ -63,10 +71,14 @@ def summarise(
     percents: Sequence[float],
     works: Mapping[str, Work | str] | None = None,
 ) -> dict[str, Any]:
-    """Protocol, results, ratios of the named pairs, samples; context, where it was measured (see `context_facts`)."""
+    """Protocol, results, ratios of the named pairs, samples; context, where it was measured (see `context_facts`).
+
+    `undecided`: why what was measured of an artifact is not to be relied on, for each of which that is so.
+    """
     protocol = contest.protocol
     results = rows(contest, percents)
     waits = parse_scenario(protocol.latency_scenario).kind == "server"
+    found = ratios(contest, pairs)
     return {
         "protocol": {
             "rounds": {name: len(contest.entries[0].rounds[name]) for name in protocol.scenarios},
@@ -77,7 +89,8 @@ def summarise(
             "processes": protocol.processes,
         },
         "results": results,
-        "ratios": ratios(contest, pairs),
+        "ratios": found,
+        "undecided": undecided(contest, found),
         "samples_ms": samples(contest),
         "block_medians_ms": block_medians(contest),
         "context": context_facts(contest.context, results, works or {}, waits),
@@ -87,8 +100,10 @@ def summarise(
 def ratios(contest: Contest, pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
     """a / b of each pair, of latency ("single") and of throughput ("offline"), by the median queries of paired rounds.
 
-    `verdict`: what the interval says of the first of the two: faster, slower, or no difference. `unstable`: the ratios
-    of paired rounds vary too much, whatever each of the two did by itself.
+    `verdict`: what the interval says of the first of the two: faster, slower, or no difference. `decided`: whether the
+    interval can be relied on; where not, `reason` says why, and the verdict is `NOT_DECIDED`. `a_ms`, `b_ms`: the
+    latencies that the ratio is of, those of rounds side by side. `unstable`: the ratios of paired rounds vary too much,
+    whatever each of the two did by itself.
     """
     return [
         _ratio(contest, a, b, scenario)
@@ -99,12 +114,38 @@ def ratios(contest: Contest, pairs: Sequence[tuple[str, str]]) -> list[dict[str,
 
 
 def _ratio(contest: Contest, a: str, b: str, scenario: str) -> dict[str, Any]:
-    rounds = {entry.artifact: entry.rounds[scenario] for entry in contest.entries}
     metric = METRICS[scenario]
     over, under = (a, b) if metric == "latency" else (b, a)
-    found = ratio_of_rounds(rounds[over], rounds[under])
-    ratio, low, high = student(found.log, found.error, found.freedom)
+    found = judged(contest, over, under, scenario)
+    ratio, wider = math.exp(found.ratio.log), math.exp(found.ratio.reach)
+    low, high = ratio / wider, ratio * wider
     faster, slower = (high < 1, low > 1) if metric == "latency" else (low > 1, high < 1)
     verdict = "faster" if faster else "slower" if slower else "no difference"
-    common = {"a": a, "b": b, "metric": metric}
-    return {**common, "ratio": ratio, "ci95": [low, high], "verdict": verdict, "unstable": found.spread > UNSTABLE}
+    milliseconds = found.over_ms, found.under_ms
+    return {
+        "a": a,
+        "b": b,
+        "metric": metric,
+        "ratio": ratio,
+        "ci95": [low, high],
+        "verdict": verdict if found.decided else NOT_DECIDED,
+        "decided": found.decided,
+        "reason": found.reason,
+        "a_ms": milliseconds[over != a],
+        "b_ms": milliseconds[over == a],
+        "unstable": found.ratio.spread > WILD,
+    }
+
+
+def undecided(contest: Contest, found: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The reasons by artifact: that of its first ratio which is not decided, or, of one that is the first of no ratio,
+    that of its own latency."""
+    reasons = {}
+    for entry in contest.entries:
+        own = [ratio for ratio in found if ratio["a"] == entry.artifact]
+        because = next((ratio["reason"] for ratio in own if ratio["reason"]), "")
+        if not own:
+            because = alone_reason(contest, entry)
+        if because:
+            reasons[entry.artifact] = because
+    return reasons

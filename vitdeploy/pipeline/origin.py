@@ -9,22 +9,27 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from vitdeploy.bundle.read import file_sha256
-from vitdeploy.errors import CheckpointError, GraphError, MissingFileError
-from vitdeploy.graph.foreign import import_graph
+from vitdeploy.bundle.read import SIZES_FOLDER, file_sha256
+from vitdeploy.errors import CheckpointError, GraphError
+from vitdeploy.graph.foreign import ForeignGraph, import_graph
 from vitdeploy.graph.io import graph_spec, serialised
 from vitdeploy.models.claims import claimed_accuracy
+from vitdeploy.models.given import Source
 from vitdeploy.models.hub import ModelFolder, pinned
-from vitdeploy.models.original import Original
-from vitdeploy.models.reference import torch_runner
-from vitdeploy.models.source import Source, load_original, located, refuse_unusable
+from vitdeploy.models.names import ONNX_FILE, graph_folder
+from vitdeploy.pipeline.beside import find_beside
+from vitdeploy.pipeline.early import require_label_file, require_onnx_file
+from vitdeploy.pipeline.stages.files import known_labels
 from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, Task, TensorSpec, encode
 from vitdeploy.verify.plausible import Claim
+
+if TYPE_CHECKING:
+    from vitdeploy.models.original import Original
 
 ORIGINAL = "original"
 
@@ -104,6 +109,7 @@ def find_origin(source: Source, overrides: Overrides | None = None) -> Origin:
         CheckpointError: an override does not fit it.
     """
     given = overrides or Overrides()
+    source = _in_folder(source)
     origin = _of_graph(source, given) if is_onnx(source) else _of_module(source, given)
     preprocess, postprocess = given.preprocess or origin.preprocess, given.postprocess or origin.postprocess
     if preprocess is not None and (preprocess.crop != origin.image_size or preprocess.channels != origin.channels):
@@ -114,14 +120,27 @@ def find_origin(source: Source, overrides: Overrides | None = None) -> Origin:
             fix="change preprocess.crop, mean and std, or choose the model of that size",
         )
     origin = dataclasses.replace(origin, preprocess=preprocess, postprocess=postprocess)
-    return dataclasses.replace(origin, labels=_labels(given.labels, origin)) if given.labels else origin
+    if given.labels is None:
+        return origin
+    labels = _labels(given.labels, origin)
+    told = f"the model has labels of its own; those of {given.labels} are taken"
+    notes = (*origin.notes, told) if origin.labels not in ((), labels) else origin.notes
+    return dataclasses.replace(origin, labels=labels, notes=notes)
 
 
 def _of_module(source: Source, given: Overrides) -> Origin:
+    # PyTorch, where a module is read only.
+    from vitdeploy.models.identity import identity, weights_digest
+    from vitdeploy.models.source import load_original, located, refuse_unusable
+
     local, folder = located(source)
     original = load_original(local, given.preprocess)
     refuse_unusable(original)
     files = folder.files if folder is not None else ()
+    digests = _digests([*files, *(path for path in (source.checkpoint, source.text_features) if path)])
+    if source.function is not None:
+        local = dataclasses.replace(local, weights=weights_digest(original.module))
+        digests[source.function] = identity(original)
     signature = original.signature
     return Origin(
         name=source.name if folder is None else pinned(source.name, folder),
@@ -138,7 +157,7 @@ def _of_module(source: Source, given: Overrides) -> Origin:
         family=original.family,
         revision=folder.revision if folder is not None else None,
         notes=original.notes,
-        digests=_digests([*files, *(path for path in (source.checkpoint, source.text_features) if path)]),
+        digests=digests,
         claim=_claim(folder),
     )
 
@@ -151,18 +170,27 @@ def _claim(folder: ModelFolder | None) -> Claim | None:
 def _of_graph(source: Source, given: Overrides) -> Origin:
     asked = source.image_size or (given.preprocess.crop if given.preprocess else None)
     try:
-        graph = import_graph(_graph_file(source), asked)
+        graph = import_graph(_graph_file(source), asked, source.only_batch)
     except GraphError:
         if source.image_size or not asked:
             raise
-        graph = import_graph(_graph_file(source))  # of another size than the crop: find_origin says so
-    spec = graph_spec(graph.model, "")
-    _, channels, height, width = (int(size) if isinstance(size, int) else 0 for size in spec.inputs[0].shape)
+        # Of another size than the crop: find_origin says so.
+        graph = import_graph(_graph_file(source), batch=source.only_batch)
+    spec, own = graph_spec(graph.model, ""), graph.metadata
+    sizes = [int(size) if isinstance(size, int) else 0 for size in spec.inputs[0].shape[1:]]
+    height, width, channels = sizes if graph.takes_pixels else (*sizes[1:], sizes[0])
     source = dataclasses.replace(source, image_size=(height, width))
     notes = list(graph.notes)
-    if given.preprocess is None:
-        notes.append("an ONNX file does not say how images are prepared: / 255 and a plain resize are assumed")
     zeros, ones = (0.0,) * channels, (1.0,) * channels
+    preprocess = PreprocessSpec((height, width), (height, width), "bilinear", zeros, ones)
+    if own is not None:
+        preprocess, labels = own.images, known_labels(_graph_file(source), own)
+        notes += _contradictions(graph, given)
+    else:
+        classes = number_of_classes(spec.outputs, graph.postprocess)
+        beside = find_beside(_graph_file(source), channels, (height, width), classes)
+        preprocess, labels = beside.preprocess or preprocess, beside.labels
+        notes += [note for note in beside.notes if given.preprocess is None or note.startswith("labels")]
     return Origin(
         name=source.name,
         source=source,
@@ -171,19 +199,63 @@ def _of_graph(source: Source, given: Overrides) -> Origin:
         channels=channels,
         outputs=spec.outputs,
         parameters=graph.parameters,
-        preprocess=PreprocessSpec((height, width), (height, width), "bilinear", zeros, ones),
+        preprocess=preprocess,
         postprocess=graph.postprocess,
+        labels=labels,
         family="onnx",
         notes=tuple(notes),
         digests=_digests([_graph_file(source)]),
     )
 
 
+def _contradictions(graph: ForeignGraph, given: Overrides) -> list[str]:
+    """What is given wins over what the file says of itself, and that is said.
+
+    Raises:
+        CheckpointError: it cannot win, because it is part of the graph.
+    """
+    own = graph.metadata
+    assert own is not None
+    spec, other = own.images, given.preprocess
+    if graph.takes_pixels and other is not None and (other.mean, other.std) != (spec.mean, spec.std):
+        raise CheckpointError(
+            f"{own.name} normalises its images itself, in another way than is asked",
+            found=f"mean {list(other.mean)}, std {list(other.std)}",
+            wanted=f"mean {list(spec.mean)}, std {list(spec.std)}, as it was exported",
+            fix="leave preprocess: out, or export the model again with --no-preprocess",
+        )
+    notes = []
+    if other not in (None, spec):
+        notes.append(
+            f"the file was exported for other preprocessing ({_differing(spec, other)}); what is given is taken"
+        )
+    if given.postprocess not in (None, own.postprocess):
+        told = _differing(own.postprocess, given.postprocess)
+        notes.append(f"the file was exported for other post-processing ({told}); what is given is taken")
+    return notes
+
+
+def _differing(own: Any, other: Any) -> str:
+    """The fields of `own` that `other` has otherwise."""
+    theirs = encode(other) or {}
+    fields = [f"{key} {value}" for key, value in (encode(own) or {}).items() if theirs.get(key) != value]
+    return ", ".join(fields) or "none"
+
+
+def _in_folder(source: Source) -> Source:
+    """The graph in the folder that `vitdeploy export` made, of the image size that is asked for."""
+    folder = graph_folder(source.model)
+    if folder is None:
+        return source
+    size = "x".join(map(str, source.image_size or ()))
+    other = folder / SIZES_FOLDER / size / ONNX_FILE
+    return dataclasses.replace(source, model=str(other if size and other.is_file() else folder / ONNX_FILE))
+
+
 def _graph_file(source: Source) -> Path:
     assert source.model is not None
     path = Path(source.model)
-    if not path.is_file():
-        raise MissingFileError(f"no ONNX file at {path}", fix="check the path")
+    require_onnx_file(path)
     return path
 
 
@@ -193,8 +265,7 @@ def _digests(files: list[Path]) -> dict[str, str]:
 
 def _labels(path: Path, origin: Origin) -> tuple[str, ...]:
     """One name a line, in the order of the model's classes."""
-    if not path.is_file():
-        raise MissingFileError(f"no label file at {path}", wanted="a text file with one class name a line")
+    require_label_file(path)
     labels = tuple(path.read_text(encoding="utf-8").removesuffix("\n").split("\n"))
     if origin.classes not in (None, len(labels)):
         raise CheckpointError(
@@ -206,8 +277,11 @@ def _labels(path: Path, origin: Origin) -> tuple[str, ...]:
 def reference_runner(source: Source, *, threads: int = 0, original: Original | None = None) -> Runner:
     """The runner (not loaded yet) of the original: PyTorch eager, or ONNX Runtime for an ONNX file."""
     if is_onnx(source):
-        graph = import_graph(_graph_file(source), source.image_size)
+        graph = import_graph(_graph_file(source), source.image_size, source.only_batch)
         return OnnxRuntimeRunner(serialised(graph.model), name=ORIGINAL, threads=threads)
+    from vitdeploy.models.reference import torch_runner
+    from vitdeploy.models.source import load_original
+
     return torch_runner(original or load_original(source), threads=threads)
 
 

@@ -132,7 +132,11 @@ def _report(
         "environment": {**describe_host(), **tool_versions(TOOLS)},
         "provenance": {
             "recipe": job.recipe.model_dump(mode="json"),
-            "source": {"model": job.recipe.source.model, "revision": job.origin.revision, "sha256": dict(digests)},
+            "source": {
+                "model": job.origin.source.function or job.recipe.source.model,
+                "revision": job.origin.revision,
+                "sha256": dict(digests),
+            },
             "data": {"calibration": job.data.calibration_digest, "evaluation": job.data.evaluation_digest},
             "tools": tool_versions(TOOLS),
             "files": [encode(entry) for entry in _provenance_files(artifacts)],

@@ -21,7 +21,7 @@ from vitdeploy.graph.io import (
 )
 from vitdeploy.graph.tensorrt.pixels import cast_pixels_first
 from vitdeploy.pipeline.stages.compile import check_task
-from vitdeploy.pipeline.stages.files import LABELS_FILE, graphs_in
+from vitdeploy.pipeline.stages.files import graphs_in, known_labels
 from vitdeploy.pipeline.stages.quantize import check_precision
 from vitdeploy.spec import TARGETS, EngineSpec, GraphSpec, Manifest, Precision
 
@@ -110,15 +110,9 @@ def bundle_of(placed: PlacedGraphs, engine: EngineSpec, folder: Path, out: Path)
         graphs=placed.graphs,
         preprocess=metadata.preprocess,
         postprocess=metadata.postprocess,
-        labels=labels_beside(next(graph for graph, _ in placed.graphs.values())),
+        labels=known_labels(next(graph for graph, _ in placed.graphs.values()), metadata),
         engines=[(engine, folder)],
     )
-
-
-def labels_beside(graph: Path) -> list[str]:
-    """The class names that `export` wrote beside the graph."""
-    file = graph.parent / LABELS_FILE
-    return file.read_text(encoding="utf-8").removesuffix("\n").split("\n") if file.is_file() else []
 
 
 def _is_name(name: str) -> bool:

@@ -112,6 +112,7 @@ def _original(origin: Origin) -> dict[str, Any]:
     return {
         "model": None if origin.digests and source.checkpoint is None else source.model,
         "image_size": source.image_size,
+        "batch": source.only_batch,
         "heads": source.heads,
         "preprocess": encode(origin.preprocess),
         "postprocess": encode(origin.postprocess),
@@ -132,7 +133,7 @@ def _export(job: Job) -> Step:
         {**_original(job.origin), **encode(config)},
         outside=dict(job.origin.digests),
         tools=tool_versions(EXPORT_TOOLS),
-        version=2,
+        version=3,
     )
 
 

@@ -1,6 +1,7 @@
 """The recipe: a frozen, validated value, read from YAML. No field can name code.
 
-pydantic checks it; this file says what the fields are and turns every problem into one line with its path.
+pydantic checks it; this file says what the fields are and turns every problem into one line with its path. What a
+section stands for further on is imported where it is asked for: a misspelt field is not to wait for PyTorch.
 """
 
 from __future__ import annotations
@@ -12,25 +13,29 @@ import difflib
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from vitdeploy.bench.protocol import parse_scenario
 from vitdeploy.compile.tensorrt import BuildOptions, default_batches
 from vitdeploy.errors import MissingFileError, RecipeError
-from vitdeploy.graph.optimize import OptimizeOptions
-from vitdeploy.models.source import Source, scaled
-from vitdeploy.pipeline.origin import Overrides
+from vitdeploy.models.names import graph_folder, is_built_in
 from vitdeploy.pipeline.section import Positive, Section
-from vitdeploy.pipeline.stages.export import ExportConfig
-from vitdeploy.pipeline.tasks.kit import DataChoice
 from vitdeploy.pipeline.tensorrt_section import TensorRtSection
 from vitdeploy.spec import TARGETS, Budget, CropRounding, Fit, Interpolation, PostprocessSpec, Precision, PreprocessSpec
 
+if TYPE_CHECKING:
+    from vitdeploy.graph.optimize import OptimizeOptions
+    from vitdeploy.models.source import Source
+    from vitdeploy.pipeline.origin import Overrides
+    from vitdeploy.pipeline.stages.export import ExportConfig
+    from vitdeploy.pipeline.tasks.kit import DataChoice
+
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
+FUNCTION = "function"  # in the context of a validation: what the command line names as the model
 # Fields that name files: relative to the recipe, so that it runs from anywhere.
 PATHS = (
     *(("source", key) for key in ("model", "checkpoint", "labels", "text_features")),
@@ -65,9 +70,14 @@ class SourceSection(Section):
     text_features: str | None = None
 
     @model_validator(mode="after")
-    def _named(self) -> SourceSection:
-        if self.model is None and self.checkpoint is None:
-            raise ValueError("names neither a model nor a checkpoint")
+    def _named(self, info: ValidationInfo) -> SourceSection:
+        function = (info.context or {}).get(FUNCTION)
+        if function is None and self.model is None and self.checkpoint is None:
+            raise ValueError("names neither a model nor a checkpoint; a module of your own goes with --model")
+        if function is not None and self.model is not None:
+            raise ValueError(f"names the model {self.model}, and --model {function}: leave one of them out")
+        if function is not None and self.heads is not None:
+            raise ValueError(f"heads says nothing of your own module, --model {function}")
         return self
 
     @model_validator(mode="after")
@@ -140,8 +150,10 @@ class DataSection(Section):
 
 
 class ExportSection(Section):
+    """`batch` auto: dynamic, or the one of an ONNX file that has a fixed one."""
+
     opset: Literal[18, 19, 20] = 20
-    batch: Literal["dynamic"] | Positive = "dynamic"
+    batch: Literal["auto", "dynamic"] | Positive = "auto"
     preprocess: bool = True
 
 
@@ -176,6 +188,8 @@ class OptimizeSection(Section):
         return value
 
     def to_options(self) -> OptimizeOptions:
+        from vitdeploy.graph.optimize import OptimizeOptions
+
         merging = () if self.token_merging == "none" else tuple(sorted(self.token_merging.items()))
         return OptimizeOptions(
             **self.model_dump(exclude={"token_merging", "align_rows"}),
@@ -236,7 +250,7 @@ class Recipe(Section):
     optimize: OptimizeSection = OptimizeSection()
     precision: Precision = "int8"
     vnni: Literal["auto"] | bool = "auto"
-    targets: Annotated[tuple[str, ...], Field(min_length=1, strict=False)]
+    targets: Annotated[tuple[str, ...], Field(strict=False)]
     budget: BudgetSection = BudgetSection()
     bench: BenchSection = BenchSection()
     bundle: BundleSection = BundleSection()
@@ -252,6 +266,8 @@ class Recipe(Section):
     @field_validator("targets")
     @classmethod
     def _known_targets(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
+        if not targets:
+            raise ValueError(f"wanted at least one of {', '.join(TARGETS)}")
         for target in targets:
             if target not in TARGETS:
                 near = difflib.get_close_matches(target, TARGETS, n=1)
@@ -264,7 +280,7 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _batches_fit(self) -> Recipe:
         fixed = self.export.batch
-        if fixed != "dynamic" and set(self.bench.batch) != {fixed}:
+        if isinstance(fixed, int) and set(self.bench.batch) != {fixed}:
             raise ValueError(f"export.batch is fixed to {fixed}, so bench.batch must be [{fixed}]")
         return self
 
@@ -272,7 +288,7 @@ class Recipe(Section):
     def _profiles_fit(self) -> Recipe:
         if self.tensorrt.profiles is None or "tensorrt" not in self.targets:
             return self
-        if self.export.batch != "dynamic":
+        if isinstance(self.export.batch, int):
             raise ValueError(f"export.batch is fixed to {self.export.batch}, so tensorrt.profiles must be left out")
         lost = [str(batch) for batch in self.bench.batch if not self.tensorrt.holds(batch)]
         if lost:
@@ -286,6 +302,8 @@ class Recipe(Section):
     def at_size(self, size: tuple[int, int]) -> Recipe:
         """The recipe for one image size. A `preprocess` that is given holds for its own crop; for another size the same
         share of the image is cropped."""
+        from vitdeploy.models.source import scaled
+
         source = self.source.model_copy(update={"image_size": size, "image_sizes": None})
         changed: dict[str, Any] = {"source": source}
         if self.preprocess is not None:
@@ -294,6 +312,20 @@ class Recipe(Section):
             new = {"resize": spec.resize, "crop": spec.crop, "fit": spec.fit}
             changed["preprocess"] = self.preprocess.model_copy(update=new)
         return self.model_copy(update=changed)
+
+    def at_batch(self, batch: int) -> Recipe:
+        """The recipe of a model that runs at one batch alone, where it leaves that open.
+
+        Raises:
+            RecipeError: it asks for engines of another batch.
+        """
+        if "batch" in self.bench.model_fields_set and set(self.bench.batch) != {batch}:
+            told = f"$.bench.batch: {list(self.bench.batch)}, and the model is of batch {batch} alone; give [{batch}]"
+            raise RecipeError("the recipe", [told])
+        if self.tensorrt.profiles is not None and "tensorrt" in self.targets:
+            raise RecipeError("the recipe", [f"$.tensorrt.profiles: the model is of batch {batch} alone; leave it out"])
+        export = self.export.model_copy(update={"batch": batch})
+        return self.model_copy(update={"export": export, "bench": self.bench.model_copy(update={"batch": (batch,)})})
 
     @property
     def engine_batch(self) -> int:
@@ -310,6 +342,8 @@ class Recipe(Section):
         return Budget(**self.budget.model_dump())
 
     def to_source(self) -> Source:
+        from vitdeploy.models.source import Source
+
         source = self.source
         return Source(
             model=source.model,
@@ -320,6 +354,8 @@ class Recipe(Section):
         )
 
     def to_overrides(self) -> Overrides:
+        from vitdeploy.pipeline.origin import Overrides
+
         return Overrides(
             preprocess=self.preprocess.to_spec() if self.preprocess else None,
             postprocess=PostprocessSpec(**self.postprocess.model_dump()) if self.postprocess else None,
@@ -327,6 +363,8 @@ class Recipe(Section):
         )
 
     def to_choice(self) -> DataChoice:
+        from vitdeploy.pipeline.tasks.kit import DataChoice
+
         data = self.data
         return DataChoice(
             path=Path(data.path),
@@ -339,37 +377,42 @@ class Recipe(Section):
 
     def to_export(self) -> ExportConfig:
         """What the export stage is a function of, beside the original."""
+        from vitdeploy.pipeline.stages.export import ExportConfig
+
         return ExportConfig(
             name=self.name,
             opset=self.export.opset,
-            batch=None if self.export.batch == "dynamic" else self.export.batch,
+            batch=self.export.batch if isinstance(self.export.batch, int) else None,
             in_graph=self.export.preprocess,
         )
 
 
-def load_recipe(path: Path, overrides: Sequence[str] = ()) -> Recipe:
+def load_recipe(path: Path, overrides: Sequence[str] = (), function: str | None = None) -> Recipe:
     """Read, override and validate. Paths in the file are relative to it; paths in overrides to the working folder.
 
     Args:
         overrides: "a.b=value" each, the value in YAML.
+        function: the user's own model, which the command line names. The recipe names none then, and no code ever.
 
     Raises:
         MissingFileError: no such file.
         RecipeError: not YAML, or anything that does not fit: all problems at once.
     """
     if not path.is_file():
-        raise MissingFileError(f"no recipe at {path}", fix="recipes/ holds one for each family")
+        raise MissingFileError(f"no recipe at {path}", fix="check the path; `vitdeploy run --help` shows a recipe")
     data = _parse(path)
     _anchor(data, path.parent)
     for override in overrides:
         _set(data, override, str(path))
-    return validate(data, str(path))
+    if function is not None:
+        data.setdefault("source", {})
+    return validate(data, str(path), function)
 
 
-def validate(data: Any, source: str) -> Recipe:
-    """The recipe that these YAML values are; raises RecipeError with every problem."""
+def validate(data: Any, source: str, function: str | None = None) -> Recipe:
+    """The recipe that these YAML values are; raises RecipeError with every problem. `function` as for `load_recipe`."""
     try:
-        return Recipe.model_validate(data)
+        return Recipe.model_validate(data, context={FUNCTION: function})
     except ValidationError as error:
         raise RecipeError(source, [_problem(e) for e in error.errors()]) from None
 
@@ -432,9 +475,12 @@ def _anchor(data: dict[str, Any], folder: Path) -> None:
 
 
 def _anchored_model(model: str, folder: Path) -> str:
-    """A model is a path where it is an ONNX file, or a folder after `hf:` that is there."""
-    if model.endswith(".onnx"):
-        return str(folder / Path(model).expanduser())
+    """A model is a path where it is an ONNX file, the folder of one, or a folder after `hf:` that is there."""
+    path = model
+    with contextlib.suppress(RuntimeError):  # as above
+        path = str(folder / Path(model).expanduser())
+    if model.endswith(".onnx") or (not is_built_in(model) and graph_folder(path) is not None):
+        return path
     name = model.removeprefix("hf:")
     if name != model and (folder / name).is_dir():
         return f"hf:{folder / name}"

@@ -7,6 +7,7 @@ import sys
 from typing import Any
 
 from vitdeploy.bench.worker import serve
+from vitdeploy.errors import TargetError
 from vitdeploy.models.original import Original
 from vitdeploy.models.source import Source, load_original
 from vitdeploy.pipeline.origin import from_request, is_onnx, reference_runner
@@ -19,8 +20,20 @@ def _original(source: Source) -> Original | None:
 
 
 def make_runner(request: dict[str, Any]) -> Runner:
-    """The runner of a source (`origin.to_request`) with "threads" and "batch" beside it; any batch goes."""
+    """The runner of a source (`origin.to_request`) with "threads" and "batch" beside it; any batch goes, unless the
+    source is of one alone.
+
+    Raises:
+        TargetError: it is asked for at another batch.
+    """
     source = from_request(request)
+    if source.only_batch not in (None, request["batch"]):
+        raise TargetError(
+            f"{source.name} is of batch {source.only_batch} alone",
+            found=f"batch {request['batch']}",
+            wanted=f"batch {source.only_batch}",
+            fix=f"--batch {source.only_batch}; in a recipe bench.batch: [{source.only_batch}]",
+        )
     return reference_runner(source, threads=int(request["threads"]), original=_original(source))
 
 

@@ -16,8 +16,8 @@ from vitdeploy.devices.shipment import Shipment, ship
 from vitdeploy.errors import InputError
 from vitdeploy.graph.io import load_graph
 from vitdeploy.graph.linears import count_int8
-from vitdeploy.pipeline.placing import PlacedGraphs, labels_beside, place_graphs
-from vitdeploy.pipeline.stages.files import is_ours
+from vitdeploy.pipeline.placing import PlacedGraphs, place_graphs
+from vitdeploy.pipeline.stages.files import is_ours, known_labels
 from vitdeploy.pipeline.subjects import DEFAULT_TARGET, find_graph, graph_metadata
 from vitdeploy.pipeline.tasks.kit import Setting
 from vitdeploy.runtime.choice import select_engines
@@ -71,7 +71,7 @@ def _setting(graphs: PlacedGraphs) -> Setting:
     metadata = graphs.metadata
     file, spec = next(iter(graphs.graphs.values()))
     classes = number_of_classes(spec.outputs, metadata.postprocess)
-    labels = tuple(labels_beside(file))
+    labels = known_labels(file, metadata)
     return Setting(metadata.task, metadata.preprocess, metadata.postprocess, metadata.sequence, labels, classes)
 
 

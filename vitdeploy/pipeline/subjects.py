@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import re
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from vitdeploy.bench.contestant import Contestant, engine_contestant
 from vitdeploy.bundle.read import is_bundle, read_bundle, verify_files
 from vitdeploy.bundle.sign import signed_by, signed_digests
 from vitdeploy.compile.tensorrt import BuildOptions
-from vitdeploy.errors import CapabilityError, EngineError, MissingFileError, MissingPackageError
+from vitdeploy.errors import CapabilityError, EngineError, InputError, MissingPackageError
 from vitdeploy.graph.half.emulated import emulate
 from vitdeploy.graph.io import (
     GraphMetadata,
@@ -24,14 +25,14 @@ from vitdeploy.graph.io import (
     load_graph,
     serialised,
 )
-from vitdeploy.models.source import Source
-from vitdeploy.pipeline.job import setting_of
+from vitdeploy.models.given import Source
 from vitdeploy.pipeline.measure import original_contestant
 from vitdeploy.pipeline.origin import find_origin, reference_runner
-from vitdeploy.pipeline.placing import bundle_of, labels_beside, place_graphs
+from vitdeploy.pipeline.placing import bundle_of, place_graphs
 from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.stages.compile import compile_graphs, loads_here, read_engine
-from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, is_ours
+from vitdeploy.pipeline.stages.files import MODEL_FILE, is_ours, known_labels
+from vitdeploy.pipeline.stages.files import find_graph as find_graph
 from vitdeploy.pipeline.tasks.kit import Setting
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.engine import make_runner
@@ -43,6 +44,7 @@ from vitdeploy.runtime.weight_bits import weight_remarks
 from vitdeploy.spec import TARGETS, EngineSpec, Manifest, encode
 
 DEFAULT_TARGET = "onnxruntime-cpu"
+FUNCTION = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*")
 REBUILT = "{} was built anew, of the bundle's graph: its plan is not of this user and this machine."
 EMULATED = "Emulated on this CPU: storage in the types of the graph, sums in float32. No GPU was asked."
 
@@ -116,9 +118,9 @@ def _typed_graph(text: str, target: str | None) -> Path | None:
 
 
 def _emulated_subject(text: str, file: Path, trust: Path | None) -> Subject:
-    labels = tuple(_opened_bundle(Path(text), trust)[1] if is_bundle(Path(text)) else labels_beside(file))
     model = load_graph(file)
     metadata, spec = get_metadata(model, str(file)), graph_spec(model, file.name)
+    labels = _opened_bundle(Path(text), trust)[1] if is_bundle(Path(text)) else known_labels(file, metadata)
     classes = number_of_classes(spec.outputs, metadata.postprocess)
     setting = Setting(metadata.task, metadata.preprocess, metadata.postprocess, metadata.sequence, labels, classes)
     name = f"{text}:{metadata.target}-{metadata.precision}, emulated"
@@ -149,8 +151,12 @@ def find_subjects(
     if bundle is not None:
         subjects = _bundle_subjects(bundle, target, work, trust if bundle == path else None)
         return subjects if bundle == path else [dataclasses.replace(s, name=str(path)) for s in subjects]
+    # Which know recipes and PyTorch too: a bundle's bench needs neither.
+    from vitdeploy.pipeline.batches import settle_batch
+    from vitdeploy.pipeline.job import setting_of
+
     named = text.startswith(("hf:", "timm:"))
-    origin = find_origin(dataclasses.replace(source, model=text))
+    origin, batch = settle_batch(find_origin(_named(text, source)))
     return [
         Subject(
             text,
@@ -159,8 +165,25 @@ def find_subjects(
             named,
             lambda: reference_runner(origin.source),
             lambda name: original_contestant(origin.source, name),
+            origin.notes[-1:] if batch is not None else (),
         )
     ]
+
+
+def _named(text: str, source: Source) -> Source:
+    """The source of a model's name; package.module:function names the user's own, as --model does.
+
+    Raises:
+        InputError: --model says another one.
+    """
+    own = FUNCTION.fullmatch(text) is not None and not text.startswith(("hf:", "timm:"))
+    if source.function not in (None, text):
+        raise InputError(
+            f"two models are named: {text}, and --model {source.function}",
+            wanted="one",
+            fix=f"give {source.function} in the place of {text}, or leave --model out",
+        )
+    return dataclasses.replace(source, model=None if own else text, function=text if own else None)
 
 
 def find_bundle(text: str, *, target: str | None, work: Path) -> Path | None:
@@ -233,23 +256,6 @@ def image_request(setting: Setting) -> dict[str, Any] | None:
         return None
     facts = {"task": setting.task, "preprocess": setting.preprocess, "postprocess": setting.postprocess}
     return {**encode(facts), "labels": list(setting.labels) or None}
-
-
-def find_graph(path: Path) -> Path:
-    """The ONNX file of a folder that holds model.onnx (or encoder.onnx), or the file itself.
-
-    Raises:
-        MissingFileError: neither.
-    """
-    file = next(iter(graphs_in(path).values()), path / MODEL_FILE) if path.is_dir() else path
-    if not file.is_file():
-        raise MissingFileError(
-            f"no graph at {path}",
-            found=f"no {MODEL_FILE} in the folder" if path.is_dir() else "no such file",
-            wanted="a folder that holds model.onnx, or an .onnx file",
-            fix="vitdeploy export MODEL --checkpoint FILE -o DIR",
-        )
-    return file
 
 
 def graph_metadata(file: Path) -> GraphMetadata:

@@ -22,15 +22,19 @@ from vitdeploy.store.store import Store
 
 @dataclass(frozen=True)
 class Entry:
-    """One recipe of a sweep, as a working process is told of it. `skip_bad` as for `vitdeploy run`."""
+    """One recipe of a sweep, as a working process is told of it. `skip_bad`, `function` as for `vitdeploy run`."""
 
     recipe: Path
     overrides: tuple[str, ...]
     store: Path
     skip_bad: bool
+    function: str | None = None
 
     def load(self) -> Recipe:
-        return load_recipe(self.recipe, self.overrides)
+        return load_recipe(self.recipe, self.overrides, self.function)
+
+    def prepare(self) -> tuple[Job, ...]:
+        return prepare(self.load(), skip_bad=self.skip_bad, progress=silent, function=self.function)
 
 
 def load_all(entries: Sequence[Entry]) -> list[Recipe]:
@@ -48,13 +52,14 @@ def load_all(entries: Sequence[Entry]) -> list[Recipe]:
                 "two recipes have the same name, and so would their bundles",
                 found=f"{recipe.name}: {first} and {entries[index].recipe}",
                 wanted="a name for each",
+                fix="give one of them another name in its file",
             )
     return recipes
 
 
 def make_ahead(entry: Entry) -> None:
     """Make what a recipe needs, up to the first step that measures times, into the store."""
-    for job in prepare(entry.load(), skip_bad=entry.skip_bad, progress=silent):
+    for job in entry.prepare():
         run_plan(_unmeasured(make_plan(job)), Store(entry.store), resume=True, progress=silent)
 
 
@@ -126,7 +131,7 @@ def _measure(entry: Entry, recipe: Recipe, out: Path, told: Callable[[str], None
         if step.measured and reused:
             told(f"{recipe.name}: {step.name} was chosen by times that were measured earlier on this device")
 
-    jobs = prepare(recipe, skip_bad=entry.skip_bad, progress=silent)
+    jobs = entry.prepare()
     for note in dict.fromkeys(note for job in jobs for note in job.data.notes):
         told(f"{recipe.name}: {note}")
     report, _ = run_line(

@@ -49,7 +49,7 @@ def starred(report: Mapping[str, Any]) -> str | None:
 
 
 def leading(report: Mapping[str, Any]) -> str | None:
-    """What is recommended, or else what comes nearest to it."""
+    """What is recommended, or else what stands for the run."""
     verdict = report["verdict"]
     name = verdict.get("recommended") or verdict.get("leading")
     return None if name is None else str(name)

@@ -48,6 +48,7 @@ def _row(
 ) -> EngineRow:
     verify = engine["verify"] if engine else None
     kernels = engine["kernels"] if engine else {}
+    decided = ratio is None or ratio.get("decided", True)
     latency = times["latency_ms"] if times else {}
     return EngineRow(
         artifact=name,
@@ -62,8 +63,8 @@ def _row(
         p99=text.significant(latency.get("p99")),
         throughput=text.significant(times["throughput"]) if times else text.MISSING,
         ratio=Cell(
-            text.significant(ratio["ratio"]) if ratio else text.MISSING,
-            text.ratio_interval(ratio["ci95"]) if ratio else "",
+            text.significant(ratio["ratio"]) if ratio and decided else text.MISSING,
+            text.ratio_interval(ratio["ci95"]) if ratio and decided else "not decided" if ratio else "",
         ),
         size=text.megabytes(engine["bytes"]) if engine else text.MISSING,
     )

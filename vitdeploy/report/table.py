@@ -143,7 +143,7 @@ def _flags(engine: Mapping[str, Any] | None, result: Mapping[str, Any] | None) -
 
 def headline(report: Mapping[str, Any]) -> list[Cell]:
     """The recommended artifact in a few numbers, each with what it is of, and claimed only as far as its interval
-    carries; where none is recommended, the one that leads."""
+    carries. Where none is recommended, the one that stands for the run."""
     engine = lookup.engine_of(report, lookup.leading(report))
     if engine is None:
         return []
@@ -160,12 +160,13 @@ def headline(report: Mapping[str, Any]) -> list[Cell]:
 
 
 def _times(report: Mapping[str, Any], artifact: str) -> list[Cell]:
-    """The ratio of the latencies, and the latencies themselves: two estimates, so two cards."""
+    """The ratio of the latencies, with those that it is of. Reports of earlier versions have the latencies of all
+    queries alone: another estimate, so another card."""
     ratio, results = latency_ratio(report, artifact), lookup.bench_results(report)
     cells = []
     if ratio is not None and text.known(ratio["ratio"]) and ratio["ratio"] > 0:
         cells.append(speed(report, ratio))
-    if artifact in results:
+    if artifact in results and "a_ms" not in (ratio or {}):
         p50 = {name: results[name]["latency_ms"]["p50"] for name in (artifact, lookup.ORIGINAL) if name in results}
         cells.append(Cell(f"{text.significant(p50[artifact])} ms", f"p50 latency of all queries{_beside(p50, ratio)}"))
     return cells
@@ -186,10 +187,13 @@ def _beside(p50: Mapping[str, float], ratio: Mapping[str, Any] | None) -> str:
 
 def speed(report: Mapping[str, Any], ratio: Mapping[str, Any]) -> Cell:
     """How fast it is against the original, said only as surely as the interval allows."""
+    # The latencies that the ratio is the quotient of: p50 of all queries of each may be in another proportion.
+    beside = [text.significant(ratio[name]) for name in ("a_ms", "b_ms") if name in ratio]
+    detail = f": {beside[0]} ms, the original {beside[1]} ms" if len(beside) == 2 else ""
     value, bounds = ratio["ratio"], ratio["ci95"]
     if not lookup.is_decided(report, ratio):
         return Cell("not decided", "how fast it is against the original")
-    how = "by the blocks that they took in turns"
+    how = f"by the blocks that they took in turns{detail}"
     if bounds and bounds[0] <= 1 <= bounds[1]:
         return Cell(f"{text.ratio_interval(bounds)}×", f"the original’s latency {how}, no clear difference")
     if value < 1:

@@ -16,7 +16,7 @@ from vitdeploy.runtime.runner import Array
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, Task
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Features:
     """float32 [width] of the whole image, and [n, width] of its patches where the model gives them."""
 
@@ -26,6 +26,13 @@ class Features:
     def to_dict(self) -> dict[str, Any]:
         patches = None if self.patches is None else self.patches.tolist()
         return {"vector": self.vector.tolist(), "patches": patches}
+
+    def __str__(self) -> str:
+        patches = "" if self.patches is None else f", {len(self.patches)} patch vectors"
+        return f"{len(self.vector)} features: {' '.join(f'{value:.4f}' for value in self.vector[:4])} ...{patches}"
+
+    def __repr__(self) -> str:
+        return f"<Features: {self}>"
 
 
 Result = Classification | Features | Detections | Panoptic

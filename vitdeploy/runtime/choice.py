@@ -16,7 +16,7 @@ from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.weight_bits import bits_of, saturation_warning
-from vitdeploy.spec import EngineSpec, Manifest
+from vitdeploy.spec import TARGETS, EngineSpec, Manifest
 
 AUTO = "auto"
 _UNPROVEN = {
@@ -151,9 +151,11 @@ def select_engines(manifest: Manifest, target: str) -> list[EngineSpec]:
             fix="vitdeploy run RECIPE with another budget, or with --set bundle.include_failed=true",
         )
     if not chosen:
+        there = f"vitdeploy compile BUNDLE --target {target} -o DIR"
+        unknown = "no such target; leave it out, and the best engine that works here is taken"
         raise TargetError(
             f"the bundle {manifest.name} has no engine for {target}",
             found=", ".join(engine.target for engine in manifest.engines) or "none",
-            fix=f"vitdeploy compile BUNDLE --target {target} -o DIR" if target != AUTO else "",
+            fix="" if target == AUTO else there if target in TARGETS else unknown,
         )
     return chosen

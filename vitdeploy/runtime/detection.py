@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.runtime.geometry import input_window
-from vitdeploy.runtime.postprocess import label_of, sigmoid, softmax
+from vitdeploy.runtime.postprocess import label_of, shortened, sigmoid, softmax
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
 
 Array = npt.NDArray[Any]
@@ -32,7 +32,7 @@ class Detection:
         return {"index": self.index, "label": self.label, "score": self.score, "box": list(self.box)}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Detections:
     """The answer for one image of `size` (width, height): its objects, best first."""
 
@@ -42,6 +42,16 @@ class Detections:
     def to_dict(self) -> dict[str, Any]:
         width, height = self.size
         return {"width": width, "height": height, "objects": [found.to_dict() for found in self.objects]}
+
+    def __str__(self) -> str:
+        """One object a line."""
+        lines = (
+            f"{o.label} {100 * o.score:.1f} % at {' '.join(f'{side:.0f}' for side in o.box)}" for o in self.objects
+        )
+        return "\n".join(lines) or "nothing above the threshold"
+
+    def __repr__(self) -> str:
+        return f"<Detections: {len(self.objects)} in {self.size[0]}x{self.size[1]}: {shortened(str(self))}>"
 
 
 def detect(

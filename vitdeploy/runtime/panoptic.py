@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.runtime.geometry import input_window
-from vitdeploy.runtime.postprocess import label_of, sigmoid, softmax
+from vitdeploy.runtime.postprocess import label_of, shortened, sigmoid, softmax
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
 
 Array = npt.NDArray[Any]
@@ -44,7 +44,7 @@ class Segment:
         }
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Panoptic:
     """The answer for one image. map: int32 [height, width] of segment ids, 0 where there is no segment."""
 
@@ -55,6 +55,15 @@ class Panoptic:
         """Everything but the pixels of the map."""
         height, width = self.map.shape
         return {"width": width, "height": height, "segments": [segment.to_dict() for segment in self.segments]}
+
+    def __str__(self) -> str:
+        """One segment a line."""
+        lines = (f"{s.label} {100 * s.area / self.map.size:.1f} % of the image" for s in self.segments)
+        return "\n".join(lines) or "nothing above the threshold"
+
+    def __repr__(self) -> str:
+        height, width = self.map.shape
+        return f"<Panoptic: {len(self.segments)} segments in {width}x{height}: {shortened(str(self))}>"
 
 
 def segment(

@@ -22,7 +22,7 @@ class ClassScore:
     score: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Classification:
     """The answer for one image: the best classes, best first."""
 
@@ -44,6 +44,12 @@ class Classification:
         top = [{"index": c.index, "label": c.label, "score": c.score} for c in self.top]
         return {"label": self.label, "index": self.index, "score": self.score, "top": top}
 
+    def __str__(self) -> str:
+        return ", ".join(f"{entry.label} {100 * entry.score:.1f} %" for entry in self.top)
+
+    def __repr__(self) -> str:
+        return f"<Classification: {self}>"
+
 
 def softmax(logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:
     """Probabilities over the last axis, in float64."""
@@ -56,6 +62,13 @@ def sigmoid(logits: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """1 / (1 + exp(-x)) in the dtype of the logits, without overflow."""
     small = np.exp(-np.abs(logits))
     return np.asarray(np.where(logits >= 0, 1, small) / (1 + small))
+
+
+def shortened(text: str, count: int = 3) -> str:
+    """The first lines of a text as one line."""
+    lines = text.split("\n")
+    rest = [f"and {len(lines) - count} more"] if len(lines) > count else []
+    return ", ".join([*lines[:count], *rest])
 
 
 def label_of(index: int, labels: Sequence[str] | None) -> str:

@@ -11,14 +11,16 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import Literal, overload
 
+import numpy as np
+
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import InputError, TargetError, TensorError
 from vitdeploy.runtime.answers import Result, to_result
 from vitdeploy.runtime.batches import run_batches
 from vitdeploy.runtime.choice import AUTO, choose_engine
 from vitdeploy.runtime.labels import read_labels
-from vitdeploy.runtime.preprocess import ImageSource, Pixels, decode, resize_and_crop, to_input
-from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.runtime.preprocess import ACCEPTED, ImageSource, Pixels, decode, resize_and_crop, to_input
+from vitdeploy.runtime.runner import Array, Runner, require_array, type_name
 from vitdeploy.runtime.timings import Stopwatch, Timings
 from vitdeploy.spec import Manifest, PostprocessSpec, PreprocessSpec, Task
 
@@ -77,7 +79,13 @@ class Predictor:
         return self.predict_batch([image], top)[0]
 
     def predict_batch(self, images: Sequence[ImageSource], top: int = 5) -> list[Result]:
-        """Answers for images, in as many runs as the engine's batch needs; the last run is padded."""
+        """Answers for images, in as many runs as the engine's batch needs; the last run is padded.
+
+        Raises:
+            ImageError, MissingFileError, TensorError: an image cannot be used, or `images` are not several.
+        """
+        _require_several(images)
+        _require_top(top)
         return self._answer_loaded([self._load(image) for image in images], top)
 
     def predict_tensor(
@@ -92,6 +100,8 @@ class Predictor:
         Raises:
             TensorError: another dtype or shape, or sizes of other images.
         """
+        require_array(tensor, self._input, "the tensor")
+        _require_top(top)
         if tensor.ndim == 0 or len(tensor) == 0:
             raise TensorError("an empty tensor", found=str(list(tensor.shape)), wanted=str(self._input))
         sizes = sizes if sizes is not None else [self.preprocess.crop[::-1]] * len(tensor)
@@ -126,6 +136,8 @@ class Predictor:
         Where an image cannot be used its error comes in its turn and ends the stream; with `return_exceptions` it takes
         the place of the answer, and the stream goes on.
         """
+        _require_several(images)
+        _require_top(top)
         if in_flight < 1:
             raise ValueError(f"in_flight {in_flight}: wanted at least 1")
         answers: Callable[[Sequence[ImageSource], int], Sequence[Result | InputError]]
@@ -240,6 +252,23 @@ class Predictor:
         self.close()
 
 
+def _require_several(images: object) -> None:
+    """Raise TensorError for one image in the place of several: the rows of an array would be taken for images."""
+    array = isinstance(images, np.ndarray) and images.ndim != 4
+    if array or isinstance(images, str | bytes | bytearray | Path) or not isinstance(images, Iterable):
+        raise TensorError(
+            "these are not several images",
+            found=type_name(images),
+            wanted=f"a list, or uint8 [n, height, width, channels]; each image is {ACCEPTED}",
+            fix="one image: predict",
+        )
+
+
+def _require_top(top: object) -> None:
+    if not isinstance(top, int) or top < 1:
+        raise InputError("top says how many classes are wanted", found=repr(top), wanted="a whole number from 1 on")
+
+
 def load(
     path: str | Path,
     target: str = AUTO,
@@ -265,11 +294,22 @@ def load(
         GateError: every engine of the target failed its budget.
         HostError: no runtime that works here.
     """
-    folder = Path(path)
+    folder = bundle_folder(path)
     manifest = read_bundle(folder)
     preprocess, labels = images_of(manifest), read_labels(folder, manifest)
     choice = choose_engine(folder, manifest, target, threads, trust, batch, allow_failed=allow_failed)
     return Predictor(choice.runner, preprocess, labels, manifest.task, manifest.postprocess, choice.why)
+
+
+def bundle_folder(path: object) -> Path:
+    """The path of a bundle, of what an app gave for it.
+
+    Raises:
+        InputError: no path.
+    """
+    if not isinstance(path, str | Path):
+        raise InputError("no bundle is named", found=type_name(path), wanted="the path of its folder, str or Path")
+    return Path(path)
 
 
 def images_of(manifest: Manifest) -> PreprocessSpec:

@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.errors import ImageError, MissingFileError, TensorError
+from vitdeploy.runtime.runner import type_name
 from vitdeploy.spec import CropRounding, PreprocessSpec, TensorSpec
 
 if TYPE_CHECKING:
@@ -35,22 +36,40 @@ if TYPE_CHECKING:
 
 MAX_PIXELS = 64_000_000
 MAX_FILE_BYTES = 64 * 1024 * 1024
-FORMATS = ("JPEG", "PNG", "WEBP")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
+READ = "JPEG, PNG, WebP, BMP, TIFF or GIF"
+# What other files begin with that are taken for images, from which byte on.
+_OTHERS = (
+    (4, b"ftyphei", "a HEIC image"),
+    (4, b"ftypmif1", "a HEIC image"),
+    (4, b"ftypavif", "an AVIF image"),
+    (0, b"%PDF", "a PDF document"),
+    (0, b"<svg", "an SVG drawing"),
+    (0, b"<?xml", "an XML document"),
+    (0, b"<!DOCTYPE", "an HTML page"),
+    (0, b"<html", "an HTML page"),
+    (0, b"version https://git-lfs", "a git-lfs pointer, not the image (git lfs pull)"),
+    (0, b"PK\x03\x04", "a zip archive"),
+)
 
 Pixels = npt.NDArray[np.uint8]
-ImageSource = Union[str, Path, bytes, "Image.Image", Pixels]
+ImageSource = Union[str, Path, bytes, bytearray, memoryview, "Image.Image", Pixels]
+ACCEPTED = (
+    "a path (str or Path), the bytes of an image file, a PIL image, or a uint8 array [height, width, channels] of numpy"
+)
 
 
 def decode(source: ImageSource, channels: int) -> Image.Image:
     """A decoded image in mode "RGB" (3 channels) or "L" (1), upright by its EXIF orientation.
 
-    `source` is a path, the bytes of a JPEG, PNG or WebP file, a PIL image, or a uint8 array [height, width, channels].
+    `source` is a path, the bytes of a JPEG, PNG, WebP, BMP, TIFF or GIF file (the first frame or page is taken), a PIL
+    image, or a uint8 array [height, width, channels].
     Size limits are checked from the header, before any pixel is decoded.
 
     Raises:
         MissingFileError: the path does not exist.
         ImageError: not a readable image, truncated, or larger than 64 megapixels or 64 MiB.
-        TensorError: an array of another dtype or shape.
+        TensorError: an array of another dtype or shape, or nothing that could be an image.
     """
     from PIL import Image
 
@@ -59,9 +78,26 @@ def decode(source: ImageSource, channels: int) -> Image.Image:
         return _from_array(source, mode)
     if isinstance(source, Image.Image):
         return _decode_image(source, mode, "the PIL image")
-    name = "the image bytes" if isinstance(source, bytes) else str(source)
-    data = source if isinstance(source, bytes) else _read(Path(source))
-    return _decode_image(io.BytesIO(data), mode, name)
+    if isinstance(source, bytes | bytearray | memoryview):
+        if len(source) > MAX_FILE_BYTES:
+            raise ImageError(
+                "the image bytes are too many", found=f"{len(source):,}", wanted=f"at most {MAX_FILE_BYTES:,}"
+            )
+        return _decode_image(io.BytesIO(source), mode, "the image bytes")
+    if not isinstance(source, str | Path):
+        raise _no_image(source)
+    return _decode_image(io.BytesIO(_read(Path(source))), mode, str(source))
+
+
+def _no_image(value: object) -> TensorError:
+    fix = ""
+    if hasattr(value, "__dlpack__") or hasattr(value, "numpy"):
+        fix = "pixels: tensor.numpy(force=True) as uint8 [height, width, channels]; what is normalised: predict_tensor"
+    elif hasattr(value, "read"):
+        fix = "give its bytes: file.read()"
+    elif isinstance(value, list | tuple):
+        fix = "several images: predict_batch"
+    return TensorError("this is no image", found=type_name(value), wanted=ACCEPTED, fix=fix)
 
 
 def _decode_image(source: Image.Image | io.BytesIO, mode: str, name: str) -> Image.Image:
@@ -92,10 +128,19 @@ def _decode_image(source: Image.Image | io.BytesIO, mode: str, name: str) -> Ima
         unknown = isinstance(error, UnidentifiedImageError)  # whose text names an object in memory
         raise ImageError(
             f"{name} cannot be read as an image",
-            found="bytes of another kind, or a broken header" if unknown else str(error)[:200] or type(error).__name__,
-            wanted="a whole JPEG, PNG or WebP file",
-            fix="replace the file or take it out (--skip-bad goes on without such files and counts them)",
+            found=_kind_of(source) if unknown else str(error)[:200] or type(error).__name__,
+            wanted=f"a whole {READ} file",
+            fix="replace it with one of these, or leave it out",
         ) from None
+
+
+def _kind_of(source: Image.Image | io.BytesIO) -> str:
+    """What Pillow does not know, in words."""
+    start = source.getvalue()[:64] if isinstance(source, io.BytesIO) else b""
+    if not start and isinstance(source, io.BytesIO):
+        return "an empty file"
+    named = next((name for at, magic, name in _OTHERS if start[at:].startswith(magic)), None)
+    return named or "bytes of another kind, or a broken header"
 
 
 def _to_mode(image: Image.Image, mode: str) -> Image.Image:
@@ -106,6 +151,8 @@ def _to_mode(image: Image.Image, mode: str) -> Image.Image:
     if upright.mode.startswith("I;16") or (upright.mode == "I" and image.format == "PNG"):
         # Pillow's own conversion to 8 bits clips, which leaves a white image.
         upright = Image.fromarray((np.asarray(upright).clip(0, 65535) >> 8).astype(np.uint8))
+    if upright.mode in ("I", "F"):  # 32 bits, of which nobody says what is white; Pillow would clip them at 255
+        raise ValueError(f"pixels of 32 bits (mode {upright.mode})")
     if upright.mode == "P" and "transparency" in upright.info:
         upright = upright.convert("RGBA")
     return upright.convert(mode)

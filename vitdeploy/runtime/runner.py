@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.errors import TensorError
+from vitdeploy.errors import ClosedError, TensorError
 from vitdeploy.spec import TensorSpec
 
 Array = npt.NDArray[Any]
@@ -45,7 +45,7 @@ class Runner(ABC):
         self.inputs = ()
         self.outputs = ()
         self.provider = ""
-        self._loaded = False
+        self._loaded, self._closed = False, False
         self._fixed: dict[str, tuple[np.dtype[Any], tuple[int | str, ...]]] = {}
         self._turn = threading.Lock() if at_once == 1 else threading.Semaphore(at_once)
         self._ending = threading.Lock()
@@ -82,7 +82,8 @@ class Runner(ABC):
         """Run once. Safe to call from several threads; `at_once` calls run at a time, one by default.
 
         Raises:
-            TensorError: a missing or unknown input name, or another dtype or shape than `inputs` say.
+            TensorError: a missing or unknown input name, no numpy array, or another dtype or shape than `inputs` say.
+            ClosedError: not loaded, or closed.
         """
         with self._turn:
             self._require_loaded("infer()")
@@ -90,7 +91,13 @@ class Runner(ABC):
 
     def _require_loaded(self, call: str) -> None:
         if not self._loaded:
-            raise RuntimeError(f"{self.name}: load() must be called before {call}")
+            raise ClosedError(
+                f"{self.name}: load() must be called before {call}"
+                + (", and close() after it" if self._closed else ""),
+                found="closed" if self._closed else "not loaded yet",
+                wanted="a runner or predictor that is open",
+                fix="use it within its `with` block, or call close() when nothing is to be asked any more",
+            )
 
     def _wanted(self, feeds: Mapping[str, object]) -> dict[str, TensorSpec]:
         """`inputs` by name, which are those that are fed."""
@@ -106,6 +113,7 @@ class Runner(ABC):
         wanted = self._wanted(feeds)
         for name, array in feeds.items():
             tensor = wanted[name]
+            require_array(array, tensor, f"{self.name}: input {name!r}")
             fits = len(array.shape) == len(tensor.shape) and all(
                 isinstance(size, str) or size == found for size, found in zip(tensor.shape, array.shape, strict=True)
             )
@@ -125,6 +133,8 @@ class Runner(ABC):
             return False
         for name, array in feeds.items():
             wanted = self._fixed.get(name)
+            if type(array) is not np.ndarray:
+                return False
             if wanted is None or array.dtype != wanted[0] or array.shape != wanted[1] or not array.flags.c_contiguous:
                 return False
         return True
@@ -135,7 +145,7 @@ class Runner(ABC):
             for _ in range(self.at_once):
                 turns.enter_context(self._turn)
             if self._loaded:
-                self._loaded = False
+                self._loaded, self._closed = False, True
                 self._close()
 
     def __enter__(self) -> Runner:
@@ -145,6 +155,28 @@ class Runner(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def require_array(value: object, wanted: TensorSpec, what: str) -> None:
+    """Raise TensorError where a value is no numpy array: a list, None, a tensor of PyTorch."""
+    if not isinstance(value, np.ndarray):
+        tensor = hasattr(value, "numpy") or hasattr(value, "__dlpack__")
+        raise TensorError(
+            f"{what} is no numpy array",
+            found=type_name(value),
+            wanted=f"numpy.ndarray, {wanted.dtype} {list(wanted.shape)}",
+            fix="tensor.numpy(force=True)" if tensor else "numpy.asarray(..., dtype) makes one",
+        )
+
+
+def type_name(value: object) -> str:
+    """The type of a value that somebody gave, with what is known of an array: "torch.Tensor float32 [3, 224, 224]"."""
+    kind = type(value)
+    name = kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
+    dtype, shape = getattr(value, "dtype", None), getattr(value, "shape", None)
+    if dtype is None or shape is None:
+        return name
+    return f"{name} {str(dtype).rpartition('.')[2]} {list(shape)}"
 
 
 def _fixed_inputs(inputs: Sequence[TensorSpec]) -> dict[str, tuple[np.dtype[Any], tuple[int | str, ...]]]:

@@ -12,15 +12,16 @@ import numpy.typing as npt
 
 from vitdeploy.errors import TensorError
 from vitdeploy.runtime.postprocess import softmax
-from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.runtime.runner import Array, Runner, type_name
 
 Tokens = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
 
+_WANTED = "int64 [batch, source_length], at least one of each"
 PAST, PRESENT = "past_", "present_"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Sequence:
     """The answer for one source: its tokens, without start, end and padding.
 
@@ -33,6 +34,12 @@ class Sequence:
 
     def to_dict(self) -> dict[str, Any]:
         return {"tokens": list(self.tokens), "score": self.score}
+
+    def __str__(self) -> str:
+        return " ".join(map(str, self.tokens))
+
+    def __repr__(self) -> str:
+        return f"<Sequence of {len(self.tokens)} tokens, score {self.score:.3f}: {self}>"
 
 
 class SequenceDecoder:
@@ -91,6 +98,7 @@ class SequenceDecoder:
 
     def predict(self, sources: SequenceOf[SequenceOf[int]]) -> list[Sequence]:
         """One Sequence a source; sources of several lengths are padded to the longest."""
+        sources = _token_lists(sources)
         if not sources:
             return []
         padded = np.full((len(sources), max(len(source) for source in sources)), self.pad, np.int64)
@@ -149,11 +157,13 @@ class SequenceDecoder:
         return np.concatenate(tokens, axis=1), np.stack(logits, axis=1) if keep_logits else None
 
     def _check(self, source: Tokens) -> None:
+        if not isinstance(source, np.ndarray):
+            raise TensorError("the source is no array of tokens", found=type_name(source), wanted=_WANTED)
         if source.dtype != np.int64 or source.ndim != 2 or 0 in source.shape:
             raise TensorError(
                 "the source is no array of tokens",
                 found=f"{source.dtype.name} {list(source.shape)}",
-                wanted="int64 [batch, source_length], at least one of each",
+                wanted=_WANTED,
             )
         if source.shape[1] > self.max_length:
             raise TensorError(
@@ -181,6 +191,34 @@ class SequenceDecoder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _token_lists(sources: object) -> list[list[int]]:
+    """The sources as lists of whole numbers.
+
+    Raises:
+        TensorError: anything else.
+    """
+    found = type_name(sources)
+    if isinstance(sources, SequenceOf | np.ndarray) and not isinstance(sources, str | bytes):
+        wrong = [row for row in sources if not _is_tokens(row)]
+        if not wrong:
+            return [[int(token) for token in row] for row in sources]
+        found = f"{type_name(wrong[0])} among them"
+    raise TensorError(
+        "these are not sources of tokens",
+        found=found,
+        wanted="a list with one list of token numbers a source, or an integer array [batch, source_length]",
+        fix="one source: [[1, 2, 3]]",
+    )
+
+
+def _is_tokens(row: object) -> bool:
+    if isinstance(row, np.ndarray):
+        return row.ndim == 1 and row.dtype.kind in "iu"
+    if isinstance(row, str | bytes) or not isinstance(row, SequenceOf):
+        return False
+    return all(isinstance(token, int | np.integer) for token in row)
 
 
 def _lengthen(array: Array, length: int, fill: int) -> Array:

@@ -9,6 +9,7 @@ from types import TracebackType
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import TargetError
 from vitdeploy.runtime.choice import AUTO, choose_engine
+from vitdeploy.runtime.predictor import bundle_folder
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.sequence import Sequence
 from vitdeploy.runtime.sequence_runner import SequenceRunner
@@ -61,7 +62,7 @@ def load_sequence(
     Raises:
         TargetError: a bundle for another task. Else as `load`.
     """
-    folder = Path(path)
+    folder = bundle_folder(path)
     manifest = read_bundle(folder)
     if manifest.task != "sequence":
         raise TargetError(

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from vitdeploy.bench.contest import hold_contest, started
+from vitdeploy.bench.contest import alone, hold_contest, started
 from vitdeploy.bench.contestant import ENGINE_WORKER, Contestant, engine_contestant
 from vitdeploy.bench.process import WorkerProcess
 from vitdeploy.bench.protocol import Protocol
@@ -145,7 +145,7 @@ def measure_latencies(
     """
     distinct = tuple(dict.fromkeys(shapes))
     timings: list[Timing] = []
-    with started(dict.fromkeys(precisions, ENGINE_WORKER)) as workers:
+    with alone(progress), started(dict.fromkeys(precisions, ENGINE_WORKER)) as workers:
         for done, shape in enumerate(distinct):
             progress(f"time the layers of {target}", done, len(distinct))
             timings += _measure(shape, target, precisions, workers)

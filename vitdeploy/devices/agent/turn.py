@@ -1,7 +1,7 @@
 """One job a device at a time: tickets give the order of arrival, a lock of the whole machine the right to measure.
 
-The lock lies in the device's temporary folder, so that the jobs of its other users are waited for too; tickets are of
-one user's jobs. A ticket whose process is gone is void.
+The lock is the one of all measurements (`bench.machine_lock`), so that the jobs of its other users are waited for too,
+and so is who measures there without an agent; tickets are of one user's jobs. A ticket whose process is gone is void.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ import contextlib
 import fcntl
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from vitdeploy.bench.machine_lock import MACHINE, described, holder
 from vitdeploy.devices.agent.state import Process, home
 
-LOCK_NAME = "vitdeploy-device.lock"
 LOOK_SECONDS = 0.25
 
 
@@ -27,7 +26,7 @@ LOOK_SECONDS = 0.25
 def turn(what: str, waits_for: Callable[[str], None]) -> Iterator[None]:
     """Wait until the device is ours; `what` tells others what they wait for, `waits_for` hears it of others."""
     ticket = _take(what)
-    descriptor = None
+    ours = False
     try:
         told = ""
         while True:
@@ -35,18 +34,18 @@ def turn(what: str, waits_for: Callable[[str], None]) -> Iterator[None]:
             if first[0] != ticket:
                 found = str(first[1]["what"])
             else:
-                descriptor = _lock()
-                if descriptor is not None:
+                ours = MACHINE.take()
+                if ours:
                     break
-                found = "a job of another user"
+                found = described(holder())
             if found != told:
                 told = found
                 waits_for(found)
             time.sleep(LOOK_SECONDS)
         yield
     finally:
-        if descriptor is not None:
-            os.close(descriptor)
+        if ours:
+            MACHINE.give_back()
         ticket.unlink(missing_ok=True)
 
 
@@ -76,19 +75,3 @@ def _take(what: str) -> Path:
         temporary.write_text(json.dumps({"what": what, "process": asdict(Process.current())}), encoding="utf-8")
         temporary.replace(ticket)
     return ticket
-
-
-def _lock() -> int | None:
-    """A descriptor that holds the machine's lock, or None while another holds it."""
-    path = Path(tempfile.gettempdir()) / LOCK_NAME
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-    except PermissionError:
-        # Another user's file in a sticky folder: it may be opened, not created (fs.protected_regular).
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor

@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from vitdeploy.bench.protocol import Protocol
-from vitdeploy.bundle.read import is_bundle, read_bundle
-from vitdeploy.errors import InputError, MissingFileError
-from vitdeploy.models.source import Source
+from vitdeploy.bundle.read import read_bundle
+from vitdeploy.errors import InputError
+from vitdeploy.models.given import Source
+from vitdeploy.pipeline.early import REPORT_FILE, is_report
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.regression.digests import of_bundle, of_report, side_by_side
 from vitdeploy.pipeline.regression.findings import Found, Limits, judge
 from vitdeploy.pipeline.regression.measured import compare_bundles
-from vitdeploy.pipeline.regression.recorded import REPORT_FILE, read_report
+from vitdeploy.pipeline.regression.recorded import read_report
 from vitdeploy.pipeline.regression.reports import compare_reports
 from vitdeploy.pipeline.subjects import opened
 from vitdeploy.pipeline.tasks.kit import DataChoice
@@ -50,7 +51,7 @@ def compare(
         TargetError: the two have no engine in common. Errors of reading, data, engines and measuring come through.
     """
     paths = baseline, candidate
-    if not any(map(_is_report, paths)):
+    if not any(map(is_report, paths)):
         with opened(target=target, source=Source(), trust=trust) as find:
             found, bench, remarks = compare_bundles(
                 find, baseline, candidate, choice, protocol, skip_bad=skip_bad, progress=progress
@@ -60,7 +61,7 @@ def compare(
         if choice is not None:
             raise InputError(
                 "reports answer no images",
-                found=f"--data beside {', '.join(map(str, filter(_is_report, paths)))}",
+                found=f"--data beside {', '.join(map(str, filter(is_report, paths)))}",
                 wanted="two bundles, or no --data",
             )
         reports = [read_report(path if path.is_file() else path / REPORT_FILE) for path in paths]
@@ -68,23 +69,6 @@ def compare(
         bench, digests = {}, [of_report(report) for report in reports]
     document, gate = _document(baseline, candidate, limits, found, bench, remarks)
     return {**document, "digests": side_by_side(*digests)}, gate
-
-
-def _is_report(path: Path) -> bool:
-    """Whether an argument is a report, which is read, and no bundle, which is run.
-
-    Raises:
-        MissingFileError: it is neither.
-    """
-    if path.is_dir() and is_bundle(path):
-        return False
-    if (path.suffix == ".json" and path.is_file()) or (path / REPORT_FILE).is_file():
-        return True
-    raise MissingFileError(
-        f"neither a bundle nor a report at {path}",
-        found="no manifest.json and no report.json in it" if path.is_dir() else "no such folder, and no .json file",
-        wanted="a bundle, or a report.json of `vitdeploy run`",
-    )
 
 
 def _document(

@@ -24,6 +24,8 @@ from vitdeploy.spec import Budget, EngineSpec, Manifest
 
 # What is judged is the median.
 PERCENTILES = (50.0,)
+# Flags of a latency that say nothing of a ratio in the same rounds.
+OF_ONE_SIDE = ("unstable", "contended")
 FIELDS = ("n", "metric", "drop", "drop_ci95", "agreement", "agreement_ci95")
 
 
@@ -120,11 +122,10 @@ def _timed(found: Found, pair: Pair, bench: Mapping[str, Any]) -> Found:
     names = _names(pair)
     ratios = [ratio for ratio in bench["ratios"] if ratio["a"] == names[1]]
     flags = _once([flag for row in bench["results"] if row["artifact"] in names for flag in row["flags"]])
-    # What is judged is not how steady each side is but how steady their ratio is: what disturbs both cancels out.
-    flags = [flag for flag in flags if flag != "unstable"]
-    if any(ratio["unstable"] for ratio in ratios):
-        flags.append("unstable")
-    return dataclasses.replace(found, ratios=ratios, flags=flags)
+    # What is judged is not how well each side is known but how well their ratio is, which says so itself.
+    flags = [flag for flag in flags if flag not in OF_ONE_SIDE]
+    hindered = next((f"not decided: {ratio['reason']}" for ratio in ratios if not ratio["decided"]), "")
+    return dataclasses.replace(found, ratios=ratios, flags=flags, hindered=hindered)
 
 
 def _once(texts: list[str]) -> list[str]:

@@ -9,7 +9,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from vitdeploy.errors import InputError, MissingFileError
 
-REPORT_FILE = "report.json"
 MAX_BYTES = 64 << 20
 
 Milliseconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -39,6 +38,7 @@ class RecordedRow(_Part):
 class RecordedBench(_Part):
     results: list[RecordedRow]
     block_medians_ms: dict[str, list[Milliseconds]]
+    undecided: dict[str, str] = {}  # reports of before have none
 
     def flags(self, artifact: str) -> tuple[str, ...]:
         return next((tuple(row.flags) for row in self.results if row.artifact == artifact), ())

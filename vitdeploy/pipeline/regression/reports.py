@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
+from vitdeploy.bench.paired import PROCESS_FREEDOM, PROCESS_SPREAD, quantile
 from vitdeploy.pipeline.regression.findings import Found
 from vitdeploy.pipeline.regression.pairs import Pair, pair_up
 from vitdeploy.pipeline.regression.recorded import RecordedReport
@@ -12,6 +15,9 @@ from vitdeploy.verify.intervals import unpaired_difference, unpaired_log_ratio
 # The accuracy of these tasks is a share of the samples that were answered rightly.
 SHARES = ("classification", "sequence")
 MACHINE = ("cpu", "cores", "machine")
+RUNTIMES = ("vitdeploy", "onnxruntime", "openvino", "tensorrt")
+# How far the interval of a ratio reaches by what three processes of each side differ, of which nothing is known here.
+BETWEEN_PROCESSES = quantile(PROCESS_FREEDOM + 2) * PROCESS_SPREAD / math.sqrt(3)
 NOT_IN_TURNS = "The two were measured in two runs: drift between them is not part of the intervals."
 
 
@@ -26,21 +32,52 @@ def compare_reports(
     names = [[e.artifact for e in report.engines if _is_of(e.artifact, target)] for report in (baseline, candidate)]
     pairs, remarks = pair_up(*names)
     hindered = "" if _machine(baseline) == _machine(candidate) else _other_machine(baseline, candidate)
-    found = [
-        Found(
-            pair.name,
-            _accuracy(baseline, candidate, pair),
-            _latency(baseline, candidate, pair),
-            _flags(baseline, candidate, pair),
-            hindered,
-        )
-        for pair in pairs
-    ]
+    found = [_found(baseline, candidate, pair, hindered) for pair in pairs]
     if any(each.ratios for each in found):
         remarks.append(hindered or NOT_IN_TURNS)
     if baseline.provenance.data.evaluation != candidate.provenance.data.evaluation:
         remarks.append("The two were evaluated on different images: their accuracy is not compared.")
     return found, remarks
+
+
+def _found(baseline: RecordedReport, candidate: RecordedReport, pair: Pair, hindered: str) -> Found:
+    accuracy = _accuracy(baseline, candidate, pair)
+    if not hindered and _same_engine(baseline, candidate, pair):
+        # As of two bundles: one engine has one latency. What two runs of it differ by is the machine.
+        return Found(pair.name, accuracy, (), same_engine=True)
+    flags = _flags(baseline, candidate, pair)
+    return Found(
+        pair.name,
+        accuracy,
+        _latency(baseline, candidate, pair),
+        flags,
+        hindered or _undecided(baseline, candidate, pair) or _flagged(flags),
+    )
+
+
+def _same_engine(baseline: RecordedReport, candidate: RecordedReport, pair: Pair) -> bool:
+    """Whether both are the same files, run by the same versions."""
+    versions = [[report.environment.get(name) for name in RUNTIMES] for report in (baseline, candidate)]
+    return _same_files(baseline, candidate, pair) and versions[0] == versions[1]
+
+
+def _same_files(baseline: RecordedReport, candidate: RecordedReport, pair: Pair) -> bool:
+    files = baseline.provenance.of_engine(pair.baseline)
+    return bool(files) and files == candidate.provenance.of_engine(pair.candidate)
+
+
+def _undecided(baseline: RecordedReport, candidate: RecordedReport, pair: Pair) -> str:
+    """Why one of the two runs says nothing of the engine's latency, as it was told then."""
+    for side, report, name in (("baseline", baseline, pair.baseline), ("candidate", candidate, pair.candidate)):
+        if report.bench is not None and name in report.bench.undecided:
+            return f"not decided in the {side}: {report.bench.undecided[name]}"
+    return ""
+
+
+def _flagged(flags: Sequence[str]) -> str:
+    """The two latencies were measured apart: where one cannot be relied on, neither more nor less can be said."""
+    hindering = [flag for flag in flags if flag != "short"]
+    return f"the measurement is flagged {', '.join(hindering)}: measure again" if hindering else ""
 
 
 def _is_of(artifact: str, target: str | None) -> bool:
@@ -62,8 +99,7 @@ def _accuracy(baseline: RecordedReport, candidate: RecordedReport, pair: Pair) -
         right = round(a.value * a.n / 100), round(b.value * b.n / 100)
         low, high = unpaired_difference(right[0], a.n, right[1], b.n)
         interval = (100 * low, 100 * high)
-    files = baseline.provenance.of_engine(pair.baseline)
-    same = bool(files) and files == candidate.provenance.of_engine(pair.candidate)
+    same = _same_files(baseline, candidate, pair)
     if same:  # nothing can be lost
         interval = (0.0, 0.0)
     return {
@@ -87,7 +123,9 @@ def _latency(baseline: RecordedReport, candidate: RecordedReport, pair: Pair) ->
     if min(len(old), len(new)) < 2:
         return []
     ratio, low, high = unpaired_log_ratio(new, old)
-    return [{"metric": "latency", "ratio": ratio, "ci95": (low, high)}]
+    # The blocks of a report do not say what its processes have in common.
+    wider = math.exp(math.hypot(math.log(high / low) / 2, BETWEEN_PROCESSES))
+    return [{"metric": "latency", "ratio": ratio, "ci95": (ratio / wider, ratio * wider)}]
 
 
 def _flags(baseline: RecordedReport, candidate: RecordedReport, pair: Pair) -> list[str]:

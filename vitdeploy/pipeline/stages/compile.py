@@ -81,7 +81,7 @@ def compile_graph(
             f"{graph} was placed for another target",
             found=str(metadata.target),
             wanted=target,
-            fix=f"vitdeploy quantize FLOAT_GRAPH --target {target} -o DIR, or --target {metadata.target}",
+            fix=f"vitdeploy quantize FLOAT_GRAPH --data IMAGES --target {target} -o DIR, or --target {metadata.target}",
         )
     spec = graph_spec(model, MODEL_FILE)
     check_batch(graph, spec, batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -9,11 +10,11 @@ from typing import Any
 
 import onnx_ir as ir
 
-from vitdeploy.errors import CapabilityError, ExportError
+from vitdeploy.errors import ExportError, GraphError
 from vitdeploy.export.parity import TOLERANCE, ask, check_graph
 from vitdeploy.export.torch_onnx import export_graph
 from vitdeploy.graph.foreign import import_graph
-from vitdeploy.graph.io import GraphMetadata, fixed_batch, graph_spec, save_graph, set_metadata
+from vitdeploy.graph.io import GraphMetadata, fixed_batch, get_metadata, graph_spec, save_graph, set_metadata
 from vitdeploy.graph.normalise import normalise
 from vitdeploy.graph.pixels import take_pixels
 from vitdeploy.models.original import Original
@@ -84,6 +85,7 @@ def _export_image_model(
             wanted=f"batch {config.batch or 'dynamic'}",
             fix="in the model, take sizes from the tensor, or export with a fixed --batch",
         )
+    set_metadata(graph, dataclasses.replace(get_metadata(graph, MODEL_FILE), labels=origin.labels))
     save_graph(graph, out / MODEL_FILE)
     versions = graph.opset_imports[""], graph.ir_version or 0
     del graph
@@ -98,17 +100,16 @@ def _export_image_model(
 def _imported(origin: Origin, config: ExportConfig) -> ir.Model:
     """The user's ONNX file in the one form that later stages know, with its preprocessing."""
     assert origin.source.model is not None
-    found = import_graph(Path(origin.source.model), origin.source.image_size)
-    batch = fixed_batch(graph_spec(found.model, MODEL_FILE))
-    if batch != config.batch and batch is not None:
-        raise CapabilityError(
-            f"{origin.source.model} has the fixed batch {batch}",
-            found=f"export.batch: {config.batch or 'dynamic'}",
-            wanted=f"export.batch: {batch}",
-            fix=f"set export.batch and bench.batch to {batch}, or export the model again with a dynamic batch",
+    found = import_graph(Path(origin.source.model), origin.source.image_size, origin.source.only_batch)
+    if found.takes_pixels and not config.in_graph:
+        raise GraphError(
+            f"{origin.source.model} takes pixels: its preprocessing is part of it",
+            found="export.preprocess: false, or --no-preprocess",
+            wanted="export.preprocess: true",
+            fix="export the model that it was made from with --no-preprocess",
         )
     normalise(found.model, opset=config.opset)
-    if config.in_graph:
+    if config.in_graph and not found.takes_pixels:
         take_pixels(found.model, origin.images)
     found.model.graph.name = config.name
     set_metadata(found.model, GraphMetadata(config.name, origin.task, origin.images, postprocess=origin.postprocess))

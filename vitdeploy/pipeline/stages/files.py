@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
-from typing import Any
-
-import onnx
+from typing import TYPE_CHECKING, Any
 
 from vitdeploy.bundle.sign import SIGNATURE_FILE
-from vitdeploy.graph.io import METADATA_KEY
+from vitdeploy.errors import GraphError, MissingFileError
+
+if TYPE_CHECKING:
+    from vitdeploy.graph.io import GraphMetadata
 
 MODEL_FILE = "model.onnx"
 LABELS_FILE = "labels.txt"
@@ -22,6 +24,18 @@ OUTPUT_NAMES = (
     *("sensitivity.json", "sensitivity.html", "latency.json", "mixed.json"),
     *("engines", "golden", "sizes", "report.html", "report.json", SIGNATURE_FILE),
 )
+# The same of `vitdeploy tune`.
+RECIPE_FILE = "recipe.yaml"
+TUNED_NAMES = ("tune.json", "tune.html", RECIPE_FILE)
+_WEIGHTS = ("a checkpoint", "vitdeploy export --checkpoint {} -o DIR")
+_RECIPE = ("a recipe", "vitdeploy run {}")
+# Files that are given in the place of a graph: what they are, and the command that takes them.
+_OTHERS = {
+    **dict.fromkeys((".safetensors", ".pt", ".pth", ".bin", ".npz", ".ckpt"), _WEIGHTS),
+    **dict.fromkeys((".yaml", ".yml"), _RECIPE),
+    ".json": ("a report, or other JSON", "vitdeploy compare {} OTHER_REPORT.json, or open report.html beside it"),
+    ".html": ("a page", "open it in a browser, and give the bundle's folder here"),
+}
 
 
 def graphs_in(folder: Path) -> dict[str, Path]:
@@ -31,13 +45,63 @@ def graphs_in(folder: Path) -> dict[str, Path]:
     return {part: folder / f"{part}.onnx" for part in SEQUENCE_PARTS if (folder / f"{part}.onnx").is_file()}
 
 
+def find_graph(path: Path) -> Path:
+    """The ONNX file of a folder that holds model.onnx (or encoder.onnx), or the file itself.
+
+    Raises:
+        MissingFileError: neither.
+    """
+    file = next(iter(graphs_in(path).values()), path / MODEL_FILE) if path.is_dir() else path
+    if not file.is_file():
+        raise MissingFileError(
+            f"no graph at {path}",
+            found=f"no {MODEL_FILE} in the folder" if path.is_dir() else "no such file",
+            wanted="a folder that holds model.onnx, or an .onnx file",
+            fix="vitdeploy export MODEL --checkpoint FILE -o DIR",
+        )
+    if file.suffix.lower() in _OTHERS:
+        what, command = _OTHERS[file.suffix.lower()]
+        raise GraphError(
+            f"{path} is no graph",
+            found=what,
+            wanted="a folder that holds model.onnx, or an .onnx file",
+            fix=command.format(shlex.quote(str(path))),
+        )
+    return file
+
+
 def is_ours(file: Path) -> bool:
     """Whether an ONNX file says that vitdeploy wrote it; one that cannot be parsed does not."""
+    import onnx  # where the names of files are all that is wanted, nothing is to wait for it
+
+    from vitdeploy.graph.io import METADATA_KEY
+
     try:
         proto = onnx.load(str(file), load_external_data=False)
     except Exception:  # protobuf's DecodeError has no types
         return False
     return any(entry.key == METADATA_KEY for entry in proto.metadata_props)
+
+
+def known_labels(graph: Path, metadata: GraphMetadata) -> tuple[str, ...]:
+    """The class names of a graph: its own, or those that lie beside it.
+
+    Raises:
+        GraphError: both are there, and are not the same.
+    """
+    file = graph.parent / LABELS_FILE
+    beside = tuple(file.read_text(encoding="utf-8").removesuffix("\n").split("\n")) if file.is_file() else ()
+    if beside and metadata.labels and beside != metadata.labels:
+        differ = next((i for i, (a, b) in enumerate(zip(beside, metadata.labels, strict=False)) if a != b), None)
+        at = f"{len(beside)} lines" if differ is None else f"line {differ + 1}: {beside[differ]!r}"
+        wanted = f"{len(metadata.labels)}" if differ is None else repr(metadata.labels[differ])
+        raise GraphError(
+            f"{file} has other class names than {graph.name} beside it",
+            found=at,
+            wanted=f"{wanted}, as in {graph.name}",
+            fix=f"remove {file}; or, for other names: vitdeploy export {graph} --labels FILE -o DIR",
+        )
+    return metadata.labels or beside
 
 
 def copy_labels(source: Path, out: Path) -> None:

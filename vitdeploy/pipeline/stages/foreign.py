@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vitdeploy.graph.foreign import import_graph
-from vitdeploy.graph.io import fixed_batch, graph_spec, load_graph
+from vitdeploy.graph.io import load_graph
 from vitdeploy.models.source import Source
+from vitdeploy.pipeline.batches import settle_batch
 from vitdeploy.pipeline.origin import find_origin
 from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.stages.export import ExportConfig, export
@@ -19,14 +19,13 @@ OPSET = 20
 def import_foreign(
     file: Path, out: Path, progress: Progress = silent, image_size: tuple[int, int] | None = None
 ) -> tuple[Path, tuple[str, ...]]:
-    """Writes what `vitdeploy export FILE` does, with the batch that the file has; errors of it come through.
+    """Writes what `vitdeploy export FILE` does, at the batch that the file has; errors of it come through.
 
     `image_size` is (height, width), for a file that leaves it open.
 
     Returns: the graph written, and what was assumed of the file, a line each.
     """
     refuse_quantized(load_graph(file), str(file))
-    batch = fixed_batch(graph_spec(import_graph(file, image_size).model, MODEL_FILE))
-    origin = find_origin(Source(model=str(file), image_size=image_size))
+    origin, batch = settle_batch(find_origin(Source(model=str(file), image_size=image_size)))
     export(origin, ExportConfig(file.stem[:64], OPSET, batch, True), out, progress)
     return out / MODEL_FILE, origin.notes

@@ -17,7 +17,7 @@ from vitdeploy.graph.optimize import optimize as rewrite
 from vitdeploy.graph.row_alignment import align_rows
 from vitdeploy.graph.token_merging import merge_tokens
 from vitdeploy.pipeline.progress import Progress, silent
-from vitdeploy.pipeline.stages.files import SEQUENCE_PARTS, copy_labels, write_json
+from vitdeploy.pipeline.stages.files import SEQUENCE_PARTS, copy_labels, is_ours, write_json
 
 
 def optimize(
@@ -54,7 +54,13 @@ def optimize(
             facts["difference"][name] = compare_graphs(file, made)
         except EngineError as error:
             if image_size is None:
-                raise
+                if is_ours(file):
+                    raise
+                raise GraphError(
+                    f"{file} does not run at every batch size, though its batch is open",
+                    found=error.found,
+                    fix=f"vitdeploy export {file} -o DIR takes it at the batch that it has; then optimize DIR",
+                ) from None
             raise GraphError(
                 f"{file} does not run on images of {image_size[0]}x{image_size[1]}",
                 found=error.found,

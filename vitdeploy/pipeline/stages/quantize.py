@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from vitdeploy.data.folder import Sample
 from vitdeploy.data.pixels import batches
-from vitdeploy.errors import CapabilityError, GraphError, TargetError
+from vitdeploy.errors import GraphError
 from vitdeploy.graph.io import (
     GraphMetadata,
     fixed_batch,
@@ -24,6 +24,8 @@ from vitdeploy.graph.io import (
 )
 from vitdeploy.graph.normalise import drop_unused
 from vitdeploy.graph.tensorrt.pixels import cast_pixels_first
+from vitdeploy.pipeline.capability import check_placed as check_placed
+from vitdeploy.pipeline.capability import check_precision as check_precision
 from vitdeploy.pipeline.progress import Counter, Progress, silent
 from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, write_json
 from vitdeploy.pipeline.stages.unfinished import load_state, save_state
@@ -173,28 +175,3 @@ def place_graph(
     save_graph(model, out / graph.name)
     write_json(out / "placement.json", placed)
     return placed
-
-
-def check_precision(target: str, precision: str) -> None:
-    """Raise what `compile` would, before any work is done."""
-    if target not in TARGETS:
-        raise TargetError(f"no target is called {target!r}", wanted=", ".join(TARGETS))
-    if precision not in TARGETS[target].precisions:
-        raise CapabilityError(
-            f"{target} cannot run {precision}",
-            found=precision,
-            wanted=", ".join(TARGETS[target].precisions),
-            fix="choose one of these, or another target",
-        )
-
-
-def check_placed(target: str, precision: str) -> None:
-    """The same for a precision that is to stand in a graph, which half precision does for some targets only."""
-    check_precision(target, precision)
-    if precision in ("fp16", "bf16") and not TARGETS[target].typed:
-        raise CapabilityError(
-            f"{target} has {precision} as a setting of its runtime, not in the graph",
-            found=f"--precision {precision}",
-            wanted="int8 or mixed",
-            fix=f"vitdeploy compile DIR --target {target} --precision {precision} -o OUT",
-        )

@@ -36,6 +36,14 @@ class ClassificationKit(ImageKit):
     def compare(self, ours: Answers, reference: Answers, data: Data) -> dict[str, Any]:
         return asdict(compare(ours.stacked("logits"), reference.stacked("logits"), labels_of(data)))
 
+    def doubt(self, reference: Answers, data: Data, found: Mapping[str, Any]) -> str | None:
+        labels = labels_of(data)
+        if labels is None:
+            return None
+        logits = reference.stacked("logits")
+        text = doubt_accuracy(logits.argmax(axis=1), labels, logits.shape[1], self.setting.claim)
+        return f"{text} ({data.mapping.text})" if text is not None and data.mapping is not None else text
+
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
         """The surer the new answer, the worse."""
         found, original, labels = _best(ours), _best(reference), labels_of(data)
@@ -50,14 +58,6 @@ class ClassificationKit(ImageKit):
         """By how much the best class is above the second."""
         best = np.sort(_scores(answers), axis=1)[:, -2:]
         return np.asarray(best[:, -1] - best[:, 0])
-
-    def doubt(self, reference: Answers, data: Data, found: Mapping[str, Any]) -> str | None:
-        labels = labels_of(data)
-        if labels is None:
-            return None
-        logits = reference.stacked("logits")
-        text = doubt_accuracy(logits.argmax(axis=1), labels, logits.shape[1], self.setting.claim)
-        return f"{text} ({data.mapping.text})" if text is not None and data.mapping is not None else text
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:
         best = classify(answers.columns["logits"][index], labels, 1)

@@ -67,6 +67,9 @@ class DetectionKit(ImageKit):
         head = dataclasses.replace(self._head, threshold=threshold)
         return detect(outputs, (width, height), self.setting.images, head, labels)
 
+    def doubt(self, reference: Answers, data: Data, found: Mapping[str, Any]) -> str | None:
+        return doubt_value(found["metric"], found["reference_value"])
+
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
         return object_changes(self._seen(ours), self._seen(reference))
 
@@ -94,9 +97,6 @@ class DetectionKit(ImageKit):
     def picture(self, data: Data, index: int) -> bytes:
         """Large enough for boxes to be told apart."""
         return thumbnail(self.pixels(data)[index][0], 288)
-
-    def doubt(self, reference: Answers, data: Data, found: Mapping[str, Any]) -> str | None:
-        return doubt_value(found["metric"], found["reference_value"])
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:
         objects = self._detect(answers, index, self._head.threshold, labels).objects

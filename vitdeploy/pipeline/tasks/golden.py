@@ -13,7 +13,6 @@ from vitdeploy.pipeline.origin import reference_runner
 from vitdeploy.runtime.alike import count_same
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import engine_outputs
-from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.spec import EngineSpec, GateStatus
 from vitdeploy.verify.gate import GUARD
 
@@ -39,11 +38,10 @@ def golden_of(job: Job, engines: Sequence[tuple[EngineSpec, Path]], gates: Mappi
     inputs = job.kit.golden_inputs(job.data, min(GOLDEN_SAMPLES, len(job.data.evaluation)))
     with reference_runner(job.origin.source) as runner:
         name = runner.inputs[0].name
-        fed = inputs if job.origin.preprocess is None else normalise(inputs, job.origin.preprocess)
-        outputs = runner.infer({name: fed[:1]})
+        outputs = engine_outputs(runner, job.origin.preprocess, inputs[:1])
         count = max(1, min(len(inputs), GOLDEN_BYTES // max(1, sum(array.nbytes for array in outputs.values()))))
         if count > 1:
-            outputs = runner.infer({name: fed[:count]})
+            outputs = engine_outputs(runner, job.origin.preprocess, inputs[:count])
     bound = job.budget.min_agreement
     least = least_same(count, GUARD[job.origin.task] if bound is None else bound)
     answers = {}

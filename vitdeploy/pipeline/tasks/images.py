@@ -62,7 +62,7 @@ def labels_in(folder: Path) -> Labels:
         MissingFileError: no such folder.
     """
     if not folder.is_dir():
-        raise MissingFileError(f"no image folder at {folder}", fix="check --data")
+        raise MissingFileError(f"no image folder at {folder}", fix="check the path of the images")
     root = folder / "evaluation" if _has_split(folder) else folder
     return "folders" if any(entry.is_dir() and not entry.name.startswith(".") for entry in root.iterdir()) else "none"
 

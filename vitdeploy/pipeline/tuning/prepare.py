@@ -12,13 +12,20 @@ from vitdeploy.pipeline.tuning.variants import Variant
 
 
 def prepare_search(
-    recipe: Recipe, targets: Sequence[str], bounds: Mapping[str, float | None], *, skip_bad: bool, progress: Progress
+    recipe: Recipe,
+    targets: Sequence[str],
+    bounds: Mapping[str, float | None],
+    *,
+    skip_bad: bool,
+    progress: Progress,
+    function: str | None = None,
 ) -> Job:
     """The job in FP32 for all targets, without anything that the search is to choose.
 
     Args:
         targets: in the place of the recipe's, where there are any.
         bounds: fields of the budget; None keeps what the recipe says.
+        function: as for `prepare`.
 
     Raises:
         RecipeError: an unknown target, or more than one image size.
@@ -37,12 +44,13 @@ def prepare_search(
             fix="--min-agreement in its place",
         )
     base = Variant(chosen[0], "fp32").recipe(recipe).model_copy(update={"budget": budget, "targets": chosen})
-    [job] = prepare(validate(base.model_dump(), "the recipe"), skip_bad=skip_bad, progress=progress)
+    checked = validate(base.model_dump(exclude_unset=True), "the recipe", function)
+    [job] = prepare(checked, skip_bad=skip_bad, progress=progress, function=function)
     if job.origin.task == "sequence" or job.origin.preprocess is None:
         raise CapabilityError(
             "only models of images are tuned by this version",
             found=f"the task {job.origin.task}",
             wanted="a model that takes images",
-            fix="vitdeploy run makes its engines in FP32",
+            fix="vitdeploy run RECIPE --set precision=fp32 makes its engines",
         )
     return job

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from vitdeploy.models.names import graph_folder
 from vitdeploy.pipeline.job import tool_versions
 from vitdeploy.pipeline.outcome import (
     TOOLS,
@@ -21,6 +22,8 @@ from vitdeploy.pipeline.outcome import (
     warnings_of,
 )
 from vitdeploy.pipeline.recipe import PATHS, Recipe
+from vitdeploy.pipeline.stages.files import RECIPE_FILE as RECIPE_FILE
+from vitdeploy.pipeline.stages.files import TUNED_NAMES
 from vitdeploy.pipeline.tuning.remarks import remarks
 from vitdeploy.pipeline.tuning.tuner import Made, Tuned
 from vitdeploy.publish import replacing
@@ -28,8 +31,6 @@ from vitdeploy.report.html import render_tuning
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.spec import encode
 
-RECIPE_FILE = "recipe.yaml"
-OUTPUT_NAMES = ("tune.json", "tune.html", RECIPE_FILE)
 UNITS = {"classification": "KL, nats"}
 
 
@@ -41,7 +42,7 @@ def write_tuned(tuned: Tuned, out: Path) -> dict[str, Any]:
     """
     document = _document(tuned)
     recipe = recipe_text(tuned.chosen.variant.recipe(tuned.job.recipe), out)
-    with replacing(out, OUTPUT_NAMES) as work:
+    with replacing(out, TUNED_NAMES) as work:
         (work / "tune.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
         (work / "tune.html").write_text(render_tuning(document, recipe), encoding="utf-8")
         (work / RECIPE_FILE).write_text(recipe, encoding="utf-8")
@@ -58,7 +59,8 @@ def recipe_text(recipe: Recipe, folder: Path) -> str:
         if value is None:
             continue
         name = value.removeprefix("hf:") if key == "model" else value
-        if key != "model" or value.endswith(".onnx") or (name != value and Path(name).is_dir()):
+        is_graph = value.endswith(".onnx") or graph_folder(value) is not None
+        if key != "model" or is_graph or (name != value and Path(name).is_dir()):
             data[section][key] = value[: len(value) - len(name)] + _relative(Path(name), folder)
     text = yaml.safe_dump(data, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120)
     return f"# Chosen by vitdeploy tune.\n{text}"

@@ -1,0 +1,88 @@
+"""One measurement a machine at a time: between processes, threads and users, and never against oneself."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+
+import pytest
+
+from vitdeploy.bench.machine_lock import LOCK_NAME, MACHINE, described, holder, machine_lock
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="needs flock")
+
+IMPORTS = "import sys; from vitdeploy.bench.machine_lock import MACHINE"
+HOLD = f"{IMPORTS}; print(MACHINE.take(), flush=True); sys.stdin.read()"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path, monkeypatch):
+    """A temporary folder of the test's own: other tests measure meanwhile."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path
+
+
+def hold():
+    """Another process that takes the lock, or not."""
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    return subprocess.Popen([sys.executable, "-c", HOLD], **pipes)
+
+
+def test_another_process_is_waited_for_and_named_until_it_dies():
+    other = hold()
+    assert other.stdout.readline() == "True\n"
+    told = []
+
+    def hear(text):
+        told.append(text)
+        other.send_signal(signal.SIGKILL)
+        other.wait()
+
+    with machine_lock(hear):
+        assert holder() in (os.getpid(), None)
+    assert told == [f"process {other.pid} ({sys.executable} -c {HOLD})"[: len(told[0]) - 4] + "...)"]
+    other.stdin.close()
+    other.stdout.close()
+    assert MACHINE.take()  # it was given back
+    MACHINE.give_back()
+
+
+def test_who_holds_it_may_take_it_again_and_so_may_its_children_but_no_other_thread():
+    taken = []
+    with machine_lock(taken.append), machine_lock(taken.append):
+        thread = threading.Thread(target=lambda: taken.append(MACHINE.take()))
+        thread.start()
+        thread.join()
+        with hold() as child:
+            assert child.stdout.readline() == "True\n"
+            child.stdin.close()
+    assert taken == [False]
+
+
+def test_what_another_user_put_there_is_neither_followed_nor_waited_for(folder):
+    """And the file is one that every user can open."""
+    path, target = folder / LOCK_NAME, folder / "target"
+    path.symlink_to(target)
+    for _ in range(2):
+        assert MACHINE.take()
+        MACHINE.give_back()
+        assert not target.exists()
+        path.unlink()
+        os.mkfifo(path)
+    path.unlink()
+    mask = os.umask(0o077)
+    try:
+        assert MACHINE.take()
+        MACHINE.give_back()
+    finally:
+        os.umask(mask)
+    assert path.stat().st_mode & 0o777 == 0o644
+
+
+def test_a_holder_that_cannot_be_seen_has_words():
+    assert described(None) == "another process that measures"
+    assert described(os.getpid()) == "another thread of this process that measures"
+    assert holder() is None

@@ -1,0 +1,125 @@
+"""What is wrong with a path, a name or a key is said before PyTorch, ONNX or a runtime is imported."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.conftest import ROOT
+from vitdeploy.models.catalog import FAMILIES, find
+from vitdeploy.models.names import BUILT_IN, check_name, unknown_model
+
+HEAVY = ("torch", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "openvino", "scipy", "matplotlib", "transformers")
+
+# One process for all: each command is called as the shell would, and leaves what it has imported.
+WALK = """
+import contextlib, io, json, sys
+from vitdeploy.cli.main import main
+found = []
+commands, heavy = json.loads(sys.argv[1])
+for arguments in commands:
+    sys.argv = ["vitdeploy", *arguments]
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            main()
+        except SystemExit as left:
+            found.append([left.code, said.getvalue().partition("  ")[0]])
+print(json.dumps([found, sorted(name for name in heavy if name in sys.modules)]))
+"""
+
+RECIPE = {
+    "vitdeploy": 1,
+    "name": "early",
+    "source": {"model": "vit_w32d2h2_patch8_32"},
+    "preprocess": {"resize": 32, "crop": 32, "mean": [0.5], "std": [0.5]},
+    "data": {"path": "images"},
+    "targets": ["openvino-cpu"],
+}
+COMMANDS = [
+    (["run", "absent.yaml"], "VD2002"),
+    (["run", "r.yaml", "--set", "precison=int8"], "VD2001"),
+    (["run", "r.yaml", "--set", "targets=[]"], "VD2001"),
+    (["run", "r.yaml", "--set", "source.model=resnet50"], "VD2101"),
+    (["run", "r.yaml", "--set", "source.checkpoint=absent.pt"], "VD2002"),
+    (["run", "r.yaml", "--set", "source.model=absent.onnx"], "VD2002"),
+    (["run", "r.yaml", "--set", "source.labels=absent.txt"], "VD2002"),
+    (["run", "r.yaml", "--set", "data.annotations=absent.json"], "VD2002"),
+    (["run", "r.yaml", "--set", "precision=fp8"], "VD4002"),
+    (["run", "r.yaml", "-o", "full"], "VD2003"),
+    (["tune", "r.yaml", "--target", "openvino-gpu"], "VD2402"),
+    (["tune", "r.yaml", "--set", "data.path=absent"], "VD2002"),
+    (["sweep", "r.yaml", "absent.yaml"], "VD2002"),
+    (["export", "resnet50", "-o", "out"], "VD2101"),
+    (["export", "hf:./absent", "-o", "out"], "VD2002"),
+    (["export", "--checkpoint", "absent", "-o", "out"], "VD2002"),
+    (["optimize", "absent", "-o", "out"], "VD2002"),
+    (["quantize", "absent", "--data", "images", "--target", "openvino-cpu", "-o", "out"], "VD2002"),
+    (["compile", "absent", "--target", "openvino-cpu", "-o", "out"], "VD2002"),
+    (["compile", "absent", "--target", "openvino-gpu", "-o", "out"], "VD2402"),
+    (["verify", "absent/x", "--against", "resnet50", "--data", "images"], "VD2002"),
+    (["bench", "absent.onnx"], "VD2002"),
+    (["bench", "resnet50"], "VD2101"),
+    (["compare", "absent", "absent"], "VD2002"),
+    (["inspect", "absent"], "VD2002"),
+    (["inspect", "report.json"], "VD2202"),
+    (["inspect", "absent", "--target", "openvino-gpu"], "VD2402"),
+    (["explain", "absent", "x.png", "-o", "out.png"], "VD2002"),
+    (["embed", "absent", "--as", "cpp", "-o", "out"], "VD2002"),
+    (["predict", "absent", "x.png"], "VD2002"),
+    (["selftest", "--target", "absent"], "VD2402"),
+    (["doctor", "--target", "absent"], "VD2402"),
+]
+
+
+def test_paths_names_and_keys_are_checked_before_anything_heavy_is_imported(tmp_path):
+    (tmp_path / "r.yaml").write_text(json.dumps(RECIPE), encoding="utf-8")
+    (tmp_path / "report.json").write_text("{}", encoding="utf-8")
+    for name in ("images/a.png", "full/thesis.txt"):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).touch()
+    done = subprocess.run(
+        [sys.executable, "-c", WALK, json.dumps([[arguments for arguments, _ in COMMANDS], HEAVY])],
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found, heavy = json.loads(done.stdout)
+    assert [code for _, code in found] == [code for _, code in COMMANDS]
+    assert all(left == int(code[2]) for left, code in found)
+    assert heavy == []
+
+
+def test_the_names_that_need_no_pytorch_are_those_of_the_catalog():
+    assert [name for family in FAMILIES for name in family.names] == list(BUILT_IN)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("vit_w32d2h2_patch8_32", "vit_small_patch16_512", "vit_base_patch16_siglip_gap_256"),
+        *("deit_w64d2h2_distilled_patch16_224", "deit3_base_patch16_256", "swin_w32d2-2h2-4_patch4_window7_224"),
+        *("detr_r1-1-1-1c8_w32h4e1d1q3_64", "transformer_w32e1d1h2_v12_l10", "vit_w64d4h2_patch14_reg4_dinov2"),
+    ],
+)
+def test_names_that_are_spelled_out_pass_the_early_check(name):
+    assert find(name) is not None
+    check_name(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("resnet50", "if timm has it: timm:resnet50"),
+        ("vit_bas_patch16_224", "did you mean vit_base_patch16_224"),
+        ("swin_tiny_window7_224", "did you mean swin_tiny_patch4_window7_224"),
+        ("a model", "`vitdeploy export list` shows all"),
+    ],
+)
+def test_a_model_of_another_kind_is_not_what_is_proposed(name, fix):
+    assert fix in unknown_model(name).fix

@@ -1,0 +1,78 @@
+"""The command's own help, what a shell completes, and what an interrupt says."""
+
+import pytest
+from click.shell_completion import ShellComplete
+
+from tests.command_line import command_line
+from vitdeploy.cli.main import COMMANDS, SECTIONS, _interrupted, cli
+
+
+@pytest.fixture
+def run(tmp_path):
+    with command_line(tmp_path, tmp_path / "store") as run:
+        yield run
+
+
+def test_commands_are_listed_in_groups_and_sign_stands_once(run):
+    told = run("--help").stdout
+    assert [line[:-1] for line in told.splitlines() if line.rstrip(":") in SECTIONS] == list(SECTIONS)
+    assert [line.split()[0] for line in told.splitlines() if line.startswith("  ") and line.split()[0] in COMMANDS] == [
+        *COMMANDS
+    ]
+    assert "sign" in run("bundle", "--help").stdout
+    assert run("sign", "--help").returncode == 0  # scripts of earlier versions call it
+
+
+def completed(*words):
+    *before, begun = words
+    found = ShellComplete(cli, {}, "vitdeploy", "_VITDEPLOY_COMPLETE").get_completions(list(before), begun)
+    return [item.value for item in found]
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        (("se",), ["serve", "selftest"]),
+        (("bundle", ""), ["pack", "sign", "unpack", "verify"]),
+        (("compile", "x", "--target", "open"), ["openvino-cpu"]),
+        (("predict", "x", "--target", "a"), ["auto"]),
+        (("export", "vit_tiny"), ["vit_tiny_patch16_224", "vit_tiny_patch16_384"]),
+        (("verify", "x", "--against", "transformer_b"), ["transformer_base", "transformer_big"]),
+        (("embed", "x", "--a"), ["--as"]),
+    ],
+)
+def test_a_shell_is_offered(words, wanted):
+    assert completed(*words) == wanted
+
+
+def test_devices_are_offered_by_name_and_label(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert run("devices", "add", "pi", "ssh://me@10.0.0.7", "--label", "board").returncode == 0
+    assert completed("bench", "x", "--on", "") == ["local", "pi", "board"]
+    assert completed("bench", "x", "--on", "local,p") == ["local,pi"]
+    assert completed("devices", "remove", "") == ["pi", "board"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_lines_for_a_shell(run, shell):
+    done = run("completion", shell)
+    assert done.returncode == 0
+    assert f"_VITDEPLOY_COMPLETE={shell}_complete" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("command", "says"),
+    [
+        ("run r.yaml", "goes on from the last finished stage, but measures anew"),
+        ("run r.yaml --no-resume", "interrupted"),
+        ("bench a b", "interrupted"),
+        ("export m -o out", "interrupted; nothing was written"),
+    ],
+)
+def test_an_interrupt_promises_what_is_stored_only(command, says):
+    assert _interrupted(command.split()).endswith(says)
+
+
+@pytest.mark.parametrize(("word", "count"), [("swin", 6), ("SWIN_TINY", 1), ("swin*", 6), ("in_tiny*", 0)])
+def test_models_are_listed_by_a_word_of_their_names(run, word, count):
+    assert len(run("export", "list", word, "--json").document["models"]) == count

@@ -1,0 +1,47 @@
+"""What a shell is offered for a word that is begun: targets, models and devices. Nothing heavy is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import click
+from click.shell_completion import CompletionItem
+
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+
+
+def complete_targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The targets; with "auto", where that is the option's default."""
+    from vitdeploy.spec import TARGETS
+
+    auto = ["auto"] if param.default == "auto" else []
+    return [CompletionItem(name) for name in (*auto, *TARGETS) if name.startswith(incomplete)]
+
+
+def complete_models(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Built-in names, or files and folders where none begins so."""
+    from vitdeploy.models.names import BUILT_IN
+
+    found = [CompletionItem(name) for name in BUILT_IN if incomplete and name.startswith(incomplete)]
+    return found or [CompletionItem(incomplete, type="file")]
+
+
+def complete_devices(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The names of `vitdeploy devices list` and their labels, the last of those with commas between them."""
+    from vitdeploy.devices.registry import LOCAL, read_devices
+    from vitdeploy.errors import VitdeployError
+
+    try:
+        devices = read_devices().values()
+    except VitdeployError:  # a shell has no place for it
+        return []
+    before, comma, last = incomplete.rpartition(",")
+    names = dict.fromkeys([LOCAL, *(d.name for d in devices), *(label for d in devices for label in d.labels)])
+    return [CompletionItem(f"{before}{comma}{name}") for name in names if name.startswith(last)]
+
+
+def complete_known_devices(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """As `complete_devices`, without this machine and without commas: what `devices remove` takes."""
+    from vitdeploy.devices.registry import LOCAL
+
+    return [each for each in complete_devices(ctx, param, incomplete) if each.value != LOCAL]

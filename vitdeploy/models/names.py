@@ -1,0 +1,116 @@
+"""The built-in names, without PyTorch: what a wrong name or path is answered with at once, and what a shell completes.
+
+`catalog` has the models behind them, whose modules need PyTorch. The tests hold the two together.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+
+from vitdeploy.errors import MissingFileError, UnknownModelError
+from vitdeploy.models.hub import CONFIG
+
+_NAMES = """
+vit_tiny_patch16_224 vit_tiny_patch16_384 vit_small_patch8_224.dino vit_small_patch16_224 vit_small_patch16_224.dino
+vit_small_patch16_384 vit_small_patch32_224 vit_small_patch32_384 vit_base_patch8_224 vit_base_patch8_224.dino
+vit_base_patch16_224 vit_base_patch16_224.dino vit_base_patch16_224.mae vit_base_patch16_384 vit_base_patch32_224
+vit_base_patch32_384 vit_large_patch14_224 vit_large_patch16_224 vit_large_patch16_224.mae vit_large_patch16_384
+vit_large_patch32_224 vit_large_patch32_384 vit_huge_patch14_224 vit_huge_patch14_224.mae vit_giant_patch14_224
+vit_gigantic_patch14_224 vit_base_patch16_clip_224 vit_base_patch16_clip_quickgelu_224 vit_base_patch32_clip_224
+vit_base_patch32_clip_256 vit_base_patch32_clip_quickgelu_224 vit_large_patch14_clip_224 vit_large_patch14_clip_336
+vit_large_patch14_clip_quickgelu_224 vit_large_patch14_clip_quickgelu_336 vit_huge_patch14_clip_224
+vit_huge_patch14_clip_378 vit_huge_patch14_clip_quickgelu_224 vit_huge_patch14_clip_quickgelu_378
+vit_giant_patch14_clip_224 vit_gigantic_patch14_clip_224 vit_gigantic_patch14_clip_quickgelu_224
+vit_base_patch16_siglip_224 vit_base_patch16_siglip_256 vit_base_patch16_siglip_384 vit_base_patch16_siglip_512
+vit_base_patch16_siglip_gap_224 vit_base_patch32_siglip_256 vit_large_patch16_siglip_256
+vit_large_patch16_siglip_384 vit_large_patch16_siglip_512 vit_so400m_patch14_siglip_224
+vit_so400m_patch14_siglip_378 vit_so400m_patch14_siglip_384 vit_so400m_patch14_siglip_gap_224
+vit_so400m_patch16_siglip_256 vit_so400m_patch16_siglip_384 vit_so400m_patch16_siglip_512
+vit_giantopt_patch16_siglip_256 vit_giantopt_patch16_siglip_384 vit_small_patch14_dinov2
+vit_small_patch14_reg4_dinov2 vit_base_patch14_dinov2 vit_base_patch14_reg4_dinov2 vit_large_patch14_dinov2
+vit_large_patch14_reg4_dinov2 vit_giant_patch14_dinov2 vit_giant_patch14_reg4_dinov2 deit_tiny_patch16_224
+deit_small_patch16_224 deit_base_patch16_224 deit_base_patch16_384 deit3_small_patch16_224 deit3_small_patch16_384
+deit3_medium_patch16_224 deit3_base_patch16_224 deit3_base_patch16_384 deit3_large_patch16_224
+deit3_large_patch16_384 deit3_huge_patch14_224 deit_tiny_distilled_patch16_224 deit_small_distilled_patch16_224
+deit_base_distilled_patch16_224 deit_base_distilled_patch16_384 swin_tiny_patch4_window7_224
+swin_small_patch4_window7_224 swin_base_patch4_window7_224 swin_large_patch4_window7_224
+swin_base_patch4_window12_384 swin_large_patch4_window12_384 detr_resnet50 detr_resnet101 detr_resnet50_dc5
+detr_resnet101_dc5 detr_resnet50_panoptic detr_resnet101_panoptic detr_resnet50_dc5_panoptic
+detr_resnet101_dc5_panoptic transformer_base transformer_big
+"""
+BUILT_IN = tuple(_NAMES.split())
+_SIZE = r"(?:tiny|small|medium|base|large|huge|giant|gigantic|giantopt|so400m|w\d+d\d+h\d+)"
+# What a family's pattern may take; its sizes can still contradict each other, which `catalog` says.
+_SPELLED = re.compile(
+    rf"(?:vit|deit3?)_{_SIZE}_(?:distilled_)?patch\d+\S*"
+    r"|swin_(?:tiny|small|base|large|w\d\S*)_patch\d\S*|detr_r\d+-\S*|transformer_w\d+e\S*"
+)
+_OWNED = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+ONNX_FILE = "model.onnx"
+
+
+def require_checkpoint(path: Path) -> None:
+    """Raise MissingFileError where there is nothing at the path of a checkpoint."""
+    if not path.exists():
+        raise MissingFileError(f"no checkpoint at {path}", fix="check the path of the checkpoint")
+
+
+def is_built_in(name: str) -> bool:
+    """Whether it is a built-in name, or one spelled out as they are."""
+    return name in BUILT_IN or _SPELLED.fullmatch(name) is not None
+
+
+def graph_folder(model: str | None) -> Path | None:
+    """The folder of an exported model that a name stands for; None for any other name, and for the built-in ones."""
+    folder = Path(model) if model is not None else None
+    if folder is None or not (folder / ONNX_FILE).is_file() or is_built_in(str(model)):
+        return None
+    return folder
+
+
+def check_name(name: str) -> None:
+    """Raise where `name` can be no built-in model, nor the folder of an exported one; another path or a repository is
+    answered with how such a thing is named.
+
+    Raises:
+        UnknownModelError: no built-in name, with the nearest ones.
+    """
+    path = Path(name)
+    if path.is_dir():
+        if graph_folder(name) is not None:
+            return
+        holds_config = (path / CONFIG).is_file()
+        fix = f"hf:{name}" if holds_config else "hf:FOLDER, with config.json and weights"
+        raise _of_another_kind(name, "is a folder", fix)
+    if path.is_file():
+        raise _of_another_kind(name, "is a file", f"--checkpoint {name}, after the model's name or alone")
+    if _OWNED.fullmatch(name):
+        raise _of_another_kind(name, "is no path here", f"where it is a repository of the Hugging Face hub: hf:{name}")
+    if not is_built_in(name):
+        raise unknown_model(name)
+
+
+def unknown_model(name: str) -> UnknownModelError:
+    """A name that no family has: the nearest names of the family that it begins with, or timm's."""
+    family = re.split(r"[_\d]", name.lower())[0]
+    same = [known for known in BUILT_IN if re.split(r"[_\d]", known)[0] == family]
+    # Another family's name is near only where letters are mistyped: resnet50 is no detr_resnet50.
+    near = difflib.get_close_matches(name.lower(), same or BUILT_IN, n=3, cutoff=0.5 if same else 0.85)
+    ask = f"if timm has it: timm:{name}" if re.fullmatch(r"[\w.-]+", name) else "`vitdeploy export list` shows all"
+    return UnknownModelError(
+        f"no built-in model is called {name!r}",
+        found=name,
+        wanted="a name of `vitdeploy export list`, timm:NAME, hf:FOLDER, or an .onnx file",
+        fix=f"did you mean {' or '.join(near)}?" if near else ask,
+    )
+
+
+def _of_another_kind(name: str, what: str, fix: str) -> UnknownModelError:
+    return UnknownModelError(
+        f"no built-in model is called {name!r}, which {what}",
+        found=name,
+        wanted="a name of `vitdeploy export list`, timm:NAME, hf:FOLDER, hf:OWNER/NAME, or an .onnx file",
+        fix=fix,
+    )

@@ -1,0 +1,137 @@
+"""What can be said of a command's inputs before PyTorch, ONNX or a runtime is imported, which takes seconds.
+
+Each check raises what the stages would raise later, of the same function. What they let pass can still be wrong: they
+read no file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitdeploy.bundle.read import is_bundle
+from vitdeploy.data.folder import scan
+from vitdeploy.data.tokens import read_tokens
+from vitdeploy.errors import MissingFileError
+from vitdeploy.models.hub import local_folder
+from vitdeploy.models.names import check_name, require_checkpoint
+from vitdeploy.pipeline.capability import check_target as check_target
+from vitdeploy.pipeline.capability import require_target
+from vitdeploy.pipeline.stages.files import find_graph
+
+if TYPE_CHECKING:
+    from vitdeploy.pipeline.recipe import Recipe
+
+# Of a name on the command line: what follows is no built-in model.
+HUBS = ("hf:", "timm:")
+# package.module:function, as --model takes it.
+FUNCTION = re.compile(r"[\w.]+:\w+")
+REPORT_FILE = "report.json"
+
+
+def check_recipe(recipe: Recipe, targets: Iterable[str] | None = None) -> None:
+    """The files that a recipe names are there, its model's name is one, and its targets work here.
+
+    Args:
+        targets: instead of the recipe's.
+
+    Raises:
+        MissingFileError, DataError, UnknownModelError, TargetError, CapabilityError, MissingPackageError.
+    """
+    for target in recipe.targets if targets is None else targets:
+        require_target(target, recipe.precision)
+    source = recipe.source
+    check_model(source.model, source.checkpoint, source.labels)
+    check_data(Path(recipe.data.path))
+    require_annotations(Path(recipe.data.annotations) if recipe.data.annotations else None)
+
+
+def check_model(model: str | None, checkpoint: str | Path | None = None, labels: str | Path | None = None) -> None:
+    """A model as a recipe or `vitdeploy export` names it, and its files.
+
+    Raises:
+        MissingFileError, UnknownModelError: one is not there.
+    """
+    if checkpoint is not None:
+        require_checkpoint(Path(checkpoint))
+    if labels is not None:
+        require_label_file(Path(labels))
+    if model is None:
+        return
+    if model.endswith(".onnx"):
+        require_onnx_file(Path(model))
+    elif model.startswith(HUBS):
+        local_folder(model)
+    else:
+        check_name(model)
+
+
+def check_artifact(text: str) -> None:
+    """A bundle, a graph or a model, as `verify` and `bench` take them.
+
+    Raises:
+        MissingFileError, UnknownModelError: it is none of these.
+    """
+    path = Path(text)
+    if is_bundle(path):
+        return
+    if text.startswith(HUBS):
+        local_folder(text)
+    elif path.exists() or path.suffix == ".onnx" or "/" in text:
+        find_graph(path)
+    elif FUNCTION.fullmatch(text) is None:
+        check_name(text)
+
+
+def check_data(path: Path) -> None:
+    """Images, or the arrays of an .npz.
+
+    Raises:
+        MissingFileError, DataError: there is nothing at the path.
+    """
+    if path.suffix == ".npz":
+        if not path.is_file():
+            read_tokens(path)
+    elif not path.is_dir() or next(path.iterdir(), None) is None:
+        scan(path, "none")
+
+
+def require_annotations(path: Path | None) -> None:
+    if path is not None and not path.exists():
+        raise MissingFileError(
+            f"no annotations at {path}",
+            wanted="YOLO's folder of label files, or COCO's JSON file",
+            fix="check the path of the annotations",
+        )
+
+
+def require_onnx_file(path: Path) -> None:
+    if not path.is_file():
+        raise MissingFileError(f"no ONNX file at {path}", fix="check the path")
+
+
+def require_label_file(path: Path) -> None:
+    if not path.is_file():
+        raise MissingFileError(
+            f"no label file at {path}", wanted="a text file with one class name a line", fix="check the path"
+        )
+
+
+def is_report(path: Path) -> bool:
+    """Whether an argument is a report, which is read, and no bundle, which is run.
+
+    Raises:
+        MissingFileError: it is neither.
+    """
+    if path.is_dir() and is_bundle(path):
+        return False
+    if (path.suffix == ".json" and path.is_file()) or (path / REPORT_FILE).is_file():
+        return True
+    raise MissingFileError(
+        f"neither a bundle nor a report at {path}",
+        found="no manifest.json and no report.json in it" if path.is_dir() else "no such folder, and no .json file",
+        wanted="a bundle, or a report.json of `vitdeploy run`",
+        fix="check the path",
+    )
