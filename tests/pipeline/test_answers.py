@@ -1,5 +1,6 @@
 """Which samples a report shows, and what it says of the answers to all of them."""
 
+import dataclasses
 import io
 import json
 from pathlib import Path
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from vitdeploy.data.decoded import DecodedSet
 from vitdeploy.data.folder import Sample
 from vitdeploy.data.panoptic import PanopticMap
 from vitdeploy.pipeline.answers import answer_facts
@@ -181,7 +183,9 @@ def test_an_example_names_its_file_and_has_the_smaller_picture(kit, tmp_path):
     Image.fromarray(np.zeros((32, 32), np.uint8)).save(tmp_path / "0/0.png")
     found = sure(np.array([0]), np.array([0.9]))
     engines = {"engine": found}
-    row, images = example(kit, classes_of(tmp_path, 1), Chosen(0, "usual", "engine"), found, engines, None)
+    data = classes_of(tmp_path, 1)
+    data = dataclasses.replace(data, decoded=DecodedSet(data.evaluation, tmp_path))
+    row, images = example(kit, data, Chosen(0, "usual", "engine"), found, engines, None)
     assert (row["sample"], row["label"], row["image"], row["marks"]) == ("0/0.png", "class 0", "0.png", None)
     assert Image.open(io.BytesIO(images["0.png"])).size == (96, 96)
     assert row["reference"]["score"] == pytest.approx(float(softmax(found.stacked("logits")).max()))

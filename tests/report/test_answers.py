@@ -138,6 +138,13 @@ def test_what_is_not_decided_is_no_ratio_and_has_no_star():
     assert [row.ratio.value for row in selftest.engine_rows(model)] == ["–", "–"]
 
 
+def test_where_nothing_is_recommended_the_numbers_are_of_what_leads():
+    report = copy.deepcopy(REPORT)
+    report["verdict"] |= {"recommended": None, "leading": NAME}
+    text = Page(render_html(report, {})).text
+    assert f"{NAME} in numbers, which is not recommended" in text and "None in numbers" not in text
+
+
 def test_reasons_that_artifacts_share_are_said_once():
     found = notices([], {"undecided": {"a": "busy", "b": "busy", "c": "hot"}}, None, {})
     assert [each.lines for each in found] == [["a, b: busy", "c: hot"]]

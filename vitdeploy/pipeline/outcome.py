@@ -28,7 +28,7 @@ TOOLS = ("torch", "onnx", "onnxscript", "onnxruntime", "openvino", "numpy", "pil
 
 @dataclass(frozen=True)
 class Outcome:
-    """One job's end. `gates` are those of all engines by artifact; `images` the PNG files that the examples of the
+    """One job's end. `gates` are those of all engines by artifact; `images` the pictures that the examples of the
     report name."""
 
     job: Job

@@ -218,6 +218,7 @@ def _judged(report: dict[str, Any]) -> dict[str, Any]:
         "reasons": _reasons(report["verdict"]),
         "headline": table.headline(report),
         "starred": lookup.starred(report),
+        "leading": lookup.leading(report),
         "rows": (rows := table.main_rows(report)),
         "legend": flags.legend(flag for row in rows for flag in row.flags),
         "benched": bool(lookup.bench_results(report)),

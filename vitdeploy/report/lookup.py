@@ -48,11 +48,18 @@ def starred(report: Mapping[str, Any]) -> str | None:
     return None if name is None else str(name)
 
 
+def leading(report: Mapping[str, Any]) -> str | None:
+    """What is recommended, or else what stands for the run."""
+    verdict = report["verdict"]
+    name = verdict.get("recommended") or verdict.get("leading")
+    return None if name is None else str(name)
+
+
 def focus(report: Mapping[str, Any]) -> list[str]:
-    """The engines that a reader cares for: the recommended one, then those that are shipped; else all."""
+    """The engines that a reader cares for: the leading one, then those that are shipped; else all."""
     names = [engine["artifact"] for engine in report["engines"]]
     shipped = [engine["artifact"] for engine in report["engines"] if engine["shipped"]]
-    first = [name for name in names if name == report["verdict"].get("recommended")]
+    first = [name for name in names if name == leading(report)]
     return list(dict.fromkeys([*first, *shipped])) or names
 
 

@@ -144,8 +144,7 @@ def _flags(engine: Mapping[str, Any] | None, result: Mapping[str, Any] | None) -
 def headline(report: Mapping[str, Any]) -> list[Cell]:
     """The recommended artifact in a few numbers, each with what it is of, and claimed only as far as its interval
     carries. Where none is recommended, the one that stands for the run."""
-    verdict = report["verdict"]
-    engine = lookup.engine_of(report, verdict.get("recommended") or verdict.get("leading"))
+    engine = lookup.engine_of(report, lookup.leading(report))
     if engine is None:
         return []
     verify = engine["verify"]
