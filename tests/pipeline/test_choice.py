@@ -31,12 +31,14 @@ def bench(*finalists, spread=0.01, undecided=()):
             "metric": "latency",
             "ratio": (ratio := latencies[a] / latencies[b]),
             "ci95": [ratio * (1 - spread), ratio * (1 + spread)],
+            "decided": not {a, b}.intersection(undecided),
+            "reason": "somebody else was busy" if {a, b}.intersection(undecided) else "",
         }
         for a in latencies
         for b in latencies
         if a != b
     ]
-    return {"ratios": ratios, "undecided": dict.fromkeys(undecided, "somebody else was busy")}
+    return {"ratios": ratios}
 
 
 def test_the_fastest_that_is_confirmed():

@@ -58,10 +58,10 @@ def bench(latency, undecided=(), spread=0.02):
                 "ratio": latency[a] / latency[b],
                 "ci95": [latency[a] / latency[b] * (1 - spread), latency[a] / latency[b] * (1 + spread)],
                 "decided": not {a, b}.intersection(undecided),
+                "reason": BUSY if {a, b}.intersection(undecided) else "",
             }
             for a, b in itertools.permutations(latency, 2)
         ],
-        "undecided": dict.fromkeys(undecided, BUSY),
     }
 
 
@@ -213,7 +213,7 @@ BUDGETS = [Budget(), Budget(max_size=10**9), Budget(max_latency=1e9), Budget(max
 def test_size_and_latency_never_switch_the_check_of_answers_off(budget, labels, task):
     """11 % agreement, a proven loss of 87 points: it fails, whatever else is bounded, with labels and without."""
     wrong = facts(agreement=11.0, drop=(81.7, 91.3) if labels else None)
-    row = {"latency_ms": {"p50": 1.0}, "flags": []}
+    row = {"latency_ms": {"p50": 1.0}, "latency_ms_ci95": {"p50": [0.9, 1.1]}, "flags": []}
     gate = engine_gate(accuracy_gate(Comparison.of(wrong), with_guard(budget, task)), budget, 1000, row)
     assert gate.status == "fail" and f"budget {GUARD[task]:g}" in gate.reasons[0]
 

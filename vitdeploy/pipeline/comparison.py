@@ -12,7 +12,7 @@ from vitdeploy.bench.percentiles import DEFAULT
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.data.classes import differing
 from vitdeploy.errors import InputError
-from vitdeploy.pipeline.foresight import bounds_answers, foresee
+from vitdeploy.pipeline.foresight import bounds_answers, foresee, way_of
 from vitdeploy.pipeline.measure import measure
 from vitdeploy.pipeline.progress import Counter, Progress
 from vitdeploy.pipeline.stages.verify import judge
@@ -92,7 +92,8 @@ class Trial:
         """The facts and the gate of what `ours` has answered."""
         preprocess = (self._own.preprocess, self._other.preprocess)
         found = judge(self._kit, answers, self._reference, self._data, ours.precision, preprocess, self._same_tensor)
-        gate = accuracy_gate(Comparison.of(found), budget)
+        way = way_of(self._kit, self._reference, self._data, budget)
+        gate = accuracy_gate(Comparison.of(found), budget, way)
         doubt = self._kit.doubt(self._reference, self._data, found)
         return {
             "artifact": ours.name,

@@ -6,12 +6,19 @@ from vitdeploy.pipeline.tasks.kit import Data, Kit
 from vitdeploy.spec import Budget
 from vitdeploy.verify.collect import Answers
 from vitdeploy.verify.comparison import Comparison
-from vitdeploy.verify.feasible import unprovable
+from vitdeploy.verify.feasible import Way, unprovable, way_to_prove
 
 
 def bounds_answers(budget: Budget) -> bool:
     """Whether a budget asks anything of the answers."""
     return (budget.max_drop, budget.min_agreement) != (None, None)
+
+
+def way_of(kit: Kit, reference: Answers, data: Data, budget: Budget) -> Way:
+    """By what a bound on the drop is judged on these samples; settled by the original's answers alone."""
+    if budget.max_drop is None:
+        return "labels"
+    return way_to_prove(Comparison.of(kit.compare(reference, reference, data)), budget.max_drop)
 
 
 def foresee(kit: Kit, reference: Answers, data: Data, budget: Budget) -> list[str]:

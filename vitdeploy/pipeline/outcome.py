@@ -9,6 +9,7 @@ from typing import Any
 
 from vitdeploy.pipeline.answers import report_answers
 from vitdeploy.pipeline.drawn import draw_attention
+from vitdeploy.pipeline.foresight import way_of
 from vitdeploy.pipeline.job import Job, tool_versions
 from vitdeploy.pipeline.plan import CALIBRATE, EXPORT, OPTIMIZE, QUANTIZED, REFERENCE, Candidate, candidates
 from vitdeploy.pipeline.stages.compile import read_engine
@@ -75,10 +76,11 @@ def _calibration(artifacts: Mapping[str, Artifact]) -> dict[str, Any] | None:
 
 def _gates(job: Job, artifacts: Mapping[str, Artifact], bench: dict[str, Any]) -> dict[str, Gate]:
     budget = job.budget
+    way = way_of(job.kit, read_answers(artifacts[REFERENCE].path), job.data, budget)
     rows = {row["artifact"]: row for row in bench["results"]}
     gates = {}
     for candidate in candidates(job):
-        accuracy = accuracy_gate(Comparison.of(verified(artifacts, candidate)), budget)
+        accuracy = accuracy_gate(Comparison.of(verified(artifacts, candidate)), budget, way)
         size, row = engine_bytes(artifacts, candidate), rows[candidate.artifact]
         gates[candidate.artifact] = engine_gate(accuracy, budget, size, row)
     return gates

@@ -65,9 +65,8 @@ def engine_gate(accuracy: Gate, budget: Budget, size: int, row: Mapping[str, Any
         if row is None:
             gates.append(Gate("undecided", ("max_latency needs a bench",)))
         else:
-            gates.append(
-                bound_gate("p50 latency", row["latency_ms"]["p50"], budget.max_latency, "ms", tuple(row["flags"]))
-            )
+            p50, interval = row["latency_ms"]["p50"], row["latency_ms_ci95"]["p50"]
+            gates.append(bound_gate("p50 latency", p50, budget.max_latency, "ms", row["flags"], interval))
     return join(gates)
 
 
@@ -116,9 +115,9 @@ def decide(judged: Sequence[Judged], bench: Mapping[str, Any], *, include_failed
 
 
 def undecided_among(bench: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Why the times of these artifacts, or of the original, decide nothing; empty where they do."""
-    found = bench.get("undecided", {})
-    return "; ".join(dict.fromkeys(why for name, why in found.items() if name in (ORIGINAL, *names)))
+    """Why the latency of these artifacts against the original's is not decided; empty where it is."""
+    ratios = [find_ratio(bench["ratios"], name, ORIGINAL) for name in names]
+    return "; ".join(dict.fromkeys(ratio["reason"] for ratio in ratios if ratio and not ratio.get("decided", True)))
 
 
 def _names(judged: Sequence[Judged]) -> list[str]:

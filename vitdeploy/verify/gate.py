@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from vitdeploy.spec import Budget, GateStatus, Task
 from vitdeploy.verify.comparison import Comparison
+from vitdeploy.verify.feasible import Way, drop_to_judge
 
 # The percentage of the original's answers that an engine must provably give where no budget bounds what may be lost.
 GUARD: dict[Task, float] = {
@@ -39,15 +40,17 @@ def with_guard(budget: Budget, task: Task) -> Budget:
     return dataclasses.replace(budget, min_agreement=GUARD[task]) if guards(budget) else budget
 
 
-def accuracy_gate(agreement: Comparison, budget: Budget) -> Gate:
+def accuracy_gate(agreement: Comparison, budget: Budget, way: Way = "labels") -> Gate:
     """Judge drop and agreement. Passes when the whole 95 % interval is within the budget, fails when none of it is.
 
     In between it is undecided, with the number of images at which an interval of this centre would decide (its width
     shrinks with the square root of n).
+
+    `way`: by what the drop is judged, as `feasible.way_to_prove` settled it.
     """
     found: list[tuple[GateStatus, str]] = []
     if budget.max_drop is not None:
-        found.append(_drop(agreement.n, agreement.drop, agreement.drop_ci95, budget.max_drop))
+        found.append(_drop_by(agreement, budget.max_drop, way))
     if budget.min_agreement is not None:
         low, high = agreement.agreement_ci95
         status = _status(-high, -low, -budget.min_agreement)
@@ -56,6 +59,12 @@ def accuracy_gate(agreement: Comparison, budget: Budget) -> Gate:
             (status, text + _needed(status, agreement.n, agreement.agreement, low, high, budget.min_agreement))
         )
     return combine(found)
+
+
+def _drop_by(found: Comparison, max_drop: float, way: Way) -> tuple[GateStatus, str]:
+    drop, interval = drop_to_judge(found, way) or (None, None)
+    status, text = _drop(found.n, drop, interval, max_drop)
+    return status, text.replace("drop ", "drop as far as agreement bounds it ", 1) if way == "agreement" else text
 
 
 def drop_gate(n: int, drop: float | None, interval: tuple[float, float] | None, max_drop: float | None) -> Gate:
@@ -72,16 +81,25 @@ def _drop(n: int, drop: float | None, interval: tuple[float, float] | None, max_
     return status, text + _needed(status, n, drop, low, high, max_drop)
 
 
-def bound_gate(what: str, value: float, bound: float | None, unit: str, flags: tuple[str, ...] = ()) -> Gate:
-    """Judge one measured value against an upper bound; a flagged measurement decides nothing."""
+def bound_gate(
+    what: str,
+    value: float,
+    bound: float | None,
+    unit: str,
+    flags: Sequence[str] = (),
+    interval: Sequence[float | None] | None = None,
+) -> Gate:
+    """Judge one value against an upper bound: by its 95 % interval where it was measured, whose bounds are None where
+    the measurement gives none. A flagged measurement decides nothing."""
     if bound is None:
         return Gate("none")
-    text = f"{what} {value:.4g} {unit}, budget {bound:g}"
-    if value > bound:
-        return combine([("fail", text)])
-    return combine(
-        [("undecided", f"{text}; the measurement is flagged {', '.join(flags)}") if flags else ("pass", text)]
-    )
+    low, high = interval or (value, value)
+    shown = "" if interval is None else " [" + ", ".join("?" if end is None else f"{end:.4g}" for end in interval) + "]"
+    text = f"{what} {value:.4g}{shown} {unit}, budget {bound:g}"
+    if flags:
+        return Gate("undecided", (f"{text}; the measurement is flagged {', '.join(flags)}",))
+    status = _status(-math.inf if low is None else low, math.inf if high is None else high, bound)
+    return combine([(status, text + ("; undecided: needs more rounds (--duration)" if status == "undecided" else ""))])
 
 
 def slowdown_gate(

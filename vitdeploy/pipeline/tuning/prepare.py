@@ -29,23 +29,23 @@ def prepare_search(
 
     Raises:
         RecipeError: an unknown target, or more than one image size.
-        InputError: a bound on the accuracy, and no labels.
+        InputError: a bound on the accuracy, no labels, and a metric that agreement does not bound.
         CapabilityError: an encoder-decoder, or a model that takes no images. Errors of `prepare` come through.
     """
     if recipe.source.image_sizes is not None:
         raise RecipeError("the recipe", ["$.source.image_sizes: one size is tuned at a time; give image_size"])
     budget = recipe.budget.model_copy(update={key: bound for key, bound in bounds.items() if bound is not None})
     chosen = tuple(targets) or recipe.targets
-    if budget.max_drop is not None and recipe.data.labels == "none":
-        raise InputError(
-            "max_drop cannot be proven without labels",
-            found="data: {labels: none}",
-            wanted="labels, or a bound on the agreement with the original",
-            fix="--min-agreement in its place",
-        )
     base = Variant(chosen[0], "fp32").recipe(recipe).model_copy(update={"budget": budget, "targets": chosen})
     checked = validate(base.model_dump(exclude_unset=True), "the recipe", function)
     [job] = prepare(checked, skip_bad=skip_bad, progress=progress, function=function)
+    if budget.max_drop is not None and recipe.data.labels == "none" and job.origin.task != "classification":
+        raise InputError(
+            "max_drop cannot be proven without labels",
+            found=f"data: {{labels: none}}, for {job.origin.task}",
+            wanted="labels, or a bound on the agreement with the original",
+            fix="--min-agreement in its place",
+        )
     if job.origin.task == "sequence" or job.origin.preprocess is None:
         raise CapabilityError(
             "only models of images are tuned by this version",

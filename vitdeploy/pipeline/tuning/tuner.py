@@ -16,7 +16,7 @@ import numpy as np
 from vitdeploy.bench.contestant import engine_contestant
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.errors import CapabilityError, GraphError
-from vitdeploy.pipeline.foresight import foresee
+from vitdeploy.pipeline.foresight import foresee, way_of
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.measure import measure, original_contestant
 from vitdeploy.pipeline.origin import ORIGINAL
@@ -258,11 +258,13 @@ class Tuner:
         protocol = Protocol(scenarios=bench.scenarios, batch=bench.batch, duration=bench.duration, stretch=1)
         measured = measure(contestants, protocol, pairs, self.progress)
         rows = {row["artifact"]: row for row in measured["results"]}
+        reference = read_answers(finals[0].artifacts[REFERENCE].path)
+        way = way_of(self.job.kit, reference, self.job.data, self.job.budget)
         finalists = []
         for made in finals:
             name = made.variant.name
             facts = verified(made.artifacts, made.variant.candidate)
-            accuracy = accuracy_gate(Comparison.of(facts), self.job.budget)
+            accuracy = accuracy_gate(Comparison.of(facts), self.job.budget, way)
             size = engine_bytes(made.artifacts, made.variant.candidate)
             gate = engine_gate(accuracy, self.job.budget, size, rows[name])
             p50 = float(rows[name]["latency_ms"]["p50"])
