@@ -204,8 +204,7 @@ def test_a_job_that_was_left_there_is_fetched_by_the_same_command(finished, run,
 
 
 def test_the_job_goes_on_while_the_connection_is_gone(run, far, board):
-    lock = board.lock()
-    with run(far) as (told, outcome):
+    with contextlib.closing(board.lock()) as lock, run(far) as (told, outcome):
         status_file(board)
         wait_until(lambda: any(f"waits for process {os.getpid()}" in text for text, *_ in told))
         wait_until(board.drop_connections)

@@ -340,7 +340,6 @@ def test_a_prefix_of_a_training_scripts_own_is_dropped(named, tmp_path):
     ("made", "name", "what", "fix"),
     [
         ("config.json", "mine", "a folder", "hf:{}"),
-        ("model.onnx", "mine", "a folder", "{}/model.onnx"),
         ("notes.txt", "mine", "a folder", "hf:FOLDER, with config.json and weights"),
         ("mine.pt", "mine.pt", "a file", "--checkpoint {}, after the model's name or alone"),
         (None, "google/vit-base-patch16-224", "no path here", "hf:google/vit-base-patch16-224"),

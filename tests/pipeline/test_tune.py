@@ -118,9 +118,9 @@ def test_the_page_is_one_file_without_scripts_that_says_the_verdict(tuned):
 
 
 def test_without_time_only_plain_float_and_int8_are_tried(tuned, command):
-    options = ("--target", "openvino-cpu", "--time-budget", "0.001s", "--set", "budget={min_agreement: 50}")
+    options = ("--target", "openvino-cpu", "--time-budget", "0.001s", "--set", "budget={}")
     done = command("tune", "recipe.yaml", *options, "-o", "short", "--json")
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 5, done.stderr  # so few images do not prove the guard's 95 %
     document = json.loads(done.stdout)
     plain = [each for each in tuned.document["variants"] if each["precision"] != "mixed"]
     plain = [each["name"] for each in plain if not each["merges"] and not each["rows"]]
@@ -143,7 +143,8 @@ def test_a_second_search_resumes_and_tells_that_times_are_old(unmet):
 
 def test_a_budget_that_nothing_meets(unmet, tuned, home):
     assert unmet.returncode == 5
-    assert "VD5001  the budget is not met by any variant" in unmet.stderr
+    # Beside other tests a latency may be flagged, and then decides nothing.
+    assert re.search(r"VD5001  the budget is not (met|provably met) by any variant", unmet.stderr)
     assert "p50 latency" in unmet.stderr
     document = json.loads((home / "unmet" / "tune.json").read_text(encoding="utf-8"))
     assert document["variants"] == tuned.document["variants"]
@@ -157,7 +158,7 @@ def test_a_budget_that_nothing_meets(unmet, tuned, home):
     [
         (("--time-budget", "soon"), 2, "'soon' is not a time like 90s, 20m or 1h."),
         (("--time-budget", "0m"), 2, "is not a time like"),
-        (("--target", "openvino"), 2, "'openvino' is not a target"),
+        (("--target", "openvino"), 2, "no target is called 'openvino'"),
         (("--set", "source.image_sizes=[32, 64]"), 2, "one size is tuned at a time"),
         (("--max-drop", "nan"), 2, "not a finite number"),
     ],

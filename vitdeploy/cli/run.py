@@ -66,7 +66,6 @@ def command(
     from vitdeploy.pipeline.recipe import load_recipe
     from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
     from vitdeploy.publish import check_replaceable
-    from vitdeploy.verify.gate import guards
 
     loaded = load_recipe(recipe, overrides, function)
     out = output or Path("out") / loaded.name
@@ -112,6 +111,8 @@ def command(
     console.finish(report, lines, out, f"open {command_line(out / 'report.html')}, or: {predict}")
     unmet = [outcome for outcome in outcomes if outcome.verdict.gate.status in ("fail", "undecided")]
     if unmet:
+        from vitdeploy.verify.gate import guards
+
         failed = any(outcome.verdict.gate.status == "fail" for outcome in unmet)
         reasons = [_at(each.job, reason, several) for each in unmet for reason in each.verdict.gate.reasons]
         raise GateError(

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from vitdeploy.errors import CheckpointError, HubError, MissingFileError, MissingPackageError
 from vitdeploy.models.config_files import read_json
-from vitdeploy.models.other_kinds import refuse_folder
 
 CONFIG, PREPROCESSOR, PROCESSOR = "config.json", "preprocessor_config.json", "processor_config.json"
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
@@ -62,6 +61,8 @@ class ModelFolder:
         for name in WEIGHTS:
             if (self.path / name).is_file():
                 return (self.path / name,)
+        from vitdeploy.models.other_kinds import refuse_folder  # which reads weights by PyTorch
+
         refuse_folder(self.path)
         raise MissingFileError(
             f"no weights in {self.path}",

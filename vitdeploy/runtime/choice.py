@@ -147,6 +147,7 @@ def select_engines(manifest: Manifest, target: str) -> list[EngineSpec]:
     if not manifest.engines:
         raise TargetError(
             f"the bundle {manifest.name} has no engine",
+            found="none",
             wanted="an engine that meets its budget; the bundle's report.html says why none does",
             fix="vitdeploy run RECIPE with another budget, or with --set bundle.include_failed=true",
         )

@@ -62,7 +62,9 @@ def judge(found: Found, limits: Limits) -> tuple[dict[str, Any], Gate]:
 
 
 def _difference(ratio: Mapping[str, Any]) -> str:
-    """In words, what the interval of candidate / baseline says."""
+    """In words, what the interval of candidate / baseline says, as far as it can be relied on."""
+    if not ratio.get("decided", True):
+        return "not decided"
     low, high = ratio["ci95"]
     if low <= 1 <= high:
         return "no difference"
