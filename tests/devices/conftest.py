@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
 import signal
@@ -23,6 +22,14 @@ from vitdeploy.devices.registry import Device
 from vitdeploy.devices.shipment import make_job
 from vitdeploy.pipeline.placing import place_graphs
 from vitdeploy.pipeline.sendable import placed_shipment
+
+HOLD = """
+import fcntl, sys
+file = open(sys.argv[1], "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
 
 
 @dataclass
@@ -81,11 +88,15 @@ class Board:
                     killed += 1
         return killed
 
-    def lock(self):
-        """Somebody else's hold on the device, until it is closed."""
-        file = (self.home / "tmp" / LOCK_NAME).open("w")
-        fcntl.flock(file, fcntl.LOCK_EX)
-        return file
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[subprocess.Popen[bytes]]:
+        """Somebody else's hold on the device, until its standard input is closed. It is a process of its own: what was
+        started by the holder does not wait for it, and the server was started by the tests."""
+        command = [sys.executable, "-c", HOLD, str(self.home / "tmp" / LOCK_NAME)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+            assert holder.stdin is not None and holder.stdout is not None
+            assert holder.stdout.readline() == b"held\n"
+            yield holder
 
 
 @pytest.fixture(scope="session")

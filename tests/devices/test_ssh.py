@@ -204,19 +204,19 @@ def test_a_job_that_was_left_there_is_fetched_by_the_same_command(finished, run,
 
 
 def test_the_job_goes_on_while_the_connection_is_gone(run, far, board):
-    with contextlib.closing(board.lock()) as lock, run(far) as (told, outcome):
+    with board.lock() as holder, run(far) as (told, outcome):
         status_file(board)
-        wait_until(lambda: any(f"waits for process {os.getpid()}" in text for text, *_ in told))
+        wait_until(lambda: any(f"waits for process {holder.pid}" in text for text, *_ in told))
         wait_until(board.drop_connections)
         wait_until(lambda: any("connection lost" in text for text, *_ in told))
-        lock.close()
+        holder.stdin.close()
     assert outcome[0].engines["small"].kernels["fp32"] > 0
 
 
 def test_jobs_wait_in_the_order_of_their_arrival(client, run, board):
-    with board.lock(), run() as (_, outcome):
+    with board.lock() as holder, run() as (_, outcome):
         first = status_file(board)
-        wait_until(lambda: waits_for(first).startswith(f"process {os.getpid()}"))
+        wait_until(lambda: waits_for(first).startswith(f"process {holder.pid}"))
         queue = board.agent / "queue"
         (ticket,) = queue.glob("[0-9]*")
         # An older ticket, of a living process: ours waits for that one, whatever the lock says.
@@ -227,7 +227,7 @@ def test_jobs_wait_in_the_order_of_their_arrival(client, run, board):
         wait_until(lambda: waits_for(first) == "bench of ann@desk")
         older.kill()
         older.wait()
-        wait_until(lambda: waits_for(first).startswith(f"process {os.getpid()}"))
+        wait_until(lambda: waits_for(first).startswith(f"process {holder.pid}"))
         client.cancelled.set()
         assert client.stop() == "board: the job was stopped"
     assert isinstance(outcome[0], Interrupted | DeviceError)
