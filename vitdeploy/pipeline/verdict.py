@@ -101,7 +101,7 @@ def decide(judged: Sequence[Judged], bench: Mapping[str, Any], *, include_failed
         recommended = min([ORIGINAL, *_names(keeping)], key=lambda name: latency[name])
         said = sentence(recommended, bench["ratios"])
     elif keeping:
-        said = f"Not decided which is fastest: {noisy}. To decide it, {QUIET}."
+        said = f"Not decided which is fastest: {noisy}."
     elif any(each.gate.status == "undecided" for each in order):
         said = f"Not decided: no engine is proven to meet the budget. {_first_reason(order)}"
     else:
