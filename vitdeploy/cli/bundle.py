@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from vitdeploy.cli import sign
+from vitdeploy.cli.bundle_options import trust_option
 from vitdeploy.cli.console import Console, human_bytes, output_options
-from vitdeploy.cli.trust import trust_option
 
 if TYPE_CHECKING:
     from vitdeploy.bundle.archive import Packed

@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
+from vitdeploy.cli.bundle_options import trust_option
 from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, Number, interval, output_options
 from vitdeploy.cli.evaluation import evaluation, label_options
-from vitdeploy.cli.trust import trust_option
 
 OUTPUT_FILES = ("compare.json", "compare.html")
 

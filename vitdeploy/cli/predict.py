@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitdeploy.cli.complete import complete_targets
+from vitdeploy.cli.bundle_options import engine_option, trust_option
 from vitdeploy.cli.console import Console, output_options
 from vitdeploy.cli.inputs import Input, find_inputs
-from vitdeploy.cli.trust import trust_option
 from vitdeploy.errors import InputError
 
 if TYPE_CHECKING:
@@ -26,13 +25,7 @@ Failures = list[tuple[Input, InputError]]
 @click.command("predict")
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.argument("inputs", nargs=-1, required=True, type=click.Path(allow_dash=True))
-@click.option(
-    "--target",
-    shell_complete=complete_targets,
-    default="auto",
-    show_default=True,
-    help="Which engine; auto takes the first that works here.",
-)
+@engine_option
 @click.option("--top", type=click.IntRange(min=1), default=3, show_default=True, help="How many classes to show.")
 @trust_option
 @output_options

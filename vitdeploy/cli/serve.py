@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vitdeploy.cli.complete import complete_targets
+from vitdeploy.cli.bundle_options import engine_option, trust_option
 from vitdeploy.cli.console import Console, Number, output_options
-from vitdeploy.cli.trust import trust_option
 
 if TYPE_CHECKING:
     from vitdeploy.serve.engines import Engines
@@ -25,13 +24,7 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 @click.argument("bundle", type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen at; 0.0.0.0 is the network.")
 @click.option("--port", type=click.IntRange(0, 65535), default=8080, show_default=True, help="0 takes a free one.")
-@click.option(
-    "--target",
-    shell_complete=complete_targets,
-    default="auto",
-    show_default=True,
-    help="Which engine; auto takes the first that works here.",
-)
+@engine_option
 @click.option("--threads", type=click.IntRange(min=0), default=0, help="Of the engine; 0 leaves it to the runtime.")
 @click.option("--max-batch", type=click.IntRange(1, 1024), default=8, show_default=True, help="Images run together.")
 @click.option(

@@ -131,6 +131,7 @@ def _shards(index: Path) -> list[str]:
 
 
 def is_hub_name(model: str) -> bool:
+    """Whether a name is of a model folder, here or on the hub, and not a path or a built-in name."""
     return model.startswith(("hf:", "timm:"))
 
 

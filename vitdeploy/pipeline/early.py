@@ -14,7 +14,7 @@ from vitdeploy.bundle.read import is_bundle
 from vitdeploy.data.folder import scan
 from vitdeploy.data.tokens import read_tokens
 from vitdeploy.errors import MissingFileError
-from vitdeploy.models.hub import local_folder
+from vitdeploy.models.hub import is_hub_name, local_folder
 from vitdeploy.models.names import FUNCTION, check_name, require_checkpoint
 from vitdeploy.pipeline.capability import check_target as check_target
 from vitdeploy.pipeline.capability import require_target
@@ -23,8 +23,6 @@ from vitdeploy.pipeline.stages.files import find_graph
 if TYPE_CHECKING:
     from vitdeploy.pipeline.recipe import Recipe
 
-# Of a name on the command line: what follows is no built-in model.
-HUBS = ("hf:", "timm:")
 REPORT_FILE = "report.json"
 
 
@@ -59,7 +57,7 @@ def check_model(model: str | None, checkpoint: str | Path | None = None, labels:
         return
     if model.endswith(".onnx"):
         require_onnx_file(Path(model))
-    elif model.startswith(HUBS):
+    elif is_hub_name(model):
         local_folder(model)
     else:
         check_name(model)
@@ -74,7 +72,7 @@ def check_artifact(text: str) -> None:
     path = Path(text)
     if is_bundle(path):
         return
-    if text.startswith(HUBS):
+    if is_hub_name(text):
         local_folder(text)
     elif path.exists() or path.suffix == ".onnx" or "/" in text:
         find_graph(path)

@@ -16,6 +16,7 @@ from vitdeploy.devices.shipment import Shipment, ship
 from vitdeploy.errors import InputError
 from vitdeploy.graph.io import load_graph
 from vitdeploy.graph.linears import count_int8
+from vitdeploy.models.hub import is_hub_name
 from vitdeploy.pipeline.placing import PlacedGraphs, place_graphs
 from vitdeploy.pipeline.stages.files import is_ours, known_labels
 from vitdeploy.pipeline.subjects import DEFAULT_TARGET, find_graph, graph_metadata
@@ -44,7 +45,7 @@ def find_sendables(text: str, *, target: str | None, work: Path, trust: Path | N
     if path.is_dir() and is_bundle(path):
         return _of_bundle(path, target, trust)
     foreign = path.suffix == ".onnx" and path.is_file() and not is_ours(path)
-    if text.startswith(("hf:", "timm:")) or foreign or not (path.exists() or path.suffix == ".onnx" or "/" in text):
+    if is_hub_name(text) or foreign or not (path.exists() or path.suffix == ".onnx" or "/" in text):
         raise InputError(
             f"{text} is a model, and devices run what was made of one",
             wanted="with --on: bundles, graphs of `vitdeploy export` or `vitdeploy quantize`",

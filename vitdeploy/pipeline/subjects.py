@@ -25,6 +25,7 @@ from vitdeploy.graph.io import (
     serialised,
 )
 from vitdeploy.models.given import Source
+from vitdeploy.models.hub import is_hub_name
 from vitdeploy.models.names import FUNCTION
 from vitdeploy.pipeline.measure import original_contestant
 from vitdeploy.pipeline.origin import find_origin, reference_runner
@@ -154,7 +155,7 @@ def find_subjects(
     from vitdeploy.pipeline.batches import settle_batch
     from vitdeploy.pipeline.job import setting_of
 
-    named = text.startswith(("hf:", "timm:"))
+    named = is_hub_name(text)
     origin, batch = settle_batch(find_origin(_named(text, source)))
     return [
         Subject(
@@ -175,7 +176,7 @@ def _named(text: str, source: Source) -> Source:
     Raises:
         InputError: --model says another one.
     """
-    own = FUNCTION.fullmatch(text) is not None and not text.startswith(("hf:", "timm:"))
+    own = FUNCTION.fullmatch(text) is not None and not is_hub_name(text)
     if source.function not in (None, text):
         raise InputError(
             f"two models are named: {text}, and --model {source.function}",
@@ -192,7 +193,7 @@ def find_bundle(text: str, *, target: str | None, work: Path) -> Path | None:
     if path.is_dir() and is_bundle(path):
         return path
     foreign = path.suffix == ".onnx" and path.is_file() and not is_ours(path)
-    if text.startswith(("hf:", "timm:")) or foreign or not (path.exists() or path.suffix == ".onnx" or "/" in text):
+    if is_hub_name(text) or foreign or not (path.exists() or path.suffix == ".onnx" or "/" in text):
         return None
     compiled = work / f"graph{len(list(work.iterdir()))}"
     compiled.mkdir()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 
 import numpy as np
@@ -25,12 +26,9 @@ def count_same(
     theirs: Mapping[str, Array],
 ) -> int:
     """On how many of n samples the two agree; outputs [n, ...] by name, of the same names and shapes."""
-
-    def sample(side: Mapping[str, Array], index: int) -> Mapping[str, Array]:
-        return {name: array[index] for name, array in side.items()}
-
-    count = len(next(iter(theirs.values())))
-    return sum(_same(task, preprocess, postprocess, sample(ours, i), sample(theirs, i)) for i in range(count))
+    same = functools.partial(_same, task, preprocess, postprocess)
+    samples = range(len(next(iter(theirs.values()))))
+    return sum(same(*({name: array[i] for name, array in side.items()} for side in (ours, theirs))) for i in samples)
 
 
 def _same(
