@@ -7,13 +7,16 @@ import pytest
 from vitdeploy.pipeline.regression.findings import Found, Limits, judge
 
 LIMITS = Limits(max_drop=1.0, max_slowdown=5.0)
+BUSY = "somebody else was busy"
 
 
 def ratio(metric, slower, spread=0.01, decided=True):
     """The candidate takes `slower` times as long: its latency is that much of the baseline's, its throughput the
     inverse."""
     value = slower if metric == "latency" else 1 / slower
-    return {"metric": metric, "ratio": value, "ci95": (value * (1 - spread), value * (1 + spread)), "decided": decided}
+    bounds = value * (1 - spread), value * (1 + spread)
+    reason = "" if decided else BUSY
+    return {"metric": metric, "ratio": value, "ci95": bounds, "decided": decided, "reason": reason}
 
 
 def accuracy(low, high):
@@ -78,11 +81,16 @@ def test_accuracy_is_judged_by_its_interval(interval, status):
 
 @pytest.mark.parametrize("times", [0.5, 1.0, 1.2])
 def test_what_hinders_the_times_neither_passes_nor_fails_and_claims_no_difference(times):
-    found = Found("engine", None, [ratio("latency", times, decided=False)], hindered="somebody else was busy")
+    found = Found("engine", None, [ratio("latency", times, decided=False)])
     assert checks(found, Limits(None, 5.0)) == ({"accuracy": "none", "latency": "undecided"}, "undecided")
     facts, _ = judge(found, Limits(None, 5.0))
     assert facts["ratios"][0]["difference"] == "not decided"
-    assert facts["checks"][-1]["reasons"] == ["somebody else was busy"]
+    assert facts["checks"][-1]["reasons"] == [f"latency not decided: {BUSY}"]
+
+
+def test_one_time_that_is_not_decided_undoes_no_other():
+    found = Found("engine", None, [ratio("latency", 1.4), ratio("throughput", 1.0, decided=False)])
+    assert checks(found, Limits(None, 5.0))[0] == {"accuracy": "none", "latency": "fail", "throughput": "undecided"}
 
 
 def test_a_flag_lets_nothing_pass():

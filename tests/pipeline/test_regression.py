@@ -67,14 +67,37 @@ def compared(folder, baseline, candidate, limits=STRICT, choice=None, target=Non
 
 
 def test_engines_of_one_name_are_partners_and_single_ones_too():
-    assert pair_up(["a", "b"], ["b", "c"]) == (
-        [Pair("b", "b")],
-        ["a is in the baseline only", "c is in the candidate only"],
+    assert pair_up(["a-int8", "b-int8"], ["b-int8", "c-int8"]) == (
+        [Pair("b-int8", "b-int8")],
+        ["a-int8 is in the baseline only", "c-int8 is in the candidate only"],
+        ["a"],
     )
-    assert pair_up(["a"], ["b"]) == ([Pair("a", "b")], [])
+    assert pair_up(["a-int8"], ["b-fp32"]) == ([Pair("a-int8", "b-fp32")], [], [])
     assert Pair("a", "b").name == "a → b"
     with pytest.raises(TargetError, match="no engine in common"):
-        pair_up(["a", "b"], ["c"])
+        pair_up(["a-int8", "b-int8"], ["c-int8"])
+
+
+def test_what_an_app_gets_of_a_target_is_compared_where_its_engine_is_gone():
+    """An engine that fails its budget is no longer in the bundle: the app gets another one."""
+    broken = Pair("a-int8", "a-fp32")
+    assert pair_up(["a-int8", "b-int8"], ["b-int8", "a-fp32"]) == ([Pair("b-int8", "b-int8"), broken], [], [])
+    assert pair_up(["a-int8", "a-fp32"], ["a-fp32"]) == ([Pair("a-fp32", "a-fp32"), broken], [], [])
+    # The first one is still there: the others of the target are nobody's loss.
+    assert pair_up(["a-int8", "a-fp32"], ["a-int8"]) == (
+        [Pair("a-int8", "a-int8")],
+        ["a-fp32 is in the baseline only"],
+        [],
+    )
+
+
+def test_a_target_that_is_gone_keeps_within_no_limit(tmp_path):
+    two = a_report()
+    other = {**copy.deepcopy(two["engines"][0]), "artifact": "onnxruntime-cpu-int8"}
+    two["engines"].append(other)
+    _, gate = compared(tmp_path, two, a_report(), Limits(1.0, None))
+    assert (gate.status, gate.reasons) == ("fail", ("the candidate has no engine for onnxruntime-cpu",))
+    assert compared(tmp_path, two, a_report(), Limits(None, None))[1].status == "none"
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------
@@ -136,9 +159,11 @@ def test_a_latency_that_was_not_decided_is_neither_slower_nor_as_fast(tmp_path):
         other["bench"]["undecided"] = {ENGINE: "others ran"}
         document, gate = compared(tmp_path, a_report(), other, Limits(None, 5.0))
         assert gate.status == document["gate"]["status"] == "undecided"
-        assert gate.reasons == (f"{ENGINE}: not decided in the candidate: others ran",)
-        _, gate = compared(tmp_path, a_report(), a_report(milliseconds=milliseconds, flags=["contended"]))
+        assert gate.reasons == (f"{ENGINE}: latency not decided: in the candidate, others ran",)
+        assert document["engines"][0]["ratios"][0]["difference"] == "not decided"
+        document, gate = compared(tmp_path, a_report(), a_report(milliseconds=milliseconds, flags=["contended"]))
         assert gate.status == "undecided"
+        assert document["engines"][0]["ratios"][0]["difference"] == "not decided"
 
 
 def test_what_is_gained_passes(tmp_path):

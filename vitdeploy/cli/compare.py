@@ -13,6 +13,7 @@ from vitdeploy.cli.bundle_options import trust_option
 from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, Number, interval, output_options
 from vitdeploy.cli.evaluation import evaluation, label_options
+from vitdeploy.cli.measured import ratio_text
 
 OUTPUT_FILES = ("compare.json", "compare.html")
 
@@ -126,8 +127,8 @@ def _lines(engine: Mapping[str, Any]) -> list[str]:
     elif accuracy is not None:
         lines += _accuracy_lines(accuracy)
     for ratio in engine["ratios"]:
-        found = interval(ratio["ratio"], ratio["ci95"], 3)
-        lines.append(f"  {ratio['metric']:<11} candidate / baseline {found}: {ratio['difference']}")
+        said = f"{ratio_text(ratio, 3)}: {ratio['difference'] if ratio.get('decided', True) else ratio['reason']}"
+        lines.append(f"  {ratio['metric']:<11} candidate / baseline {said}")
     if engine["flags"]:
         lines.append(f"  flags       {' '.join(engine['flags'])}")
     for check in engine["checks"]:

@@ -75,5 +75,5 @@ def _accuracy(candidate: float | None, baseline: float | None) -> Cell:
 def ratio_cell(ratio: Mapping[str, Any]) -> Cell:
     """A ratio with its interval and what that says, where it is decided."""
     if not ratio.get("decided", True):
-        return Cell("not decided")
+        return Cell("not decided", ratio["reason"])
     return Cell(text.number(ratio["ratio"], 3), f"{text.ratio_interval(ratio['ci95'])}, {ratio['difference']}")

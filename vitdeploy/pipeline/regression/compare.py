@@ -53,7 +53,7 @@ def compare(
     paths = baseline, candidate
     if not any(map(is_report, paths)):
         with opened(target=target, source=Source(), trust=trust) as find:
-            found, bench, remarks = compare_bundles(
+            found, bench, remarks, missing = compare_bundles(
                 find, baseline, candidate, choice, protocol, skip_bad=skip_bad, progress=progress
             )
         digests = [of_bundle(read_bundle(path)) for path in paths]
@@ -65,9 +65,9 @@ def compare(
                 wanted="two bundles, or no --data",
             )
         reports = [read_report(path if path.is_file() else path / REPORT_FILE) for path in paths]
-        found, remarks = compare_reports(reports[0], reports[1], target)
+        found, remarks, missing = compare_reports(reports[0], reports[1], target)
         bench, digests = {}, [of_report(report) for report in reports]
-    document, gate = _document(baseline, candidate, limits, found, bench, remarks)
+    document, gate = _document(baseline, candidate, limits, found, bench, remarks, missing)
     return {**document, "digests": side_by_side(*digests)}, gate
 
 
@@ -78,9 +78,10 @@ def _document(
     found: list[Found],
     bench: dict[str, Any],
     remarks: list[str],
+    missing: list[str],
 ) -> tuple[dict[str, Any], Gate]:
     judged = [judge(each, limits) for each in found]
-    gate = join([each for _, each in judged])
+    gate = join([*(each for _, each in judged), _missing_gate(missing, limits)])
     return {
         "format": 1,
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -95,3 +96,10 @@ def _document(
         "bench": bench or None,
         "environment": describe_host(),
     }, gate
+
+
+def _missing_gate(missing: list[str], limits: Limits) -> Gate:
+    """A target that has lost its engines keeps within no limit."""
+    if not missing or (limits.max_drop, limits.max_slowdown) == (None, None):
+        return Gate("none")
+    return Gate("fail", tuple(f"the candidate has no engine for {target}" for target in missing))

@@ -22,16 +22,15 @@ class Found:
     """One pair. `accuracy` is None where it was not compared; it has "how", "n", "metric", "baseline", "candidate"
     (percents), "drop" and "drop_ci95" (points), "agreement" and "agreement_ci95" (percents); None what is not known.
 
-    `ratios`: candidate / baseline, each with "metric" ("latency" or "throughput"), "ratio", "ci95". `flags`: of either
-    side's measurement. `hindered`: why times decide nothing, if so. `same_engine`: both sides are one engine, on one
-    machine.
+    `ratios`: candidate / baseline, each with "metric" ("latency" or "throughput"), "ratio", "ci95", and where it is not
+    to be relied on "decided", which is false, with a "reason". `flags`: of either side's measurement. `same_engine`:
+    both sides are one engine, on one machine.
     """
 
     name: str
     accuracy: Mapping[str, Any] | None
     ratios: Sequence[Mapping[str, Any]]
     flags: Sequence[str] = ()
-    hindered: str = ""
     same_engine: bool = False
 
 
@@ -85,8 +84,8 @@ def _accuracy_gate(found: Found, limits: Limits) -> Gate:
 
 def _time_gate(found: Found, ratio: Mapping[str, Any], limits: Limits) -> Gate:
     """Throughput is judged as the time of an image."""
-    if limits.max_slowdown is not None and found.hindered:
-        return Gate("undecided", (found.hindered,))
+    if limits.max_slowdown is not None and not ratio.get("decided", True):
+        return Gate("undecided", (f"{ratio['metric']} not decided: {ratio['reason']}",))
     value, (low, high) = ratio["ratio"], ratio["ci95"]
     if ratio["metric"] == "throughput":
         value, low, high = 1 / value, 1 / high, 1 / low

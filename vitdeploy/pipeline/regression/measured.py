@@ -38,8 +38,9 @@ def compare_bundles(
     *,
     skip_bad: bool,
     progress: Progress,
-) -> tuple[list[Found], dict[str, Any], list[str]]:
-    """What was found of each pair of engines, the `bench` of those that are not the same files, and remarks.
+) -> tuple[list[Found], dict[str, Any], list[str], list[str]]:
+    """What was found of each pair of engines, the `bench` of those that are not the same files, remarks, and the
+    targets that the candidate has no engine for.
 
     Args:
         choice: which images both sides answer; without them accuracy is not compared.
@@ -49,7 +50,7 @@ def compare_bundles(
     """
     sides = {subject.artifact: subject for subject in find(str(baseline))}
     others = {subject.artifact: subject for subject in find(str(candidate))}
-    pairs, remarks = pair_up(list(sides), list(others))
+    pairs, remarks, missing = pair_up(list(sides), list(others))
     manifests = read_bundle(baseline), read_bundle(candidate)
     found, measured = [], []
     for pair in pairs:
@@ -64,7 +65,7 @@ def compare_bundles(
             measured.append(pair)
     bench = _contest(measured, sides, others, protocol, progress) if measured else {}
     timed = [_timed(each, pair, bench) if pair in measured else each for each, pair in zip(found, pairs, strict=True)]
-    return timed, bench, _once(remarks)
+    return timed, bench, _once(remarks), missing
 
 
 def _verified(
@@ -105,12 +106,13 @@ def _contest(
     protocol: Protocol,
     progress: Progress,
 ) -> dict[str, Any]:
-    contestants = []
+    contestants = {}  # an engine may be in two pairs
     for pair in pairs:
         old, new = _names(pair)
-        contestants += [sides[pair.baseline].contestant(old), others[pair.candidate].contestant(new)]
+        contestants[old] = sides[pair.baseline].contestant(old)
+        contestants[new] = others[pair.candidate].contestant(new)
     compared = [_names(pair)[::-1] for pair in pairs]
-    return measure(contestants, protocol, compared, progress, PERCENTILES, context=True)
+    return measure(list(contestants.values()), protocol, compared, progress, PERCENTILES, context=True)
 
 
 def _names(pair: Pair) -> tuple[str, str]:
@@ -120,12 +122,11 @@ def _names(pair: Pair) -> tuple[str, str]:
 
 def _timed(found: Found, pair: Pair, bench: Mapping[str, Any]) -> Found:
     names = _names(pair)
-    ratios = [ratio for ratio in bench["ratios"] if ratio["a"] == names[1]]
+    ratios = [ratio for ratio in bench["ratios"] if (ratio["b"], ratio["a"]) == names]
     flags = _once([flag for row in bench["results"] if row["artifact"] in names for flag in row["flags"]])
     # What is judged is not how well each side is known but how well their ratio is, which says so itself.
     flags = [flag for flag in flags if flag not in OF_ONE_SIDE]
-    hindered = next((f"not decided: {ratio['reason']}" for ratio in ratios if not ratio["decided"]), "")
-    return dataclasses.replace(found, ratios=ratios, flags=flags, hindered=hindered)
+    return dataclasses.replace(found, ratios=ratios, flags=flags)
 
 
 def _once(texts: list[str]) -> list[str]:

@@ -23,21 +23,21 @@ NOT_IN_TURNS = "The two were measured in two runs: drift between them is not par
 
 def compare_reports(
     baseline: RecordedReport, candidate: RecordedReport, target: str | None
-) -> tuple[list[Found], list[str]]:
-    """What the reports say of each pair of engines, and remarks.
+) -> tuple[list[Found], list[str], list[str]]:
+    """What the reports say of each pair of engines, remarks, and the targets that the candidate has no engine for.
 
     Raises:
         TargetError: they have no engine in common.
     """
     names = [[e.artifact for e in report.engines if _is_of(e.artifact, target)] for report in (baseline, candidate)]
-    pairs, remarks = pair_up(*names)
+    pairs, remarks, missing = pair_up(*names)
     hindered = "" if _machine(baseline) == _machine(candidate) else _other_machine(baseline, candidate)
     found = [_found(baseline, candidate, pair, hindered) for pair in pairs]
     if any(each.ratios for each in found):
         remarks.append(hindered or NOT_IN_TURNS)
     if baseline.provenance.data.evaluation != candidate.provenance.data.evaluation:
         remarks.append("The two were evaluated on different images: their accuracy is not compared.")
-    return found, remarks
+    return found, remarks, missing
 
 
 def _found(baseline: RecordedReport, candidate: RecordedReport, pair: Pair, hindered: str) -> Found:
@@ -46,13 +46,9 @@ def _found(baseline: RecordedReport, candidate: RecordedReport, pair: Pair, hind
         # As of two bundles: one engine has one latency. What two runs of it differ by is the machine.
         return Found(pair.name, accuracy, (), same_engine=True)
     flags = _flags(baseline, candidate, pair)
-    return Found(
-        pair.name,
-        accuracy,
-        _latency(baseline, candidate, pair),
-        flags,
-        hindered or _undecided(baseline, candidate, pair) or _flagged(flags),
-    )
+    reason = hindered or _undecided(baseline, candidate, pair) or _flagged(flags)
+    ratios = [{**ratio, "decided": not reason, "reason": reason} for ratio in _latency(baseline, candidate, pair)]
+    return Found(pair.name, accuracy, ratios, flags)
 
 
 def _same_engine(baseline: RecordedReport, candidate: RecordedReport, pair: Pair) -> bool:
@@ -70,14 +66,13 @@ def _undecided(baseline: RecordedReport, candidate: RecordedReport, pair: Pair) 
     """Why one of the two runs says nothing of the engine's latency, as it was told then."""
     for side, report, name in (("baseline", baseline, pair.baseline), ("candidate", candidate, pair.candidate)):
         if report.bench is not None and name in report.bench.undecided:
-            return f"not decided in the {side}: {report.bench.undecided[name]}"
+            return f"in the {side}, {report.bench.undecided[name]}"
     return ""
 
 
 def _flagged(flags: Sequence[str]) -> str:
     """The two latencies were measured apart: where one cannot be relied on, neither more nor less can be said."""
-    hindering = [flag for flag in flags if flag != "short"]
-    return f"the measurement is flagged {', '.join(hindering)}: measure again" if hindering else ""
+    return f"the measurement is flagged {', '.join(flags)}: measure again" if flags else ""
 
 
 def _is_of(artifact: str, target: str | None) -> bool:
@@ -129,9 +124,10 @@ def _latency(baseline: RecordedReport, candidate: RecordedReport, pair: Pair) ->
 
 
 def _flags(baseline: RecordedReport, candidate: RecordedReport, pair: Pair) -> list[str]:
+    """Without "short": few queries say little of a high percentile, and what is compared is the median."""
     found = [*(baseline.bench.flags(pair.baseline) if baseline.bench else ())]
     found += candidate.bench.flags(pair.candidate) if candidate.bench else ()
-    return list(dict.fromkeys(found))
+    return [flag for flag in dict.fromkeys(found) if flag != "short"]
 
 
 def _machine(report: RecordedReport) -> dict[str, Any]:
