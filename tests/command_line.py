@@ -76,6 +76,7 @@ def command_line(folder: Path, store: Path, *, short_bench: bool = False) -> Ite
                 patch.setattr(searching, "BLOCK_SECONDS", 0.02)
                 patch.setattr(searching, "WARMUP_SECONDS", 0.0)
             patch.setattr(rows, "ROUNDS", 3)
+            patch.setattr(rows, "PROCESSES", 1)
             patch.setattr(process, "subprocess", forked.SUBPROCESS)
 
         def run(*arguments: object) -> Done:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from vitdeploy.bench.results import Round
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.io import load_graph, save_graph
 from vitdeploy.graph.row_alignment import align_rows
@@ -24,6 +25,7 @@ def test_every_candidate_is_measured(small_export, monkeypatch, target, precisio
     monkeypatch.setattr(rows, "ROUNDS", 2)
     monkeypatch.setattr(rows, "BLOCK_SECONDS", 0.01)
     monkeypatch.setattr(rows, "WARMUP_SECONDS", 0.01)
+    monkeypatch.setattr(rows, "PROCESSES", 1)
     told = []
     table = rows.measure_rows(
         small_export / "model.onnx", target, precision, progress=lambda *each: told.append(each[0])
@@ -37,11 +39,14 @@ def test_every_candidate_is_measured(small_export, monkeypatch, target, precisio
     assert {f"prepare 24 rows for {target}", "time the rows"} <= set(told)
 
 
-def table(times):
+def table(times, processes=4, disturbed=""):
     """With these medians, of rounds that vary by 2 %, for each number of rows."""
     noise = np.random.default_rng(0).uniform(0.98, 1.02, (len(times), 16))
-    measured = [(number, list(ms * noise[i])) for i, (number, ms) in enumerate(times.items())]
-    return rows.RowTable("openvino-cpu", "int8", "today", {}, 197, rows._timings(measured))
+    measured = [
+        (number, [Round(1, np.array([ms * each]), 0.25, k * processes // 16) for k, each in enumerate(noise[i])])
+        for i, (number, ms) in enumerate(times.items())
+    ]
+    return rows.RowTable("openvino-cpu", "int8", "today", {}, 197, rows._timings(measured), disturbed)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +60,13 @@ def table(times):
 )
 def test_the_best_is_the_fastest_that_is_surely_faster(times, best):
     assert table(times).best.rows == best
+
+
+def test_what_processes_differ_by_is_in_the_intervals():
+    """Some per cent are found of four processes, and not of one; of disturbed times nothing is the best."""
+    times = {197: 30.0, 200: 28.5}
+    assert (table(times).aligned, table(times, processes=1).aligned) == (200, None)
+    assert table(times, disturbed="others had 40 % of the CPUs' time").aligned is None
 
 
 def test_graphs_whose_rows_cannot_be_aligned_are_refused(small_export, tmp_path):

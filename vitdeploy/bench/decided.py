@@ -68,6 +68,11 @@ def alone_reason(contest: Contest, entry: Entry) -> str:
     return _fallback([entry]) or _disturbed(contest, [entry], contest.protocol.latency_scenario)
 
 
+def disturbed_reason(contest: Contest) -> str:
+    """Why the rounds that all of a contest have in common are not to be relied on; empty where they are."""
+    return _disturbed(contest, contest.entries, contest.protocol.latency_scenario)
+
+
 def _fallback(entries: Sequence[Entry]) -> str:
     for entry in entries:
         if falls_back(entry):

@@ -79,6 +79,15 @@ def ratio_of_rounds(a: Sequence[Round], b: Sequence[Round]) -> PairedRatio:
     return dataclasses.replace(found, bias=max(left_over(a), left_over(b)))
 
 
+def ratio_of_medians(a: Sequence[float], b: Sequence[float]) -> PairedRatio:
+    """As `ratio_of_rounds`, of the median latencies of rounds that were all measured in one process of each.
+
+    Raises:
+        ValueError: as `paired_ratio`.
+    """
+    return clustered(_logs(a, b), [0] * len(a))
+
+
 def medians_of(rounds: Sequence[Round]) -> list[float]:
     return [float(np.median(block.latencies_ms)) for block in rounds]
 

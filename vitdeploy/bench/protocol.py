@@ -97,9 +97,13 @@ class Protocol:
             parse_scenario(text)
 
     @classmethod
-    def of_singles(cls, block_seconds: float, warmup: float, rounds: int = min_rounds, batch: int = 1) -> Protocol:
-        """Latency alone, in so many rounds of short blocks in one process: for searches, which compare many engines."""
-        return cls(("single",), (batch,), rounds * block_seconds, block_seconds, rounds, warmup, processes=1, stretch=1)
+    def of_singles(
+        cls, block_seconds: float, warmup: float, rounds: int = min_rounds, batch: int = 1, processes: int = 1
+    ) -> Protocol:
+        """Latency alone, in so many rounds of short blocks, most often in one process of each: for searches, which
+        compare many engines."""
+        duration = rounds * block_seconds
+        return cls(("single",), (batch,), duration, block_seconds, rounds, warmup, processes=processes, stretch=1)
 
     @property
     def rounds(self) -> int:

@@ -6,6 +6,7 @@ What is placed for this holds any ranges: times depend on shapes, not on values.
 from __future__ import annotations
 
 import datetime
+import math
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,8 +14,11 @@ from pathlib import Path
 
 from vitdeploy.bench.contest import run_contest
 from vitdeploy.bench.contestant import Contestant, engine_contestant
+from vitdeploy.bench.decided import disturbed_reason
+from vitdeploy.bench.paired import medians_of, ratio_of_rounds
 from vitdeploy.bench.protocol import Protocol
-from vitdeploy.bench.summary import block_medians
+from vitdeploy.bench.quiet import together
+from vitdeploy.bench.results import Round
 from vitdeploy.compile.engine import compile_engine
 from vitdeploy.graph.attention import find_attentions
 from vitdeploy.graph.io import load_graph, save_graph
@@ -25,10 +29,11 @@ from vitdeploy.quantize.placement import place, shape
 from vitdeploy.quantize.scores import score_tensors
 from vitdeploy.search.latency import BOUNDS, fingerprint
 from vitdeploy.spec import Precision
-from vitdeploy.verify.intervals import log_ratio
+from vitdeploy.verify.intervals import student
 
 MULTIPLES = (8, 16, 32, 64)
-ROUNDS, BLOCK_SECONDS, WARMUP_SECONDS = 16, 0.25, 0.5
+# What some per cent are claimed of needs more than one process of each: they differ by as much.
+ROUNDS, BLOCK_SECONDS, WARMUP_SECONDS, PROCESSES = 16, 0.25, 0.5, 4
 LEVEL = 0.95
 
 
@@ -49,7 +54,7 @@ class RowTable:
     """What was measured of one model at batch 1; the first of `timings` is that of one row for each token.
 
     The intervals hold together, at 95 %: each one's level is higher by Bonferroni's inequality. `measured`: ISO date;
-    `device`: as of a latency table.
+    `device`: as of a latency table. `disturbed`: why the times are not to be relied on, so that none is the best.
     """
 
     target: str
@@ -58,12 +63,14 @@ class RowTable:
     device: dict[str, str]
     tokens: int
     timings: tuple[RowTiming, ...]
+    disturbed: str = ""
 
     @property
     def best(self) -> RowTiming:
         """The fastest of those that are surely faster than one row for each token; without any, that one."""
         first, *others = self.timings
-        return min((each for each in others if each.high < 1), key=lambda each: each.ratio, default=first)
+        surely = (each for each in others if each.high < 1 and not self.disturbed)
+        return min(surely, key=lambda each: each.ratio, default=first)
 
     @property
     def aligned(self) -> int | None:
@@ -96,27 +103,34 @@ def measure_rows(
     """
     tokens = token_stream(find_attentions(load_graph(graph)))[1]
     numbers = candidates(tokens)
-    protocol = Protocol.of_singles(BLOCK_SECONDS, WARMUP_SECONDS, ROUNDS)
+    protocol = Protocol.of_singles(BLOCK_SECONDS, WARMUP_SECONDS, ROUNDS, processes=PROCESSES)
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         contestants = []
         for done, rows in enumerate(numbers):
             progress(f"prepare {rows} rows for {target}", done, len(numbers))
             contestants.append(_contestant(graph, rows, target, precision, Path(folder)))
         contest = run_contest(contestants, protocol, lambda text, done, total: progress("time the rows", done, total))
-    medians = block_medians(contest)
+    rounds = together(protocol, contest.entries, protocol.latency_scenario)
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-    timings = _timings([(rows, medians[str(rows)]) for rows in numbers])
-    return RowTable(target, precision, now, fingerprint(target), tokens, timings)
+    timings = _timings(list(zip(numbers, rounds, strict=True)))
+    return RowTable(target, precision, now, fingerprint(target), tokens, timings, disturbed_reason(contest))
 
 
-def _timings(measured: Sequence[tuple[int, Sequence[float]]]) -> tuple[RowTiming, ...]:
-    """Of (rows, median of each round) of the tokens first, and of all others."""
+def _timings(measured: Sequence[tuple[int, Sequence[Round]]]) -> tuple[RowTiming, ...]:
+    """Of (rows, the rounds that all have in common) of the tokens first, and of all others."""
     (tokens, reference), *others = measured
     level = 1 - (1 - LEVEL) / max(len(others), 1)
     return (
-        RowTiming(tokens, tuple(reference), 1.0, 1.0, 1.0),
-        *(RowTiming(rows, tuple(values), *log_ratio(values, reference, level)) for rows, values in others),
+        RowTiming(tokens, tuple(medians_of(reference)), 1.0, 1.0, 1.0),
+        *(RowTiming(rows, tuple(medians_of(each)), *_ratio(each, reference, level)) for rows, each in others),
     )
+
+
+def _ratio(a: Sequence[Round], b: Sequence[Round], level: float) -> tuple[float, float, float]:
+    found = ratio_of_rounds(a, b)
+    wider = math.exp(found.bias)
+    ratio, low, high = student(found.log, found.error, found.freedom, level)
+    return ratio, low / wider, high * wider
 
 
 def _contestant(graph: Path, rows: int, target: str, precision: Precision, folder: Path) -> Contestant:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
+from vitdeploy.bench.paired import ratio_of_medians
 from vitdeploy.pipeline.tuning.variants import FLOATS, Variant
-from vitdeploy.verify.intervals import log_ratio
 
 Medians = Mapping[str, Sequence[float]]
 
 
-def remarks(variants: Sequence[Variant], medians: Medians) -> list[str]:
+def remarks(variants: Sequence[Variant], medians: Medians, disturbed: str = "") -> list[str]:
     """A sentence for each pair of variants that a person would ask about.
 
     Args:
         variants: what was measured.
-        medians: milliseconds of each round by name, all measured in the same rounds.
+        medians: milliseconds of each round by name, all measured in the same rounds, in one process of each.
+        disturbed: why these are not to be relied on; then nothing is said but that.
     """
+    if disturbed:
+        return [f"Which variants are faster than others was not decided: {disturbed}."]
     found = []
     for variant in variants:
         if variant.plain != variant and variant.plain.name in medians:
@@ -32,7 +36,7 @@ def _int8(variant: Variant, variants: Sequence[Variant], medians: Medians) -> li
     if not floats:
         return []
     best = min(floats, key=lambda each: sorted(medians[each.name])[len(medians[each.name]) // 2])
-    ratio, low, high = log_ratio(medians[variant.name], medians[best.name])
+    ratio, low, high = _ratio(medians[variant.name], medians[best.name])
     name, shown = best.precision.upper(), f"latency ratio {ratio:.2f} [{low:.2f}, {high:.2f}]"
     if low > 1:
         return [f"{name} is faster than INT8 on {variant.target} ({shown}): ship {name} there."]
@@ -41,9 +45,14 @@ def _int8(variant: Variant, variants: Sequence[Variant], medians: Medians) -> li
     return []
 
 
+def _ratio(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
+    found = ratio_of_medians(a, b)
+    return math.exp(found.log), math.exp(found.log - found.reach), math.exp(found.log + found.reach)
+
+
 def _changed(variant: Variant, medians: Medians) -> str:
     """What was changed of the graph against the same without."""
-    ratio, low, high = log_ratio(medians[variant.name], medians[variant.plain.name])
+    ratio, low, high = _ratio(medians[variant.name], medians[variant.plain.name])
     word = "pays" if high < 1 else "does not pay" if low > 1 else "is not provably faster"
     merges = ", then ".join(f"to {count} tokens in block {block}" for block, count in variant.merges)
     what = f"Merging {merges}" if variant.merges else f"Computing {variant.rows} rows"

@@ -9,13 +9,14 @@ from typing import Any
 
 from vitdeploy.bench.contest import run_contest
 from vitdeploy.bench.contestant import engine_contestant
+from vitdeploy.bench.decided import disturbed_reason
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bench.summary import block_medians
 from vitdeploy.pipeline.job import Job, tool_versions
 from vitdeploy.pipeline.plan import OPTIMIZE, Candidate, Folders, Step, target_tools
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.stages.compile import read_engine
-from vitdeploy.pipeline.stages.files import MODEL_FILE, write_json
+from vitdeploy.pipeline.stages.files import MODEL_FILE, read_json, write_json
 from vitdeploy.pipeline.stages.schedules import find_schedules
 from vitdeploy.pipeline.stages.score import score
 from vitdeploy.search.rows import measure_rows
@@ -78,7 +79,9 @@ def rows_step(target: str) -> Step:
         {"target": target},
         (OPTIMIZE,),
         tools={**target_tools(target), **tool_versions(("onnx-ir", "numpy"))},
+        version=2,
         measured=True,
+        usable=lambda folder: not read_json(folder / ROWS_FILE)["disturbed"],
     )
 
 
@@ -91,7 +94,8 @@ def screen_step(job: Job, engines: Mapping[str, Artifact]) -> Step:
         ]
         protocol = Protocol.of_singles(BLOCK_SECONDS, WARMUP_SECONDS, batch=job.recipe.engine_batch)
         contest = run_contest(contestants, protocol, lambda text, done, total: progress(SCREEN, done, total))
-        write_json(out / SCREEN_FILE, {"block_medians_ms": block_medians(contest)})
+        found = {"block_medians_ms": block_medians(contest), "disturbed": disturbed_reason(contest)}
+        write_json(out / SCREEN_FILE, found)
 
     targets = {read_engine(artifact.path).target for artifact in engines.values()}
     tools: dict[str, Any] = functools.reduce(lambda found, target: found | target_tools(target), sorted(targets), {})
@@ -103,5 +107,7 @@ def screen_step(job: Job, engines: Mapping[str, Artifact]) -> Step:
         (),
         {name: artifact.digest for name, artifact in engines.items()},
         tools,
+        version=2,
         measured=True,
+        usable=lambda folder: not read_json(folder / SCREEN_FILE)["disturbed"],
     )

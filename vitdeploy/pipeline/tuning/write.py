@@ -78,7 +78,7 @@ def _document(tuned: Tuned) -> dict[str, Any]:
     """The parts that report.json has too have its names there, for the same tables and plots show them."""
     job, choice = tuned.job, tuned.choice
     finalists = {each.variant: each for each in tuned.front}
-    said = remarks([each.variant for each in tuned.made], tuned.medians_ms)
+    said = remarks([each.variant for each in tuned.made], tuned.medians_ms, tuned.disturbed)
     for each in tuned.finals:
         said += [text for text in said_of_weights(each.artifacts, each.variant.candidate) if text not in said]
     return {
