@@ -157,7 +157,7 @@ def test_a_measured_value_is_judged_by_its_interval(interval, status):
     assert gate.status == status
     if status == "undecided":
         high = "?" if interval[1] is None else "5.1"
-        told = f"p50 latency 4 [3, {high}] ms, budget 5; undecided: needs more rounds (--duration)"
+        told = f"p50 latency 4 [3, {high}] ms, budget 5; undecided: needs a longer bench"
         assert gate.reasons == (told,)
 
 
@@ -168,8 +168,36 @@ def test_a_drop_is_judged_by_agreement_where_that_was_settled():
     gate = accuracy_gate(agreement_of(630, 640), Budget(max_drop=0.6), "agreement")
     assert gate.status == "undecided"
     assert gate.reasons[0].startswith("drop as far as agreement bounds it 1.56 points [-2.85, 2.85], budget 0.6")
-    # However many answers changed, they may all have become right: agreement alone never shows a loss.
-    assert accuracy_gate(agreement_of(10, 640), Budget(max_drop=0.6), "agreement").status == "undecided"
+    # However many images: as much as 1.56 % of the answers may be wrong ones.
+    assert gate.reasons[0].endswith("undecided: agreement alone cannot show it, labels may")
+    # Those that changed may all have become right: agreement alone never shows a loss.
+    assert accuracy_gate(agreement_of(600, 640), Budget(max_drop=0.6), "agreement", 90.0).status == "undecided"
+
+
+def test_the_number_of_images_at_which_agreement_would_do_does():
+    gate = accuracy_gate(agreement_of(997, 1000), Budget(max_drop=0.6), "agreement")  # [-0.88, 0.88]
+    number = images_needed(gate)
+    again = agreement_of(round(0.997 * number), number)
+    assert accuracy_gate(again, Budget(max_drop=0.6), "agreement").status == "pass"
+    assert number < 5000
+
+
+@pytest.mark.parametrize("max_drop", [0.6, 20.0])
+def test_a_budget_of_the_drop_that_no_labels_decide_takes_no_guard_away(max_drop):
+    """An engine of other answers fails, whatever its few images prove."""
+    gate = accuracy_gate(agreement_of(10, 640), Budget(max_drop=max_drop), "agreement", 95.0)
+    assert gate.status == "fail"
+    least = f"at least {min(95, 100 - max_drop):g} where no labels decide"
+    assert gate.reasons[-1].endswith(least)
+    # Of detections nothing bounds the drop without labels.
+    found = dataclasses.replace(agreement_of(10, 640), agreement_of="objects with the same class and IoU 0.5 or more")
+    assert accuracy_gate(found, Budget(max_drop=max_drop), "labels", 90.0).status == "fail"
+
+
+def test_a_loss_that_labels_show_fails_where_agreement_was_to_prove_it():
+    shown = dataclasses.replace(with_drop(40.0, 36.0, 44.0), agreement=60.0, agreement_ci95=(56.0, 99.0))
+    gate = accuracy_gate(shown, Budget(max_drop=0.8), "agreement", 95.0)
+    assert (gate.status, "drop 40.00 points [36.00, 44.00], budget 0.8" in gate.reasons) == ("fail", True)
 
 
 def test_a_flagged_measurement_names_its_flags():

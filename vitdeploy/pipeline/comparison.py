@@ -23,7 +23,7 @@ from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import Budget
 from vitdeploy.verify.collect import Answers
 from vitdeploy.verify.comparison import Comparison
-from vitdeploy.verify.gate import Gate, accuracy_gate
+from vitdeploy.verify.gate import GUARD, Gate, accuracy_gate
 
 
 def verify_subjects(
@@ -93,7 +93,7 @@ class Trial:
         preprocess = (self._own.preprocess, self._other.preprocess)
         found = judge(self._kit, answers, self._reference, self._data, ours.precision, preprocess, self._same_tensor)
         way = way_of(self._kit, self._reference, self._data, budget)
-        gate = accuracy_gate(Comparison.of(found), budget, way)
+        gate = accuracy_gate(Comparison.of(found), budget, way, GUARD[self._own.task])
         doubt = self._kit.doubt(self._reference, self._data, found)
         return {
             "artifact": ours.name,

@@ -22,7 +22,7 @@ from vitdeploy.runtime.weight_bits import weight_remarks
 from vitdeploy.spec import encode
 from vitdeploy.store.store import Artifact, list_files
 from vitdeploy.verify.comparison import Comparison
-from vitdeploy.verify.gate import Gate, accuracy_gate, guards
+from vitdeploy.verify.gate import GUARD, Gate, accuracy_gate, guards
 
 TOOLS = ("torch", "onnx", "onnxscript", "onnxruntime", "openvino", "numpy", "pillow")
 
@@ -80,7 +80,8 @@ def _gates(job: Job, artifacts: Mapping[str, Artifact], bench: dict[str, Any]) -
     rows = {row["artifact"]: row for row in bench["results"]}
     gates = {}
     for candidate in candidates(job):
-        accuracy = accuracy_gate(Comparison.of(verified(artifacts, candidate)), budget, way)
+        compared = Comparison.of(verified(artifacts, candidate))
+        accuracy = accuracy_gate(compared, budget, way, GUARD[job.origin.task])
         size, row = engine_bytes(artifacts, candidate), rows[candidate.artifact]
         gates[candidate.artifact] = engine_gate(accuracy, budget, size, row)
     return gates

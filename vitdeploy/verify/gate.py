@@ -40,17 +40,20 @@ def with_guard(budget: Budget, task: Task) -> Budget:
     return dataclasses.replace(budget, min_agreement=GUARD[task]) if guards(budget) else budget
 
 
-def accuracy_gate(agreement: Comparison, budget: Budget, way: Way = "labels") -> Gate:
+def accuracy_gate(agreement: Comparison, budget: Budget, way: Way = "labels", guard: float = 0.0) -> Gate:
     """Judge drop and agreement. Passes when the whole 95 % interval is within the budget, fails when none of it is.
 
     In between it is undecided, with the number of images at which an interval of this centre would decide (its width
     shrinks with the square root of n).
 
-    `way`: by what the drop is judged, as `feasible.way_to_prove` settled it.
+    `way`: by what the drop is judged, as `feasible.way_to_prove` settled it. `guard`: that of the task (see `GUARD`),
+    below which answers fail where no labels say what is lost.
     """
     found: list[tuple[GateStatus, str]] = []
     if budget.max_drop is not None:
         found.append(_drop_by(agreement, budget.max_drop, way))
+        if found[0][0] == "undecided":
+            found += _plainly_lost(agreement, budget.max_drop, way, guard)
     if budget.min_agreement is not None:
         low, high = agreement.agreement_ci95
         status = _status(-high, -low, -budget.min_agreement)
@@ -63,8 +66,28 @@ def accuracy_gate(agreement: Comparison, budget: Budget, way: Way = "labels") ->
 
 def _drop_by(found: Comparison, max_drop: float, way: Way) -> tuple[GateStatus, str]:
     drop, interval = drop_to_judge(found, way) or (None, None)
-    status, text = _drop(found.n, drop, interval, max_drop)
-    return status, text.replace("drop ", "drop as far as agreement bounds it ", 1) if way == "agreement" else text
+    if way == "labels" or drop is None or interval is None:
+        return _drop(found.n, drop, interval, max_drop)
+    text = f"drop as far as agreement bounds it {drop:.2f} points [{interval[0]:.2f}, {interval[1]:.2f}]"
+    status = _status(*interval, max_drop)
+    if status == "undecided" and drop >= max_drop:  # with any number of images the bound stays above
+        needed = "; undecided: agreement alone cannot show it, labels may"
+    else:
+        needed = _needed(status, found.n, drop, 2 * drop - interval[1], interval[1], max_drop)
+    return status, f"{text}, budget {max_drop:g}{needed}"
+
+
+def _plainly_lost(found: Comparison, max_drop: float, way: Way, guard: float) -> list[tuple[GateStatus, str]]:
+    """What fails a drop that agreement does not prove to be small: a loss that labels show all the same, or answers of
+    which too few are the original's. Neither passes anything."""
+    if way == "agreement" and found.drop is not None and found.drop_ci95 is not None and found.drop_ci95[0] > max_drop:
+        return [_drop(found.n, found.drop, found.drop_ci95, max_drop)]
+    low, high = found.agreement_ci95
+    least = min(guard, 100 - max_drop)
+    if (way == "agreement" or found.drop is None) and high < least:
+        text = f"agreement {found.agreement:.2f} % [{low:.2f}, {high:.2f}]"
+        return [("fail", f"{text}, at least {least:g} where no labels decide")]
+    return []
 
 
 def drop_gate(n: int, drop: float | None, interval: tuple[float, float] | None, max_drop: float | None) -> Gate:
@@ -99,7 +122,7 @@ def bound_gate(
     if flags:
         return Gate("undecided", (f"{text}; the measurement is flagged {', '.join(flags)}",))
     status = _status(-math.inf if low is None else low, math.inf if high is None else high, bound)
-    return combine([(status, text + ("; undecided: needs more rounds (--duration)" if status == "undecided" else ""))])
+    return combine([(status, text + ("; undecided: needs a longer bench" if status == "undecided" else ""))])
 
 
 def slowdown_gate(

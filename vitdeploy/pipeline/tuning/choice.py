@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitdeploy.pipeline.tuning.variants import Variant
-from vitdeploy.pipeline.verdict import find_ratio, keeps_answers, kept, sentence, undecided_among
+from vitdeploy.pipeline.verdict import find_ratio, keeps_answers, kept, relative_times, sentence, undecided_among
 from vitdeploy.verify.gate import Gate
 
 Ratios = Sequence[Mapping[str, Any]]
@@ -23,14 +23,13 @@ Ratios = Sequence[Mapping[str, Any]]
 @dataclass(frozen=True)
 class Finalist:
     """`distance`: on the calibration images. `verified`: what `verify` says of it. `accuracy`: the gate of its answers,
-    `gate`: of the whole budget. `latency_ms`: p50. `guarded`: no budget bounds what may be lost."""
+    `gate`: of the whole budget. `guarded`: no budget bounds what may be lost."""
 
     variant: Variant
     distance: float
     verified: Mapping[str, Any]
     accuracy: Gate
     gate: Gate
-    latency_ms: float
     guarded: bool = False
 
     @property
@@ -62,14 +61,13 @@ def choose(finalists: Sequence[Finalist], bench: Mapping[str, Any]) -> Choice:
     `bench` is what `pipeline.measure` says of the original and of all finalists. Where one of the times that the choice
     is between decides nothing, the choice is not decided either.
     """
-    ratios: Ratios = bench["ratios"]
     order = sorted(finalists, key=lambda each: each.distance)
     kept_count = next((i for i, each in enumerate(order) if not each.keeps), len(order))
     confirmed, stopped = order[:kept_count], order[kept_count] if kept_count < len(order) else None
     allowed = [each for each in confirmed if each.gate.status in ("pass", "none")]
     # Where nothing is allowed, the best found is what comes nearest to it: confirmed but too slow or large, or else the
     # nearest to the original.
-    best = _fastest(allowed or confirmed or order[:1], ratios)
+    best = _fastest(allowed or confirmed or order[:1], bench)
     remarks = [kept(best.name, best.verified)]
     if stopped is not None:
         remarks.append(_stopped(stopped, order[kept_count + 1 :]))
@@ -92,15 +90,19 @@ def _sentence(best: Finalist, allowed: Sequence[Finalist], bench: Mapping[str, A
     return sentence(best.name, bench["ratios"])
 
 
-def _fastest(among: Sequence[Finalist], ratios: Ratios) -> Finalist:
-    fastest = min(among, key=lambda each: each.latency_ms)
-    as_fast = [each for each in among if each is fastest or not _slower(each.name, fastest.name, ratios)]
+def _fastest(among: Sequence[Finalist], bench: Mapping[str, Any]) -> Finalist:
+    times = relative_times(bench)
+    fastest = min(among, key=lambda each: times[each.name])
+    as_fast = [each for each in among if each is fastest or not _slower(each.name, fastest.name, bench["ratios"])]
     return min(as_fast, key=lambda each: (each.variant != each.variant.plain, each.distance))
 
 
 def _slower(a: str, b: str, ratios: Ratios) -> bool:
+    """Whether `a` is provably slower than `b`; where that is not decided, by what was measured."""
     ratio = find_ratio(ratios, a, b)
-    return ratio is None or ratio["ci95"][0] > 1
+    if ratio is None:
+        return True
+    return bool((ratio["ci95"][0] if ratio.get("decided", True) else ratio["ratio"]) > 1)
 
 
 def _stopped(stopped: Finalist, further: Sequence[Finalist]) -> str:

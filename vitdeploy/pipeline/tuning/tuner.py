@@ -48,7 +48,7 @@ from vitdeploy.search.schedules import Schedule, select
 from vitdeploy.spec import Budget, decode
 from vitdeploy.store.store import Artifact, Store
 from vitdeploy.verify.comparison import Comparison
-from vitdeploy.verify.gate import accuracy_gate, guards
+from vitdeploy.verify.gate import GUARD, accuracy_gate, guards
 
 # The share of a time budget after which no new variant is begun; the rest is for measuring the finalists.
 SEARCH_SHARE = 0.5
@@ -76,7 +76,8 @@ class Tuned:
 
     made: every variant; `finals`: those that were judged, with what that gave; `front`: the same as finalists, the
         nearest to the original first.
-    medians_ms: of each round of the screening, by name.
+    medians_ms: of each round of the screening, by name. disturbed: why these are not to be relied on; empty where
+        they are.
     rows: how fast the model is with how many rows, by target.
     schedules: what was looked at of token merging, by target.
     left_out: (what, why).
@@ -86,6 +87,7 @@ class Tuned:
     made: tuple[Made, ...]
     finals: tuple[Made, ...]
     medians_ms: dict[str, list[float]]
+    disturbed: str
     front: tuple[Finalist, ...]
     bench: dict[str, Any]
     choice: Choice
@@ -137,11 +139,11 @@ class Tuner:
                 self.left_out.append((variant.name, "no time was left for it"))
             else:
                 self._make(variant)
-        medians = self._screen()
+        medians, disturbed = self._screen()
         front = pareto_front(
             self.made, lambda made: (max(made.score.distance, SAME), float(np.median(medians[made.variant.name])))
         )
-        return self._judge(front, medians)
+        return self._judge(front, medians, disturbed)
 
     def _further(self, targets: Sequence[str]) -> Iterator[Variant]:
         """What is tried beyond plain float and INT8: first as many rows as are fastest, which changes no answer; then
@@ -173,7 +175,9 @@ class Tuner:
             self._refused(what, error)
             return
         found = self.rows[target] = decode(RowTable, read_json(artifacts[f"rows {target}"].path / ROWS_FILE))
-        if found.aligned is None:
+        if found.disturbed:
+            self.left_out.append((what, f"its times are not decided: {found.disturbed}"))
+        elif found.aligned is None:
             self.left_out.append((what, f"no number of rows is surely faster than {found.tokens}, one a token"))
         else:
             yield Variant(target, "int8", rows=found.aligned)
@@ -239,12 +243,13 @@ class Tuner:
             fresh=self._fresh,
         )
 
-    def _screen(self) -> dict[str, list[float]]:
+    def _screen(self) -> tuple[dict[str, list[float]], str]:
+        """The medians of each round by name, and why they are not to be relied on."""
         step = screen_step(self.job, {each.variant.name: each.engine for each in self.made})
         found = read_json(self._run([step])[SCREEN].path / SCREEN_FILE)
-        return dict(found["block_medians_ms"])
+        return dict(found["block_medians_ms"]), str(found["disturbed"])
 
-    def _judge(self, front: Sequence[Made], medians: dict[str, list[float]]) -> Tuned:
+    def _judge(self, front: Sequence[Made], medians: dict[str, list[float]], disturbed: str) -> Tuned:
         contestants = [original_contestant(self.job.origin.source)]
         finals = []
         for made in front:
@@ -264,18 +269,16 @@ class Tuner:
         for made in finals:
             name = made.variant.name
             facts = verified(made.artifacts, made.variant.candidate)
-            accuracy = accuracy_gate(Comparison.of(facts), self.job.budget, way)
+            accuracy = accuracy_gate(Comparison.of(facts), self.job.budget, way, GUARD[self.job.origin.task])
             size = engine_bytes(made.artifacts, made.variant.candidate)
             gate = engine_gate(accuracy, self.job.budget, size, rows[name])
-            p50 = float(rows[name]["latency_ms"]["p50"])
-            finalists.append(
-                Finalist(made.variant, made.score.distance, facts, accuracy, gate, p50, guards(self.budget))
-            )
+            finalists.append(Finalist(made.variant, made.score.distance, facts, accuracy, gate, guards(self.budget)))
         return Tuned(
             self.job,
             tuple(self.made),
             tuple(finals),
             medians,
+            disturbed,
             tuple(finalists),
             measured,
             choose(finalists, measured),
