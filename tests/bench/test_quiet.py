@@ -106,6 +106,20 @@ def test_too_few_quiet_rounds_decide_nothing_and_say_so():
     assert not judged(contest(entry("a", only_one_process), entry("b", calm)), "a", "b", "single").decided
 
 
+def test_an_artifact_is_undecided_by_the_ratio_that_claims_are_made_of():
+    """That of its latency to the original; no other pair, and no other scenario, takes it back or makes it up."""
+
+    def found(a, b, decided, metric="latency"):
+        return {"a": a, "b": b, "metric": metric, "decided": decided, "reason": "" if decided else f"{metric} {a} {b}"}
+
+    contest_of = contest(entry("original", [block(10.0)] * 12), entry("a", [block(5.0)] * 12))
+    clean = [found("a", "b", False), found("a", "original", True), found("a", "original", False, "throughput")]
+    assert undecided(contest_of, clean) == {}
+    loud = [found("a", "b", True), found("a", "original", False)]
+    assert undecided(contest_of, loud) == {"a": "latency a original"}
+    assert undecided(contest_of, [found("a", "original", False, "throughput")]) == {"a": "throughput a original"}
+
+
 def test_what_is_decided_has_no_reason_and_latencies_whose_quotient_it_is():
     generator = np.random.default_rng(0)
     speed = generator.uniform(0.5, 2, 12)  # of the machine: both alike

@@ -46,8 +46,15 @@ def judged(candidate, status="pass", *, guarded=False, reasons=None, **verified)
     return Judged(candidate, Gate(status, reasons), facts(**verified), guarded)
 
 
-def bench(latency, undecided=(), spread=0.02):
-    """Times of all artifacts, and the ratio of every two of them."""
+def bench(latency, undecided=(), spread=0.02, metric="latency"):
+    """Times of all artifacts, and the ratio of every two of them: of throughputs, where a bench asked for these alone,
+    turned over."""
+    if metric == "throughput":
+        found = bench(latency, undecided, spread)
+        for each in found["ratios"]:
+            low, high = each["ci95"]
+            each |= {"metric": metric, "ratio": 1 / each["ratio"], "ci95": [1 / high, 1 / low]}
+        return found
     return {
         "results": [{"artifact": name, "latency_ms": {"p50": p50}, "flags": []} for name, p50 in latency.items()],
         "ratios": [
@@ -136,6 +143,50 @@ def test_one_target(int8, expected, engines, gate):
     verdict = decide([int8, judged(OV32)], bench({k: v for k, v in TIMES.items() if "onnx" not in k}))
     assert (verdict.recommended, ships(verdict), verdict.gate.status) == (expected, engines, gate)
     assert verdict.leading == expected
+
+
+def test_what_is_said_to_be_faster_is_what_is_chosen():
+    """The medians of all queries may be in another order than the paired rounds, which the claim is made of."""
+    found = bench({"original": 10.0, OV8.artifact: 9.5, OV32.artifact: 12.0})
+    found["results"][0]["latency_ms"]["p50"], found["results"][1]["latency_ms"]["p50"] = 10.0, 10.1
+    verdict = decide([judged(OV8), judged(OV32)], found)
+    assert (verdict.recommended, ships(verdict)) == (OV8.artifact, [OV8.artifact])
+    assert verdict.sentence.startswith("Ship openvino-cpu-int8: 1.05 times as fast")
+
+
+@pytest.mark.parametrize(("times", "surely"), [((12.0, 11.0), True), ((10.1, 12.0), False)])
+def test_the_original_stays_as_surely_as_the_intervals_carry_it(times, surely):
+    found = bench(dict(zip((ORIGINAL, OV8.artifact, OV32.artifact), (10.0, *times), strict=True)))
+    verdict = decide([judged(OV8), judged(OV32)], found)
+    word = "" if surely else "provably "
+    assert verdict.sentence == f"Keep the original: no engine that keeps its answers is {word}faster."
+    assert verdict.recommended == ORIGINAL
+
+
+@pytest.mark.parametrize("undecided", [(), (OV8.artifact,)])
+def test_throughput_decides_where_a_bench_asked_for_nothing_else(undecided):
+    verdict = decide([judged(OV8), judged(OV32)], bench(TIMES, undecided, metric="throughput"))
+    if undecided:
+        assert (verdict.recommended, verdict.sentence) == (None, f"Not decided which is fastest: {BUSY}.")
+    else:
+        assert verdict.recommended == OV8.artifact
+        assert verdict.sentence == "Ship openvino-cpu-int8: 5.00 times as fast as the original [4.90, 5.10]."
+
+
+@pytest.mark.parametrize("status", ["fail", "undecided"])
+def test_what_meets_the_budget_and_provably_loses_is_not_said_to_fail(status):
+    """A budget of latency, so that the guard holds: INT8 meets both and loses a point, FP32 is too slow."""
+    verdict = decide([judged(OV8, guarded=True, drop=(0.5, 1.5)), judged(OV32, status)], bench(TIMES))
+    assert verdict.sentence == (
+        "Keep the original: every engine that is proven to meet the budget provably loses accuracy."
+    )
+    assert (verdict.recommended, verdict.gate.status) == (ORIGINAL, "pass")
+
+
+def test_the_remark_is_of_an_engine_that_the_bundle_holds():
+    verdict = decide([judged(OV8, "fail", agreement=40.0), judged(OV32, "undecided")], bench(TIMES))
+    assert ships(verdict) == [OV32.artifact]
+    assert verdict.remarks[0].startswith("openvino-cpu-fp32 gives 99.80 %")
 
 
 def test_what_an_engine_loses_is_told():

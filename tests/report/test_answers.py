@@ -59,8 +59,7 @@ def test_changed_answers_come_first_with_what_became_of_them(page):
 def test_a_class_is_said_to_lose_where_its_interval_carries_it(page):
     assert page.text.count("provably loses") == 1 and "Provably lost: class 3" in page.text
     found = report_of()["answers"]["classes"]
-    for row in found["rows"]:
-        row["engines"][NAME]["drop_ci95"][0] = 0.0
+    found["lost"][NAME] = {"classes": 0, "worst": []}
     assert answers.class_headline(found, NAME) == "No class provably loses accuracy (4 classes together, 95 %)."
 
 
@@ -123,6 +122,8 @@ def test_latencies_beside_a_ratio_say_so_where_they_are_none():
 def test_what_is_not_decided_is_no_ratio_and_has_no_star():
     assert "not decided" in cards(0.5, 0.45, 0.55, decided=False)
     measured = {**copy.deepcopy(REPORT["bench"]), "undecided": {NAME: "other work was running"}}
+    for ratio in measured["ratios"]:
+        ratio |= {"decided": False, "reason": "other work was running"}
     report = {**REPORT, "bench": measured}
     assert lookup.starred(REPORT) == NAME and lookup.starred(report) is None
     assert not any(row.recommended for row in table.main_rows(report))
@@ -133,9 +134,9 @@ def test_what_is_not_decided_is_no_ratio_and_has_no_star():
     assert "★" not in text and "2.00×" not in text and "0.450 to 0.550" not in text
     ratio = {**REPORT["bench"]["ratios"][0], "difference": "faster"}
     assert regression.ratio_cell(ratio).value == "0.500"
-    assert regression.ratio_cell({**ratio, "decided": False}).value == "not decided"
+    assert regression.ratio_cell({**ratio, "decided": False, "reason": "busy"}).value == "not decided"
     model = {"engines": report["engines"], "bench": measured}
-    assert [row.ratio.value for row in selftest.engine_rows(model)] == ["–", "–"]
+    assert [row.ratio.value for row in selftest.engine_rows(model)] == ["–", "not decided"]
 
 
 def test_where_nothing_is_recommended_the_numbers_are_of_what_leads():

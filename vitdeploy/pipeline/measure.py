@@ -79,6 +79,7 @@ def summarise(
     results = rows(contest, percents)
     waits = parse_scenario(protocol.latency_scenario).kind == "server"
     found = ratios(contest, pairs)
+    unreliable = undecided(contest, found)
     return {
         "protocol": {
             "rounds": {name: len(contest.entries[0].rounds[name]) for name in protocol.scenarios},
@@ -90,10 +91,10 @@ def summarise(
         },
         "results": results,
         "ratios": found,
-        "undecided": undecided(contest, found),
+        "undecided": unreliable,
         "samples_ms": samples(contest),
         "block_medians_ms": block_medians(contest),
-        "context": context_facts(contest.context, results, works or {}, waits),
+        "context": context_facts(contest.context, results, works or {}, waits, unreliable),
     }
 
 
@@ -138,14 +139,13 @@ def _ratio(contest: Contest, a: str, b: str, scenario: str) -> dict[str, Any]:
 
 
 def undecided(contest: Contest, found: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The reasons by artifact: that of its first ratio which is not decided, or, of one that is the first of no ratio,
-    that of its own latency."""
+    """The reasons by artifact: that of the ratio which claims are made of (to the original, or else its first), or, of
+    one that is the first of no ratio, that of its own latency."""
     reasons = {}
     for entry in contest.entries:
         own = [ratio for ratio in found if ratio["a"] == entry.artifact]
-        because = next((ratio["reason"] for ratio in own if ratio["reason"]), "")
-        if not own:
-            because = alone_reason(contest, entry)
+        own.sort(key=lambda ratio: ratio["b"] != ORIGINAL)  # of one pair, that of the latency stays the first
+        because = own[0]["reason"] if own else alone_reason(contest, entry)
         if because:
             reasons[entry.artifact] = because
     return reasons

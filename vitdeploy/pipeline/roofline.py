@@ -8,7 +8,7 @@ its own, and the bytes count only where they are more than the last cache holds:
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from vitdeploy.bench.context import Context, Layer, Memory, Profile
@@ -26,7 +26,11 @@ ABOVE = "above 100 %: faster than the probe, which ran at another moment and wit
 
 
 def context_facts(
-    context: Context | None, results: Sequence[Mapping[str, Any]], works: Mapping[str, Work | str], waits: bool = False
+    context: Context | None,
+    results: Sequence[Mapping[str, Any]],
+    works: Mapping[str, Work | str],
+    waits: bool = False,
+    undecided: Collection[str] = (),
 ) -> dict[str, Any] | None:
     """The `context` of a bench, JSON-ready; None where none was measured.
 
@@ -34,6 +38,7 @@ def context_facts(
         results: the bench's, see `bench.summary.rows`.
         works: by artifact, what it computes in one query, or why that is not known.
         waits: the latencies have the time in a queue in them, and so are held against nothing.
+        undecided: artifacts whose latency is not to be relied on, so that nothing is said by it.
     """
     if context is None:
         return None
@@ -53,7 +58,14 @@ def context_facts(
         "memory": None if context.memory is None else vars(context.memory),
         "left_out": [{"what": str(each), "why": each.why} for each in context.left_out],
         "artifacts": [
-            _artifact(row, context, works.get(row["artifact"], "only engines are counted"), waits) for row in results
+            _artifact(
+                row,
+                context,
+                works.get(row["artifact"], "only engines are counted"),
+                waits=waits,
+                decided=row["artifact"] not in undecided,
+            )
+            for row in results
         ],
     }
 
@@ -71,8 +83,10 @@ def _machine(context: Context) -> str:
     return "; ".join(parts)
 
 
-def _artifact(row: Mapping[str, Any], context: Context, work: Work | str, waits: bool) -> dict[str, Any]:
-    latency = None if waits else float(row["latency_ms"]["p50"])
+def _artifact(
+    row: Mapping[str, Any], context: Context, work: Work | str, *, waits: bool, decided: bool
+) -> dict[str, Any]:
+    latency = float(row["latency_ms"]["p50"]) if decided and not waits else None
     profile = next((each for each in context.profiles if each.artifact == row["artifact"]), None)
     rates = {rate.precision: rate.flops for rate in context.rates if rate.target == row["target"]}
     known = None if isinstance(work, str) else work
@@ -91,7 +105,7 @@ def _artifact(row: Mapping[str, Any], context: Context, work: Work | str, waits:
         "groups": [] if profile is None else _groups(profile),
         "profile": None if profile is None else {"runs": profile.runs, "per_layer_ms": profile.per_layer_ms},
         "bound": bound,
-        "line": _line(bound, roof, time, latency),
+        "line": _line(bound, roof, time, latency) if decided else None,
     }
 
 

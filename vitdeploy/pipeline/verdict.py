@@ -91,17 +91,22 @@ def decide(judged: Sequence[Judged], bench: Mapping[str, Any], *, include_failed
         bench: what `pipeline.measure` says of the original and of all engines.
         include_failed: engines that fail their gate are in the bundle too, the last of it.
     """
-    latency = {row["artifact"]: float(row["latency_ms"]["p50"]) for row in bench["results"]}
-    order = sorted(judged, key=lambda each: latency[each.name])
+    times = relative_times(bench)
+    order = sorted(judged, key=lambda each: times[each.name])
     keeping = [each for each in order if each.keeps_answers]
     asked = [each for each in judged if each.candidate.shipped]
     noisy = undecided_among(bench, _names(keeping))
     recommended: str | None = None
     if keeping and not noisy:
-        recommended = min([ORIGINAL, *_names(keeping)], key=lambda name: latency[name])
-        said = sentence(recommended, bench["ratios"])
+        recommended = min([ORIGINAL, *_names(keeping)], key=lambda name: times[name])
+        said = _keep(_names(keeping), bench["ratios"])
+        if recommended != ORIGINAL:
+            said = sentence(recommended, bench["ratios"])
     elif keeping:
         said = f"Not decided which is fastest: {noisy}."
+    elif any(each.gate.status == "pass" for each in order):
+        recommended = ORIGINAL
+        said = "Keep the original: every engine that is proven to meet the budget provably loses accuracy."
     elif any(each.gate.status == "undecided" for each in order):
         said = f"Not decided: no engine is proven to meet the budget. {_first_reason(order)}"
     else:
@@ -110,14 +115,22 @@ def decide(judged: Sequence[Judged], bench: Mapping[str, Any], *, include_failed
     ships = _ships(order, recommended, include_failed=include_failed)
     remarks = [kept(each.name, each.verified) for each in order if each.name == recommended]
     if not keeping and recommended is None and ships:
-        remarks = [kept(order[0].name, order[0].verified)]
+        remarks = [kept(ships[0].name, ships[0].verified)]
     for each in asked:
         remarks += _remarks(each, bench["ratios"])
     return Verdict(said, tuple(remarks), recommended, tuple(each.candidate for each in ships), _best(asked))
 
 
+def relative_times(bench: Mapping[str, Any]) -> dict[str, float]:
+    """The time of a query over the original's, by artifact: the ratio that is claimed, so that what is said to be
+    faster is what is chosen; that of the medians of all queries where the two were not compared."""
+    p50 = {row["artifact"]: float(row["latency_ms"]["p50"]) for row in bench["results"]}
+    ratios = {name: find_ratio(bench["ratios"], name, ORIGINAL) for name in p50}
+    return {name: ratio["ratio"] if ratio else p50[name] / p50[ORIGINAL] for name, ratio in ratios.items()}
+
+
 def undecided_among(bench: Mapping[str, Any], names: Sequence[str]) -> str:
-    """Why the latency of these artifacts against the original's is not decided; empty where it is."""
+    """Why the speed of these artifacts against the original's is not decided; empty where it is."""
     ratios = [find_ratio(bench["ratios"], name, ORIGINAL) for name in names]
     return "; ".join(dict.fromkeys(ratio["reason"] for ratio in ratios if ratio and not ratio.get("decided", True)))
 
@@ -158,10 +171,15 @@ def _best(asked: Sequence[Judged]) -> Gate:
     return Gate(nearest.gate.status, tuple(f"{nearest.name}: {reason}" for reason in nearest.gate.reasons))
 
 
+def _keep(names: Sequence[str], ratios: Sequence[Mapping[str, Any]]) -> str:
+    """Why the original stays, of these engines that keep its answers."""
+    found = [find_ratio(ratios, name, ORIGINAL) for name in names]
+    surely = all(ratio is None or ratio["ci95"][0] > 1 for ratio in found)
+    return f"Keep the original: no engine that keeps its answers is {'' if surely else 'provably '}faster."
+
+
 def sentence(recommended: str, ratios: Sequence[Mapping[str, Any]]) -> str:
     """What to ship, and how much faster than the original that is: as much as the interval carries."""
-    if recommended == ORIGINAL:
-        return "Keep the original: no engine that keeps its answers is faster."
     ratio = find_ratio(ratios, recommended, ORIGINAL)
     if ratio is None:
         return f"Ship {recommended}."
@@ -214,5 +232,11 @@ def _plain(value: float) -> str:
 
 
 def find_ratio(ratios: Sequence[Mapping[str, Any]], a: str, b: str) -> Mapping[str, Any] | None:
-    """The measured ratio of two latencies, None where the pair was not compared."""
-    return next((r for r in ratios if r["a"] == a and r["b"] == b and r["metric"] == "latency"), None)
+    """The measured ratio of the time that two artifacts take: of their latencies, or, of a bench that asked for none,
+    of their throughputs turned over. None where the pair was not compared."""
+    found = [each for each in ratios if each["a"] == a and each["b"] == b]
+    latency = next((each for each in found if each["metric"] == "latency"), None)
+    if latency is not None or not found:
+        return latency
+    low, high = found[0]["ci95"]
+    return {**found[0], "metric": "latency", "ratio": 1 / found[0]["ratio"], "ci95": [1 / high, 1 / low]}

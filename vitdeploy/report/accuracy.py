@@ -78,18 +78,24 @@ def accuracy_plot(report: Mapping[str, Any]) -> Plot | None:
         else "There are no labels, so agreement stands in for accuracy. Bars are the 95 % interval."
     )
     caption = f"Further up is more accurate, further left is faster. {bars} The dashed line is the original’s level."
-    best = figures.front([(point.latency, -point.value) for point in points])
+    decided = _decided(report, points)
+    best = figures.front([(point.latency, -point.value) for point in decided])
     if len(best) > 1:
         caption += " The grey steps are the Pareto front: nothing was measured both faster and as good."
-    else:
-        alone = next(point.artifact for point in points if (point.latency, -point.value) == best[0])
+    elif len(decided) > 1:
+        alone = next(point.artifact for point in decided if (point.latency, -point.value) == best[0])
         caption += f" Nothing was measured faster or better than {alone}: it is the whole Pareto front."
     if lookup.starred(report) in [point.artifact for point in points]:
         caption += " ★ marks the recommendation."
-    undecided = [point.artifact for point in points if point.artifact in lookup.undecided(report)]
+    undecided = [point.artifact for point in points if point not in decided]
     if undecided:
         caption += f" Not decided is the latency of {', '.join(undecided)}."
     return Plot("Accuracy and latency", caption, wide, narrow)
+
+
+def _decided(report: Mapping[str, Any], points: Sequence[Point]) -> list[Point]:
+    """Those that may be on the front: of the others nobody knows how fast they are."""
+    return [point for point in points if point.artifact not in lookup.undecided(report)]
 
 
 def _draw_accuracy(report: Mapping[str, Any], points: Sequence[Point], measure: str, narrow: bool) -> Figure:
@@ -117,7 +123,8 @@ def _compose(
     if points[0].artifact == lookup.ORIGINAL:
         axes.axhline(points[0].value, color=figures.MUTED, linewidth=1, linestyle=(0, (3, 4)), zorder=1.2)
     recommended = lookup.starred(report)
-    steps = figures.draw_front(axes, [(point.latency, -point.value) for point in points], -1.0)
+    front = [(point.latency, -point.value) for point in _decided(report, points)]
+    steps = figures.draw_front(axes, front, -1.0)
     for point in points:
         _draw_point(axes, point, lookup.series(report, point.artifact), point.artifact == recommended)
     names = [_name(point.artifact, point.artifact == recommended) for point in points]

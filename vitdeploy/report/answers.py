@@ -19,6 +19,8 @@ from vitdeploy.report.svg import Plot, both_variants
 SHADES = 5
 # A phone has room for so many digits in a row of the matrix.
 PHONE_DIGITS = 32
+# Classes that a sentence names.
+NAMED = 5
 LONGEST, UPRIGHT = 18, 3  # letters of a class above its column, at all and without being turned
 
 
@@ -166,14 +168,17 @@ def _class_row(row: Mapping[str, Any], artifact: str) -> ClassRow:
 
 def class_headline(classes: Mapping[str, Any], artifact: str) -> str:
     """Which classes lose, as far as the intervals of all classes together carry it."""
-    lost = [(row["class"], row["engines"][artifact]) for row in classes["rows"]]
-    lost = [(name, each) for name, each in lost if each["drop_ci95"][0] > 0]
-    if not lost:
+    lost = classes["lost"][artifact]
+    if not lost["classes"]:
         return (
             f"No class provably loses accuracy ({text.count(classes['classes'], 'class', 'classes')} together, 95 %)."
         )
-    parts = [f"{name} {text.number(each['drop'])} points ({text.interval(each['drop_ci95'])})" for name, each in lost]
-    return f"Provably lost: {'; '.join(parts)}."
+    parts = [
+        f"{each['class']} {text.number(each['drop'])} points ({text.interval(each['drop_ci95'])})"
+        for each in lost["worst"][:NAMED]
+    ]
+    more = f"; and {lost['classes'] - NAMED} more" if lost["classes"] > NAMED else ""
+    return f"Provably lost: {'; '.join(parts)}{more}."
 
 
 def reliability_plot(report: Mapping[str, Any]) -> Plot | None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 MEANINGS = {
     "not shipped": "made for the comparison, and not in the bundle",
     "throttled": "the processor became slower while it was measured, as it does when it grows hot",
-    "unstable": "the times of blocks, or of processes, differ more than a quiet machine’s do",
+    "unstable": "the times of blocks, or of processes, vary so much that the median is not known to 10 %",
     "contended": "other programs, or other virtual machines, used the same processors",
     "fallback": "it ran on something else than when the engine was made",
     "short": "too few queries for the highest percentile that was asked for",

@@ -103,6 +103,7 @@ def render_selftest(document: dict[str, Any]) -> str:
         report=report,
         models=models,
         chips=selftest.CHIPS,
+        legend=flags.legend(flag for model in models for row in model["rows"] for flag in row.flags),
         notices=notices.notices(report.get("warnings", []), *(model["bench"] for model in report["models"])),
     )
 

@@ -34,9 +34,9 @@ def undecided(report: Mapping[str, Any]) -> Mapping[str, str]:
     return (report["bench"] or {}).get("undecided") or {}
 
 
-def is_decided(report: Mapping[str, Any], ratio: Mapping[str, Any]) -> bool:
-    """Whether a measured ratio may be claimed."""
-    return ratio.get("decided", True) and not {ratio["a"], ratio["b"]} & set(undecided(report))
+def is_decided(ratio: Mapping[str, Any]) -> bool:
+    """Whether a measured ratio may be claimed; those of earlier versions say nothing of it."""
+    return bool(ratio.get("decided", True))
 
 
 def starred(report: Mapping[str, Any]) -> str | None:

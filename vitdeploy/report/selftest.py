@@ -27,20 +27,17 @@ class EngineRow:
     throughput: str
     ratio: Cell
     size: str
+    flags: list[str]
 
 
 def engine_rows(model: Mapping[str, Any]) -> list[EngineRow]:
     """Every artifact of a model, the one that the others are compared with first, where there is one."""
     bench = model["bench"] or {"results": [], "ratios": []}
     times = {row["artifact"]: row for row in bench["results"]}
-    ratios = {row["a"]: row for row in bench["ratios"] if row["metric"] == "latency" and _decided(bench, row)}
+    ratios = {row["a"]: row for row in bench["ratios"] if row["metric"] == "latency"}
     engines = {engine["artifact"]: engine for engine in model["engines"]}
     names = list(dict.fromkeys([*times, *engines]))
     return [_row(name, engines.get(name), times.get(name), ratios.get(name)) for name in names]
-
-
-def _decided(bench: Mapping[str, Any], ratio: Mapping[str, Any]) -> bool:
-    return lookup.is_decided({"bench": bench}, ratio)
 
 
 def _row(
@@ -48,7 +45,7 @@ def _row(
 ) -> EngineRow:
     verify = engine["verify"] if engine else None
     kernels = engine["kernels"] if engine else {}
-    decided = ratio is None or ratio.get("decided", True)
+    decided = ratio is not None and lookup.is_decided(ratio)
     latency = times["latency_ms"] if times else {}
     return EngineRow(
         artifact=name,
@@ -63,8 +60,9 @@ def _row(
         p99=text.significant(latency.get("p99")),
         throughput=text.significant(times["throughput"]) if times else text.MISSING,
         ratio=Cell(
-            text.significant(ratio["ratio"]) if ratio and decided else text.MISSING,
-            text.ratio_interval(ratio["ci95"]) if ratio and decided else "not decided" if ratio else "",
+            text.significant(ratio["ratio"]) if decided and ratio else "not decided" if ratio else text.MISSING,
+            text.ratio_interval(ratio["ci95"]) if decided and ratio else "",
         ),
         size=text.megabytes(engine["bytes"]) if engine else text.MISSING,
+        flags=list(times["flags"]) if times else [],
     )

@@ -87,9 +87,9 @@ def _speed(report: Mapping[str, Any], artifact: str) -> str:
     ratio = table.latency_ratio(report, artifact)
     if ratio is None:
         return ""
-    if artifact in lookup.undecided(report):
-        return f"not decided: {lookup.undecided(report)[artifact]}"
-    cell = table.speed(report, ratio)
+    if not lookup.is_decided(ratio):
+        return f"not decided: {ratio['reason']}"
+    cell = table.speed(ratio)
     return f"{cell.value} {cell.note}"
 
 

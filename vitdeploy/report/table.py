@@ -130,7 +130,7 @@ def _ratio_cell(report: Mapping[str, Any], artifact: str) -> Cell:
     ratio = latency_ratio(report, artifact)
     if ratio is None:
         return Cell(MISSING)
-    if not lookup.is_decided(report, ratio):
+    if not lookup.is_decided(ratio):
         return Cell("not decided")
     return Cell(f"{text.significant(ratio['ratio'])}", text.ratio_interval(ratio["ci95"]))
 
@@ -165,7 +165,7 @@ def _times(report: Mapping[str, Any], artifact: str) -> list[Cell]:
     ratio, results = latency_ratio(report, artifact), lookup.bench_results(report)
     cells = []
     if ratio is not None and text.known(ratio["ratio"]) and ratio["ratio"] > 0:
-        cells.append(speed(report, ratio))
+        cells.append(speed(ratio))
     if artifact in results and "a_ms" not in (ratio or {}):
         p50 = {name: results[name]["latency_ms"]["p50"] for name in (artifact, lookup.ORIGINAL) if name in results}
         cells.append(Cell(f"{text.significant(p50[artifact])} ms", f"p50 latency of all queries{_beside(p50, ratio)}"))
@@ -185,13 +185,13 @@ def _beside(p50: Mapping[str, float], ratio: Mapping[str, Any] | None) -> str:
     return f"{words}. Their quotient, {quotient}, is no estimate: the machine’s speed changed between blocks"
 
 
-def speed(report: Mapping[str, Any], ratio: Mapping[str, Any]) -> Cell:
+def speed(ratio: Mapping[str, Any]) -> Cell:
     """How fast it is against the original, said only as surely as the interval allows."""
     # The latencies that the ratio is the quotient of: p50 of all queries of each may be in another proportion.
     beside = [text.significant(ratio[name]) for name in ("a_ms", "b_ms") if name in ratio]
     detail = f": {beside[0]} ms, the original {beside[1]} ms" if len(beside) == 2 else ""
     value, bounds = ratio["ratio"], ratio["ci95"]
-    if not lookup.is_decided(report, ratio):
+    if not lookup.is_decided(ratio):
         return Cell("not decided", "how fast it is against the original")
     how = f"by the blocks that they took in turns{detail}"
     if bounds and bounds[0] <= 1 <= bounds[1]:
