@@ -17,6 +17,7 @@ from vitdeploy.pipeline.examples import CHANGED, UNSURE, USUAL, Chosen, choose, 
 from vitdeploy.pipeline.tasks.kit import Data, Setting, thumbnail
 from vitdeploy.pipeline.tasks.kits import make_kit
 from vitdeploy.pipeline.tasks.sequence import Pair
+from vitdeploy.report.answers import class_headline
 from vitdeploy.runtime.postprocess import softmax
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec
 from vitdeploy.verify.changes import map_changes, object_changes
@@ -109,6 +110,19 @@ def test_the_interval_of_a_drop_allows_for_how_many_classes_were_looked_at():
     among = by_class(Classified(truth, was), {"e": Classified(truth, now)}, ["a", *"bcdefghij"])
     [low, _], [lower, _] = (each["rows"][0]["engines"]["e"]["drop_ci95"] for each in (alone, among))
     assert among["rows"][0]["class"] == "a" and lower < low and low > 0
+
+
+def test_what_one_engine_loses_is_found_beside_one_that_loses_everything():
+    truth = np.repeat(np.arange(60), 40)
+    collapsed, subtle = (truth + 1) % 60, truth.copy()
+    subtle[truth == 57] = 3
+    engines = {"collapsed": Classified(truth, collapsed), "subtle": Classified(truth, subtle)}
+    found = by_class(Classified(truth, truth), engines, [f"class {i}" for i in range(60)])
+    assert found["lost"]["subtle"]["classes"] == 1
+    assert found["lost"]["subtle"]["worst"][0]["class"] == "class 57"
+    assert (found["lost"]["collapsed"]["classes"], len(found["lost"]["collapsed"]["worst"])) == (60, LISTED)
+    assert class_headline(found, "subtle").startswith("Provably lost: class 57 100")
+    assert class_headline(found, "collapsed").endswith("; and 55 more.")
 
 
 def test_a_calibration_error_is_held_against_what_chance_makes():

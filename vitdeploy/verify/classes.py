@@ -69,9 +69,10 @@ def confusion(found: Mapping[str, Classified], names: Sequence[str]) -> dict[str
 def by_class(reference: Classified, engines: Mapping[str, Classified], names: Sequence[str]) -> dict[str, Any]:
     """How much of each class the original and every engine get right, JSON-ready; the worst classes first.
 
-    At most LISTED classes: those that lose most images, net, to any engine. The intervals of an engine's drops (points)
-    hold for all classes together at 95 % (Bonferroni), as the worst of many is looked at: one that is above zero proves
-    that its class loses. `value` and `original` are percents.
+    At most LISTED classes in `rows`: those that lose most images, net, to any engine. The intervals of an engine's
+    drops (points) hold for all classes together at 95 % (Bonferroni), as the worst of many is looked at: one that is
+    above zero proves that its class loses. `lost` says for each engine how many do, and has the worst of them.
+    `value` and `original` are percents.
     """
     k = len(names)
     total = np.bincount(reference.truth, minlength=k)
@@ -81,18 +82,27 @@ def by_class(reference: Classified, engines: Mapping[str, Classified], names: Se
     worst = np.max([was - each for each in right.values()], axis=0)
     order = sorted(present.tolist(), key=lambda c: (-worst[c], -worst[c] / total[c], c))
     level = 1 - 0.05 / len(present)
-    rows = []
-    for c in order[:LISTED]:
+
+    def drop(c: int, each: Classified) -> dict[str, Any]:
         of = reference.truth == c
-        rows.append(
-            {
-                "class": names[c],
-                "n": int(total[c]),
-                "original": 100 * float(was[c] / total[c]),
-                "engines": {name: _drop(reference.right[of], each.right[of], level) for name, each in engines.items()},
-            }
-        )
-    return {"classes": len(present), "left": max(0, len(present) - LISTED), "rows": rows}
+        return _drop(reference.right[of], each.right[of], level)
+
+    rows = [
+        {
+            "class": names[c],
+            "n": int(total[c]),
+            "original": 100 * float(was[c] / total[c]),
+            "engines": {name: drop(c, each) for name, each in engines.items()},
+        }
+        for c in order[:LISTED]
+    ]
+    lost = {}
+    for name, each in engines.items():
+        fewer = [c for c in order if was[c] > right[name][c]]  # of the others none is proven to lose
+        found = [{"class": names[c], **drop(c, each)} for c in fewer]
+        proven = sorted((row for row in found if row["drop_ci95"][0] > 0), key=lambda row: -row["drop"])
+        lost[name] = {"classes": len(proven), "worst": proven[:LISTED]}
+    return {"classes": len(present), "left": max(0, len(present) - LISTED), "rows": rows, "lost": lost}
 
 
 def _drop(was: npt.NDArray[np.bool_], right: npt.NDArray[np.bool_], level: float) -> dict[str, Any]:
