@@ -1,5 +1,6 @@
 """One measurement a machine at a time: between processes, threads and users, and never against oneself."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -84,6 +85,18 @@ def test_what_another_user_put_there_is_neither_followed_nor_waited_for(folder):
     finally:
         os.umask(mask)
     assert path.stat().st_mode & 0o777 == 0o644
+
+
+@pytest.mark.parametrize("number", [errno.EBADF, errno.ENOLCK, errno.ENOSYS])
+def test_nobody_is_waited_for_where_a_file_system_has_no_such_lock(monkeypatch, number):
+    import fcntl
+
+    def refuse(descriptor, operation):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    assert MACHINE.take()
+    MACHINE.give_back()
 
 
 def test_a_holder_that_cannot_be_seen_has_words():

@@ -28,6 +28,9 @@ def test_times_are_those_of_the_cpus_that_may_be_used(tmp_path):
     assert probes.cpu_times([0, 1], tmp_path) == probes.CpuTimes((86 + 50) / tick, 47 / tick)
     assert probes.cpu_times([0, 7], tmp_path) is None
     assert probes.cpu_times([0], tmp_path / "nowhere") is None
+    zeros = "".join(f"cpu{number} 0 0 0 0 0 0 0 0 0 0\n" for number in range(2))
+    plant(tmp_path, {"proc/stat": zeros})  # of a sandbox; a CPU is busy or idle
+    assert probes.cpu_times([0, 1], tmp_path) is None
 
 
 def test_waiting_is_that_of_the_thread_which_waited_longest(tmp_path):
@@ -39,6 +42,8 @@ def test_waiting_is_that_of_the_thread_which_waited_longest(tmp_path):
     plant(tmp_path, pressure)
     assert probes.run_delays(tmp_path) == {"group": 7.0}
     plant(tmp_path, {"sys/fs/cgroup/jobs/one/cpu.pressure": "some avg10=0.00 avg60=0.00 avg300=0.00 total=250000\n"})
+    assert probes.run_delays(tmp_path) == {"group": 0.25}
+    plant(tmp_path, {"proc/self/task/1/schedstat": "0 0 0\n"})  # of a kernel that does not count
     assert probes.run_delays(tmp_path) == {"group": 0.25}
     plant(tmp_path, {f"proc/self/task/{thread}/schedstat": f"9 {1000000000 * thread} 3\n" for thread in (1, 2)})
     before = probes.run_delays(tmp_path)

@@ -90,9 +90,12 @@ def _locked() -> tuple[bool, int | None]:
 
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except BlockingIOError:
         os.close(descriptor)
         return False, None
+    except OSError:  # a file system that knows no such lock: nobody could ever be seen, so nobody is waited for
+        os.close(descriptor)
+        return True, None
     return True, descriptor
 
 

@@ -41,7 +41,8 @@ def cpu_times(cpus: Sequence[int], root: Path = ROOT) -> CpuTimes | None:
         name, *fields = line.split()
         if name in wanted and len(fields) >= 8:
             found.append([int(field) for field in fields[:8]])
-    if len(found) < len(wanted):
+    # A sandbox may show zeros, which say nothing: no CPU is neither busy nor idle.
+    if len(found) < len(wanted) or not all(any(times) for times in found):
         return None
     tick = os.sysconf("SC_CLK_TCK")
     busy = sum(times[i] for times in found for i in (0, 1, 2, 5, 6))
@@ -55,7 +56,7 @@ def run_delays(root: Path = ROOT) -> dict[str, float]:
     found = {}
     for file in root.glob("proc/self/task/*/schedstat"):
         fields = (read_text(file) or "").split()
-        if len(fields) >= 2:
+        if len(fields) >= 2 and any(map(int, fields[:2])):  # all zeros where the kernel does not count
             found[file.parent.name] = int(fields[1]) / 1e9
     if found:
         return found
