@@ -212,7 +212,7 @@ def test_a_target_can_be_chosen(bundle, target):
 def test_a_target_that_the_bundle_lacks_is_refused(bundle, target):
     with pytest.raises(TargetError) as caught:
         load(bundle, target)
-    assert caught.value.found == "onnxruntime-cpu, openvino-cpu"
+    assert caught.value.found == "onnxruntime-cpu-fp32, openvino-cpu-fp32"
 
 
 def test_a_bundle_without_engines_has_no_target(own_bundle):
@@ -430,6 +430,17 @@ def test_engines_are_selected_in_the_order_of_the_manifest(bundle):
     assert select_engines(manifest, "auto") == list(manifest.engines)
     twice = dataclasses.replace(manifest, engines=(*manifest.engines, manifest.engines[0]))
     assert select_engines(twice, "onnxruntime-cpu") == [manifest.engines[0]] * 2
+
+
+def test_an_engine_is_selected_by_its_name_where_a_target_has_several(bundle):
+    from vitdeploy.bundle.read import read_bundle
+
+    manifest = read_bundle(bundle)
+    engine = manifest.engines[0]
+    other = dataclasses.replace(engine, precision="int8")
+    both = dataclasses.replace(manifest, engines=(engine, other))
+    assert select_engines(both, engine.target) == [engine, other]
+    assert select_engines(both, other.artifact) == [other]
 
 
 def test_a_closed_predictor_has_closed_its_runner(bundle, images):

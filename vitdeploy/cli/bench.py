@@ -59,7 +59,9 @@ class Percents(click.ParamType):  # type: ignore[type-arg]  # generic from click
 @click.argument("artifacts", nargs=-1, required=True, shell_complete=complete_models)
 @source_options()
 @click.option(
-    "--target", shell_complete=complete_targets, help="Which engine of a bundle, or what a graph is compiled for."
+    "--target",
+    shell_complete=complete_targets,
+    help="Which engine of a bundle, by target or name, or what a graph is compiled for.",
 )
 @click.option(
     "--scenario",
@@ -115,7 +117,7 @@ def command(
     its connection is lost, and the same command fetches the result; Ctrl-C stops it.
     """
     from vitdeploy.bench.protocol import Protocol
-    from vitdeploy.pipeline.early import check_artifact, check_target
+    from vitdeploy.pipeline.early import check_artifact, check_engine
 
     sizes = batch.split(",")
     if not (1 <= len(sizes) <= 2 and all(size.isdecimal() and int(size) > 0 for size in sizes)):
@@ -133,7 +135,7 @@ def command(
         _bench_on(console, on, artifacts, target, protocol, percentiles, trust)
         return
     if target is not None:
-        check_target(target)
+        check_engine(target)
     for name in artifacts:
         check_artifact(name)
 

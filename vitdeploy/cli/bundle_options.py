@@ -13,7 +13,7 @@ engine_option = click.option(
     shell_complete=complete_targets,
     default="auto",
     show_default=True,
-    help="Which engine; auto takes the first that works here.",
+    help="Which engine, by target or name; auto takes the first that works here.",
 )
 
 # A bundle may be somebody else's.

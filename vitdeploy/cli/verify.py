@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 @click.option("--data", required=True, type=click.Path(path_type=Path), help="Images, best with labels; or an .npz.")
 @label_options
 @click.option(
-    "--target", shell_complete=complete_targets, help="Which engine of a bundle, or what a graph is compiled for."
+    "--target",
+    shell_complete=complete_targets,
+    help="Which engine of a bundle, by target or name, or what a graph is compiled for.",
 )
 @click.option("--num-samples", type=click.IntRange(min=1), help="Evaluate on this many images. Default: all.")
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Choice of the images.")
@@ -144,10 +146,10 @@ def command(
 
 def _check_early(artifact: str, against: str, data: Path, annotations: Path | None, target: str | None) -> None:
     """What is wrong with names and paths, before anything heavy is imported."""
-    from vitdeploy.pipeline.early import check_artifact, check_data, check_target, require_annotations
+    from vitdeploy.pipeline.early import check_artifact, check_data, check_engine, require_annotations
 
     if target is not None:
-        check_target(target)
+        check_engine(target)
     for text in (artifact, against):
         check_artifact(text)
     check_data(data)

@@ -16,6 +16,7 @@ from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.data.pixels import batches
 from vitdeploy.errors import InputError
 from vitdeploy.graph.io import get_metadata, graph_spec, load_graph
+from vitdeploy.pipeline.plan import QUANTIZED
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.stages.files import is_ours
 from vitdeploy.pipeline.subjects import find_bundle, find_graph, graph_metadata
@@ -77,7 +78,9 @@ def bisect_artifact(
             )
         manifest = read_bundle(bundle)
         verify_files(bundle, manifest)
-        engine = select_engines(manifest, target or "auto")[0]
+        chosen = select_engines(manifest, target or "auto")
+        # Of several, one that has lost something: the recommended one may be in float.
+        engine = next((each for each in chosen if each.precision in QUANTIZED), chosen[0])
         if manifest.preprocess is None or engine.parts:
             raise InputError(
                 f"{artifact} takes no images", found=f"the task {manifest.task}", wanted="a model of images"

@@ -25,6 +25,12 @@ def check_target(target: str) -> None:
         )
 
 
+def check_engine(name: str) -> None:
+    """Raise TargetError where that is neither a target nor what an engine of one is called."""
+    target = name.rpartition("-")[0]
+    check_target(target if target in TARGETS else name)
+
+
 def check_precision(target: str, precision: str) -> None:
     """Raise what `compile` would, before any work is done."""
     check_target(target)

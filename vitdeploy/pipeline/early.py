@@ -16,6 +16,7 @@ from vitdeploy.data.tokens import read_tokens
 from vitdeploy.errors import MissingFileError
 from vitdeploy.models.hub import is_hub_name, local_folder
 from vitdeploy.models.names import FUNCTION, check_name, require_checkpoint
+from vitdeploy.pipeline.capability import check_engine as check_engine
 from vitdeploy.pipeline.capability import check_target as check_target
 from vitdeploy.pipeline.capability import require_target
 from vitdeploy.pipeline.stages.files import find_graph

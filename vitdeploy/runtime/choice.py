@@ -44,8 +44,8 @@ def choose_engine(
     *,
     allow_failed: bool = False,
 ) -> Choice:
-    """The first engine of the manifest, for `target` or of all, that works here: its runtime is there, loads it, and
-    has answered once.
+    """The first engine of the manifest, for `target` (or of that name) or of all, that works here: its runtime is
+    there, loads it, and has answered once.
 
     The manifest lists engines from the recommended one on. An engine that failed its budget when the bundle was made is
     left out, but for `allow_failed`. A RuntimeWarning says where weights saturate on this CPU, and where nobody has
@@ -109,10 +109,11 @@ def usable_engines(manifest: Manifest, engines: Sequence[EngineSpec]) -> list[En
     usable = [engine for engine in engines if manifest.gate(engine) != "fail"]
     if not usable:
         raise GateError(
-            f"the bundle {manifest.name} has only engines that failed their budget",
+            f"of the bundle {manifest.name}, what was asked for has only engines that failed their budget",
             found=", ".join(engine.artifact for engine in engines),
             wanted="an engine that meets its budget; the bundle's report.html says why these do not",
-            fix="in Python, load(..., allow_failed=True) gives it all the same",
+            fix="take another engine, if the bundle has one, or `vitdeploy run` with another budget; "
+            "in Python, load(..., allow_failed=True) gives it all the same",
         )
     return usable
 
@@ -138,12 +139,12 @@ def _why(
 
 
 def select_engines(manifest: Manifest, target: str) -> list[EngineSpec]:
-    """The engines of a target (or of all, for "auto"), in the manifest's order.
+    """The engines of a target (or of all, for "auto") in the manifest's order, or the one with that name.
 
     Raises:
         TargetError: there is none.
     """
-    chosen = [engine for engine in manifest.engines if target in (AUTO, engine.target)]
+    chosen = [engine for engine in manifest.engines if target in (AUTO, engine.target, engine.artifact)]
     if not manifest.engines:
         raise TargetError(
             f"the bundle {manifest.name} has no engine",
@@ -156,7 +157,7 @@ def select_engines(manifest: Manifest, target: str) -> list[EngineSpec]:
         unknown = "no such target; leave it out, and the best engine that works here is taken"
         raise TargetError(
             f"the bundle {manifest.name} has no engine for {target}",
-            found=", ".join(engine.target for engine in manifest.engines) or "none",
+            found=", ".join(engine.artifact for engine in manifest.engines) or "none",
             fix="" if target == AUTO else there if target in TARGETS else unknown,
         )
     return chosen
