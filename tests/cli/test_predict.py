@@ -41,6 +41,8 @@ def test_a_folder_is_answered_image_by_image_and_its_other_files_are_named(run, 
 def test_patterns_name_files_and_folders_below(run, small_bundle, shots):
     done = run("predict", small_bundle, "my shots/**/*.[pw]*", "--json")
     assert [each["image"] for each in done.document["predictions"]] == ["my shots/a.png", "my shots/deep/e.webp"]
+    done = run("predict", small_bundle, "my sho*", "--json")  # of folders alone: as a shell would give them
+    assert len(done.document["predictions"]) > 2
     done = run("predict", small_bundle, "*.jpg")
     assert (done.returncode, "nothing matches '*.jpg'" in done.stderr) == (2, True)
 

@@ -2,10 +2,13 @@
 
 import json
 import os
+import sys
 
 import pytest
 
 from tests.command_line import command_line
+from tests.pipeline.test_imported import NETWORK
+from vitdeploy.cli.sweep import _unmet
 from vitdeploy.errors import InputError, MissingFileError, WorkerError
 from vitdeploy.pipeline.executors import Processes
 from vitdeploy.pipeline.plan import Step
@@ -67,6 +70,29 @@ def test_two_recipes_of_one_name_are_refused(tmp_path, small_checkpoint, digits)
     first = a_recipe(tmp_path, "same", small_checkpoint, digits)
     with pytest.raises(InputError, match="the same name"):
         load_all([entry(first), entry(first)])
+
+
+def test_a_module_of_ones_own_in_recipes_that_name_no_model(tmp_path, shared_store, digits, monkeypatch):
+    name = f"swept_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(NETWORK)
+    values = {
+        **{"vitdeploy": 1, "name": "own", "targets": ["onnxruntime-cpu"], "precision": "fp32"},
+        "data": {"path": str(digits), "calibration": {"images": 4}, "evaluation": {"images": 8}},
+        "preprocess": {"resize": 32, "crop": 32, "mean": [0.5], "std": [0.5]},
+        "budget": {"min_agreement": 10},
+    }
+    (tmp_path / "own.yaml").write_text(json.dumps(values))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    with command_line(tmp_path, shared_store, short_bench=True) as here:
+        done = here("sweep", "own.yaml", "--model", f"{name}:build", "-o", "swept", "--json")
+    assert done.returncode == 0, done.stderr
+    [row] = json.loads(done.stdout)["recipes"]
+    assert row["report"]["model"]["source"] == f"{name}:build"
+
+
+def test_a_budget_that_another_image_size_misses_is_missed():
+    report = {"verdict": {"gate": "pass"}, "sizes": [{"gate": "pass"}, {"gate": "fail"}]}
+    assert _unmet(report) and not _unmet({"verdict": {"gate": "pass"}})
 
 
 def test_recipes_become_one_table_and_one_that_fails_ends_no_other(tmp_path, shared_store, small_checkpoint, digits):

@@ -57,8 +57,10 @@ def _inputs(text: str, note: Callable[[str], None], tokens: bool) -> Iterator[In
             raise MissingFileError(
                 f"nothing matches {text!r}", wanted="files or folders", fix="check the pattern: ls with it shows them"
             )
-        for match in matches:
-            yield from [Input(match)] if not Path(match).is_dir() else []
+        files = [match for match in matches if not Path(match).is_dir()]
+        yield from (Input(match) for match in files)
+        for folder in matches if not files else []:  # of a pattern for folders, as a shell would give them
+            yield from _in_folder(Path(folder), note, tokens)
     else:
         yield Input(text)
 

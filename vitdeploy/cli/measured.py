@@ -84,7 +84,7 @@ def _special(scenarios: Mapping[str, Any]) -> list[str]:
         if "offered" in found:
             latencies = ", ".join(f"{each['name']} {claim(each)}" for each in found["percentiles"])
             lines.append(
-                f"{name}: {latencies} ms from arrival; {found['queries']} of {found['queries'] + found['unanswered']} "
+                f"{name}: {latencies} ms from arrival; {found['queries'] - found['unanswered']} of {found['queries']} "
                 f"queries answered in {found['seconds']:.1f} s, busy {100 * found['busy']:.0f} % of the time"
             )
         if "bins" in found:

@@ -13,6 +13,7 @@ from vitdeploy.cli.measured import claim, claims_of, ratio_text
 from vitdeploy.cli.sources import model_option
 from vitdeploy.cli.steps import tell_finished
 from vitdeploy.cli.table import Column, Line, Table
+from vitdeploy.cli.unmet import unmet_fix
 
 if TYPE_CHECKING:
     from vitdeploy.pipeline.job import Job
@@ -119,8 +120,7 @@ def command(
             f"the budget is {'not met' if failed else 'not provably met'}",
             found="; ".join(reasons),
             wanted=f"{unmet[0].job.budget}{GUARDED if guards(loaded.to_budget()) else ''}",
-            fix="evaluate on more images, or set another budget: --set budget.min_agreement=PERCENT or "
-            "--set budget.max_drop=POINTS. The bundle is written all the same, without the engines that fail it; "
+            fix=f"{unmet_fix(reasons)}. The bundle is written all the same, without the engines that fail it; "
             "--set bundle.include_failed=true keeps them",
         )
 

@@ -14,6 +14,7 @@ from vitdeploy.cli.measured import ratio_text
 from vitdeploy.cli.sources import model_option
 from vitdeploy.cli.steps import tell_finished
 from vitdeploy.cli.table import Column, Line, Table
+from vitdeploy.cli.unmet import unmet_fix
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -116,7 +117,7 @@ def command(
             f"the budget is {'not met' if gate.status == 'fail' else 'not provably met'} by any variant",
             found=f"{tuned.choice.best.name}: {'; '.join(gate.reasons)}",
             wanted=str(job.budget),
-            fix="the result is written all the same; raise the budget, or evaluate on more images",
+            fix=f"{unmet_fix(gate.reasons)}. The result is written all the same",
         )
 
 
@@ -158,7 +159,7 @@ def _finalists(document: dict[str, Any]) -> Table:
     cells = [("original", _number(first["reference_value"]), "", original, "")]
     for each in document["engines"]:
         name, verify = each["artifact"], each["verify"]
-        ratio = ratio_text(ratios[name])
+        ratio = ratio_text(ratios[name]) if name in ratios else ""
         cells.append(
             (
                 name,

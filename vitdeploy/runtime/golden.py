@@ -4,7 +4,7 @@ and are these the original's answers?"""
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,7 +62,7 @@ def check_golden(folder: Path, manifest: Manifest, engine: EngineSpec, runner: R
         shapes = [(each[name].shape, array.shape) for name, array in found.items() if each[name].shape != array.shape]
         if shapes:
             raise ManifestError("golden outputs of other shapes", found=str(shapes[0][0]), wanted=str(shapes[0][1]))
-    difference = max(_difference(found[name], golden.outputs[name]) for name in comparable(manifest, found))
+    difference = largest_difference(found, golden.outputs, comparable(manifest, found))
     same = count_same(manifest.task, manifest.preprocess, manifest.postprocess, found, golden.original)
     return GoldenCheck(len(samples), difference, golden.tolerance, same, golden.least_same)
 
@@ -132,6 +132,11 @@ def engine_outputs(runner: Runner, preprocess: PreprocessSpec | None, samples: A
     chunks = (samples[start : start + size] for start in range(0, len(samples), size))
     fed = chunks if preprocess is None else (to_input(each, preprocess, tensor) for each in chunks)
     return run_batches(fed, batch, lambda feed: runner.infer({tensor.name: feed}))
+
+
+def largest_difference(found: Mapping[str, Array], wanted: Mapping[str, Array], names: Iterable[str]) -> float:
+    """max|a - b| / max|b| of the output where it is worst; not a number where one of them is none."""
+    return float(np.max([_difference(found[name], wanted[name]) for name in names]))
 
 
 def _difference(found: Array, wanted: Array) -> float:
