@@ -28,9 +28,9 @@ test: $(VENV)/.installed-dev tensorrt-api
 	$(BIN)/mypy
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
-# Modules as people write them, three blocks deep in place of one.
+# Modules as people write them, three blocks deep in place of one, and each by the commands to a bundle.
 modules: $(VENV)/.installed-dev
-	VITDEPLOY_TEST_DEPTH=3 $(BIN)/python -m pytest -q tests/compatibility/test_modules.py
+	VITDEPLOY_TEST_DEPTH=3 $(BIN)/python -m pytest -q tests/compatibility/test_modules.py tests/compatibility/test_modules_as_bundles.py
 
 # The real Python APIs of TensorRT and of CUDA, which our calls are checked against. What cannot be made is told, and its
 # tests skip; what was made is kept.

@@ -113,7 +113,8 @@ PAGE = Page(
     "people write them. Each is seeded and small (`tests/compatibility/modules_*.py`). \"Same\": the float engines of "
     "OpenVINO and ONNX Runtime give the module's own answers, max|a-b| / max|b| at most 1e-4. The columns behind count "
     "the layers with weights (linears, convolutions) that each runtime computes in INT8, of all that the graph has. "
-    "The tests write this table.\n",
+    "The tests write this table; `make modules` also takes each module to a bundle in INT8 for both runtimes by the "
+    "commands, once with `run --model` and once through the folder that `export --model` leaves.\n",
     ("module", "what it is", "same", "INT8 on OpenVINO", "INT8 on ONNX Runtime", "remarks"),
     tuple(each.maker for each in (*MODULES, *REFUSED)),
 )

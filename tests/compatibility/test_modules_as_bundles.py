@@ -17,8 +17,8 @@ from tests.compatibility.test_modules import MODULES, TARGETS, pictures
 from tests.references import reference
 from vitdeploy.quantize import place_openvino
 
-# One with masks and buffers, one that comes as a dict. All others in `make modules`, which takes some minutes for them.
-ALWAYS = ("padding_mask", "dict_output")
+# All others in `make modules`, which takes some ten minutes for them.
+ALWAYS = ("dict_output",)
 IMAGES = 24
 
 
@@ -62,7 +62,8 @@ def test_a_module_becomes_a_bundle_by_model_and_by_recipe(module, images, tmp_pa
             run("run", "folder.yaml", "-o", "folder", "--json").document,
         ]
         for folder, report in zip(("own", "folder"), reports, strict=True):
-            assert [engine["name"] for engine in report["engines"]] == [f"{target}-int8" for target in TARGETS]
+            shipped = [engine["artifact"] for engine in report["engines"] if engine["shipped"]]
+            assert shipped == [f"{target}-int8" for target in TARGETS]
             assert all(engine["verify"]["agreement"] >= 50 for engine in report["engines"]), module.maker
             checked = run("inspect", folder, "--check", "--json").document
             assert checked
