@@ -57,8 +57,7 @@ def compile_model(
     A dynamic leading axis is reshaped to `batch` first: the CPU plugin fuses attention only with static shapes. Where
     another axis is dynamic, its code generator is switched off: with OpenVINO 2026.4, attention that first ran over one
     key gives wrong numbers over 16 and more, which is what decoding with a cache does. So it is with as many queries as
-    heads: their Transpose leaves the shape, and where a norm, a sum or rotary positions stand between it and the
-    product, the generated code does without it.
+    heads: their Transpose leaves the shape, and in all but the plainest attention the generated code does without it.
     `options` are plugin properties such as INFERENCE_PRECISION_HINT; `threads` 0 leaves the number to the plugin.
     So many `streams` share the threads: each runs a request of its own, and none waits for a thread of another one.
 
