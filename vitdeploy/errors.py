@@ -11,7 +11,7 @@ VitdeployError                     exit 1   a bug of ours when raised as such
 │   ├── UserCodeError              VD2104   a function of the user's that gives no model
 │   ├── ExportError                VD2201   the exported graph is not the same function as the model
 │   ├── GraphError                 VD2202   not an ONNX file, or not one that this step can work on
-│   ├── DataError                  VD2301   an image folder that cannot be used
+│   ├── DataError                  VD2301   images, annotations or class names that cannot be used
 │   ├── ImageError                 VD2302   an image that cannot be decoded, or is too large
 │   ├── TensorError                VD2401   an array whose name, dtype or shape the engine does not take
 │   ├── TargetError                VD2402   an unknown target, or one that the artifact was not made for

@@ -79,6 +79,11 @@ CASES: dict[str, tuple[tuple[str, ...] | int, Make, str]] = {
     "an empty folder that is no label": (PETS, folders("bird", "cat", empty=("rubbish",)), "folders"),
     "folders 0 to 9, a model without labels": (10, folders(*NUMBERS[:10]), "folders"),
     "folders 0 to 10, a model without labels": (11, folders(*NUMBERS), "folders"),
+    "two classes and an empty folder, a model without labels": (
+        3,
+        folders("cat", "dog", empty=("rubbish",)),
+        "folders",
+    ),
     "train and val, each with the class folders": (2, folders("train/cat", "train/dog", "val/cat"), "folders"),
     "calibration and evaluation with different classes": (
         PETS,

@@ -40,6 +40,8 @@ def test_whatever_the_order_of_the_labels_folders_are_found_by_their_names(label
         (["n02085620-Chihuahua"], ["basset", "Chihuahua"], [1]),
         (["n01443537_goldfish"], ["n01440764", "n01443537"], [1]),
         (["ＣＡＴ"], PETS, [1]),
+        (["n02012849_crane", "n03126707_crane"], ["n03126707 crane", "n02012849 crane"], [1, 0]),
+        (["CLASS_1_1", "class_11"], ["class 11", "class 1-1"], [1, 0]),
     ],
 )
 def test_a_name_is_known_by_its_spelling_its_first_synonym_and_its_wordnet_id(names, labels, index):
@@ -81,6 +83,22 @@ def test_some_that_are_labels_and_some_that_are_not_are_refused_with_the_nearest
     assert caught.value.found == "1 are; not: 'dogs' (nearest: 'dog'), 'zeppelin'"
 
 
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("n03126707_crane", "n02012849 crane"),  # two ids: the machine, the bird
+        ("crane, bird", "crane, machine"),
+        ("1_12", "11_2"),
+        ("class_1_1", "class_11"),
+    ],
+)
+def test_what_is_alike_in_a_part_alone_is_another_thing(name, label):
+    with pytest.raises(DataError, match="some are not") as caught:
+        folders([name, "dog"], [label, "dog"])
+    assert caught.value.found.startswith(f"1 are; not: {name!r}")
+    assert differing([name, "dog"], ["dog", label]) == f"class 1 is 'dog' in the one and {label!r} in the other"
+
+
 def test_folders_without_images_need_no_label():
     assert folders(["dog", "rubbish"], PETS, empty=["rubbish"]) == ("name", {"dog": 0})
     assert "rubbish" in match_folders(["dog", "rubbish"], {"rubbish"}, PETS, 3).text
@@ -101,6 +119,15 @@ def test_position_counts_where_no_name_does_and_is_told(names, labels, classes, 
     found = match_folders(sorted(names), (), labels, classes)
     assert (found.how, list(found.index.values())) == ("position", list(range(len(names))))
     assert [says in note for note in found.notes] == [True]
+
+
+@pytest.mark.parametrize(("labels", "classes"), [((), 3), ((), None), (PETS, 3)])
+def test_position_does_not_count_where_a_folder_may_be_a_class_or_not(labels, classes):
+    with pytest.raises(DataError, match="folders without images") as caught:
+        folders(["__MACOSX", "x", "y"], labels, classes, empty=["__MACOSX"])
+    assert caught.value.found == "__MACOSX, beside x, y"
+    assert folders(["__MACOSX", "x", "y"], ["__MACOSX", "x", "y"], empty=["__MACOSX"])[0] == "name"  # the mend
+    assert folders(["x", "y"], (), 2)[0] == "position"  # the other one
 
 
 def test_names_need_no_note_and_other_spellings_do():

@@ -1,6 +1,7 @@
 """Images decoded once: the same pixels here and in processes of their own, whatever a file does to its decoder."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -77,8 +78,9 @@ def test_processes_give_the_same_pixels_in_the_same_order_and_end(samples, proce
 
 
 def test_a_broken_file_is_named_by_its_process(samples, processes):
-    with pytest.raises(ImageError, match=r"05\.png cannot be read as an image"):
+    with pytest.raises(ImageError, match=r"05\.png cannot be read as an image") as caught:
         list(decode_images(samples, SPEC))
+    assert caught.value.fix.endswith("; --skip-bad goes on without such files and counts them")
     assert all(process.poll() is not None for process in processes)
 
 
@@ -92,8 +94,10 @@ def test_a_file_that_ends_its_process_is_named_and_no_other_is_lost(samples, pro
     names = [name for name, _, _ in as_loaded(decode_images(samples, SPEC, skipped))]
     assert names == [sample.path.name for sample in samples if sample.path.name != FATAL]
     assert skipped.paths == [str(fatal)]
-    with pytest.raises(ImageError, match=r"fatal\.png ends the process that decodes it"):
+    with pytest.raises(ImageError, match=r"fatal\.png ends the process that decodes it") as caught:
         list(decode_images(samples, SPEC))
+    assert caught.value.found == f"exit status {-signal.SIGABRT if os.name == 'posix' else 3}"
+    assert caught.value.fix.count("--skip-bad") == 1
     assert all(process.poll() is not None for process in processes)
 
 
@@ -115,6 +119,12 @@ def test_ctrl_c_is_for_the_parent_alone(samples, processes):
         next(found)
     assert [os.getpgid(process.pid) == process.pid for process in processes] == [True, True]
     found.close()
+
+
+def test_a_broken_file_in_this_process_is_told_with_the_way_on(samples):
+    with pytest.raises(ImageError) as caught:
+        list(decode_images(samples, SPEC))
+    assert caught.value.fix.endswith("; --skip-bad goes on without such files and counts them")
 
 
 def test_few_images_start_no_process(samples, monkeypatch):
@@ -193,3 +203,17 @@ def test_a_full_disk_is_a_storage_error(samples, tmp_path):
     with pytest.raises(StorageError, match="no space left"):
         images.fill(None, lambda count: None)
     images._file.close()
+
+
+def test_images_that_were_not_all_kept_are_not_given(samples, tmp_path, monkeypatch):
+    images = DecodedSet(samples[:5], tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(decoded, "decode_images", lambda *_: (_ for _ in ()).throw(StorageError("no space left")))
+        with pytest.raises(StorageError):
+            images.of(SPEC)
+    kept = images.of(SPEC)
+    assert len(list(kept)) == 5
+    kept._file.truncate(4 * kept._bytes)
+    with pytest.raises(StorageError, match="are not all there") as caught:
+        kept[4]
+    assert caught.value.found == "0 bytes of image 4"

@@ -89,6 +89,18 @@ def test_yolo_classes_have_names_where_a_file_gives_them(images, labels):
     assert named == tuple(Category(i, name) for i, name in enumerate(["person", "bicycle", "car", "bus"]))
 
 
+def test_class_names_of_other_editors_are_read_or_refused_by_their_line(images, labels):
+    names = "person\r\ncafé\r\ncar\r\nbus\r\n"
+    for encoding in ("utf-8", "utf-8-sig"):
+        (labels / "classes.txt").write_bytes(names.encode(encoding))
+        named = read_detection(images, labels, "yolo").categories
+        assert named == tuple(Category(i, name) for i, name in enumerate(["person", "café", "car", "bus"]))
+    (labels / "classes.txt").write_bytes(names.encode("cp1252"))
+    with pytest.raises(DataError, match=r"classes\.txt is not UTF-8") as caught:
+        read_detection(images, labels, "yolo")
+    assert caught.value.found == "line 2: b'caf\\xe9'"
+
+
 def test_coco_boxes_are_corners_in_pixels_with_crowds_and_areas(images, tmp_path):
     data = read_detection(images, coco_file(tmp_path), "coco")
     assert relative(data) == ["a.png", "sub/c.jpg"]

@@ -329,10 +329,57 @@ def test_one_name_of_a_shared_tensor_is_enough_and_two_must_agree():
 def test_counters_of_batch_norm_may_be_absent():
     model = nn.Sequential(nn.BatchNorm2d(2))
     state = {name: torch.ones(2) for name in ("0.weight", "0.bias", "0.running_mean", "0.running_var")}
-    assert load_state(model, state, "w.pt") == ()
+    told = "not in the checkpoint, computed by the model itself: 0.num_batches_tracked"
+    assert load_state(model, state, "w.pt") == (told,)
     with pytest.raises(CheckpointError) as caught:
         load_state(model, {name: tensor for name, tensor in state.items() if "mean" not in name}, "w.pt")
     assert caught.value.found == "1 missing: 0.running_mean"
+
+
+def test_what_was_learned_under_the_name_of_something_computed_may_not_be_absent():
+    class Masked(nn.Module):
+        def __init__(self, learned):
+            super().__init__()
+            self.a = nn.Linear(2, 2)
+            if learned:
+                self.attn_mask = nn.Parameter(torch.ones(2))
+            else:
+                self.register_buffer("attn_mask", torch.ones(2))
+
+    state = {"a.weight": torch.ones(2, 2), "a.bias": torch.ones(2)}
+    told = "not in the checkpoint, computed by the model itself: attn_mask"
+    assert load_state(Masked(False), state, "w.pt") == (told,)
+    with pytest.raises(CheckpointError) as caught:
+        load_state(Masked(True), state, "w.pt")
+    assert caught.value.found == "1 missing: attn_mask"
+
+
+class Wrapped(nn.Module):
+    """Its names begin as a wrapper's, and two of them are of one tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.model = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+        self.model["b"].weight = self.model["a"].weight
+
+
+@pytest.mark.parametrize(
+    ("change", "note"),
+    [
+        ({"model.a.relative_position_index": torch.arange(3)}, "left out, computed by the model itself: model.a."),
+        ({"model.b.weight": None}, "shared with model.a.weight: model.b.weight"),
+    ],
+)
+def test_a_prefix_of_the_models_own_comes_back_though_not_all_names_are_there(change, note, tmp_path):
+    state = {name: torch.randn_like(tensor) for name, tensor in Wrapped().state_dict().items()}
+    state["model.b.weight"] = state["model.a.weight"].clone()
+    torch.save({name: tensor for name, tensor in (state | change).items() if tensor is not None}, tmp_path / "w.pt")
+    read, _ = read_checkpoint(tmp_path / "w.pt")
+    assert "a.weight" in read  # the reader took the prefix for a wrapper's
+    model = Wrapped()
+    [found] = load_state(model, read, "w.pt")
+    assert found.startswith(note)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
 
 
 def test_a_refused_checkpoint_leaves_the_model_as_it_was(state):

@@ -146,6 +146,62 @@ def test_a_config_of_another_program_is_not_a_models(tmp_path):
     assert load_original(Source(checkpoint=tmp_path / "model.safetensors", heads=4)).labels == ()
 
 
+def test_a_config_that_cannot_be_parsed_beside_a_file_is_not_passed_by(tmp_path):
+    """Heads, labels and preprocessing would be others than it says, without a word."""
+    of_transformers("vit").save_pretrained(tmp_path)
+    source, path = Source(checkpoint=tmp_path / "model.safetensors", heads=4), tmp_path / "config.json"
+    text = path.read_text()
+    path.write_text(text.rstrip().removesuffix("}") + ",}")
+    with pytest.raises(CheckpointError, match=r"config\.json is not a config file") as caught:
+        load_original(source)
+    assert "line" in caught.value.found
+    path.write_text(text, encoding="utf-8-sig")  # the mend
+    assert load_original(source).labels == tuple(LABELS.values())
+    assert "move it elsewhere" in caught.value.fix
+    path.unlink()
+    assert load_original(source).labels == ()
+
+
+WRONG = {
+    "architectures text": ("vit", {"architectures": "ViTForImageClassification"}, "architectures"),
+    "architectures object": ("vit", {"architectures": {"a": 1}}, "architectures"),
+    "model_type": ("vit", {"model_type": ["vit"]}, "model_type"),
+    "hidden_act": ("vit", {"hidden_act": ["gelu"]}, "hidden_act"),
+    "hidden_act inside": ("clip", {"vision_config": {**SHAPE, "hidden_act": {}}}, "hidden_act"),
+    "mlp_ratio": ("swin", {"mlp_ratio": [4, 4]}, "mlp_ratio"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_a_value_of_another_type_is_named(kind, tmp_path):
+    model, changes, key = WRONG[kind]
+    of_transformers(model).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=r"config\.json") as caught:
+        load_original(changed(tmp_path, changes))
+    assert caught.value.found.startswith(f"{key} ")
+    assert key in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"model_args": [3]}, "model_args [3]"),
+        ({"architecture": None}, "architecture null"),
+    ],
+)
+def test_a_value_of_another_type_in_timms_config_is_named(changes, found, tmp_path):
+    timm_folder("vit_base_patch16_224", VIT, tmp_path)
+    with pytest.raises(CheckpointError, match="has a value that cannot be") as caught:
+        load_original(changed(tmp_path, changes))
+    assert caught.value.found == found
+
+
+def test_an_image_size_that_is_none_is_not_compared(tmp_path):
+    timm_folder("vit_base_patch16_224", VIT, tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    load_original(changed(tmp_path, {"model_args": {**config["model_args"], "img_size": 32.0}}))
+
+
 def test_a_backbone_of_ours_in_a_model_of_transformers_is_not_taken_out_of_it(tmp_path):
     library = reference("transformers")
     backbone = library.SwinConfig(

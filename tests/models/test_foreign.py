@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import torch
@@ -244,6 +245,37 @@ def test_a_checkpoint_that_does_not_fit_a_users_module_is_refused(function, tmp_
     assert "3 missing: stem.bias, head.weight, head.bias; 1 unexpected: other" in caught.value.found
 
 
+SPECTRAL = LOGITS.replace("nn.Linear(8, 6)", "nn.utils.spectral_norm(nn.Linear(8, 6))")
+PRUNED = f"""{LOGITS}
+def pruned():
+    model = Model()
+    from torch.nn.utils import prune
+
+    prune.l1_unstructured(model.head, "weight", 0.5)
+    return model
+"""
+
+
+@pytest.mark.parametrize("kind", ["spectral norm", "pruned"])
+def test_a_module_of_ones_own_may_have_tensors_of_any_kind(kind, function, tmp_path):
+    code, build = (SPECTRAL, "Model()") if kind == "spectral norm" else (PRUNED, "pruned()")
+    original = function(code, build)
+    state = {name: tensor + 1 for name, tensor in original.module.model.state_dict().items()}
+    save_file(state, tmp_path / "w.safetensors")
+    source = Source(function=f"{function.module}:build", checkpoint=tmp_path / "w.safetensors", image_size=(16, 24))
+    found = load_original(source).module.model.state_dict()
+    assert all(torch.equal(found[name], state[name]) for name in state)
+
+
+def test_pruned_weights_that_do_not_fit_ones_own_module_are_named(function, tmp_path):
+    function(LOGITS)
+    pruned = {"head.weight_orig": torch.ones(6, 8), "head.weight_mask": torch.ones(6, 8), "stem.bias": torch.ones(8)}
+    save_file(pruned, tmp_path / "w.safetensors")
+    with pytest.raises(CheckpointError, match="being pruned") as caught:
+        load_original(Source(function=f"{function.module}:build", checkpoint=tmp_path / "w.safetensors"))
+    assert caught.value.found == "1 of 3 tensors: head.weight_mask"
+
+
 # --- libraries ---
 
 
@@ -268,6 +300,20 @@ def test_arguments_that_timm_does_not_take_are_shown(tmp_path):
     assert "no_such_argument" in caught.value.found
 
 
+def test_a_config_does_not_name_another_file_of_weights(tmp_path):
+    arguments = {key: value for key, value in VIT.items() if key != "init_values"}
+    model = randomised(reference("timm").create_model("vit_base_patch16_rope_224", num_classes=5, **arguments))
+    torch.save({"other": torch.ones(1)}, tmp_path / "other.pt")
+    config = {"architecture": "vit_base_patch16_rope_224", "num_classes": 5, "pretrained_cfg": {}}
+    arguments["checkpoint_path"] = str(tmp_path / "other.pt")
+    (tmp_path / "config.json").write_text(json.dumps({**config, "model_args": arguments}))
+    save_file(model.state_dict(), tmp_path / "model.safetensors")
+    original = load_original(Source(model=f"hf:{tmp_path}"))
+    assert original.family == "timm"
+    with torch.no_grad():
+        assert difference(original.module(image()), model(image())) < 1e-5
+
+
 def msn_folder(path):
     library = reference("transformers")
     model = randomised(library.ViTMSNForImageClassification(library.ViTMSNConfig(**SHAPE, num_labels=5)))
@@ -283,6 +329,11 @@ def test_weights_that_are_missing_are_never_random_numbers(tmp_path):
     with pytest.raises(CheckpointError, match="not all, and only, those of a ViTMSNFor") as caught:
         load_original(Source(model=f"hf:{tmp_path}"))
     assert caught.value.found == "1 missing: classifier.weight"
+
+
+def test_what_was_learned_under_the_name_of_something_computed_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setattr(foreign_transformers, "COMPUTED", re.compile(r"classifier\.weight"))
+    test_weights_that_are_missing_are_never_random_numbers(tmp_path)
 
 
 def test_a_class_that_transformers_does_not_have_is_named(tmp_path):

@@ -36,6 +36,9 @@ def names(paths):
         (["model.safetensors"], ["model.safetensors"]),
         (["pytorch_model.bin"], ["pytorch_model.bin"]),
         (["pytorch_model.bin", "model.safetensors", "tf_model.h5"], ["model.safetensors"]),
+        (["pytorch_model.bin.index.json", "pytorch_model-1.bin", "model.safetensors"], ["model.safetensors"]),
+        (["model.safetensors.index.json", "model.safetensors"], ["model.safetensors"]),
+        (["pytorch_model.bin.index.json", "pytorch_model.bin"], ["pytorch_model.bin"]),
     ],
 )
 def test_the_weights_of_a_folder(tmp_path, files, weights):
@@ -67,7 +70,8 @@ def sharded(path, shards, *present):
 
 def test_weights_in_several_files_are_taken_in_order(tmp_path):
     parts = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
-    folder = sharded(tmp_path, [parts[1], parts[0], parts[1]], *parts, "model.safetensors")
+    older = ["pytorch_model.bin", "pytorch_model.bin.index.json"]
+    folder = sharded(tmp_path, [parts[1], parts[0], parts[1]], *parts, *older)
     assert names(folder.weights) == parts
 
 

@@ -1,6 +1,7 @@
 """Class names of config files: one a class, in the order of the classes, whatever the order and form of the file."""
 
 import json
+import math
 
 import pytest
 
@@ -79,7 +80,12 @@ def test_names_of_other_classes_than_the_models_are_refused(config, found):
 
 @pytest.mark.parametrize(
     "config",
-    [{"id2label": {"0": "cat", "00": "dog"}}, {"id2label": {"cat": "0"}}, {"label2id": {"cat": None}}],
+    [
+        {"id2label": {"0": "cat", "00": "dog"}},
+        {"id2label": {"cat": "0"}},
+        {"label2id": {"cat": None}},
+        {"label2id": {"cat": math.inf}},
+    ],
     ids=str,
 )
 def test_what_cannot_be_read_is_said(config):

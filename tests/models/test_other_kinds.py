@@ -86,7 +86,7 @@ def test_a_folder_of_several_processes_or_of_an_adapter_is_named(made, what, fix
         (["base_model.model.blocks.0.attn.qkv.lora_A.weight", "x"], "an adapter (LoRA)"),
         (["blocks.0._flat_param", "x"], "flattened by FSDP"),
         (["blocks.0.attn.qkv.SCB", "x"], "quantised already"),
-        (["blocks.0.attn.qkv.weight_orig", "blocks.0.attn.qkv.weight_mask"], "being pruned"),
+        (["blocks.0.attn.qkv.weight_mask", "blocks.0.attn.qkv.weight_orig"], "being pruned"),
     ],
 )
 def test_a_state_dict_that_is_no_whole_float_models_is_named(keys, what, tmp_path):
@@ -111,6 +111,47 @@ def test_several_state_dicts_are_answered_with_a_command_that_takes_one(tmp_path
     assert error.found == "'generator', 'discriminator'"
     exec(error.fix.partition('python -c "')[2].rstrip('"'), {})  # noqa: S102
     assert torch.equal(read_checkpoint(tmp_path / "weights.pt")[0]["w"], WEIGHT)
+
+
+class Hyperparameters:
+    """What no restricted reader takes."""
+
+
+STATE = {"a.weight": WEIGHT, "a.bias": WEIGHT[0]}
+
+
+@pytest.mark.parametrize("beside", [Hyperparameters(), range(3), slice(2), int])
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"state_dict": STATE, "hyper_parameters": {"ema": 0.999, "teacher": {"name": "big"}}},
+        {"ema": {"module": STATE, "updates": 3}, "model": {"a.weight": WEIGHT + 1}},
+        {"state_dict": STATE, "pytorch-lightning_version": "2.5", "callbacks": {int: {"best": WEIGHT}}},
+        {"model": STATE, "optimizer": {"state": {0: {"exp_avg": WEIGHT}}}},
+        {"net": STATE, "ema": None},
+        STATE,
+    ],
+    ids=lambda content: ", ".join(content),
+)
+def test_a_pickle_of_more_than_weights_is_answered_with_a_command_that_keeps_them(
+    content, beside, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    torch.save({**content, "args": beside}, "last.ckpt")
+    error = refused(tmp_path / "last.ckpt", PickleError)
+    assert "holds more than plain weights" in error.message
+    exec(error.fix.partition('python -c "')[2].rstrip('"'), {})  # noqa: S102
+    found, _ = read_checkpoint(tmp_path / "weights.pt")
+    assert found.keys() in (STATE.keys(), {"weight", "bias"})
+    assert torch.equal(next(iter(found.values())), WEIGHT)
+
+
+@pytest.mark.parametrize("call", [eval, exec, compile, open, getattr, __import__, breakpoint])
+def test_a_pickle_with_what_runs_code_is_not_to_be_opened(call, tmp_path):
+    torch.save({"model": STATE, "hook": call}, tmp_path / "last.ckpt")
+    error = refused(tmp_path / "last.ckpt", PickleError)
+    assert "runs commands when it is read" in error.message
+    assert "do not open it" in error.fix
 
 
 class ShardedThing:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import subprocess
 import sys
 
 import numpy as np
@@ -10,7 +11,7 @@ import onnx
 import pytest
 
 from tests.command_line import command_line
-from vitdeploy.errors import CheckpointError, GraphError, InputError, RecipeError
+from vitdeploy.errors import CheckpointError, DataError, GraphError, InputError, RecipeError
 from vitdeploy.graph.io import get_metadata, load_graph, save_graph, set_metadata
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.beside import ASSUMED
@@ -118,6 +119,30 @@ def test_other_labels_beside_the_file_are_refused(exported, tmp_path):
     assert (caught.value.found, caught.value.wanted) == ("line 4: 'dog'", "'digit 3', as in model.onnx")
 
 
+@pytest.mark.parametrize("how", ["given", "beside"])
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "cp1252", "utf-16"])
+def test_labels_of_other_editors_are_read_or_refused_by_their_line(how, encoding, exported, tmp_path):
+    model = load_graph(exported[1] / "model.onnx")
+    set_metadata(model, dataclasses.replace(get_metadata(model, ""), labels=()))
+    save_graph(model, tmp_path / "model.onnx")
+    labels = tmp_path / ("names.txt" if how == "given" else "labels.txt")
+    names = ("zéro", *map(str, range(1, 9)), "naïf")
+    labels.write_bytes("".join(f"{name}\r\n" for name in names).encode(encoding))
+
+    def found():
+        given = Overrides(labels=labels) if how == "given" else None
+        return find_origin(Source(str(tmp_path / "model.onnx")), given).labels
+
+    if encoding != "utf-8-sig":
+        with pytest.raises(DataError, match=rf"{labels.name} is not UTF-8") as caught:
+            found()
+        assert caught.value.found.startswith("line 1: b'")
+        if shutil.which("iconv") is None:
+            return
+        subprocess.run(caught.value.fix[caught.value.fix.index("iconv") :], shell=True, cwd=tmp_path, check=True)  # noqa: S602
+    assert found() == names
+
+
 def test_metadata_of_another_image_size_do_not_fit(exported, tmp_path):
     model = onnx.load(str(exported[1] / "model.onnx"))
     if model.graph.input[0].type.tensor_type.elem_type == onnx.TensorProto.UINT8:
@@ -154,7 +179,7 @@ def test_config_files_beside_a_file_of_others(tmp_path, place):
         "images are prepared as preprocessor_config.json beside the file says",
         "labels: those of config.json beside the file",
     )
-    (tmp_path / place / "labels.txt").write_text("x\ny\nz\n")
+    (tmp_path / place / "labels.txt").write_text("x\ny\nz\n", encoding="utf-8-sig")
     assert find_origin(source).labels == ("x", "y", "z")
     (tmp_path / "preprocessor_config.json").write_text("{", encoding="utf-8")
     assert find_origin(source).notes[2] == ASSUMED

@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import numpy as np
 import pytest
 
+from tests.graph.builder import Builder, difference, run, values
 from vitdeploy.errors import EngineError, MissingPackageError, TargetError, TensorError
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import usable_cores
@@ -261,6 +262,36 @@ def test_both_runtimes_agree(small_export):
         with kind(small_export / "model.onnx", name=name, batch=4, **exact.get(name, {})) as runner:
             logits[name] = runner.infer({"image": images(4)})["logits"]
     np.testing.assert_allclose(logits["onnxruntime"], logits["openvino"], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("between", ["norm", "root mean square", "sum"])
+@pytest.mark.parametrize(("queries", "heads"), [(2, 2), (3, 2)])
+def test_both_runtimes_agree_on_as_many_queries_as_heads(queries, heads, between, tmp_path):
+    pytest.importorskip("openvino", reason="pip install 'vitdeploy[openvino]'")
+    b = Builder()
+
+    def projected(name, tokens, seed):
+        x = b.add("MatMul", name, values(heads * 8, heads * 8, seed=seed))
+        return b.add("Transpose", b.add("Reshape", x, np.array([-1, tokens, heads, 8])), perm=[0, 2, 1, 3])
+
+    def changed(x):
+        if between == "norm":
+            return b.add("LayerNormalization", x, values(8, seed=4), axis=-1)
+        if between == "sum":
+            return b.add("Add", x, values(8, seed=4))
+        squares = b.add("ReduceMean", b.add("Mul", x, x), np.array([-1]), keepdims=1)
+        return b.add("Div", x, b.add("Sqrt", b.add("Add", squares, 1e-6)))
+
+    x, y = b.input("x", ["batch", queries, heads * 8]), b.input("y", ["batch", 10, heads * 8])
+    query, key = changed(projected(x, queries, 1)), changed(projected(y, 10, 2))
+    scores = b.add("MatMul", b.add("Mul", query, 0.3), b.add("Transpose", key, perm=[0, 1, 3, 2]))
+    answer = b.add("MatMul", b.add("Softmax", scores, axis=-1), projected(y, 10, 3))
+    proto = b.model(b.add("Transpose", answer, perm=[0, 2, 1, 3]), rank=4)
+    (tmp_path / "model.onnx").write_bytes(proto.SerializeToString())
+    feeds = {"x": values(2, queries, heads * 8), "y": values(2, 10, heads * 8, seed=5)}
+    options = {"INFERENCE_PRECISION_HINT": "f32"}
+    with OpenVinoRunner(tmp_path / "model.onnx", name="heads", batch=2, options=options) as runner:
+        assert difference(list(runner.infer(feeds).values()), run(proto, **feeds)) <= 1e-5
 
 
 def test_the_number_of_threads_does_not_change_the_answer(runtime, small, small_export):

@@ -1,7 +1,8 @@
 """The classes of data and those of a model, brought together: by name wherever there are names, never by a guess.
 
-A name is looked for as it is written; then by its spelling alone (letter case, spaces, hyphens and underscores do not
-count), by the first of several synonyms ("tench, Tinca tinca"), and by its WordNet id ("n01440764_tench").
+A name is looked for as it is written; then by its spelling alone (letter case does not count, nor do spaces, hyphens
+and underscores but between two digits), by the first of several synonyms ("tench, Tinca tinca"), and by its WordNet id
+("n01440764_tench"), which decides alone where both have one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import re
 import unicodedata
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from vitdeploy.data.annotations import UNUSED, Category
 from vitdeploy.errors import DataError
@@ -68,7 +69,8 @@ def match_folders(
     """The model's class of each class folder.
 
     By name where every folder with images is a label of the model: a part of its classes is enough. By position, in
-    sorted order, where no folder is, or where the model has no labels, and there is a folder for each class.
+    sorted order, where no folder is, or where the model has no labels, and there is a folder for each class, none of
+    them without images.
 
     Args:
         folders: sorted names. `empty` are those without images.
@@ -76,7 +78,8 @@ def match_folders(
 
     Raises:
         DataError: a name that fits several labels, or a label that fits several folders; some folders are labels and
-            some are not; no folder is one, and the numbers differ, or the order of the folders is not certain.
+            some are not; no folder is one, and the numbers differ, the order of the folders is not certain, or whether
+            all are classes.
     """
     found, exact = _by_name(folders, labels, "class folders", RENAME)
     unknown = [name for name in folders if name not in found and name not in empty]
@@ -94,6 +97,7 @@ def match_folders(
             fix=RENAME if labels else BY_HAND,
         )
     _check_order(folders)
+    _check_filled(folders, empty, RENAME if labels else BY_HAND)
     why = "no folder is named as a label of the model" if labels else "the model has no labels of its own"
     return ClassMap(
         "position",
@@ -155,9 +159,9 @@ def match_categories(
 
 def differing(ours: Sequence[str], theirs: Sequence[str]) -> str | None:
     """What shows that two models count their classes otherwise: a label of one that stands elsewhere in the other."""
-    places = _places(theirs)
+    others = _Labels(theirs)
     for index, label in enumerate(ours):
-        there = {place for form in _forms(label) for place in places.get(form, ())}
+        there = others.fitting(label)
         if there and index not in there and label.strip().casefold() != UNUSED:
             return f"class {index} is {label!r} in the one and {theirs[index]!r} in the other"
     return None
@@ -165,10 +169,10 @@ def differing(ours: Sequence[str], theirs: Sequence[str]) -> str | None:
 
 def _by_name(names: Sequence[str], labels: Sequence[str], what: str, fix: str) -> tuple[dict[str, int], bool]:
     """The class of each name that is a label, and whether all are written as the labels are."""
-    places, found, exact = _places(labels), {}, True
+    known, found, exact = _Labels(labels), {}, True
     for name in names:
         same = [index for index, label in enumerate(labels) if label and label.strip() == name.strip()]
-        fitting = same or sorted({place for form in _forms(name) for place in places.get(form, ())})
+        fitting = same or known.fitting(name)
         if len(fitting) > 1:
             shown = ", ".join(f"class {index} ({labels[index]!r})" for index in fitting[:LISTED])
             raise _ambiguous(what, f"{name!r} fits {shown}", fix)
@@ -182,24 +186,45 @@ def _by_name(names: Sequence[str], labels: Sequence[str], what: str, fix: str) -
     return found, exact
 
 
-def _places(labels: Sequence[str]) -> dict[str, list[int]]:
-    places: dict[str, list[int]] = {}
-    for index, label in enumerate(labels):
-        for form in _forms(label):
-            places.setdefault(form, []).append(index)
-    return places
+class _Name(NamedTuple):
+    """What a name is known by: its WordNet id, its spelling behind it, and its first synonym's where it has several."""
+
+    id: str
+    whole: str
+    first: str
 
 
-def _forms(name: str) -> set[str]:
-    """What a name is known by: its spelling, its first synonym's, and its WordNet id with what stands behind it."""
+class _Labels:
+    """The labels of a model by what each is known by."""
+
+    def __init__(self, labels: Sequence[str]) -> None:
+        self._names = [_known(label) for label in labels]
+        self._places: dict[tuple[str, str], list[int]] = {}
+        for index, name in enumerate(self._names):
+            for kind, form in zip(_Name._fields, name, strict=True):
+                if form:
+                    self._places.setdefault((kind, form), []).append(index)
+
+    def fitting(self, text: str) -> list[int]:
+        """The classes that a name may be. A first synonym is held against whole names alone: two lists of synonyms that
+        begin alike ("crane, bird" and "crane, machine") are two things. Two WordNet ids decide by themselves."""
+        own = _known(text)
+        keys = (("id", own.id), ("whole", own.whole), ("first", own.whole), ("whole", own.first))
+        found = {place for key in keys for place in self._places.get(key, ())}
+        return sorted(place for place in found if not (own.id and self._names[place].id not in ("", own.id)))
+
+
+def _known(name: str) -> _Name:
     text = unicodedata.normalize("NFKC", name).strip().casefold()
-    texts, match = [text], WORDNET.fullmatch(text)
-    found = {match[1]} if match else set()
-    if match and match[2]:
-        texts = [match[2]]
-    for each in texts:
-        found |= {re.sub(r"[\s_\-]+", "", part) for part in (each, each.partition(",")[0])}
-    return found - {""}
+    match = WORDNET.fullmatch(text)
+    id, text = (match[1], match[2] or "") if match else ("", text)
+    first, comma, _ = text.partition(",")
+    return _Name(id, _spelt(text), _spelt(first) if comma else "")
+
+
+def _spelt(text: str) -> str:
+    """Without separators, but for one between two digits: 1_12 and 11_2 are two things."""
+    return re.sub(r"(?<!\d)_|_(?!\d)", "", re.sub(r"[\s_\-]+", "_", text))
 
 
 def _check_order(folders: Sequence[str]) -> None:
@@ -215,6 +240,18 @@ def _check_order(folders: Sequence[str]) -> None:
         wanted="labels of the model that the folders are named as",
         fix=f"write the folder names in the order that the model was trained with: {BY_HAND}",
     )
+
+
+def _check_filled(folders: Sequence[str], empty: Collection[str], fix: str) -> None:
+    """By position a folder without images counts as a class, which it may be or not (__MACOSX)."""
+    without = [name for name in folders if name in empty]
+    if without:
+        raise DataError(
+            "whether folders without images are classes of the model is not known",
+            found=f"{_listed(without)}, beside {_listed([name for name in folders if name not in empty])}",
+            wanted="images in each folder, where classes are known by their position",
+            fix=f"take away what is no class; or {fix}",
+        )
 
 
 def _natural(name: str) -> list[tuple[int, int, str]]:
@@ -275,8 +312,8 @@ def _some_unknown(
 
 
 def _with_nearest(name: str, labels: Sequence[str]) -> str:
-    spelt = {form: label for label in labels for form in sorted(_forms(label))}
-    for form in sorted(_forms(name), key=len, reverse=True):
+    spelt = {form: label for label in labels for form in sorted(_known(label)) if form}
+    for form in sorted(_known(name), key=len, reverse=True):
         if near := difflib.get_close_matches(form, spelt, 1, 0.6):
             return f"{name!r} (nearest: {spelt[near[0]]!r})"
     return repr(name)

@@ -18,6 +18,7 @@ import numpy as np
 from vitdeploy.data.decoding import Loaded, Size, decode_images
 from vitdeploy.data.folder import Sample
 from vitdeploy.data.pixels import Skipped
+from vitdeploy.errors import StorageError
 from vitdeploy.publish import storage_errors
 from vitdeploy.runtime.preprocess import Pixels, load_image
 from vitdeploy.spec import PreprocessSpec
@@ -84,7 +85,14 @@ class Decoded(Sequence[Loaded]):
         assert self._file is not None
         with self._lock, storage_errors(self._folder):
             self._file.seek(index * self._bytes)
-            self._file.readinto(pixels.data)  # type: ignore[attr-defined]
+            count = self._file.readinto(pixels.data)  # type: ignore[attr-defined]
+        if count != self._bytes:
+            raise StorageError(
+                f"the decoded images in {self._folder} are not all there",
+                found=f"{count:,} bytes of image {index}",
+                wanted=f"{self._bytes:,} bytes",
+                fix="give the command again; another place is set with VITDEPLOY_STORE",
+            )
         return pixels, self._sizes[index]
 
 
@@ -108,8 +116,9 @@ class DecodedSet:
         with self._lock:
             found = self._by_geometry.get(_geometry(spec))
             if found is None:
-                found = self._by_geometry[_geometry(spec)] = Decoded(self._samples, spec, self._folder)
+                found = Decoded(self._samples, spec, self._folder)
                 found.fill(None, lambda images: None)
+                self._by_geometry[_geometry(spec)] = found
             return found
 
 

@@ -16,7 +16,7 @@ from typing import IO, Any
 import numpy as np
 
 from vitdeploy.data.folder import Sample
-from vitdeploy.data.pixels import Skipped
+from vitdeploy.data.pixels import Skipped, skippable
 from vitdeploy.errors import DataError, ImageError, VitdeployError, WorkerError, error_with_code
 from vitdeploy.runtime.interpreter import module_argv
 from vitdeploy.runtime.preprocess import Pixels, load_image
@@ -51,8 +51,10 @@ def decode_images(
     with contextlib.closing(loaded):
         for sample, found in zip(samples, loaded, strict=True):
             if isinstance(found, VitdeployError):
-                if skipped is None or not isinstance(found, ImageError):
+                if not isinstance(found, ImageError):
                     raise found
+                if skipped is None:
+                    raise skippable(found)
                 skipped.paths.append(str(sample.path))
                 continue
             count += 1
@@ -158,14 +160,15 @@ class _Worker:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_SECONDS)
         self._end()
+        status = self._process.returncode
         self._start()
         for each in self._waiting:
             self._send(str(each))
         return ImageError(
             f"{path} ends the process that decodes it",
-            found=f"exit status {self._process.returncode}",
+            found=f"exit status {status}",
             wanted="an image that can be decoded",
-            fix="replace the file or take it out (--skip-bad goes on without such files and counts them)",
+            fix="replace it, or take it out of the folder",
         )
 
     def _end(self) -> None:

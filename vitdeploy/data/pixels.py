@@ -21,6 +21,12 @@ class Skipped:
     paths: list[str]
 
 
+def skippable(error: ImageError) -> ImageError:
+    """The error of an image of a data folder: all commands that read one can go on without it."""
+    error.fix = "; ".join(filter(None, (error.fix, "--skip-bad goes on without such files and counts them")))
+    return error
+
+
 def readable(
     samples: Sequence[Sample], spec: PreprocessSpec, skipped: Skipped | None
 ) -> Iterator[tuple[Sample, Pixels]]:
@@ -38,8 +44,7 @@ def readable(
             pixels = load_pixels(sample.path, spec)
         except ImageError as error:
             if skipped is None:
-                error.fix += "; --skip-bad goes on without such files and counts them"
-                raise
+                raise skippable(error) from None
             skipped.paths.append(str(sample.path))
             continue
         count += 1

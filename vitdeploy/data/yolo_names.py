@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from vitdeploy.data.label_file import read_text
 from vitdeploy.errors import DataError
 
 CLASS_NAMES = "classes.txt"
@@ -21,7 +22,8 @@ def find_names(labels: Path) -> tuple[tuple[str, ...], Path] | None:
     Looked for are `classes.txt` in the folder and in the one above it, `data.yaml` in these and the one above both.
 
     Raises:
-        DataError: a file that has no list of names where one belongs, or two files with different names.
+        DataError: a file that has no list of names where one belongs, two files with different names, or a
+            `classes.txt` that is not UTF-8.
     """
     above = [labels, *labels.absolute().parents[:2]]
     files = [folder / CLASS_NAMES for folder in above[:2]] + [folder / name for folder in above for name in DATA_FILES]
@@ -41,11 +43,10 @@ def _read(file: Path) -> tuple[str, ...]:
     """The names in a file; () where a YAML file has no `names`, which is then about something else."""
     if file.stat().st_size > MAX_BYTES:
         raise _unreadable(file, f"{file.stat().st_size:,} bytes")
-    text = file.read_text(encoding="utf-8", errors="replace")
     if file.name == CLASS_NAMES:
-        return tuple(line.strip() for line in text.strip().splitlines())
+        return tuple(line.strip() for line in read_text(file).strip().splitlines())
     try:
-        document = yaml.safe_load(text)
+        document = yaml.safe_load(file.read_text(encoding="utf-8-sig", errors="replace"))
     except (yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:
         raise _unreadable(file, " ".join(str(error).split())[:200]) from None
     names = document.get("names") if isinstance(document, Mapping) else None

@@ -35,8 +35,15 @@ def read_checkpoint(path: Path, *shards: Path) -> tuple[dict[str, Tensor], tuple
     Raises:
         MissingFileError: no such file.
         PickleError: a pickle that holds more than plain weights.
-        CheckpointError: not a checkpoint, truncated, or without one state dict.
+        CheckpointError: not a checkpoint, truncated, without one state dict, or not of a whole float model.
     """
+    state, notes = read_tensors(path, *shards)
+    other_kinds.refuse_state(str(path), state)
+    return state, notes
+
+
+def read_tensors(path: Path, *shards: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """`read_checkpoint` without a look at what the tensors are of: a module of the user's own may be of that kind."""
     if not shards:
         path, *shards = files_of(path)  # type: ignore[assignment]
     loaded = _loaded(path)
@@ -48,7 +55,6 @@ def read_checkpoint(path: Path, *shards: Path) -> tuple[dict[str, Tensor], tuple
     except CheckpointError as error:
         fix = error.fix.replace(FILE, str(path))
         raise CheckpointError(f"{path}: {error.message}", found=error.found, wanted=error.wanted, fix=fix) from None
-    other_kinds.refuse_state(str(path), state)
     return state, notes
 
 
@@ -171,7 +177,13 @@ def _reconciled(
         if there and len(there) < len(names):
             whole |= dict.fromkeys(names, state[there[0]])
             notes.append(f"shared with {there[0]}: {misfits.listed([name for name in names if name not in there])}")
-    whole |= {key: own[key].detach() for key in own if key not in whole and misfits.COMPUTED.fullmatch(key)}
+    # What was learned under such a name is missing like any other.
+    buffers = [key for key in own if key not in whole and not isinstance(own[key], nn.Parameter)]
+    absent = [key for key in buffers if misfits.COMPUTED.fullmatch(key)]
+    whole |= {key: own[key].detach() for key in absent}
+    if absent:
+        told = misfits.listed(misfits.patterns(absent, own))
+        notes.append(f"not in the checkpoint, computed by the model itself: {told}")
     extra = [key for key in whole if key not in own]
     computed = [key for key in extra if misfits.COMPUTED.fullmatch(key)]
     training = [key for key in extra if key not in computed and misfits.of_training(key)]

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from vitdeploy.errors import CheckpointError, MissingFileError
@@ -31,6 +32,14 @@ STRETCH: Fit = "stretch"
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 KNOWN_FLAGS = {"do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_pad", "pad_and_return_pixel_mask"}
 IGNORED_FLAGS = {"do_convert_rgb", "do_reduce_labels", "reduce_labels", "do_convert_annotations", "use_fast"}
+# Keys of config.json that everything else hangs on; transformers writes null for a list that it does not have.
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "model_type": ((str,), "text"),
+    "architecture": ((str,), "text"),
+    "architectures": ((list, NoneType), "a list of names"),
+    "model_args": ((dict, NoneType), "an object"),
+    "hidden_act": ((str, NoneType), "text"),
+}
 
 
 @dataclass(frozen=True)
@@ -90,17 +99,50 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     if not path.is_file():
         raise MissingFileError(f"no {path.name} in {path.parent}", fix="copy the whole folder of the model")
+    data = any_json(path)
+    if not isinstance(data, dict):
+        raise _no_config(path, f"a {type(data).__name__}")
+    return data
+
+
+def any_json(path: Path) -> Any:
+    """What a JSON file holds, whatever it is; a byte order mark before it is nothing.
+
+    Raises:
+        CheckpointError: it cannot be parsed.
+    """
     try:
         if path.stat().st_size > MAX_BYTES:
             raise ValueError(f"{path.stat().st_size:,} bytes")
-        data = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(data, dict):
-            raise ValueError(f"a {type(data).__name__}")
+        return json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(
-            f"{path} is not a config file", found=str(error)[:200], wanted="a JSON object", fix="download it again"
-        ) from None
-    return data
+        raise _no_config(path, str(error)[:200]) from None
+
+
+def _no_config(path: Path, found: str) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is not a config file", found=found, wanted="a JSON object", fix="correct it, or download it again"
+    )
+
+
+def model_config(path: Path) -> dict[str, Any]:
+    """The config.json of a model: `read_json`, with values of the types that its readers rely on.
+
+    Raises:
+        MissingFileError, CheckpointError: as `read_json`; a value that is of another type.
+    """
+    config = read_json(path)
+    inner = config.get("vision_config")
+    for values in (config, inner if isinstance(inner, dict) else {}):
+        for key, (kinds, wanted) in _KINDS.items():
+            if key in values and not isinstance(values[key], kinds):
+                raise CheckpointError(
+                    f"{path} has a value that cannot be",
+                    found=f"{key} {json.dumps(values[key])[:200]}",
+                    wanted=f"{key}: {wanted}",
+                    fix=f"correct {key} in it, or download it again",
+                )
+    return config
 
 
 def timm_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:

@@ -91,8 +91,8 @@ def _keyed(key: str, said: Any, found: Any, within: str = "") -> Claim:
 def _equal(said: Any, found: Any) -> bool:
     if isinstance(said, list | tuple) and isinstance(found, list | tuple):
         return len(said) == len(found) and all(map(_equal, said, found))
-    if isinstance(said, float) or isinstance(found, float):
-        return abs(float(said) - float(found)) < RATIO
+    if isinstance(said, int | float) and isinstance(found, int | float) and float in (type(said), type(found)):
+        return abs(said - found) < RATIO
     return bool(said == found)
 
 
@@ -195,7 +195,7 @@ def _timm_size(config: Mapping[str, Any], arguments: Mapping[str, Any], own: Any
         return
     given = arguments.get("img_size")
     key, size = ("img_size", given) if given else ("input_size", (timm_config(config) or {}).get("input_size"))
-    sides = [size, size] if isinstance(size, int) else list(size or ())[-2:]
+    sides = [size, size] if isinstance(size, int) else list(size)[-2:] if isinstance(size, list | tuple) else []
     if len(sides) == 2:
         mend = f'"model_args": {{"img_size": {_json(own.image_size)}}}'
         yield Claim(key, sides, list(own.image_size), mend)

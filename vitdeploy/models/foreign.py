@@ -174,7 +174,8 @@ def _arguments(
     timm: ModuleType, name: str, config: Mapping[str, Any], state: Mapping[str, Tensor] | None
 ) -> tuple[dict[str, Any], list[str]]:
     """What timm's `create_model` is to be given: from its config.json, else what a fine-tuned checkpoint shows."""
-    arguments = dict(config.get("model_args") or {})
+    # The weights are those of the folder; timm would read the file of this name, wherever it lies.
+    arguments = {key: value for key, value in (config.get("model_args") or {}).items() if key != "checkpoint_path"}
     if config.get("num_classes") is not None:
         arguments["num_classes"] = config["num_classes"]
     if config or state is None:

@@ -109,9 +109,16 @@ def _attempt(cls: Any, folder: Path, state: Mapping[str, Tensor] | None, **more:
     unexpected = sorted(loaded["unexpected_keys"])
     left = [key for key in unexpected if COMPUTED.fullmatch(key) or of_training(key) or key.startswith(POOLER)]
     shapes = {key: (str(list(saved)), str(list(own))) for key, saved, own in sorted(loaded["mismatched_keys"])}
-    missing = sorted(key for key in loaded["missing_keys"] if key not in shapes and not COMPUTED.fullmatch(key))
+    absent = sorted(key for key in loaded["missing_keys"] if key not in shapes)
+    learned = dict(model.named_parameters(remove_duplicate=False))
+    computed = [key for key in absent if key not in learned and COMPUTED.fullmatch(key)]
+    missing = [key for key in absent if key not in computed]
     found = Misfits(tuple(missing), tuple(key for key in unexpected if key not in left), shapes, {})
     remarks = [f"left out, no part of the model: {listed(patterns(left, unexpected))}"] if left else []
+    if computed:
+        remarks.append(
+            f"not in the checkpoint, computed by the model itself: {listed(patterns(computed, model.state_dict()))}"
+        )
     return model, found, remarks
 
 

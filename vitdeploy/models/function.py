@@ -13,11 +13,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from vitdeploy.errors import UserCodeError
-from vitdeploy.models.checkpoint import load_state, read_checkpoint
+from vitdeploy.errors import CheckpointError, UserCodeError
+from vitdeploy.models.checkpoint import load_state, read_tensors
 from vitdeploy.models.config_files import timm_preprocess
 from vitdeploy.models.foreign import IMAGE_SIZE, SEED, adapt, size_of, where
 from vitdeploy.models.original import Original
+from vitdeploy.models.other_kinds import refuse_state
 from vitdeploy.models.working_folder import shown_folder
 from vitdeploy.spec import PreprocessSpec
 
@@ -36,8 +37,13 @@ def from_function(reference: str, image_size: tuple[int, int] | None, checkpoint
     model = _call(_function(reference), reference)
     notes = [f"{reference} returned a {type(model).__name__}"]
     if checkpoint is not None:
-        state, remarks = read_checkpoint(checkpoint)
-        notes += [*remarks, *load_state(model, state, str(checkpoint)), f"its weights are those of {checkpoint.name}"]
+        state, remarks = read_tensors(checkpoint)
+        try:
+            told = load_state(model, state, str(checkpoint))
+        except CheckpointError:
+            refuse_state(str(checkpoint), state)  # which says what it is, where that is known
+            raise
+        notes += [*remarks, *told, f"its weights are those of {checkpoint.name}"]
     own = getattr(model, "pretrained_cfg", None) or {}
     known = size_of(model, own)
     size = image_size or known or IMAGE_SIZE

@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitdeploy.errors import CheckpointError, HubError, MissingFileError, MissingPackageError
-from vitdeploy.models.config_files import read_json
+from vitdeploy.models.config_files import any_json, read_json
 
 CONFIG, PREPROCESSOR, PROCESSOR = "config.json", "preprocessor_config.json", "processor_config.json"
 SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
-WEIGHTS = (SAFETENSORS, PICKLED)
 INDEX = "model.safetensors.index.json"
-INDEXES = (INDEX, "pytorch_model.bin.index.json")
+# Which counts where a folder has several, as in transformers: save_pretrained leaves what an earlier save has written.
+WEIGHTS = (SAFETENSORS, INDEX, PICKLED, "pytorch_model.bin.index.json")
 SHARD = re.compile(r".+-\d{5}-of-\d{5}\.\w+")
 WANTED = [CONFIG, PREPROCESSOR, PROCESSOR, SAFETENSORS, INDEX, "model-*-of-*.safetensors"]
 
@@ -38,12 +38,20 @@ class ModelFolder:
 
     @property
     def has_config(self) -> bool:
-        """Whether it has a model's config.json; those of other programs have the same name."""
+        """Whether it has a model's config.json; those of other programs have the same name.
+
+        Raises:
+            CheckpointError: one that cannot be parsed, so that nothing says whose it is.
+        """
         path = self.path / CONFIG
-        try:
-            return path.is_file() and bool({"model_type", "architecture"} & read_json(path).keys())
-        except CheckpointError:
+        if not path.is_file():
             return False
+        try:
+            config = any_json(path)
+        except CheckpointError as error:
+            error.fix += "; or move it elsewhere, if it is another program's"
+            raise
+        return isinstance(config, dict) and bool({"model_type", "architecture"} & config.keys())
 
     @property
     def weights(self) -> tuple[Path, ...]:
@@ -55,19 +63,16 @@ class ModelFolder:
         """
         if self.given:
             return self.given
-        for name in INDEXES:
-            if (self.path / name).is_file():
-                return shards_of(self.path / name)
         for name in WEIGHTS:
             if (self.path / name).is_file():
-                return (self.path / name,)
+                return files_of(self.path / name)
         from vitdeploy.models.other_kinds import refuse_folder  # which reads weights by PyTorch
 
         refuse_folder(self.path)
         raise MissingFileError(
             f"no weights in {self.path}",
             found=", ".join(sorted(entry.name for entry in self.path.iterdir())[:8]) or "an empty folder",
-            wanted=" or ".join(WEIGHTS),
+            wanted=f"{SAFETENSORS} or {PICKLED}",
             fix="copy the whole folder of the model",
         )
 

@@ -86,7 +86,7 @@ def _numbered(pairs: list[tuple[Any, Any]]) -> Names | None:
     """Names by their numbers; None where one is no number of a class, or a class has two names."""
     try:
         names = {int(number): str(name) for number, name in pairs}
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # the last of Infinity
         return None
     return names if len(names) == len(pairs) and min(names, default=0) >= 0 else None
 

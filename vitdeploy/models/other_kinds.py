@@ -39,7 +39,7 @@ _KEYS = (
         "take the float weights that it was made from; vitdeploy quantises them itself",
     ),
     (
-        r"\.weight_(orig|mask)$",
+        r"\.weight_mask$",  # `weight_orig` alone is of a spectral norm
         "of a model that is being pruned: weights and masks apart",
         "torch.nn.utils.prune.remove(module, 'weight') for each pruned module, then save its state dict",
     ),

@@ -17,11 +17,14 @@ import torch
 
 from vitdeploy.errors import CheckpointError, PickleError
 from vitdeploy.models.misfits import listed
-from vitdeploy.models.unwrap import AVERAGED, PLAIN
 
 MAX_PICKLE = 64 << 20  # bytes of which the names are looked at
 _MODULE = {"_parameters", "_modules"}
-_RUNS = ("posix.", "nt.", "os.", "subprocess.", "builtins.", "__builtin__.", "sys.", "runpy.", "importlib.", "shutil.")
+# What takes commands, code or names of attributes; other built-ins (range, slice, int) make values.
+_RUNS = re.compile(
+    r"(posix|nt|os|subprocess|sys|runpy|importlib|shutil)\..*|"
+    r"(builtins|__builtin__|_?io)\.(__\w+|eval|exec\w*|compile|open|file|[gsd][a-z]+attr|(raw_)?input|breakpoint|apply)(\..*)?"
+)
 _SHARDED = ("deepspeed.", "torch.distributed.")
 
 
@@ -71,7 +74,7 @@ def _refusal(path: Path, text: str) -> PickleError:
     """The error of a pickle that the restricted unpickler refused: what is in it, and how its weights are saved."""
     names, strings = _names(path, text), _strings(path)
     found = listed(names)
-    if any(name.startswith(_RUNS) for name in names):
+    if any(map(_RUNS.fullmatch, names)):
         return PickleError(
             f"{path} is a pickle that runs commands when it is read, so it is not loaded",
             found=found,
@@ -99,16 +102,16 @@ def _refusal(path: Path, text: str) -> PickleError:
         f"{path} is a pickle that holds more than plain weights, so it is not loaded",
         found=found,
         wanted="a state dict of tensors",
-        fix=f"where you trust it, as this runs what is in it: {_conversion(path, strings)}",
+        fix=f"where you trust it, as this runs what is in it: {_conversion(path)}",
     )
 
 
-def _conversion(path: Path, strings: set[str]) -> str:
-    """A command that keeps the tensors of a file alone."""
-    entry = next((f"[{name!r}]" for name in (*AVERAGED, *PLAIN) if name in strings), "")
-    load = f"torch.load({str(path)!r}, map_location='cpu', weights_only=False){entry}"
-    kept = "{k: v for k, v in state.items() if torch.is_tensor(v)}"
-    return f"python -c \"import torch; state = {load}; torch.save({kept}, 'weights.pt')\""
+def _conversion(path: Path) -> str:
+    """A command that keeps the tensors of a file alone, each where it is: which of them are meant, `unwrap` finds."""
+    load = f"torch.load({str(path)!r}, map_location='cpu', weights_only=False)"
+    kept = "isinstance(k, str) and isinstance(v, (dict, torch.Tensor))"
+    keep = f"{{k: keep(v) if isinstance(v, dict) else v for k, v in d.items() if {kept}}}"
+    return f"python -c \"import torch; keep = lambda d: {keep}; torch.save(keep({load}), 'weights.pt')\""
 
 
 def _names(path: Path, text: str) -> list[str]:

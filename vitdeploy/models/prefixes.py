@@ -64,8 +64,8 @@ def towards(
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """The state under the `names` of a module, as far as a prefix makes the difference, and what was dropped.
 
-    A prefix of all names that a reader of checkpoints took for a wrapper's comes back. Where no part of `state` has
-    most of the names it stays as it is.
+    A prefix of the names that a reader of checkpoints took for a wrapper's comes back, where most of the names are then
+    there. Where no part of `state` has most of the names it stays as it is.
 
     Raises:
         CheckpointError: several parts have all names.
@@ -73,9 +73,11 @@ def towards(
     if all(name in state for name in names):
         return dict(state), ()
     some = next(iter(names))
-    for prefix in (some[: at + 1] for at, character in enumerate(some) if character == "."):
-        if {prefix + key for key in state} == set(names):
-            return {prefix + key: tensor for key, tensor in state.items()}, ()
+    above = ["", *(some[: at + 1] for at, character in enumerate(some) if character == ".")]
+    counts = {prefix: sum(prefix + key in names for key in state) for prefix in above}
+    prefix = max(above, key=counts.__getitem__)
+    if prefix and 2 * counts[prefix] >= len(names):
+        return {prefix + key: tensor for key, tensor in state.items()}, ()
     votes: Counter[str] = Counter()
     for key in state:
         parts = key.split(".")

@@ -24,7 +24,7 @@ from vitdeploy.models import catalog, foreign, function, named, names
 from vitdeploy.models.checkpoint import load_state, read_checkpoint
 from vitdeploy.models.config_files import (
     fixed_size,
-    read_json,
+    model_config,
     timm_config,
     timm_preprocess,
     transformers_preprocess,
@@ -164,7 +164,7 @@ def _beside(folder: ModelFolder, model: str) -> Callable[[Recognised], None] | N
     """What checks that weights with a config.json are of the model that the user named; None where that file is of
     another architecture of timm's, or the name is timm's alone and the file is not: then it is not read."""
     name = model.removeprefix("timm:")
-    own = read_json(folder.path / CONFIG).get("architecture")
+    own = model_config(folder.path / CONFIG).get("architecture")
     if own is not None and str(own).partition(".")[0] != name.partition(".")[0]:
         return None
     if (known := catalog.find(name) or catalog.find(name.partition(".")[0])) is None:
@@ -180,7 +180,7 @@ def _from_folder(
     check: Callable[[Recognised], None] = lambda found: None,
 ) -> Original:
     """A folder with config.json: the architecture is ours where a family recognises the weights, and `check` agrees."""
-    config = read_json(folder.path / CONFIG)
+    config = model_config(folder.path / CONFIG)
     state, notes = read_checkpoint(*folder.weights)
     if folder.revision:
         notes = (f"{folder.repository} at {folder.revision}", *notes)

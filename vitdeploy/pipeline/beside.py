@@ -12,7 +12,7 @@ from vitdeploy.errors import CheckpointError
 from vitdeploy.models.config_files import read_json, transformers_preprocess, transformers_processor
 from vitdeploy.models.hub import CONFIG, PREPROCESSOR
 from vitdeploy.models.label_names import labels_for
-from vitdeploy.pipeline.stages.files import LABELS_FILE
+from vitdeploy.pipeline.stages.files import LABELS_FILE, labels_beside
 from vitdeploy.spec import PreprocessSpec
 
 ASSUMED = "an ONNX file does not say how images are prepared: / 255 and a plain resize are assumed"
@@ -32,7 +32,7 @@ def find_beside(file: Path, channels: int, image_size: tuple[int, int], classes:
     folder = file.parent.parent if file.parent.name == "onnx" else file.parent
     preprocess, notes = _preprocess(folder, channels, image_size)
     of_config, remarks = _config_labels(folder, classes)
-    for source, labels in ((LABELS_FILE, _lines(file.parent / LABELS_FILE)), (CONFIG, of_config)):
+    for source, labels in ((LABELS_FILE, labels_beside(file)), (CONFIG, of_config)):
         if labels and len(labels) == classes:
             more = remarks if source == CONFIG else ()
             return Beside(preprocess, labels, (*notes, *more, f"labels: those of {source} beside the file"))
@@ -50,10 +50,6 @@ def _preprocess(
     except CheckpointError as error:
         return None, (f"{PREPROCESSOR} beside the file is not followed: {error.message} ({error.found})", ASSUMED)
     return spec, (f"images are prepared as {PREPROCESSOR} beside the file says", *notes)
-
-
-def _lines(file: Path) -> tuple[str, ...]:
-    return tuple(file.read_text(encoding="utf-8").removesuffix("\n").split("\n")) if file.is_file() else ()
 
 
 def _config_labels(folder: Path, classes: int | None) -> tuple[tuple[str, ...], tuple[str, ...]]:

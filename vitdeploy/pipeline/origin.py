@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitdeploy.bundle.read import SIZES_FOLDER, file_sha256
+from vitdeploy.data.label_file import read_labels
 from vitdeploy.errors import CheckpointError, GraphError
 from vitdeploy.graph.foreign import ForeignGraph, import_graph
 from vitdeploy.graph.io import graph_spec, serialised
@@ -107,6 +108,7 @@ def find_origin(source: Source, overrides: Overrides | None = None) -> Origin:
 
     Raises:
         CheckpointError: an override does not fit it.
+        DataError: the labels are not UTF-8.
     """
     given = overrides or Overrides()
     source = _in_folder(source)
@@ -266,7 +268,7 @@ def _digests(files: list[Path]) -> dict[str, str]:
 def _labels(path: Path, origin: Origin) -> tuple[str, ...]:
     """One name a line, in the order of the model's classes."""
     require_label_file(path)
-    labels = tuple(path.read_text(encoding="utf-8").removesuffix("\n").split("\n"))
+    labels = read_labels(path)
     if origin.classes not in (None, len(labels)):
         raise CheckpointError(
             f"{path} does not fit {origin.name}", found=f"{len(labels)} lines", wanted=f"one a class: {origin.classes}"

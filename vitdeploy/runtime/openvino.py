@@ -56,7 +56,8 @@ def compile_model(
 
     A dynamic leading axis is reshaped to `batch` first: the CPU plugin fuses attention only with static shapes. Where
     another axis is dynamic, its code generator is switched off: with OpenVINO 2026.4, attention that first ran over one
-    key gives wrong numbers over 16 and more, which is what decoding with a cache does.
+    key gives wrong numbers over 16 and more, which is what decoding with a cache does. So it is with as many queries as
+    heads: their Transpose leaves the shape, and in all but the plainest attention the generated code does without it.
     `options` are plugin properties such as INFERENCE_PRECISION_HINT; `threads` 0 leaves the number to the plugin.
     So many `streams` share the threads: each runs a request of its own, and none waits for a thread of another one.
 
@@ -74,12 +75,23 @@ def compile_model(
         model = core.read_model(str(model_file))
         if batch is not None:
             model.reshape({port: _with_batch(port.get_partial_shape(), batch) for port in model.inputs})
-        if any(size.is_dynamic for port in model.inputs for size in list(port.get_partial_shape())[1:]):
+        lengths = any(size.is_dynamic for port in model.inputs for size in list(port.get_partial_shape())[1:])
+        if lengths or any(map(_moves_as_many_heads, model.get_ops())):
             config.setdefault("SNIPPETS_MODE", "DISABLE")
         return core.compile_model(model, "CPU", config)
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise EngineError(f"OpenVINO refuses {model_file}", found=(lines[-1] if lines else repr(error))[:300]) from None
+
+
+def _moves_as_many_heads(operation: Any) -> bool:
+    """Whether it is a Transpose [b, n, n, d] of heads and tokens, of known sizes."""
+    if operation.get_type_name() != "Transpose" or operation.get_output_partial_shape(0).is_dynamic:
+        return False
+    sizes, order = list(operation.get_output_shape(0)), operation.input_value(1).get_node()
+    if len(sizes) != 4 or sizes[1] != sizes[2] or sizes[1] == 1 or order.get_type_name() != "Constant":
+        return False
+    return list(order.get_data()) == [0, 2, 1, 3]
 
 
 def _with_batch(shape: Any, batch: int) -> list[Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitdeploy.bundle.sign import SIGNATURE_FILE
+from vitdeploy.data.label_file import read_labels
 from vitdeploy.errors import GraphError, MissingFileError
 
 if TYPE_CHECKING:
@@ -83,14 +84,24 @@ def is_ours(file: Path) -> bool:
     return any(entry.key == METADATA_KEY for entry in proto.metadata_props)
 
 
+def labels_beside(graph: Path) -> tuple[str, ...]:
+    """The class names in the file that lies beside a graph, () without one.
+
+    Raises:
+        DataError: it is not UTF-8.
+    """
+    file = graph.parent / LABELS_FILE
+    return read_labels(file) if file.is_file() else ()
+
+
 def known_labels(graph: Path, metadata: GraphMetadata) -> tuple[str, ...]:
     """The class names of a graph: its own, or those that lie beside it.
 
     Raises:
         GraphError: both are there, and are not the same.
+        DataError: as `labels_beside`.
     """
-    file = graph.parent / LABELS_FILE
-    beside = tuple(file.read_text(encoding="utf-8").removesuffix("\n").split("\n")) if file.is_file() else ()
+    file, beside = graph.parent / LABELS_FILE, labels_beside(graph)
     if beside and metadata.labels and beside != metadata.labels:
         differ = next((i for i, (a, b) in enumerate(zip(beside, metadata.labels, strict=False)) if a != b), None)
         at = f"{len(beside)} lines" if differ is None else f"line {differ + 1}: {beside[differ]!r}"

@@ -1,0 +1,40 @@
+"""Files of class names, one a line, as people's editors write them."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import shlex
+from pathlib import Path
+
+from vitdeploy.errors import DataError
+
+
+def read_labels(file: Path) -> tuple[str, ...]:
+    """The names in a file, one a line, in its order.
+
+    Raises:
+        DataError: it is not UTF-8.
+    """
+    # Not splitlines(): a label may hold other characters that it takes for the end of a line.
+    return tuple(read_text(file).removesuffix("\n").split("\n"))
+
+
+def read_text(file: Path) -> str:
+    """UTF-8, with a byte order mark or without; lines end as they do on any system. Raises as `read_labels`."""
+    data = file.read_bytes()
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        above = error.object[: error.start].count(b"\n")
+        line = error.object.split(b"\n")[above].strip()
+        wide = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        name, path = "UTF-16" if wide else "CP1252", shlex.quote(str(file))
+        raise DataError(
+            f"{file} is not UTF-8",
+            found=f"line {above + 1}: {line[:80]!r}",
+            wanted="one class name a line, in UTF-8",
+            fix=f"write it in UTF-8; where it is {name}: "
+            f"iconv -f {name} -t UTF-8 {path} > utf8.txt && mv utf8.txt {path}",
+        ) from None
+    return io.StringIO(text, newline=None).read()
