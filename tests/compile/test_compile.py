@@ -9,6 +9,7 @@ import pytest
 
 from tests.targets import CPU_TARGETS
 from vitdeploy.bench.layers import LEAST, profile
+from vitdeploy.bundle.read import ENGINE_OPTIONS
 from vitdeploy.compile.engine import compile_engine
 from vitdeploy.compile.probe import probe_target
 from vitdeploy.data.folder import split
@@ -16,8 +17,10 @@ from vitdeploy.errors import CapabilityError, EngineError, GraphError, TargetErr
 from vitdeploy.graph.io import get_metadata, graph_spec, load_graph, save_graph, set_metadata
 from vitdeploy.graph.work import count_work
 from vitdeploy.models.reference import torch_runner
-from vitdeploy.models.source import load_original
+from vitdeploy.models.source import Source, load_original
+from vitdeploy.pipeline.origin import find_origin
 from vitdeploy.pipeline.stages.compile import compile_graph, compile_graphs, read_engine
+from vitdeploy.pipeline.stages.export import ExportConfig, export
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, check_precision, place_graph, place_graphs
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
@@ -157,6 +160,18 @@ def test_a_float_engine_gives_the_answers_of_its_graph_at_any_batch(graph, out, 
 
 
 # --- weights beside the graph, and models of two graphs ---------------------------------------------------------------
+
+
+def test_what_openvino_needs_to_be_right_is_recorded_for_those_who_compile_it_themselves(graph, out, tmp_path):
+    """Of as many queries as heads; with another number of them, nothing."""
+    assert set(compile_graph(graph, OPENVINO, 1, out).options) == {"INFERENCE_PRECISION_HINT"}
+    for name in ("float", "heads"):
+        (tmp_path / name).mkdir()
+    origin = find_origin(Source("vit_w34d1h17_patch8_32"))  # 17 tokens, 17 heads
+    export(origin, ExportConfig("heads", 20, None, True), tmp_path / "float")
+    engine = compile_graph(tmp_path / "float" / "model.onnx", OPENVINO, 2, tmp_path / "heads")
+    assert engine.options["SNIPPETS_MODE"] == "DISABLE"
+    assert set(engine.options) <= ENGINE_OPTIONS
 
 
 @pytest.mark.parametrize("target", CPU_TARGETS)

@@ -40,7 +40,7 @@ SIZES_FOLDER = "sizes"
 MAX_FILES = 10_000
 MAX_SIDE = 8192
 # A runtime has options that name files to read or folders to write; a bundle must not set those.
-ENGINE_OPTIONS = {"INFERENCE_PRECISION_HINT", "SHAPE_NODES"}
+ENGINE_OPTIONS = {"INFERENCE_PRECISION_HINT", "SHAPE_NODES", "SNIPPETS_MODE"}
 _SIZE = re.compile(r"[1-9][0-9]{0,4}x[1-9][0-9]{0,4}")
 _SEGMENT = re.compile(r"[A-Za-z0-9._-]+")
 

@@ -12,7 +12,14 @@ from typing import Any
 
 from vitdeploy.errors import CapabilityError, EngineError
 from vitdeploy.runtime.host import describe_host
-from vitdeploy.runtime.openvino import KERNEL_PRECISIONS, PRECISION_HINTS, OpenVinoRunner, require
+from vitdeploy.runtime.openvino import (
+    KERNEL_PRECISIONS,
+    PRECISION_HINTS,
+    OpenVinoRunner,
+    needed_options,
+    require,
+    set_batch,
+)
 from vitdeploy.spec import EngineSpec, Precision
 
 IR_FILES = ("model.xml", "model.bin")
@@ -29,7 +36,10 @@ def compile_graph(graph: Path, precision: Precision, batch: int) -> EngineSpec:
         openvino.save_model(model, str(graph.parent / IR_FILES[0]), compress_to_fp16=False)
     except Exception as error:
         raise EngineError("OpenVINO cannot read the graph", found=str(error).strip().splitlines()[-1][:300]) from None
-    options = {"INFERENCE_PRECISION_HINT": PRECISION_HINTS[precision]}
+    sized = model.clone()
+    set_batch(sized, batch)
+    # Recorded, as programs and servers that are given the engine compile it themselves.
+    options = {"INFERENCE_PRECISION_HINT": PRECISION_HINTS[precision], **needed_options(sized)}
     with OpenVinoRunner(graph.parent / IR_FILES[0], name="probe", batch=batch, options=options) as runner:
         assert isinstance(runner, OpenVinoRunner)
         return EngineSpec(

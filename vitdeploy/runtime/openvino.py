@@ -54,12 +54,10 @@ def compile_model(
 ) -> Any:
     """An `openvino.CompiledModel` for the CPU from an IR (.xml) or ONNX file.
 
-    A dynamic leading axis is reshaped to `batch` first: the CPU plugin fuses attention only with static shapes. Where
-    another axis is dynamic, its code generator is switched off: with OpenVINO 2026.4, attention that first ran over one
-    key gives wrong numbers over 16 and more, which is what decoding with a cache does. So it is with as many queries as
-    heads: their Transpose leaves the shape, and in all but the plainest attention the generated code does without it.
-    `options` are plugin properties such as INFERENCE_PRECISION_HINT; `threads` 0 leaves the number to the plugin.
-    So many `streams` share the threads: each runs a request of its own, and none waits for a thread of another one.
+    A dynamic leading axis is reshaped to `batch` first: the CPU plugin fuses attention only with static shapes.
+    `options` are plugin properties such as INFERENCE_PRECISION_HINT, which come before those of `needed_options`;
+    `threads` 0 leaves the number to the plugin. So many `streams` share the threads: each runs a request of its own,
+    and none waits for a thread of another one.
 
     Raises:
         EngineError: OpenVINO cannot read or compile the model.
@@ -73,15 +71,28 @@ def compile_model(
     try:
         core = openvino.Core()
         model = core.read_model(str(model_file))
-        if batch is not None:
-            model.reshape({port: _with_batch(port.get_partial_shape(), batch) for port in model.inputs})
-        lengths = any(size.is_dynamic for port in model.inputs for size in list(port.get_partial_shape())[1:])
-        if lengths or any(map(_moves_as_many_heads, model.get_ops())):
-            config.setdefault("SNIPPETS_MODE", "DISABLE")
-        return core.compile_model(model, "CPU", config)
+        set_batch(model, batch)
+        return core.compile_model(model, "CPU", {**needed_options(model), **config})
     except Exception as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise EngineError(f"OpenVINO refuses {model_file}", found=(lines[-1] if lines else repr(error))[:300]) from None
+
+
+def set_batch(model: Any, batch: int | None) -> None:
+    """Fix the dynamic leading axes of an `openvino.Model`; None leaves them."""
+    if batch is not None:
+        model.reshape({port: _with_batch(port.get_partial_shape(), batch) for port in model.inputs})
+
+
+def needed_options(model: Any) -> dict[str, str]:
+    """What a model needs to give right numbers with OpenVINO 2026.4: no code generator, in two cases.
+
+    Where an axis other than the batch is dynamic, attention that first ran over one key is wrong over 16 and more,
+    which is what decoding with a cache does. With as many queries as heads their Transpose leaves the shape, and in all
+    but the plainest attention the generated code does without it.
+    """
+    lengths = any(size.is_dynamic for port in model.inputs for size in list(port.get_partial_shape())[1:])
+    return {"SNIPPETS_MODE": "DISABLE"} if lengths or any(map(_moves_as_many_heads, model.get_ops())) else {}
 
 
 def _moves_as_many_heads(operation: Any) -> bool:

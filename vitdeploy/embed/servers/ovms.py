@@ -41,7 +41,7 @@ def write_repository(found: Embedded, models: Path) -> None:
     name = server_name(found)
     copy_engine(found, models / name / VERSION)
     plugin = {"PERFORMANCE_HINT": "LATENCY", "INFERENCE_PRECISION_HINT": PRECISION_HINTS[found.engine.precision]}
-    plugin.update({key: value for key, value in found.engine.options.items() if key in plugin})
+    plugin.update(found.engine.options)
     config = {"name": name, "base_path": name, "target_device": "CPU", "nireq": 1, "plugin_config": plugin}
     document = {"model_config_list": [{"config": config}]}
     (models / "config.json").write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
