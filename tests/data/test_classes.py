@@ -128,6 +128,7 @@ def test_position_does_not_count_where_a_folder_may_be_a_class_or_not(labels, cl
     assert caught.value.found == "__MACOSX, beside x, y"
     assert folders(["__MACOSX", "x", "y"], ["__MACOSX", "x", "y"], empty=["__MACOSX"])[0] == "name"  # the mend
     assert folders(["x", "y"], (), 2)[0] == "position"  # the other one
+    assert folders(["00", "01", "02"], labels, classes, empty=["00", "01"])[0] == "position"  # they say so themselves
 
 
 def test_names_need_no_note_and_other_spellings_do():

@@ -70,7 +70,7 @@ def match_folders(
 
     By name where every folder with images is a label of the model: a part of its classes is enough. By position, in
     sorted order, where no folder is, or where the model has no labels, and there is a folder for each class, none of
-    them without images.
+    them without images (but for folders that are named by their numbers).
 
     Args:
         folders: sorted names. `empty` are those without images.
@@ -243,9 +243,11 @@ def _check_order(folders: Sequence[str]) -> None:
 
 
 def _check_filled(folders: Sequence[str], empty: Collection[str], fix: str) -> None:
-    """By position a folder without images counts as a class, which it may be or not (__MACOSX)."""
+    """By position a folder without images counts as a class, which it may be or not (__MACOSX). Folders that are named
+    0, 1, 2 and so on say themselves that they are."""
     without = [name for name in folders if name in empty]
-    if without:
+    numbered = [name.isdecimal() and int(name) == number for number, name in enumerate(folders)]
+    if without and not all(numbered):
         raise DataError(
             "whether folders without images are classes of the model is not known",
             found=f"{_listed(without)}, beside {_listed([name for name in folders if name not in empty])}",
