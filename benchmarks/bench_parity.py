@@ -25,9 +25,9 @@ from pathlib import Path
 
 from protocol import compiled
 
-from vitdeploy.bench.contest import started
-from vitdeploy.bench.contestant import engine_contestant
+from vitdeploy.bench.candidate import engine_candidate
 from vitdeploy.bench.process import WorkerProcess
+from vitdeploy.bench.run import started
 from vitdeploy.bench.worker import SETTLE_SECONDS
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.spec import EngineSpec
@@ -66,9 +66,9 @@ def main() -> None:
 
 def side_by_side(folder: Path, engine: EngineSpec, command: Sequence[str]) -> tuple[float, float]:
     """The medians in ms of our worker and of another program, which take turns until that one has ended."""
-    contestant = engine_contestant(engine, folder)
-    with started({"ours": contestant.argv}) as (worker,):
-        request = {**contestant.request, "threads": 0}
+    candidate = engine_candidate(engine, folder)
+    with started({"ours": candidate.argv}) as (worker,):
+        request = {**candidate.request, "threads": 0}
         worker.ask({"do": "load", "request": request, "batches": [1]}, TIMEOUT)
         latencies: list[int] = []
         environment = {**os.environ, "PYTHONUNBUFFERED": "1"}

@@ -1,12 +1,12 @@
-"""Does a bench beside others claim what does not hold? Contests of known truth, with contention planted meanwhile.
+"""Does a bench beside others claim what does not hold? Runs of known truth, with contention planted meanwhile.
 
     python benchmarks/contention.py --work DIR --contests 50           goes on where it stopped; some 25 minutes
     python benchmarks/contention.py --work DIR --contests 10 --quick   shorter blocks, to see that it works
     python benchmarks/contention.py --work DIR --contests 0            what was found so far
 
-Each contest is of three: an engine (the digits' ViT with the embedded weights, FP32), the same again, and the same in a
+Each run is of three: an engine (the digits' ViT with the embedded weights, FP32), the same again, and the same in a
 process that computes each query twice. So the truth is known: 1 and 2. The engine is OpenVINO
-in one contest and ONNX Runtime in the next: their threads take contention in different ways. Beside it, in turns,
+in one benchmark run and ONNX Runtime in the next: their threads take contention in different ways. Beside it, in turns,
 nothing runs, one busy loop, two, two that come and go at random seconds, or a second bench that knows of no lock.
 
 What counts is, of the ratios that are claimed (`decided`), how many intervals hold the truth: at least 93 in 100. How
@@ -27,9 +27,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.bench.contest import run_contest
-from vitdeploy.bench.contestant import engine_contestant
+from vitdeploy.bench.candidate import engine_candidate
 from vitdeploy.bench.protocol import Protocol
+from vitdeploy.bench.run import run_benchmark
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.pipeline.measure import ratios
 from vitdeploy.verify.intervals import wilson
@@ -42,7 +42,7 @@ ENGINE, AGAIN, DOUBLED = "engine", "the same", "doubled"
 TRUTHS = {AGAIN: 1.0, DOUBLED: 2.0}
 WORKER = Path(__file__).with_name("doubled_worker.py")
 # 12 rounds of each of three in three processes, some 20 s; with waiting and repeating half a minute.
-PROTOCOL = Protocol(("single",), (1,), duration=2.4, block_seconds=0.2, min_rounds=12, warmup=0.2, stretch=1)
+PROTOCOL = Protocol(("single",), (1,), duration=2.4, block_seconds=0.2, min_rounds=12, warmup=0.2, max_extension=1)
 QUICK = dataclasses.replace(PROTOCOL, duration=1.2, block_seconds=0.1, processes=2)
 SEED, LOOP = 0, "while True: pass"
 # A process of a bench that takes turns with others which are not there.
@@ -64,9 +64,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="blocks of half the length")
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
-    bundles = [compiled(options.work, target) for target in TARGETS] if options.contests else []
-    results = options.work / ("quick.jsonl" if options.quick else "contests.jsonl")
-    for number in range(len(read(results)), options.contests):
+    bundles = [compiled(options.work, target) for target in TARGETS] if options.bench_runs else []
+    results = options.work / ("quick.jsonl" if options.quick else "benchmark runs.jsonl")
+    for number in range(len(read(results)), options.bench_runs):
         turn, kind = divmod(number, len(KINDS))
         found = hold(bundles[turn % len(bundles)], KINDS[kind], number, QUICK if options.quick else PROTOCOL)
         with results.open("a", encoding="utf-8") as file:
@@ -96,23 +96,23 @@ def compiled(work: Path, target: str) -> Path:
 
 
 def hold(bundle: Path, kind: str, number: int, protocol: Protocol) -> dict[str, Any]:
-    """One contest beside others: what was claimed of the two pairs."""
+    """One benchmark run beside others: what was claimed of the two pairs."""
     engine = read_bundle(bundle).engines[0]
-    plain = [engine_contestant(engine, bundle, name) for name in (ENGINE, AGAIN)]
+    plain = [engine_candidate(engine, bundle, name) for name in (ENGINE, AGAIN)]
     doubled = dataclasses.replace(plain[0], artifact=DOUBLED, argv=(sys.executable, str(WORKER)))
     pairs = [(AGAIN, ENGINE), (DOUBLED, ENGINE)]
     start = time.monotonic()
     with contention(kind, SEED + number, plain[0].request):
-        contest = run_contest([*plain, doubled], protocol, pairs=pairs)
+        bench_run = run_benchmark([*plain, doubled], protocol, pairs=pairs)
     return {
         "kind": kind,
         "number": number,
         "target": engine.target,
         "seconds": round(time.monotonic() - start, 1),
-        "rounds": len(contest.entries[0].rounds["single"]),
+        "rounds": len(bench_run.entries[0].rounds["single"]),
         "ratios": [
             {key: each[key] for key in ("a", "ratio", "ci95", "verdict", "decided", "reason")}
-            for each in ratios(contest, pairs)
+            for each in ratios(bench_run, pairs)
         ],
     }
 
@@ -157,18 +157,16 @@ def said(found: dict[str, Any]) -> str:
     return f"{found['target']}: {'; '.join(texts)}; {found['rounds']} rounds, {found['seconds']:.0f} s"
 
 
-def table(contests: Sequence[dict[str, Any]]) -> list[str]:
+def table(bench_runs: Sequence[dict[str, Any]]) -> list[str]:
     """Per kind: how many ratios are claimed, of those how many hold the truth (Wilson's 95 % interval), how many of the
     others would have, and how often the doubled one was found slower."""
-    head = (
-        f"{'beside':<16}{'contests':>9}{'claimed':>14}  {'of these true':<32}{'undecided, true':>16}{'found':>12}"
-    )
+    head = f"{'beside':<16}{'bench_runs':>9}{'claimed':>14}  {'of these true':<32}{'undecided, true':>16}{'found':>12}"
     lines = [head]
     for kind in (*KINDS, "all"):
-        every = [each for contest in contests if kind in (contest["kind"], "all") for each in contest["ratios"]]
+        every = [each for bench_run in bench_runs if kind in (bench_run["kind"], "all") for each in bench_run["ratios"]]
         if not every:
             continue
-        count = sum(kind in (contest["kind"], "all") for contest in contests)
+        count = sum(kind in (bench_run["kind"], "all") for bench_run in bench_runs)
         claimed, left = ([each for each in every if each["decided"] is decided] for decided in (True, False))
         true = sum(map(holds, claimed))
         low, high = wilson(true, len(claimed)) if claimed else (0.0, 1.0)

@@ -201,7 +201,7 @@ class Bench:
         }
 
     def _peer_share(self, rows: dict[str, Any], latency_ms: float, best: float) -> float | None:
-        """The same of NNCF's engine, which executes the whole export, by what it takes to ours in the contest."""
+        """The same of NNCF's engine, which executes the whole export, by what it takes to ours in the benchmark run."""
         if NNCF not in rows:
             return None
         slower = rows[NNCF]["latency_ms"]["p50"] / rows[OURS]["latency_ms"]["p50"]

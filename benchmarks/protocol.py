@@ -3,7 +3,7 @@
     python benchmarks/protocol.py --work DIR --minutes 8        as often as you like: it goes on where it stopped
     python benchmarks/protocol.py --work DIR --minutes 0        what was found so far
 
-Each contest is one `vitdeploy bench --scenario single` of three: an engine, the same again, and the same in a process
+Each run is one `vitdeploy bench --scenario single` of three: an engine, the same again, and the same in a process
 that waits for 5 % of each query's own time. The protocol holds where it says "no difference" of the first two, and
 "slower" of the third, at least 90 times in 100. Measure on a machine that does nothing else.
 """
@@ -21,11 +21,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.bench.contest import run_contest
-from vitdeploy.bench.contestant import engine_contestant
+from vitdeploy.bench.candidate import engine_candidate
 from vitdeploy.bench.percentiles import nearest_rank
 from vitdeploy.bench.protocol import Protocol
-from vitdeploy.bench.results import Contest
+from vitdeploy.bench.results import BenchRun
+from vitdeploy.bench.run import run_benchmark
 from vitdeploy.bench.summary import rows
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.pipeline.measure import ratios
@@ -36,13 +36,13 @@ TARGETS = ("openvino-cpu", "onnxruntime-cpu")
 SLOWDOWN = 0.05
 ENGINE, AGAIN, SLOWED = "engine", "the same", "slowed"
 WORKER = Path(__file__).with_name("slowed_worker.py")
-RESULTS = "contests.jsonl"
+RESULTS = "benchmark runs.jsonl"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True, help="folder for the engines and the results")
-    parser.add_argument("--minutes", type=float, default=8.0, help="begin no contest after so many minutes")
+    parser.add_argument("--minutes", type=float, default=8.0, help="begin no benchmark run after so many minutes")
     parser.add_argument("--duration", type=float, default=Protocol().duration, help="as of vitdeploy bench")
     options = parser.parse_args()
     protocol = Protocol(("single",), (1,), duration=options.duration)
@@ -71,9 +71,9 @@ def compiled(work: Path, target: str) -> Path:
 
 
 def hold(bundle: Path, protocol: Protocol) -> dict[str, Any]:
-    """One contest: what was said of the two pairs, and what it was said by."""
+    """One benchmark run: what was said of the two pairs, and what it was said by."""
     engine = read_bundle(bundle).engines[0]
-    plain = [engine_contestant(engine, bundle, name) for name in (ENGINE, AGAIN)]
+    plain = [engine_candidate(engine, bundle, name) for name in (ENGINE, AGAIN)]
     slowed = dataclasses.replace(
         plain[0],
         artifact=SLOWED,
@@ -82,23 +82,23 @@ def hold(bundle: Path, protocol: Protocol) -> dict[str, Any]:
     )
     start = time.monotonic()
     pairs = [(AGAIN, ENGINE), (SLOWED, ENGINE)]
-    contest = run_contest([*plain, slowed], protocol, pairs=pairs)
+    bench_run = run_benchmark([*plain, slowed], protocol, pairs=pairs)
     return {
         "seconds": round(time.monotonic() - start, 1),
-        "ratios": ratios(contest, pairs),
-        "flags": {row["artifact"]: row["flags"] for row in rows(contest)},
-        "rounds": _rounds(contest),
+        "ratios": ratios(bench_run, pairs),
+        "flags": {row["artifact"]: row["flags"] for row in rows(bench_run)},
+        "rounds": _rounds(bench_run),
     }
 
 
-def _rounds(contest: Contest) -> dict[str, Any]:
+def _rounds(bench_run: BenchRun) -> dict[str, Any]:
     """Of every round its process, and the 0th, 10th, 25th and 50th percentile of its latencies in ms."""
     return {
         entry.artifact: [
             (block.process, *(round(nearest_rank(block.latencies_ms, percent), 4) for percent in (0, 10, 25, 50)))
             for block in entry.rounds["single"]
         ]
-        for entry in contest.entries
+        for entry in bench_run.entries
     }
 
 
@@ -110,11 +110,11 @@ def said(found: dict[str, Any]) -> str:
     return f"{'; '.join(texts)}; {len(found['rounds'][ENGINE])} rounds, {found['seconds']:.0f} s"
 
 
-def table(contests: Sequence[dict[str, Any]]) -> list[str]:
+def table(bench_runs: Sequence[dict[str, Any]]) -> list[str]:
     """How often the right thing was said, with Wilson's 95 % interval, for each target and for all."""
     lines = []
     for target in (*TARGETS, "all"):
-        mine = [each for each in contests if target in (each["target"], "all")]
+        mine = [each for each in bench_runs if target in (each["target"], "all")]
         for index, (what, right) in enumerate((("quiet on the same", "no difference"), ("finds 5 %", "slower"))):
             hits = sum(each["ratios"][index]["verdict"] == right for each in mine)
             if mine:

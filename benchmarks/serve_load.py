@@ -32,9 +32,9 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.bench.contest import started
-from vitdeploy.bench.contestant import engine_contestant
+from vitdeploy.bench.candidate import engine_candidate
 from vitdeploy.bench.paired import paired_ratio
+from vitdeploy.bench.run import started
 from vitdeploy.bench.worker import SETTLE_SECONDS
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.verify.intervals import student
@@ -159,9 +159,9 @@ def throughput(server: Served, bundle: Path, target: str, seconds: float) -> flo
     requests = {1: server.infer(1), 8: server.infer(8)}
     offline: list[float] = []
     served: dict[int, list[float]] = {count: [] for count in requests}
-    contestant = engine_contestant(next(e for e in read_bundle(bundle).engines if e.target == target), bundle)
-    with started({contestant.artifact: contestant.argv}) as (worker,):
-        worker.ask({"do": "load", "request": {**contestant.request, "threads": 0}, "batches": [8]}, TIMEOUT)
+    candidate = engine_candidate(next(e for e in read_bundle(bundle).engines if e.target == target), bundle)
+    with started({candidate.artifact: candidate.argv}) as (worker,):
+        worker.ask({"do": "load", "request": {**candidate.request, "threads": 0}, "batches": [8]}, TIMEOUT)
         while len(offline) * BLOCK < seconds:
             block = worker.ask({"do": "block", "batch": 8, "seconds": BLOCK}, TIMEOUT)
             offline.append(8 * len(block["latencies_ns"]) / block["seconds"])

@@ -42,7 +42,7 @@ def _short(protocol: Callable[..., Any]) -> Callable[..., Any]:
 
     def short(*, duration: float, **fields: Any) -> Any:
         shorter = {"duration": min(duration, 0.1), "block_seconds": 0.02, "min_rounds": 3, "warmup": 0, "processes": 1}
-        shorter |= {"stretch": 1}  # nothing is measured again because it is not clear
+        shorter |= {"max_extension": 1}  # nothing is measured again because it is not clear
         return protocol(**{**fields, **shorter})
 
     return short

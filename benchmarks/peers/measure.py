@@ -1,4 +1,4 @@
-"""The contests of one model: which there are, how a run of one is kept as JSON, and what follows from several."""
+"""The benchmark runs of one model: which there are, how a run of one is kept as JSON, and what follows from several."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.bench.contest import run_contest
-from vitdeploy.bench.contestant import Contestant
+from vitdeploy.bench.candidate import BenchCandidate
 from vitdeploy.bench.protocol import Protocol
-from vitdeploy.bench.results import Contest, Entry, Round
+from vitdeploy.bench.results import BenchRun, Entry, Round
+from vitdeploy.bench.run import run_benchmark
 from vitdeploy.bench.summary import block_medians, rows
 from vitdeploy.verify.intervals import log_ratio
 
@@ -52,20 +52,20 @@ def run(
     threads: int,
     progress: Callable[[str, int, int], None],
 ) -> dict[str, Any]:
-    """One contest of the artifacts, by name how they are run and which they are.
+    """One benchmark run of the artifacts, by name how they are run and which they are.
 
     The answer is JSON-ready, with every query in it.
     """
-    contestants = [
-        Contestant(name, "", "", (sys.executable, str(WORKER)), {**request, "streams": scenario.streams})
+    candidates = [
+        BenchCandidate(name, "", "", (sys.executable, str(WORKER)), {**request, "streams": scenario.streams})
         for name, request in runs.items()
     ]
-    contest = run_contest(contestants, _protocol(scenario, rounds, threads), progress)
+    bench_run = run_benchmark(candidates, _protocol(scenario, rounds, threads), progress)
     return {
-        "load_average": contest.load_average,
-        "cpus": contest.cpus,
+        "load_average": bench_run.load_average,
+        "cpus": bench_run.cpus,
         "rounds": rounds,
-        "entries": {e.artifact: {"id": ids[e.artifact], **_encoded(e, scenario)} for e in contest.entries},
+        "entries": {e.artifact: {"id": ids[e.artifact], **_encoded(e, scenario)} for e in bench_run.entries},
     }
 
 
@@ -87,20 +87,20 @@ def summary(scenario: Scenario, sessions: Sequence[Mapping[str, Any]], threads: 
 
     Only within a session do the rounds of two artifacts belong together, in turns as they were.
     """
-    contests = [_contest(scenario, session, threads) for session in sessions]
-    names = list(dict.fromkeys(entry.artifact for contest in contests for entry in contest.entries))
-    values = [_values(scenario, contest) for contest in contests]
+    bench_runs = [_bench_run(scenario, session, threads) for session in sessions]
+    names = list(dict.fromkeys(entry.artifact for bench_run in bench_runs for entry in bench_run.entries))
+    values = [_values(scenario, bench_run) for bench_run in bench_runs]
     ratios = (_ratio(a, b, values) for a, b in itertools.permutations(names, 2))
     return {
         "scenario": scenario.name,
         "metric": scenario.metric,
         "rounds": {name: sum(len(each.get(name, ())) for each in values) for name in names},
-        "rows": {row["artifact"]: row for row in rows(_joined(contests, names))},
+        "rows": {row["artifact"]: row for row in rows(_joined(bench_runs, names))},
         "ratios": [each for each in ratios if each is not None],
     }
 
 
-def _contest(scenario: Scenario, session: Mapping[str, Any], threads: int) -> Contest:
+def _bench_run(scenario: Scenario, session: Mapping[str, Any], threads: int) -> BenchRun:
     entries = []
     for name, found in session["entries"].items():
         blocks = [
@@ -110,25 +110,25 @@ def _contest(scenario: Scenario, session: Mapping[str, Any], threads: int) -> Co
         facts = found["provider"], found["load_seconds"], found["first_inference_ms"]
         entries.append(Entry(name, "", "", *facts, rounds={scenario.mode: blocks}))
     protocol = _protocol(scenario, session["rounds"], threads)
-    return Contest(protocol, tuple(entries), session["load_average"], session["cpus"])
+    return BenchRun(protocol, tuple(entries), session["load_average"], session["cpus"])
 
 
-def _values(scenario: Scenario, contest: Contest) -> Mapping[str, Sequence[float]]:
+def _values(scenario: Scenario, bench_run: BenchRun) -> Mapping[str, Sequence[float]]:
     """What ratios are of, by artifact, one value a round."""
     if scenario.metric == "latency":
-        return block_medians(contest)
-    return {e.artifact: [block.images_per_second for block in e.rounds[scenario.mode]] for e in contest.entries}
+        return block_medians(bench_run)
+    return {e.artifact: [block.images_per_second for block in e.rounds[scenario.mode]] for e in bench_run.entries}
 
 
-def _joined(contests: Sequence[Contest], names: Sequence[str]) -> Contest:
-    """One contest of all, as if every artifact had run on; contended where one of them was."""
+def _joined(bench_runs: Sequence[BenchRun], names: Sequence[str]) -> BenchRun:
+    """One benchmark run of all, as if every artifact had run on; contended where one of them was."""
     entries = []
     for name in names:
-        parts = [entry for contest in contests for entry in contest.entries if entry.artifact == name]
+        parts = [entry for bench_run in bench_runs for entry in bench_run.entries if entry.artifact == name]
         rounds = {mode: [block for part in parts for block in part.rounds[mode]] for mode in parts[0].rounds}
         entries.append(dataclasses.replace(parts[0], rounds=rounds))
-    loads = [contest.load_average for contest in contests if contest.load_average is not None]
-    return dataclasses.replace(contests[0], entries=tuple(entries), load_average=max(loads, default=None))
+    loads = [bench_run.load_average for bench_run in bench_runs if bench_run.load_average is not None]
+    return dataclasses.replace(bench_runs[0], entries=tuple(entries), load_average=max(loads, default=None))
 
 
 def _ratio(a: str, b: str, sessions: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, Any] | None:

@@ -60,7 +60,7 @@ def blocks(generator, rounds, noise, alike):
     return noise * np.array(values) + slow
 
 
-def contest(generator, spread, noise, alike, truth):
+def bench_run(generator, spread, noise, alike, truth):
     """The ratio as a bench finds it: three processes of 7, 7 and 6 rounds, up to three times, until it is narrow."""
     logs, processes = [], []
     for process in range(9):
@@ -78,12 +78,12 @@ def contest(generator, spread, noise, alike, truth):
 def test_intervals_cover_whatever_processes_and_neighbours_have_in_common(spread, alike):
     """A ratio of 1.05, on machines whose rounds vary by 0.5 to 5 %; all are seeded."""
     generator, truth = np.random.default_rng(0), math.log(1.05)
-    found = [contest(generator, spread, noise, alike, truth) for noise in generator.uniform(0.005, 0.05, 600)]
+    found = [bench_run(generator, spread, noise, alike, truth) for noise in generator.uniform(0.005, 0.05, 600)]
     covered = np.mean([abs(each.log - truth) <= each.reach for each, _ in found])
     assert covered >= 0.93
     if (spread, alike) == (0.008, 0.0):  # and what was planted is found, in 40 rounds on average
         assert np.mean([each.log > each.reach for each, _ in found]) >= 0.9
-        assert np.mean([sittings for _, sittings in found]) <= 2.2
+        assert np.mean([sessions for _, sessions in found]) <= 2.2
 
 
 def test_rounds_of_one_process_are_one_voice():
@@ -135,26 +135,26 @@ def test_a_narrow_ratio_reaches_3_percent_or_an_eighth(log, error, narrow):
 def test_going_on_until_the_ratio_is_narrow_neither_finds_nor_hides_anything(truth):
     """Up to three times seven rounds in each of three processes, of a machine that is rarely calm."""
     generator = np.random.default_rng(1)
-    verdicts, sittings = [], []
+    verdicts, sessions = [], []
     for noise in generator.uniform(0.01, 0.06, 400):
         a, b = [], []
-        for sitting in range(3):
+        for session in range(3):
             for process in range(3):
                 offset = truth * math.exp(generator.normal(0, 0.008))
                 for column, level in ((a, offset), (b, 1.0)):
                     slow = np.where(generator.random(7) < 0.08, 1.6, 1.0)
                     values = level * slow * generator.lognormal(0, noise, 7)
-                    column += [Round(1, np.array([each]), 0.5, 3 * sitting + process) for each in values]
+                    column += [Round(1, np.array([each]), 0.5, 3 * session + process) for each in values]
             found = ratio_of_rounds(a, b)
             if found.narrow:
                 break
         _, low, high = student(found.log, found.error, found.freedom)
         verdicts.append((low <= truth <= high, low > 1))
-        sittings.append(len(a) // 21)
+        sessions.append(len(a) // 21)
     covered, slower = np.mean(verdicts, axis=0)
     assert covered >= 0.94
     assert slower <= 0.03 if truth == 1 else slower >= 0.9
-    assert {1, 2, 3} == set(sittings)
+    assert {1, 2, 3} == set(sessions)
 
 
 def test_paired_ratio_needs_two_positive_pairs():

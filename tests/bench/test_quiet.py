@@ -6,13 +6,13 @@ import math
 import numpy as np
 import pytest
 
-from vitdeploy.bench.contestant import Contestant
+from vitdeploy.bench.candidate import BenchCandidate
 from vitdeploy.bench.decided import judged
 from vitdeploy.bench.expected import expected, spelt
 from vitdeploy.bench.patience import Others, Patience, watched
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bench.quiet import quiet, quiet_together, unrest
-from vitdeploy.bench.results import Contest, Entry, Machine, Round
+from vitdeploy.bench.results import BenchRun, Entry, Machine, Round
 from vitdeploy.bench.summary import block_medians, rows
 from vitdeploy.pipeline.measure import NOT_DECIDED, ratios, summarise, undecided
 
@@ -34,8 +34,8 @@ def entry(name, blocks, **fields):
     return Entry(name, "openvino-cpu", "fp32", "CPU", 1.0, 1.0, {"single": blocks}, affinity=CPUS, **fields)
 
 
-def contest(*entries, protocol=PROTOCOL):
-    return Contest(protocol, entries, 0.5, 2)
+def bench_run(*entries, protocol=PROTOCOL):
+    return BenchRun(protocol, entries, 0.5, 2)
 
 
 # --- one block --------------------------------------------------------------------------------------------------------
@@ -74,13 +74,13 @@ def test_a_system_that_tells_of_nobody_else_shows_it_in_the_cpu_time():
     assert quiet([Round(1, np.ones(9), 0.5)], 2) == [True]
 
 
-# --- a contest --------------------------------------------------------------------------------------------------------
+# --- a benchmark run --------------------------------------------------------------------------------------------------
 
 
 def test_rounds_count_where_both_are_quiet():
     a = [block(10.0, others=0.5 * (number in (1, 2))) for number in range(12)]
     b = [block(20.0, others=0.5 * (number == 5)) for number in range(12)]
-    found = contest(entry("a", a), entry("b", b))
+    found = bench_run(entry("a", a), entry("b", b))
     assert quiet_together(found.entries, "single") == [0, 3, 4, 6, 7, 8, 9, 10, 11]
     assert {name: len(values) for name, values in block_medians(found).items()} == {"a": 9, "b": 9}
     (row, _) = rows(found)
@@ -91,19 +91,19 @@ def test_rounds_count_where_both_are_quiet():
 def test_too_few_quiet_rounds_decide_nothing_and_say_so():
     disturbed = [block(10.0, process=n // 7, others=0.5, waited=0.2, stolen=0.1) for n in range(14)]
     calm = [block(20.0, process=n // 7) for n in range(14)]
-    found = contest(entry("a", disturbed), entry("b", calm))
+    found = bench_run(entry("a", disturbed), entry("b", calm))
     [ratio] = ratios(found, [("a", "b")])
     assert (ratio["decided"], ratio["verdict"]) == (False, NOT_DECIDED)
     reason = undecided(found, [ratio])["a"]
     assert reason.startswith("only 0 of 14 rounds of single were undisturbed (others had 48 % of the CPUs' time, ")
     assert "waited 40 % of the time for a CPU" in reason and "machines took 10 %" in reason and "--duration" in reason
     assert [row["flags"] for row in rows(found)] == [["contended", "short"], ["short"]]
-    no_evidence = contest(*(entry(name, [Round(1, np.full(9, 5.0), 0.5)] * 12) for name in "ab"))
+    no_evidence = bench_run(*(entry(name, [Round(1, np.full(9, 5.0), 0.5)] * 12) for name in "ab"))
     loud = dataclasses.replace(no_evidence, load_average=3.0)
     assert judged(no_evidence, "a", "b", "single").decided
     assert "load average was 3.0 on 2 CPUs" in judged(loud, "a", "b", "single").reason
     only_one_process = [*calm[:7], *disturbed[7:]]
-    assert not judged(contest(entry("a", only_one_process), entry("b", calm)), "a", "b", "single").decided
+    assert not judged(bench_run(entry("a", only_one_process), entry("b", calm)), "a", "b", "single").decided
 
 
 def test_an_artifact_is_undecided_by_the_ratio_that_claims_are_made_of():
@@ -112,19 +112,19 @@ def test_an_artifact_is_undecided_by_the_ratio_that_claims_are_made_of():
     def found(a, b, decided, metric="latency"):
         return {"a": a, "b": b, "metric": metric, "decided": decided, "reason": "" if decided else f"{metric} {a} {b}"}
 
-    contest_of = contest(entry("original", [block(10.0)] * 12), entry("a", [block(5.0)] * 12))
+    run_of = bench_run(entry("original", [block(10.0)] * 12), entry("a", [block(5.0)] * 12))
     clean = [found("a", "b", False), found("a", "original", True), found("a", "original", False, "throughput")]
-    assert undecided(contest_of, clean) == {}
+    assert undecided(run_of, clean) == {}
     loud = [found("a", "b", True), found("a", "original", False)]
-    assert undecided(contest_of, loud) == {"a": "latency a original"}
-    assert undecided(contest_of, [found("a", "original", False, "throughput")]) == {"a": "throughput a original"}
+    assert undecided(run_of, loud) == {"a": "latency a original"}
+    assert undecided(run_of, [found("a", "original", False, "throughput")]) == {"a": "throughput a original"}
 
 
 def test_what_is_decided_has_no_reason_and_latencies_whose_quotient_it_is():
     generator = np.random.default_rng(0)
     speed = generator.uniform(0.5, 2, 12)  # of the machine: both alike
     a, b = ([block(ms * each, process=n // 4) for n, each in enumerate(speed)] for ms in (3, 12))
-    found = contest(entry("a", a), entry("b", b))
+    found = bench_run(entry("a", a), entry("b", b))
     document = summarise(found, [("a", "b")], (50,))
     [ratio] = document["ratios"]
     assert ratio["decided"] and not ratio["reason"] and document["undecided"] == {}
@@ -135,7 +135,7 @@ def test_a_fallback_a_wild_ratio_and_two_that_disagree_are_not_decided():
     calm = [block(20.0, process=n // 4) for n in range(12)]
 
     def reason(blocks, **fields):
-        return judged(contest(entry("a", blocks, **fields), entry("b", calm)), "a", "b", "single").reason
+        return judged(bench_run(entry("a", blocks, **fields), entry("b", calm)), "a", "b", "single").reason
 
     assert "was made for GPU" in reason(calm, made_for="GPU")
     assert "vary by" in reason([block(20.0 * (1 + 2 * (n % 2)), process=n // 4) for n in range(12)])
@@ -144,7 +144,7 @@ def test_a_fallback_a_wild_ratio_and_two_that_disagree_are_not_decided():
     assert "the machine's speed moved" in reason(moved)
 
 
-# --- simulated contests -----------------------------------------------------------------------------------------------
+# --- simulated benchmark runs -----------------------------------------------------------------------------------------
 
 TRUTH = math.log(0.8)
 
@@ -163,7 +163,7 @@ def slower(name, taken):
 
 
 def simulated(kind, generator):
-    """A contest as `Meter` holds it: rounds in which others ran are measured again, up to three times the duration."""
+    """A run as `Meter` makes it: rounds in which others ran are measured again, up to three times the duration."""
     load, rounds = load_of(kind, generator), {"a": [], "b": []}
     noise = generator.uniform(0.005, 0.03)
     for process in range(3):
@@ -179,7 +179,7 @@ def simulated(kind, generator):
             count += 1
         for name, blocks in found.items():
             rounds[name] += blocks
-    return contest(entry("a", rounds["a"]), entry("b", rounds["b"]))
+    return bench_run(entry("a", rounds["a"]), entry("b", rounds["b"]))
 
 
 @pytest.mark.parametrize(
@@ -187,7 +187,7 @@ def simulated(kind, generator):
     [("none", 0.99, 1), ("slight", 0.99, 1), ("bursts", 0.5, 1), ("one loop", 0, 0.01), ("two loops", 0, 0.01)],
 )
 def test_what_is_claimed_beside_others_holds(kind, least, most):
-    """Of 60 contests each. Without a look at the load, the intervals of the same rounds do not hold the truth."""
+    """Of 60 benchmark runs each. Without a look at the load, the intervals of the same rounds do not hold the truth."""
     generator = np.random.default_rng(0)
     found = [judged(simulated(kind, generator), "a", "b", "single") for _ in range(60)]
     claims = [each.ratio for each in found if each.decided]
@@ -222,10 +222,10 @@ def test_this_machine_is_watched():
 
 
 def test_how_long_a_bench_takes():
-    contestants = [Contestant(name, "openvino-cpu", "fp32", (), {"engine": {}}) for name in "ab"]
-    found = expected(contestants, Protocol(duration=10.0))
+    candidates = [BenchCandidate(name, "openvino-cpu", "fp32", (), {"engine": {}}) for name in "ab"]
+    found = expected(candidates, Protocol(duration=10.0))
     assert found.seconds == pytest.approx(2 * 2 * 20 * 0.6 + 3 * (2 * 1.5 + 2 * 2 * 0.75))
     assert found.most > 3 * 2 * 2 * 20 * 0.6
     assert str(found).startswith("about 66 s; up to 4 min")
-    assert expected(contestants, Protocol(("sustain:10m",))).seconds > 1200
+    assert expected(candidates, Protocol(("sustain:10m",))).seconds > 1200
     assert [spelt(each) for each in (0.2, 99, 100, 3600, 4200)] == ["1 s", "99 s", "2 min", "1 h 0 min", "1 h 10 min"]

@@ -1,4 +1,4 @@
-"""From measurements to reported numbers and flags, on contests built by hand."""
+"""From measurements to reported numbers and flags, on benchmark runs built by hand."""
 
 import dataclasses
 import json
@@ -10,7 +10,7 @@ import pytest
 from vitdeploy.bench import summary
 from vitdeploy.bench.precision import percentile_interval
 from vitdeploy.bench.protocol import Protocol
-from vitdeploy.bench.results import Contest, Entry, Machine, Round
+from vitdeploy.bench.results import BenchRun, Entry, Machine, Round
 
 SINGLE = [np.arange(1.0, 61.0), np.arange(61.0, 101.0)]
 OFFLINE = [np.full(10, 50.0), np.full(10, 150.0)]
@@ -23,19 +23,19 @@ def make_round(batch, latencies, **fields):
     return Round(batch, values, float(values.sum()) / 1e3, **fields)
 
 
-def make_contest(rounds, load_average=0.5, cpus=2, **fields):
-    """A contest of one artifact; `rounds` has lists of rounds, or of latencies in ms, per scenario."""
+def make_run(rounds, load_average=0.5, cpus=2, **fields):
+    """A benchmark run of one artifact; `rounds` has lists of rounds, or of latencies in ms, per scenario."""
     protocol = Protocol(scenarios=tuple(rounds), batch=(1, 8))
     measured = {
         name: [each if isinstance(each, Round) else make_round(protocol.batch_of(name), each) for each in blocks]
         for name, blocks in rounds.items()
     }
     entry = Entry("openvino-cpu-int8", "openvino-cpu", "int8", "CPU", 1.5, 20.0, measured, **fields)
-    return Contest(protocol, (entry,), load_average, cpus)
+    return BenchRun(protocol, (entry,), load_average, cpus)
 
 
 def row_of(rounds, percents=(50.0, 90.0, 99.0), **fields):
-    return summary.rows(make_contest(rounds, **fields), percents)[0]
+    return summary.rows(make_run(rounds, **fields), percents)[0]
 
 
 def test_row_has_latency_of_single_and_throughput_of_offline():
@@ -69,10 +69,10 @@ def test_one_scenario_gives_both_numbers(scenario, batch):
 
 
 def test_all_values_are_plain():
-    contest = make_contest({"single": SINGLE, "offline": OFFLINE, "server:5": SINGLE, "sustain:3": SINGLE})
-    for value in (summary.rows(contest), summary.block_medians(contest), summary.samples(contest)):
+    bench_run = make_run({"single": SINGLE, "offline": OFFLINE, "server:5": SINGLE, "sustain:3": SINGLE})
+    for value in (summary.rows(bench_run), summary.block_medians(bench_run), summary.samples(bench_run)):
         assert json.loads(json.dumps(value, allow_nan=False)) == value
-    row = summary.rows(contest)[0]
+    row = summary.rows(bench_run)[0]
     assert type(row["samples"]) is int
     assert {type(row[key]) for key in ("throughput", "load_seconds", "first_inference_ms")} == {float}
     assert {type(value) for value in row["latency_ms"].values()} == {float}
@@ -255,12 +255,12 @@ def test_another_provider_than_the_engine_was_made_for_is_a_fallback():
 
 
 def test_block_medians_are_in_the_order_of_time():
-    contest = make_contest({"single": SINGLE, "offline": OFFLINE})
-    assert summary.block_medians(contest) == {"openvino-cpu-int8": [30.5, 80.5]}
+    bench_run = make_run({"single": SINGLE, "offline": OFFLINE})
+    assert summary.block_medians(bench_run) == {"openvino-cpu-int8": [30.5, 80.5]}
 
 
 def test_samples_are_all_values_or_evenly_picked_ones():
-    contest = make_contest({"single": SINGLE, "offline": OFFLINE})
-    assert summary.samples(contest)["openvino-cpu-int8"] == np.arange(1.0, 101.0).tolist()
-    picked = summary.samples(contest, limit=12)["openvino-cpu-int8"]
+    bench_run = make_run({"single": SINGLE, "offline": OFFLINE})
+    assert summary.samples(bench_run)["openvino-cpu-int8"] == np.arange(1.0, 101.0).tolist()
+    picked = summary.samples(bench_run, limit=12)["openvino-cpu-int8"]
     assert picked == [1, 10, 19, 28, 37, 46, 55, 64, 73, 82, 91, 100]

@@ -8,12 +8,12 @@ import pytest
 
 from tests.targets import CPU_TARGETS
 from vitdeploy.bench import gemm, memory, survey
-from vitdeploy.bench.contestant import Contestant, engine_contestant
+from vitdeploy.bench.candidate import BenchCandidate, engine_candidate
 from vitdeploy.bench.context import Context, Memory
 from vitdeploy.bench.gemm import best_rate
 from vitdeploy.bench.memory import copy_rate, last_level_cache
 from vitdeploy.bench.protocol import Protocol
-from vitdeploy.bench.results import Contest
+from vitdeploy.bench.results import BenchRun
 from vitdeploy.bench.survey import plan, precisions_of, surveyed
 from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime.openvino import require
@@ -26,7 +26,7 @@ HALF = EngineSpec(
     *("openvino-cpu", "bf16", "graph.onnx", ("model.xml",), 1, True, "CPU", IMAGE, IMAGE, {"bf16": 9}),
     options={"INFERENCE_PRECISION_HINT": "bf16"},
 )
-ORIGINAL = Contestant("original", "original", "fp32", (), {"source": {}})
+ORIGINAL = BenchCandidate("original", "original", "fp32", (), {"source": {}})
 KERNELS = {"onnxruntime-cpu": {"int8": "QLinearMatMul", "fp32": "MatMul"}, "openvino-cpu": {}}
 
 
@@ -96,12 +96,12 @@ def test_every_byte_is_copied(monkeypatch):
     assert len(copied) % 7 == 0
 
 
-def contestants(folder):
-    return [ORIGINAL, *(engine_contestant(each, folder) for each in (FP32, INT8, HALF))]
+def candidates(folder):
+    return [ORIGINAL, *(engine_candidate(each, folder) for each in (FP32, INT8, HALF))]
 
 
 def test_rates_are_asked_for_that_the_engines_need(tmp_path):
-    asks = plan(contestants(tmp_path), Protocol(("offline", "single"), (2, 8), duration=5.0, threads=3))
+    asks = plan(candidates(tmp_path), Protocol(("offline", "single"), (2, 8), duration=5.0, threads=3))
     assert [[str(ask) for ask in group] for group in asks] == [
         ["memory"],
         ["rate of onnxruntime-cpu fp32", "rate of onnxruntime-cpu int8"],
@@ -119,9 +119,9 @@ def test_rates_are_asked_for_that_the_engines_need(tmp_path):
 
 def test_of_engines_on_a_gpu_nothing_is_measured(tmp_path):
     engines = [dataclasses.replace(HALF, target=target) for target in ("tensorrt", "tensorrt", "onnxruntime-cuda")]
-    asked = [engine_contestant(each, tmp_path, str(i)) for i, each in enumerate(engines)]
+    asked = [engine_candidate(each, tmp_path, str(i)) for i, each in enumerate(engines)]
     assert plan(asked, Protocol()) == []
-    context = surveyed(Contest(Protocol(), (), None, 2), asked, lambda *told: None).context
+    context = surveyed(BenchRun(Protocol(), (), None, 2), asked, lambda *told: None).context
     assert [(each.name, each.why) for each in context.left_out] == [
         ("tensorrt", "not measured on a GPU"),
         ("onnxruntime-cuda", "not measured on a GPU"),
@@ -129,17 +129,17 @@ def test_of_engines_on_a_gpu_nothing_is_measured(tmp_path):
 
 
 def test_a_short_bench_has_no_context(tmp_path):
-    contest = Contest(Protocol(duration=0.5), (), None, 2)
-    assert surveyed(contest, contestants(tmp_path), lambda *told: None) is contest
+    bench_run = BenchRun(Protocol(duration=0.5), (), None, 2)
+    assert surveyed(bench_run, candidates(tmp_path), lambda *told: None) is bench_run
 
 
 def test_what_cannot_be_measured_is_left_out_with_the_reason(tmp_path, monkeypatch):
     """A worker that dies at its first question, and one that is not there at all."""
     told = []
-    contest = Contest(Protocol(duration=1.0), (), None, 2)
+    bench_run = BenchRun(Protocol(duration=1.0), (), None, 2)
     for argv, why in (((sys.executable, "-c", "input()"), "died"), ((str(tmp_path / "none"),), "cannot start")):
         monkeypatch.setattr(survey, "SURVEY_WORKER", argv)
-        context = surveyed(contest, contestants(tmp_path)[:3], lambda *each: told.append(each)).context
+        context = surveyed(bench_run, candidates(tmp_path)[:3], lambda *each: told.append(each)).context
         assert (context.rates, context.memory, context.profiles) == ((), None, ())
         assert [each.what for each in context.left_out] == ["memory", "rate", "rate", "profile", "profile"]
         assert why in context.left_out[0].why

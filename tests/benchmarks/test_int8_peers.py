@@ -32,7 +32,7 @@ def peers() -> Any:
 
 
 def session(latencies: dict[str, list[float]]) -> dict[str, Any]:
-    """A contest as `measure.run` keeps it: a round for each latency (ms), of one query."""
+    """A benchmark run as `measure.run` keeps it: a round for each latency (ms), of one query."""
     entries = {
         name: {
             "provider": "CPU",

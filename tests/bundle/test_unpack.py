@@ -76,7 +76,5 @@ def key_beside(file):
 
     public = ec.generate_private_key(ec.SECP256R1()).public_key()
     place = file.with_name("trusted.pem")
-    place.write_bytes(
-        public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-    )
+    place.write_bytes(public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo))
     return place

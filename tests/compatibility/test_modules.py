@@ -110,7 +110,7 @@ ALIKE = ("bool_mask", "padding_mask", "encoder_norm_first", "encoder_causal", "f
 PAGE = Page(
     "modules",
     "# Modules of one's own\n\nWhat `vitdeploy export --model FILE:FUNCTION` and all that follows make of modules as "
-    "people write them. Each is seeded and small (`tests/compatibility/modules_*.py`). \"Same\": the float engines of "
+    'people write them. Each is seeded and small (`tests/compatibility/modules_*.py`). "Same": the float engines of '
     "OpenVINO and ONNX Runtime give the module's own answers, max|a-b| / max|b| at most 1e-4. The columns behind count "
     "the layers with weights (linears, convolutions) that each runtime computes in INT8, of all that the graph has. "
     "The tests write this table; `make modules` also takes each module to a bundle in INT8 for both runtimes by the "

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from vitdeploy.bench.protocol import Protocol
-from vitdeploy.bench.results import Contest
+from vitdeploy.bench.results import BenchRun
 from vitdeploy.devices import results
 from vitdeploy.devices.agent.documents import FORMAT, Job, Placed, PlacedGraph, Result, Status
-from vitdeploy.devices.results import check_contest, check_result, check_status, parse
+from vitdeploy.devices.results import check_result, check_run, check_status, parse
 from vitdeploy.errors import CapabilityError, DeviceResultError, MissingPackageError
 from vitdeploy.spec import EngineSpec, FileEntry, TensorSpec, decode, encode
 
@@ -91,7 +91,7 @@ def test_what_is_no_document_is_refused(line):
         parse("board", line, Result)
 
 
-def contest(**changes):
+def bench_run(**changes):
     """Two rounds a scenario of one artifact; `changes` are of the first round of "single"."""
     rounds = {
         name: [{"batch": PROTOCOL.batch_of(name), "latencies_ms": [1.0, 2.0], "seconds": 0.0031} for _ in range(2)]
@@ -106,9 +106,9 @@ def contest(**changes):
 
 
 def test_measurements_go_over_the_wire_unchanged():
-    found = check_contest("board", contest(), PROTOCOL, ["small"])
-    assert isinstance(found, Contest)
-    again = decode(Contest, json.loads(json.dumps(encode(found))))
+    found = check_run("board", bench_run(), PROTOCOL, ["small"])
+    assert isinstance(found, BenchRun)
+    again = decode(BenchRun, json.loads(json.dumps(encode(found))))
     assert np.array_equal(again.entries[0].rounds["single"][0].latencies_ms, [1.0, 2.0])
 
 
@@ -133,24 +133,24 @@ def test_measurements_go_over_the_wire_unchanged():
 )
 def test_impossible_measurements_are_refused(changes):
     with pytest.raises(DeviceResultError):
-        check_contest("board", contest(**changes), PROTOCOL, ["small"])
+        check_run("board", bench_run(**changes), PROTOCOL, ["small"])
 
 
 def test_measurements_of_something_else_are_refused():
     for names, protocol in ((["other"], PROTOCOL), (["small"], Protocol(threads=4, duration=0.0, min_rounds=2))):
         with pytest.raises(DeviceResultError):
-            check_contest("board", contest(), protocol, names)
+            check_run("board", bench_run(), protocol, names)
     with pytest.raises(DeviceResultError, match="do not fit"):
-        check_contest("board", {**contest(), "protocol": {**encode(PROTOCOL), "batch": [0]}}, PROTOCOL, ["small"])
-    less = contest()
+        check_run("board", {**bench_run(), "protocol": {**encode(PROTOCOL), "batch": [0]}}, PROTOCOL, ["small"])
+    less = bench_run()
     less["entries"][0]["rounds"]["single"].pop()
     with pytest.raises(DeviceResultError, match="rounds of single"):
-        check_contest("board", less, PROTOCOL, ["small"])
+        check_run("board", less, PROTOCOL, ["small"])
 
 
 def longer(rounds, process=0, duration=1.0):
     """Measurements whose protocol may go on twice, with so many rounds of latency."""
-    found = contest()
+    found = bench_run()
     found["protocol"] = {**found["protocol"], "duration": duration, "min_rounds": 2}
     single = found["entries"][0]["rounds"]["single"]
     found["entries"][0]["rounds"]["single"] = [{**single[0], "process": process} for _ in range(rounds)]
@@ -159,16 +159,16 @@ def longer(rounds, process=0, duration=1.0):
 
 def test_a_device_may_measure_again_as_often_as_it_was_allowed_to():
     allowed = Protocol(duration=1.0, min_rounds=2)
-    assert (allowed.most_sittings, allowed.most_rounds) == (3, 6)
+    assert (allowed.most_sessions, allowed.most_rounds) == (3, 6)
     for rounds in (2, 3, 6):
-        check_contest("board", longer(rounds, process=8), allowed, ["small"])
+        check_run("board", longer(rounds, process=8), allowed, ["small"])
     for found in (longer(1), longer(7), longer(4, process=9)):
         with pytest.raises(DeviceResultError):
-            check_contest("board", found, allowed, ["small"])
+            check_run("board", found, allowed, ["small"])
     two = longer(4)
-    two["entries"].append({**contest()["entries"][0], "artifact": "other"})
+    two["entries"].append({**bench_run()["entries"][0], "artifact": "other"})
     with pytest.raises(DeviceResultError, match="rounds of single that were not measured in turns"):
-        check_contest("board", two, allowed, ["small", "other"])
+        check_run("board", two, allowed, ["small", "other"])
 
 
 def context():
@@ -182,7 +182,7 @@ def context():
 
 
 def test_a_context_goes_over_the_wire_without_its_escapes():
-    found = check_contest("board", {**contest(), "context": context()}, PROTOCOL, ["small"]).context
+    found = check_run("board", {**bench_run(), "context": context()}, PROTOCOL, ["small"]).context
     assert (found.rates[0].flops, found.rates[0].shape, found.memory.threads) == (5e11, (192, 768), 2)
     assert found.profiles[0].layers[0].name == "fc\\x1b[31m1"
     assert found.left_out[0].why == "\\x07"
@@ -218,7 +218,7 @@ def test_impossible_contexts_are_refused(part, key, value):
     inner = document["profiles"][0]["layers"] if part == "layers" else document[part]
     (inner if part == "memory" else inner[0])[key] = value
     with pytest.raises(DeviceResultError):
-        check_contest("board", {**contest(), "context": document}, PROTOCOL, ["small"])
+        check_run("board", {**bench_run(), "context": document}, PROTOCOL, ["small"])
 
 
 @pytest.mark.parametrize("part", ["rates", "profiles"])
@@ -226,7 +226,7 @@ def test_a_context_says_everything_once(part):
     document = context()
     document[part] *= 2
     with pytest.raises(DeviceResultError, match="of other artifacts"):
-        check_contest("board", {**contest(), "context": document}, PROTOCOL, ["small"])
+        check_run("board", {**bench_run(), "context": document}, PROTOCOL, ["small"])
 
 
 def test_more_layers_than_a_model_has_are_refused(monkeypatch):
@@ -234,7 +234,7 @@ def test_more_layers_than_a_model_has_are_refused(monkeypatch):
     document = context()
     document["profiles"][0] |= {"runs": 2, "layers": document["profiles"][0]["layers"] * 3}
     with pytest.raises(DeviceResultError, match="more layers"):
-        check_contest("board", {**contest(), "context": document}, PROTOCOL, ["small"])
+        check_run("board", {**bench_run(), "context": document}, PROTOCOL, ["small"])
 
 
 def test_the_error_of_a_device_keeps_its_class_and_loses_its_escapes():

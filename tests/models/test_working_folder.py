@@ -13,7 +13,7 @@ from vitdeploy.errors import UserCodeError
 from vitdeploy.models.function import from_function
 from vitdeploy.models.source import Source, load_original
 from vitdeploy.models.working_folder import WorkingFolder, shown_folder
-from vitdeploy.pipeline.measure import original_contestant
+from vitdeploy.pipeline.measure import original_candidate
 from vitdeploy.pipeline.origin import find_origin
 
 NETWORK = """
@@ -150,10 +150,13 @@ def test_another_model_at_each_call_is_refused(work):
 
 
 def test_a_measuring_process_imports_it_as_the_command_did(work):
-    contestant = original_contestant(find_origin(Source(function=f"{work}:build")).source)
-    commands = [{"do": "load", "request": {**contestant.request, "threads": 1}, "batches": [1]}, {"do": "close"}]
+    bench_candidate = original_candidate(find_origin(Source(function=f"{work}:build")).source)
+    commands = [{"do": "load", "request": {**bench_candidate.request, "threads": 1}, "batches": [1]}, {"do": "close"}]
     done = subprocess.run(
-        contestant.argv, input="".join(f"{json.dumps(each)}\n" for each in commands), capture_output=True, text=True
+        bench_candidate.argv,
+        input="".join(f"{json.dumps(each)}\n" for each in commands),
+        capture_output=True,
+        text=True,
     )
     loaded = json.loads(done.stdout.splitlines()[0])
     assert "error" not in loaded, loaded

@@ -67,5 +67,3 @@ def test_two_maps_share_what_lies_at_the_same_place():
     assert shared(left, left) == 1.0
     assert shared(left, np.array([[0.0, 5.0]])) == 0.0
     assert shared(left, both) == pytest.approx(0.75) == shared(both, left)
-
-

@@ -246,9 +246,7 @@ def test_flags_of_an_engine_that_is_out_of_the_question_do_not_matter():
 def test_what_is_undecided_says_what_would_decide_it():
     reason = "agreement 99.80 % [99.50, 99.90], budget 99.6; undecided: needs about 2,000 images"
     verdict = decide([judged(OV8, "undecided", reasons=(reason,))], bench(TIMES))
-    assert verdict.sentence == (
-        f"Not decided: no engine is proven to meet the budget. openvino-cpu-int8: {reason}."
-    )
+    assert verdict.sentence == (f"Not decided: no engine is proven to meet the budget. openvino-cpu-int8: {reason}.")
     assert verdict.remarks[0].startswith("openvino-cpu-int8 gives 99.80 % of the original's answers")
 
 

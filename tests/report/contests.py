@@ -3,7 +3,7 @@
 import numpy as np
 
 from vitdeploy.bench.protocol import Protocol, parse_scenario
-from vitdeploy.bench.results import Contest, Entry, Round
+from vitdeploy.bench.results import BenchRun, Entry, Round
 from vitdeploy.bench.summary import block_medians, rows, samples
 
 
@@ -34,16 +34,16 @@ def bench(names, scenarios=("single", "offline"), drift=0.0, slow=None, rounds=6
                 begun = clock + 20 * process
                 entry.rounds[scenario].append(Round(batch, values, 0.5, process, 0.4, begun_seconds=begun))
                 clock += 0.5
-    contest = Contest(protocol, tuple(entries), 0.1, 2)
+    bench_run = BenchRun(protocol, tuple(entries), 0.1, 2)
     ratio = {"ratio": 0.5, "ci95": [0.45, 0.55], "verdict": "faster"}
     return {
         "protocol": {**vars(protocol), "rounds": dict.fromkeys(scenarios, rounds)},
-        "results": rows(contest),
+        "results": rows(bench_run),
         "ratios": [
             {"a": name, "b": names[0], "metric": metric, **ratio}
             for name in names[1:]
             for metric in ("latency", "throughput")
         ],
-        "samples_ms": samples(contest),
-        "block_medians_ms": block_medians(contest),
+        "samples_ms": samples(bench_run),
+        "block_medians_ms": block_medians(bench_run),
     }

@@ -4,9 +4,9 @@ import copy
 import re
 
 import pytest
+from tests.report.bench_runs import bench
 
 from tests.report.answered import answered, example
-from tests.report.contests import bench
 from tests.report.test_html import ALLOWED, HOSTILE, REPORT, Page
 from vitdeploy.report import answers, flags, lookup, regression, selftest, summary, table
 from vitdeploy.report.examples import examples
@@ -188,4 +188,3 @@ def test_a_sweep_is_one_plane_of_all_recipes_and_one_for_each_metric():
     page = render_sweep(document)
     assert "Agreement with its original and latency" in page
     assert f"{report['name']}: the class order?" in page and f"{report['name']}: {names[1]}: busy" in page
-

@@ -62,9 +62,7 @@ def make_bundle(root: Path, batch: int | str, target: str = "onnxruntime-cpu") -
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10), root / "model.onnx")
     (root / "engine").mkdir()
     size = 1 if batch == "batch" else batch
-    spec = compile_engine(
-        root / "model.onnx", root / "engine", target=target, precision="fp32", batch=size, placed=0
-    )
+    spec = compile_engine(root / "model.onnx", root / "engine", target=target, precision="fp32", batch=size, placed=0)
     (root / "bundle").mkdir()
     write_bundle(
         root / "bundle",

@@ -50,9 +50,9 @@ class Layer:
 class Profile:
     """The layers of one artifact in the order in which they ran, over so many runs of `batch` images.
 
-    `latency_ms`: the median of whole queries at the same moment, which the contest's may be far from on a machine whose
-    speed moves. `per_layer_ms`: what the runtime's profiler itself takes for a layer, where that shows; it is in no
-    time.
+    `latency_ms`: the median of whole queries at the same moment, which that of the benchmark run may be far from on a
+    machine whose speed moves. `per_layer_ms`: what the runtime's profiler itself takes for a layer, where that shows;
+    it is in no time.
     """
 
     artifact: str
@@ -78,7 +78,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class Context:
-    """All that was measured after a contest, on the same machine with the same number of threads."""
+    """All that was measured after a benchmark run, on the same machine with the same number of threads."""
 
     rates: tuple[Rate, ...]
     memory: Memory | None

@@ -1,4 +1,4 @@
-"""What a contest does not decide, and why: measurements that say something else than how fast an artifact is here."""
+"""What a run does not decide, and why: measurements that say something else than how fast an artifact is here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vitdeploy.bench.flags import falls_back, load_disturbs
 from vitdeploy.bench.paired import PairedRatio, clustered, medians_of, ratio_of_rounds
 from vitdeploy.bench.percentiles import nearest_rank
 from vitdeploy.bench.quiet import Unrest, enough, quiet_together, together, unrest, usable
-from vitdeploy.bench.results import Contest, Entry, Round
+from vitdeploy.bench.results import BenchRun, Entry, Round
 
 # Of the ratios of paired rounds, a fifth clipped on either side: what moves the others so much is no noise of a timer,
 # and nothing that the kernel showed.
@@ -41,17 +41,17 @@ class Judged:
         return not self.reason
 
 
-def judged(contest: Contest, a: str, b: str, scenario: str) -> Judged:
+def judged(bench_run: BenchRun, a: str, b: str, scenario: str) -> Judged:
     """The latency of `a` over that of `b`, of the rounds in which nobody disturbed either."""
-    named = {entry.artifact: entry for entry in contest.entries}
+    named = {entry.artifact: entry for entry in bench_run.entries}
     pair = (named[a], named[b])
-    rounds = together(contest.protocol, pair, scenario)
+    rounds = together(bench_run.protocol, pair, scenario)
     ratio = ratio_of_rounds(*rounds)
     reason = (
         _fallback(pair)
-        or _disturbed(contest, pair, scenario)
+        or _disturbed(bench_run, pair, scenario)
         or _wild(ratio, len(rounds[0]), scenario)
-        or _apart(ratio, [usable(contest.protocol, entry, scenario) for entry in pair])
+        or _apart(ratio, [usable(bench_run.protocol, entry, scenario) for entry in pair])
     )
     level = _level(rounds)
     return Judged(ratio, reason, math.exp(level + ratio.log / 2), math.exp(level - ratio.log / 2))
@@ -63,14 +63,14 @@ def _level(rounds: Sequence[Sequence[Round]]) -> float:
     return clustered(middle, [block.process for block in rounds[0]]).log
 
 
-def alone_reason(contest: Contest, entry: Entry) -> str:
+def alone_reason(bench_run: BenchRun, entry: Entry) -> str:
     """Why what was measured of one artifact, which is compared with none, is not to be relied on; empty where it is."""
-    return _fallback([entry]) or _disturbed(contest, [entry], contest.protocol.latency_scenario)
+    return _fallback([entry]) or _disturbed(bench_run, [entry], bench_run.protocol.latency_scenario)
 
 
-def disturbed_reason(contest: Contest) -> str:
-    """Why the rounds that all of a contest have in common are not to be relied on; empty where they are."""
-    return _disturbed(contest, contest.entries, contest.protocol.latency_scenario)
+def disturbed_reason(bench_run: BenchRun) -> str:
+    """Why the rounds that all of a benchmark run have in common are not to be relied on; empty where they are."""
+    return _disturbed(bench_run, bench_run.entries, bench_run.protocol.latency_scenario)
 
 
 def _fallback(entries: Sequence[Entry]) -> str:
@@ -80,15 +80,15 @@ def _fallback(entries: Sequence[Entry]) -> str:
     return ""
 
 
-def _disturbed(contest: Contest, entries: Sequence[Entry], scenario: str) -> str:
+def _disturbed(bench_run: BenchRun, entries: Sequence[Entry], scenario: str) -> str:
     """Too few rounds were quiet for all."""
     numbers, every = quiet_together(entries, scenario), entries[0].rounds[scenario]
-    if enough(contest.protocol, numbers, every):
-        loud = any(load_disturbs(contest, entry) for entry in entries)
-        return f"the load average was {contest.load_average:.1f} on {contest.cpus} CPUs: {AGAIN}" if loud else ""
+    if enough(bench_run.protocol, numbers, every):
+        loud = any(load_disturbs(bench_run, entry) for entry in entries)
+        return f"the load average was {bench_run.load_average:.1f} on {bench_run.cpus} CPUs: {AGAIN}" if loud else ""
     seen = [
         unrest(block.machine, block.seconds, max(1, len(entry.affinity)))
-        for entry in contest.entries  # all of them, so that all that were disturbed alike say it in the same words
+        for entry in bench_run.entries  # all of them, so that all that were disturbed alike say it in the same words
         for block in entry.rounds[scenario]
         if block.machine is not None
     ]

@@ -1,11 +1,11 @@
-"""How long a contest will take, said before it begins."""
+"""How long a benchmark run will take, said before it begins."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from vitdeploy.bench.contestant import Contestant
+from vitdeploy.bench.candidate import BenchCandidate
 from vitdeploy.bench.protocol import BIN_SECONDS, SETTLE_SECONDS, STAGE_ROUNDS, WARMUP_LIMIT, Protocol, parse_scenario
 
 # To start a process, import a runtime and load a model of usual size; an original in PyTorch takes longer.
@@ -28,22 +28,22 @@ class Expected:
         return f"about {least}; up to {most} where others use the machine or a ratio is not clear"
 
 
-def expected(contestants: Sequence[Contestant], protocol: Protocol, *, context: bool = False) -> Expected:
+def expected(candidates: Sequence[BenchCandidate], protocol: Protocol, *, context: bool = False) -> Expected:
     """How long a bench of these takes; with `context`, what is measured after it too."""
-    count = len(contestants)
+    count = len(candidates)
     blocks = count * sum(_block_seconds(protocol, name, protocol.blocks(name)) for name in protocol.scenarios)
     most = count * sum(
         _block_seconds(protocol, name, protocol.most_rounds if parse_scenario(name).spread else protocol.blocks(name))
         for name in protocol.scenarios
     )
-    loads = [LOAD_SECONDS if "engine" in each.request else ORIGINAL_LOAD_SECONDS for each in contestants]
+    loads = [LOAD_SECONDS if "engine" in each.request else ORIGINAL_LOAD_SECONDS for each in candidates]
     start = sum(loads) + count * len(protocol.batches(protocol.scenarios)) * 1.5 * protocol.warmup
     slow = sum(loads) + count * len(protocol.batches(protocol.scenarios)) * WARMUP_LIMIT * protocol.warmup
-    stages = STAGE_ROUNDS * protocol.block_seconds * sum("images" in each.request for each in contestants)
+    stages = STAGE_ROUNDS * protocol.block_seconds * sum("images" in each.request for each in candidates)
     survey = SURVEY_SECONDS * (2 + count) if context else 0.0
     return Expected(
         blocks + protocol.starts * start + stages + survey,
-        most + protocol.most_sittings * protocol.starts * slow + stages + survey + protocol.duration,
+        most + protocol.most_sessions * protocol.starts * slow + stages + survey + protocol.duration,
     )
 
 

@@ -16,7 +16,7 @@ from vitdeploy.bench.paired import clustered, medians_of
 from vitdeploy.bench.percentiles import queries_needed
 from vitdeploy.bench.protocol import parse_scenario
 from vitdeploy.bench.quiet import SUSPENDED_SECONDS, TAKEN, enough, quiet_together, usable
-from vitdeploy.bench.results import Contest, Entry, Machine, Round
+from vitdeploy.bench.results import BenchRun, Entry, Machine, Round
 
 # How far the interval of the median query of a block may reach to either side.
 UNSTABLE = 0.1
@@ -28,10 +28,10 @@ OVERLOADED = 0.98
 QUARTERS = 4
 
 
-def flags(contest: Contest, entry: Entry, scenario: str, percents: Sequence[float]) -> list[str]:
-    """The flags of one contestant, whose latency is that of `scenario`; docs/measuring.md says what each means."""
-    rounds = usable(contest.protocol, entry, scenario)
-    used = [block for name in entry.rounds for block in usable(contest.protocol, entry, name)]
+def flags(bench_run: BenchRun, entry: Entry, scenario: str, percents: Sequence[float]) -> list[str]:
+    """The flags of one candidate, whose latency is that of `scenario`; docs/measuring.md says what each means."""
+    rounds = usable(bench_run.protocol, entry, scenario)
+    used = [block for name in entry.rounds for block in usable(bench_run.protocol, entry, name)]
     every = [block for blocks in entry.rounds.values() for block in blocks]
     machines = [block.machine for block in every if block.machine is not None]
     found = {
@@ -39,7 +39,7 @@ def flags(contest: Contest, entry: Entry, scenario: str, percents: Sequence[floa
         or _throttles(machines)
         or any(_tires(blocks) for name, blocks in entry.rounds.items() if name.startswith("sustain")),
         "unstable": _unstable(rounds),
-        "contended": _contended(contest, entry),
+        "contended": _contended(bench_run, entry),
         "fallback": falls_back(entry),
         "short": sum(block.latencies_ms.size for block in rounds) < max(map(queries_needed, percents)),
         "overloaded": any(_overloaded(blocks) for name, blocks in entry.rounds.items() if name.startswith("server")),
@@ -88,23 +88,23 @@ def _unstable(rounds: Sequence[Round]) -> bool:
     return clustered(medians, [block.process for block in filled]).reach > UNSTABLE
 
 
-def _contended(contest: Contest, entry: Entry) -> bool:
+def _contended(bench_run: BenchRun, entry: Entry) -> bool:
     """Others disturbed so many blocks that the others cannot stand for all; of a scenario that is one long run, whose
     blocks all count, they had more than their share."""
     for name, rounds in entry.rounds.items():
         if parse_scenario(name).spread:
-            if not enough(contest.protocol, quiet_together([entry], name), rounds):
+            if not enough(bench_run.protocol, quiet_together([entry], name), rounds):
                 return True
         elif (taken_by_others(entry, rounds) or 0.0) > TAKEN:
             return True
-    return load_disturbs(contest, entry)
+    return load_disturbs(bench_run, entry)
 
 
-def load_disturbs(contest: Contest, entry: Entry) -> bool:
+def load_disturbs(bench_run: BenchRun, entry: Entry) -> bool:
     """Where the system does not say who computes: whether the load at the start was above the number of CPUs."""
     every = [block for blocks in entry.rounds.values() for block in blocks]
     unknown = taken_by_others(entry, every) is None
-    return unknown and contest.load_average is not None and contest.load_average > contest.cpus + 0.5
+    return unknown and bench_run.load_average is not None and bench_run.load_average > bench_run.cpus + 0.5
 
 
 def _slows_down(rounds: Sequence[Round]) -> bool:

@@ -1,4 +1,4 @@
-"""The rate at which memory is copied here, by as many threads as a contest uses.
+"""The rate at which memory is copied here, by as many threads as a benchmark run uses.
 
 Two arrays well beyond the last level of cache, each thread with its part of them. Counted are the bytes read and the
 bytes written, as STREAM counts them (McCalpin 1995): what a cache reads before it writes is not.

@@ -35,7 +35,7 @@ class Others:
 
 
 class Patience:
-    """So many seconds in which a contest may wait, all together. `tell` hears what is waited for."""
+    """So many seconds in which a benchmark run may wait, all together. `tell` hears what is waited for."""
 
     def __init__(self, seconds: float, tell: Callable[[str], None], root: Path = probes.ROOT) -> None:
         self._left, self._tell, self._root = seconds, tell, root

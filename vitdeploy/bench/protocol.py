@@ -1,4 +1,4 @@
-"""How a contest is run: its scenarios, rounds, blocks and processes, as plain data."""
+"""How a benchmark run is run: its scenarios, rounds, blocks and processes, as plain data."""
 
 from __future__ import annotations
 
@@ -63,16 +63,16 @@ def parse_scenario(text: str) -> Scenario:
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a contest is run. All durations are in seconds.
+    """How a benchmark run is run. All durations are in seconds.
 
     `scenarios`: see `parse_scenario`. `batch`: the last is for "offline", the first for all others. `duration` is per
     artifact and scenario, measured in blocks of `block_seconds`, in at least `min_rounds` rounds, in `processes` fresh
     processes of each artifact one after the other. `warmup` is the least per process and batch; it goes on until block
     medians are steady within 2 %, at most three times as long. `threads` 0 is each runtime's own choice. `timeout` is
     the longest that a worker may take for one answer. Where a ratio that is asked for is not narrow after all rounds
-    (see `PairedRatio.narrow`), its scenario is measured again in other processes, for at most `stretch` times the
+    (see `PairedRatio.narrow`), its scenario is measured again in other processes, for at most `max_extension` times the
     duration. Rounds in which somebody else used the machine are measured again within the same bound, or within twice
-    the duration where `stretch` is less.
+    the duration where `max_extension` is less.
     """
 
     scenarios: tuple[str, ...] = ("single", "offline")
@@ -84,7 +84,7 @@ class Protocol:
     threads: int = 0
     timeout: float = 600.0
     processes: int = 3
-    stretch: float = 3.0
+    max_extension: float = 3.0
 
     def __post_init__(self) -> None:
         if not self.scenarios or len(set(self.scenarios)) < len(self.scenarios):
@@ -103,7 +103,7 @@ class Protocol:
         """Latency alone, in so many rounds of short blocks, most often in one process of each: for searches, which
         compare many engines."""
         duration = rounds * block_seconds
-        return cls(("single",), (batch,), duration, block_seconds, rounds, warmup, processes=processes, stretch=1)
+        return cls(("single",), (batch,), duration, block_seconds, rounds, warmup, processes=processes, max_extension=1)
 
     @property
     def rounds(self) -> int:
@@ -116,15 +116,15 @@ class Protocol:
         return round(parsed.value / BIN_SECONDS) if parsed.kind == "sustain" else self.rounds
 
     @property
-    def most_sittings(self) -> int:
+    def most_sessions(self) -> int:
         """How often all rounds may be measured; once where the least of them take longer than the duration allows."""
-        return max(1, int(self.stretch * self.duration / (self.rounds * self.block_seconds)))
+        return max(1, int(self.max_extension * self.duration / (self.rounds * self.block_seconds)))
 
     @property
     def most_rounds(self) -> int:
         """How many rounds of a scenario may be measured, with those that were disturbed and those that are for a
         narrower ratio."""
-        return max(self.rounds, int(max(self.stretch, SPARE) * self.duration / self.block_seconds))
+        return max(self.rounds, int(max(self.max_extension, SPARE) * self.duration / self.block_seconds))
 
     @property
     def starts(self) -> int:

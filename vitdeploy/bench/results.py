@@ -1,4 +1,4 @@
-"""What a contest measured, as it was measured; `summary` makes numbers of it."""
+"""What a benchmark run measured, as it was measured; `summary` makes numbers of it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Round:
 
     process: the number of the process, from 0. busy_seconds: those with a query running. waiting_ms: the ages of the
     queries that had arrived in the end of the block and were not begun ("server"). begun_seconds: when the block was
-    asked for, since the contest began.
+    asked for, since the benchmark run began.
     """
 
     batch: int
@@ -60,7 +60,7 @@ class Round:
 
 @dataclass(frozen=True)
 class Entry:
-    """What was measured of one contestant; `rounds` has one list per scenario.
+    """What was measured of one candidate; `rounds` has one list per scenario.
 
     `load_seconds` (from the request to a loaded runner, with the import of the runtime), `first_inference_ms` and
     `peak_memory_bytes` (of the whole process, which had answered once) are those of the first batch size in the first
@@ -85,8 +85,8 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Contest:
-    """The measurements of all contestants, in their order; `load_average` is the machine's at the start (1 minute).
+class BenchRun:
+    """The measurements of all candidates, in their order; `load_average` is the machine's at the start (1 minute).
 
     `context` is what they are held against, where that was measured after them.
     """

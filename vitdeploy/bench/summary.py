@@ -1,4 +1,4 @@
-"""From the measurements of a contest to the numbers of a report: percentiles, throughput, flags. All JSON-ready."""
+"""From the measurements of a run to the numbers of a report: percentiles, throughput, flags. All JSON-ready."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from vitdeploy.bench.percentiles import DEFAULT, nearest_rank, percentiles
 from vitdeploy.bench.precision import Interval, percentile_interval, throughput_interval
 from vitdeploy.bench.protocol import parse_scenario
 from vitdeploy.bench.quiet import quiet, together, usable
-from vitdeploy.bench.results import Contest, Entry, Round, Values
+from vitdeploy.bench.results import BenchRun, Entry, Round, Values
 
 NOT_APART = "not apart on this back end"
 
 
-def rows(contest: Contest, percents: Sequence[float] = DEFAULT) -> list[dict[str, Any]]:
-    """One row per contestant, in the contest's order.
+def rows(bench_run: BenchRun, percents: Sequence[float] = DEFAULT) -> list[dict[str, Any]]:
+    """One row per candidate, in the benchmark run's order.
 
     `latency_ms` (p50, p90, p99, mean: as measured) is of the scenario "single", `throughput` (images per second) of
     "offline"; without it, each is of the first scenario. `latency_ms_ci95` and `throughput_ci95` have their 95 %
@@ -28,12 +28,12 @@ def rows(contest: Contest, percents: Sequence[float] = DEFAULT) -> list[dict[str
     the percentiles `percents`. `flags`: see `flags`. Blocks in which somebody else used the machine are left out,
     where enough others are left (see `usable`).
     """
-    return [_row(contest, entry, percents) for entry in contest.entries]
+    return [_row(bench_run, entry, percents) for entry in bench_run.entries]
 
 
-def _row(contest: Contest, entry: Entry, percents: Sequence[float]) -> dict[str, Any]:
-    single, offline = contest.protocol.latency_scenario, _throughput_scenario(contest)
-    rounds, batches = (usable(contest.protocol, entry, name) for name in (single, offline))
+def _row(bench_run: BenchRun, entry: Entry, percents: Sequence[float]) -> dict[str, Any]:
+    single, offline = bench_run.protocol.latency_scenario, _throughput_scenario(bench_run)
+    rounds, batches = (usable(bench_run.protocol, entry, name) for name in (single, offline))
     latencies, throughput = _latencies(rounds), _throughput(batches)
     counted = _with_unanswered(rounds)
     every = [block for blocks in entry.rounds.values() for block in blocks]
@@ -42,7 +42,7 @@ def _row(contest: Contest, entry: Entry, percents: Sequence[float]) -> dict[str,
         "target": entry.target,
         "precision": entry.precision,
         "provider": entry.provider,
-        "batch": {"single": contest.protocol.batch_of(single), "offline": contest.protocol.batch_of(offline)},
+        "batch": {"single": bench_run.protocol.batch_of(single), "offline": bench_run.protocol.batch_of(offline)},
         "latency_ms": {
             **{f"p{percent}": nearest_rank(latencies, percent) for percent in (50, 90, 99)},
             "mean": float(latencies.mean()),
@@ -50,13 +50,13 @@ def _row(contest: Contest, entry: Entry, percents: Sequence[float]) -> dict[str,
         "latency_ms_ci95": {f"p{percent}": _bounds(percentile_interval(counted, percent)) for percent in (50, 90, 99)},
         "throughput": throughput,
         "throughput_ci95": _bounds(throughput_interval(batches, throughput)),
-        "flags": flags(contest, entry, single, percents),
+        "flags": flags(bench_run, entry, single, percents),
         "samples": int(latencies.size),
         "load_seconds": float(entry.load_seconds),
         "warm_load_seconds": entry.warm_load_seconds,
         "first_inference_ms": float(entry.first_inference_ms),
         "peak_memory_bytes": entry.peak_memory_bytes,
-        "scenarios": {name: _scenario(contest, entry, name, percents) for name in entry.rounds},
+        "scenarios": {name: _scenario(bench_run, entry, name, percents) for name in entry.rounds},
         "stages_ms": _stages(entry.stages_ms),
         "energy": _energy(entry, rounds),
         "machine": _machine(entry, every),
@@ -67,9 +67,9 @@ def _bounds(interval: Interval) -> list[float | None]:
     return list(interval)
 
 
-def _scenario(contest: Contest, entry: Entry, name: str, percents: Sequence[float]) -> dict[str, Any]:
+def _scenario(bench_run: BenchRun, entry: Entry, name: str, percents: Sequence[float]) -> dict[str, Any]:
     """What one scenario gave; "server" and "sustain" have numbers of their own beside the common ones."""
-    rounds = usable(contest.protocol, entry, name)
+    rounds = usable(bench_run.protocol, entry, name)
     latencies, counted, scenario = _latencies(rounds), _with_unanswered(rounds), parse_scenario(name)
     seconds = sum(block.seconds for block in rounds)
     found: dict[str, Any] = {
@@ -96,7 +96,7 @@ def _scenario(contest: Contest, entry: Entry, name: str, percents: Sequence[floa
 
 
 def _blocks(entry: Entry, rounds: Sequence[Round]) -> dict[str, Any]:
-    """All blocks in the order of time: when each began in seconds since the contest did, the number of the process, the
+    """All blocks in the order of time: when each began in seconds since the run did, the number of the process, the
     median latency in ms, None where no query was answered, and whether nobody else used the machine."""
     return {
         "begun_seconds": [round(block.begun_seconds, 3) for block in rounds],
@@ -146,27 +146,27 @@ def _spread(values: Sequence[float]) -> list[float] | None:
     return [min(values), float(np.median(values)), max(values)] if values else None
 
 
-def block_medians(contest: Contest) -> dict[str, list[float]]:
+def block_medians(bench_run: BenchRun) -> dict[str, list[float]]:
     """Per artifact the median latency of each round, in ms, in the order of time: of the same rounds of all, those in
     which nobody else used the machine, where they are enough. Rounds in which no query was answered are left out."""
-    rounds = together(contest.protocol, contest.entries, contest.protocol.latency_scenario)
+    rounds = together(bench_run.protocol, bench_run.entries, bench_run.protocol.latency_scenario)
     return {
         entry.artifact: [float(np.median(block.latencies_ms)) for block in blocks if block.latencies_ms.size]
-        for entry, blocks in zip(contest.entries, rounds, strict=True)
+        for entry, blocks in zip(bench_run.entries, rounds, strict=True)
     }
 
 
-def samples(contest: Contest, limit: int = 600) -> dict[str, list[float]]:
+def samples(bench_run: BenchRun, limit: int = 600) -> dict[str, list[float]]:
     """Per artifact at most `limit` latencies in ms, picked evenly over time."""
-    scenario = contest.protocol.latency_scenario
+    scenario = bench_run.protocol.latency_scenario
     return {
-        entry.artifact: _evenly(_latencies(usable(contest.protocol, entry, scenario)), limit)
-        for entry in contest.entries
+        entry.artifact: _evenly(_latencies(usable(bench_run.protocol, entry, scenario)), limit)
+        for entry in bench_run.entries
     }
 
 
-def _throughput_scenario(contest: Contest) -> str:
-    return "offline" if "offline" in contest.protocol.scenarios else contest.protocol.scenarios[0]
+def _throughput_scenario(bench_run: BenchRun) -> str:
+    return "offline" if "offline" in bench_run.protocol.scenarios else bench_run.protocol.scenarios[0]
 
 
 def _latencies(rounds: Sequence[Round]) -> Values:

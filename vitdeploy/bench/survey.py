@@ -1,4 +1,4 @@
-"""After a contest, when nothing else is measured: the machine's best rates, and where each artifact's time goes.
+"""After a benchmark run, when nothing else is measured: the machine's best rates, and where each artifact's time goes.
 
 Each in a process of its own: profilers slow down what they watch, and threads of one runtime disturb another. What
 cannot be measured is left out, and says why: a bench is worth something without it.
@@ -12,12 +12,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from vitdeploy.bench.contest import started
-from vitdeploy.bench.contestant import Contestant
+from vitdeploy.bench.candidate import BenchCandidate
 from vitdeploy.bench.context import Context, LeftOut, Memory, Profile, Rate
 from vitdeploy.bench.protocol import Protocol
-from vitdeploy.bench.results import Contest
-from vitdeploy.bench.sitting import Progress
+from vitdeploy.bench.results import BenchRun
+from vitdeploy.bench.run import started
+from vitdeploy.bench.session import Progress
 from vitdeploy.errors import VitdeployError, WorkerError
 from vitdeploy.runtime.host import usable_cores
 from vitdeploy.runtime.interpreter import module_argv
@@ -45,24 +45,24 @@ class Ask:
         return str(LeftOut(self.what, self.name, ""))
 
 
-def surveyed(contest: Contest, contestants: Sequence[Contestant], progress: Progress) -> Contest:
-    """The contest with its context: the memory, the rates that its engines need, and the layers of each. As it is,
+def surveyed(bench_run: BenchRun, candidates: Sequence[BenchCandidate], progress: Progress) -> BenchRun:
+    """The run with its context: the memory, the rates that its engines need, and the layers of each. As it is,
     where its scenarios took less than a second each.
 
-    `progress(text, done, total)` is called before each of them. Contestants that are no engines, such as an original in
+    `progress(text, done, total)` is called before each of them. Candidates that are no engines, such as an original in
     PyTorch, have no part in it.
     """
-    if contest.protocol.duration < LEAST_DURATION:
-        return contest
-    processes = plan(contestants, contest.protocol)
+    if bench_run.protocol.duration < LEAST_DURATION:
+        return bench_run
+    processes = plan(candidates, bench_run.protocol)
     total, counted = sum(map(len, processes)), itertools.count()
 
     def tell(ask: Ask) -> None:
         progress(f"context: {ask}", next(counted), total)
 
-    found = [answer for asks in processes for answer in _answers(asks, contest.protocol.timeout, tell)]
+    found = [answer for asks in processes for answer in _answers(asks, bench_run.protocol.timeout, tell)]
     progress("context", total, total)
-    elsewhere = [each.target for each in contestants if "engine" in each.request and not _on_cpu(each)]
+    elsewhere = [each.target for each in candidates if "engine" in each.request and not _on_cpu(each)]
     found += [LeftOut("rate", target, "not measured on a GPU") for target in dict.fromkeys(elsewhere)]
     context = Context(
         tuple(each for each in found if isinstance(each, Rate)),
@@ -70,18 +70,18 @@ def surveyed(contest: Contest, contestants: Sequence[Contestant], progress: Prog
         tuple(each for each in found if isinstance(each, Profile)),
         tuple(each for each in found if isinstance(each, LeftOut)),
     )
-    return dataclasses.replace(contest, context=context)
+    return dataclasses.replace(bench_run, context=context)
 
 
-def plan(contestants: Sequence[Contestant], protocol: Protocol) -> list[list[Ask]]:
+def plan(candidates: Sequence[BenchCandidate], protocol: Protocol) -> list[list[Ask]]:
     """What is to be measured of engines on the CPU, in the order of time; each list in a process of its own."""
-    engines = [each for each in contestants if "engine" in each.request and _on_cpu(each)]
+    engines = [each for each in candidates if "engine" in each.request and _on_cpu(each)]
     how = {"threads": protocol.threads, "seconds": min(MOST_SECONDS, SHARE * protocol.duration)}
     memory = Ask("memory", "memory", {"do": "memory", **how, "threads": protocol.threads or usable_cores()})
     needed: dict[str, set[str]] = {}
-    for contestant in engines:
-        precisions = needed.setdefault(contestant.target, set())
-        precisions |= precisions_of(decode(EngineSpec, contestant.request["engine"]))
+    for candidate in engines:
+        precisions = needed.setdefault(candidate.target, set())
+        precisions |= precisions_of(decode(EngineSpec, candidate.request["engine"]))
     rates = [
         [
             Ask("rate", f"{target} {each}", {"do": "rate", "target": target, "precision": each, **how})
@@ -96,12 +96,12 @@ def plan(contestants: Sequence[Contestant], protocol: Protocol) -> list[list[Ask
     return [[memory], *rates, *profiles] if engines else []
 
 
-def _on_cpu(contestant: Contestant) -> bool:
-    return TARGETS[contestant.target].device == "CPU"
+def _on_cpu(candidate: BenchCandidate) -> bool:
+    return TARGETS[candidate.target].device == "CPU"
 
 
-def _named(contestant: Contestant) -> dict[str, Any]:
-    return {"name": contestant.artifact, "request": {key: contestant.request[key] for key in ("folder", "engine")}}
+def _named(candidate: BenchCandidate) -> dict[str, Any]:
+    return {"name": candidate.artifact, "request": {key: candidate.request[key] for key in ("folder", "engine")}}
 
 
 def precisions_of(engine: EngineSpec) -> set[str]:

@@ -1,4 +1,4 @@
-"""A process that measures what a contest is held against; it never is a contestant's.
+"""A process that measures what a benchmark run is held against; it never is a candidate's.
 
 As `worker`, it answers one JSON command a line:
 

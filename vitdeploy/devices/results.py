@@ -8,7 +8,7 @@ from typing import Any
 
 from vitdeploy.bench.context import LONGEST_NAME, MOST_FUSED, Context
 from vitdeploy.bench.protocol import Protocol, parse_scenario
-from vitdeploy.bench.results import Contest, Entry
+from vitdeploy.bench.results import BenchRun, Entry
 from vitdeploy.bundle.read import ENGINE_OPTIONS
 from vitdeploy.compile.openvino import IR_FILES
 from vitdeploy.compile.tensorrt import LAYERS_FILE, PLAN_FILE
@@ -143,27 +143,27 @@ def check_engine(device: str, engine: EngineSpec, asked: Placed) -> EngineSpec:
     return engine
 
 
-def check_contest(device: str, document: Any, protocol: Protocol, names: list[str]) -> Contest:
+def check_run(device: str, document: Any, protocol: Protocol, names: list[str]) -> BenchRun:
     """The measurements of just these artifacts under just this protocol, with possible numbers only."""
     try:
-        contest = decode(Contest, document)
+        bench_run = decode(BenchRun, document)
     except DecodeError as error:
         raise refuse(device, "measurements that do not fit", "; ".join(error.problems[:3])) from None
-    if contest.protocol != protocol:
-        raise refuse(device, "measurements under another protocol", contest.protocol, protocol)
-    found = [entry.artifact for entry in contest.entries]
+    if bench_run.protocol != protocol:
+        raise refuse(device, "measurements under another protocol", bench_run.protocol, protocol)
+    found = [entry.artifact for entry in bench_run.entries]
     if found != names:
         raise refuse(device, "measurements of other artifacts", ", ".join(found), ", ".join(names))
-    if not 1 <= contest.cpus <= 4096:
-        raise refuse(device, "an impossible number of CPUs", contest.cpus)
-    for entry in contest.entries:
+    if not 1 <= bench_run.cpus <= 4096:
+        raise refuse(device, "an impossible number of CPUs", bench_run.cpus)
+    for entry in bench_run.entries:
         _check_entry(device, entry, protocol)
     for name in protocol.scenarios:
-        if len(counts := {len(entry.rounds[name]) for entry in contest.entries}) > 1:
+        if len(counts := {len(entry.rounds[name]) for entry in bench_run.entries}) > 1:
             raise refuse(device, f"rounds of {name} that were not measured in turns", sorted(counts))
-    if contest.context is not None:
-        _check_context(device, contest.context, protocol, names)
-    cleaned: Contest = _clean(contest)
+    if bench_run.context is not None:
+        _check_context(device, bench_run.context, protocol, names)
+    cleaned: BenchRun = _clean(bench_run)
     return cleaned
 
 
@@ -176,7 +176,7 @@ def _check_entry(device: str, entry: Entry, protocol: Protocol) -> None:
         least, most = protocol.blocks(name), protocol.most_rounds if spread else protocol.blocks(name)
         if not least <= len(rounds) <= most or {block.batch for block in rounds} != {protocol.batch_of(name)}:
             raise refuse(device, f"{len(rounds)} rounds of {name}", wanted=f"{least} to {most}")
-        processes = protocol.processes * (protocol.most_sittings if spread else 1)
+        processes = protocol.processes * (protocol.most_sessions if spread else 1)
         for block in rounds:
             if not 0 <= block.process < processes:
                 raise refuse(device, "a block of a process that was not asked for", block.process, processes)

@@ -8,14 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.bench.contestant import engine_contestant
+from vitdeploy.bench.candidate import engine_candidate
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bundle.read import SIZES_FOLDER
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.graph.io import graph_spec, load_graph
 from vitdeploy.pipeline.foresight import foresee
 from vitdeploy.pipeline.job import Job
-from vitdeploy.pipeline.measure import measure, original_contestant
+from vitdeploy.pipeline.measure import measure, original_candidate
 from vitdeploy.pipeline.origin import ORIGINAL
 from vitdeploy.pipeline.outcome import Outcome, conclude
 from vitdeploy.pipeline.plan import CALIBRATE, OPTIMIZE, REFERENCE, Step, candidates, make_plan
@@ -73,15 +73,15 @@ def bench_job(job: Job, artifacts: Mapping[str, Artifact], progress: Progress) -
     """Measure the original and every candidate: each against the original and its own FP32, mixed against INT8 too."""
     contenders = candidates(job)
     bench = job.recipe.bench
-    contestants = [original_contestant(job.origin.source)]
+    bench_candidates = [original_candidate(job.origin.source)]
     for candidate in contenders:
         folder = artifacts[candidate.step("compile")].path
-        contestants.append(engine_contestant(read_engine(folder), folder, candidate.artifact))
+        bench_candidates.append(engine_candidate(read_engine(folder), folder, candidate.artifact))
     pairs = [(c.artifact, ORIGINAL) for c in contenders]
     pairs += [(c.artifact, f"{c.target}-fp32") for c in contenders if c.precision != "fp32"]
     pairs += [(c.artifact, f"{c.target}-int8") for c in contenders if c.precision == "mixed"]
     protocol = Protocol(scenarios=bench.scenarios, batch=bench.batch, duration=bench.duration)
-    return measure(contestants, protocol, pairs, progress, context=True)
+    return measure(bench_candidates, protocol, pairs, progress, context=True)
 
 
 def write_run(outcomes: Sequence[Outcome], recipe: Recipe, out: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`verify` and `bench` on subjects: two artifacts on the same samples, many artifacts in one contest."""
+"""`verify` and `bench` on subjects: two artifacts on the same samples, many artifacts in one benchmark run."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from vitdeploy.bench.contest import against_last
 from vitdeploy.bench.percentiles import DEFAULT
 from vitdeploy.bench.protocol import Protocol
+from vitdeploy.bench.run import against_last
 from vitdeploy.data.classes import differing
 from vitdeploy.errors import InputError
 from vitdeploy.pipeline.foresight import bounds_answers, foresee, way_of
@@ -165,10 +165,10 @@ def _same_scale(own: Setting, other: Setting) -> bool:
 def bench_subjects(
     subjects: Sequence[Subject], protocol: Protocol, progress: Progress, percents: Sequence[float] = DEFAULT
 ) -> dict[str, Any]:
-    """All subjects in one contest; each compared with the last. An artifact given twice is measured twice."""
+    """All subjects in one benchmark run; each compared with the last. An artifact given twice is measured twice."""
     names = unique([subject.name for subject in subjects])
-    contestants = [subject.contestant(name) for subject, name in zip(subjects, names, strict=True)]
-    found = measure(contestants, protocol, against_last(names), progress, percents, context=True)
+    bench_candidates = [subject.bench_candidate(name) for subject, name in zip(subjects, names, strict=True)]
+    found = measure(bench_candidates, protocol, against_last(names), progress, percents, context=True)
     return {**found, "remarks": list(dict.fromkeys(text for subject in subjects for text in subject.remarks))}
 
 

@@ -1,4 +1,4 @@
-"""Bench the original and the engines in one contest, and compare every pair that matters."""
+"""Bench the original and the engines in one benchmark run, and compare every pair that matters."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitdeploy.bench.contest import alone, run_contest
-from vitdeploy.bench.contestant import Contestant
+from vitdeploy.bench.candidate import BenchCandidate
 from vitdeploy.bench.decided import WILD, alone_reason, judged
 from vitdeploy.bench.expected import expected
 from vitdeploy.bench.percentiles import DEFAULT
 from vitdeploy.bench.protocol import Protocol, parse_scenario
-from vitdeploy.bench.results import Contest
+from vitdeploy.bench.results import BenchRun
+from vitdeploy.bench.run import alone, run_benchmark
 from vitdeploy.bench.summary import block_medians, rows, samples
 from vitdeploy.bench.survey import surveyed
 from vitdeploy.graph.work import Work
@@ -28,14 +28,14 @@ METRICS = {"single": "latency", "offline": "throughput"}
 NOT_DECIDED = "not decided"
 
 
-def original_contestant(source: Source, name: str = ORIGINAL) -> Contestant:
+def original_candidate(source: Source, name: str = ORIGINAL) -> BenchCandidate:
     """The original (a PyTorch model in eager mode, or an ONNX file), in a process of its own."""
     worker = module_argv("vitdeploy.pipeline.reference_worker")
-    return Contestant(name, "original", "fp32", worker, to_request(source))
+    return BenchCandidate(name, "original", "fp32", worker, to_request(source))
 
 
 def measure(
-    contestants: Sequence[Contestant],
+    bench_candidates: Sequence[BenchCandidate],
     protocol: Protocol,
     pairs: Sequence[tuple[str, str]],
     progress: Progress,
@@ -56,17 +56,17 @@ def measure(
         return lambda text, done, total: progress(text if total == 1 else step, done, total)
 
     with alone(tell("bench")):
-        progress(f"{len(contestants)} to measure, {expected(contestants, protocol, context=context)}", 1, 1)
-        contest = run_contest(contestants, protocol, tell("bench"), pairs=pairs)
+        progress(f"{len(bench_candidates)} to measure, {expected(bench_candidates, protocol, context=context)}", 1, 1)
+        bench_run = run_benchmark(bench_candidates, protocol, tell("bench"), pairs=pairs)
         if not context:
-            return summarise(contest, pairs, percents)
-        contest = surveyed(contest, contestants, tell("context"))
-    works = works_of(contestants, protocol.batch_of(protocol.latency_scenario))
-    return summarise(contest, pairs, percents, works)
+            return summarise(bench_run, pairs, percents)
+        bench_run = surveyed(bench_run, bench_candidates, tell("context"))
+    works = works_of(bench_candidates, protocol.batch_of(protocol.latency_scenario))
+    return summarise(bench_run, pairs, percents, works)
 
 
 def summarise(
-    contest: Contest,
+    bench_run: BenchRun,
     pairs: Sequence[tuple[str, str]],
     percents: Sequence[float],
     works: Mapping[str, Work | str] | None = None,
@@ -75,14 +75,14 @@ def summarise(
 
     `undecided`: why what was measured of an artifact is not to be relied on, for each of which that is so.
     """
-    protocol = contest.protocol
-    results = rows(contest, percents)
+    protocol = bench_run.protocol
+    results = rows(bench_run, percents)
     waits = parse_scenario(protocol.latency_scenario).kind == "server"
-    found = ratios(contest, pairs)
-    unreliable = undecided(contest, found)
+    found = ratios(bench_run, pairs)
+    unreliable = undecided(bench_run, found)
     return {
         "protocol": {
-            "rounds": {name: len(contest.entries[0].rounds[name]) for name in protocol.scenarios},
+            "rounds": {name: len(bench_run.entries[0].rounds[name]) for name in protocol.scenarios},
             "block_seconds": protocol.block_seconds,
             "scenarios": list(protocol.scenarios),
             "batch": list(protocol.batch),
@@ -92,13 +92,13 @@ def summarise(
         "results": results,
         "ratios": found,
         "undecided": unreliable,
-        "samples_ms": samples(contest),
-        "block_medians_ms": block_medians(contest),
-        "context": context_facts(contest.context, results, works or {}, waits, unreliable),
+        "samples_ms": samples(bench_run),
+        "block_medians_ms": block_medians(bench_run),
+        "context": context_facts(bench_run.context, results, works or {}, waits, unreliable),
     }
 
 
-def ratios(contest: Contest, pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+def ratios(bench_run: BenchRun, pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
     """a / b of each pair, of latency ("single") and of throughput ("offline"), by the median queries of paired rounds.
 
     `verdict`: what the interval says of the first of the two: faster, slower, or no difference. `decided`: whether the
@@ -107,17 +107,17 @@ def ratios(contest: Contest, pairs: Sequence[tuple[str, str]]) -> list[dict[str,
     whatever each of the two did by itself.
     """
     return [
-        _ratio(contest, a, b, scenario)
+        _ratio(bench_run, a, b, scenario)
         for a, b in pairs
         for scenario in METRICS
-        if scenario in contest.protocol.scenarios
+        if scenario in bench_run.protocol.scenarios
     ]
 
 
-def _ratio(contest: Contest, a: str, b: str, scenario: str) -> dict[str, Any]:
+def _ratio(bench_run: BenchRun, a: str, b: str, scenario: str) -> dict[str, Any]:
     metric = METRICS[scenario]
     over, under = (a, b) if metric == "latency" else (b, a)
-    found = judged(contest, over, under, scenario)
+    found = judged(bench_run, over, under, scenario)
     ratio, wider = math.exp(found.ratio.log), math.exp(found.ratio.reach)
     low, high = ratio / wider, ratio * wider
     faster, slower = (high < 1, low > 1) if metric == "latency" else (low > 1, high < 1)
@@ -138,14 +138,14 @@ def _ratio(contest: Contest, a: str, b: str, scenario: str) -> dict[str, Any]:
     }
 
 
-def undecided(contest: Contest, found: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def undecided(bench_run: BenchRun, found: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The reasons by artifact: that of the ratio which claims are made of (to the original, or else its first), or, of
     one that is the first of no ratio, that of its own latency."""
     reasons = {}
-    for entry in contest.entries:
+    for entry in bench_run.entries:
         own = [ratio for ratio in found if ratio["a"] == entry.artifact]
         own.sort(key=lambda ratio: ratio["b"] != ORIGINAL)  # of one pair, that of the latency stays the first
-        because = own[0]["reason"] if own else alone_reason(contest, entry)
+        because = own[0]["reason"] if own else alone_reason(bench_run, entry)
         if because:
             reasons[entry.artifact] = because
     return reasons

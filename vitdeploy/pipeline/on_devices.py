@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from vitdeploy.bench.contest import against_last
 from vitdeploy.bench.protocol import Protocol
+from vitdeploy.bench.run import against_last
 from vitdeploy.compile.tensorrt import BuildOptions
 from vitdeploy.devices.client import Client
 from vitdeploy.devices.registry import Device
-from vitdeploy.devices.results import check_contest, product_files, reported
+from vitdeploy.devices.results import check_run, product_files, reported
 from vitdeploy.devices.runner import RemoteRunner
 from vitdeploy.devices.shipment import entries, make_job
 from vitdeploy.errors import VitdeployError
@@ -106,10 +106,10 @@ def bench_on(
         with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
             result = client.run(job, files, Path(folder), progress)
         measured = [name for name in names if name in result.engines]
-        contest = check_contest(device, result.contest, protocol, measured)
+        bench_run = check_run(device, result.bench_run, protocol, measured)
         batch = protocol.batch_of(protocol.latency_scenario)
         works = {name: work_of(graphs[name], result.engines[name], batch) for name in measured}
-        found = summarise(contest, against_last(measured), percents, works)
+        found = summarise(bench_run, against_last(measured), percents, works)
         plans = {placed.name: placed.plan for placed in job.artifacts}
         rebuilt = [REBUILT.format(name) for name in measured if plans[name] not in (None, result.engines[name])]
         errors = [reported(device, failure) for failure in result.left_out]

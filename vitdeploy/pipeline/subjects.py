@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.bench.contestant import Contestant, engine_contestant
+from vitdeploy.bench.candidate import BenchCandidate, engine_candidate
 from vitdeploy.bundle.read import is_bundle, read_bundle, verify_files
 from vitdeploy.bundle.sign import signed_by, signed_digests
 from vitdeploy.compile.tensorrt import BuildOptions
@@ -27,7 +27,7 @@ from vitdeploy.graph.io import (
 from vitdeploy.models.given import Source
 from vitdeploy.models.hub import is_hub_name
 from vitdeploy.models.names import FUNCTION
-from vitdeploy.pipeline.measure import original_contestant
+from vitdeploy.pipeline.measure import original_candidate
 from vitdeploy.pipeline.origin import find_origin, reference_runner
 from vitdeploy.pipeline.placing import bundle_of, place_graphs
 from vitdeploy.pipeline.progress import Progress, silent
@@ -62,7 +62,7 @@ class Subject:
     setting: Setting
     own: bool
     runner: Callable[[], Runner]
-    contestant: Callable[[str], Contestant]
+    bench_candidate: Callable[[str], BenchCandidate]
     remarks: tuple[str, ...] = ()
     artifact: str = ""
 
@@ -129,10 +129,10 @@ def _emulated_subject(text: str, file: Path, trust: Path | None) -> Subject:
         data = serialised(emulate(model))
         return OnnxRuntimeRunner(data, name=name, batch=fixed_batch(spec) or 1, as_written=True)
 
-    def contestant(name: str) -> Contestant:
+    def bench_candidate(name: str) -> BenchCandidate:
         raise AssertionError("an emulated graph has no latency")
 
-    return Subject(name, metadata.precision or "fp32", setting, True, runner, contestant, (EMULATED,))
+    return Subject(name, metadata.precision or "fp32", setting, True, runner, bench_candidate, (EMULATED,))
 
 
 def find_subjects(
@@ -164,7 +164,7 @@ def find_subjects(
             setting_of(origin),
             named,
             lambda: reference_runner(origin.source),
-            lambda name: original_contestant(origin.source, name),
+            lambda name: original_candidate(origin.source, name),
             origin.notes[-1:] if batch is not None else (),
         )
     ]
@@ -244,7 +244,7 @@ def _engine_subject(
         setting,
         True,
         lambda: make_runner(folder, engine, trust=trust),
-        lambda name: engine_contestant(engine, folder, name, trust, image_request(setting)),
+        lambda name: engine_candidate(engine, folder, name, trust, image_request(setting)),
         tuple(weight_remarks(engine, describe_host()["isa"])),
         engine.artifact,
     )

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from vitdeploy.bench.contestant import Contestant
+from vitdeploy.bench.candidate import BenchCandidate
 from vitdeploy.errors import VitdeployError
 from vitdeploy.graph.io import load_graph
 from vitdeploy.graph.work import Work, count_work
@@ -15,13 +15,15 @@ from vitdeploy.runtime.openvino import float_precision
 from vitdeploy.spec import EngineSpec, decode
 
 
-def works_of(contestants: Sequence[Contestant], batch: int) -> dict[str, Work | str]:
-    """By artifact the work of one query at `batch`, or why it is not known; of contestants that are engines."""
+def works_of(bench_candidates: Sequence[BenchCandidate], batch: int) -> dict[str, Work | str]:
+    """By artifact the work of one query at `batch`, or why it is not known; of candidates that are engines."""
     found = {}
-    for contestant in contestants:
-        if "engine" in contestant.request:
-            engine = decode(EngineSpec, contestant.request["engine"])
-            found[contestant.artifact] = work_of(Path(contestant.request["folder"]) / engine.graph, engine, batch)
+    for bench_candidate in bench_candidates:
+        if "engine" in bench_candidate.request:
+            engine = decode(EngineSpec, bench_candidate.request["engine"])
+            found[bench_candidate.artifact] = work_of(
+                Path(bench_candidate.request["folder"]) / engine.graph, engine, batch
+            )
     return found
 
 

@@ -20,7 +20,7 @@ _STEPS = (2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000
 _BAND = 0.32  # of a strip's height, up and down, that the moves may take
 _PROCESS_WIDTH = 70.0  # pixels: what the words "process 1" need
 _TOP = 46.0  # pixels: room for what the lines and the processes are called
-# A mark for each scenario of a contest; with a fifth they begin anew.
+# A mark for each scenario of a benchmark run; with a fifth they begin anew.
 _MARKS = (("o", True), ("o", False), ("s", True), ("s", False))
 _SHARED_FROM = 3  # artifacts, so that what they have in common is not mostly one of them
 _MINUTES_FROM = 300.0  # seconds
@@ -28,15 +28,15 @@ _MOST_POINTS = 120  # of one line with marks; a longer one is a line alone
 
 
 def timeline_plots(report: Mapping[str, Any]) -> list[Plot]:
-    """The contest, and each long run; none of what no times are known of."""
-    contest = _contest_plot(report, tracks.contest(report))
-    plots = [] if contest is None else [contest]
+    """The benchmark run, and each long run; none of what no times are known of."""
+    bench_run = _bench_plot(report, tracks.bench_run(report))
+    plots = [] if bench_run is None else [bench_run]
     for number, (scenario, runs) in enumerate(tracks.long_runs(report).items(), start=1):
         plots.append(_run_plot(report, runs, scenario, number))
     return plots
 
 
-def _contest_plot(report: Mapping[str, Any], found: Mapping[str, Sequence[Track]]) -> Plot | None:
+def _bench_plot(report: Mapping[str, Any], found: Mapping[str, Sequence[Track]]) -> Plot | None:
     if not found:
         return None
     wide, narrow = both_variants(

@@ -30,7 +30,7 @@ class Track:
     unit: str
 
 
-def contest(report: Mapping[str, Any]) -> dict[str, list[Track]]:
+def bench_run(report: Mapping[str, Any]) -> dict[str, list[Track]]:
     """Of every artifact the scenarios that it took turns in; an artifact or scenario of which no times are known is
     left out."""
     found = {
@@ -57,7 +57,7 @@ def _scenarios(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
 
 
 def _track(scenario: str, facts: Mapping[str, Any]) -> Track:
-    """The blocks of a contest; those in which no query was answered are left out."""
+    """The blocks of a benchmark run; those in which no query was answered are left out."""
     blocks = facts.get("blocks") or {"begun_seconds": [], "process": [], "median_ms": []}
     medians = np.array([np.nan if each is None else each for each in blocks["median_ms"]], np.float64)
     seconds, process = np.array(blocks["begun_seconds"], np.float64), np.array(blocks["process"], np.int64)

@@ -17,10 +17,10 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
-from vitdeploy.bench.contest import alone, hold_contest, started
-from vitdeploy.bench.contestant import ENGINE_WORKER, Contestant, engine_contestant
+from vitdeploy.bench.candidate import ENGINE_WORKER, BenchCandidate, engine_candidate
 from vitdeploy.bench.process import WorkerProcess
 from vitdeploy.bench.protocol import Protocol
+from vitdeploy.bench.run import alone, measure_candidates, started
 from vitdeploy.bench.summary import block_medians
 from vitdeploy.compile.engine import compile_engine
 from vitdeploy.errors import InputError, MissingFileError, TargetError
@@ -141,7 +141,7 @@ def measure_latencies(
 
     Raises:
         CapabilityError: the target cannot run a precision, or has no INT8 for such a layer.
-        EngineError, WorkerError: as `compile_engine`, `hold_contest`.
+        EngineError, WorkerError: as `compile_engine`, `measure_candidates`.
     """
     distinct = tuple(dict.fromkeys(shapes))
     timings: list[Timing] = []
@@ -159,15 +159,15 @@ def _measure(
 ) -> list[Timing]:
     protocol = Protocol.of_singles(BLOCK_SECONDS, WARMUP_SECONDS, ROUNDS)
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
-        contestants = [_contestant(shape, target, precision, Path(folder)) for precision in precisions]
-        medians = block_medians(hold_contest(contestants, workers, protocol))
+        bench_candidates = [_bench_candidate(shape, target, precision, Path(folder)) for precision in precisions]
+        medians = block_medians(measure_candidates(bench_candidates, workers, protocol))
     return [
         Timing(shape, precision, tuple(1e3 * each / shape.copies for each in medians[precision]))
         for precision in precisions
     ]
 
 
-def _contestant(shape: Shape, target: str, precision: Precision, folder: Path) -> Contestant:
+def _bench_candidate(shape: Shape, target: str, precision: Precision, folder: Path) -> BenchCandidate:
     model = layer_graph(shape)
     if precision == "int8":
         place(model, {str(linear.input.name): BOUNDS for linear in find_linears(model)}, target)
@@ -175,4 +175,4 @@ def _contestant(shape: Shape, target: str, precision: Precision, folder: Path) -
     save_graph(model, graph)
     out.mkdir()
     engine = compile_engine(graph, out, target=target, precision=precision, batch=1, placed=count_int8(model))
-    return engine_contestant(engine, out, precision)
+    return engine_candidate(engine, out, precision)

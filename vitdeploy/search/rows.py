@@ -12,13 +12,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitdeploy.bench.contest import run_contest
-from vitdeploy.bench.contestant import Contestant, engine_contestant
+from vitdeploy.bench.candidate import BenchCandidate, engine_candidate
 from vitdeploy.bench.decided import disturbed_reason
 from vitdeploy.bench.paired import medians_of, ratio_of_rounds
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bench.quiet import together
 from vitdeploy.bench.results import Round
+from vitdeploy.bench.run import run_benchmark
 from vitdeploy.compile.engine import compile_engine
 from vitdeploy.graph.attention import find_attentions
 from vitdeploy.graph.io import load_graph, save_graph
@@ -99,21 +99,23 @@ def measure_rows(
 
     Raises:
         GraphError: the rows cannot be aligned, as `align_rows` says.
-        CapabilityError, EngineError, WorkerError: as `compile_engine` and `run_contest`.
+        CapabilityError, EngineError, WorkerError: as `compile_engine` and `run_benchmark`.
     """
     tokens = token_stream(find_attentions(load_graph(graph)))[1]
     numbers = candidates(tokens)
     protocol = Protocol.of_singles(BLOCK_SECONDS, WARMUP_SECONDS, ROUNDS, processes=PROCESSES)
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
-        contestants = []
+        bench_candidates = []
         for done, rows in enumerate(numbers):
             progress(f"prepare {rows} rows for {target}", done, len(numbers))
-            contestants.append(_contestant(graph, rows, target, precision, Path(folder)))
-        contest = run_contest(contestants, protocol, lambda text, done, total: progress("time the rows", done, total))
-    rounds = together(protocol, contest.entries, protocol.latency_scenario)
+            bench_candidates.append(_bench_candidate(graph, rows, target, precision, Path(folder)))
+        bench_run = run_benchmark(
+            bench_candidates, protocol, lambda text, done, total: progress("time the rows", done, total)
+        )
+    rounds = together(protocol, bench_run.entries, protocol.latency_scenario)
     now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
     timings = _timings(list(zip(numbers, rounds, strict=True)))
-    return RowTable(target, precision, now, fingerprint(target), tokens, timings, disturbed_reason(contest))
+    return RowTable(target, precision, now, fingerprint(target), tokens, timings, disturbed_reason(bench_run))
 
 
 def _timings(measured: Sequence[tuple[int, Sequence[Round]]]) -> tuple[RowTiming, ...]:
@@ -133,7 +135,7 @@ def _ratio(a: Sequence[Round], b: Sequence[Round], level: float) -> tuple[float,
     return ratio, low / wider, high * wider
 
 
-def _contestant(graph: Path, rows: int, target: str, precision: Precision, folder: Path) -> Contestant:
+def _bench_candidate(graph: Path, rows: int, target: str, precision: Precision, folder: Path) -> BenchCandidate:
     model = load_graph(graph)
     align_rows(model, rows)
     if precision == "int8":
@@ -146,4 +148,4 @@ def _contestant(graph: Path, rows: int, target: str, precision: Precision, folde
     out.mkdir()
     engine = compile_engine(placed, out, target=target, precision=precision, batch=1, placed=count_int8(model))
     placed.unlink()
-    return engine_contestant(engine, out, str(rows))
+    return engine_candidate(engine, out, str(rows))

@@ -86,15 +86,15 @@ class Failure:
 @dataclass(frozen=True)
 class Result:
     """What a finished job answers. `host` is `describe_host` there; `engines` are those that were made, by the names of
-    the artifacts; `left_out` those that do not work there, and why. `contest` is of a bench. A `failure` is instead of
-    everything else."""
+    the artifacts; `left_out` those that do not work there, and why. `bench_run` is of a bench. A `failure` is instead
+    of everything else."""
 
     format: int
     job: str
     host: dict[str, str]
     engines: dict[str, EngineSpec] = field(default_factory=dict)
     left_out: tuple[Failure, ...] = ()
-    contest: Any = None
+    bench_run: Any = None
     files: tuple[FileEntry, ...] = ()
     failure: Failure | None = None
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from vitdeploy.bench.contest import against_last, run_contest
-from vitdeploy.bench.contestant import engine_contestant
+from vitdeploy.bench.candidate import engine_candidate
 from vitdeploy.bench.protocol import Protocol
+from vitdeploy.bench.run import against_last, run_benchmark
 from vitdeploy.bench.survey import surveyed
 from vitdeploy.bundle.read import file_sha256
 from vitdeploy.devices.agent.build import make_engine
@@ -30,9 +30,9 @@ def perform(job: Job, folder: Path, products: Path, progress: Progress) -> Resul
 
 
 def _bench(job: Job, folder: Path, products: Path, progress: Progress) -> Result:
-    """Every artifact that works here in one contest; the error of the first, where none does."""
+    """Every artifact that works here in one benchmark run; the error of the first, where none does."""
     engines: dict[str, EngineSpec] = {}
-    contestants, errors = [], []
+    bench_candidates, errors = [], []
     for index, placed in enumerate(job.artifacts):
         progress(f"build {placed.name}", index, len(job.artifacts))
         try:
@@ -42,14 +42,14 @@ def _bench(job: Job, folder: Path, products: Path, progress: Progress) -> Result
             errors.append((placed.name, error))
             continue
         engines[placed.name] = engine
-        contestants.append(engine_contestant(engine, home, placed.name, images=placed.images))
-    if not contestants:
+        bench_candidates.append(engine_candidate(engine, home, placed.name, images=placed.images))
+    if not bench_candidates:
         raise errors[0][1]
-    pairs = against_last([contestant.artifact for contestant in contestants])
-    contest = run_contest(contestants, decode(Protocol, job.options["protocol"]), progress, pairs=pairs)
-    contest = surveyed(contest, contestants, progress)
+    pairs = against_last([bench_candidate.artifact for bench_candidate in bench_candidates])
+    bench_run = run_benchmark(bench_candidates, decode(Protocol, job.options["protocol"]), progress, pairs=pairs)
+    bench_run = surveyed(bench_run, bench_candidates, progress)
     left_out = tuple(failure(name, error) for name, error in errors)
-    return Result(FORMAT, job.digest, describe_host(), engines, left_out, encode(contest))
+    return Result(FORMAT, job.digest, describe_host(), engines, left_out, encode(bench_run))
 
 
 def _compile(job: Job, folder: Path, products: Path, progress: Progress) -> Result:

@@ -1,4 +1,4 @@
-"""Two bundles compared on this machine: both answer the same images, and both are measured in one contest.
+"""Two bundles compared on this machine: both answer the same images, and both are measured in one benchmark run.
 
 Engines that are the same files need neither: they are one engine. To measure it against itself could only raise a false
 alarm.
@@ -63,7 +63,7 @@ def compare_bundles(
             remarks += said
             found.append(Found(pair.name, verified, ()))
             measured.append(pair)
-    bench = _contest(measured, sides, others, protocol, progress) if measured else {}
+    bench = _bench_run(measured, sides, others, protocol, progress) if measured else {}
     timed = [_timed(each, pair, bench) if pair in measured else each for each, pair in zip(found, pairs, strict=True)]
     return timed, bench, _once(remarks), missing
 
@@ -99,24 +99,24 @@ def _of_engine(manifest: Manifest, artifact: str) -> tuple[EngineSpec, dict[str,
     return dataclasses.replace(engine, device={}), {file: digests[file] for file in files}
 
 
-def _contest(
+def _bench_run(
     pairs: list[Pair],
     sides: Mapping[str, Subject],
     others: Mapping[str, Subject],
     protocol: Protocol,
     progress: Progress,
 ) -> dict[str, Any]:
-    contestants = {}  # an engine may be in two pairs
+    bench_candidates = {}  # an engine may be in two pairs
     for pair in pairs:
         old, new = _names(pair)
-        contestants[old] = sides[pair.baseline].contestant(old)
-        contestants[new] = others[pair.candidate].contestant(new)
+        bench_candidates[old] = sides[pair.baseline].bench_candidate(old)
+        bench_candidates[new] = others[pair.candidate].bench_candidate(new)
     compared = [_names(pair)[::-1] for pair in pairs]
-    return measure(list(contestants.values()), protocol, compared, progress, PERCENTILES, context=True)
+    return measure(list(bench_candidates.values()), protocol, compared, progress, PERCENTILES, context=True)
 
 
 def _names(pair: Pair) -> tuple[str, str]:
-    """What the two sides of a pair are called in the contest."""
+    """What the two sides of a pair are called in the benchmark run."""
     return f"baseline {pair.baseline}", f"candidate {pair.candidate}"
 
 

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.bench.contestant import Contestant, engine_contestant
+from vitdeploy.bench.candidate import BenchCandidate, engine_candidate
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.compile.finding import finding_lines
 from vitdeploy.compile.probe import examine, probe_target
 from vitdeploy.errors import GateError
 from vitdeploy.pipeline.job import Job, prepare, tool_versions
-from vitdeploy.pipeline.measure import measure, original_contestant
+from vitdeploy.pipeline.measure import measure, original_candidate
 from vitdeploy.pipeline.origin import to_request
 from vitdeploy.pipeline.outcome import TOOLS, engine_bytes, verified
 from vitdeploy.pipeline.plan import QUANTIZED, Candidate, engine_plan, judge_plan
@@ -171,30 +171,30 @@ def _bench(
     protocol: Protocol,
     progress: Progress,
 ) -> dict[str, Any] | None:
-    """All engines and PyTorch in one contest; where PyTorch itself fails, the engines alone."""
+    """All engines and PyTorch in one benchmark run; where PyTorch itself fails, the engines alone."""
     if not engines:
         steps.skip(name, "bench", "no engine was made")
         return None
-    contestants = []
+    bench_candidates = []
     for candidate, artifacts in engines.items():
         folder = artifacts[candidate.step("compile")].path
-        contestants.append(engine_contestant(read_engine(folder), folder, candidate.artifact))
+        bench_candidates.append(engine_candidate(read_engine(folder), folder, candidate.artifact))
     reference = _reference(job, target)
-    pairs = [(each.artifact, reference.artifact) for each in contestants]
-    found = steps.attempt(name, "bench", lambda: measure([reference, *contestants], protocol, pairs, progress))
+    pairs = [(each.artifact, reference.artifact) for each in bench_candidates]
+    found = steps.attempt(name, "bench", lambda: measure([reference, *bench_candidates], protocol, pairs, progress))
     if found is not None:
         return found
-    first = contestants[0].artifact
-    pairs = [(each.artifact, first) for each in contestants[1:]]
+    first = bench_candidates[0].artifact
+    pairs = [(each.artifact, first) for each in bench_candidates[1:]]
     return steps.attempt(
-        name, f"bench without {reference.artifact}", lambda: measure(contestants, protocol, pairs, progress)
+        name, f"bench without {reference.artifact}", lambda: measure(bench_candidates, protocol, pairs, progress)
     )
 
 
-def _reference(job: Job, target: str) -> Contestant:
+def _reference(job: Job, target: str) -> BenchCandidate:
     """PyTorch at its best on a GPU; on a CPU the original as everywhere else."""
     source = job.origin.source
     if TARGETS[target].device != "GPU":
-        return original_contestant(source)
+        return original_candidate(source)
     worker = module_argv("vitdeploy.pipeline.selftest.torch_worker")
-    return Contestant(COMPILED, "torch", "fp16", worker, to_request(source))
+    return BenchCandidate(COMPILED, "torch", "fp16", worker, to_request(source))

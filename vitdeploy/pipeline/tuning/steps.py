@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.bench.contest import run_contest
-from vitdeploy.bench.contestant import engine_contestant
+from vitdeploy.bench.candidate import engine_candidate
 from vitdeploy.bench.decided import disturbed_reason
 from vitdeploy.bench.protocol import Protocol
+from vitdeploy.bench.run import run_benchmark
 from vitdeploy.bench.summary import block_medians
 from vitdeploy.pipeline.job import Job, tool_versions
 from vitdeploy.pipeline.plan import OPTIMIZE, Candidate, Folders, Step, target_tools
@@ -86,15 +86,15 @@ def rows_step(target: str) -> Step:
 
 
 def screen_step(job: Job, engines: Mapping[str, Artifact]) -> Step:
-    """The latencies of all compiled engines by name, in one contest."""
+    """The latencies of all compiled engines by name, in one benchmark run."""
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
-        contestants = [
-            engine_contestant(read_engine(artifact.path), artifact.path, name) for name, artifact in engines.items()
+        bench_candidates = [
+            engine_candidate(read_engine(artifact.path), artifact.path, name) for name, artifact in engines.items()
         ]
         protocol = Protocol.of_singles(BLOCK_SECONDS, WARMUP_SECONDS, batch=job.recipe.engine_batch)
-        contest = run_contest(contestants, protocol, lambda text, done, total: progress(SCREEN, done, total))
-        found = {"block_medians_ms": block_medians(contest), "disturbed": disturbed_reason(contest)}
+        bench_run = run_benchmark(bench_candidates, protocol, lambda text, done, total: progress(SCREEN, done, total))
+        found = {"block_medians_ms": block_medians(bench_run), "disturbed": disturbed_reason(bench_run)}
         write_json(out / SCREEN_FILE, found)
 
     targets = {read_engine(artifact.path).target for artifact in engines.values()}

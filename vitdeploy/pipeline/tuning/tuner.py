@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.bench.contestant import engine_contestant
+from vitdeploy.bench.candidate import engine_candidate
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.errors import CapabilityError, GraphError
 from vitdeploy.pipeline.foresight import foresee, way_of
 from vitdeploy.pipeline.job import Job
-from vitdeploy.pipeline.measure import measure, original_contestant
+from vitdeploy.pipeline.measure import measure, original_candidate
 from vitdeploy.pipeline.origin import ORIGINAL
 from vitdeploy.pipeline.outcome import engine_bytes, verified
 from vitdeploy.pipeline.plan import OPTIMIZE, REFERENCE, Step, engine_plan, judge_plan, reference_step
@@ -250,18 +250,18 @@ class Tuner:
         return dict(found["block_medians_ms"]), str(found["disturbed"])
 
     def _judge(self, front: Sequence[Made], medians: dict[str, list[float]], disturbed: str) -> Tuned:
-        contestants = [original_contestant(self.job.origin.source)]
+        bench_candidates = [original_candidate(self.job.origin.source)]
         finals = []
         for made in front:
             plan = judge_plan(made.job, [made.variant.candidate])
             finals.append(replace(made, artifacts=self._run(plan, made.artifacts)))
             folder = made.engine.path
-            contestants.append(engine_contestant(read_engine(folder), folder, made.variant.name))
+            bench_candidates.append(engine_candidate(read_engine(folder), folder, made.variant.name))
         bench = self.job.recipe.bench
-        names = [contestant.artifact for contestant in contestants]
+        names = [bench_candidate.artifact for bench_candidate in bench_candidates]
         pairs = [(a, b) for a in names for b in names if a != b and a != ORIGINAL]
-        protocol = Protocol(scenarios=bench.scenarios, batch=bench.batch, duration=bench.duration, stretch=1)
-        measured = measure(contestants, protocol, pairs, self.progress)
+        protocol = Protocol(scenarios=bench.scenarios, batch=bench.batch, duration=bench.duration, max_extension=1)
+        measured = measure(bench_candidates, protocol, pairs, self.progress)
         rows = {row["artifact"]: row for row in measured["results"]}
         reference = read_answers(finals[0].artifacts[REFERENCE].path)
         way = way_of(self.job.kit, reference, self.job.data, self.job.budget)

@@ -1,4 +1,4 @@
-"""Who takes part in a contest, and how its process is started."""
+"""Who takes part in a benchmark run, and how its process is started."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ENGINE_WORKER = module_argv("vitdeploy.bench.worker")
 
 
 @dataclass(frozen=True)
-class Contestant:
+class BenchCandidate:
     """One artifact and how its worker is started.
 
     `request` is what the worker's runner is made from; "threads" (from the protocol) and "batch" are added to it.
@@ -28,13 +28,13 @@ class Contestant:
     provider: str = ""
 
 
-def engine_contestant(
+def engine_candidate(
     engine: EngineSpec,
     folder: Path,
     name: str | None = None,
     trust: Path | None = None,
     images: dict[str, Any] | None = None,
-) -> Contestant:
+) -> BenchCandidate:
     """An engine whose files lie under `folder`, in a process that never sees torch; `trust` as for `make_runner`.
 
     With `images` (see `stages.ImageStages`) the way from an image to its answer is measured too.
@@ -43,4 +43,6 @@ def engine_contestant(
     request = {"folder": str(folder.resolve()), "engine": encode(engine), "trust": trusted}
     if images is not None:
         request["images"] = images
-    return Contestant(name or engine.artifact, engine.target, engine.precision, ENGINE_WORKER, request, engine.provider)
+    return BenchCandidate(
+        name or engine.artifact, engine.target, engine.precision, ENGINE_WORKER, request, engine.provider
+    )

@@ -1,4 +1,4 @@
-"""Contests between real worker processes, and what happens when workers fail."""
+"""Benchmark runs between real worker processes, and what happens when workers fail."""
 
 import dataclasses
 import itertools
@@ -18,13 +18,13 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper
 
 import vitdeploy
-from vitdeploy.bench import contest as contest_module
-from vitdeploy.bench import process, sitting, summary
-from vitdeploy.bench.contest import run_contest
-from vitdeploy.bench.contestant import Contestant
+from vitdeploy.bench import process, session, summary
+from vitdeploy.bench import run as run_module
+from vitdeploy.bench.candidate import BenchCandidate
 from vitdeploy.bench.paired import PairedRatio
 from vitdeploy.bench.protocol import Protocol, Scenario, parse_scenario
-from vitdeploy.bench.sitting import running_order
+from vitdeploy.bench.run import run_benchmark
+from vitdeploy.bench.session import running_order
 from vitdeploy.bench.worker import random_feeds
 from vitdeploy.errors import EngineError, MissingPackageError, TargetError, TensorError, VitdeployError, WorkerError
 from vitdeploy.pipeline.measure import summarise
@@ -71,26 +71,26 @@ def importable(monkeypatch):
 
 @pytest.fixture
 def engine(tmp_path):
-    """A contestant that runs a small graph on ONNX Runtime, in the real worker."""
+    """A candidate that runs a small graph on ONNX Runtime, in the real worker."""
 
     def make(artifact="onnxruntime-cpu-fp32", file="graph.onnx", dynamic=True):
         if not (tmp_path / file).exists():
             write_graph(tmp_path / file, dynamic)
         spec = EngineSpec("onnxruntime-cpu", "fp32", file, (file,), 1, dynamic, "", (), ())
-        return Contestant(artifact, spec.target, "fp32", WORKER, {"folder": str(tmp_path), "engine": encode(spec)})
+        return BenchCandidate(artifact, spec.target, "fp32", WORKER, {"folder": str(tmp_path), "engine": encode(spec)})
 
     return make
 
 
 @pytest.fixture
 def script(tmp_path):
-    """A contestant with the worker above; the process id is in `<artifact>.pid` until it ends by itself."""
+    """A candidate with the worker above; the process id is in `<artifact>.pid` until it ends by itself."""
 
     def make(artifact, lines="pass", make_runner="lambda request: Product('product')"):
         path = tmp_path / f"{artifact}.py"
         pid_file = str(tmp_path / f"{artifact}.pid")
         path.write_text(SCRIPT.format(lines=lines, make_runner=make_runner, pid_file=pid_file))
-        return Contestant(artifact, "numpy", "fp32", (sys.executable, str(path)), {})
+        return BenchCandidate(artifact, "numpy", "fp32", (sys.executable, str(path)), {})
 
     return make
 
@@ -128,9 +128,9 @@ def wait_until(condition, seconds=30.0):
 
 def test_every_contestant_is_measured_in_every_round(engine, script):
     calls = []
-    contest = run_contest([engine(), script("product")], QUICK, lambda *call: calls.append(call))
-    assert [entry.provider for entry in contest.entries] == ["CPUExecutionProvider", "numpy"]
-    for entry in contest.entries:
+    bench_run = run_benchmark([engine(), script("product")], QUICK, lambda *call: calls.append(call))
+    assert [entry.provider for entry in bench_run.entries] == ["CPUExecutionProvider", "numpy"]
+    for entry in bench_run.entries:
         assert entry.load_seconds > 0
         assert entry.first_inference_ms > 0
         assert list(entry.rounds) == ["single", "offline"]
@@ -144,23 +144,23 @@ def test_every_contestant_is_measured_in_every_round(engine, script):
     assert [done for _, done, _ in calls] == [0, 0, *range(1, 13)]
     assert {total for _, _, total in calls} == {12}
     assert calls[2][0] == "onnxruntime-cpu-fp32: single, round 1 of 3"
-    rows = summary.rows(contest)
+    rows = summary.rows(bench_run)
     assert json.loads(json.dumps(rows)) == rows
     assert [row["artifact"] for row in rows] == ["onnxruntime-cpu-fp32", "product"]
 
 
 def test_rounds_are_spread_over_fresh_processes_and_long_scenarios_stay_in_one(tmp_path, script, monkeypatch):
-    """Each process writes its number when it loads; the second contestant loads first every other time."""
+    """Each process writes its number when it loads; the second candidate loads first every other time."""
     log = tmp_path / "log.txt"
     make = "lambda request: (print({name!r}, os.getpid(), file=open({log!r}, 'a')), Product('product'))[1]"
-    contestants = [script(name, make_runner=make.format(name=name, log=str(log))) for name in ("one", "two")]
+    candidates = [script(name, make_runner=make.format(name=name, log=str(log))) for name in ("one", "two")]
     protocol = Protocol(("single", "server:200", "sustain:3"), (1,), 0.0, 0.02, 4, 0.0, processes=2)
-    monkeypatch.setattr(sitting, "BIN_SECONDS", 0.05)
+    monkeypatch.setattr(session, "BIN_SECONDS", 0.05)
     monkeypatch.setattr(Protocol, "blocks", lambda protocol, scenario: 3)
-    contest = run_contest(contestants, protocol)
+    bench_run = run_benchmark(candidates, protocol)
     assert [line.split()[0] for line in log.read_text().splitlines()] == ["one", "two", "two", "one"]
     assert len({line.split()[1] for line in log.read_text().splitlines()}) == 4
-    for entry in contest.entries:
+    for entry in bench_run.entries:
         assert [block.process for block in entry.rounds["single"]] == [0, 0, 1, 1]
         assert [block.process for block in entry.rounds["server:200"]] == [0] * 4
         assert [block.process for block in entry.rounds["sustain:3"]] == [0] * 3
@@ -171,9 +171,9 @@ def test_rounds_are_spread_over_fresh_processes_and_long_scenarios_stay_in_one(t
         assert entry.peak_memory_bytes > 0
         assert entry.affinity
         assert entry.rounds["single"][0].machine.own_seconds >= 0
-    served = [sum(block.latencies_ms.size for block in entry.rounds["server:200"]) for entry in contest.entries]
+    served = [sum(block.latencies_ms.size for block in entry.rounds["server:200"]) for entry in bench_run.entries]
     assert all(5 <= count <= 30 for count in served)  # both were offered the same some 16 queries
-    rows = summary.rows(contest)
+    rows = summary.rows(bench_run)
     assert json.loads(json.dumps(rows, allow_nan=False)) == rows
 
 
@@ -185,70 +185,70 @@ def test_what_is_not_narrow_is_measured_again_in_other_processes(script, monkeyp
         asked.append((a[0].batch, len(a), len(b)))
         return PairedRatio(0.0, 0.0 if a[0].batch == 4 else 1.0, 1, 0.0)
 
-    monkeypatch.setattr(contest_module, "ratio_of_rounds", ratio)
-    monkeypatch.setattr(sitting, "quiet_together", lambda entries, name: range(len(entries[0].rounds[name])))
-    monkeypatch.setattr(contest_module, "together", lambda protocol, entries, name: [e.rounds[name] for e in entries])
+    monkeypatch.setattr(run_module, "ratio_of_rounds", ratio)
+    monkeypatch.setattr(session, "quiet_together", lambda entries, name: range(len(entries[0].rounds[name])))
+    monkeypatch.setattr(run_module, "together", lambda protocol, entries, name: [e.rounds[name] for e in entries])
     pair = [script("one"), script("two")]
-    protocol = Protocol(("single", "offline", "server:200"), (1, 4), 0.06, 0.02, 3, 0.0, processes=2, stretch=2.5)
-    contest = run_contest(pair, protocol, lambda text, done, total: totals.append(total), pairs=[("two", "one")])
+    protocol = Protocol(("single", "offline", "server:200"), (1, 4), 0.06, 0.02, 3, 0.0, processes=2, max_extension=2.5)
+    bench_run = run_benchmark(pair, protocol, lambda text, done, total: totals.append(total), pairs=[("two", "one")])
     assert asked == [(1, 3, 3), (4, 3, 3)]
-    for entry in contest.entries:
+    for entry in bench_run.entries:
         assert [block.process for block in entry.rounds["single"]] == [0, 0, 1, 2, 2, 3]
         assert [block.process for block in entry.rounds["offline"]] == [0, 0, 1]
         assert [block.process for block in entry.rounds["server:200"]] == [0, 0, 0]
     assert (totals[0], totals[-1]) == (18, 24)
-    measured = summarise(contest, [("two", "one")], (50,))
+    measured = summarise(bench_run, [("two", "one")], (50,))
     assert measured["protocol"]["rounds"] == {"single": 6, "offline": 3, "server:200": 3}
-    alone = run_contest(pair, dataclasses.replace(protocol, scenarios=("single",)))  # no pair: nothing to be narrow
+    alone = run_benchmark(pair, dataclasses.replace(protocol, scenarios=("single",)))  # no pair: nothing to be narrow
     assert [len(entry.rounds["single"]) for entry in alone.entries] == [3, 3]
 
 
 def test_rounds_that_others_disturbed_are_measured_again(script, monkeypatch):
     """The first two of three; but not where nothing is quiet, nor for ever."""
-    protocol = Protocol(("single",), (1,), 0.06, 0.02, 3, 0.0, processes=1, stretch=1)
+    protocol = Protocol(("single",), (1,), 0.06, 0.02, 3, 0.0, processes=1, max_extension=1)
     told = []
 
     def rounds(disturbed):
         def found(entries, name):
             return [number for number in range(len(entries[0].rounds[name])) if number not in disturbed]
 
-        monkeypatch.setattr(sitting, "quiet_together", found)
-        contest = run_contest([script("one")], protocol, lambda *call: told.append(call))
-        return len(contest.entries[0].rounds["single"])
+        monkeypatch.setattr(session, "quiet_together", found)
+        bench_run = run_benchmark([script("one")], protocol, lambda *call: told.append(call))
+        return len(bench_run.entries[0].rounds["single"])
 
     assert protocol.most_rounds == 6
     assert rounds((0, 1)) == 5
     assert told[-1] == ("one: single, round 5 of 5", 5, 5)
     assert rounds((0, 1, 2, 3)) == 6
-    monkeypatch.setattr(sitting.Patience, "wait", lambda self: False)
+    monkeypatch.setattr(session.Patience, "wait", lambda self: False)
     assert rounds(range(9)) == 3
 
 
 def test_a_slow_artifact_still_gets_three_queries_a_block(script):
     protocol = Protocol(("single",), duration=0.0, block_seconds=0.01, min_rounds=2, warmup=0.0, processes=1)
-    contest = run_contest([script("slow", "time.sleep(0.05)")], protocol)
-    assert [block.latencies_ms.size for block in contest.entries[0].rounds["single"]] == [3, 3]
+    bench_run = run_benchmark([script("slow", "time.sleep(0.05)")], protocol)
+    assert [block.latencies_ms.size for block in bench_run.entries[0].rounds["single"]] == [3, 3]
 
 
 def test_what_a_runtime_prints_does_not_reach_the_protocol(script):
     noisy = script("noisy", "print('hello'); os.write(1, b'{garbage}\\n'); sys.stdout.flush()")
-    contest = run_contest([noisy], QUICK)
-    assert len(contest.entries[0].rounds["offline"]) == 3
+    bench_run = run_benchmark([noisy], QUICK)
+    assert len(bench_run.entries[0].rounds["offline"]) == 3
 
 
 def test_a_worker_that_speaks_no_protocol_is_named(tmp_path, script):
     path = tmp_path / "parrot.py"
     path.write_text("import sys\nprint('polly', flush=True)\nsys.stdin.read()\n")
-    parrot = Contestant("parrot", "numpy", "fp32", (sys.executable, str(path)), {})
+    parrot = BenchCandidate("parrot", "numpy", "fp32", (sys.executable, str(path)), {})
     with pytest.raises(WorkerError, match=r"of parrot answered something else than a JSON object[\s\S]*polly"):
-        run_contest([script("good"), parrot], QUICK)
+        run_benchmark([script("good"), parrot], QUICK)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
 def test_a_killed_worker_is_named_with_its_last_words(script):
     lines = "if self.count > 50: print('my last words', file=sys.stderr, flush=True); os.kill(os.getpid(), 9)"
     with pytest.raises(WorkerError) as caught:
-        run_contest([script("good"), script("doomed", lines)], QUICK)
+        run_benchmark([script("good"), script("doomed", lines)], QUICK)
     assert caught.value.message == "the measuring process of doomed died"
     assert caught.value.found.splitlines()[0] == "ended by SIGKILL"
     assert caught.value.found.endswith("| my last words")
@@ -257,31 +257,31 @@ def test_a_killed_worker_is_named_with_its_last_words(script):
 
 def test_a_worker_that_exits_is_named_with_its_status(script):
     with pytest.raises(WorkerError, match=r"of leaver died[\s\S]*exit status 7"):
-        run_contest([script("leaver", "os._exit(7)")], QUICK)
+        run_benchmark([script("leaver", "os._exit(7)")], QUICK)
 
 
 def test_a_worker_that_does_not_answer_is_given_up(script):
     protocol = Protocol(timeout=0.5)
     with pytest.raises(WorkerError, match=r"of sleeper did not answer within 0\.5 s"):
-        run_contest([script("sleeper", "time.sleep(60)")], protocol)
+        run_benchmark([script("sleeper", "time.sleep(60)")], protocol)
 
 
 def test_a_worker_that_cannot_be_started_is_named():
-    missing = Contestant("missing", "numpy", "fp32", ("/no/such/program",), {})
+    missing = BenchCandidate("missing", "numpy", "fp32", ("/no/such/program",), {})
     with pytest.raises(WorkerError, match="cannot start the measuring process of missing"):
-        run_contest([missing], QUICK)
+        run_benchmark([missing], QUICK)
 
 
 def test_a_broken_graph_is_an_engine_error(tmp_path, engine):
     (tmp_path / "broken.onnx").write_bytes(b"not a graph")
     with pytest.raises(EngineError, match="onnxruntime-cpu-fp32: ONNX Runtime refuses") as caught:
-        run_contest([engine(file="broken.onnx")], QUICK)
+        run_benchmark([engine(file="broken.onnx")], QUICK)
     assert caught.value.found
 
 
 def test_a_batch_that_a_static_engine_lacks_is_a_target_error(engine):
     with pytest.raises(TargetError, match="cannot run at batch 4") as caught:
-        run_contest([engine(dynamic=False)], QUICK)
+        run_benchmark([engine(dynamic=False)], QUICK)
     assert caught.value.wanted == "export: {batch: dynamic}"
     assert "dynamic batch" in caught.value.fix
 
@@ -289,14 +289,14 @@ def test_a_batch_that_a_static_engine_lacks_is_a_target_error(engine):
 def test_an_error_with_a_constructor_of_its_own_keeps_its_class(script):
     make_runner = "lambda request: (_ for _ in ()).throw(MissingPackageError('nothing', 'all', 'this test'))"
     with pytest.raises(MissingPackageError, match="this test needs the package nothing") as caught:
-        run_contest([script("bare", make_runner=make_runner)], QUICK)
+        run_benchmark([script("bare", make_runner=make_runner)], QUICK)
     assert caught.value.exit_code == 4
     assert "pip install 'vitdeploy[all]'" in caught.value.fix
 
 
 def test_an_unexpected_exception_shows_its_traceback(script):
     with pytest.raises(VitdeployError, match="buggy: ZeroDivisionError") as caught:
-        run_contest([script("buggy", "1 / 0")], QUICK)
+        run_benchmark([script("buggy", "1 / 0")], QUICK)
     assert type(caught.value) is VitdeployError
     assert "in _infer" in caught.value.found
 
@@ -314,21 +314,21 @@ def test_no_worker_outlives_an_exception(tmp_path, script, monkeypatch, error):
 
     stubborn = script("stubborn", "signal.signal(signal.SIGTERM, signal.SIG_IGN)")
     with pytest.raises(error):
-        run_contest([script("good"), stubborn], QUICK, interrupt)
+        run_benchmark([script("good"), stubborn], QUICK, interrupt)
     assert len(pids) == 2
     assert not any(is_running(pid) for pid in pids)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="needs SIGKILL")
 def test_workers_end_when_their_parent_is_killed(tmp_path, script):
-    contestant = script("orphan")
+    candidate = script("orphan")
     parent = tmp_path / "parent.py"
     parent.write_text(
-        "from vitdeploy.bench.contest import run_contest\n"
-        "from vitdeploy.bench.contestant import Contestant\n"
+        "from vitdeploy.bench.run import run_benchmark\n"
+        "from vitdeploy.bench.candidate import BenchCandidate\n"
         "from vitdeploy.bench.protocol import Protocol\n"
-        f"one = Contestant('orphan', 'numpy', 'fp32', {contestant.argv!r}, {{}})\n"
-        "run_contest([one], Protocol(duration=0, min_rounds=1200))\n"
+        f"one = BenchCandidate('orphan', 'numpy', 'fp32', {candidate.argv!r}, {{}})\n"
+        "run_benchmark([one], Protocol(duration=0, min_rounds=1200))\n"
     )
     pid_file = tmp_path / "orphan.pid"
     # The folder that a killed parent leaves behind goes with the test's own.
@@ -348,9 +348,9 @@ def test_the_worker_ends_with_its_input():
 
 def test_contestants_need_distinct_names(script):
     with pytest.raises(ValueError, match="distinct names"):
-        run_contest([script("twin"), script("twin")], QUICK)
+        run_benchmark([script("twin"), script("twin")], QUICK)
     with pytest.raises(ValueError, match="distinct names"):
-        run_contest([], QUICK)
+        run_benchmark([], QUICK)
 
 
 @pytest.mark.parametrize(
@@ -386,16 +386,16 @@ def test_every_round_is_some_processes():
 
 
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(1, 3))
-def test_each_sitting_has_every_round_once(rounds, processes, sittings):
+def test_each_sitting_has_every_round_once(rounds, processes, sessions):
     protocol = Protocol(duration=0.0, min_rounds=rounds, processes=processes)
-    assert sum(map(protocol.rounds_of, range(sittings * protocol.starts))) == sittings * rounds
+    assert sum(map(protocol.rounds_of, range(sessions * protocol.starts))) == sessions * rounds
 
 
-@pytest.mark.parametrize(("duration", "sittings"), [(0.0, 1), (2.0, 1), (4.0, 2), (6.0, 3), (10.0, 3), (3600.0, 3)])
-def test_a_short_bench_stays_short(duration, sittings):
+@pytest.mark.parametrize(("duration", "sessions"), [(0.0, 1), (2.0, 1), (4.0, 2), (6.0, 3), (10.0, 3), (3600.0, 3)])
+def test_a_short_bench_stays_short(duration, sessions):
     """The least rounds take 6 seconds."""
-    assert Protocol(duration=duration).most_sittings == sittings
-    assert Protocol(duration=duration, stretch=1).most_sittings == 1
+    assert Protocol(duration=duration).most_sessions == sessions
+    assert Protocol(duration=duration, max_extension=1).most_sessions == 1
 
 
 def test_a_sustained_run_has_a_block_for_each_second():
@@ -447,7 +447,7 @@ def test_random_feeds_say_which_input_they_cannot_make(spec):
 
 def test_measuring_imports_nothing_but_numpy():
     code = (
-        "import sys, vitdeploy.bench.worker, vitdeploy.bench.contest, vitdeploy.bench.summary\n"
+        "import sys, vitdeploy.bench.worker, vitdeploy.bench.run, vitdeploy.bench.summary\n"
         "heavy = {'torch', 'onnx', 'scipy', 'click', 'vitdeploy.models', 'onnxruntime', 'openvino'}\n"
         "print(sorted(heavy & set(sys.modules)))"
     )
@@ -461,5 +461,5 @@ def test_a_runner_that_says_what_to_measure_with_is_measured_with_that(tmp_path,
     example = "setattr(Product, 'example', lambda self, batch: {'x': np.full((batch, 8), 7, np.float32)})"
     make = f"lambda request: ({example}, Product('product'))[1]"
     lines = f"x = feeds['x']; print(x.shape, x.min(), x.max(), file=open({str(seen)!r}, 'a'))"
-    run_contest([script("ours", lines=lines, make_runner=make)], QUICK)
+    run_benchmark([script("ours", lines=lines, make_runner=make)], QUICK)
     assert set(seen.read_text().splitlines()) == {"(1, 8) 7.0 7.0", "(4, 8) 7.0 7.0"}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.bench.contestant import Contestant
+from vitdeploy.bench.candidate import BenchCandidate
 from vitdeploy.bench.patience import Patience
 from vitdeploy.bench.process import WorkerProcess
 from vitdeploy.bench.protocol import BIN_SECONDS, STAGE_ROUNDS, WARMUP_LIMIT, Protocol, parse_scenario
@@ -56,23 +56,23 @@ class Meter:
         """How many rounds of a scenario were measured so far, in all processes."""
         return self._measured.get(scenario, 0)
 
-    def sit(
+    def measure(
         self,
-        contestants: Sequence[Contestant],
+        candidates: Sequence[BenchCandidate],
         workers: Sequence[WorkerProcess],
         process: int,
         order: Sequence[int],
         scenarios: Sequence[str],
     ) -> list[Entry]:
-        """What one process of each contestant gives in these scenarios. They are loaded in `order`.
+        """What one process of each candidate gives in these scenarios. They are loaded in `order`.
 
         "server" and "sustain" are one long run, and so are measured in the first process only.
         """
         protocol = self._protocol
         loaded: dict[int, Entry] = {}
         for index in order:
-            self._progress(f"{contestants[index].artifact}: load and warm up", self._done, self._total)
-            loaded[index] = _load(contestants[index], workers[index], protocol)
+            self._progress(f"{candidates[index].artifact}: load and warm up", self._done, self._total)
+            loaded[index] = _load(candidates[index], workers[index], protocol)
             for batch in protocol.batches(scenarios):
                 _warm_up(workers[index], batch, protocol)
         entries = [loaded[index] for index in range(len(workers))]
@@ -86,7 +86,7 @@ class Meter:
             elif process == 0:
                 self._sustain(entries, workers, name)
         if process == 0:
-            _measure_stages(contestants, entries, workers, protocol)
+            _measure_stages(candidates, entries, workers, protocol)
         return entries
 
     def _rounds_of(self, entries: Sequence[Entry], workers: Sequence[WorkerProcess], name: str, process: int) -> None:
@@ -163,20 +163,20 @@ class Meter:
         self._progress(text, self._done, self._total)
 
 
-def _load(contestant: Contestant, worker: WorkerProcess, protocol: Protocol) -> Entry:
-    request = {**contestant.request, "threads": protocol.threads}
+def _load(candidate: BenchCandidate, worker: WorkerProcess, protocol: Protocol) -> Entry:
+    request = {**candidate.request, "threads": protocol.threads}
     answer = worker.ask(
         {"do": "load", "request": request, "batches": protocol.batches(protocol.scenarios)}, protocol.timeout
     )
     return Entry(
-        contestant.artifact,
-        contestant.target,
-        contestant.precision,
+        candidate.artifact,
+        candidate.target,
+        candidate.precision,
         provider=answer["provider"],
         load_seconds=answer["load_seconds"],
         first_inference_ms=answer["first_inference_ms"],
         rounds={scenario: [] for scenario in protocol.scenarios},
-        made_for=contestant.provider,
+        made_for=candidate.provider,
         peak_memory_bytes=answer["peak_memory_bytes"],
         process_threads=answer["process_threads"],
         affinity=tuple(answer["affinity"]),
@@ -201,12 +201,12 @@ def _warm_up(worker: WorkerProcess, batch: int, protocol: Protocol) -> None:
 
 
 def _measure_stages(
-    contestants: Sequence[Contestant], entries: Sequence[Entry], workers: Sequence[WorkerProcess], protocol: Protocol
+    candidates: Sequence[BenchCandidate], entries: Sequence[Entry], workers: Sequence[WorkerProcess], protocol: Protocol
 ) -> None:
     """The stages of those that take images, in turns too."""
     for number in range(STAGE_ROUNDS):
         for index in running_order(len(workers), number):
-            if "images" in contestants[index].request:
+            if "images" in candidates[index].request:
                 command = {"do": "stages", "seconds": protocol.block_seconds}
                 answer = workers[index].ask(command, protocol.block_seconds + protocol.timeout)
                 for stage, times in answer["stages_ns"].items():
@@ -218,9 +218,9 @@ def _ask_block(worker: WorkerProcess, command: dict[str, Any], protocol: Protoco
 
 
 def running_order(count: int, number: int) -> list[int]:
-    """The order of `count` contestants in round `number`: rows of a Williams design.
+    """The order of `count` candidates in round `number`: rows of a Williams design.
 
-    Over `count` rounds (twice that for an odd count) each contestant runs equally often at each place, and right after
+    Over `count` rounds (twice that for an odd count) each candidate runs equally often at each place, and right after
     each other one. A plain rotation would leave it behind the same one in almost every round.
     """
     zigzag = [(index + 1) // 2 if index % 2 else -index // 2 for index in range(count)]

@@ -1,4 +1,4 @@
-"""The contest: every artifact in processes of its own, measured in turns, so that drift of the machine hits all alike.
+"""A benchmark run: every artifact in processes of its own, measured in turns, so that drift of the machine hits all.
 
 What is measured is wall time from host memory to host memory, `Runner.infer` as apps call it. Scenarios, as MLPerf
 names them: "single" sends the next query when the previous one is done (latency), "offline" sends batches back to back
@@ -14,20 +14,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from vitdeploy.bench.contestant import Contestant
+from vitdeploy.bench.candidate import BenchCandidate
 from vitdeploy.bench.machine_lock import machine_lock
 from vitdeploy.bench.paired import ratio_of_rounds
 from vitdeploy.bench.process import WorkerProcess, end_all
 from vitdeploy.bench.protocol import Protocol, parse_scenario
 from vitdeploy.bench.quiet import together
-from vitdeploy.bench.results import Contest, Entry
-from vitdeploy.bench.sitting import Meter, Pairs, Progress, no_progress, running_order
+from vitdeploy.bench.results import BenchRun, Entry
+from vitdeploy.bench.session import Meter, Pairs, Progress, no_progress, running_order
 
 
-def run_contest(
-    contestants: Sequence[Contestant], protocol: Protocol, progress: Progress | None = None, *, pairs: Pairs = ()
-) -> Contest:
-    """Measure all contestants against each other.
+def run_benchmark(
+    candidates: Sequence[BenchCandidate], protocol: Protocol, progress: Progress | None = None, *, pairs: Pairs = ()
+) -> BenchRun:
+    """Measure all candidates against each other.
 
     Two processes of one artifact differ a little for as long as they live, by where their memory lies. So the rounds
     are spread over several processes of each, which are started in another order each time. In the scenarios in which
@@ -40,32 +40,32 @@ def run_contest(
     says what is waited for.
 
     Raises:
-        ValueError: no contestant, or two of the same name.
+        ValueError: no candidate, or two of the same name.
         WorkerError: a measuring process cannot be started, dies or does not answer.
         VitdeployError: what a worker reports, such as an EngineError for a graph that the runtime refuses.
     """
-    names = [contestant.artifact for contestant in contestants]
+    names = [candidate.artifact for candidate in candidates]
     if not names or len(set(names)) < len(names):
-        raise ValueError(f"contestants need distinct names, found {names}")
+        raise ValueError(f"candidates need distinct names, found {names}")
     tell = progress or no_progress
     with alone(tell):
-        meter = Meter(protocol, len(contestants), tell, pairs)
+        meter = Meter(protocol, len(candidates), tell, pairs)
         meter.wait()
         load_average, cpus = _load_average(), os.cpu_count() or 1
         entries: list[Entry] = []
-        for process in range(protocol.most_sittings * protocol.starts):
+        for process in range(protocol.most_sessions * protocol.starts):
             if process % protocol.starts == 0:
                 scenarios = _unsettled(entries, protocol, pairs, meter) if process else protocol.scenarios
                 if not scenarios:
                     break
                 meter.expect(scenarios)
-            order = running_order(len(contestants), process)
-            with started({names[index]: contestants[index].argv for index in order}) as found:
+            order = running_order(len(candidates), process)
+            with started({names[index]: candidates[index].argv for index in order}) as found:
                 workers = [found[order.index(index)] for index in range(len(names))]
-                entries = _joined(entries, meter.sit(contestants, workers, process, order, scenarios))
+                entries = _joined(entries, meter.measure(candidates, workers, process, order, scenarios))
                 for worker in workers:
                     worker.ask({"do": "close"}, protocol.timeout)
-        return Contest(protocol, tuple(entries), load_average, cpus)
+        return BenchRun(protocol, tuple(entries), load_average, cpus)
 
 
 @contextmanager
@@ -98,22 +98,22 @@ def started(argv: Mapping[str, tuple[str, ...]]) -> Iterator[list[WorkerProcess]
             end_all(workers)
 
 
-def hold_contest(
-    contestants: Sequence[Contestant],
+def measure_candidates(
+    candidates: Sequence[BenchCandidate],
     workers: Sequence[WorkerProcess],
     protocol: Protocol,
     progress: Progress | None = None,
-) -> Contest:
-    """As `run_contest`, in processes that were started before, one for each contestant. They may hold one contest after
+) -> BenchRun:
+    """As `run_benchmark`, in processes that were started before, one for each candidate. They may serve one run after
     the other; what they loaded for the last one goes."""
     single = dataclasses.replace(protocol, processes=1)
     tell = progress or no_progress
     with alone(tell):
         load_average, cpus = _load_average(), os.cpu_count() or 1
-        meter = Meter(single, len(contestants), tell)
+        meter = Meter(single, len(candidates), tell)
         meter.expect(single.scenarios)
-        entries = meter.sit(contestants, workers, 0, range(len(workers)), single.scenarios)
-        return Contest(single, tuple(entries), load_average, cpus)
+        entries = meter.measure(candidates, workers, 0, range(len(workers)), single.scenarios)
+        return BenchRun(single, tuple(entries), load_average, cpus)
 
 
 def _load_average() -> float | None:
