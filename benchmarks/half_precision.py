@@ -48,7 +48,7 @@ def child(graph: Path, folder: Path, times: float, count: int) -> dict[str, Any]
         return {
             "scaled": scaled,
             "exponent": facts["residual_exponent"],
-            "islands": len(facts["float32"]),
+            "fallback": len(facts["float32"]),
             "float32": facts["macs"]["float32"] / sum(facts["macs"].values()),
             "without": unaided,
             "with": compared(answers(out / "model.onnx", pixels), wanted),
@@ -110,12 +110,12 @@ def main() -> None:
     if args.child:
         print(json.dumps(child(Path(args.graphs[0]), Path(args.data), args.times, args.images)))
         return
-    print(f"{'graph':<40}{'2^-k':>5}{'islands':>9}{'float32':>9}{'peak GB':>9}   FP16 as it is; with the range pass")
+    print(f"{'graph':<40}{'2^-k':>5}{'fallback':>9}{'float32':>9}{'peak GB':>9}   FP16 as it is; with the range pass")
     for graph in args.graphs:
         options = ["--data", args.data, "--times", str(args.times), "--images", str(args.images), "--child"]
         done = subprocess.run([sys.executable, __file__, graph, *options], check=True, capture_output=True, text=True)
         found = json.loads(done.stdout.splitlines()[-1])
-        row = f"{graph:<40}{found['exponent']:>5}{found['islands']:>9}{found['float32']:>9.2%}{found['peak']:>9.1f}"
+        row = f"{graph:<40}{found['exponent']:>5}{found['fallback']:>9}{found['float32']:>9.2%}{found['peak']:>9.1f}"
         for key in ("without", "with"):
             each = found[key]
             text = "a constant is too large" if each is None else "{finite:.0%} finite, {same:.0%} same".format(**each)

@@ -12,7 +12,7 @@ from tests.models_page import NOT_RUN, PAGE, check_cells, measured_cells, name_c
 from tests.parity import ENGINES, FAMILIES, ROWS, Recorder, Row, family_of, read_records
 from vitdeploy.models.catalog import FAMILIES as CATALOG
 
-AGAIN = "make models-doc writes docs/models.md anew"
+AGAIN = "make models-doc writes docs/models.md again"
 
 
 @pytest.fixture(scope="module")

@@ -52,15 +52,15 @@ class VitdeployError(Exception):
     code = "VD1000"
     exit_code = 1
 
-    # What mends every error of a class, where one says nothing better.
-    mend = ""
+    # What fixes every error of a class, where one says nothing better.
+    default_fix = ""
 
     def __init__(self, message: str, *, found: str = "", wanted: str = "", fix: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.found = found
         self.wanted = wanted
-        self.fix = fix or self.mend
+        self.fix = fix or self.default_fix
 
     def __str__(self) -> str:
         lines = [f"{self.code}  {self.message}"]
@@ -89,7 +89,7 @@ class RecipeError(InputError):
         count = f"{len(problems)} problem" + ("s" if len(problems) != 1 else "")
         super().__init__(
             "\n".join([f"{source}: {count}", *(f"        {problem}" for problem in problems)]),
-            fix="mend these; `vitdeploy run --help` shows a whole recipe",
+            fix="fix these; `vitdeploy run --help` shows a whole recipe",
         )
         self.problems = problems
 
@@ -165,7 +165,7 @@ class DigestError(UnsafeError):
 
 class ManifestError(UnsafeError):
     code = "VD3102"
-    mend = "get the bundle again from whoever made it: vitdeploy does not write such a manifest"
+    default_fix = "get the bundle again from whoever made it: vitdeploy does not write such a manifest"
 
 
 class UnsafeGraphError(UnsafeError):

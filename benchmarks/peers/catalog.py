@@ -39,7 +39,7 @@ CATALOG = (
     _ours("openvino-cpu", "int8", "-rows", "the number of rows that is measured to be the fastest", rows=True),
     *(
         _ours(
-            *(f"{runtime}-cpu", "mixed", "", f"as many layers mended as an agreement of {least} % needs"),
+            *(f"{runtime}-cpu", "mixed", "", f"as many layers fixed as an agreement of {least} % needs"),
             rows=runtime == "openvino",
             budget={"min_agreement": least},
             labelled=True,

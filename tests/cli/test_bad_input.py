@@ -95,7 +95,7 @@ def test_a_missing_recipe(refused):
 def test_misspelt_fields_are_told_all_at_once(refused, recipe):
     path = recipe(precison="int8", budgets={})
     says = ["2 problems", "$.precison: unknown field; did you mean precision?", "did you mean budget?"]
-    refused(2, "VD2001", "run", path, "-o", "out", says=[*says, "fix:    mend these; `vitdeploy run --help` shows"])
+    refused(2, "VD2001", "run", path, "-o", "out", says=[*says, "fix:    fix these; `vitdeploy run --help` shows"])
 
 
 def test_a_wrong_override(refused, recipe):

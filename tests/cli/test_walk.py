@@ -1,7 +1,7 @@
-"""A walk of sixty bad inputs: each leaves with its exit code and says what was found, what is wanted, and a mend.
+"""A walk of sixty bad inputs: each leaves with its exit code and says what was found, what is wanted, and a fix.
 
-A mend that is a command is given to the command's own parser, and one that is an option must be an option of the
-command that was typed, or of the one that the mend names.
+A fix that is a command is given to the command's own parser, and one that is an option must be an option of the
+command that was typed, or of the one that the fix names.
 """
 
 import json
@@ -97,7 +97,7 @@ WALK = [
     ("devices remove nowhere", 2, "VD2403"),
     ("devices add pi 10.0.0.7", 2, "VD2403"),
 ]
-# Where the message itself holds the mend: nothing could be said beside it.
+# Where the message itself holds the fix: nothing could be said beside it.
 COMPLETE = {"VD2001"}
 
 
@@ -169,7 +169,7 @@ def find_command(words: list[str]) -> tuple[click.Command, list[str]]:
 
 
 def commands_in(text: str) -> list[list[str]]:
-    """The commands that a mend names, as words; text behind one begins with a comma, a semicolon or a known word."""
+    """The commands that a fix names, as words; text behind one begins with a comma, a semicolon or a known word."""
     found = re.findall(r"vitdeploy ((?:bundle |devices )?[a-z]+(?: [^`;,]*)?)", text)
     words = [re.split(r" (?:brings|shows?|says?|makes|asks|and|or) ", f"{each} ")[0].split() for each in found]
     return [each for each in words if each[0] in (*COMMANDS, *OLD_NAMES)]

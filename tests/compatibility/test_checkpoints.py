@@ -32,7 +32,7 @@ HEAD = """# Checkpoints
 Twenty ways in which people save checkpoints, made by the libraries themselves on small seeded models, and what
 vitdeploy does with each. *Loaded* means: its outputs are those of the module that was saved, within 1e-5 of the largest
 (of the same weights, where they were saved in half precision). *Refused* means: with this exit code, this error and
-this mend; commands and edits among the mends were followed, and then it is loaded.
+this fix; commands and edits among the fixes were followed, and then it is loaded.
 
 What holds for all of them: every tensor of the model is in the file, and none is left over. Missing, unexpected or
 misshapen tensors are an error that tells all of them at once, for timm's and transformers' own modules too, which would
@@ -64,7 +64,7 @@ ROWS = (
     "transformers: config.json of three layers, weights of two",
     "`torch.distributed.checkpoint`: a folder with one file a process",
 )
-PAGE = Page("checkpoints", HEAD, ("how it was saved", "given as", "what happens", "how, or the mend"), ROWS)
+PAGE = Page("checkpoints", HEAD, ("how it was saved", "given as", "what happens", "how, or the fix"), ROWS)
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,7 @@ PAGE = Page(
     """# Data folders
 
 What lies there, and how its classes become those of the model ([recipes.md](../recipes.md#classes)),
-or the error and the first words of its mend. Written and held by `tests/compatibility/test_data_folders.py`.
+or the error and the first words of its fix. Written and held by `tests/compatibility/test_data_folders.py`.
 """,
     ("data", "labels of the model", "what happens"),
     tuple(CASES),
@@ -115,7 +115,7 @@ or the error and the first words of its mend. Written and held by `tests/compati
 
 
 def happens(root: Path, labels: tuple[str, ...] | int, kind: str) -> str:
-    """What `run`, `tune`, `verify` and `compare` make of it: the mapping, or the error and how its mend begins."""
+    """What `run`, `tune`, `verify` and `compare` make of it: the mapping, or the error and how its fix begins."""
     named, classes = ((), labels) if isinstance(labels, int) else (labels, len(labels))
     head = PostprocessSpec(scores="sigmoid")
     task = "classification" if kind == "folders" else "detection"

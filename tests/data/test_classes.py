@@ -126,7 +126,7 @@ def test_position_does_not_count_where_a_folder_may_be_a_class_or_not(labels, cl
     with pytest.raises(DataError, match="folders without images") as caught:
         folders(["__MACOSX", "x", "y"], labels, classes, empty=["__MACOSX"])
     assert caught.value.found == "__MACOSX, beside x, y"
-    assert folders(["__MACOSX", "x", "y"], ["__MACOSX", "x", "y"], empty=["__MACOSX"])[0] == "name"  # the mend
+    assert folders(["__MACOSX", "x", "y"], ["__MACOSX", "x", "y"], empty=["__MACOSX"])[0] == "name"  # the fix
     assert folders(["x", "y"], (), 2)[0] == "position"  # the other one
     assert folders(["00", "01", "02"], labels, classes, empty=["00", "01"])[0] == "position"  # they say so themselves
 
@@ -154,7 +154,7 @@ def test_an_order_that_tools_disagree_on_is_refused(names):
         folders(names, (), len(names))
     assert "torchvision" in caught.value.found
     assert "timm" in caught.value.found
-    assert folders(names, names)[0] == "name"  # the mend
+    assert folders(names, names)[0] == "name"  # the fix
 
 
 def test_numbers_of_one_length_have_one_order():

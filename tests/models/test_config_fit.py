@@ -1,4 +1,4 @@
-"""A config.json that says something else than the weights beside it: every difference is told, and its mend works."""
+"""A config.json that says something else than the weights beside it: every difference is told, and its fix works."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_config_that_cannot_be_parsed_beside_a_file_is_not_passed_by(tmp_path)
     with pytest.raises(CheckpointError, match=r"config\.json is not a config file") as caught:
         load_original(source)
     assert "line" in caught.value.found
-    path.write_text(text, encoding="utf-8-sig")  # the mend
+    path.write_text(text, encoding="utf-8-sig")  # the fix
     assert load_original(source).labels == tuple(LABELS.values())
     assert "move it elsewhere" in caught.value.fix
     path.unlink()

@@ -104,7 +104,7 @@ def uneven(model, name, seed, zeros=()):
 
 
 def assert_scaled(model):
-    """The fold keeps the function, and gives the statistics that observing anew gives. Returns its record."""
+    """The fold keeps the function, and gives the statistics that observing again gives. Returns its record."""
     before, known = ir.to_proto(model), observed(model)
     moved, folds = scale_channels(model, known, [linear.name for linear in find_linears(model)])
     after = ir.to_proto(model)

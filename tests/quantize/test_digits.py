@@ -92,7 +92,7 @@ def target(request):
 @pytest.fixture
 def simulation(tmp_path_factory, monkeypatch, folder, images, target):
     """The layers that both targets quantize, fake-quantized: Q/DQ, with what is worth an operator to the target."""
-    monkeypatch.setattr(place_openvino, "WORTH", backend_of(target).WORTH)
+    monkeypatch.setattr(place_openvino, "GAIN_THRESHOLD", backend_of(target).GAIN_THRESHOLD)
     graph = placed(folder, tmp_path_factory.mktemp("simulation"), "openvino-cpu", FLOAT)
     return simulated_logits(graph, images[:SIMULATED_IMAGES])
 

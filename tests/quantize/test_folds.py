@@ -14,8 +14,8 @@ from vitdeploy.graph.attention import find_attentions
 from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.linears import find_linears
 from vitdeploy.graph.normalise import drop_unused
+from vitdeploy.quantize.channel_split import GainThreshold, smooth_hidden
 from vitdeploy.quantize.error import expected_error, range_of
-from vitdeploy.quantize.hidden import Worth, smooth_hidden
 from vitdeploy.quantize.observer import Observer
 from vitdeploy.quantize.observers import with_outputs
 from vitdeploy.quantize.prepare import prepare
@@ -27,7 +27,7 @@ from vitdeploy.quantize.statistics import FIELDS, Statistics
 
 TOKENS = 5
 BATCH = 64
-WORTH, TARGET = Worth(2.0, 3.0), "onnxruntime-cpu"
+GAIN_THRESHOLD, TARGET = GainThreshold(2.0, 3.0), "onnxruntime-cpu"
 
 
 def layers(model):
@@ -50,7 +50,7 @@ def observed(model):
 
 
 def assert_folded(model, fold, tolerance=2e-6):
-    """`fold` keeps the function, and gives the statistics that observing anew gives. Returns its record."""
+    """`fold` keeps the function, and gives the statistics that observing again gives. Returns its record."""
     before, known = ir.to_proto(model), observed(model)
     moved, record = fold(model, known, layers(model))
     after = ir.to_proto(model)
@@ -177,7 +177,7 @@ def test_hidden_channels_are_scaled_or_copied_and_the_function_stays(seed, reach
     model = outlier_model(seed, reach)
     [hidden] = [each for each in observed(model).values() if len(each.high) == 2 * WIDTH]
     stands_out = hidden.high[3] > 10 * np.delete(hidden.high, 3).max()  # not where GELU lets nothing of it through
-    done = assert_folded(model, partial(smooth_hidden, worth=WORTH))
+    done = assert_folded(model, partial(smooth_hidden, threshold=GAIN_THRESHOLD))
     assert all(each.layer == "mlp.fc2" and each.gain >= 2 for each in done)
     assert done or not stands_out
 
@@ -196,7 +196,7 @@ def wide_mlp(seed, reach, activation="Gelu"):
 @pytest.mark.parametrize("reach", [8, 12])
 def test_an_outlier_becomes_copies_and_the_function_stays(activation, reach):
     model = wide_mlp(0, reach, activation)
-    [done] = assert_folded(model, partial(smooth_hidden, worth=WORTH))
+    [done] = assert_folded(model, partial(smooth_hidden, threshold=GAIN_THRESHOLD))
     assert done.copies[17] == max(done.copies.values()) >= 4
     added = sum(done.copies.values()) - len(done.copies)
     assert added <= 256 / 16
@@ -222,7 +222,7 @@ def test_an_outlier_as_copies_costs_no_accuracy_in_int8():
 
 
 def test_what_is_not_quantized_is_not_touched():
-    for fold in (smooth_norms, smooth_values, smooth_scores, partial(smooth_hidden, worth=WORTH)):
+    for fold in (smooth_norms, smooth_values, smooth_scores, partial(smooth_hidden, threshold=GAIN_THRESHOLD)):
         model = outlier_model(0, 100, form="separate", scale=None)
         before = ir.to_proto(model)
         known = observed(model)

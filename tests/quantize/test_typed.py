@@ -86,7 +86,7 @@ def test_what_is_not_finite_in_float32_is_named():
 def typed(model, feeds, half="fp16"):
     """(the plan, the answers of the typed graph) of a float graph, which is changed."""
     plan = plan_half(model, extremes_of(model, feeds)[0], half)
-    type_graph(model, half, plan.islands)
+    type_graph(model, half, plan.float_fallback)
     return plan, run(ir.to_proto(emulate(model)), feeds)[0]
 
 
@@ -96,7 +96,7 @@ def test_a_plain_transformer_needs_nothing(half):
     feeds = random_feeds(ir.to_proto(model), 4, 0)
     wanted = run(ir.to_proto(model), feeds)[0]
     plan, found = typed(model, feeds, half)
-    assert (plan.islands, plan.exponent) == ({}, 0)
+    assert (plan.float_fallback, plan.exponent) == ({}, 0)
     assert difference(found, wanted) < {"fp16": 5e-3, "bf16": 5e-2}[half]
 
 
@@ -108,7 +108,7 @@ def test_a_large_stream_is_scaled_into_the_range_as_a_whole(times):
     scale_residual(model, -int(np.log2(times)))
     assert max(extremes_of(model, feeds)[0].values()) > LIMIT
     plan, found = typed(model, feeds)
-    assert plan.exponent > 0 and plan.islands == {}
+    assert plan.exponent > 0 and plan.float_fallback == {}
     assert np.isfinite(found).all() and difference(found, wanted) < 5e-3
 
 
@@ -135,8 +135,8 @@ def test_a_large_product_is_computed_in_half_and_multiplied_in_float32():
     plan, found = typed(model, feeds)
     kinds = {node.name: node.outputs[0].dtype for node in model.graph}
     assert kinds["fc/MatMul"] == kinds["head/MatMul"] == ir.DataType.FLOAT16
-    assert set(plan.islands) == {"fc/unscaled", "fc/Add", "norm/LayerNormalization"}
-    assert "numbers up to" in plan.islands["fc/Add"]
+    assert set(plan.float_fallback) == {"fc/unscaled", "fc/Add", "norm/LayerNormalization"}
+    assert "numbers up to" in plan.float_fallback["fc/Add"]
     assert difference(found, wanted) < 5e-3
 
 
@@ -146,8 +146,8 @@ def test_small_numbers_and_sums_stay_in_float32():
     mean = b.op("ReduceMean", "x", b.ints(1), keepdims=1, name="mean")
     model = b.model({"x": ["batch", 8]}, b.op("Add", x, mean, name="out"))
     plan, _ = typed(model, random_feeds(ir.to_proto(model), 4, 0))
-    assert plan.islands["mean"] == "it sums up many numbers"
-    assert plan.islands["tiny"] == "a constant of it reaches 1e-06"
+    assert plan.float_fallback["mean"] == "it sums up many numbers"
+    assert plan.float_fallback["tiny"] == "a constant of it reaches 1e-06"
 
 
 def test_there_is_room_for_other_images():

@@ -27,8 +27,8 @@ from vitdeploy.quantize.ranges import quantize_weight
 from vitdeploy.quantize.rounding import round_weight
 from vitdeploy.quantize.statistics import Statistics, load_statistics
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.search.reference_outputs import ReferenceOutputs
 from vitdeploy.search.trials import opened
-from vitdeploy.search.yardstick import Yardstick
 
 ROOT = Path(__file__).parent.parent.parent
 LARGEST = 63
@@ -154,9 +154,9 @@ def test_searches_ask_about_the_weights_that_are_placed(calibrated):
     images = get_metadata(model, "").images
     pixels = np.zeros((1, 32, 32, 1), np.uint8)
     with OnnxRuntimeRunner(graph, name="float") as runner:
-        yardstick = Yardstick(runner, pixels, images, "classification", batch=1)
+        reference_outputs = ReferenceOutputs(runner, pixels, images, "classification", batch=1)
     known = load_statistics(calibrated / "statistics.npz")
-    with opened(model, known, "openvino-cpu", yardstick, bits=7) as trials:
+    with opened(model, known, "openvino-cpu", reference_outputs, bits=7) as trials:
         forms = [form for each in trials._runner._forms.values() for form in each]
     assert len(forms) > 8
     assert {int(np.abs(form.weight[0].astype(int)).max()) for form in forms} == {LARGEST}

@@ -1,4 +1,4 @@
-"""What the page says of INT8: folds, costs by layer, mends; and the page of costs alone."""
+"""What the page says of INT8: folds, costs by layer, overrides; and the page of costs alone."""
 
 import copy
 
@@ -38,7 +38,7 @@ MIXED = {
     "saved_us": 1200.0,
     "taken": [
         {
-            "mend": {"kind": kind, "layer": "blocks.0.mlp.fc2", "price_us": 12.5, "left": 0.5, "share": share},
+            "override": {"kind": kind, "layer": "blocks.0.mlp.fc2", "price_us": 12.5, "left": 0.5, "share": share},
             "reached": {"distance": 0.2, "expected": {"agreement": 99.25, "drop": 0.1}},
         }
         for kind, share in (("clipped", 0.7), ("scaled", None), ("float", None))
@@ -87,7 +87,7 @@ def test_the_layers_that_cost_most_are_a_table_and_a_plot():
 )
 def test_mends_are_shown_with_their_price_and_how_the_search_ended(met, end):
     text = page(sensitivity=SENSITIVITY, mixed={**MIXED, "met": met})
-    assert "3 mends for 37.5 of the 1,200.0 µs" in text
+    assert "3 overrides for 37.5 of the 1,200.0 µs" in text
     assert "expected agreement 97.00 % before, 99.50 % after" in text
     assert end in text
     for part in ("70 % of its range", "hidden channels scaled", "blocks.0.mlp.fc2: in float", "99.25"):
@@ -95,7 +95,7 @@ def test_mends_are_shown_with_their_price_and_how_the_search_ended(met, end):
 
 
 def test_a_search_that_took_nothing_says_so():
-    assert "0 mends for 0.0 of the" in page(sensitivity=SENSITIVITY, mixed={**MIXED, "taken": [], "met": True})
+    assert "0 overrides for 0.0 of the" in page(sensitivity=SENSITIVITY, mixed={**MIXED, "taken": [], "met": True})
 
 
 def test_the_page_of_costs_alone_names_the_guilty_layer():

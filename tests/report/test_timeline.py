@@ -32,7 +32,7 @@ def test_a_contest_is_one_timeline_with_its_processes_and_scenarios():
     for variant in (plot.wide, plot.narrow):
         for words in (*NAMES, "process 1", "process 3", "single", "offline", "seconds since the bench began"):
             assert f">{words}</text>" in variant
-    assert "started anew" in plot.caption and "mean of all" in plot.caption
+    assert "started again" in plot.caption and "mean of all" in plot.caption
 
 
 def test_drift_and_a_single_slow_block_are_told_in_words():
@@ -49,7 +49,7 @@ def test_drift_and_a_single_slow_block_are_told_in_words():
 
 def test_two_artifacts_have_no_common_line_and_one_process_no_mark():
     plot = plots_of(bench(NAMES[:2], ("single",), processes=1))["Timeline"]
-    assert "mean of all" not in plot.caption and "anew" not in plot.caption
+    assert "mean of all" not in plot.caption and "again" not in plot.caption
     assert "process" not in plot.wide
 
 

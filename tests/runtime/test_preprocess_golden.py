@@ -1,6 +1,6 @@
 """Golden pixels by torchvision and Pillow: what any machine must get from the same files without these libraries.
 
-Where torchvision is installed, it is asked again. A golden file that is missing is then made anew, and the test fails
+Where torchvision is installed, it is asked again. A golden file that is missing is then made again, and the test fails
 once so that somebody looks at it.
 """
 

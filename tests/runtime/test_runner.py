@@ -335,7 +335,7 @@ def test_a_graph_that_is_not_there_is_an_engine_error(runtime, tmp_path):
 
 def test_a_runner_that_failed_to_load_can_be_tried_again(runtime, tmp_path, small_export):
     graph = broken_graph(tmp_path / "model.onnx", "text", small_export / "model.onnx")
-    runner = RUNNERS[runtime](graph, name="mended", batch=2)
+    runner = RUNNERS[runtime](graph, name="fixed", batch=2)
     with pytest.raises(EngineError):
         runner.load()
     graph.write_bytes((small_export / "model.onnx").read_bytes())

@@ -1,4 +1,4 @@
-"""A small model with a planted layer, its statistics, and a yardstick of calibration images."""
+"""A small model with a planted layer, its statistics, and a reference outputs of calibration images."""
 
 import pytest
 
@@ -9,8 +9,8 @@ from vitdeploy.graph.io import load_graph, save_graph
 from vitdeploy.quantize.observers import observe
 from vitdeploy.quantize.scores import separate_scores
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.search.reference_outputs import ReferenceOutputs
 from vitdeploy.search.trials import opened
-from vitdeploy.search.yardstick import Yardstick
 from vitdeploy.spec import PreprocessSpec
 
 PREPROCESS = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))
@@ -42,7 +42,7 @@ def planted_statistics(planted_file, calibration_pixels):
 @pytest.fixture(scope="session")
 def planted_yardstick(planted_file, calibration_pixels):
     with OnnxRuntimeRunner(planted_file, name="float", batch=BATCH) as runner:
-        return Yardstick(runner, calibration_pixels, PREPROCESS, "classification", batch=BATCH)
+        return ReferenceOutputs(runner, calibration_pixels, PREPROCESS, "classification", batch=BATCH)
 
 
 @pytest.fixture(scope="module", params=["openvino-cpu", "onnxruntime-cpu"])

@@ -1,11 +1,11 @@
-"""A layer that INT8 spoils and nothing cheaper than float mends, planted without changing what a model computes."""
+"""A layer that INT8 spoils and nothing cheaper than float fixes, planted without changing what a model computes."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from vitdeploy.graph.edit import Editor
-from vitdeploy.quantize.hidden import hidden_first
+from vitdeploy.quantize.channel_split import hidden_first
 from vitdeploy.search.latency import FORMAT, LatencyTable, Timing, fingerprint
 from vitdeploy.search.mixed import shapes_to_time
 
@@ -16,7 +16,7 @@ def plant(model, layer, louder=20.0, size=30.0):
     """Give `layer` hidden channels that are always zero (GELU of -30), with weights `size` times as large as others.
 
     These change no output; but the scales of INT8 weights are now made for channels that never count. Neither the range
-    of what is read nor a scale of its channels is to blame, so neither mends it. And all weights are made `louder`, so
+    of what is read nor a scale of its channels is to blame, so neither fixes it. And all weights are made `louder`, so
     that the layer matters.
     """
     editor = Editor(model)

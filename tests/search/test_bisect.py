@@ -22,9 +22,9 @@ from vitdeploy.quantize.placement import choose, place
 from vitdeploy.quantize.prepare import prepare
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.search.bisect import bisect
-from vitdeploy.search.mend import find_mend
+from vitdeploy.search.fix import find_fix
+from vitdeploy.search.reference_outputs import ReferenceOutputs
 from vitdeploy.search.splice import Splice
-from vitdeploy.search.yardstick import Yardstick
 from vitdeploy.spec import PreprocessSpec
 
 PREPROCESS = PreprocessSpec(8, (8, 8), "bicubic", (0.5,), (0.5,))
@@ -103,8 +103,8 @@ def splice(tmp_path_factory):
             folder / "placed.onnx", folder / "out", target=target, precision=precision, batch=BATCH, placed=placed
         )
         with OnnxRuntimeRunner(folder / "float.onnx", name="float") as runner:
-            yardstick = Yardstick(runner, PIXELS, PREPROCESS, "classification", batch=engine.batch)
-        return Splice(graph, placement, engine, yardstick)
+            reference_outputs = ReferenceOutputs(runner, PIXELS, PREPROCESS, "classification", batch=engine.batch)
+        return Splice(graph, placement, engine, reference_outputs)
 
     return splice
 
@@ -129,7 +129,7 @@ def test_an_outlier_channel_is_found_at_the_input_that_it_spoils(splice, target,
     assert_consistent(found, model)
     assert (found.culprit.kind, found.culprit.layers) == ("input", (layer,))
     assert found.parts[0].share > 0.5
-    assert found.guilty is found.culprit
+    assert found.located is found.culprit
     assert cut.runs <= RUNS
     assert list(found.culprit.facts.outliers) == [channel]
     assert found.culprit.facts.high == pytest.approx(300, abs=10)
@@ -168,8 +168,8 @@ def test_an_error_that_enters_everywhere_is_said_to(splice, target):
     cut = splice(model, plain(model, target), target)
     found = bisect(cut)
     assert_consistent(found, model)
-    assert found.guilty is None
-    assert find_mend(found, cut) is None
+    assert found.located is None
+    assert find_fix(found, cut) is None
 
 
 @pytest.mark.parametrize("target", CPU_TARGETS)
@@ -185,9 +185,9 @@ def test_a_layer_of_a_float_engine_that_differs_is_found_by_its_node(splice, tar
     assert (found.culprit.kind, found.culprit.tensors) == ("node", ("blocks.4.fc1/MatMul",))
     assert (found.parts[0].start, found.parts[0].end) == ("blocks.3/Add", "blocks.4/Add")
     assert found.parts[0].share == pytest.approx(1, abs=1e-3)
-    mend = find_mend(found, cut)
-    assert (mend.kind, mend.enough) == ("compile", True)
-    assert mend.after < 1e-9 < mend.before
+    fix = find_fix(found, cut)
+    assert (fix.kind, fix.enough) == ("compile", True)
+    assert fix.after < 1e-9 < fix.before
 
 
 @pytest.mark.parametrize("quantized", [True, False], ids=["int8", "fp32"])
@@ -204,9 +204,9 @@ def test_the_first_tensor_that_is_not_finite_is_found(splice, target, quantized)
         assert (found.culprit.kind, found.culprit.layers) == ("weight", ("blocks.3.fc2",))
     else:
         assert found.culprit.tensors == ("blocks.3.fc2/Add",)
-    mend = find_mend(found, cut)
-    assert mend.enough
-    assert math.isfinite(mend.after)
+    fix = find_fix(found, cut)
+    assert fix.enough
+    assert math.isfinite(fix.after)
 
 
 @pytest.mark.parametrize("target", CPU_TARGETS)
@@ -215,12 +215,12 @@ def test_the_float_graph_itself_has_no_error(splice, target):
     cut = splice(model, copy(model), target)
     found = bisect(cut)
     assert (found.same, found.parts, found.culprit, cut.runs) == (True, (), None, 1)
-    assert find_mend(found, cut) is None
+    assert find_fix(found, cut) is None
 
 
 @pytest.mark.parametrize("target", CPU_TARGETS)
 def test_folded_graphs_are_cut_where_both_are_the_same(splice, target):
-    """Hidden channels that were dealt to copies have other sizes; the layers around them are named together."""
+    """Hidden channels that were split into copies have other sizes; the layers around them are named together."""
     model = with_outlier(mlps(), "blocks.2.fc2", 40)
     placement = copy(model)
     statistics = observe(model, [PIXELS], PREPROCESS)
@@ -242,9 +242,9 @@ def test_quantizing_again_mends_what_scales_can_and_float_what_they_cannot(splic
     found = bisect(cut)
     assert (found.culprit.kind, found.culprit.layers) == ("input", ("blocks.2.fc2",))
     before = cut.runs
-    mend = find_mend(found, cut)
-    assert (mend.kind, mend.ignore, mend.enough) == ("quantize", ignore, True)
-    assert mend.after < 0.5 * mend.before == 0.5 * found.distance
+    fix = find_fix(found, cut)
+    assert (fix.kind, fix.ignore, fix.enough) == ("quantize", ignore, True)
+    assert fix.after < 0.5 * fix.before == 0.5 * found.distance
     assert cut.runs - before == 1 + len(ignore)
 
 

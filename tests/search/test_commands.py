@@ -36,14 +36,14 @@ def test_sensitivity_names_the_guilty_layer_and_writes_a_page(here, quantize, tm
     assert f"  {PLANTED}" in done.stderr
     assert (tmp_path / "out" / "sensitivity.json").is_file()
     assert f"{PLANTED} costs" in (tmp_path / "out" / "sensitivity.html").read_text(encoding="utf-8")
-    assert found["layers"][0]["cost"]["name"] in done.document["int8"]  # said, not mended
+    assert found["layers"][0]["cost"]["name"] in done.document["int8"]  # said, not overridden
 
 
 def test_mixed_leaves_the_guilty_layer_in_float_and_the_engine_says_mixed(here, quantize, table, tmp_path):
     done = here(*quantize, "--precision", "mixed", "--latency-table", table, "--json")
     assert done.document["float"][PLANTED] == "worth its time in float"
-    mends = [each["mend"] for each in done.document["mixed"]["taken"]]
-    assert next(mend["layer"] for mend in mends if mend["kind"] == "float") == PLANTED
+    overrides = [each["override"] for each in done.document["mixed"]["taken"]]
+    assert next(override["layer"] for override in overrides if override["kind"] == "float") == PLANTED
     assert f"  {PLANTED} in float: +10.0 us" in done.stderr
     assert (tmp_path / "out" / "latency.json").read_bytes() == table.read_bytes()
     compiled = here("compile", "out", "--target", TARGET, "-o", "engine", "--json").document

@@ -1,4 +1,4 @@
-"""Schedules of token merging: which counts are timed, what the times foretell, what merging does to the answers."""
+"""Schedules of token merging: which counts are timed, what the times predict, what merging does to the answers."""
 
 from dataclasses import replace
 
@@ -13,17 +13,17 @@ from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.search.expected import Expected
 from vitdeploy.search.latency import LatencyTable, Timing
 from vitdeploy.search.layer_graph import Shape
+from vitdeploy.search.reference_outputs import ReferenceOutputs
 from vitdeploy.search.schedules import (
     Schedule,
     Tokens,
     counts_to_time,
     find_tokens,
-    foretell,
+    predict_times,
     select,
     shapes_to_time,
     try_schedules,
 )
-from vitdeploy.search.yardstick import Yardstick
 
 # Three blocks of one linear over all tokens each, of which the last one is so dear that it alone counts.
 CHEAP, DEAR = Shape(65, 8, 8), Shape(65, 8, 64)
@@ -54,7 +54,7 @@ def test_counts_are_multiples_of_a_tile_and_at_most_half_of_the_patches_go():
 
 
 def test_times_of_rows_behind_a_merge_add_up():
-    found = foretell(TOKENS, table(lambda shape: shape.rows * shape.n / 8))
+    found = predict_times(TOKENS, table(lambda shape: shape.rows * shape.n / 8))
     # Without: 65 (1 + 1 + 8). Behind the attention of block 1, the second and the middle one, is the dear layer alone;
     # 64 tokens save less than merging takes.
     assert found == {((1, 48),): pytest.approx((65 * 2 + 48 * 8) / 650)}
@@ -62,20 +62,20 @@ def test_times_of_rows_behind_a_merge_add_up():
 
 def test_two_merges_go_to_the_largest_count_first():
     tokens = replace(TOKENS, behind={**TOKENS.behind, 3: frozenset(), 4: frozenset()})
-    found = foretell(tokens, table(lambda shape: {65: 10.0, 64: 6.0, 48: 5.0}[shape.rows] * shape.n / 8))
+    found = predict_times(tokens, table(lambda shape: {65: 10.0, 64: 6.0, 48: 5.0}[shape.rows] * shape.n / 8))
     # Block 1 and the middle one, 2, behind which nothing is left.
     assert found == {((1, 64),): pytest.approx(68 / 100), ((1, 48),): 0.6, ((1, 64), (2, 48)): pytest.approx(0.68)}
 
 
 def test_a_count_that_is_slower_is_not_proposed():
     slow_at_48 = table(lambda shape: {65: 2.0, 64: 1.0, 48: 3.0}[shape.rows] * shape.n)
-    assert list(foretell(TOKENS, slow_at_48)) == [((1, 64),)]
-    assert foretell(TOKENS, table(lambda shape: 1.0)) == {}
+    assert list(predict_times(TOKENS, slow_at_48)) == [((1, 64),)]
+    assert predict_times(TOKENS, table(lambda shape: 1.0)) == {}
 
 
 def test_a_shape_that_was_not_timed():
     with pytest.raises(InputError, match="has no matmul 65 x 8 x 8 in int8"):
-        foretell(TOKENS, LatencyTable(1, "openvino-cpu", "", {}, ()))
+        predict_times(TOKENS, LatencyTable(1, "openvino-cpu", "", {}, ()))
 
 
 def test_the_tokens_of_a_graph(small_export):
@@ -95,20 +95,20 @@ def test_a_graph_whose_tokens_cannot_be_merged(sequence_export):
 def test_what_merging_does_is_what_the_merged_graph_answers(small_export, calibration_pixels, tmp_path):
     graph = small_export / "model.onnx"
     with OnnxRuntimeRunner(graph, name="float", batch=BATCH) as runner:
-        yardstick = Yardstick(runner, calibration_pixels, PREPROCESS, "classification", batch=BATCH)
+        reference_outputs = ReferenceOutputs(runner, calibration_pixels, PREPROCESS, "classification", batch=BATCH)
     told = []
-    [found] = try_schedules(graph, {((0, 12),): 0.75}, yardstick, lambda *step: told.append(step[1:]))
+    [found] = try_schedules(graph, {((0, 12),): 0.75}, reference_outputs, lambda *step: told.append(step[1:]))
     assert told == [(0, 1), (1, 1)]
     model = load_graph(graph)
     merge_tokens(model, {0: 12})
     save_graph(model, tmp_path / "merged.onnx")
     with OnnxRuntimeRunner(tmp_path / "merged.onnx", name="merged", batch=BATCH) as runner:
-        answers = yardstick.ask(runner)
+        answers = reference_outputs.ask(runner)
     assert found.merges == ((0, 12),)
     assert found.time == 0.75
-    assert found.distance == pytest.approx(float(np.mean(yardstick.distance(answers))))
+    assert found.distance == pytest.approx(float(np.mean(reference_outputs.distance(answers))))
     assert found.distance > 0
-    assert found.expected == yardstick.expected(answers)
+    assert found.expected == reference_outputs.expected(answers)
 
 
 def schedule(distance, time):

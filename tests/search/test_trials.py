@@ -11,7 +11,7 @@ from vitdeploy.errors import GraphError
 from vitdeploy.graph.io import load_graph
 from vitdeploy.graph.linears import find_linears
 from vitdeploy.quantize.placement import choose, place, shape
-from vitdeploy.quantize.prepare import Mends, prepare
+from vitdeploy.quantize.prepare import Overrides, prepare
 from vitdeploy.search.layer_graph import Shape, shapes_of
 from vitdeploy.search.switched import Choice
 from vitdeploy.search.trial import answers_of
@@ -52,7 +52,7 @@ def test_mends_answer_as_their_placement(trials, planted_file, planted_statistic
     ours = trials.answers({**choices, PLANTED: FLOAT} if scaled != PLANTED else choices)
     model = load_graph(planted_file)
     ignore = [PLANTED] if scaled != PLANTED else []
-    mends = Mends((scaled,) if can_scale else (), {clipped.name: 0.3})
+    mends = Overrides((scaled,) if can_scale else (), {clipped.name: 0.3})
     shape(model, target)
     prepared = prepare(model, planted_statistics, choose(model, target, ignore).int8, target, mends)
     place(model, prepared.ranges, target, ignore, prepared.weights)

@@ -39,7 +39,7 @@ ONNXRUNTIME_PRODUCTS = {
     *(INT8_KERNELS | FLOAT_PRODUCTS | FLOAT_CONVOLUTIONS),
     *("MultiHeadAttention", "Attention", "QAttention", "ConvTranspose", "Einsum"),
 }
-# What the runtimes add to the name of a node that they fuse into another or lay out anew.
+# What the runtimes add to the name of a node that they fuse into another or lay out again.
 ADDED = re.compile(r"(/\w+Fusion|_nchwc|/WithoutBiases)+$")
 # A name that OpenVINO made up for what a node became: "MVN_80" is part of a LayerNormalization.
 MADE_UP = re.compile(r"[A-Za-z]+_\d+")

@@ -75,7 +75,7 @@ def command(console: Console, target: str | None) -> None:
 
 
 def _examine(console: Console, target: str) -> None:
-    """One line a thing, with its mend; leaves with exit code 4 where one is missing.
+    """One line a thing, with its fix; leaves with exit code 4 where one is missing.
 
     Raises:
         TargetError: an unknown target.

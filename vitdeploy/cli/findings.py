@@ -70,7 +70,7 @@ def _graphs(path: Path) -> dict[str, Path]:
 
 
 def _lines(findings: Sequence[Finding], versions: Sequence[str]) -> list[str]:
-    """One paragraph for each rule and mend: what was found at which nodes, what is wanted, the mend."""
+    """One paragraph for each rule and fix: what was found at which nodes, what is wanted, the fix."""
     groups: dict[tuple[str, ...], list[Finding]] = {}
     for finding in findings:
         key = (finding.rule, finding.severity, finding.wanted, finding.fix, *finding.versions)

@@ -27,7 +27,7 @@ def command(
 ) -> None:
     """What a bundle or an ONNX file holds; every digest of a bundle is checked.
 
-    With --target, what that target would refuse (exit 5), slow down or leave unfused, and the mend. With --check, every
+    With --target, what that target would refuse (exit 5), slow down or leave unfused, and the fix. With --check, every
     engine that runs here answers the bundle's golden inputs; exit 5 where the outputs are not, within the manifest's
     tolerance, those of when the bundle was made, or the answers are not the original's.
     """
@@ -75,7 +75,7 @@ def _lint(console: Console, path: Path, target: str, version: str | None) -> Non
     errors = sorted({finding.rule for finding in findings if finding.severity == "error"})
     if errors:
         raise GateError(
-            f"{target} would refuse {path}, or compute something else", found=", ".join(errors), fix="the mends above"
+            f"{target} would refuse {path}, or compute something else", found=", ".join(errors), fix="the fixes above"
         )
 
 

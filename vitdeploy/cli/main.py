@@ -168,7 +168,7 @@ def _interrupted(arguments: Sequence[str]) -> str:
     """What stays of an interrupted command. Measurements are never stored."""
     command = _command_of(arguments)
     if command in RESUMED and "--no-resume" not in arguments:
-        return "interrupted; the same command goes on from the last finished stage, but measures anew"
+        return "interrupted; the same command goes on from the last finished stage, but measures again"
     return "interrupted; nothing was written" if command in WHOLE else "interrupted"
 
 

@@ -74,7 +74,7 @@ def command(
     GRAPH is a folder made by `vitdeploy export`, its model.onnx, or any .onnx file of a float model of images: what of
     such a file is not said in it, as mean and std, is assumed, and printed. A recipe can say it: `vitdeploy export`.
 
-    With --precision mixed, single layers are mended or left in float, each for its measured price, until
+    With --precision mixed, single layers are fixed or left in float, each for its measured price, until
     --min-agreement is expected to be met, or as long as it is worth it. With --sensitivity the layers that cost most
     are named.
 
@@ -165,7 +165,7 @@ def command(
     warnings = [*calibrated["warnings"], *([saturation] if saturation else [])]
     lines += [f"  float: {name} ({reason})" for name, reason in placed["float"].items()]
     lines += _cost_lines(costs) if costs is not None else []
-    lines += _mend_lines(mixed) if mixed is not None else []
+    lines += _override_lines(mixed) if mixed is not None else []
     lines += [f"warning: {text}" for text in warnings]
     if skipped:
         lines.append(f"skipped {len(skipped)} unreadable images: {', '.join(skipped[:3])}")
@@ -221,14 +221,14 @@ def _cost_lines(found: Sensitivity) -> list[str]:
     return lines
 
 
-def _mend_lines(found: Mixed) -> list[str]:
-    """What was mended, and where that led."""
-    lines = [f"{len(found.taken)} mends; INT8 saves {found.saved_us:.0f} us in all layers"]
-    lines += [f"  {each.mend}: {each.mend.price_us:+.1f} us" for each in found.taken]
+def _override_lines(found: Mixed) -> list[str]:
+    """The precision overrides, and where they led."""
+    lines = [f"{len(found.taken)} precision overrides; INT8 saves {found.saved_us:.0f} us in all layers"]
+    lines += [f"  {each.override}: {each.override.price_us:+.1f} us" for each in found.taken]
     for name, reached in (("int8", found.int8), ("mixed", found.reached)):
         expected = reached.expected
         words = f", expected agreement {expected.agreement:.2f} %" if expected is not None else ""
         lines.append(f"  {name}: distance {reached.distance:.3g}{words}")
     if found.met is False:
-        lines.append("no further mend helps: the wanted agreement is not expected to be met")
+        lines.append("no further override helps: the wanted agreement is not expected to be met")
     return lines

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Choice of the images.")
 @click.option("--max-drop", type=Number(min=0), help="Gate: points of top-1 that may be lost.")
 @click.option("--min-agreement", type=Number(0, 100), help="Gate: percent of equal answers.")
-@click.option("--bisect", is_flag=True, help="Find where the error enters instead, and what mends it.")
+@click.option("--bisect", is_flag=True, help="Find where the error enters instead, and what fixes it.")
 @click.option("--emulate", is_flag=True, help="Evaluate a graph typed for a GPU here, with its types' storage.")
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
 @on_option

@@ -18,7 +18,7 @@ class Finding:
 
 
 def finding_lines(found: Sequence[Finding]) -> list[str]:
-    """What a target needs, for people: one line a thing, and one below the first that needs a mend, for the mend."""
+    """What a target needs, for people: one line a thing, and one below the first that needs a fix, for the fix."""
     lines, said = [], set()
     for each in found:
         lines.append(f"{'ok' if each.ok else 'missing':<7}  {each.name:<32} {each.detail}")

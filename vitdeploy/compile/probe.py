@@ -34,7 +34,7 @@ def probe_target(name: str) -> dict[str, Any]:
 
 
 def examine(name: str) -> list[Finding]:
-    """Everything that one target needs, in the order in which to mend it."""
+    """Everything that one target needs, in the order in which to fix it."""
     row = TARGETS[name]
     if row.device == "GPU":
         from vitdeploy.compile.probe_nvidia import findings
@@ -45,7 +45,7 @@ def examine(name: str) -> list[Finding]:
 
 
 def _gpu(name: str) -> dict[str, Any]:
-    """Without a driver there is nothing to mend: this is a machine of another kind."""
+    """Without a driver there is nothing to fix: this is a machine of another kind."""
     from vitdeploy.compile.probe_nvidia import findings, precisions
 
     found = findings(name)

@@ -34,7 +34,7 @@ PROBE_GRAPH = bytes.fromhex(
 
 
 def findings(target: str) -> list[Finding]:
-    """Everything that the target needs, in the order in which to mend it; each is asked, also where another misses."""
+    """Everything that the target needs, in the order in which to fix it; each is asked, also where another misses."""
     driver, missing = _driver()
     steps = _tensorrt(driver) if target == "tensorrt" else _onnxruntime(target, driver)
     return [*_gpu(driver, missing), *steps]

@@ -110,7 +110,7 @@ class _Builder:
         return EngineError(
             f"TensorRT cannot read {self._request.graph}",
             found="\n".join([*lines[:SHOWN_ERRORS], *more]) or "\n".join(self.messages.errors[-3:]),
-            fix="vitdeploy inspect GRAPH --target tensorrt names the rule and the mend",
+            fix="vitdeploy inspect GRAPH --target tensorrt names the rule and the fix",
         )
 
     def build(self, workspace: int) -> bytes | None:

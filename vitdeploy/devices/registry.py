@@ -147,7 +147,7 @@ def read_devices() -> dict[str, Device]:
         found = decode(_File, json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, DecodeError) as error:
         raise UnknownDeviceError(
-            f"{path} cannot be read", found=str(error)[:200], fix="mend it, or remove it and add the devices again"
+            f"{path} cannot be read", found=str(error)[:200], fix="fix it, or remove it and add the devices again"
         ) from None
     for device in found.devices:  # somebody may have written it by hand
         new_device(device.name, device.address, device.python, device.labels, None)

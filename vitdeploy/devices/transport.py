@@ -75,7 +75,7 @@ def _refused(device: Device, words: str, last: str, login: str) -> DeviceError:
     where = f"{device.name} ({device.address})"
     if "IDENTIFICATION HAS CHANGED" in words:
         return DeviceError(
-            f"{where} has another host key than the one known: it was installed anew, or somebody is in between",
+            f"{where} has another host key than the one known: it was installed again, or somebody is in between",
             found=last,
             wanted="the key in known_hosts",
             fix="ask whoever runs it; if the change is right: ssh-keygen -R HOST, then log in once by hand",

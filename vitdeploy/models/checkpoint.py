@@ -143,7 +143,7 @@ def load_state(model: nn.Module, state: Mapping[str, Tensor], source: str, file:
             raise NonFiniteWeightsError(
                 f"{source}: {key} has values that are not finite",
                 found=f"{bad} of {tensor.numel()} are NaN or infinite",
-                fix="use another checkpoint: no step can mend this one",
+                fix="use another checkpoint: no step can fix this one",
             )
     model.load_state_dict(state, strict=True)
     return (*notes, *remarks)

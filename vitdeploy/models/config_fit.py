@@ -52,7 +52,7 @@ RATIO = 0.02  # a width of whole numbers is a ratio only nearly
 class Claim:
     """What a key of the config says, and what the weights have instead, as JSON has it.
 
-    `mend`: what would make the config say that, for people; "" where only another file would do.
+    `fix`: what would make the config say that, for people; "" where only another file would do.
     """
 
     key: str

@@ -1,6 +1,6 @@
 """Vision Transformer, written to be read as its specification.
 
-Source: Dosovitskiy et al., "An Image is Worth 16x16 Words", ICLR 2021 (arXiv 2010.11929), equations 1-4:
+Source: Dosovitskiy et al., "An Image is GainThreshold 16x16 Words", ICLR 2021 (arXiv 2010.11929), equations 1-4:
 
     z_0  = [x_class; x_1 E; ...; x_N E] + E_pos          patch embedding, class token, position embedding  (1)
     z'_l = MSA(LN(z_{l-1})) + z_{l-1}                    multi-head self-attention, pre-norm                (2)

@@ -25,9 +25,9 @@ from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.search.bisect import STANDS_OUT, Bisection, Culprit, Part, bisect
 from vitdeploy.search.facts import TensorFacts
-from vitdeploy.search.mend import Mend, find_mend, mended_bits
+from vitdeploy.search.fix import Fix, find_fix, fixed_bits
+from vitdeploy.search.reference_outputs import ReferenceOutputs
 from vitdeploy.search.splice import Splice
-from vitdeploy.search.yardstick import Yardstick
 from vitdeploy.spec import EngineSpec
 
 IMAGES = 32
@@ -40,7 +40,7 @@ TEXT = "runs"
 
 @dataclass(frozen=True)
 class Told:
-    """The document, its lines for people, and the command that mends, "" without one."""
+    """The document, its lines for people, and the command that fixes, "" without one."""
 
     document: dict[str, Any]
     lines: list[str]
@@ -101,20 +101,20 @@ def bisect_artifact(
         )
         [pixels] = batches(samples, images, len(samples))
         with OnnxRuntimeRunner(file, name="float") as runner:
-            yardstick = Yardstick(runner, pixels, images, manifest.task, batch=engine.batch)
-        splice = Splice(graph, placement, engine, yardstick)
+            reference_outputs = ReferenceOutputs(runner, pixels, images, manifest.task, batch=engine.batch)
+        splice = Splice(graph, placement, engine, reference_outputs)
         splice.ran = lambda: progress(f"{TEXT} of {engine.artifact} in parts", splice.runs, _expected(splice))
         found = bisect(splice)
-        mend = find_mend(found, splice)
+        fix = find_fix(found, splice)
     shown = find_graph(Path(artifact)) if file.is_relative_to(folder) else file
     told = Teller(artifact, str(shown), str(data), engine, "KL {} nats" if manifest.task == "classification" else "{}")
     document = {
         **{"artifact": artifact, "against": str(shown), "engine": engine.artifact, "n": len(pixels)},
         **{"skipped": list(skipped), "metric": told.metric, "runs": splice.runs},
-        **_plain({**asdict(found), "mend": None if mend is None else asdict(mend)}),
+        **_plain({**asdict(found), "fix": None if fix is None else asdict(fix)}),
     }
-    document |= {"guilty": found.guilty is not None, "sentence": told.sentence(found)}
-    return Told(document, told.lines(found, mend, len(pixels), splice.runs), told.command(mend))
+    document |= {"located": found.located is not None, "sentence": told.sentence(found)}
+    return Told(document, told.lines(found, fix, len(pixels), splice.runs), told.command(fix))
 
 
 def _expected(splice: Splice) -> int:
@@ -161,10 +161,10 @@ class Teller:
             return "answers that are not finite"
         return self.form.format(f"{value:.2e}") + ("" if "KL" in self.form else " of the power of the outputs")
 
-    def lines(self, found: Bisection, mend: Mend | None, images: int, runs: int) -> list[str]:
+    def lines(self, found: Bisection, fix: Fix | None, images: int, runs: int) -> list[str]:
         head = f"{self.artifact} ({self.engine.artifact}) against {self.graph} on {images} images, {runs} runs"
         lines = [head, f"distance    {self.distance(found.distance)}", self.sentence(found)]
-        culprit = found.guilty
+        culprit = found.located
         if culprit is not None:
             part = found.parts[0]
             lines.append(
@@ -173,41 +173,41 @@ class Teller:
             )
         elif not found.same:
             lines += [f"  {100 * part.share:.0f} % between {part.start} and {part.end}" for part in found.parts[:SHOWN]]
-        return lines + ([f"mend        {self.words(mend)}"] if mend is not None else [])
+        return lines + ([f"fix        {self.words(fix)}"] if fix is not None else [])
 
     def sentence(self, found: Bisection) -> str:
         if found.same:
             return "no error enters: the answers are those of the float graph"
         culprit, part = found.culprit, found.parts[0]
-        if found.guilty is None:
+        if found.located is None:
             text = f"the error enters all along: nothing has {100 * STANDS_OUT:.0f} % of it"
             return text if culprit is None else f"{text}; most at {_place(culprit, part)}, {_percent(part, culprit)}"
         assert culprit is not None
         text = f"error enters at {_place(culprit, part)}"
         return text if culprit.facts is None else f"{text}: {_facts(culprit.facts)}"
 
-    def words(self, mend: Mend) -> str:
-        if mend.kind == "compile":
+    def words(self, fix: Fix) -> str:
+        if fix.kind == "compile":
             what = "compile the float graph in FP32"
-        elif mend.ignore:
-            what = f"leave {_join(mend.ignore)} in float"
+        elif fix.ignore:
+            what = f"leave {_join(fix.ignore)} in float"
         else:
             what = "quantize the float graph again, with the folds, channel scaling and rounding of this version"
-        change = f"{self.distance(mend.before)} -> {self.distance(mend.after)}"
-        if mend.enough:
+        change = f"{self.distance(fix.before)} -> {self.distance(fix.after)}"
+        if fix.enough:
             return f"{what}: {change}"
-        if mend.kind == "compile":
-            return f"none: compiled anew in FP32 it does the same ({change}), so it is the runtime; try another target"
+        if fix.kind == "compile":
+            return f"none: compiled again in FP32 it does the same ({change}), so it is the runtime; try another target"
         return f"none that helps enough; the best that was tried: {what}: {change}"
 
-    def command(self, mend: Mend | None) -> str:
-        if mend is None or not mend.enough:
+    def command(self, fix: Fix | None) -> str:
+        if fix is None or not fix.enough:
             return ""
-        words = ["vitdeploy", mend.kind, self.graph, "--target", self.engine.target, "-o", "DIR"]
-        if mend.kind == "compile":
+        words = ["vitdeploy", fix.kind, self.graph, "--target", self.engine.target, "-o", "DIR"]
+        if fix.kind == "compile":
             return shlex.join([*words, "--precision", "fp32"])
-        ignore = [word for layer in mend.ignore for word in ("--ignore", layer)]
-        bits = ["--no-vnni"] if mended_bits(self.engine) < 8 else []
+        ignore = [word for layer in fix.ignore for word in ("--ignore", layer)]
+        bits = ["--no-vnni"] if fixed_bits(self.engine) < 8 else []
         return shlex.join([*words, "--data", self.data, *bits, *ignore])
 
 

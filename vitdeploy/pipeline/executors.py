@@ -34,7 +34,7 @@ class Processes:
         self.count = count
 
     def map(self, function: Callable[[T], R], items: Sequence[T]) -> Iterator[tuple[int, R | VitdeployError]]:
-        # Started anew, not forked: a fork of a process whose runtimes have threads may hang.
+        # Started again, not forked: a fork of a process whose runtimes have threads may hang.
         context = multiprocessing.get_context("spawn")
         with ProcessPoolExecutor(self.count, context, initializer=_end_at_interrupt) as pool:
             futures = {pool.submit(_guarded, function, item): index for index, item in enumerate(items)}

@@ -37,7 +37,7 @@ from vitdeploy.verify.gate import Gate
 
 T = TypeVar("T")
 Note = Callable[[str], None]
-REBUILT = "{} was built anew there, of the bundle's graph: its plan is not of that user and that machine."
+REBUILT = "{} was built again there, of the bundle's graph: its plan is not of that user and that machine."
 # What is worst, for the exit code of a command of which parts failed.
 WORST = (1, 3, 2, 4, 5)
 

@@ -182,6 +182,7 @@ def _search(job: Job, candidate: Candidate) -> Step:
         (OPTIMIZE, CALIBRATE),
         {"images": job.data.calibration_digest},
         {**target_tools(candidate.target), **tool_versions(("onnxruntime", "onnx-ir", "pillow", "numpy", "scipy"))},
+        version=2,
         measured=True,
     )
 

@@ -45,7 +45,7 @@ from vitdeploy.runtime.weight_bits import weight_remarks
 from vitdeploy.spec import TARGETS, EngineSpec, Manifest, encode
 
 DEFAULT_TARGET = "onnxruntime-cpu"
-REBUILT = "{} was built anew, of the bundle's graph: its plan is not of this user and this machine."
+REBUILT = "{} was built again, of the bundle's graph: its plan is not of this user and this machine."
 EMULATED = "Emulated on this CPU: storage in the types of the graph, sums in float32. No GPU was asked."
 
 

@@ -27,7 +27,7 @@ class Extremes:
     To be entered before `update`. The graph is not changed. Memory does not depend on the number of images.
 
     Args:
-        precision, fix: what errors say of the graph, and what would mend them.
+        precision, fix: what errors say of the graph, and what would fix them.
     """
 
     def __init__(

@@ -42,10 +42,10 @@ POSITIONS = ("GridSample", "RoiAlign")
 
 @dataclass(frozen=True)
 class HalfPlan:
-    """`islands`: nodes that stay in float32, by name, with the reason. `exponent`: the residual stream is 2^-exponent
-    of what it was."""
+    """`float_fallback`: nodes that stay in float32, by name, with the reason. `exponent`: the residual stream is
+    2^-exponent of what it was."""
 
-    islands: dict[str, str]
+    float_fallback: dict[str, str]
     exponent: int = 0
 
 
@@ -90,11 +90,11 @@ def plan_half(model: ir.Model, extremes: Mapping[str, float], half: Half) -> Hal
         found, exponent = _scaled_stream(model, found)
         _scale_products(model, found)
     opset = model.graph.opset_imports[""]
-    islands = {}
+    float_fallback = {}
     for node in model.graph:
         if touches_floats(node) and (reason := _reason(node, found, half, opset)):
-            islands[str(node.name)] = reason
-    return HalfPlan(islands, exponent)
+            float_fallback[str(node.name)] = reason
+    return HalfPlan(float_fallback, exponent)
 
 
 def _scaled_stream(model: ir.Model, extremes: dict[str, float]) -> tuple[dict[str, float], int]:

@@ -16,13 +16,13 @@ import onnx_ir as ir
 from vitdeploy.graph.linears import Linear, find_linears
 from vitdeploy.graph.names import Names
 from vitdeploy.quantize.attention_onnxruntime import DOMAIN, fuse_attention
-from vitdeploy.quantize.hidden import Worth
+from vitdeploy.quantize.channel_split import GainThreshold
 from vitdeploy.quantize.insert import Quantizers
 from vitdeploy.quantize.ranges import QuantizedWeight, Range
 from vitdeploy.quantize.scores import Scores, separate_scores
 
 # A Mul and an Add behind an activation are passes over memory of their own.
-WORTH = Worth(scale=2.0, copies=3.0)
+GAIN_THRESHOLD = GainThreshold(scale=2.0, copies=3.0)
 
 
 def shape(model: ir.Model, ignored: Callable[[str], bool]) -> None:

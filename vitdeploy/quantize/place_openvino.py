@@ -21,13 +21,13 @@ from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.layer_role import is_ranked, multiplications, reads_image
 from vitdeploy.graph.linears import Linear
 from vitdeploy.graph.names import Names
-from vitdeploy.quantize.hidden import Worth
+from vitdeploy.quantize.channel_split import GainThreshold
 from vitdeploy.quantize.insert import Quantizers, dequantized_weight
 from vitdeploy.quantize.ranges import QuantizedWeight, Range, symmetric_step
 from vitdeploy.quantize.scores import Scores, find_scores, output_of, separate_scores
 
 # A Mul and an Add behind an activation become part of the product in front of it.
-WORTH = Worth(scale=1.1, copies=1.2)
+GAIN_THRESHOLD = GainThreshold(scale=1.1, copies=1.2)
 # A layer is small that has fewer weights, and fewer products at batch 1, the latter also as a share of the model's.
 FEW_WEIGHTS, FEW_PRODUCTS, SMALL_SHARE = 1 << 14, 1_000_000, 1 / 400
 

@@ -24,7 +24,7 @@ from vitdeploy.graph.image_norm import image_bounds
 from vitdeploy.graph.layer_role import is_ranked
 from vitdeploy.graph.linears import Linear, constant
 from vitdeploy.graph.names import Names
-from vitdeploy.quantize.hidden import Worth
+from vitdeploy.quantize.channel_split import GainThreshold
 from vitdeploy.quantize.insert import dequantized_weight
 from vitdeploy.quantize.ranges import QuantizedWeight, Range
 from vitdeploy.quantize.scores import Scores
@@ -32,7 +32,7 @@ from vitdeploy.quantize.scores import Scores
 FP8: np.dtype[Any] = np.dtype(ml_dtypes.float8_e4m3fn)
 LARGEST_FP8 = 448.0
 # A Mul and an Add behind an activation are computed with it.
-WORTH = Worth(scale=1.05, copies=1.2)
+GAIN_THRESHOLD = GainThreshold(scale=1.05, copies=1.2)
 # MatMul kernels for fewer channels do not exist in INT8 (ModelOpt leaves them out too).
 FEWEST = 16
 # The smallest positive number of float16.

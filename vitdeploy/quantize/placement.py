@@ -125,7 +125,8 @@ def check_calibrated(linears: Iterable[Linear], known: Container[str]) -> None:
 
 
 def backend_of(target: str) -> ModuleType:
-    """What knows how `target` wants its INT8: `reasons_for_float`, `WORTH`, `shape`, `scores_in_int8` and `write`."""
+    """What knows how `target` wants its INT8: `reasons_for_float`, `GAIN_THRESHOLD`, `shape`, `scores_in_int8` and
+    `write`."""
     if TARGETS[target].typed:
         return place_tensorrt
     return {"onnxruntime": place_onnxruntime, "openvino": place_openvino}[TARGETS[target].backend]

@@ -12,9 +12,9 @@ import onnx_ir as ir
 from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.image_norm import image_bounds
 from vitdeploy.graph.linears import find_linears
+from vitdeploy.quantize.channel_split import Hidden, smooth_hidden
 from vitdeploy.quantize.channels import scale_channels
 from vitdeploy.quantize.error import range_of
-from vitdeploy.quantize.hidden import Hidden, smooth_hidden
 from vitdeploy.quantize.placement import backend_of
 from vitdeploy.quantize.ranges import QuantizedWeight, Range
 from vitdeploy.quantize.rounding import round_linear
@@ -28,7 +28,7 @@ MARGIN = 0.1
 
 
 @dataclass(frozen=True)
-class Mends:
+class Overrides:
     """What a search found for single layers, by name: in front of which hidden channels are `scaled` or copied for any
     gain, and whose input has its range `clipped` to a share of itself."""
 
@@ -55,7 +55,7 @@ def prepare(
     statistics: Mapping[str, Statistics],
     layers: Collection[str],
     target: str,
-    mends: Mends | None = None,
+    overrides: Overrides | None = None,
     bits: WeightBits = 8,
 ) -> Prepared:
     """Make a float graph easier to quantize, in place: its function stays the same but for the corrected biases.
@@ -64,10 +64,10 @@ def prepare(
         statistics: of the input of every layer, by tensor name.
         layers: the names of those that will be computed in INT8.
         target: whose costs decide what is worth an operator.
-        mends: what is done otherwise for single layers.
+        overrides: what is done otherwise for single layers.
         bits: of the weights; with less than 8, scores of attention stay float.
     """
-    mends = mends or Mends()
+    overrides = overrides or Overrides()
     known = widened(statistics)
     known |= _of_pixels(model, known)
     if bits < 8:
@@ -75,7 +75,7 @@ def prepare(
     known, norms = smooth_norms(model, known, layers, bits)
     known, values = smooth_values(model, known, layers, bits)
     known, scores = smooth_scores(model, known, layers)
-    known, hidden = smooth_hidden(model, known, layers, backend_of(target).WORTH, mends.scaled, bits)
+    known, hidden = smooth_hidden(model, known, layers, backend_of(target).GAIN_THRESHOLD, overrides.scaled, bits)
     known, channels = scale_channels(model, known, layers, bits)
     ranges = {name: range_of(found) for name, found in known.items()}
     editor, weights, biases = Editor(model), {}, {}
@@ -83,8 +83,8 @@ def prepare(
         name, found = str(linear.input.name), known.get(str(linear.input.name))
         if found is None or linear.name not in layers:
             continue
-        if linear.name in mends.clipped:
-            ranges[name] = range_of(found).times(mends.clipped[linear.name])
+        if linear.name in overrides.clipped:
+            ranges[name] = range_of(found).times(overrides.clipped[linear.name])
         weights[linear.name], bias = round_linear(linear, found, bits)
         if linear.bias is not None or linear.kind == "conv" or not linear.output.is_graph_output():
             biases[linear.name] = linear.bias

@@ -1,4 +1,4 @@
-"""What INT8 did to an engine, as the page shows it: folds, the layers that cost most, the mends of mixed precision."""
+"""What INT8 did to an engine, as the page shows it: folds, the layers that cost most, overrides of mixed precision."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Folded:
 
 
 @dataclass(frozen=True)
-class Guilty:
+class SensitiveTensor:
     """One layer or group in the table of sensitivity. `reads`: the tensor with its extremes."""
 
     name: str
@@ -38,8 +38,8 @@ class Guilty:
 
 
 @dataclass(frozen=True)
-class Mended:
-    """One mend of mixed precision, and where it led."""
+class AppliedOverride:
+    """One override of mixed precision, and where it led."""
 
     what: str
     price: str
@@ -57,9 +57,9 @@ class Quantized:
     float_layers: dict[str, str]
     summary: str
     unit: str
-    layers: list[Guilty]
-    groups: list[Guilty]
-    mends: list[Mended]
+    layers: list[SensitiveTensor]
+    groups: list[SensitiveTensor]
+    overrides: list[AppliedOverride]
     mixed: str
 
 
@@ -81,7 +81,7 @@ def _quantized(engine: Mapping[str, Any]) -> Quantized:
         sensitivity["unit"] if sensitivity else "",
         layers,
         groups,
-        [_mended(each) for each in mixed["taken"]] if mixed else [],
+        [_applied(each) for each in mixed["taken"]] if mixed else [],
         _mixed(mixed) if mixed else "",
     )
 
@@ -125,10 +125,10 @@ def sensitivity_summary(sensitivity: Mapping[str, Any]) -> str:
     )
 
 
-def sensitivity_rows(sensitivity: Mapping[str, Any]) -> tuple[list[Guilty], list[Guilty]]:
+def sensitivity_rows(sensitivity: Mapping[str, Any]) -> tuple[list[SensitiveTensor], list[SensitiveTensor]]:
     """Layers and groups of layers, the most costly first."""
     layers = [
-        Guilty(
+        SensitiveTensor(
             each["cost"]["name"],
             _cost(each["cost"]),
             text.percent(each["cost"]["share"]),
@@ -142,7 +142,9 @@ def sensitivity_rows(sensitivity: Mapping[str, Any]) -> tuple[list[Guilty], list
         for each in sensitivity["layers"]
     ]
     groups = [
-        Guilty(each["name"], _cost(each), text.percent(each["share"]), Cell(text.count(each["layers"], "layer")), "")
+        SensitiveTensor(
+            each["name"], _cost(each), text.percent(each["share"]), Cell(text.count(each["layers"], "layer")), ""
+        )
         for each in sensitivity["groups"]
     ]
     return layers, groups
@@ -153,16 +155,16 @@ def _cost(cost: Mapping[str, Any]) -> Cell:
     return Cell(text.small(cost["distance"]), f"{text.small(low)} to {text.small(high)}")
 
 
-def _mended(taken: Mapping[str, Any]) -> Mended:
-    mend, reached = taken["mend"], taken["reached"]
+def _applied(taken: Mapping[str, Any]) -> AppliedOverride:
+    override, reached = taken["override"], taken["reached"]
     what = {
         "float": "in float",
         "scaled": "hidden channels scaled",
-        "clipped": f"{text.percent(mend['share'], 0)} of its range",
-    }.get(mend["kind"], mend["kind"])
-    return Mended(
-        f"{mend['layer']}: {what}",
-        text.number(mend["price_us"], 1),
+        "clipped": f"{text.percent(override['share'], 0)} of its range",
+    }.get(override["kind"], override["kind"])
+    return AppliedOverride(
+        f"{override['layer']}: {what}",
+        text.number(override["price_us"], 1),
         text.small(reached["distance"]),
         _agreement(reached),
     )
@@ -175,15 +177,15 @@ def _agreement(reached: Mapping[str, Any]) -> str:
 def _mixed(mixed: Mapping[str, Any]) -> str:
     """How the search ended, in a sentence."""
     before, after = mixed["int8"], mixed["reached"]
-    mends, saved = text.count(len(mixed["taken"]), "mend"), text.number(mixed["saved_us"], 1)
-    price = text.number(sum(each["mend"]["price_us"] for each in mixed["taken"]), 1)
+    overrides, saved = text.count(len(mixed["taken"]), "override"), text.number(mixed["saved_us"], 1)
+    price = text.number(sum(each["override"]["price_us"] for each in mixed["taken"]), 1)
     distances = f"distance {text.small(before['distance'])} before, {text.small(after['distance'])} after"
     agreements = f"expected agreement {_agreement(before)} % before, {_agreement(after)} % after"
-    found = f"{mends} for {price} of the {saved} µs that INT8 saves in layers. Measured: {distances}; {agreements}."
+    found = f"{overrides} for {price} of the {saved} µs that INT8 saves in layers. Measured: {distances}; {agreements}."
     ends = {
         True: "The budget is expected to be met.",
-        False: "No further mend helps; the budget is not expected to be met.",
-        None: "The next mend would have cost a larger share of the time than it takes off the costs.",
+        False: "No further override helps; the budget is not expected to be met.",
+        None: "The next override would have cost a larger share of the time than it takes off the costs.",
     }
     return f"{found} {ends[mixed['met']]}"
 

@@ -20,7 +20,7 @@ _STEPS = (2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000
 _BAND = 0.32  # of a strip's height, up and down, that the moves may take
 _PROCESS_WIDTH = 70.0  # pixels: what the words "process 1" need
 _TOP = 46.0  # pixels: room for what the lines and the processes are called
-# A mark for each scenario of a benchmark run; with a fifth they begin anew.
+# A mark for each scenario of a benchmark run; with a fifth they begin again.
 _MARKS = (("o", True), ("o", False), ("s", True), ("s", False))
 _SHARED_FROM = 3  # artifacts, so that what they have in common is not mostly one of them
 _MINUTES_FROM = 300.0  # seconds
@@ -46,7 +46,7 @@ def _bench_plot(report: Mapping[str, Any], found: Mapping[str, Sequence[Track]])
     )
     shared = " The thin grey line is the mean of all artifacts." if len(found) >= _SHARED_FROM else ""
     processes = max(int(track.process.max()) for each in found.values() for track in each) + 1
-    fresh = " At a dotted line all are started anew." if processes > 1 else ""
+    fresh = " At a dotted line all are started again." if processes > 1 else ""
     caption = (
         "Every mark is the median latency of one block, at the time when it was measured, against the median of all "
         f"blocks, which stands beside the name: higher is slower.{shared} Artifacts take turns, so what moves all of "
@@ -152,7 +152,7 @@ def _limits(found: Sequence[Values]) -> tuple[int, int]:
 
 
 def _mark_processes(axes: Axes, tracks: Sequence[Track], scale: float) -> None:
-    """A line where every artifact was started anew, and the number of the process above each part."""
+    """A line where every artifact was started again, and the number of the process above each part."""
     processes = sorted({int(number) for track in tracks for number in track.process})
     if len(processes) < 2:
         return

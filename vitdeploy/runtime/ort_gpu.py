@@ -101,7 +101,7 @@ def engine_cache(graph: Path, version: str) -> Path:
 
     The provider names an engine after the graph's structure, not after its weights, and asks to clear its cache when
     ONNX Runtime changes; so each graph with its weights, and each version, has a folder of its own. An engine of
-    another TensorRT or GPU is refused or built anew by the provider itself.
+    another TensorRT or GPU is refused or built again by the provider itself.
     """
     digests = [file_sha256(path) for path in (graph, *sorted(graph.parent.glob(f"{graph.name}*.data")))]
     key = hashlib.sha256("\n".join([version, *digests]).encode()).hexdigest()

@@ -20,13 +20,13 @@ from vitdeploy.graph.cuts import changed_tensors, part, single_cuts
 from vitdeploy.graph.linears import find_linears
 from vitdeploy.quantize.placed import Quantized, find_quantized
 from vitdeploy.search.facts import TensorFacts
-from vitdeploy.search.jump import Rise, gain, largest_rises
+from vitdeploy.search.interval_search import Rise, gain, largest_increases
 from vitdeploy.search.splice import Splice
 
 # Answers nearer than this, in nats or as a share of power, are the same: float32 rounding is some 1e-10.
 SAME = 1e-7
-# What has less than this share of the distance is not called guilty. A layer is told from the others of its part by
-# half of what enters there.
+# What has less than this share of the distance is not called the culprit. A layer is told from the others of its part
+# by half of what enters there.
 STANDS_OUT, HALF = 0.25, 0.5
 # Answers this many times further away than those of the whole engine: the tensor is not the same one in both graphs.
 ABSURD = 2.0
@@ -73,7 +73,7 @@ class Bisection:
         return self.distance <= SAME
 
     @property
-    def guilty(self) -> Culprit | None:
+    def located(self) -> Culprit | None:
         """The culprit, if it has a share of the whole distance that stands out."""
         stands_out = self.culprit is not None and self.parts[0].share * self.culprit.share >= STANDS_OUT
         return self.culprit if stands_out else None
@@ -94,7 +94,7 @@ def bisect(splice: Splice) -> Bisection:
         return _sensible(splice.distance(wanted=[cuts[position - 1]]), total)
 
     last = len(cuts) + 1
-    rises = largest_rises(measure, last, first=0.0, total=total, share=STANDS_OUT)
+    rises = largest_increases(measure, last, first=0.0, total=total, share=STANDS_OUT)
     [image, *_] = splice.graph.graph.inputs
     names = [str(image.name), *cuts, ", ".join(splice.outputs)]
     parts = tuple(Part(names[rise.low], names[rise.high], _share(rise.gain, total)) for rise in rises)
@@ -126,7 +126,7 @@ def _common_cuts(splice: Splice) -> list[str]:
 def _inside(splice: Splice, given: Sequence[str], wanted: Sequence[str]) -> Culprit:
     """What the error of a part comes from."""
     full = splice.distance(given, wanted)
-    within = part(splice.placement, given, wanted or splice.outputs, splice.yardstick.batch)
+    within = part(splice.placement, given, wanted or splice.outputs, splice.reference_outputs.batch)
     quantized = find_quantized(within)
     if not quantized:
         return _first_node(splice, given, wanted, full)
@@ -155,7 +155,7 @@ def _weights(splice: Splice, given: Sequence[str], quantized: Sequence[Quantized
     for layer in layers:
         together.append(layer)
         name = outputs.get(layer, "")
-        # Channels that were dealt to copies: other sizes, so the two outputs cannot stand for each other.
+        # Channels that were split into copies: other sizes, so the two outputs cannot stand for each other.
         if name and name not in changed and ours[name].shape == theirs[name].shape:
             steps.append((together, name))
             together = []
@@ -172,7 +172,7 @@ def _weights(splice: Splice, given: Sequence[str], quantized: Sequence[Quantized
 
 def _first_node(splice: Splice, given: Sequence[str], wanted: Sequence[str], total: float) -> Culprit:
     """Which node, where nothing is quantized: everything up to it is the engine's."""
-    within = part(splice.graph, given, wanted or splice.outputs, splice.yardstick.batch)
+    within = part(splice.graph, given, wanted or splice.outputs, splice.reference_outputs.batch)
     theirs = _values(splice)
     names = [
         str(value.name)
@@ -192,7 +192,7 @@ def _first_node(splice: Splice, given: Sequence[str], wanted: Sequence[str], tot
 
 def _steepest(measure: Callable[[int], float | None], last: int, first: float, total: float) -> Rise:
     """The piece in which at least half of it is gained; the whole where none stands out."""
-    rise = largest_rises(measure, last, first=first, total=total, share=HALF)[0]
+    rise = largest_increases(measure, last, first=first, total=total, share=HALF)[0]
     whole = Rise(0, last, gain(first, total))
     return rise if rise.gain >= HALF * whole.gain else whole
 

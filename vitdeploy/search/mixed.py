@@ -1,7 +1,7 @@
-"""Mixed precision: which layers are mended, and how, until the answers are near enough: the cheapest mend first.
+"""Mixed precision: which layers get a precision override until the answers are near enough: the cheapest one first.
 
-Greedy, by what a mend takes off the costs of layers (see `sensitivity`, where they add up) over what it costs in
-measured microseconds. What is left of the distance, and of the power of the errors, is foretold by the costs that are
+Greedy, by what an override takes off the costs of layers (see `sensitivity`, where they add up) over what it costs in
+measured microseconds. What is left of the distance, and of the power of the errors, is predicted by the costs that are
 left, and measured at the end.
 """
 
@@ -13,7 +13,7 @@ from typing import Literal
 
 import numpy as np
 
-from vitdeploy.quantize.prepare import Mends
+from vitdeploy.quantize.prepare import Overrides
 from vitdeploy.runtime.runner import Array
 from vitdeploy.search.expected import Expected
 from vitdeploy.search.latency import LatencyTable
@@ -23,18 +23,18 @@ from vitdeploy.search.switched import Choice
 from vitdeploy.search.trials import FLOAT, SCALED, Layer, Trials
 from vitdeploy.spec import Budget
 
-# Shares of a range that are tried for guilty layers: clipped, and with more room.
+# Shares of a range that are tried for the most sensitive layers: clipped, and with more room.
 SHARES = (0.5, 0.7, 0.85, 1.15)
 # For how many layers, the most costly first, anything but float is tried.
-GUILTY = 8
-# A mend that costs nothing counts as this share of all that INT8 saves, so that gains stay comparable.
+MOST_SENSITIVE = 8
+# A override that costs nothing counts as this share of all that INT8 saves, so that gains stay comparable.
 LEAST_PRICE = 1e-3
 
 Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class Mend:
+class PrecisionOverride:
     """One layer computed otherwise. `share`: of its range, where that is clipped; `price_us`: what it adds to the
     latency of one image (negative: it is faster); `left`: the share of the layer's cost that stays."""
 
@@ -62,16 +62,16 @@ class Reached:
 
 @dataclass(frozen=True)
 class Taken:
-    """A mend that was taken, and where it was foretold to lead."""
+    """A override that was taken, and where it was predicted to lead."""
 
-    mend: Mend
+    override: PrecisionOverride
     reached: Reached
 
 
 @dataclass(frozen=True)
 class Mixed:
-    """`int8`, `reached`: measured without and with all mends; `saved_us`: what INT8 saves in all layers; `met`: whether
-    the bounds of the budget are expected to be met, None without any."""
+    """`int8`, `reached`: measured without and with all overrides; `saved_us`: what INT8 saves in all layers; `met`:
+    whether the bounds of the budget are expected to be met, None without any."""
 
     target: str
     images: int
@@ -82,16 +82,16 @@ class Mixed:
     met: bool | None
 
     @property
-    def islands(self) -> tuple[str, ...]:
+    def float_fallback(self) -> tuple[str, ...]:
         """The layers left in float."""
-        return tuple(each.mend.layer for each in self.taken if each.mend.kind == "float")
+        return tuple(each.override.layer for each in self.taken if each.override.kind == "float")
 
     @property
-    def mends(self) -> Mends:
+    def overrides(self) -> Overrides:
         """What else is done, of layers that stay in INT8."""
-        kept = [each.mend for each in self.taken if each.mend.layer not in self.islands]
-        scaled = tuple(mend.layer for mend in kept if mend.kind == "scaled")
-        return Mends(scaled, {mend.layer: mend.share for mend in kept if mend.share is not None})
+        kept = [each.override for each in self.taken if each.override.layer not in self.float_fallback]
+        scaled = tuple(override.layer for override in kept if override.kind == "scaled")
+        return Overrides(scaled, {override.layer: override.share for override in kept if override.share is not None})
 
 
 def shapes_to_time(trials: Trials) -> list[Shape]:
@@ -106,8 +106,8 @@ def choose_mends(
     budget: Budget,
     progress: Progress = lambda text, done, total: None,
 ) -> Mixed:
-    """Mend until the budget is expected to be met; without one, as long as a mend takes away a larger share of the
-    costs than of what INT8 saves: up to the knee of the Pareto front.
+    """Take overrides until the budget is expected to be met; without one, as long as an override takes away a larger
+    share of the costs than of what INT8 saves: up to the knee of the Pareto front.
 
     Args:
         budget: `min_agreement` and `max_drop` are bounds, for a classifier.
@@ -143,55 +143,55 @@ class _Search:
         self.answers = trials.answers({})
         self.int8 = self._reached(self.answers)
 
-    def floats(self) -> Iterator[Mend]:
+    def floats(self) -> Iterator[PrecisionOverride]:
         for name in self.costs:
-            yield Mend("float", name, self.prices[name])
+            yield PrecisionOverride("float", name, self.prices[name])
 
-    def others(self, sensitivity: Sensitivity, progress: Progress) -> Iterator[Mend]:
-        """Other ranges and scaled channels of guilty layers, where their gain is proven on the images."""
-        guilty = [self.layers[each.cost.name] for each in sensitivity.layers[:GUILTY]]
-        for done, layer in enumerate(guilty):
-            progress("other mends of guilty layers", done, len(guilty))
+    def others(self, sensitivity: Sensitivity, progress: Progress) -> Iterator[PrecisionOverride]:
+        """Other ranges and scaled channels of the most sensitive layers, where their gain is proven on the images."""
+        most_sensitive = [self.layers[each.cost.name] for each in sensitivity.layers[:MOST_SENSITIVE]]
+        for done, layer in enumerate(most_sensitive):
+            progress("other overrides of the most sensitive layers", done, len(most_sensitive))
             if layer.name == layer.readers[0]:  # one tensor has one range
                 plain = self.trials.only(dict.fromkeys(layer.readers, Choice()))
                 for share in SHARES:
                     clipped = Choice(bounds=layer.bounds.times(share))
                     left = _left(plain, self.trials.only(dict.fromkeys(layer.readers, clipped)))
                     if left is not None:
-                        yield Mend("clipped", layer.name, 0.0, left, share)
+                        yield PrecisionOverride("clipped", layer.name, 0.0, left, share)
             if layer.scaled is not None:
                 plain = self.trials.only({layer.name: Choice()})
                 left = _left(plain, self.trials.only({layer.name: Choice(SCALED)}))
                 if left is not None:
-                    yield Mend("scaled", layer.name, self._price_of_scaling(layer), left)
-        progress("other mends of guilty layers", len(guilty), len(guilty))
+                    yield PrecisionOverride("scaled", layer.name, self._price_of_scaling(layer), left)
+        progress("other overrides of the most sensitive layers", len(most_sensitive), len(most_sensitive))
 
-    def _touched(self, mend: Mend) -> tuple[str, ...]:
-        return self.layers[mend.layer].readers if mend.kind == "clipped" else (mend.layer,)
+    def _touched(self, override: PrecisionOverride) -> tuple[str, ...]:
+        return self.layers[override.layer].readers if override.kind == "clipped" else (override.layer,)
 
-    def usable(self, mend: Mend) -> bool:
-        """One mend beside float a layer, and nothing after float."""
-        chosen = [self.choices[name] for name in self._touched(mend) if name in self.choices]
-        return FLOAT not in chosen if mend.kind == "float" else not chosen
+    def usable(self, override: PrecisionOverride) -> bool:
+        """One override beside float a layer, and nothing after float."""
+        chosen = [self.choices[name] for name in self._touched(override) if name in self.choices]
+        return FLOAT not in chosen if override.kind == "float" else not chosen
 
-    def gain(self, mend: Mend) -> float:
-        return sum(self.costs[name] for name in self._touched(mend)) * (1 - mend.left)
+    def gain(self, override: PrecisionOverride) -> float:
+        return sum(self.costs[name] for name in self._touched(override)) * (1 - override.left)
 
-    def ratio(self, mend: Mend) -> float:
-        return self.gain(mend) / max(mend.price_us, LEAST_PRICE * self.saved)
+    def ratio(self, override: PrecisionOverride) -> float:
+        return self.gain(override) / max(override.price_us, LEAST_PRICE * self.saved)
 
-    def worth(self, mend: Mend) -> bool:
-        """Whether a mend is worth its price: always, where a budget asks for it."""
-        return self.bounded or self.gain(mend) / self.total > mend.price_us / self.saved
+    def worth(self, override: PrecisionOverride) -> bool:
+        """Whether an override is worth its price: always, where a budget asks for it."""
+        return self.bounded or self.gain(override) / self.total > override.price_us / self.saved
 
-    def take(self, mend: Mend) -> None:
-        for name in self._touched(mend):
-            self.costs[name] *= mend.left
-            if mend.kind == "clipped":
-                self.choices[name] = Choice(bounds=self.layers[name].bounds.times(mend.share or 1.0))
+    def take(self, override: PrecisionOverride) -> None:
+        for name in self._touched(override):
+            self.costs[name] *= override.left
+            if override.kind == "clipped":
+                self.choices[name] = Choice(bounds=self.layers[name].bounds.times(override.share or 1.0))
             else:
-                self.choices[name] = FLOAT if mend.kind == "float" else Choice(SCALED)
-        self.taken.append(Taken(mend, self._foretold()))
+                self.choices[name] = FLOAT if override.kind == "float" else Choice(SCALED)
+        self.taken.append(Taken(override, self._foretold()))
 
     def _foretold(self) -> Reached:
         """Errors of layers are nearly independent: their powers add up, and so do small distances."""
@@ -207,7 +207,7 @@ class _Search:
         return self.int8.expected is not None and (budget.min_agreement, budget.max_drop) != (None, None)
 
     def met(self) -> bool:
-        """Whether the budget is met, by what is foretold and by what is then measured."""
+        """Whether the budget is met, by what is predicted and by what is then measured."""
         if not self.bounded or not self._meets(self._foretold()):
             return False
         return self._meets(self._reached(self.trials.answers(self.choices)))

@@ -1,4 +1,4 @@
-"""Schedules of token merging that may pay on a target: foretold by measured times, judged on calibration images.
+"""Schedules of token merging that may pay on a target: predicted by measured times, judged on calibration images.
 
 How fast a linear runs by its number of rows is a property of runtime, CPU and width: tiles, not multiplications decide.
 So a latency table says which numbers of tokens are good, and a merge goes to one of these.
@@ -22,7 +22,7 @@ from vitdeploy.search.expected import Expected
 from vitdeploy.search.front import pareto_front
 from vitdeploy.search.latency import LatencyTable
 from vitdeploy.search.layer_graph import Shape, shapes_of
-from vitdeploy.search.yardstick import Yardstick
+from vitdeploy.search.reference_outputs import ReferenceOutputs
 
 # Numbers of tokens are tried in multiples of the rows that kernels work on at once, and so many of them at most.
 TILE, MOST = 16, 8
@@ -76,12 +76,12 @@ def counts_to_time(tokens: Tokens) -> tuple[int, ...]:
 
 
 def shapes_to_time(tokens: Tokens) -> list[Shape]:
-    """All that `foretell` looks up in a latency table."""
+    """All that `predict_times` looks up in a latency table."""
     counts = (tokens.count, *counts_to_time(tokens))
     return [replace(shape, rows=count) for shape in dict.fromkeys(tokens.shapes.values()) for count in counts]
 
 
-def foretell(tokens: Tokens, table: LatencyTable) -> dict[tuple[tuple[int, int], ...], float]:
+def predict_times(tokens: Tokens, table: LatencyTable) -> dict[tuple[tuple[int, int], ...], float]:
     """Schedules of one or two merges that are worth it, with the share of time that is left in the linears.
 
     Merges are behind the attention of the second block, of the one in the middle, or both: few, and not too early.
@@ -118,25 +118,32 @@ def _schedules(tokens: Tokens) -> Iterator[tuple[tuple[int, int], ...]]:
 
 
 def try_schedules(
-    graph: Path, foretold: Mapping[tuple[tuple[int, int], ...], float], yardstick: Yardstick, progress: Progress
+    graph: Path,
+    predicted: Mapping[tuple[tuple[int, int], ...], float],
+    reference_outputs: ReferenceOutputs,
+    progress: Progress,
 ) -> list[Schedule]:
     """What these schedules do to the answers of a float graph.
 
     Args:
-        yardstick: of this graph, without any merging.
+        reference outputs: of this graph, without any merging.
     """
     found = []
-    for done, (merges, time) in enumerate(foretold.items()):
-        progress("try schedules of token merging", done, len(foretold))
+    for done, (merges, time) in enumerate(predicted.items()):
+        progress("try schedules of token merging", done, len(predicted))
         model = load_graph(graph)
         merge_tokens(model, dict(merges))
         with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
             file = Path(folder) / "merged.onnx"
             save_graph(model, file)
-            with OnnxRuntimeRunner(file, name="merged", batch=yardstick.batch) as runner:
-                answers = yardstick.ask(runner)
-        found.append(Schedule(merges, time, float(yardstick.distance(answers).mean()), yardstick.expected(answers)))
-    progress("try schedules of token merging", len(foretold), len(foretold))
+            with OnnxRuntimeRunner(file, name="merged", batch=reference_outputs.batch) as runner:
+                answers = reference_outputs.ask(runner)
+        found.append(
+            Schedule(
+                merges, time, float(reference_outputs.distance(answers).mean()), reference_outputs.expected(answers)
+            )
+        )
+    progress("try schedules of token merging", len(predicted), len(predicted))
     return found
 
 

@@ -87,7 +87,7 @@ def measure_sensitivity(
     return Sensitivity(
         target,
         trials.images,
-        "KL in nats" if trials.yardstick.task == "classification" else "relative squared error",
+        "KL in nats" if trials.reference_outputs.task == "classification" else "relative squared error",
         float(trials.distance({}).mean()),
         total,
         tuple(sorted(layers, key=lambda each: -each.cost.distance)),

@@ -23,27 +23,29 @@ from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.search.facts import TensorFacts, facts_of
-from vitdeploy.search.yardstick import Yardstick
+from vitdeploy.search.reference_outputs import ReferenceOutputs
 from vitdeploy.spec import EngineSpec
 
 
 class Splice:
     """The float graph and the placement of an engine, joined at tensors that both have under one name."""
 
-    def __init__(self, graph: ir.Model, placement: ir.Model, engine: EngineSpec, yardstick: Yardstick) -> None:
+    def __init__(
+        self, graph: ir.Model, placement: ir.Model, engine: EngineSpec, reference_outputs: ReferenceOutputs
+    ) -> None:
         """`engine`: whose runtime, options and batch the parts of the placement run with. `ran` is called after every
         run.
 
         Raises:
             DataError: the float graph's own answers are not finite.
         """
-        if not _finite(yardstick.answers):
+        if not _finite(reference_outputs.answers):
             raise DataError(
                 "the float graph's own answers are not finite",
                 found="NaN or infinity in its outputs on these images",
                 fix="check the checkpoint and the preprocessing",
             )
-        self.graph, self.placement, self.engine, self.yardstick = graph, placement, engine, yardstick
+        self.graph, self.placement, self.engine, self.reference_outputs = graph, placement, engine, reference_outputs
         self.outputs = [str(value.name) for value in graph.graph.outputs]
         self.runs, self.ran = 0, _nothing
 
@@ -56,7 +58,7 @@ class Splice:
             wanted: the tensors that it ends with; none: the outputs of the graph.
             floats: quantized tensors that are left in float.
         """
-        batch = self.yardstick.batch
+        batch = self.reference_outputs.batch
         with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
             chain = Chain(Path(folder), self.outputs)
             ends: Sequence[str] = self.outputs
@@ -73,13 +75,13 @@ class Splice:
             if wanted:
                 chain.add(rest)
             with chain:
-                answers = self.yardstick.ask(chain)
+                answers = self.reference_outputs.ask(chain)
         self.count()
         return self.mean_distance(answers)
 
     def mean_distance(self, answers: Mapping[str, Array]) -> float:
         """Over the images; infinite where answers are not finite."""
-        return float(self.yardstick.distance(answers).mean()) if _finite(answers) else np.inf
+        return float(self.reference_outputs.distance(answers).mean()) if _finite(answers) else np.inf
 
     def count(self) -> None:
         """One more run."""
@@ -89,7 +91,7 @@ class Splice:
     def facts(self, tensor: str, given: Sequence[str] = (), *, placed: bool) -> TensorFacts | None:
         """Of a tensor of the placement with nothing quantized in front of it (of the float graph where not `placed`),
         from `given` on; None where its shape is not known."""
-        model = part(self.placement if placed else self.graph, given, [tensor], self.yardstick.batch)
+        model = part(self.placement if placed else self.graph, given, [tensor], self.reference_outputs.batch)
         make_float(model, [each.tensor for each in find_quantized(model)])
         [value] = model.graph.outputs
         if value.shape is None or value.dtype != ir.DataType.FLOAT:
@@ -97,12 +99,14 @@ class Splice:
         with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
             chain = Chain(Path(folder), [tensor])
             if given:
-                chain.add(part(self.graph, (), given, self.yardstick.batch))
+                chain.add(part(self.graph, (), given, self.reference_outputs.batch))
             chain.add(model)
             with chain:
                 axis = 1 if len(value.shape) == 4 else -1
                 return facts_of(
-                    (each[tensor] for each in self.yardstick.stream(chain)), len(self.yardstick.pixels), axis
+                    (each[tensor] for each in self.reference_outputs.stream(chain)),
+                    len(self.reference_outputs.pixels),
+                    axis,
                 )
 
 

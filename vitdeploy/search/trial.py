@@ -1,4 +1,4 @@
-"""One try: a placement compiled for its target, asked about the images of a yardstick, and forgotten again."""
+"""One try: a placement compiled for its target, asked about the images of a reference outputs, and forgotten again."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from vitdeploy.graph.io import save_graph
 from vitdeploy.graph.linears import count_int8
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.runner import Array
-from vitdeploy.search.yardstick import Yardstick
+from vitdeploy.search.reference_outputs import ReferenceOutputs
 from vitdeploy.spec import Precision
 
 
-def answers_of(model: ir.Model, target: str, precision: Precision, yardstick: Yardstick) -> dict[str, Array]:
+def answers_of(
+    model: ir.Model, target: str, precision: Precision, reference_outputs: ReferenceOutputs
+) -> dict[str, Array]:
     """The outputs of a placement on its own runtime, [images, ...] by name.
 
     Raises:
@@ -27,6 +29,8 @@ def answers_of(model: ir.Model, target: str, precision: Precision, yardstick: Ya
         out.mkdir()
         save_graph(model, graph)
         placed = count_int8(model)
-        engine = compile_engine(graph, out, target=target, precision=precision, batch=yardstick.batch, placed=placed)
+        engine = compile_engine(
+            graph, out, target=target, precision=precision, batch=reference_outputs.batch, placed=placed
+        )
         with make_runner(out, engine) as runner:
-            return yardstick.ask(runner)
+            return reference_outputs.ask(runner)

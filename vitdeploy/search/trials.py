@@ -14,8 +14,8 @@ import onnx_ir as ir
 
 from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.linears import Linear, find_linears
+from vitdeploy.quantize.channel_split import ANY_GAIN, ChannelSplit, best_split, hidden_first
 from vitdeploy.quantize.error import range_of
-from vitdeploy.quantize.hidden import EAGER, Deal, best_deal, hidden_first
 from vitdeploy.quantize.placement import backend_of, check_calibrated, choose, shape
 from vitdeploy.quantize.prepare import Prepared, prepare, widened
 from vitdeploy.quantize.ranges import Range, symmetric_step
@@ -24,8 +24,8 @@ from vitdeploy.quantize.scores import output_of
 from vitdeploy.quantize.statistics import Statistics
 from vitdeploy.runtime.runner import Array
 from vitdeploy.search.layer_graph import Shape, shapes_of
+from vitdeploy.search.reference_outputs import ReferenceOutputs
 from vitdeploy.search.switched import Choice, Form, SwitchedRunner, write_switched
-from vitdeploy.search.yardstick import Yardstick
 from vitdeploy.spec import WeightBits
 
 PLAIN, SCALED = 0, 1
@@ -38,7 +38,7 @@ class Layer:
 
     `tensor`, `found`: what it reads in the float graph, and its statistics there. `bounds`, `readers`: the range of
     what it reads after all folds, and the layers that read the same, itself among them. `scaled`: how its hidden
-    channels are dealt where any gain is worth the operators; None where that brings nothing more.
+    channels are split where any gain is worth the operators; None where that brings nothing more.
     """
 
     name: str
@@ -47,29 +47,29 @@ class Layer:
     shape: Shape
     bounds: Range
     readers: tuple[str, ...]
-    scaled: Deal | None
+    scaled: ChannelSplit | None
 
 
 class Trials:
-    """Asks a prepared model about the images of a yardstick. Use `opened`.
+    """Asks a prepared model about the images of a reference outputs. Use `opened`.
 
-    `whole`: a yardstick of more images, for the few questions about all layers at once.
+    `whole`: a reference outputs of more images, for the few questions about all layers at once.
     """
 
     def __init__(
         self,
         runner: SwitchedRunner,
-        yardstick: Yardstick,
-        whole: Yardstick,
+        reference_outputs: ReferenceOutputs,
+        whole: ReferenceOutputs,
         layers: Sequence[Layer],
         prepared: Prepared,
     ) -> None:
-        self._runner, self.yardstick, self.whole = runner, yardstick, whole
+        self._runner, self.reference_outputs, self.whole = runner, reference_outputs, whole
         self.layers, self.prepared = tuple(layers), prepared
 
     @property
     def images(self) -> int:
-        return len(self.yardstick.pixels)
+        return len(self.reference_outputs.pixels)
 
     def answers(self, choices: Mapping[str, Choice]) -> dict[str, Array]:
         """The outputs for all images of `whole`, with these layers in these forms, and all others in plain INT8."""
@@ -79,7 +79,7 @@ class Trials:
     def distance(self, choices: Mapping[str, Choice]) -> npt.NDArray[np.float64]:
         """Of each image, [images], with these layers in these forms, and all others in plain INT8."""
         self._runner.choose(choices)
-        return self.yardstick.distance(self.yardstick.ask(self._runner))
+        return self.reference_outputs.distance(self.reference_outputs.ask(self._runner))
 
     def only(self, choices: Mapping[str, Choice]) -> npt.NDArray[np.float64]:
         """Of each image, [images], with these layers in these forms, and all others in float."""
@@ -91,9 +91,9 @@ def opened(
     model: ir.Model,
     statistics: Mapping[str, Statistics],
     target: str,
-    yardstick: Yardstick,
+    reference_outputs: ReferenceOutputs,
     ignore: Sequence[str] = (),
-    whole: Yardstick | None = None,
+    whole: ReferenceOutputs | None = None,
     bits: WeightBits = 8,
 ) -> Iterator[Trials]:
     """Trials of a float graph, which is changed in place, on the layers that `target` computes in INT8.
@@ -101,7 +101,7 @@ def opened(
     Args:
         statistics: of the input of every layer, by tensor name.
         ignore: as of `placement.choose`.
-        whole: as of `Trials`; without, the yardstick itself.
+        whole: as of `Trials`; without, the reference outputs itself.
         bits: of the weights.
 
     Raises:
@@ -115,9 +115,9 @@ def opened(
     prepared = prepare(model, statistics, names, target, bits=bits)
     shapes = shapes_of(model, names)
     linears = [linear for linear in find_linears(model) if linear.name in names]
-    deals = _deals(model, statistics, prepared, names, bits)
+    splits = _splits(model, statistics, prepared, names, bits)
     steps = _output_steps(model, names, prepared, target)
-    forms = {each.name: _forms(each, prepared, deals.get(each.name), steps.get(each.name), bits) for each in linears}
+    forms = {each.name: _forms(each, prepared, splits.get(each.name), steps.get(each.name), bits) for each in linears}
     layers = [
         Layer(
             linear.name,
@@ -126,34 +126,34 @@ def opened(
             shapes[linear.name],
             forms[linear.name][PLAIN].bounds,
             tuple(each.name for each in linears if each.input is linear.input),
-            deals.get(linear.name),
+            splits.get(linear.name),
         )
         for linear in linears
     ]
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         file = Path(folder) / "model.onnx"
         write_switched(model, forms, prepared.biases, file)
-        runner = SwitchedRunner(file, forms, batch=yardstick.batch)
+        runner = SwitchedRunner(file, forms, batch=reference_outputs.batch)
         with runner:
-            yield Trials(runner, yardstick, whole or yardstick, layers, prepared)
+            yield Trials(runner, reference_outputs, whole or reference_outputs, layers, prepared)
 
 
-def _deals(
+def _splits(
     model: ir.Model,
     statistics: Mapping[str, Statistics],
     prepared: Prepared,
     names: Collection[str],
     bits: WeightBits,
-) -> dict[str, Deal]:
+) -> dict[str, ChannelSplit]:
     """By layer, what any gain would be worth, where `prepare` did nothing."""
     editor, known = Editor(model), widened(statistics)
-    dealt = {each.layer for each in prepared.hidden}
-    found: dict[str, Deal] = {}
+    split_already = {each.layer for each in prepared.hidden}
+    found: dict[str, ChannelSplit] = {}
     for linear in editor.linears:
-        if linear.name in names and linear.name not in dealt and hidden_first(editor, linear) is not None:
-            deal = best_deal(known[str(linear.input.name)], linear, EAGER, bits)
-            if deal is not None:
-                found[linear.name] = deal
+        if linear.name in names and linear.name not in split_already and hidden_first(editor, linear) is not None:
+            split = best_split(known[str(linear.input.name)], linear, ANY_GAIN, bits)
+            if split is not None:
+                found[linear.name] = split
     return found
 
 
@@ -169,15 +169,15 @@ def _output_steps(model: ir.Model, names: Collection[str], prepared: Prepared, t
 
 
 def _forms(
-    linear: Linear, prepared: Prepared, deal: Deal | None, output: np.float32 | None, bits: WeightBits
+    linear: Linear, prepared: Prepared, split: ChannelSplit | None, output: np.float32 | None, bits: WeightBits
 ) -> list[Form]:
     bounds = prepared.ranges[str(linear.input.name)]
     forms = [Form(bounds, prepared.weights[linear.name], linear.bias, output=output)]
-    if deal is not None:
+    if split is not None:
         bias = prepared.biases.get(linear.name, linear.bias)
-        moved = replace(linear, weight=deal.weight(linear.weight).astype(np.float32), bias=bias)
-        rounded, corrected = round_linear(moved, deal.found, bits)
-        constants = (corrected, deal.factor, deal.offsets)
+        moved = replace(linear, weight=split.weight(linear.weight).astype(np.float32), bias=bias)
+        rounded, corrected = round_linear(moved, split.found, bits)
+        constants = (corrected, split.factor, split.offsets)
         bias, factor, offset = (each.astype(np.float32) for each in constants)
-        forms.append(Form(range_of(deal.found), rounded, bias, deal.source, factor, offset))
+        forms.append(Form(range_of(split.found), rounded, bias, split.source, factor, offset))
     return forms

@@ -1,4 +1,4 @@
-"""One small graph for each rule of the linter that breaks it, and the same graph mended."""
+"""One small graph for each rule of the linter that breaks it, and the same graph fixed."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ALL = ("query", "key", "softmax", "value", "output")
 
 
 class Case(NamedTuple):
-    """`build(mended)` gives the graph; the finding is at the node or tensor whose name begins with `node`."""
+    """`build(fixed)` gives the graph; the finding is at the node or tensor whose name begins with `node`."""
 
     build: Callable[[bool], onnx.ModelProto]
     node: str

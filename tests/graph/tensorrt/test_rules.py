@@ -1,4 +1,4 @@
-"""Each rule: the graph that breaks it is found, at its node, with the mend; the same graph mended has no finding."""
+"""Each rule: the graph that breaks it is found, at its node, with the fix; the same graph fixed has no finding."""
 
 from pathlib import Path
 

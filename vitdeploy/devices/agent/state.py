@@ -43,7 +43,7 @@ def read_job(file: Path) -> Job:
 
 @dataclass(frozen=True)
 class Process:
-    """A process that a number alone would not name: numbers come again, and all begin anew with each boot."""
+    """A process that a number alone would not name: numbers come again, and all begin again with each boot."""
 
     pid: int
     boot: str

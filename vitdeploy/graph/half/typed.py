@@ -1,4 +1,4 @@
-"""Precision written into a graph: half everywhere but in islands of float32, with a Cast at every border.
+"""Precision written into a graph: half everywhere but in parts that fall back to float32, with a Cast at every border.
 
 This is what strongly typed runtimes take (TensorRT from version 11 knows nothing else): each operation is computed in
 the type of its inputs. Inputs and outputs of the graph keep their types. What ONNX does not define in half precision
@@ -67,11 +67,11 @@ def touches_floats(node: ir.Node) -> bool:
     return any(is_float(value) for value in (*node.inputs, *node.outputs))
 
 
-def type_graph(model: ir.Model, half: Half, islands: Mapping[str, str]) -> None:
+def type_graph(model: ir.Model, half: Half, float_fallback: Mapping[str, str]) -> None:
     """Write the types into a float32 graph, in place.
 
     Args:
-        islands: names of nodes that stay in float32, with the reasons.
+        float_fallback: names of nodes that stay in float32, with the reasons.
 
     Raises:
         GraphError: a constant of an operation in half is beyond its range.
@@ -82,7 +82,7 @@ def type_graph(model: ir.Model, half: Half, islands: Mapping[str, str]) -> None:
     for node in list(model.graph):
         if not touches_floats(node):
             continue
-        roles = None if str(node.name) in islands else half_roles(node, opset, half)
+        roles = None if str(node.name) in float_fallback else half_roles(node, opset, half)
         typing.write(node, roles)
     typing.close()
     drop_unused(model)

@@ -1,4 +1,4 @@
-"""The static linter for TensorRT: what its parser and builder would refuse, slow down or leave unfused, and the mend.
+"""The static linter for TensorRT: what its parser and builder would refuse, slow down or leave unfused, and the fix.
 
 No TensorRT is asked: the facts are in `support.py` and in the rules. What it passes can still fail in a build; what it
 calls an error is documented to.
@@ -66,7 +66,7 @@ def refuse(findings: Sequence[Finding], name: str = "the graph") -> None:
     """Raise if there is an error among the findings of the graph called `name`.
 
     Raises:
-        GraphError: with the first errors, each with its rule, its node and its mend.
+        GraphError: with the first errors, each with its rule, its node and its fix.
     """
     errors = [finding for finding in findings if finding.severity == "error"]
     if not errors:
@@ -90,4 +90,4 @@ def counts(findings: Sequence[Finding]) -> dict[str, int]:
 def rule_table() -> str:
     """All rules as a Markdown table, as the documentation has it."""
     rows = [f"| {rule.code} | {rule.severity} | {rule.wanted} | {rule.fix} |" for rule in RULES]
-    return "\n".join(["| rule | | wanted | mend |", "|---|---|---|---|", *rows])
+    return "\n".join(["| rule | | wanted | fix |", "|---|---|---|---|", *rows])

@@ -159,15 +159,15 @@ def place_graph(
     if config.precision in ("int8", "mixed"):
         if statistics is None:
             raise GraphError("INT8 needs calibration", wanted="images", fix="--data DIR")
-        islands = mixed.islands if mixed is not None else ()
-        ignore = (*config.ignore, *map(glob.escape, islands))
+        float_fallback = mixed.float_fallback if mixed is not None else ()
+        ignore = (*config.ignore, *map(glob.escape, float_fallback))
         shape(model, config.target, config.ignore)
         layers = choose(model, config.target, ignore).int8
-        mends = mixed.mends if mixed is not None else None
+        overrides = mixed.overrides if mixed is not None else None
         bits = config.weight_bits
-        prepared = prepare(model, load_statistics(statistics), layers, config.target, mends, bits)
+        prepared = prepare(model, load_statistics(statistics), layers, config.target, overrides, bits)
         placed = asdict(place(model, prepared.ranges, config.target, ignore, prepared.weights))
-        placed["float"] |= dict.fromkeys(islands, "worth its time in float")
+        placed["float"] |= dict.fromkeys(float_fallback, "worth its time in float")
         placed["folds"] = [{**asdict(fold), "what": fold.what} for fold in prepared.folds]
         placed["hidden"] = [{**asdict(each), "what": each.what} for each in prepared.hidden]
         drop_unused(model)

@@ -10,9 +10,9 @@ from vitdeploy.data.folder import Sample
 from vitdeploy.graph.io import load_graph
 from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.stages.files import read_json, write_json
-from vitdeploy.pipeline.stages.score import float_yardstick
+from vitdeploy.pipeline.stages.score import float_reference_outputs
 from vitdeploy.search.latency import measure_latencies
-from vitdeploy.search.schedules import Schedule, find_tokens, foretell, shapes_to_time, try_schedules
+from vitdeploy.search.schedules import Schedule, find_tokens, predict_times, shapes_to_time, try_schedules
 from vitdeploy.spec import decode, encode
 
 LATENCY_FILE, SCHEDULES_FILE = "latency.json", "schedules.json"
@@ -36,9 +36,9 @@ def find_schedules(target: str, graph: Path, samples: Sequence[Sample], out: Pat
     """
     tokens = find_tokens(load_graph(graph))
     table = measure_latencies(shapes_to_time(tokens), target, precisions=("int8",), progress=progress)
-    foretold = foretell(tokens, table)
-    yardstick = float_yardstick(graph, samples[:IMAGES]) if foretold else None
-    found = try_schedules(graph, foretold, yardstick, progress) if yardstick is not None else []
+    predicted = predict_times(tokens, table)
+    reference_outputs = float_reference_outputs(graph, samples[:IMAGES]) if predicted else None
+    found = try_schedules(graph, predicted, reference_outputs, progress) if reference_outputs is not None else []
     table.save(out / LATENCY_FILE)
     write_json(out / SCHEDULES_FILE, encode(Schedules(tokens.count, tuple(found))))
 

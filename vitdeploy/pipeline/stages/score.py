@@ -17,8 +17,8 @@ from vitdeploy.pipeline.stages.files import MODEL_FILE, read_json, write_json
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.search.expected import Expected
+from vitdeploy.search.reference_outputs import ReferenceOutputs
 from vitdeploy.search.sensitivity import mean_interval
-from vitdeploy.search.yardstick import Yardstick
 from vitdeploy.spec import decode, encode
 
 SCORE_FILE = "score.json"
@@ -27,8 +27,8 @@ BATCH = 8
 
 @dataclass(frozen=True)
 class Score:
-    """The distance (see `Yardstick.distance`), mean over the images with its 95 % t-interval, and what is expected of a
-    classifier's answers; None for other tasks."""
+    """The distance (see `ReferenceOutputs.distance`), mean over the images with its 95 % t-interval, and what is
+    expected of a classifier's answers; None for other tasks."""
 
     images: int
     distance: float
@@ -36,14 +36,14 @@ class Score:
     expected: Expected | None
 
 
-def float_yardstick(graph: Path, samples: Sequence[Sample]) -> Yardstick:
+def float_reference_outputs(graph: Path, samples: Sequence[Sample]) -> ReferenceOutputs:
     """What a float graph answers to some images, asked for at the graph's own batch where that is fixed."""
     model = load_graph(graph)
     metadata = get_metadata(model, str(graph))
     batch = fixed_batch(graph_spec(model, MODEL_FILE)) or BATCH
     pixels = np.concatenate(list(batches(samples, metadata.images, BATCH)))
     with OnnxRuntimeRunner(graph, name="the float graph", batch=batch) as runner:
-        return Yardstick(runner, pixels, metadata.images, metadata.task, batch=batch)
+        return ReferenceOutputs(runner, pixels, metadata.images, metadata.task, batch=batch)
 
 
 def score(graph: Path, folder: Path, samples: Sequence[Sample], out: Path, progress: Progress = silent) -> None:
@@ -51,11 +51,11 @@ def score(graph: Path, folder: Path, samples: Sequence[Sample], out: Path, progr
     engine = read_engine(folder)
     text = f"{engine.artifact} on the calibration images"
     progress(text, 0, 1)
-    yardstick = float_yardstick(graph, samples)
-    with make_runner(folder, engine, batch=yardstick.batch) as runner:
-        answers = yardstick.ask(runner)
-    mean, low, high = mean_interval(yardstick.distance(answers))
-    found = Score(len(samples), mean, (low, high), yardstick.expected(answers))
+    reference_outputs = float_reference_outputs(graph, samples)
+    with make_runner(folder, engine, batch=reference_outputs.batch) as runner:
+        answers = reference_outputs.ask(runner)
+    mean, low, high = mean_interval(reference_outputs.distance(answers))
+    found = Score(len(samples), mean, (low, high), reference_outputs.expected(answers))
     write_json(out / SCORE_FILE, encode(found))
     progress(text, 1, 1)
 

@@ -1,4 +1,4 @@
-"""Searches on the calibration images: which layer costs how much in INT8, and which to mend."""
+"""Searches on the calibration images: which layer costs how much in INT8, and which to override."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vitdeploy.data.folder import Sample
 from vitdeploy.graph.io import load_graph
 from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.stages.files import read_json, write_json
-from vitdeploy.pipeline.stages.score import float_yardstick
+from vitdeploy.pipeline.stages.score import float_reference_outputs
 from vitdeploy.quantize.statistics import load_statistics
 from vitdeploy.report.html import render_sensitivity
 from vitdeploy.search.latency import load_table, measure_latencies
@@ -58,7 +58,7 @@ def find_mixed(
     progress: Progress = silent,
     table: Path | None = None,
 ) -> Mixed:
-    """Writes sensitivity.json, latency.json (measured here, unless `table` is given) and mixed.json, the mends.
+    """Writes sensitivity.json, latency.json (measured here, unless `table` is given) and mixed.json, the overrides.
 
     Raises:
         MissingFileError, InputError, TargetError: `table` is not there, or not of this device and target.
@@ -88,7 +88,7 @@ def _trials(
 ) -> Iterator[Trials]:
     """On all samples the questions about all layers at once, on the first of them those about single layers."""
     progress("open the layers", 0, 1)
-    model, known, whole = load_graph(graph), load_statistics(statistics), float_yardstick(graph, samples)
+    model, known, whole = load_graph(graph), load_statistics(statistics), float_reference_outputs(graph, samples)
     few = whole.first(IMAGES)
     with opened(model, known, config.target, few, config.ignore, whole, config.weight_bits) as trials:
         progress("open the layers", 1, 1)

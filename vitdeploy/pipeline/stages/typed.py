@@ -32,7 +32,7 @@ from vitdeploy.quantize.half import HalfPlan, lift_masks, plan_half
 from vitdeploy.quantize.placement import choose, ignored, place, shape
 from vitdeploy.quantize.prepare import prepare, widened
 from vitdeploy.quantize.statistics import Statistics, load_statistics
-from vitdeploy.search.spared import spared_layers
+from vitdeploy.search.high_precision import high_precision_layers
 from vitdeploy.spec import Precision, PreprocessSpec, WeightBits
 
 # Scales of Q/DQ may be float16 from this opset on, and FP8 is there.
@@ -66,7 +66,7 @@ def place_typed(
     progress: Progress = silent,
 ) -> dict[str, Any]:
     """Writes the graph with its types under its own file name, and placement.json. What is in 8 bits has the rest in
-    float16; of INT8, the layers that cost most for what they save (see `spared_layers`), with sensitivity.json.
+    float16; of INT8, the layers that cost most for what they save (see `high_precision_layers`), with sensitivity.json.
 
     Args:
         statistics: of the inputs of layers, for INT8 and FP8.
@@ -88,12 +88,12 @@ def place_typed(
     placed: dict[str, Any] = {"target": config.target, "int8": (), "float": {}}
     if eight:
         assert statistics is not None
-        spared: list[str] = []
+        kept_float: list[str] = []
         if config.precision == "int8":
             asked = SearchConfig(config.target, config.ignore)
             costs = find_sensitivity(asked, graph, statistics, samples, out, progress)
-            spared = spared_layers(load_graph(graph), costs)
-        placed = _place(model, config, load_statistics(statistics), plan, spared)
+            kept_float = high_precision_layers(load_graph(graph), costs)
+        placed = _place(model, config, load_statistics(statistics), plan, kept_float)
     placed["half"] = _write_types(model, half, plan, images, progress)
     bits: WeightBits | None = 8 if config.precision == "int8" else None
     set_metadata(model, replace(metadata, target=config.target, precision=config.precision, weight_bits=bits))
@@ -107,18 +107,18 @@ def half_of(precision: Precision) -> Half:
 
 
 def _place(
-    model: ir.Model, config: PlaceConfig, known: dict[str, Statistics], plan: HalfPlan, spared: Sequence[str]
+    model: ir.Model, config: PlaceConfig, known: dict[str, Statistics], plan: HalfPlan, kept_float: Sequence[str]
 ) -> dict[str, Any]:
-    """INT8 or FP8 in all layers but those that stay in float32, or are spared."""
-    islands = [linear.name for linear in find_linears(model) if str(linear.node.name) in plan.islands]
-    ignore = (*config.ignore, *map(glob.escape, (*islands, *spared)))
+    """INT8 or FP8 in all layers but those that stay in float32, or are kept in high precision."""
+    float_fallback = [linear.name for linear in find_linears(model) if str(linear.node.name) in plan.float_fallback]
+    ignore = (*config.ignore, *map(glob.escape, (*float_fallback, *kept_float)))
     if config.precision == "fp8":
         ranges = {name: range_of(found) for name, found in widened(known).items()}
         return {**asdict(place(model, ranges, config.target, ignore, fp8=True)), "folds": [], "hidden": []}
     shape(model, config.target, ignore)
     prepared = prepare(model, known, choose(model, config.target, ignore).int8, config.target)
     placed = asdict(place(model, prepared.ranges, config.target, ignore, prepared.weights))
-    placed["float"] |= dict.fromkeys(spared, "its INT8 costs more answers than its share of the products")
+    placed["float"] |= dict.fromkeys(kept_float, "its INT8 costs more answers than its share of the products")
     placed["folds"] = [{**asdict(fold), "what": fold.what} for fold in prepared.folds]
     placed["hidden"] = [{**asdict(each), "what": each.what} for each in prepared.hidden]
     return placed
@@ -133,13 +133,13 @@ def _prepare_types(model: ir.Model, half: Half, images: Images, ignore: Sequence
     plan = plan_half(model, _extremes(model, images, "range pass", progress).largest(), half)
     nodes = {linear.name: str(linear.node.name) for linear in find_linears(model)}
     asked = {nodes[name]: "ignored on request" for name in ignored(list(nodes), ignore)}
-    return replace(plan, islands={**plan.islands, **asked})
+    return replace(plan, float_fallback={**plan.float_fallback, **asked})
 
 
 def _write_types(model: ir.Model, half: Half, plan: HalfPlan, images: Images, progress: Progress) -> dict[str, Any]:
     """Write the types into the graph, in place, and evaluate it with them on all images. Returns what placement.json
     says of them."""
-    type_graph(model, half, plan.islands)
+    type_graph(model, half, plan.float_fallback)
     text = {"fp16": "float16", "bf16": "bfloat16"}[half]
     lost = _extremes(emulate(model), images, f"evaluate with {text} storage", progress, text).lost()
     underflow = {name: share for name, share in sorted(lost.items(), key=lambda row: -row[1]) if share > UNDERFLOW}
@@ -164,6 +164,6 @@ def _census(model: ir.Model, plan: HalfPlan) -> dict[str, Any]:
         macs[kind] += node_multiplications(model, node) or 0
     names = {str(node.name) for node in model.graph if touches_floats(node) and node.op_type != "Cast"}
     return {
-        "float32": {name: plan.islands[name] for name in plan.islands if name in names},
+        "float32": {name: plan.float_fallback[name] for name in plan.float_fallback if name in names},
         "macs": {kind: macs[kind] for kind in ("half", "float32")},
     }

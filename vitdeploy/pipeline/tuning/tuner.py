@@ -147,7 +147,7 @@ class Tuner:
 
     def _further(self, targets: Sequence[str]) -> Iterator[Variant]:
         """What is tried beyond plain float and INT8: first as many rows as are fastest, which changes no answer; then
-        what is to mend INT8 where it needs that, for without it nothing else is of use; then what makes it faster."""
+        what is to fix INT8 where it needs that, for without it nothing else is of use; then what makes it faster."""
         plain = {each.variant.target: each for each in self.made if each.variant.precision == "int8"}
         for target in plain:
             yield from self._aligned(target)

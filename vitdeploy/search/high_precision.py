@@ -12,7 +12,7 @@ from vitdeploy.search.sensitivity import Sensitivity
 SHARE = 0.1
 
 
-def spared_layers(model: ir.Model, costs: Sensitivity) -> list[str]:
+def high_precision_layers(model: ir.Model, costs: Sensitivity) -> list[str]:
     """The layers that cost most for their products, up to `SHARE` of all products; none whose share of the costs is not
     above its share of the products.
 
@@ -20,7 +20,7 @@ def spared_layers(model: ir.Model, costs: Sensitivity) -> list[str]:
         model: the float graph that the costs are of.
     """
     products = {linear.name: multiplications(model, linear) or 0 for linear in find_linears(model)}
-    total, taken, spared = max(sum(products.values()), 1), 0, []
+    total, taken, kept_float = max(sum(products.values()), 1), 0, []
     by_price = sorted(costs.layers, key=lambda each: each.cost.share / max(products[each.cost.name], 1), reverse=True)
     for each in by_price:
         name = each.cost.name
@@ -28,5 +28,5 @@ def spared_layers(model: ir.Model, costs: Sensitivity) -> list[str]:
             break
         if taken + products[name] <= SHARE * total:
             taken += products[name]
-            spared.append(name)
-    return spared
+            kept_float.append(name)
+    return kept_float

@@ -1,10 +1,10 @@
 """Which layers INT8 spares for TensorRT: those that cost most for their products, and only so many."""
 
 from tests.graph.small_graphs import Builder
+from vitdeploy.search.high_precision import SHARE, high_precision_layers
 from vitdeploy.search.sensitivity import Cost, Guilt, Sensitivity
-from vitdeploy.search.spared import SHARE, spared_layers
 
-WIDTHS = {"small": 2, "guilty": 8, "large": 100, "harmless": 20, "other": 70}
+WIDTHS = {"small": 2, "sensitive": 8, "large": 100, "harmless": 20, "other": 70}
 
 
 def costs(**shares):
@@ -22,11 +22,11 @@ def model():
 
 
 def test_the_dearest_by_product_are_spared_and_no_more_than_a_tenth():
-    found = spared_layers(model(), costs(small=0.1, guilty=0.3, large=0.55, harmless=0.02, other=0.03))
-    assert found == ["small", "guilty"]  # the large one costs more than its share, and is half of all products
-    assert (WIDTHS["small"] + WIDTHS["guilty"]) / sum(WIDTHS.values()) <= SHARE
+    found = high_precision_layers(model(), costs(small=0.1, sensitive=0.3, large=0.55, harmless=0.02, other=0.03))
+    assert found == ["small", "sensitive"]  # the large one costs more than its share, and is half of all products
+    assert (WIDTHS["small"] + WIDTHS["sensitive"]) / sum(WIDTHS.values()) <= SHARE
 
 
 def test_where_all_cost_alike_none_is():
     total = sum(WIDTHS.values())
-    assert spared_layers(model(), costs(**{name: width / total for name, width in WIDTHS.items()})) == []
+    assert high_precision_layers(model(), costs(**{name: width / total for name, width in WIDTHS.items()})) == []

@@ -5,7 +5,7 @@ import math
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitdeploy.search.jump import gain, largest_rises
+from vitdeploy.search.interval_search import gain, largest_increases
 
 SHARE = 0.25
 
@@ -23,7 +23,7 @@ class Line:
         return self.values[position]
 
     def rises(self, share=SHARE):
-        return largest_rises(self, len(self.values) - 1, first=self.values[0], total=self.values[-1], share=share)
+        return largest_increases(self, len(self.values) - 1, first=self.values[0], total=self.values[-1], share=share)
 
 
 def line_of(steps):
@@ -55,20 +55,20 @@ def test_of_a_line_that_never_falls_the_steepest_step_is_found_or_none_has_the_s
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 300), st.data())
 def test_one_step_that_has_it_all_takes_no_more_than_the_logarithm(count, data):
-    guilty = data.draw(st.integers(0, count - 1))
-    line = line_of([1.0 if i == guilty else 1e-6 for i in range(count)])
+    most_sensitive = data.draw(st.integers(0, count - 1))
+    line = line_of([1.0 if i == most_sensitive else 1e-6 for i in range(count)])
     rise = line.rises()[0]
-    assert (rise.low, rise.high) == (guilty, guilty + 1)
+    assert (rise.low, rise.high) == (most_sensitive, most_sensitive + 1)
     assert len(line.asked) <= math.ceil(math.log2(count))
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.integers(1, 300), st.data())
 def test_the_first_place_without_bounds_is_found(count, data):
-    guilty = data.draw(st.integers(0, count - 1))
-    line = Line([0.1 * i if i <= guilty else math.inf for i in range(count + 1)])
+    most_sensitive = data.draw(st.integers(0, count - 1))
+    line = Line([0.1 * i if i <= most_sensitive else math.inf for i in range(count + 1)])
     rise = line.rises()[0]
-    assert (rise.low, rise.high, rise.gain) == (guilty, guilty + 1, math.inf)
+    assert (rise.low, rise.high, rise.gain) == (most_sensitive, most_sensitive + 1, math.inf)
     assert len(line.asked) <= math.ceil(math.log2(count))
 
 
@@ -85,12 +85,12 @@ def test_a_line_that_also_falls_ends_and_what_is_said_was_measured(steps):
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.booleans(), min_size=3, max_size=40), st.data())
 def test_places_that_cannot_be_measured_are_left_out(measurable, data):
-    guilty = data.draw(st.integers(0, len(measurable) - 2))
-    values = [0.0 if i <= guilty else 1.0 for i in range(len(measurable))]
+    most_sensitive = data.draw(st.integers(0, len(measurable) - 2))
+    values = [0.0 if i <= most_sensitive else 1.0 for i in range(len(measurable))]
     inner = [value if able else None for value, able in zip(values[1:-1], measurable[1:-1], strict=True)]
     rise = Line([values[0], *inner, values[-1]]).rises()[0]
     assert rise.gain == 1
-    assert rise.low <= guilty < rise.high
+    assert rise.low <= most_sensitive < rise.high
     assert not any(measurable[rise.low + 1 : rise.high])
 
 

@@ -1,4 +1,4 @@
-"""Channels that reach far beyond all others, between two linears with an activation in between: dealt to copies.
+"""Channels that reach far beyond all others, between two linears with an activation in between: split into copies.
 
 A channel x_j that reaches m times as far as the range that the others need is quantized m times, as x_j / m with m
 offsets that lie evenly within one step. The sum of the codes is then that of x_j itself, unclipped, on the common step:
@@ -36,7 +36,7 @@ MOST, ALIGNED = 1 / 16, 16
 
 
 @dataclass(frozen=True)
-class Worth:
+class GainThreshold:
     """What a Mul behind the activation, and the copies with an Add and some columns more, must at least divide the
     expected error by, as they cost time: how much is the target's."""
 
@@ -45,13 +45,13 @@ class Worth:
 
 
 # Where any gain is worth the operators.
-EAGER = Worth(1.0, 1.0)
+ANY_GAIN = GainThreshold(1.0, 1.0)
 
 
 @dataclass(frozen=True)
 class Hidden:
     """What was done to the input channels of `layer`: SmoothQuant's exponent (None: no scale), and the channels that
-    were dealt to how many copies each. `gain`: the expected squared error before, over that after."""
+    were split into how many copies each. `gain`: the expected squared error before, over that after."""
 
     layer: str
     alpha: float | None
@@ -61,12 +61,12 @@ class Hidden:
     @property
     def what(self) -> str:
         words = [f"hidden channels scaled, exponent {self.alpha:g}"] if self.alpha is not None else []
-        dealt = f"{len(self.copies)} hidden channels dealt to {sum(self.copies.values())} copies"
-        return ", ".join(words + ([dealt] if self.copies else []))
+        split_already = f"{len(self.copies)} hidden channels split into {sum(self.copies.values())} copies"
+        return ", ".join(words + ([split_already] if self.copies else []))
 
 
 @dataclass(frozen=True)
-class Deal:
+class ChannelSplit:
     """What a linear reads instead of x: x[source] / (scale * shares) + offsets, with its weight W as
     (scale W)[source].
 
@@ -100,11 +100,11 @@ def smooth_hidden(
     model: ir.Model,
     statistics: Mapping[str, Statistics],
     layers: Collection[str],
-    worth: Worth,
-    eager: Collection[str] = (),
+    threshold: GainThreshold,
+    any_gain: Collection[str] = (),
     bits: WeightBits = 8,
 ) -> tuple[dict[str, Statistics], list[Hidden]]:
-    """Scale the channels between two linears, and deal outliers to copies, wherever that is worth the operators.
+    """Scale the channels between two linears, and split outliers to copies, wherever that is worth the operators.
 
     The model is changed in place; exact up to rounding. Returns the statistics of the model as it is now.
 
@@ -120,17 +120,19 @@ def smooth_hidden(
         first = hidden_first(editor, second) if second.name in layers else None
         if found is None or first is None:
             continue
-        deal = best_deal(found, second, EAGER if second.name in eager else worth, bits)
-        if deal is None:
+        split = best_split(found, second, ANY_GAIN if second.name in any_gain else threshold, bits)
+        if split is None:
             continue
         known.pop(str(second.input.name))
-        known[str(_write(editor, first, second, deal).name)] = deal.found
-        done.append(Hidden(second.name, deal.alpha, deal.copies, deal.gain))
+        known[str(_write(editor, first, second, split).name)] = split.found
+        done.append(Hidden(second.name, split.alpha, split.copies, split.gain))
     return known, done
 
 
-def best_deal(found: Statistics, second: Linear, worth: Worth, bits: WeightBits = 8) -> Deal | None:
-    """The deal of the least expected error at the outputs of `second`; None where none is worth its operators.
+def best_split(
+    found: Statistics, second: Linear, threshold: GainThreshold, bits: WeightBits = 8
+) -> ChannelSplit | None:
+    """The split of the least expected error at the outputs of `second`; None where none is worth its operators.
 
     Args:
         found: of what `second` reads now.
@@ -149,21 +151,21 @@ def best_deal(found: Statistics, second: Linear, worth: Worth, bits: WeightBits 
     both = _with_copies(light, second, scale, bits)
     candidates = [
         (before, None, ones, None),
-        (error * worth.scale, alpha, scale, None),
-        (plain[0] * worth.copies, None, ones, plain[1]),
-        (both[0] * worth.copies, alpha, scale, both[1]),
+        (error * threshold.scale, alpha, scale, None),
+        (plain[0] * threshold.copies, None, ones, plain[1]),
+        (both[0] * threshold.copies, alpha, scale, both[1]),
     ]
     _, alpha, scale, copies = min(candidates, key=lambda each: each[0])
     if copies is None and alpha is None:
         return None
     copies = np.ones(len(scale), np.int64) if copies is None else copies
     scaled = found.moved(zeros, scale)
-    source, shares, moved = _dealt(scaled, copies)
+    source, shares, moved = _split_channels(scaled, copies)
     step = step_of(range_of(moved))
     offsets = (_places(copies) - 0.5 + 0.5 / shares) * step
     after = expected_error(scaled, [scale[:, None] * second.weight], step, bits)
     moved = moved.moved(-offsets, np.ones(len(source)))
-    return Deal(alpha, scale, source, shares, offsets, moved, before / after)
+    return ChannelSplit(alpha, scale, source, shares, offsets, moved, before / after)
 
 
 def _with_copies(
@@ -172,11 +174,11 @@ def _with_copies(
     """(the expected error, the copies of each channel) of x / scale."""
     scaled = found.moved(np.zeros(len(scale)), scale)
     copies = _copies(np.maximum(np.abs(scaled.low), np.abs(scaled.high)))
-    step = step_of(range_of(_dealt(scaled, copies)[2]))
+    step = step_of(range_of(_split_channels(scaled, copies)[2]))
     return expected_error(scaled, [scale[:, None] * second.weight], step, bits), copies
 
 
-def _dealt(
+def _split_channels(
     scaled: Statistics, copies: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], Statistics]:
     """Of all copies: the channel that each is of, among how many, and the statistics of its share."""
@@ -218,19 +220,19 @@ def _places(copies: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     return np.concatenate([np.arange(m) / m for m in copies])
 
 
-def _write(editor: Editor, first: Linear, second: Linear, deal: Deal) -> ir.Value:
+def _write(editor: Editor, first: Linear, second: Linear, split: ChannelSplit) -> ir.Value:
     """Copy the columns and rows of the two layers, and scale them; returns what the second one reads now."""
-    source = deal.source
-    if len(source) > len(deal.scale):
+    source = split.source
+    if len(source) > len(split.scale):
         editor.set_linear(first, first.weight[:, source], None if first.bias is None else first.bias[source])
         for value in (first.node.outputs[0], first.output, second.input):
             if value.shape is not None:
                 value.shape = ir.Shape([*list(value.shape)[:-1], len(source)])
     value, shape, name = second.input, second.input.shape, f"{second.name}.hidden"
-    for operator, constant in (("Mul", deal.factor), ("Add", deal.offsets)):
+    for operator, constant in (("Mul", split.factor), ("Add", split.offsets)):
         if operator == "Mul" or constant.any():
             vector = editor.constant(constant.astype(np.float32), f"{name}.{operator.lower()}")
             [value] = editor.node(second.node, operator, [value, vector], name, shape)
     second.node.replace_input_with(0, value)
-    editor.set_linear(second, deal.weight(second.weight))
+    editor.set_linear(second, split.weight(second.weight))
     return value

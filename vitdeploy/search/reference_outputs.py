@@ -18,7 +18,7 @@ from vitdeploy.spec import PreprocessSpec, Task
 from vitdeploy.verify.agreement import kl_divergence
 
 
-class Yardstick:
+class ReferenceOutputs:
     """Some images, what the float graph answers to them, and the distance of other answers from these."""
 
     def __init__(
@@ -34,7 +34,7 @@ class Yardstick:
         self.pixels, self.preprocess, self.task, self.batch = pixels, preprocess, task, batch
         self.answers = self.ask(runner)
 
-    def first(self, count: int) -> Yardstick:
+    def first(self, count: int) -> ReferenceOutputs:
         """Of the first images alone."""
         some = copy.copy(self)
         some.pixels = self.pixels[:count]

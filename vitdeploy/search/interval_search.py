@@ -17,7 +17,7 @@ class Rise:
     gain: float
 
 
-def largest_rises(
+def largest_increases(
     measure: Callable[[int], float | None], last: int, *, first: float, total: float, share: float
 ) -> list[Rise]:
     """The line from 0 to `last` in pieces, the one with the largest gain first.

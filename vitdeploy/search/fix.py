@@ -1,4 +1,4 @@
-"""What would mend an error that bisection found, tried on the same images before it is proposed."""
+"""What would fix an error that bisection found, tried on the same images before it is proposed."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from vitdeploy.quantize.statistics import Statistics
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.weight_bits import bits_for, bits_of
 from vitdeploy.search.bisect import Bisection
-from vitdeploy.search.jump import gain
+from vitdeploy.search.interval_search import gain
 from vitdeploy.search.splice import Splice
 from vitdeploy.search.trial import answers_of
 from vitdeploy.spec import EngineSpec, Precision, WeightBits
 
-# A mend takes at least this much of what it is to mend.
+# A fix takes at least this much of what it is to fix.
 ENOUGH = 0.5
 
 
 @dataclass(frozen=True)
-class Mend:
+class Fix:
     """`kind`: "quantize" the float graph again as this version does, with `ignore` left in float; or "compile" it in
-    FP32. `after` is the distance then; `enough` says whether that mends the part that was found."""
+    FP32. `after` is the distance then; `enough` says whether that fixes the part that was found."""
 
     kind: Literal["quantize", "compile"]
     ignore: tuple[str, ...]
@@ -42,13 +42,14 @@ class Mend:
     enough: bool
 
 
-def find_mend(found: Bisection, splice: Splice) -> Mend | None:
-    """The mend that costs least speed of those that help enough, or else the one that helps most; None where nothing
+def find_fix(found: Bisection, splice: Splice) -> Fix | None:
+    """The fix that costs least speed of those that help enough, or else the one that helps most; None where nothing
     stands out. Each that is tried is one more run.
 
-    An INT8 engine: first the float graph is quantized again, on the images of the yardstick; then the guilty layers
-    are left in float, those with a guilty input as they are in this engine. Any other engine is compiled in FP32."""
-    culprit = found.guilty
+    An INT8 engine: first the float graph is quantized again, on the images of the reference outputs; then the layers of
+    the culprit are left in float, those that read it as they are in this engine. Any other engine is compiled in FP32.
+    """
+    culprit = found.located
     if culprit is None:
         return None
     if culprit.kind == "node":
@@ -61,17 +62,17 @@ def find_mend(found: Bisection, splice: Splice) -> Mend | None:
         after = splice.distance(floats=culprit.tensors)
     else:
         after = _asked(splice, _quantized(splice, statistics, culprit.layers))
-    return min(again, _judged("quantize", culprit.layers, after, found), key=lambda mend: mend.after)
+    return min(again, _judged("quantize", culprit.layers, after, found), key=lambda fix: fix.after)
 
 
-def mended_bits(engine: EngineSpec) -> WeightBits:
-    """Of the weights that a mend makes: those of the engine, or fewer where these saturate here."""
+def fixed_bits(engine: EngineSpec) -> WeightBits:
+    """Of the weights that a fix makes: those of the engine, or fewer where these saturate here."""
     return min(bits_of(engine) or 8, bits_for(describe_host()["isa"]))
 
 
-def _judged(kind: Literal["quantize", "compile"], ignore: Sequence[str], after: float, found: Bisection) -> Mend:
+def _judged(kind: Literal["quantize", "compile"], ignore: Sequence[str], after: float, found: Bisection) -> Fix:
     enough = gain(after, found.distance) >= ENOUGH * found.parts[0].share * found.distance
-    return Mend(kind, tuple(ignore), found.distance, after, enough)
+    return Fix(kind, tuple(ignore), found.distance, after, enough)
 
 
 def _asked(splice: Splice, model: ir.Model) -> float:
@@ -79,18 +80,18 @@ def _asked(splice: Splice, model: ir.Model) -> float:
     precision: Precision = "int8" if count_int8(model) else "fp32"
     splice.count()
     try:
-        answers = answers_of(model, splice.engine.target, precision, splice.yardstick)
+        answers = answers_of(model, splice.engine.target, precision, splice.reference_outputs)
     except HostError:  # what was found stays true
         return math.inf
     return splice.mean_distance(answers)
 
 
 def _observed(splice: Splice) -> dict[str, Statistics]:
-    pixels, batch = splice.yardstick.pixels, splice.yardstick.batch
+    pixels, batch = splice.reference_outputs.pixels, splice.reference_outputs.batch
     batches = (pixels[np.arange(i, i + batch) % len(pixels)] for i in range(0, len(pixels), batch))
     model = splice.graph.clone()
     separate_scores(model)  # as calibration does
-    return observe(model, batches, splice.yardstick.preprocess)
+    return observe(model, batches, splice.reference_outputs.preprocess)
 
 
 def _quantized(splice: Splice, statistics: dict[str, Statistics], ignore: Sequence[str]) -> ir.Model:
@@ -98,7 +99,7 @@ def _quantized(splice: Splice, statistics: dict[str, Statistics], ignore: Sequen
     model, target = splice.graph.clone(), splice.engine.target
     shape(model, target, ignore)
     layers = choose(model, target, ignore).int8
-    prepared = prepare(model, statistics, layers, target, bits=mended_bits(splice.engine))
+    prepared = prepare(model, statistics, layers, target, bits=fixed_bits(splice.engine))
     place(model, prepared.ranges, target, ignore, prepared.weights)
     drop_unused(model)
     return model

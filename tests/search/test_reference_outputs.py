@@ -12,8 +12,8 @@ from vitdeploy.quantize.observers import observe
 from vitdeploy.quantize.placement import choose, place, shape
 from vitdeploy.quantize.prepare import prepare
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.search.reference_outputs import ReferenceOutputs
 from vitdeploy.search.trial import answers_of
-from vitdeploy.search.yardstick import Yardstick
 from vitdeploy.spec import PreprocessSpec
 
 IMAGES = 10
@@ -28,31 +28,31 @@ def pixels(digits):
 
 
 @pytest.fixture(scope="module")
-def yardstick(small_export, pixels):
+def reference_outputs(small_export, pixels):
     with OnnxRuntimeRunner(small_export / "model.onnx", name="float") as runner:
-        return Yardstick(runner, pixels, PREPROCESS, "classification", batch=4)
+        return ReferenceOutputs(runner, pixels, PREPROCESS, "classification", batch=4)
 
 
-def test_answers_are_those_of_all_images_at_once(small_export, yardstick, pixels):
+def test_answers_are_those_of_all_images_at_once(small_export, reference_outputs, pixels):
     with OnnxRuntimeRunner(small_export / "model.onnx", name="float") as runner:
         [tensor] = runner.inputs
         at_once = runner.infer({tensor.name: pixels})
-    assert len(pixels) % yardstick.batch
+    assert len(pixels) % reference_outputs.batch
     for name, wanted in at_once.items():
-        np.testing.assert_allclose(yardstick.answers[name], wanted, atol=1e-5)
+        np.testing.assert_allclose(reference_outputs.answers[name], wanted, atol=1e-5)
 
 
-def test_distance_of_a_classifier_is_the_kl_divergence_that_scipy_computes(yardstick):
-    [(name, logits)] = yardstick.answers.items()
+def test_distance_of_a_classifier_is_the_kl_divergence_that_scipy_computes(reference_outputs):
+    [(name, logits)] = reference_outputs.answers.items()
     other = logits + np.random.default_rng(0).normal(size=logits.shape)
     p, q = (scipy.special.softmax(each.astype(np.float64), axis=1) for each in (logits, other))
-    np.testing.assert_allclose(yardstick.distance({name: other}), scipy.stats.entropy(p, q, axis=1), rtol=1e-6)
-    assert yardstick.distance(yardstick.answers).max() < 1e-12
+    np.testing.assert_allclose(reference_outputs.distance({name: other}), scipy.stats.entropy(p, q, axis=1), rtol=1e-6)
+    assert reference_outputs.distance(reference_outputs.answers).max() < 1e-12
 
 
 def test_distance_of_another_task_is_the_share_of_wrong_power_and_ignores_integers(small_export, pixels):
     with OnnxRuntimeRunner(small_export / "model.onnx", name="float") as runner:
-        found = Yardstick(runner, pixels, PREPROCESS, "features", batch=4)
+        found = ReferenceOutputs(runner, pixels, PREPROCESS, "features", batch=4)
     [(name, wanted)] = found.answers.items()
     found.answers["labels"] = np.zeros((IMAGES, 3), np.int64)
     answers = {name: wanted * 1.5, "labels": np.ones((IMAGES, 3), np.int64)}
@@ -60,13 +60,13 @@ def test_distance_of_another_task_is_the_share_of_wrong_power_and_ignores_intege
 
 
 @pytest.mark.parametrize("target", ["openvino-cpu", "onnxruntime-cpu"])
-def test_a_try_answers_as_float_and_nearly_so_in_int8(small_export, yardstick, pixels, target):
+def test_a_try_answers_as_float_and_nearly_so_in_int8(small_export, reference_outputs, pixels, target):
     model = load_graph(small_export / "model.onnx")
     assert get_metadata(model, "it").task == "classification"
-    assert yardstick.distance(answers_of(model, target, "fp32", yardstick)).max() < 1e-9
+    assert reference_outputs.distance(answers_of(model, target, "fp32", reference_outputs)).max() < 1e-9
     shape(model, target)
     prepared = prepare(model, observe(model, [pixels], PREPROCESS), choose(model, target).int8, target)
     place(model, prepared.ranges, target, weights=prepared.weights)
-    distance = yardstick.distance(answers_of(model, target, "int8", yardstick))
+    distance = reference_outputs.distance(answers_of(model, target, "int8", reference_outputs))
     assert distance.min() > 0
     assert distance.max() < 0.05
