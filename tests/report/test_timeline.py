@@ -49,7 +49,7 @@ def test_drift_and_a_single_slow_block_are_told_in_words():
 
 def test_two_artifacts_have_no_common_line_and_one_process_no_mark():
     plot = plots_of(bench(NAMES[:2], ("single",), processes=1))["Timeline"]
-    assert "mean of all" not in plot.caption and "again" not in plot.caption
+    assert "mean of all" not in plot.caption and "started again" not in plot.caption
     assert "process" not in plot.wide
 
 
