@@ -19,19 +19,19 @@ CHILD = "--child"
 def child(name: str) -> None:
     """Prints the weights' bytes, the peak after the imports and at the end (kB), the seconds, the graph's bytes."""
     from vitdeploy.models.source import Source
-    from vitdeploy.pipeline.origin import find_origin
+    from vitdeploy.pipeline.reference_model import find_reference_model
     from vitdeploy.pipeline.stages.export import ExportConfig, export
 
     idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder)
-        origin = find_origin(Source(model=name))
-        facts = export(origin, ExportConfig(name, 20, None, True), out)
+        reference_model = find_reference_model(Source(model=name))
+        facts = export(reference_model, ExportConfig(name, 20, None, True), out)
         size = sum(path.stat().st_size for path in out.iterdir())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     worst = max(row["max_relative_difference"] for row in facts["parity"])
-    print(4 * origin.parameters, 1024 * idle, 1024 * peak, time.perf_counter() - start, size, worst)
+    print(4 * reference_model.parameters, 1024 * idle, 1024 * peak, time.perf_counter() - start, size, worst)
 
 
 def main() -> None:

@@ -28,8 +28,8 @@ SEQUENCE_MODEL = "transformer_w32e2d2h4_v13_l20"
 # Files that take longest, longest first: started last, one would run on alone when all others are done.
 LONGEST = (
     *("test_tasks.py", "test_digits.py", "test_readme.py", "test_kill.py", "test_real_weights.py", "test_tune.py"),
-    *("test_bad_input.py", "test_verbs.py", "test_vit_export.py", "test_web.py", "test_sizes.py", "test_whole_line.py"),
-    *("test_modules.py", "test_foreign_modules.py", "test_ssh.py", "test_sweep.py", "test_sabotaged.py"),
+    *("test_bad_input.py", "test_verbs.py", "test_vit_export.py", "test_web.py", "test_sizes.py", "test_whole_pipeline.py"),
+    *("test_modules.py", "test_external_modules.py", "test_ssh.py", "test_sweep.py", "test_sabotaged.py"),
     *("test_compile.py", "test_export.py", "test_detr_export.py", "test_bisect.py"),
 )
 
@@ -135,14 +135,14 @@ def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_export(tmp_path_factory: pytest.TempPathFactory, small_checkpoint: Path) -> Path:
     """A folder with SMALL_MODEL's model.onnx (opset 20, dynamic batch, uint8 NHWC in) and export.json."""
     from vitdeploy.models.source import Source
-    from vitdeploy.pipeline.origin import Overrides, find_origin
+    from vitdeploy.pipeline.reference_model import Overrides, find_reference_model
     from vitdeploy.pipeline.stages.export import ExportConfig, export
     from vitdeploy.spec import PreprocessSpec
 
     out = tmp_path_factory.mktemp("export")
     preprocess = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))
-    origin = find_origin(Source(SMALL_MODEL, small_checkpoint), Overrides(preprocess))
-    export(origin, ExportConfig("small", opset=20, batch=None, in_graph=True), out)
+    reference_model = find_reference_model(Source(SMALL_MODEL, small_checkpoint), Overrides(preprocess))
+    export(reference_model, ExportConfig("small", opset=20, batch=None, in_graph=True), out)
     return out
 
 
@@ -181,7 +181,7 @@ def sequence_export(tmp_path_factory: pytest.TempPathFactory, sequence_source: S
     """A folder with its encoder.onnx, decoder_step.onnx (opset 18) and export.json; one for all processes of tests."""
     from filelock import FileLock  # PyTorch depends on it
 
-    from vitdeploy.pipeline.origin import find_origin
+    from vitdeploy.pipeline.reference_model import find_reference_model
     from vitdeploy.pipeline.stages.export import ExportConfig, export
 
     work = tmp_path_factory.mktemp("sequence")
@@ -190,7 +190,11 @@ def sequence_export(tmp_path_factory: pytest.TempPathFactory, sequence_source: S
         out = tmp_path_factory.getbasetemp().parent / out.name
     with FileLock(out.with_suffix(".lock")):
         if not out.exists():
-            export(find_origin(sequence_source), ExportConfig("reverse", opset=18, batch=None, in_graph=True), work)
+            export(
+                find_reference_model(sequence_source),
+                ExportConfig("reverse", opset=18, batch=None, in_graph=True),
+                work,
+            )
             work.rename(out)
     return out
 

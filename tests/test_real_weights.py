@@ -12,8 +12,8 @@ import pytest
 from tests.parity import ENGINES, PHOTOGRAPHS, engine_runner
 from vitdeploy.data.folder import split
 from vitdeploy.models.reference import TorchRunner
-from vitdeploy.models.source import Source, load_original
-from vitdeploy.pipeline.origin import find_origin
+from vitdeploy.models.source import Source, load_model
+from vitdeploy.pipeline.reference_model import find_reference_model
 from vitdeploy.pipeline.stages.export import ExportConfig, export
 from vitdeploy.runtime.preprocess import load_image
 from vitdeploy.verify.agreement import compare
@@ -33,7 +33,7 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def original():
-    return load_original(Source(MODEL, CHECKPOINT))
+    return load_model(Source(MODEL, CHECKPOINT))
 
 
 @pytest.fixture(scope="module")
@@ -45,12 +45,12 @@ def parts():
 def answers(tmp_path_factory, original, parts):
     """Logits of 64 photographs by the PyTorch model ("original"), and by the exported graph on each engine."""
     out = tmp_path_factory.mktemp("vit_tiny")
-    origin = find_origin(Source(MODEL, CHECKPOINT))
-    export(origin, ExportConfig("vit-tiny", opset=20, batch=None, in_graph=True), out)
-    images = [load_image(sample.path, origin.images) for sample in parts.evaluation]
+    reference_model = find_reference_model(Source(MODEL, CHECKPOINT))
+    export(reference_model, ExportConfig("vit-tiny", opset=20, batch=None, in_graph=True), out)
+    images = [load_image(sample.path, reference_model.images) for sample in parts.evaluation]
     runners = {engine: engine_runner(engine, out / "model.onnx", batch=8) for engine in ENGINES}
     return {
-        name: collect(runner, images, origin.images).stacked("logits")
+        name: collect(runner, images, reference_model.images).stacked("logits")
         for name, runner in {"original": TorchRunner(original), **runners}.items()
     }
 
@@ -66,7 +66,7 @@ def test_the_checkpoint_is_what_its_name_says(original):
 
 
 def test_the_file_alone_says_the_same(original):
-    alone = load_original(Source(checkpoint=CHECKPOINT))
+    alone = load_model(Source(checkpoint=CHECKPOINT))
     assert alone.signature == original.signature
     assert alone.preprocess == original.preprocess
     assert alone.module.state_dict().keys() == original.module.state_dict().keys()

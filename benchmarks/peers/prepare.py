@@ -70,13 +70,13 @@ def work(payload: Payload) -> Payload:
     out.mkdir(parents=True, exist_ok=True)
     accuracy = bool(payload["model"]["checkpoint"])
     job = job_of(payload["model"], evaluation="all" if accuracy else 1)
-    export(job.origin, job.recipe.to_export(), out)
+    export(job.reference_model, job.recipe.to_export(), out)
     _save(out / "calibration", job.data.calibration, job)
     if accuracy:
         _save(out / "evaluation", job.data.evaluation, job)
     return {
-        "preprocess": encode(job.origin.images),
-        "parameters": job.origin.parameters,
+        "preprocess": encode(job.reference_model.images),
+        "parameters": job.reference_model.parameters,
         "calibration_images": len(job.data.calibration),
         "evaluation_images": len(job.data.evaluation) if accuracy else 0,
         "export_sha256": sha256(out / MODEL_FILE),
@@ -87,7 +87,7 @@ def work(payload: Payload) -> Payload:
 
 def _save(stem: Path, samples: list[Sample], job: Job) -> None:
     """<stem>.npy, uint8 [n, height, width, channels]; and <stem>_labels.npy, int64 [n], where there are labels."""
-    np.save(stem.with_suffix(".npy"), np.concatenate(list(batches(samples, job.origin.images, 64))))
+    np.save(stem.with_suffix(".npy"), np.concatenate(list(batches(samples, job.reference_model.images, 64))))
     if all(sample.label is not None for sample in samples):
         np.save(stem.with_name(f"{stem.name}_labels.npy"), np.array([sample.label for sample in samples], np.int64))
 

@@ -43,7 +43,7 @@ def _original(model: str, checkpoint: str | None, mode: str) -> Any:
     """The original, its module in one of PyTorch's own ways to be run. torch is imported for these only."""
     import torch
 
-    from vitdeploy.models.source import Source, load_original
+    from vitdeploy.models.source import Source, load_model
 
     class Bfloat16(torch.nn.Module):
         """Weights and activations in bfloat16; float32 outside."""
@@ -55,7 +55,7 @@ def _original(model: str, checkpoint: str | None, mode: str) -> Any:
         def forward(self, image: torch.Tensor) -> torch.Tensor:
             return self.module(image.bfloat16()).float()
 
-    original = load_original(Source(model=model, checkpoint=Path(checkpoint) if checkpoint else None))
+    original = load_model(Source(model=model, checkpoint=Path(checkpoint) if checkpoint else None))
     ways: Mapping[str, Callable[[Any], Any]] = {
         "eager": lambda module: module,
         "compile": functools.partial(torch.compile, dynamic=False),  # as the engines: for one batch size each

@@ -519,8 +519,8 @@ def foreign(tmp_path):
     tensors = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", 4]) for name in "xy"]
     graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", tensors[:1], tensors[1:])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
-    onnx.save(model, tmp_path / "foreign.onnx")
-    return tmp_path / "foreign.onnx"
+    onnx.save(model, tmp_path / "external.onnx")
+    return tmp_path / "external.onnx"
 
 
 def test_a_file_that_is_no_onnx(refused, tmp_path):

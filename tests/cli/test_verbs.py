@@ -137,8 +137,8 @@ def test_optimize_names_a_next_command_that_works_for_a_graph_of_somebody_elses(
     nodes = [onnx.helper.make_node("GlobalAveragePool", ["x"], ["p"]), onnx.helper.make_node("Flatten", ["p"], ["y"])]
     graph = onnx.helper.make_graph(nodes, "g", tensors[:1], tensors[1:])
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8)
-    onnx.save(model, tmp_path / "foreign.onnx")
-    done = here("optimize", "foreign.onnx", "-o", "out")
+    onnx.save(model, tmp_path / "external.onnx")
+    done = here("optimize", "external.onnx", "-o", "out")
     assert done.returncode == 0, done.stderr
     [then] = [line for line in done.stdout.splitlines() if line.startswith("next: vitdeploy ")]
     command = then.removeprefix("next: vitdeploy ").replace("DIR", "exported").split()

@@ -24,7 +24,7 @@ from tests.compatibility_page import Page
 from tests.models.test_source_folders import LABELS, SHAPE, VIT, difference, folder_of, image, of_classes, randomised
 from tests.references import reference
 from vitdeploy.errors import VitdeployError
-from vitdeploy.models.source import Source, load_original
+from vitdeploy.models.source import Source, load_model
 
 BUILT_IN = "vit_w32d2h4_patch8_32"
 HEAD = """# Checkpoints
@@ -373,10 +373,10 @@ def test_checkpoint(name, tmp_path, monkeypatch, request):
     make, told = CASES[name]
     saved = make()
     try:
-        original = load_original(saved.source)
+        original = load_model(saved.source)
     except VitdeployError as error:
         assert told in ("typed", "edited", "written"), error
-        assert_answers(load_original(follow(error.fix, told, saved.source)), saved)
+        assert_answers(load_model(follow(error.fix, told, saved.source)), saved)
         cells = (f"refused: exit {error.exit_code}, {error.code}: {error.message}", error.fix)
     else:
         assert_answers(original, saved)

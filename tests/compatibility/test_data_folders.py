@@ -12,8 +12,8 @@ from PIL import Image
 from tests.compatibility_page import Page
 from vitdeploy.errors import VitdeployError
 from vitdeploy.pipeline.progress import silent
-from vitdeploy.pipeline.tasks.kit import DataChoice, Setting
-from vitdeploy.pipeline.tasks.kits import make_kit
+from vitdeploy.pipeline.tasks.adapter import DataChoice, Setting
+from vitdeploy.pipeline.tasks.adapters import make_adapter
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
 
 SPEC = PreprocessSpec(8, (8, 8), "bilinear", (0.5,), (0.5,))
@@ -122,8 +122,8 @@ def happens(root: Path, labels: tuple[str, ...] | int, kind: str) -> str:
     place = root if kind == "folders" else root / "images"
     choice = DataChoice(place, kind, None if kind == "folders" else root / "annotations", 1, "all", 0)
     try:
-        kit = make_kit(Setting(task, SPEC, head, labels=named, classes=classes))
-        mapping = kit.load(choice, skip_bad=False, progress=silent).mapping
+        adapter = make_adapter(Setting(task, SPEC, head, labels=named, classes=classes))
+        mapping = adapter.load(choice, skip_bad=False, progress=silent).mapping
     except VitdeployError as error:
         mend = " ".join(error.fix.replace(str(root), "DATA").split()[:8]).rstrip(",;:")
         return f"refused, {error.code}: {error.message.replace(str(root), 'DATA')}; {mend} ..."

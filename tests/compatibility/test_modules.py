@@ -23,7 +23,7 @@ from vitdeploy.graph.io import load_graph
 from vitdeploy.graph.linears import count_int8
 from vitdeploy.graph.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.origin import find_origin, reference_runner
+from vitdeploy.pipeline.reference_model import find_reference_model, reference_runner
 from vitdeploy.pipeline.stages.compile import compile_graph
 from vitdeploy.pipeline.stages.export import ExportConfig, export
 from vitdeploy.pipeline.stages.optimize import optimize
@@ -131,9 +131,9 @@ def page(request):
     return check
 
 
-def images_of(origin, count, seed):
-    height, width = origin.image_size
-    return pictures(64, count, seed)[:, :height, :width, : origin.channels]
+def images_of(reference_model, count, seed):
+    height, width = reference_model.image_size
+    return pictures(64, count, seed)[:, :height, :width, : reference_model.channels]
 
 
 def answers(runner, pixels):
@@ -144,12 +144,12 @@ def answers(runner, pixels):
 
 def rewritten(module: Module, folder: Path):
     """(origin, the rewritten float graph) of a module; `export` compares the one, `optimize` the other."""
-    origin = find_origin(Source(function=module.function, image_size=module.size))
+    reference_model = find_reference_model(Source(function=module.function, image_size=module.size))
     for name in ("exported", "rewritten"):
         (folder / name).mkdir()
-    export(origin, ExportConfig(module.maker, 20, None, True), folder / "exported")
+    export(reference_model, ExportConfig(module.maker, 20, None, True), folder / "exported")
     optimize({"model": folder / "exported" / "model.onnx"}, OptimizeOptions(), folder / "rewritten")
-    return origin, folder / "rewritten" / "model.onnx"
+    return reference_model, folder / "rewritten" / "model.onnx"
 
 
 def engine(graph, target, precision, statistics, out):
@@ -170,7 +170,7 @@ def test_a_module_becomes_int8_on_both_runtimes(module, tmp_path, monkeypatch, p
         reference(module.library)
     # All layers of these are so small that they would stay float.
     monkeypatch.setattr(place_openvino, "FEW_WEIGHTS", 0)
-    origin, graph = rewritten(module, tmp_path)
+    reference_model, graph = rewritten(module, tmp_path)
     model = load_graph(graph)
     assert len(find_attentions(model)) % module.attentions == 0 if module.attentions else not find_attentions(model)
     assert module.attentions == 0 or find_attentions(model)
@@ -178,10 +178,10 @@ def test_a_module_becomes_int8_on_both_runtimes(module, tmp_path, monkeypatch, p
 
     separate_scores(model)
     statistics = tmp_path / "statistics.npz"
-    save_statistics(observe(model, np.split(images_of(origin, 16, 1), 2), origin.images), statistics)
-    pixels = images_of(origin, 2 * PART, 2)
-    with reference_runner(origin.source) as theirs:
-        wanted = theirs.infer({"image": normalise(pixels, origin.images)})
+    save_statistics(observe(model, np.split(images_of(reference_model, 16, 1), 2), reference_model.images), statistics)
+    pixels = images_of(reference_model, 2 * PART, 2)
+    with reference_runner(reference_model.source) as theirs:
+        wanted = theirs.infer({"image": normalise(pixels, reference_model.images)})
     _, plain, _, made = engine(graph, "openvino-cpu", "fp32", None, tmp_path)
     ours = answers(make_runner(made, plain), pixels)
     assert max(relative_difference(ours[name], each) for name, each in wanted.items()) <= TOLERANCE
@@ -208,11 +208,11 @@ KNOWN_REASONS = {
 
 @pytest.mark.parametrize("module", REFUSED[:2], ids=lambda module: module.maker)
 def test_a_batch_that_becomes_a_number_is_refused_and_exported_with_a_fixed_one(module, tmp_path, page):
-    origin = find_origin(Source(function=module.function, image_size=module.size))
+    reference_model = find_reference_model(Source(function=module.function, image_size=module.size))
     with pytest.raises(ExportError, match="bakes the batch 2 into a constant") as refused:
-        export(origin, ExportConfig("small", 20, None, True), tmp_path)
+        export(reference_model, ExportConfig("small", 20, None, True), tmp_path)
     assert "take the batch from x.shape[0]: len(x)" in refused.value.fix and "--batch" in refused.value.fix
-    facts = export(origin, ExportConfig("small", 20, 1, True), tmp_path)
+    facts = export(reference_model, ExportConfig("small", 20, 1, True), tmp_path)
     assert [row["batch"] for row in facts["parity"]] == [1, 1, 1]
     page(module.maker, module.what, "-", "-", "-", module.remark)
 
@@ -220,15 +220,15 @@ def test_a_batch_that_becomes_a_number_is_refused_and_exported_with_a_fixed_one(
 def test_a_dict_of_other_keys_is_refused_with_what_it_holds(page):
     module = REFUSED[2]
     with pytest.raises(CheckpointError, match="vitdeploy has no task for") as refused:
-        find_origin(Source(function=module.function, image_size=module.size))
+        find_reference_model(Source(function=module.function, image_size=module.size))
     assert "age float32 [2, 5], gender float32 [2, 5]" in refused.value.found
     page(module.maker, module.what, "-", "-", "-", module.remark)
 
 
 def test_a_branch_on_a_value_is_refused_with_its_line(tmp_path, page):
     module = REFUSED[3]
-    origin = find_origin(Source(function=module.function, image_size=module.size))
+    reference_model = find_reference_model(Source(function=module.function, image_size=module.size))
     with pytest.raises(ExportError, match="cannot be exported") as refused:
-        export(origin, ExportConfig("small", 20, None, True), tmp_path)
+        export(reference_model, ExportConfig("small", 20, None, True), tmp_path)
     assert "modules_styles.py" in refused.value.found and "if logits.softmax(-1).max() > 0.9:" in refused.value.found
     page(module.maker, module.what, "-", "-", "-", module.remark)

@@ -17,8 +17,8 @@ from vitdeploy.errors import CapabilityError, EngineError, GraphError, TargetErr
 from vitdeploy.graph.io import get_metadata, graph_spec, load_graph, save_graph, set_metadata
 from vitdeploy.graph.work import count_work
 from vitdeploy.models.reference import torch_runner
-from vitdeploy.models.source import Source, load_original
-from vitdeploy.pipeline.origin import find_origin
+from vitdeploy.models.source import Source, load_model
+from vitdeploy.pipeline.reference_model import find_reference_model
 from vitdeploy.pipeline.stages.compile import compile_graph, compile_graphs, read_engine
 from vitdeploy.pipeline.stages.export import ExportConfig, export
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, check_precision, place_graph, place_graphs
@@ -167,8 +167,8 @@ def test_what_openvino_needs_to_be_right_is_recorded_for_those_who_compile_it_th
     assert set(compile_graph(graph, OPENVINO, 1, out).options) == {"INFERENCE_PRECISION_HINT"}
     for name in ("float", "heads"):
         (tmp_path / name).mkdir()
-    origin = find_origin(Source("vit_w34d1h17_patch8_32"))  # 17 tokens, 17 heads
-    export(origin, ExportConfig("heads", 20, None, True), tmp_path / "float")
+    reference_model = find_reference_model(Source("vit_w34d1h17_patch8_32"))  # 17 tokens, 17 heads
+    export(reference_model, ExportConfig("heads", 20, None, True), tmp_path / "float")
     engine = compile_graph(tmp_path / "float" / "model.onnx", OPENVINO, 2, tmp_path / "heads")
     assert engine.options["SNIPPETS_MODE"] == "DISABLE"
     assert set(engine.options) <= ENGINE_OPTIONS
@@ -235,7 +235,7 @@ def test_an_engine_of_two_graphs_writes_the_tokens_of_the_original(sequence_engi
         source, target = file["source"][:9], file["target"][:9]
     with make_runner(folder, engine, batch=3) as runner:
         ours = runner.infer({"source": source})
-    with torch_runner(load_original(sequence_source)) as runner:
+    with torch_runner(load_model(sequence_source)) as runner:
         assert runner.provider == "PyTorch eager"
         wanted = runner.infer({"source": source})
     ends = (wanted["tokens"] == 2).argmax(axis=1)

@@ -55,7 +55,7 @@ def bundle(digits, tmp_path_factory):
     beside it. A bundle of `vitdeploy run` but for the report."""
     from vitdeploy.data.folder import split
     from vitdeploy.models.source import Source
-    from vitdeploy.pipeline.origin import Overrides, find_origin
+    from vitdeploy.pipeline.reference_model import Overrides, find_reference_model
     from vitdeploy.pipeline.stages.compile import compile_graph
     from vitdeploy.pipeline.stages.export import ExportConfig, export
     from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
@@ -65,8 +65,10 @@ def bundle(digits, tmp_path_factory):
 
     work = tmp_path_factory.mktemp("digits")
     images = split(digits, "folders", calibration=128, evaluation="all", seed=0).calibration[:32]
-    origin = find_origin(Source("vit_w192d4h3_patch4_32", digits / "vit_digits.safetensors"), Overrides(DIGITS))
-    export(origin, ExportConfig("digits", opset=20, batch=None, in_graph=True), work)
+    reference_model = find_reference_model(
+        Source("vit_w192d4h3_patch4_32", digits / "vit_digits.safetensors"), Overrides(DIGITS)
+    )
+    export(reference_model, ExportConfig("digits", opset=20, batch=None, in_graph=True), work)
     calibrate(work / "model.onnx", images, work)
     for name in ("placed", "engine", "bundle"):
         (work / name).mkdir()
@@ -557,15 +559,15 @@ def test_the_pad_takes_fingers(opened):
 
 
 def test_the_map_is_the_rollout_that_numpy_computes(opened, bundle):
-    from vitdeploy.graph.looks import token_looks
+    from vitdeploy.graph.attention_views import token_views
     from vitdeploy.graph.normalise import normalise as canonical
-    from vitdeploy.pipeline.watched import watch
+    from vitdeploy.pipeline.instrumented import watch
 
     model = load_graph(bundle / "model.onnx")
     canonical(model)
-    looks = token_looks(model, "digits")
+    views = token_views(model, "digits")
     pixels = np.load(bundle / read_bundle(bundle).golden.inputs)["image"][2]
-    [watched] = watch(model, looks, [pixels], DIGITS)
+    [watched] = watch(model, views, [pixels], DIGITS)
     found = opened.run(
         """
       const [width, height] = [32, 32], data = Uint8Array.from(argument);
@@ -574,8 +576,8 @@ def test_the_map_is_the_rollout_that_numpy_computes(opened, bundle):
     """,
         pixels.ravel().tolist(),
     )
-    assert (found["rows"], found["columns"]) == looks.grid
-    np.testing.assert_allclose(np.reshape(found["values"], looks.grid), watched.flow_map(looks), atol=1e-6)
+    assert (found["rows"], found["columns"]) == views.grid
+    np.testing.assert_allclose(np.reshape(found["values"], views.grid), watched.flow_map(views), atol=1e-6)
 
 
 def test_the_overlay_is_drawn_and_taken_away(opened):

@@ -17,8 +17,8 @@ from vitdeploy.graph.io import fixed_batch, graph_spec, load_graph
 from vitdeploy.graph.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.batches import settle_batch
-from vitdeploy.pipeline.origin import find_origin, reference_runner, to_request
 from vitdeploy.pipeline.recipe import validate
+from vitdeploy.pipeline.reference_model import find_reference_model, reference_runner, to_request
 from vitdeploy.pipeline.reference_worker import make_runner
 from vitdeploy.pipeline.stages.export import ExportConfig, export
 from vitdeploy.pipeline.stages.optimize import optimize
@@ -40,7 +40,7 @@ def saved(path, nodes, outputs, constants, batch="batch"):
     image = helper.make_tensor_value_info("image", FLOAT, [batch, 3, SIDE, SIDE])
     values = [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in outputs.items()]
     tensors = [numpy_helper.from_array(array, name) for name, array in constants.items()]
-    graph = helper.make_graph(nodes, "foreign", [image], values, tensors)
+    graph = helper.make_graph(nodes, "external", [image], values, tensors)
     onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8), str(path))
     return path
 
@@ -190,26 +190,26 @@ def test_a_file_that_never_runs(tmp_path):
 @pytest.mark.parametrize("make", [lambda p: classifier(p, batch=1), lambda p: classifier(p, baked=1), first_boxes])
 def test_it_is_imported_at_the_batch_that_it_has(tmp_path, make):
     path = make(tmp_path / "a.onnx")
-    origin, batch = settle_batch(find_origin(Source(str(path))))
-    assert (batch, origin.source.only_batch) == (1, 1)
-    assert "is one function at batch 1 only" in origin.notes[-1]
+    reference_model, batch = settle_batch(find_reference_model(Source(str(path))))
+    assert (batch, reference_model.source.only_batch) == (1, 1)
+    assert "is one function at batch 1 only" in reference_model.notes[-1]
     out = tmp_path / "out"
     out.mkdir()
-    facts = export(origin, ExportConfig("a", 20, batch, True), out)
+    facts = export(reference_model, ExportConfig("a", 20, batch, True), out)
     assert [row["batch"] for row in facts["parity"]] == [1, 1, 1]
     assert fixed_batch(graph_spec(load_graph(out / "model.onnx"), "")) == 1
-    with reference_runner(origin.source) as runner:
+    with reference_runner(reference_model.source) as runner:
         assert runner.inputs[0].shape[0] == 1
     for asked in ("dynamic", 3):
         with pytest.raises(CapabilityError, match=f"at batch {asked}") as caught:
-            settle_batch(find_origin(Source(str(path))), asked)
+            settle_batch(find_reference_model(Source(str(path))), asked)
         assert caught.value.fix.startswith("--batch 1; in a recipe export.batch: 1")
 
 
 def test_a_batch_that_is_asked_for_is_the_files(tmp_path):
-    origin, batch = settle_batch(find_origin(Source(str(classifier(tmp_path / "a.onnx")))), 3)
+    reference_model, batch = settle_batch(find_reference_model(Source(str(classifier(tmp_path / "a.onnx")))), 3)
     assert batch == 3
-    export(origin, ExportConfig("a", 20, batch, True), tmp_path)
+    export(reference_model, ExportConfig("a", 20, batch, True), tmp_path)
     assert fixed_batch(graph_spec(load_graph(tmp_path / "model.onnx"), "")) == 3
 
 
@@ -221,8 +221,8 @@ def test_optimize_names_what_takes_it(tmp_path):
 
 
 def test_it_is_not_benched_at_another_batch(tmp_path):
-    origin, _ = settle_batch(find_origin(Source(str(classifier(tmp_path / "a.onnx", batch=1)))))
-    request = {**to_request(origin.source), "threads": 1}
+    reference_model, _ = settle_batch(find_reference_model(Source(str(classifier(tmp_path / "a.onnx", batch=1)))))
+    request = {**to_request(reference_model.source), "threads": 1}
     with pytest.raises(TargetError, match="is of batch 1 alone") as caught:
         make_runner({**request, "batch": 8})
     assert caught.value.fix == "--batch 1; in a recipe bench.batch: [1]"
@@ -276,5 +276,5 @@ DETECTOR = DATA / "weights" / "deimv2_hgnetv2_atto_coco.onnx"
 @pytest.mark.skipif(not DETECTOR.is_file(), reason=f"set VITDEPLOY_TEST_DATA to a folder with weights/{DETECTOR.name}")
 def test_a_published_detector_is_one_function_at_all_sizes():
     """On noise most of its scores are near its cut."""
-    origin, batch = settle_batch(find_origin(Source(str(DETECTOR))))
-    assert (batch, origin.source.only_batch) == (None, None)
+    reference_model, batch = settle_batch(find_reference_model(Source(str(DETECTOR))))
+    assert (batch, reference_model.source.only_batch) == (None, None)

@@ -14,12 +14,12 @@ EXPORT = """
 import sys
 from pathlib import Path
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.origin import Overrides, find_origin
+from vitdeploy.pipeline.reference_model import Overrides, find_reference_model
 from vitdeploy.pipeline.stages.export import ExportConfig, export
 from vitdeploy.spec import PreprocessSpec
 
 preprocess = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))
-origin = find_origin(Source("vit_w32d2h2_patch8_32", Path(sys.argv[1])), Overrides(preprocess))
+origin = find_reference_model(Source("vit_w32d2h2_patch8_32", Path(sys.argv[1])), Overrides(preprocess))
 export(origin, ExportConfig("small", opset=20, batch=None, in_graph=True), Path(sys.argv[2]))
 """
 

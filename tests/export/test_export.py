@@ -16,10 +16,10 @@ from vitdeploy.export.parity import check_parity
 from vitdeploy.export.torch_onnx import PixelsIn, export_graph, opsets
 from vitdeploy.graph.io import get_metadata, graph_spec, load_graph, save_graph
 from vitdeploy.models.family import Signature
-from vitdeploy.models.original import Original
+from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.reference import TorchRunner
-from vitdeploy.models.source import Source, load_original
-from vitdeploy.pipeline.origin import Overrides, find_origin
+from vitdeploy.models.source import Source, load_model
+from vitdeploy.pipeline.reference_model import Overrides, find_reference_model
 from vitdeploy.pipeline.stages.export import ExportConfig, export
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise
@@ -49,8 +49,10 @@ class Exported:
 
 
 def export_small(checkpoint, out, *, opset=20, batch=None, in_graph=True, **overrides):
-    origin = find_origin(Source(MODEL, checkpoint), Overrides(**{"preprocess": PREPROCESS, **overrides}))
-    export(origin, ExportConfig("small", opset, batch, in_graph), out)
+    reference_model = find_reference_model(
+        Source(MODEL, checkpoint), Overrides(**{"preprocess": PREPROCESS, **overrides})
+    )
+    export(reference_model, ExportConfig("small", opset, batch, in_graph), out)
     return Exported(opset, out)
 
 
@@ -142,7 +144,7 @@ def test_weights_are_named_after_their_modules(exported):
 def test_facts_name_the_model_and_the_size_of_the_file(exported):
     facts = exported.facts
     # 1 channel instead of 3 and 10 classes instead of 1,000.
-    seeded = load_original(Source(MODEL)).parameters
+    seeded = load_model(Source(MODEL)).parameters
     assert facts["model"]["parameters"] == seeded - 2 * 8 * 8 * 32 - 990 * (32 + 1)
     assert (facts["model"]["source"], facts["model"]["family"], facts["model"]["task"]) == (
         MODEL,
@@ -288,7 +290,7 @@ OBJECTS = (
 
 def runner_of(module, outputs=LOGITS, task="classification"):
     """The PyTorch runner of a module for grey images of 32x32 pixels."""
-    return TorchRunner(Original("test", "test", module, Signature(task, (32, 32), 1, outputs), PREPROCESS))
+    return TorchRunner(LoadedModel("test", "test", module, Signature(task, (32, 32), 1, outputs), PREPROCESS))
 
 
 def export_and_check(module, reference, out, outputs=LOGITS, **options):

@@ -10,7 +10,7 @@ from onnx import TensorProto, helper, numpy_helper
 from vitdeploy.errors import ExportError
 from vitdeploy.export.parity import check_parity, compare_graphs, relative_difference, worst_difference
 from vitdeploy.models.reference import TorchRunner
-from vitdeploy.models.source import Source, load_original
+from vitdeploy.models.source import Source, load_model
 from vitdeploy.spec import PreprocessSpec
 
 PREPROCESS = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))
@@ -18,7 +18,7 @@ PREPROCESS = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))
 
 @pytest.fixture(scope="module")
 def reference(small_checkpoint):
-    with TorchRunner(load_original(Source("vit_w32d2h2_patch8_32", small_checkpoint))) as runner:
+    with TorchRunner(load_model(Source("vit_w32d2h2_patch8_32", small_checkpoint))) as runner:
         yield runner
 
 

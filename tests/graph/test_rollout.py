@@ -5,12 +5,12 @@ import onnxruntime
 import pytest
 
 from tests.pipeline import planted
+from vitdeploy.graph.attention_views import token_views
 from vitdeploy.graph.io import load_graph, serialised
-from vitdeploy.graph.looks import token_looks
 from vitdeploy.graph.normalise import normalise
 from vitdeploy.graph.optimize import optimize
 from vitdeploy.graph.rollout import add_rollout
-from vitdeploy.pipeline.watched import watch
+from vitdeploy.pipeline.instrumented import watch
 from vitdeploy.spec import PreprocessSpec
 
 
@@ -42,14 +42,14 @@ def test_it_is_the_rollout_of_numpy_and_the_answers_stay(kind):
     model, plain, marked = (PLANTED[kind]() for _ in range(3))
     for each in (model, plain, marked):
         normalise(each)
-    assert add_rollout(model, token_looks(model, kind)) == "attention"
+    assert add_rollout(model, token_views(model, kind)) == "attention"
     pixels = np.random.default_rng(0).integers(0, 256, (2, planted.SIDE, planted.SIDE, 1), np.uint8)
     images = pixels.transpose(0, 3, 1, 2).astype(np.float32) / np.float32(255)
     found = outputs(model, images)
     assert (found["attention"].dtype, found["attention"].shape) == (np.float32, (2, 4, 4))
     np.testing.assert_array_equal(found["logits"], outputs(plain, images)["logits"])
-    looks = token_looks(marked, kind)
-    maps = [each.flow_map(looks) for each in watch(marked, looks, pixels, planted.PREPROCESS)]
+    views = token_views(marked, kind)
+    maps = [each.flow_map(views) for each in watch(marked, views, pixels, planted.PREPROCESS)]
     np.testing.assert_allclose(found["attention"], maps, atol=1e-6)
 
 
@@ -58,8 +58,8 @@ def test_of_an_exported_model_too(small_export):
     model, marked = (load_graph(small_export / "model.onnx") for _ in range(2))
     for each in (model, marked):
         normalise(each)
-    add_rollout(model, token_looks(model, "small"))
-    looks = token_looks(marked, "small")
+    add_rollout(model, token_views(model, "small"))
+    views = token_views(marked, "small")
     spec = PreprocessSpec(32, (32, 32), mean=(0.5,), std=(0.5,))
-    maps = [each.flow_map(looks) for each in watch(marked, looks, pixels, spec)]
+    maps = [each.flow_map(views) for each in watch(marked, views, pixels, spec)]
     np.testing.assert_allclose(outputs(model, pixels)["attention"], maps, atol=1e-6)

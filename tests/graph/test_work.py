@@ -29,9 +29,9 @@ def test_a_vit_is_counted_as_pytorch_and_its_sizes_say(small_export, small_check
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    from vitdeploy.models.source import Source, load_original
+    from vitdeploy.models.source import Source, load_model
 
-    model = load_original(Source(SMALL_MODEL, small_checkpoint)).module
+    model = load_model(Source(SMALL_MODEL, small_checkpoint)).module
     # As products and a softmax: PyTorch does not count its fused attention on CPUs.
     with FlopCounterMode(display=False) as counter, sdpa_kernel(SDPBackend.MATH), torch.no_grad():
         model(torch.zeros(batch, 1, IMAGE, IMAGE))

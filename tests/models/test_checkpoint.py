@@ -13,7 +13,7 @@ from torch import nn
 from vitdeploy.errors import CheckpointError, MissingFileError, NonFiniteWeightsError, PickleError
 from vitdeploy.models.catalog import find_or_raise
 from vitdeploy.models.checkpoint import load_state, read_checkpoint
-from vitdeploy.models.source import Source, load_original
+from vitdeploy.models.source import Source, load_model
 from vitdeploy.models.vit import VisionTransformer
 
 MODEL = "vit_w16d2h2_patch8_16"
@@ -403,7 +403,7 @@ def test_weights_that_are_not_finite_are_refused_by_name_and_count(state, value)
 def test_half_precision_weights_load_as_float32(tmp_path, state, dtype):
     half = {name: tensor.to(dtype) for name, tensor in state.items()}
     save_file(half, tmp_path / "half.safetensors")
-    original = load_original(Source(MODEL, tmp_path / "half.safetensors"))
+    original = load_model(Source(MODEL, tmp_path / "half.safetensors"))
     loaded = original.module.state_dict()
     assert {tensor.dtype for tensor in loaded.values()} == {torch.float32}
     assert same(loaded, {name: tensor.float() for name, tensor in half.items()})
@@ -414,7 +414,7 @@ def test_load_original_takes_classes_and_channels_from_the_file(tmp_path, state)
     state["head.weight"], state["head.bias"] = torch.ones(4, 16), torch.ones(4)
     state["patch_embed.proj.weight"] = torch.ones(16, 1, 8, 8)
     save_file(state, tmp_path / "weights.safetensors")
-    original = load_original(Source(MODEL, tmp_path / "weights.safetensors"))
+    original = load_model(Source(MODEL, tmp_path / "weights.safetensors"))
     assert (original.classes, original.signature.channels) == (4, 1)
     assert not original.module.training
     assert original.parameters == sum(tensor.numel() for tensor in state.values())
@@ -424,5 +424,5 @@ def test_load_original_takes_classes_and_channels_from_the_file(tmp_path, state)
 def test_a_checkpoint_of_another_patch_size_than_its_name_says_is_refused(tmp_path, state):
     save_file(state, tmp_path / "weights.safetensors")
     with pytest.raises(CheckpointError, match="is not a checkpoint of vit_w16d2h2_patch4_16") as caught:
-        load_original(Source("vit_w16d2h2_patch4_16", tmp_path / "weights.safetensors"))
+        load_model(Source("vit_w16d2h2_patch4_16", tmp_path / "weights.safetensors"))
     assert caught.value.found == "patch size 8 instead of 4"

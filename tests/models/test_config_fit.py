@@ -12,7 +12,7 @@ from tests.models.detr_reference import small
 from tests.models.test_source_folders import LABELS, SHAPE, SWIN, VIT, of_classes, timm_folder
 from tests.references import reference
 from vitdeploy.errors import CheckpointError
-from vitdeploy.models.source import Source, load_original
+from vitdeploy.models.source import Source, load_model
 
 
 def of_transformers(kind):
@@ -40,7 +40,7 @@ def changed(folder, changes):
 
 def refused(source):
     with pytest.raises(CheckpointError, match=r"config\.json does not fit the weights") as caught:
-        load_original(source)
+        load_model(source)
     return caught.value
 
 
@@ -65,7 +65,7 @@ def test_everything_that_a_config_says_otherwise_is_told_with_a_mend_that_works(
     assert error.found.count("the weights have") == len(changes)
     mend = json.loads("{" + error.fix.partition("in config.json: ")[2] + "}")
     assert mend == {key: whole[key] for key in changes}
-    load_original(changed(tmp_path, mend))
+    load_model(changed(tmp_path, mend))
 
 
 def test_other_names_than_classes(tmp_path):
@@ -73,7 +73,7 @@ def test_other_names_than_classes(tmp_path):
     error = refused(changed(tmp_path, {"id2label": {"0": "cat", "1": "dog"}}))
     assert error.found == "classes by id2label 2, the weights have 5"
     assert error.fix.endswith("in config.json: no id2label, no label2id")
-    original = load_original(changed(tmp_path, {"id2label": None, "label2id": None}))
+    original = load_model(changed(tmp_path, {"id2label": None, "label2id": None}))
     assert (original.classes, original.labels) == (5, ())
 
 
@@ -86,7 +86,7 @@ def test_a_classifier_that_is_not_there_is_not_random_numbers(kind, tmp_path):
     name = {"vit": "ViT", "swin": "Swin"}[kind]
     error = refused(Source(model=f"hf:{tmp_path}"))
     assert error.found == f'architectures ["{name}ForImageClassification"], the weights have ["{name}Model"]'
-    original = load_original(changed(tmp_path, {"architectures": [f"{name}Model"]}))
+    original = load_model(changed(tmp_path, {"architectures": [f"{name}Model"]}))
     assert original.signature.task == "features"
 
 
@@ -120,9 +120,9 @@ def test_a_pooling_layer_beside_a_classifier_needs_its_config(tmp_path):
     path = tmp_path / "own.safetensors"
     save_file({**model.state_dict(), **pooler}, path)
     with pytest.raises(CheckpointError, match="may read its pooling layer or not"):
-        load_original(Source(checkpoint=path, heads=4))
+        load_model(Source(checkpoint=path, heads=4))
     model.config.save_pretrained(tmp_path)
-    assert load_original(Source(checkpoint=path)).labels == tuple(LABELS.values())
+    assert load_model(Source(checkpoint=path)).labels == tuple(LABELS.values())
 
 
 @pytest.mark.parametrize("named", ["vit_w32d2h4_patch8_32", "vit_w32d3h4_patch8_32"])
@@ -133,17 +133,17 @@ def test_a_name_with_a_file_beside_its_config_is_checked_and_the_config_read(nam
     source = Source(named, tmp_path / "model.safetensors")
     if "d3" in named:
         with pytest.raises(CheckpointError, match=f"is not a checkpoint of {named}") as caught:
-            load_original(source)
+            load_model(source)
         assert caught.value.found == "depth 2 instead of 3"
     else:
-        original = load_original(source)
+        original = load_model(source)
         assert (original.labels, original.module.config.activation) == (tuple(LABELS.values()), "relu")
 
 
 def test_a_config_of_another_program_is_not_a_models(tmp_path):
     (tmp_path / "config.json").write_text("[1, 2]")
     save_file(of_transformers("vit").state_dict(), tmp_path / "model.safetensors")
-    assert load_original(Source(checkpoint=tmp_path / "model.safetensors", heads=4)).labels == ()
+    assert load_model(Source(checkpoint=tmp_path / "model.safetensors", heads=4)).labels == ()
 
 
 def test_a_config_that_cannot_be_parsed_beside_a_file_is_not_passed_by(tmp_path):
@@ -153,13 +153,13 @@ def test_a_config_that_cannot_be_parsed_beside_a_file_is_not_passed_by(tmp_path)
     text = path.read_text()
     path.write_text(text.rstrip().removesuffix("}") + ",}")
     with pytest.raises(CheckpointError, match=r"config\.json is not a config file") as caught:
-        load_original(source)
+        load_model(source)
     assert "line" in caught.value.found
     path.write_text(text, encoding="utf-8-sig")  # the fix
-    assert load_original(source).labels == tuple(LABELS.values())
+    assert load_model(source).labels == tuple(LABELS.values())
     assert "move it elsewhere" in caught.value.fix
     path.unlink()
-    assert load_original(source).labels == ()
+    assert load_model(source).labels == ()
 
 
 WRONG = {
@@ -177,7 +177,7 @@ def test_a_value_of_another_type_is_named(kind, tmp_path):
     model, changes, key = WRONG[kind]
     of_transformers(model).save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match=r"config\.json") as caught:
-        load_original(changed(tmp_path, changes))
+        load_model(changed(tmp_path, changes))
     assert caught.value.found.startswith(f"{key} ")
     assert key in caught.value.fix
 
@@ -192,14 +192,14 @@ def test_a_value_of_another_type_is_named(kind, tmp_path):
 def test_a_value_of_another_type_in_timms_config_is_named(changes, found, tmp_path):
     timm_folder("vit_base_patch16_224", VIT, tmp_path)
     with pytest.raises(CheckpointError, match="has a value that cannot be") as caught:
-        load_original(changed(tmp_path, changes))
+        load_model(changed(tmp_path, changes))
     assert caught.value.found == found
 
 
 def test_an_image_size_that_is_none_is_not_compared(tmp_path):
     timm_folder("vit_base_patch16_224", VIT, tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
-    load_original(changed(tmp_path, {"model_args": {**config["model_args"], "img_size": 32.0}}))
+    load_model(changed(tmp_path, {"model_args": {**config["model_args"], "img_size": 32.0}}))
 
 
 def test_a_backbone_of_ours_in_a_model_of_transformers_is_not_taken_out_of_it(tmp_path):
@@ -212,5 +212,5 @@ def test_a_backbone_of_ours_in_a_model_of_transformers_is_not_taken_out_of_it(tm
     config = library.UperNetConfig(backbone_config=backbone, num_labels=3, use_auxiliary_head=False, **sizes)
     library.UperNetForSemanticSegmentation(config).save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match=r"transformers' UperNetForSemanticSegmentation") as caught:
-        load_original(Source(model=f"hf:{tmp_path}"))
+        load_model(Source(model=f"hf:{tmp_path}"))
     assert "beside it" not in caught.value.found

@@ -10,7 +10,7 @@ from vitdeploy.models.catalog import family_named
 from vitdeploy.models.deit import DeiTConfig
 from vitdeploy.models.detr import DETRConfig
 from vitdeploy.models.resnet import ResNetConfig
-from vitdeploy.models.source import Source, load_original
+from vitdeploy.models.source import Source, load_model
 from vitdeploy.models.swin import SwinConfig
 from vitdeploy.models.transformer import TransformerConfig
 
@@ -62,7 +62,7 @@ def test_a_saved_module_comes_back(kind, tmp_path):
     torch.save({"model": model.state_dict(), "epoch": 3}, file)
     # What tensors cannot show is told as a user would tell it.
     heads = None if family == "swin" else config.heads
-    original = load_original(Source(checkpoint=file, image_size=getattr(config, "image_size", None), heads=heads))
+    original = load_model(Source(checkpoint=file, image_size=getattr(config, "image_size", None), heads=heads))
     assert original.family == family
     found, wanted = original.module.state_dict(), model.state_dict()
     assert found.keys() == wanted.keys()

@@ -17,8 +17,8 @@ from tests.models.test_source_folders import SHAPE, SWIN, VIT, difference, image
 from tests.references import reference
 from vitdeploy.errors import CheckpointError, InputError, MissingPackageError, UnknownModelError
 from vitdeploy.models import catalog
-from vitdeploy.models.source import Source, load_original
-from vitdeploy.pipeline.origin import from_request, to_request
+from vitdeploy.models.source import Source, load_model
+from vitdeploy.pipeline.reference_model import from_request, to_request
 
 NAMES = {
     "vit": "vit_w32d2h4_patch8_32",
@@ -116,23 +116,23 @@ def test_a_checkpoint_in_any_key_style_is_recognised_and_under_its_name_needs_no
     size = (64, 64) if family == "detr" else (32, 32)
     with torch.no_grad():
         wanted = model(image(size))
-    named = load_original(Source(model=NAMES[family], checkpoint=path))
+    named = load_model(Source(model=NAMES[family], checkpoint=path))
     assert (named.family, named.signature.image_size, named.preprocess.crop) == (family, size, size)
     assert difference(outputs(named, image(size))[0], wanted) < 1e-5
     if style == "jax":  # its own code has GELU in the tanh form
         assert any("as vit_w32d2h4_patch8_32 has: activation gelu" in note for note in named.notes)
     else:
         heads = None if family == "swin" else 4
-        bare = load_original(Source(checkpoint=path, heads=heads, image_size=size))
+        bare = load_model(Source(checkpoint=path, heads=heads, image_size=size))
         assert difference(outputs(bare, image(size))[0], wanted) < 1e-5
 
 
 def test_a_transformer_takes_from_its_name_what_no_tensor_tells(tmp_path):
     path = written(seeded(NAMES["transformer"]).state_dict(), tmp_path / "weights.safetensors")
-    named = load_original(Source(model=NAMES["transformer"], checkpoint=path))
+    named = load_model(Source(model=NAMES["transformer"], checkpoint=path))
     assert named.module.config == catalog.find_or_raise(NAMES["transformer"])[1]
     with pytest.raises(CheckpointError, match="number of heads") as caught:
-        load_original(Source(checkpoint=path))
+        load_model(Source(checkpoint=path))
     assert "--heads" in caught.value.fix
 
 
@@ -140,7 +140,7 @@ def test_a_name_says_whether_the_backbone_of_a_detr_is_dilated(tmp_path):
     state, _ = style_detr()
     path = written(state, tmp_path / "weights.safetensors")
     plain, dilated = (
-        load_original(Source(model=name, checkpoint=path)) for name in (NAMES["detr"], NAMES["detr"] + "_dc5")
+        load_model(Source(model=name, checkpoint=path)) for name in (NAMES["detr"], NAMES["detr"] + "_dc5")
     )
     assert (plain.module.config.backbone.dilate_last, dilated.module.config.backbone.dilate_last) == (False, True)
 
@@ -151,14 +151,14 @@ def test_a_name_says_the_activation(activation, tmp_path):
     family, config = catalog.find_or_raise(name)
     model = randomised(family.build(config))
     path = written(model.state_dict(), tmp_path / "weights.safetensors")
-    assert load_original(Source(model=name, checkpoint=path)).module.config == config
+    assert load_model(Source(model=name, checkpoint=path)).module.config == config
     assert config.activation == ("quick_gelu" if "quick" in activation else "gelu")
 
 
 def test_transformers_keys_under_a_name_have_the_names_epsilon_and_say_so(tmp_path):
     state, _ = style_transformers()
     path = written(state, tmp_path / "weights.safetensors")
-    original = load_original(Source(model=NAMES["vit"], checkpoint=path))
+    original = load_model(Source(model=NAMES["vit"], checkpoint=path))
     assert original.module.config.layer_norm_eps == 1e-6
     assert f"as {NAMES['vit']} has: layer_norm_eps 1e-06" in original.notes
 
@@ -168,7 +168,7 @@ def test_transformers_keys_under_a_name_have_the_names_epsilon_and_say_so(tmp_pa
 
 def test_a_fine_tuned_checkpoint_has_its_own_classes_and_channels(tmp_path):
     path = written(seeded(NAMES["vit"], num_classes=3, in_channels=1).state_dict(), tmp_path / "weights.safetensors")
-    original = load_original(Source(model=NAMES["vit"], checkpoint=path))
+    original = load_model(Source(model=NAMES["vit"], checkpoint=path))
     assert (original.classes, original.signature.channels, original.preprocess.channels) == (3, 1, 1)
     for what in ("3 classes in the checkpoint", "1 channels in the checkpoint"):
         assert any(note.startswith(what) for note in original.notes)
@@ -177,14 +177,14 @@ def test_a_fine_tuned_checkpoint_has_its_own_classes_and_channels(tmp_path):
 @pytest.mark.parametrize("family", ["vit", "swin"])
 def test_a_checkpoint_without_head_is_a_feature_extractor(family, tmp_path):
     path = written(seeded(NAMES[family], num_classes=0).state_dict(), tmp_path / "weights.safetensors")
-    original = load_original(Source(model=NAMES[family], checkpoint=path))
+    original = load_model(Source(model=NAMES[family], checkpoint=path))
     assert original.signature.task == "features"
     assert original.notes.count("no classification head: a feature extractor") == 1
 
 
 def test_a_checkpoint_of_another_image_size_keeps_it_and_says_so(tmp_path):
     path = written(seeded("vit_w32d2h4_patch8_64").state_dict(), tmp_path / "weights.safetensors")
-    original = load_original(Source(model=NAMES["vit"], checkpoint=path))
+    original = load_model(Source(model=NAMES["vit"], checkpoint=path))
     assert original.signature.image_size == original.preprocess.crop == (64, 64)
     assert any("image size 64x64" in note and "says 32x32" in note for note in original.notes)
 
@@ -206,7 +206,7 @@ def test_a_checkpoint_of_another_image_size_keeps_it_and_says_so(tmp_path):
 def test_a_checkpoint_that_contradicts_its_name_is_refused_with_both(name, other, found, tmp_path):
     path = written(seeded(other).state_dict(), tmp_path / "weights.safetensors")
     with pytest.raises(CheckpointError, match=name) as caught:
-        load_original(Source(model=name, checkpoint=path))
+        load_model(Source(model=name, checkpoint=path))
     assert caught.value.message == f"{path} is not a checkpoint of {name}"
     assert caught.value.found == found
 
@@ -214,7 +214,7 @@ def test_a_checkpoint_that_contradicts_its_name_is_refused_with_both(name, other
 def test_what_a_reader_refuses_is_said_with_file_and_name(tmp_path):
     path = written(seeded("vit_w30d2h5_patch8_32").state_dict(), tmp_path / "weights.safetensors")
     with pytest.raises(CheckpointError, match=f"weights.safetensors cannot be read as {NAMES['vit']}") as caught:
-        load_original(Source(model=NAMES["vit"], checkpoint=path))
+        load_model(Source(model=NAMES["vit"], checkpoint=path))
     assert "4 heads, width 30" in caught.value.found
 
 
@@ -227,13 +227,13 @@ def test_an_image_size_other_than_the_checkpoints_resizes(name, tmp_path):
     size = (96, 64)
     if family.name == "detr":
         state = style_detr()[0]
-        base = load_original(Source(model=name, checkpoint=written(state, tmp_path / "base.safetensors")))
+        base = load_model(Source(model=name, checkpoint=written(state, tmp_path / "base.safetensors")))
         config, state = base.module.config, {key: value.clone() for key, value in base.module.state_dict().items()}
         path = tmp_path / "base.safetensors"
     else:
         state = seeded(name).state_dict()
         path = written(state, tmp_path / "weights.safetensors")
-    original = load_original(Source(model=name, checkpoint=path, image_size=size))
+    original = load_model(Source(model=name, checkpoint=path, image_size=size))
     wanted, resized = family.resize(config, state, size)
     module = family.build(wanted).eval()
     module.load_state_dict(resized)
@@ -251,13 +251,13 @@ def test_an_image_size_other_than_the_checkpoints_resizes(name, tmp_path):
 
 def test_a_name_of_timm_that_is_ours_is_ours(tmp_path):
     path = written(seeded(NAMES["vit"]).state_dict(), tmp_path / "weights.safetensors")
-    assert load_original(Source(model=f"timm:{NAMES['vit']}.some_tag", checkpoint=path)).family == "vit"
+    assert load_model(Source(model=f"timm:{NAMES['vit']}.some_tag", checkpoint=path)).family == "vit"
 
 
 def test_a_name_of_timm_that_is_not_ours_takes_classes_from_the_file(tmp_path):
     model = randomised(reference("timm").create_model("vit_wee_patch16_reg1_gap_256", num_classes=3))
     path = written(model.state_dict(), tmp_path / "weights.safetensors")
-    original = load_original(Source(model="timm:vit_wee_patch16_reg1_gap_256.sbb_in1k", checkpoint=path))
+    original = load_model(Source(model="timm:vit_wee_patch16_reg1_gap_256.sbb_in1k", checkpoint=path))
     assert (original.family, original.classes) == ("timm", 3)
     assert any(note.startswith("num_classes 3 in the checkpoint") for note in original.notes)
     with torch.no_grad():
@@ -269,12 +269,12 @@ def test_a_name_of_timm_that_is_not_ours_takes_classes_from_the_file(tmp_path):
 
 def test_no_name_at_all_is_refused():
     with pytest.raises(InputError, match="no model is named"):
-        load_original(Source())
+        load_model(Source())
 
 
 def test_an_unknown_name_is_answered_with_the_nearest():
     with pytest.raises(UnknownModelError) as caught:
-        load_original(Source(model="vit_tinny_patch16_224"))
+        load_model(Source(model="vit_tinny_patch16_224"))
     assert "vit_tiny_patch16_224" in caught.value.fix
 
 
@@ -282,7 +282,7 @@ def test_a_name_that_timm_does_not_have_either_is_answered_with_some_that_it_has
     reference("timm")
     path = written({"x": torch.ones(1)}, tmp_path / "weights.safetensors")
     with pytest.raises(UnknownModelError, match="has no architecture 'swinv2_teeny'") as caught:
-        load_original(Source(model="timm:swinv2_teeny", checkpoint=path))
+        load_model(Source(model="timm:swinv2_teeny", checkpoint=path))
     assert "swinv2_" in caught.value.fix
 
 
@@ -302,17 +302,17 @@ def test_a_missing_library_is_named_with_the_way_to_install_it(library, tmp_path
     (tmp_path / "config.json").write_text(json.dumps(config))
     written({"x": torch.ones(1)}, tmp_path / "model.safetensors")
     with pytest.raises(MissingPackageError, match=f"needs the package {library}") as caught:
-        load_original(Source(model=f"hf:{tmp_path}"))
+        load_model(Source(model=f"hf:{tmp_path}"))
     assert f"vitdeploy[{library}]" in caught.value.fix
 
 
 def test_weights_of_no_architecture_are_named(tmp_path):
     path = written({"conv.weight": torch.ones(1), "fc.bias": torch.ones(1)}, tmp_path / "weights.safetensors")
     with pytest.raises(CheckpointError, match="no architecture that vitdeploy knows") as caught:
-        load_original(Source(checkpoint=path))
+        load_model(Source(checkpoint=path))
     assert caught.value.found == "2 tensors: conv.weight, fc.bias"
     with pytest.raises(CheckpointError, match="does not fit") as caught:
-        load_original(Source(model=NAMES["vit"], checkpoint=path))
+        load_model(Source(model=NAMES["vit"], checkpoint=path))
     assert "missing: cls_token" in caught.value.found
     assert "2 unexpected: conv.weight, fc.bias" in caught.value.found
 
@@ -322,7 +322,7 @@ def test_a_state_that_is_nearly_one_of_ours_says_whose_and_what_differs(tmp_path
     del state["blocks.1.attn.proj.bias"]
     path = written({**state, "my.extra": torch.ones(1)}, tmp_path / "weights.safetensors")
     with pytest.raises(CheckpointError, match=r"weights\.safetensors \(timm's keys of a vit\) does not fit") as caught:
-        load_original(Source(checkpoint=path, heads=2))
+        load_model(Source(checkpoint=path, heads=2))
     assert caught.value.found == "1 missing: blocks.1.attn.proj.bias; 1 unexpected: my.extra"
 
 
@@ -331,7 +331,7 @@ def test_a_prefix_of_a_training_scripts_own_is_dropped(named, tmp_path):
     state = seeded(NAMES["vit"]).state_dict()
     path = written({f"net.{key}": tensor for key, tensor in state.items()}, tmp_path / "weights.safetensors")
     source = Source(model=NAMES["vit"], checkpoint=path) if named else Source(checkpoint=path, heads=4)
-    original = load_original(source)
+    original = load_model(source)
     assert "prefix 'net.' dropped from all keys" in original.notes
     assert all(torch.equal(tensor, state[key]) for key, tensor in original.module.state_dict().items())
 
@@ -352,14 +352,14 @@ def test_a_path_or_repository_instead_of_a_name_is_told_how_to_be_named(made, na
         path.parent.mkdir(exist_ok=True)
         path.touch()
     with pytest.raises(UnknownModelError, match=f"no built-in model is called '{name}', which is {what}") as caught:
-        load_original(Source(model=name))
+        load_model(Source(model=name))
     assert fix.format(name) in caught.value.fix
 
 
 def test_heads_that_contradict_the_name_are_told_to_be_left_out(tmp_path):
     path = written(seeded(NAMES["vit"]).state_dict(), tmp_path / "weights.safetensors")
     with pytest.raises(CheckpointError, match="is not a checkpoint of") as caught:
-        load_original(Source(model=NAMES["vit"], checkpoint=path, heads=2))
+        load_model(Source(model=NAMES["vit"], checkpoint=path, heads=2))
     assert caught.value.fix.startswith("leave --heads out")
 
 
@@ -370,20 +370,20 @@ def test_a_safetensors_file_may_begin_with_the_byte_of_a_pickle(tmp_path):
             break
     assert path.read_bytes()[0] == 0x80
     with pytest.raises(CheckpointError, match="no architecture"):
-        load_original(Source(checkpoint=path))
+        load_model(Source(checkpoint=path))
 
 
 def test_heads_that_nothing_tells_are_asked_for(tmp_path):
     path = written(seeded(NAMES["vit"]).state_dict(), tmp_path / "weights.safetensors")
     with pytest.raises(CheckpointError, match="number of attention heads cannot be known") as caught:
-        load_original(Source(checkpoint=path))
+        load_model(Source(checkpoint=path))
     assert "--heads" in caught.value.fix
 
 
 def test_channels_that_no_image_has_are_refused(tmp_path):
     path = written(seeded(NAMES["vit"], in_channels=5).state_dict(), tmp_path / "weights.safetensors")
     with pytest.raises(CheckpointError, match="does not take images") as caught:
-        load_original(Source(model=NAMES["vit"], checkpoint=path))
+        load_model(Source(model=NAMES["vit"], checkpoint=path))
     assert caught.value.found == "5 input channels"
 
 

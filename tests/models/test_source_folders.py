@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from tests.models.detr_reference import outputs_of, small
 from tests.models.detr_reference import randomise as randomise_detr
 from tests.references import reference
-from vitdeploy.models.source import Source, load_original
+from vitdeploy.models.source import Source, load_model
 
 LABELS = {0: "cat", 1: "dog", 2: "newt", 3: "owl", 4: "yak"}
 SHAPE = {
@@ -140,7 +140,7 @@ def test_a_folder_of_transformers_is_ours_with_its_outputs_preprocessing_and_lab
     model, statistics, answer = of_transformers(kind)
     randomised(model)
     processor = {"image_processor_type": "ViTImageProcessor", "size": SQUARE, "resample": 3, **statistics}
-    original = load_original(folder_of(model, processor, tmp_path))
+    original = load_model(folder_of(model, processor, tmp_path))
     family, task = KINDS[kind]
     assert (original.family, original.signature.task) == (family, task)
     assert original.labels == (tuple(LABELS.values()) if task == "classification" else ())
@@ -160,7 +160,7 @@ def test_a_folder_of_detr_is_ours_at_the_size_that_was_asked_for(panoptic, tmp_p
     model = small(panoptic)
     processor = {"image_processor_type": "DetrImageProcessor", "size": {"shortest_edge": 96, "longest_edge": 160}}
     source = folder_of(model, {**processor, **IMAGENET, "resample": 2}, tmp_path)
-    original = load_original(Source(model=source.model, image_size=(64, 96)))
+    original = load_model(Source(model=source.model, image_size=(64, 96)))
     assert (original.family, original.signature.task) == ("detr", "panoptic" if panoptic else "detection")
     assert original.signature.image_size == original.preprocess.crop == (64, 96)
     assert original.preprocess.mean == tuple(IMAGENET["image_mean"])
@@ -170,9 +170,9 @@ def test_a_folder_of_detr_is_ours_at_the_size_that_was_asked_for(panoptic, tmp_p
 
 def test_a_detectors_size_is_that_to_which_its_processor_resizes(tmp_path):
     processor = {"image_processor_type": "DetrImageProcessor", "size": {"height": 64, "width": 96}}
-    original = load_original(folder_of(small(False), {**processor, **IMAGENET}, tmp_path))
+    original = load_model(folder_of(small(False), {**processor, **IMAGENET}, tmp_path))
     assert original.signature.image_size == original.preprocess.crop == original.preprocess.resize == (64, 96)
-    asked = load_original(Source(model=f"hf:{tmp_path}", image_size=(96, 64)))
+    asked = load_model(Source(model=f"hf:{tmp_path}", image_size=(96, 64)))
     assert asked.signature.image_size == asked.preprocess.crop == (96, 64)
 
 
@@ -181,7 +181,7 @@ def test_labels_of_a_detector_are_those_of_its_classes_without_no_object(tmp_pat
     config = small(False).config.to_dict() | {"id2label": {i: f"thing {i}" for i in range(7)}}
     model = library.DetrForObjectDetection(library.DetrConfig.from_dict(config)).eval()
     randomise_detr(model)
-    original = load_original(folder_of(model, {**IMAGENET, "size": SQUARE}, tmp_path))
+    original = load_model(folder_of(model, {**IMAGENET, "size": SQUARE}, tmp_path))
     assert original.labels == tuple(f"thing {i}" for i in range(7))
 
 
@@ -191,7 +191,7 @@ def test_weights_in_shards_are_one_state_dict(tmp_path):
     model.save_pretrained(tmp_path, max_shard_size="30KB")
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
     (tmp_path / "preprocessor_config.json").write_text(json.dumps({"size": SQUARE, **statistics}))
-    original = load_original(Source(model=f"hf:{tmp_path}"))
+    original = load_model(Source(model=f"hf:{tmp_path}"))
     with torch.no_grad():
         assert difference(original.module(image()), answer(model, image())[0]) < 1e-5
 
@@ -199,7 +199,7 @@ def test_weights_in_shards_are_one_state_dict(tmp_path):
 def test_a_folder_without_processor_says_what_it_assumes(tmp_path):
     model = randomised(of_transformers("ViT")[0])
     model.save_pretrained(tmp_path)
-    original = load_original(Source(model=f"hf:{tmp_path}"))
+    original = load_model(Source(model=f"hf:{tmp_path}"))
     assert original.preprocess.mean == (0.5, 0.5, 0.5)
     assert any("preprocessor_config.json" in note and "assumed" in note for note in original.notes)
 
@@ -208,7 +208,7 @@ def test_a_model_that_is_not_ours_is_transformers_own_with_its_preprocessing_and
     library = reference("transformers")
     model = randomised(library.BeitForImageClassification(of_classes(library, "Beit", use_relative_position_bias=True)))
     processor = {"image_processor_type": "BeitImageProcessor", "size": SQUARE, "crop_size": SQUARE, **HALF}
-    original = load_original(folder_of(model, processor, tmp_path))
+    original = load_model(folder_of(model, processor, tmp_path))
     assert (original.family, original.labels) == ("transformers", tuple(LABELS.values()))
     assert original.preprocess.mean == (0.5, 0.5, 0.5)
     assert any("transformers" in note and "own module" in note for note in original.notes)
@@ -221,7 +221,7 @@ def test_transformers_own_module_is_resized_as_transformers_does(tmp_path):
     config = library.ViTMSNConfig(**SHAPE, id2label=LABELS)
     model = randomised(library.ViTMSNForImageClassification(config))
     source = folder_of(model, {"size": SQUARE, **IMAGENET}, tmp_path)
-    original = load_original(Source(model=source.model, image_size=(48, 40)))
+    original = load_model(Source(model=source.model, image_size=(48, 40)))
     assert original.signature.image_size == original.preprocess.crop == (48, 40)
     assert "resized from 32x32 to 48x40 pixels" in original.notes
     with torch.no_grad():
@@ -259,7 +259,7 @@ def timm_folder(name, arguments, path, classes=5):
 def test_a_folder_of_timm_gives_timms_logits_with_its_preprocessing_and_labels(kind, tmp_path):
     name, arguments, family = TIMM[kind]
     model, source = timm_folder(name, arguments, tmp_path)
-    original = load_original(source)
+    original = load_model(source)
     side = 32
     assert (original.family, original.labels) == (family, tuple(LABELS.values()))
     assert original.signature.image_size == original.preprocess.crop == (side, side)
@@ -275,7 +275,7 @@ def test_a_folder_of_timm_is_resized_as_timm_resizes(kind, tmp_path):
     timm = reference("timm")
     name, arguments, _ = TIMM[kind]
     model, source = timm_folder(name, arguments, tmp_path)
-    original = load_original(Source(model=source.model, image_size=(64, 64)))
+    original = load_model(Source(model=source.model, image_size=(64, 64)))
     assert original.signature.image_size == original.preprocess.crop == (64, 64)
     assert "resized from 32x32 to 64x64 pixels" in original.notes
     if kind.startswith("swin"):  # windows stay as large as they are
@@ -291,7 +291,7 @@ def test_a_folder_of_timm_is_resized_as_timm_resizes(kind, tmp_path):
 def test_a_module_of_timm_without_classes_gives_features(tmp_path):
     name, arguments, _ = TIMM["dinov3"]
     _, source = timm_folder(name, arguments, tmp_path, classes=0)
-    original = load_original(source)
+    original = load_model(source)
     assert original.signature.task == "features"
     assert [tensor.name for tensor in original.signature.outputs] == ["features"]
     assert original.labels == ()

@@ -11,10 +11,10 @@ import pytest
 from vitdeploy.cli.outside import outside_working_folder
 from vitdeploy.errors import UserCodeError
 from vitdeploy.models.function import from_function
-from vitdeploy.models.source import Source, load_original
+from vitdeploy.models.source import Source, load_model
 from vitdeploy.models.working_folder import WorkingFolder, shown_folder
 from vitdeploy.pipeline.measure import original_candidate
-from vitdeploy.pipeline.origin import find_origin
+from vitdeploy.pipeline.reference_model import find_reference_model
 
 NETWORK = """
 import torch
@@ -124,8 +124,8 @@ def again(work):
     """The identity of the module, as a new process would find it."""
     for module in [module for module in sys.modules if module.startswith(work)]:
         del sys.modules[module]
-    origin = find_origin(Source(function=f"{work}:build"))
-    return origin.digests[f"{work}:build"], origin.source.weights
+    reference_model = find_reference_model(Source(function=f"{work}:build"))
+    return reference_model.digests[f"{work}:build"], reference_model.source.weights
 
 
 def test_code_weights_and_answers_are_parts_of_the_key(work, tmp_path):
@@ -140,9 +140,9 @@ def test_code_weights_and_answers_are_parts_of_the_key(work, tmp_path):
 
 
 def test_another_model_at_each_call_is_refused(work):
-    origin = find_origin(Source(function=f"{work}:other"))
+    reference_model = find_reference_model(Source(function=f"{work}:other"))
     with pytest.raises(UserCodeError, match="returned another model than before") as caught:
-        load_original(origin.source)
+        load_model(reference_model.source)
     assert "--checkpoint" in caught.value.fix
 
 
@@ -150,7 +150,7 @@ def test_another_model_at_each_call_is_refused(work):
 
 
 def test_a_measuring_process_imports_it_as_the_command_did(work):
-    bench_candidate = original_candidate(find_origin(Source(function=f"{work}:build")).source)
+    bench_candidate = original_candidate(find_reference_model(Source(function=f"{work}:build")).source)
     commands = [{"do": "load", "request": {**bench_candidate.request, "threads": 1}, "batches": [1]}, {"do": "close"}]
     done = subprocess.run(
         bench_candidate.argv,

@@ -11,7 +11,7 @@ from vitdeploy.errors import CheckpointError, MissingFileError
 from vitdeploy.models import vit_family
 from vitdeploy.models.family import Hints, Signature
 from vitdeploy.models.keys import vit_transformers
-from vitdeploy.models.original import Original
+from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.zero_shot import SCALE, with_text_features
 from vitdeploy.spec import PreprocessSpec, TensorSpec
 
@@ -62,7 +62,7 @@ def tower(model):
     module = vit_family.FAMILY.build(found.config)
     module.load_state_dict(found.state)
     signature = vit_family.describe(found.config)
-    return Original("tower", "vit", module.eval(), signature, vit_family.preprocess(found.config), labels=("a", "b"))
+    return LoadedModel("tower", "vit", module.eval(), signature, vit_family.preprocess(found.config), labels=("a", "b"))
 
 
 @torch.no_grad()
@@ -120,7 +120,7 @@ def features_of(width=4, task="features"):
     outputs = (TensorSpec("features", "float32", ("batch", width)),)
     half = (0.5,) * 3
     spec = PreprocessSpec(8, (8, 8), mean=half, std=half)
-    return Original("model", "vit", torch.nn.Identity(), Signature(task, (8, 8), 3, outputs), spec)
+    return LoadedModel("model", "vit", torch.nn.Identity(), Signature(task, (8, 8), 3, outputs), spec)
 
 
 def saved(tmp_path, array):
@@ -140,7 +140,7 @@ def test_the_file_must_be_there(tmp_path):
 def test_a_model_without_image_features_takes_no_text(tmp_path, task, shape):
     model = features_of(task=task)
     signature = Signature(task, (8, 8), 3, (TensorSpec("logits", "float32", shape),))
-    model = Original("model", "vit", model.module, signature, model.preprocess)
+    model = LoadedModel("model", "vit", model.module, signature, model.preprocess)
     with pytest.raises(CheckpointError, match="text features need a model with image features") as caught:
         with_text_features(model, saved(tmp_path, np.ones((3, 4), np.float32)))
     assert task in caught.value.found

@@ -14,8 +14,8 @@ from vitdeploy.data.folder import Sample
 from vitdeploy.data.panoptic import PanopticMap
 from vitdeploy.pipeline.answers import answer_facts
 from vitdeploy.pipeline.examples import CHANGED, UNSURE, USUAL, Chosen, choose, example
-from vitdeploy.pipeline.tasks.kit import Data, Setting, thumbnail
-from vitdeploy.pipeline.tasks.kits import make_kit
+from vitdeploy.pipeline.tasks.adapter import Data, Setting, thumbnail
+from vitdeploy.pipeline.tasks.adapters import make_adapter
 from vitdeploy.pipeline.tasks.sequence import Pair
 from vitdeploy.report.answers import class_headline
 from vitdeploy.runtime.postprocess import softmax
@@ -43,8 +43,8 @@ def sure(answers, confidence, classes=CLASSES):
 
 
 @pytest.fixture
-def kit():
-    return make_kit(Setting("classification", PREPROCESS, classes=CLASSES))
+def adapter():
+    return make_adapter(Setting("classification", PREPROCESS, classes=CLASSES))
 
 
 def original(truth):
@@ -54,7 +54,7 @@ def original(truth):
     return answers, np.linspace(0.5, 0.95, len(truth))
 
 
-def test_the_worst_changes_come_first_then_the_least_sure_then_one_of_each_class(kit):
+def test_the_worst_changes_come_first_then_the_least_sure_then_one_of_each_class(adapter):
     truth = np.arange(N) % CLASSES
     answers, confidence = original(truth)
     reference, changed = sure(answers, confidence), answers.copy()
@@ -62,28 +62,28 @@ def test_the_worst_changes_come_first_then_the_least_sure_then_one_of_each_class
     changed[4] = (truth[4] + 2) % CLASSES  # wrong otherwise
     changed[[50, 150]] += 1  # right became wrong, and of 150 it is surer
     data = classes_of(Path("data"))
-    found = choose(kit, reference, {"same": reference, "changed": sure(changed, confidence)}, data)
+    found = choose(adapter, reference, {"same": reference, "changed": sure(changed, confidence)}, data)
     assert [(each.index, each.why) for each in found[:4]] == [(i, "changed") for i in (150, 50, 4, 3)]
     assert {each.engine for each in found[:4]} == {"changed"}
     assert [each.index for each in found if each.why == "unsure"] == [0, 1, 2, 5]
     usual = [each.index for each in found if each.why == "usual"]
     assert len(usual) == USUAL and len({i % CLASSES for i in usual}) >= USUAL - 2
-    everything = choose(kit, reference, {"other": sure((answers + 1) % CLASSES, confidence)}, data)
+    everything = choose(adapter, reference, {"other": sure((answers + 1) % CLASSES, confidence)}, data)
     assert [each.why for each in everything] == ["changed"] * CHANGED + ["unsure"] * UNSURE + ["usual"] * USUAL
 
 
-def test_changes_are_counted_by_what_became_of_the_answer(kit):
+def test_changes_are_counted_by_what_became_of_the_answer(adapter):
     truth = np.arange(N) % CLASSES
     answers, confidence = original(truth)
     changed = answers.copy()
     changed[[3, 50]], changed[4] = truth[3], (truth[4] + 2) % CLASSES
     engines = {"changed": sure(changed, confidence)}
-    facts = answer_facts(kit, classes_of(Path("data")), sure(answers, confidence), engines, None)
+    facts = answer_facts(adapter, classes_of(Path("data")), sure(answers, confidence), engines, None)
     assert facts["changed"]["changed"] == {"changed": 3, "lost": 1, "gained": 1}
     assert facts["classes"]["rows"][0]["class"] == "class 0" and facts["classes"]["left"] == 0
     assert np.trace(facts["confusion"]["matrix"]["original"]) == N - 10
     assert set(facts["reliability"]) == {"original", "changed"}
-    bare = answer_facts(kit, classes_of(Path("data"), labelled=False), sure(answers, confidence), engines, None)
+    bare = answer_facts(adapter, classes_of(Path("data"), labelled=False), sure(answers, confidence), engines, None)
     assert bare["changed"]["changed"] == {"changed": 3, "lost": None, "gained": None}
     assert [bare[name] for name in ("confusion", "classes", "reliability")] == [None] * 3
 
@@ -156,13 +156,17 @@ def test_an_image_of_a_detector_has_changed_where_an_object_is_alone():
 def test_boxes_are_marked_where_the_picture_shows_them():
     head = PostprocessSpec("softmax", "cxcywh", 0.5)
     preprocess = PreprocessSpec(resize=(32, 32), crop=(32, 32), mean=(0.5,) * 3, std=(0.5,) * 3)
-    kit = make_kit(Setting("detection", preprocess, head))
+    adapter = make_adapter(Setting("detection", preprocess, head))
     logits, box = np.array([[5.0, 0.0, 0.0]]), np.array([[0.5, 0.5, 0.2, 0.4]])
     found, nothing = (
         Answers({"logits": (each,), "boxes": (box,), "size": (np.array([640, 480]),)}) for each in (logits, -logits)
     )
-    assert kit.marks(found, found, 0) == {"both": [pytest.approx([0.4, 0.3, 0.6, 0.7])], "artifact": [], "original": []}
-    assert [len(each) for each in kit.marks(found, nothing, 0).values()] == [0, 1, 0]
+    assert adapter.marks(found, found, 0) == {
+        "both": [pytest.approx([0.4, 0.3, 0.6, 0.7])],
+        "artifact": [],
+        "original": [],
+    }
+    assert [len(each) for each in adapter.marks(found, nothing, 0).values()] == [0, 1, 0]
 
 
 def test_an_image_is_cut_otherwise_from_one_percent_of_its_pixels_on():
@@ -174,23 +178,23 @@ def test_an_image_is_cut_otherwise_from_one_percent_of_its_pixels_on():
 
 
 def test_changes_of_neighbours_and_of_tokens():
-    kit = make_kit(Setting("features", PREPROCESS))
+    adapter = make_adapter(Setting("features", PREPROCESS))
     data = classes_of(Path("data"), count=4, classes=2)
     near = np.array([[1, 0.1], [0, 1], [1, 0], [0.1, 1]], np.float32)
     vectors = [Answers({"features": tuple(each)}) for each in (near[[0, 1, 3, 2]], near)]
-    found = kit.changes(*vectors, data)
+    found = adapter.changes(*vectors, data)
     assert found.changed.all() and found.lost.all()
     pairs = [Pair(np.array([1]), np.array([5, 6, 0])) for _ in range(3)]
-    kit = make_kit(Setting("sequence", None, sequence=SequenceSpec(1, 2, 0, 8, 16)))
+    adapter = make_adapter(Setting("sequence", None, sequence=SequenceSpec(1, 2, 0, 8, 16)))
     tokens = Data(Path(), (), pairs, "", "")
     right, wrong, worse = (np.array(each) for each in ([5, 6, 0], [5, 7, 0], [8, 9, 0]))
     ours, theirs = (Answers({"tokens": each}) for each in ((right, wrong, worse), (wrong, right, right)))
-    found = kit.changes(ours, theirs, tokens)
+    found = adapter.changes(ours, theirs, tokens)
     assert found.gained.tolist() == [True, False, False] and found.lost.tolist() == [False, True, True]
     assert np.argsort(-found.severity).tolist() == [2, 1, 0]
 
 
-def test_an_example_names_its_file_and_has_the_smaller_picture(kit, tmp_path):
+def test_an_example_names_its_file_and_has_the_smaller_picture(adapter, tmp_path):
     noise = np.random.default_rng(0).integers(0, 256, (160, 160, 3), np.uint8)
     assert thumbnail(noise).startswith(b"\xff\xd8")
     (tmp_path / "0").mkdir()
@@ -199,7 +203,7 @@ def test_an_example_names_its_file_and_has_the_smaller_picture(kit, tmp_path):
     engines = {"engine": found}
     data = classes_of(tmp_path, 1)
     data = dataclasses.replace(data, decoded=DecodedSet(data.evaluation, tmp_path))
-    row, images = example(kit, data, Chosen(0, "usual", "engine"), found, engines, None)
+    row, images = example(adapter, data, Chosen(0, "usual", "engine"), found, engines, None)
     assert (row["sample"], row["label"], row["image"], row["marks"]) == ("0/0.png", "class 0", "0.png", None)
     assert Image.open(io.BytesIO(images["0.png"])).size == (96, 96)
     assert row["reference"]["score"] == pytest.approx(float(softmax(found.stacked("logits")).max()))

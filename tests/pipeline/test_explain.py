@@ -199,12 +199,12 @@ def test_the_command_prints_one_document_and_writes_the_picture_alone(cli, tmp_p
 
 def test_of_a_real_model_the_weights_that_are_drawn_sum_to_one(small_export, tmp_path, digits):
     """Through export, rewrites and bundle, as a user does."""
-    from vitdeploy.graph.looks import token_looks
+    from vitdeploy.graph.attention_views import token_views
     from vitdeploy.graph.optimize import OptimizeOptions
     from vitdeploy.pipeline.explain import _float_graph
+    from vitdeploy.pipeline.instrumented import run_instrumented
     from vitdeploy.pipeline.stages import optimize as stage
     from vitdeploy.pipeline.subjects import compile_bundle
-    from vitdeploy.pipeline.watched import watch
     from vitdeploy.runtime.preprocess import load_pixels
 
     for name in ("float", "bundle"):
@@ -212,11 +212,11 @@ def test_of_a_real_model_the_weights_that_are_drawn_sum_to_one(small_export, tmp
     stage.optimize({"model": small_export / "model.onnx"}, OptimizeOptions(), tmp_path / "float")
     manifest = compile_bundle(tmp_path / "float" / "model.onnx", "onnxruntime-cpu", None, None, tmp_path / "bundle")
     model = _float_graph(tmp_path / "bundle", manifest)
-    looks = token_looks(model, "the bundle")
-    assert (looks.grid, looks.prefix, looks.rows) == ((4, 4), 1, (0,))
+    views = token_views(model, "the bundle")
+    assert (views.grid, views.prefix, views.rows) == ((4, 4), 1, (0,))
     pixels = load_pixels(digits / "evaluation" / "7" / "0017.png", manifest.preprocess)
-    [watched] = watch(model, looks, [pixels], manifest.preprocess)
-    weights = [*watched.means, watched.heads]
+    [instrumented] = run_instrumented(model, views, [pixels], manifest.preprocess)
+    weights = [*instrumented.means, instrumented.heads]
     assert [each.shape for each in weights] == [(17, 17), (2, 1, 17)]
     for each in weights:
         np.testing.assert_allclose(each.sum(axis=-1), 1, atol=1e-5)

@@ -17,9 +17,9 @@ from vitdeploy.models.source import Source
 from vitdeploy.pipeline.beside import ASSUMED
 from vitdeploy.pipeline.comparison import _settings
 from vitdeploy.pipeline.job import prepare
-from vitdeploy.pipeline.origin import Overrides, find_origin, reference_runner
 from vitdeploy.pipeline.progress import silent
 from vitdeploy.pipeline.recipe import load_recipe
+from vitdeploy.pipeline.reference_model import Overrides, find_reference_model, reference_runner
 from vitdeploy.pipeline.stages.export import ExportConfig, export
 from vitdeploy.pipeline.subjects import compile_bundle, find_subjects, opened
 from vitdeploy.pipeline.sweep import Entry
@@ -38,17 +38,17 @@ def exported(request, tmp_path_factory, small_checkpoint):
     home = tmp_path_factory.mktemp("exported")
     (home / "names.txt").write_text("".join(f"{label}\n" for label in LABELS))
     overrides = Overrides(PREPROCESS, labels=home / "names.txt")
-    origin = find_origin(Source("vit_w32d2h2_patch8_32", small_checkpoint), overrides)
+    reference_model = find_reference_model(Source("vit_w32d2h2_patch8_32", small_checkpoint), overrides)
     (home / "float").mkdir()
-    export(origin, ExportConfig("small", 20, None, request.param), home / "float")
-    return origin, home / "float"
+    export(reference_model, ExportConfig("small", 20, None, request.param), home / "float")
+    return reference_model, home / "float"
 
 
 def test_nothing_is_lost_on_the_way_through_a_file(exported, tmp_path):
     original, folder = exported
     lone = tmp_path / "renamed.onnx"
     shutil.copyfile(folder / "model.onnx", lone)  # without labels.txt
-    found = find_origin(Source(str(lone)))
+    found = find_reference_model(Source(str(lone)))
     assert (found.preprocess, found.labels, found.task) == (PREPROCESS, LABELS, "classification")
     assert (found.image_size, found.channels, found.classes) == ((32, 32), 1, 10)
     assert found.notes == ("imported from renamed.onnx: classification, opset 20",)
@@ -56,7 +56,7 @@ def test_nothing_is_lost_on_the_way_through_a_file(exported, tmp_path):
     metadata = get_metadata(load_graph(tmp_path / "model.onnx"), "")
     assert (metadata.preprocess, metadata.labels) == (PREPROCESS, LABELS)
     pixels = np.random.default_rng(0).integers(0, 256, (2, 32, 32, 1), np.uint8)
-    with reference_runner(find_origin(Source(str(tmp_path / "model.onnx"))).source) as again:
+    with reference_runner(find_reference_model(Source(str(tmp_path / "model.onnx"))).source) as again:
         ours = again.infer({"image": pixels})["logits"]
     with reference_runner(original.source) as torch:
         theirs = torch.infer({"image": ((pixels / 255 - 0.4) / 0.3).astype(np.float32).transpose(0, 3, 1, 2)})["logits"]
@@ -68,7 +68,7 @@ def test_nothing_is_lost_on_the_way_through_a_file(exported, tmp_path):
 
 
 def test_a_file_that_is_written_twice_has_the_same_bytes(exported, tmp_path):
-    found = find_origin(Source(str(exported[1])))
+    found = find_reference_model(Source(str(exported[1])))
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         export(found, ExportConfig("again", 20, None, True), tmp_path / name)
@@ -78,11 +78,11 @@ def test_a_file_that_is_written_twice_has_the_same_bytes(exported, tmp_path):
 def test_what_is_given_wins_and_is_said(exported, tmp_path):
     _, folder = exported
     other = dataclasses.replace(PREPROCESS, resize=32)
-    found = find_origin(Source(str(folder)), Overrides(other, PostprocessSpec(threshold=0.7)))
+    found = find_reference_model(Source(str(folder)), Overrides(other, PostprocessSpec(threshold=0.7)))
     assert found.preprocess == other
     assert found.notes[1] == "the file was exported for other preprocessing (resize 40); what is given is taken"
     (tmp_path / "names.txt").write_text("".join(f"{i}\n" for i in range(10)))
-    found = find_origin(Source(str(folder)), Overrides(labels=tmp_path / "names.txt"))
+    found = find_reference_model(Source(str(folder)), Overrides(labels=tmp_path / "names.txt"))
     assert found.labels == tuple("0123456789")
     assert "has labels of its own; those of" in found.notes[-1]
 
@@ -91,13 +91,13 @@ def test_a_mean_that_is_part_of_the_graph_cannot_be_changed(exported):
     _, folder = exported
     other = Overrides(dataclasses.replace(PREPROCESS, mean=(0.5,)))
     if load_graph(folder / "model.onnx").graph.inputs[0].dtype.numpy() != np.uint8:
-        assert find_origin(Source(str(folder)), other).preprocess == other.preprocess
+        assert find_reference_model(Source(str(folder)), other).preprocess == other.preprocess
         return
     with pytest.raises(CheckpointError, match="normalises its images itself") as caught:
-        find_origin(Source(str(folder)), other)
+        find_reference_model(Source(str(folder)), other)
     assert (caught.value.found, "--no-preprocess" in caught.value.fix) == ("mean [0.5], std [0.3]", True)
     with pytest.raises(GraphError, match="takes pixels"):
-        export(find_origin(Source(str(folder))), ExportConfig("a", 20, None, False), folder)
+        export(find_reference_model(Source(str(folder))), ExportConfig("a", 20, None, False), folder)
 
 
 def test_thresholds_travel_too(tmp_path, exported):
@@ -106,7 +106,9 @@ def test_thresholds_travel_too(tmp_path, exported):
     metadata = dataclasses.replace(get_metadata(model, ""), postprocess=head, task="detection")
     set_metadata(model, metadata)
     save_graph(model, tmp_path / "a.onnx")
-    found = find_origin(Source(str(tmp_path / "a.onnx")), Overrides(postprocess=dataclasses.replace(head, threshold=1)))
+    found = find_reference_model(
+        Source(str(tmp_path / "a.onnx")), Overrides(postprocess=dataclasses.replace(head, threshold=1))
+    )
     assert (found.task, found.postprocess.things) == ("detection", (1, 4))
     assert found.notes[-1] == "the file was exported for other post-processing (threshold 0.3); what is given is taken"
 
@@ -115,7 +117,7 @@ def test_other_labels_beside_the_file_are_refused(exported, tmp_path):
     shutil.copyfile(exported[1] / "model.onnx", tmp_path / "model.onnx")
     (tmp_path / "labels.txt").write_text("".join(f"{label}\n" for label in (*LABELS[:3], "dog", *LABELS[4:])))
     with pytest.raises(GraphError, match=r"labels\.txt has other class names than model\.onnx") as caught:
-        find_origin(Source(str(tmp_path)))
+        find_reference_model(Source(str(tmp_path)))
     assert (caught.value.found, caught.value.wanted) == ("line 4: 'dog'", "'digit 3', as in model.onnx")
 
 
@@ -131,7 +133,7 @@ def test_labels_of_other_editors_are_read_or_refused_by_their_line(how, encoding
 
     def found():
         given = Overrides(labels=labels) if how == "given" else None
-        return find_origin(Source(str(tmp_path / "model.onnx")), given).labels
+        return find_reference_model(Source(str(tmp_path / "model.onnx")), given).labels
 
     if encoding != "utf-8-sig":
         with pytest.raises(DataError, match=rf"{labels.name} is not UTF-8") as caught:
@@ -153,7 +155,7 @@ def test_metadata_of_another_image_size_do_not_fit(exported, tmp_path):
         wanted = (CheckpointError, "the preprocessing does not fit")
     onnx.save(model, str(tmp_path / "a.onnx"))
     with pytest.raises(wanted[0], match=wanted[1]):
-        find_origin(Source(str(tmp_path / "a.onnx")))
+        find_reference_model(Source(str(tmp_path / "a.onnx")))
 
 
 @pytest.mark.parametrize("place", ["", "onnx"], ids=["beside it", "one folder up"])
@@ -168,21 +170,21 @@ def test_config_files_beside_a_file_of_others(tmp_path, place):
     model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 18)], ir_version=8)
     onnx.save(model, str(tmp_path / place / "model.onnx"))
     source = Source(str(tmp_path / place / "model.onnx"))
-    assert find_origin(source).preprocess.mean == (0.0, 0.0, 0.0)
-    assert find_origin(source).notes[-1] == ASSUMED
+    assert find_reference_model(source).preprocess.mean == (0.0, 0.0, 0.0)
+    assert find_reference_model(source).notes[-1] == ASSUMED
     processor = {"image_processor_type": "ViTImageProcessor", "size": {"height": 8, "width": 8}, "image_std": [0.2] * 3}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor), encoding="utf-8")
     (tmp_path / "config.json").write_text(json.dumps({"id2label": {0: "a", 1: "b", 2: "c"}}), encoding="utf-8")
-    found = find_origin(source)
+    found = find_reference_model(source)
     assert (found.preprocess.mean, found.preprocess.std, found.labels) == ((0.5,) * 3, (0.2,) * 3, ("a", "b", "c"))
     assert found.notes[1:] == (
         "images are prepared as preprocessor_config.json beside the file says",
         "labels: those of config.json beside the file",
     )
     (tmp_path / place / "labels.txt").write_text("x\ny\nz\n", encoding="utf-8-sig")
-    assert find_origin(source).labels == ("x", "y", "z")
+    assert find_reference_model(source).labels == ("x", "y", "z")
     (tmp_path / "preprocessor_config.json").write_text("{", encoding="utf-8")
-    assert find_origin(source).notes[2] == ASSUMED
+    assert find_reference_model(source).notes[2] == ASSUMED
 
 
 def test_a_recipe_names_the_folder(exported, digits, tmp_path):
@@ -197,12 +199,12 @@ def test_a_recipe_names_the_folder(exported, digits, tmp_path):
     recipe = load_recipe(tmp_path / "r.yaml")
     assert recipe.source.model == str(tmp_path / "float")
     [job] = prepare(recipe, skip_bad=False, progress=silent)
-    assert (job.labels, job.origin.preprocess) == (LABELS, PREPROCESS)
+    assert (job.labels, job.reference_model.preprocess) == (LABELS, PREPROCESS)
     assert "model: ../float" in recipe_text(recipe, tmp_path / "tuned")
     named = load_recipe(tmp_path / "r.yaml", ["source.model=vit_w32d2h2_patch8_32"])
     assert named.source.model == "vit_w32d2h2_patch8_32"
     with pytest.raises(GraphError, match="of another size"):  # the graph in that folder is one of 32x32
-        find_origin(dataclasses.replace(recipe.to_source(), image_size=(32, 48)))
+        find_reference_model(dataclasses.replace(recipe.to_source(), image_size=(32, 48)))
 
 
 # --- a module of one's own, on the command line -----------------------------------------------------------------------
@@ -265,9 +267,9 @@ def test_tune_and_sweep_take_it_too(own, tmp_path):
     job = prepare_search(
         load_recipe(tmp_path / "r.yaml", (), function), (), {}, skip_bad=False, progress=silent, function=function
     )
-    assert job.origin.name == function
+    assert job.reference_model.name == function
     [job] = Entry(tmp_path / "r.yaml", (), tmp_path / "store", False, function).prepare()
-    assert job.origin.source.function == function
+    assert job.reference_model.source.function == function
 
 
 @pytest.mark.parametrize("command", ["run", "tune", "sweep", "export"])

@@ -20,12 +20,12 @@ from vitdeploy.models.source import Source
 from vitdeploy.pipeline.comparison import Trial, verify_subjects
 from vitdeploy.pipeline.foresight import foresee
 from vitdeploy.pipeline.job import Job, prepare
-from vitdeploy.pipeline.origin import reference_runner
 from vitdeploy.pipeline.plan import make_plan
 from vitdeploy.pipeline.progress import silent
 from vitdeploy.pipeline.recipe import BudgetSection, load_recipe
+from vitdeploy.pipeline.reference_model import reference_runner
 from vitdeploy.pipeline.subjects import Subject, find_subjects
-from vitdeploy.pipeline.tasks.kit import DataChoice
+from vitdeploy.pipeline.tasks.adapter import DataChoice
 from vitdeploy.pipeline.tuning.tuner import Tuner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.spec import Budget
@@ -79,26 +79,26 @@ def job_of(home: Path, **source: str) -> Job:
 def named(home):
     """The job, and what the original answers."""
     job = job_of(home)
-    return job, job.kit.answers(reference_runner(job.origin.source), job.data, lambda count: None)
+    return job, job.adapter.answers(reference_runner(job.reference_model.source), job.data, lambda count: None)
 
 
 def test_folders_of_the_labels_names_are_these_classes_whatever_their_order(named):
     job, answers = named
-    found = job.kit.compare(answers, answers, job.data)
+    found = job.adapter.compare(answers, answers, job.data)
     assert found["reference_value"] > 90
     assert found["reference_top5"] >= found["reference_value"]
     assert (job.data.mapping.how, job.data.mapping.index) == ("name", {name: i for i, name in enumerate(LABELS)})
     assert job.data.facts["mapping"]["how"] == "name"
     assert (list(job.labels), job.data.notes) == (LABELS, ())
-    assert job.kit.doubt(answers, job.data, found) is None
+    assert job.adapter.doubt(answers, job.data, found) is None
     for index, sample in enumerate(job.data.evaluation):
-        assert job.kit.truth_of(job.data, index, job.labels) == sample.path.parent.name
+        assert job.adapter.truth_of(job.data, index, job.labels) == sample.path.parent.name
 
 
 def test_a_wrong_order_is_told_and_so_is_what_another_one_gives(home, named):
     job = job_of(home, labels=str(home / "sorted.txt"))
     answers = named[1]  # names are no part of an answer
-    text = job.kit.doubt(answers, job.data, {})
+    text = job.adapter.doubt(answers, job.data, {})
     assert "the class order is wrong; in another one it is" in text
     assert text.endswith("(classes are mapped by name: 10 of the data)")
 
@@ -115,10 +115,10 @@ def test_what_is_verified_depends_on_the_mapping(home, named):
 
 def test_what_cannot_be_proven_is_known_from_the_original_alone(named):
     job, answers = named
-    assert foresee(job.kit, answers, job.data, Budget()) == []
-    [text] = foresee(job.kit, answers, job.data, Budget(max_drop=0.5))
+    assert foresee(job.adapter, answers, job.data, Budget()) == []
+    [text] = foresee(job.adapter, answers, job.data, Budget(max_drop=0.5))
     assert text.startswith("110 images can prove a drop of ")
-    [text] = foresee(job.kit, answers, job.data, Budget(min_agreement=99, max_drop=20))
+    [text] = foresee(job.adapter, answers, job.data, Budget(min_agreement=99, max_drop=20))
     assert text == "110 images can prove an agreement of 96.62 % at best; 99 needs about 381 images at full agreement"
 
 

@@ -13,9 +13,9 @@ from vitdeploy.compile.tensorrt import BuildOptions
 from vitdeploy.errors import MissingFileError, RecipeError, VitdeployError
 from vitdeploy.graph.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.origin import Overrides
 from vitdeploy.pipeline.recipe import MAX_BYTES, MAX_DEPTH, load_recipe, validate
-from vitdeploy.pipeline.tasks.kit import DataChoice
+from vitdeploy.pipeline.reference_model import Overrides
+from vitdeploy.pipeline.tasks.adapter import DataChoice
 from vitdeploy.spec import Budget, PostprocessSpec, PreprocessSpec
 
 RECIPES = sorted((Path(vitdeploy.__file__).parents[1] / "recipes").glob("*.yaml"))

@@ -22,7 +22,7 @@ from vitdeploy.pipeline.regression.measured import _timed
 from vitdeploy.pipeline.regression.pairs import Pair, pair_up
 from vitdeploy.pipeline.regression.reports import NOT_IN_TURNS
 from vitdeploy.pipeline.subjects import compile_bundle
-from vitdeploy.pipeline.tasks.kit import DataChoice
+from vitdeploy.pipeline.tasks.adapter import DataChoice
 from vitdeploy.report.html import render_regression
 from vitdeploy.report.junit import render_junit
 from vitdeploy.runtime import load

@@ -14,7 +14,7 @@ from vitdeploy.bench.protocol import Protocol
 from vitdeploy.errors import CapabilityError
 from vitdeploy.models.compiled import PROVIDER, CompiledRunner
 from vitdeploy.models.reference import TorchRunner
-from vitdeploy.models.source import Source, load_original
+from vitdeploy.models.source import Source, load_model
 from vitdeploy.pipeline.progress import silent
 from vitdeploy.pipeline.recipe import validate
 from vitdeploy.pipeline.selftest.cases import Case, default_cases
@@ -200,9 +200,9 @@ def test_the_compiled_original_gives_the_originals_answers_in_half_precision(sma
     """Its code on the CPU, with the compiler left out: that needs the GPU to be worth its time."""
     source = Source("vit_w32d2h2_patch8_32", small_checkpoint)
     image = np.random.default_rng(0).standard_normal((3, 1, 32, 32), np.float32)
-    with TorchRunner(load_original(source)) as plain:
+    with TorchRunner(load_model(source)) as plain:
         wanted = plain.infer({"image": image})["logits"]
-    with torch.compiler.set_stance("force_eager"), CompiledRunner(load_original(source), device="cpu") as runner:
+    with torch.compiler.set_stance("force_eager"), CompiledRunner(load_model(source), device="cpu") as runner:
         ours = runner.infer({"image": image})["logits"]
         assert (runner.provider, runner.inputs[0].dtype, ours.dtype) == (PROVIDER, "float32", np.float32)
     assert 0 < np.abs(ours - wanted).max() < 0.02 * np.abs(wanted).max()
@@ -211,7 +211,7 @@ def test_the_compiled_original_gives_the_originals_answers_in_half_precision(sma
 def test_pytorch_compiles_each_batch_for_itself(small_checkpoint, monkeypatch):
     asked = {}
     monkeypatch.setattr(torch, "compile", lambda module, **options: asked.update(options) or module)
-    CompiledRunner(load_original(Source("vit_w32d2h2_patch8_32", small_checkpoint)), device="cpu").load()
+    CompiledRunner(load_model(Source("vit_w32d2h2_patch8_32", small_checkpoint)), device="cpu").load()
     assert asked == {"mode": "reduce-overhead", "dynamic": False}
 
 

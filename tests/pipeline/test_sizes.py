@@ -12,7 +12,7 @@ import torch
 from tests.command_line import command_line
 from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.errors import DigestError
-from vitdeploy.models.source import Source, load_original
+from vitdeploy.models.source import Source, load_model
 from vitdeploy.runtime import load
 from vitdeploy.runtime.preprocess import normalise
 
@@ -59,7 +59,7 @@ def test_the_same_share_of_the_image_is_cropped_at_each_size(run):
 
 
 def test_the_engine_of_a_size_answers_as_the_original_resized_to_it(run, small_checkpoint):
-    original = load_original(Source("vit_w32d2h2_patch8_32", small_checkpoint, (32, 40)))
+    original = load_model(Source("vit_w32d2h2_patch8_32", small_checkpoint, (32, 40)))
     pixels = np.load(run.inner / "golden/inputs.npz")["image"]
     with pytest.warns(RuntimeWarning, match="failed its budget"):
         predictor = load(run.inner, allow_failed=True)

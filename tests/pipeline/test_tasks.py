@@ -289,12 +289,12 @@ def test_an_encoder_decoder_with_token_arrays(command, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def foreign_graph(tmp_path_factory, small_checkpoint):
+def external_graph(tmp_path_factory, small_checkpoint):
     """The small model as PyTorch's TorchScript exporter writes it: opset 14, LayerNorm and GELU taken apart."""
     family, config = find_or_raise("vit_w32d2h2_patch8_32")
     model = family.build(dataclasses.replace(config, num_classes=10, in_channels=1)).eval()
     model.load_state_dict(load_file(small_checkpoint))
-    path = tmp_path_factory.mktemp("foreign") / "theirs.onnx"
+    path = tmp_path_factory.mktemp("external") / "theirs.onnx"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.onnx.export(
@@ -310,9 +310,9 @@ def foreign_graph(tmp_path_factory, small_checkpoint):
     return path
 
 
-def test_a_classifier_that_comes_as_onnx(command, foreign_graph, digits, tmp_path):
+def test_a_classifier_that_comes_as_onnx(command, external_graph, digits, tmp_path):
     recipe = {
-        "source": {"model": str(foreign_graph)},
+        "source": {"model": str(external_graph)},
         "preprocess": GREY,
         "data": {"path": str(digits), "calibration": {"images": 32}, "evaluation": {"images": 40}},
         "precision": "int8",
@@ -328,6 +328,6 @@ def test_a_classifier_that_comes_as_onnx(command, foreign_graph, digits, tmp_pat
     assert shipped["kernels"]["int8"] >= 8  # the linears of a graph that somebody else wrote are found all the same
     assert made.report["optimize"]["rewrites"]["model"]["class_token_only"] == 1
 
-    again = made.verify(digits, "--against", foreign_graph, "--num-samples", 40)
-    assert (again["against"], again["metric"]) == (str(foreign_graph), "top-1")
+    again = made.verify(digits, "--against", external_graph, "--num-samples", 40)
+    assert (again["against"], again["metric"]) == (str(external_graph), "top-1")
     assert again["agreement"] >= 80

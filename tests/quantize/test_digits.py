@@ -17,7 +17,7 @@ from vitdeploy.graph.io import get_metadata, load_graph, serialised
 from vitdeploy.graph.layer_role import multiplications
 from vitdeploy.graph.linears import find_linears
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.origin import Overrides, find_origin
+from vitdeploy.pipeline.reference_model import Overrides, find_reference_model
 from vitdeploy.pipeline.stages.compile import compile_graph
 from vitdeploy.pipeline.stages.export import ExportConfig, export
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
@@ -53,8 +53,10 @@ def images(parts):
 def folder(tmp_path_factory, digits, parts):
     """model.onnx of the digits model and statistics.npz of all its calibration images."""
     out = tmp_path_factory.mktemp("digits")
-    origin = find_origin(Source("vit_w192d4h3_patch4_32", digits / "vit_digits.safetensors"), Overrides(PREPROCESS))
-    export(origin, ExportConfig("digits", opset=20, batch=None, in_graph=True), out)
+    reference_model = find_reference_model(
+        Source("vit_w192d4h3_patch4_32", digits / "vit_digits.safetensors"), Overrides(PREPROCESS)
+    )
+    export(reference_model, ExportConfig("digits", opset=20, batch=None, in_graph=True), out)
     calibrate(out / "model.onnx", parts.calibration, out)
     return out
 

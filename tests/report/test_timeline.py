@@ -4,8 +4,8 @@ import re
 
 import numpy as np
 import pytest
-from tests.report.bench_runs import bench
 
+from tests.report.bench_runs import bench
 from tests.report.test_html import HOSTILE
 from vitdeploy.report.plots import bench_plots
 from vitdeploy.report.timeline import timeline_plots

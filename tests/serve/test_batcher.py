@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vitdeploy.serve.batcher import Batcher, Way
+from vitdeploy.serve.batcher import Batcher, ExecutionPlan
 
 
 def rows(*values):
@@ -21,7 +21,7 @@ def make(engine, max_batch, max_delay=0.0, observe=None, together=None):
 
     def plan(waiting, running):
         assert not running
-        return Way(engine, max_batch if together is None else together(waiting))
+        return ExecutionPlan(engine, max_batch if together is None else together(waiting))
 
     return Batcher(plan, max_batch, max_delay, observe)
 
@@ -168,7 +168,7 @@ def test_a_request_that_can_never_run_is_refused(count):
 
 def side_by_side(engine, max_batch):
     """Two runs at a time, each of what fits."""
-    return Batcher(lambda waiting, running: Way(engine, max_batch, alone=False), max_batch, workers=2)
+    return Batcher(lambda waiting, running: ExecutionPlan(engine, max_batch, alone=False), max_batch, workers=2)
 
 
 @settings(max_examples=25, deadline=None)
@@ -192,7 +192,7 @@ def test_runs_go_side_by_side_but_for_one_that_is_alone():
 
     def plan(waiting, running):
         asked.append((waiting, running))
-        return Way(engine, 1, alone=False) if waiting > 1 or running else Way(engine, 1)
+        return ExecutionPlan(engine, 1, alone=False) if waiting > 1 or running else ExecutionPlan(engine, 1)
 
     batcher = Batcher(plan, 8, workers=2)
     first = batcher.submit(rows(0))
@@ -210,7 +210,7 @@ def test_runs_go_side_by_side_but_for_one_that_is_alone():
 def test_what_may_not_run_now_waits_for_the_end_of_a_run():
     """The second worker is free, but the plan says: not beside another one."""
     engine = Engine(free=False)
-    batcher = Batcher(lambda waiting, running: None if running else Way(engine, 1, alone=False), 8, workers=2)
+    batcher = Batcher(lambda waiting, running: None if running else ExecutionPlan(engine, 1, alone=False), 8, workers=2)
     futures = [batcher.submit(rows(value)) for value in range(3)]
     assert engine.started.acquire(timeout=10)
     assert not engine.started.acquire(timeout=0.1)

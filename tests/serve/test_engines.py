@@ -44,9 +44,9 @@ def test_full_batches_run_in_streams_where_those_are_faster(openvino_bundle, mon
         assert engines.plan(7, 0).alone  # work for one stream and a half
         assert engines.plan(3, 1) is None
         assert (engines.plan(4, 1) is None) == (not kept)
-        way = engines.plan(8, 0)
-        assert (way.alone, way.images) == (not kept, 1 if large > 4 else 4)
-        np.testing.assert_allclose(way.run(images)["logits"], predictor.run(images)["logits"], atol=1e-6)
+        plan = engines.plan(8, 0)
+        assert (plan.alone, plan.images) == (not kept, 1 if large > 4 else 4)
+        np.testing.assert_allclose(plan.run(images)["logits"], predictor.run(images)["logits"], atol=1e-6)
 
 
 def test_streams_answer_many_requests_at_once(openvino_bundle, monkeypatch):

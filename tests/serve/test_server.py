@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from vitdeploy.errors import EngineError
-from vitdeploy.serve.batcher import Way
+from vitdeploy.serve.batcher import ExecutionPlan
 
 INFER = "/v2/models/quarters/infer"
 JSON = {"Content-Type": "application/json"}
@@ -53,13 +53,13 @@ class Held:
         self.started, self.free = threading.Semaphore(0), threading.Event()
 
     def plan(self, waiting, running):
-        way = self._engines.plan(waiting, running)
-        return way and Way(lambda tensor: self.run(way, tensor), way.images)
+        plan = self._engines.plan(waiting, running)
+        return plan and ExecutionPlan(lambda tensor: self.run(plan, tensor), plan.images)
 
-    def run(self, way, tensor):
+    def run(self, plan, tensor):
         self.started.release()
         self.free.wait(20)
-        return way.run(tensor)
+        return plan.run(tensor)
 
 
 @pytest.fixture
@@ -274,7 +274,7 @@ def test_a_late_answer_and_a_client_that_left(running, held, log):
 
 
 def test_errors_of_the_server_show_an_id_only(running, held, log, monkeypatch):
-    def broken(way, tensor):
+    def broken(plan, tensor):
         raise EngineError("the engine at /secret/path failed")
 
     held.run = broken

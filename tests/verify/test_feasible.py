@@ -7,6 +7,7 @@ from vitdeploy.spec import Budget
 from vitdeploy.verify.agreement import compare
 from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.feasible import (
+    criterion_to_prove,
     drop_by_agreement,
     drop_to_judge,
     images_for_agreement,
@@ -14,7 +15,6 @@ from vitdeploy.verify.feasible import (
     provable_agreement,
     provable_drop,
     unprovable,
-    way_to_prove,
 )
 from vitdeploy.verify.features import compare_features
 from vitdeploy.verify.gate import accuracy_gate, drop_gate
@@ -85,8 +85,8 @@ def test_without_labels_agreement_bounds_the_drop():
         (perfect(DIGITS, RIGHT, labelled=False), 0.5, "agreement"),
     ],
 )
-def test_which_bound_judges_is_settled_by_the_original_alone(found, max_drop, way):
-    assert way_to_prove(found, max_drop) == way
+def test_which_bound_judges_is_settled_by_the_original_alone(found, max_drop, criterion):
+    assert criterion_to_prove(found, max_drop) == criterion
 
 
 def test_what_is_judged_is_the_interval_of_the_way_that_was_settled():
@@ -121,7 +121,7 @@ def test_agreement_bounds_no_metric_but_top1():
     features = np.random.RandomState(0).randn(40, 8).astype(np.float32)
     neighbours = compare_features(features, features, None)
     assert drop_by_agreement(neighbours) is None
-    assert way_to_prove(neighbours, 1.0) == "labels"
+    assert criterion_to_prove(neighbours, 1.0) == "labels"
     assert unprovable(neighbours, Budget(max_drop=1.0)) == ["max_drop needs labels, and the images have none"]
     some = Comparison(
         n=30, metric="mAP", value=40.0, reference_value=40.0, drop=0.0, drop_ci95=(-2.0, 2.0),

@@ -126,7 +126,7 @@ def _no_constant(name: str) -> float:
 
 
 def _printable(text: str) -> str:
-    """Text of a foreign file, fit to be shown in a terminal."""
+    """Text of a external file, fit to be shown in a terminal."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:500])
 
 
@@ -162,11 +162,11 @@ def _check_preprocess(path: Path, spec: PreprocessSpec) -> None:
 
 
 def _check_engine(path: Path, engine: EngineSpec) -> None:
-    foreign = sorted(set(engine.options) - ENGINE_OPTIONS)
-    if foreign or engine.batch < 1 or not (engine.files and engine.inputs and engine.outputs):
+    unknown = sorted(set(engine.options) - ENGINE_OPTIONS)
+    if unknown or engine.batch < 1 or not (engine.files and engine.inputs and engine.outputs):
         raise ManifestError(
             f"{path} has an engine that is not allowed",
-            found=_printable(f"{len(engine.files)} files, batch {engine.batch}, options {foreign}"),
+            found=_printable(f"{len(engine.files)} files, batch {engine.batch}, options {unknown}"),
             wanted=f"a file, inputs, outputs, a batch of at least 1, options among {sorted(ENGINE_OPTIONS)}",
         )
     for part in engine.parts:

@@ -160,15 +160,15 @@ def _bench_on(
     import tempfile
 
     from vitdeploy.devices.registry import find_devices
+    from vitdeploy.pipeline.device_artifact import find_device_artifacts
     from vitdeploy.pipeline.on_devices import bench_on
-    from vitdeploy.pipeline.sendable import find_sendables
 
     devices = find_devices(on)
     with console, tempfile.TemporaryDirectory(prefix="vitdeploy-") as work:
         found = [
-            sendable
+            device_artifact
             for name in artifacts
-            for sendable in find_sendables(name, target=target, work=Path(work), trust=trust)
+            for device_artifact in find_device_artifacts(name, target=target, work=Path(work), trust=trust)
         ]
         outcomes = bench_on(found, protocol, percentiles, devices, console.progress, console.note)
     finish_devices(console, outcomes, lambda measured: measured, bench_lines)

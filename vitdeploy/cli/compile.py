@@ -107,7 +107,7 @@ def _compile_on(
     from vitdeploy.devices.registry import find_devices
     from vitdeploy.errors import UnknownDeviceError
     from vitdeploy.pipeline.on_devices import compile_on
-    from vitdeploy.pipeline.placing import bundle_of, place_graphs
+    from vitdeploy.pipeline.placement import bundle_of, place_graphs
 
     devices = find_devices(on)
     if len(devices) != 1:

@@ -17,7 +17,7 @@ from vitdeploy.cli.table import Column, Line, Table
 if TYPE_CHECKING:
     from vitdeploy.models.source import Source
     from vitdeploy.pipeline.batches import Asked
-    from vitdeploy.pipeline.origin import Origin, Overrides
+    from vitdeploy.pipeline.reference_model import Overrides, ReferenceModel
     from vitdeploy.pipeline.stages.export import ExportConfig
 
 
@@ -66,24 +66,27 @@ def command(
     _check_early(source[0] if source else None, options, labels)
 
     from vitdeploy.pipeline.batches import settle_batch
-    from vitdeploy.pipeline.origin import find_origin
+    from vitdeploy.pipeline.reference_model import find_reference_model
     from vitdeploy.pipeline.stages.export import export
 
     changes = {"opset": int(opset) if opset else None, "batch": batch, "in_graph": False if no_preprocess else None}
-    found: list[tuple[Origin, dict[str, Any]]] = []
+    found: list[tuple[ReferenceModel, dict[str, Any]]] = []
     with console, replacing(output, OUTPUT_NAMES) as work:
         for described, overrides, asked, config in _wanted(source[0] if source else None, options, labels, changes):
             console.progress("read the model", 0, 1)
-            origin, fixed = settle_batch(find_origin(described, overrides), asked)
+            reference_model, fixed = settle_batch(find_reference_model(described, overrides), asked)
             config = dataclasses.replace(config, batch=fixed)
-            for note in origin.notes:
+            for note in reference_model.notes:
                 console.note(note)
-            folder = work / SIZES_FOLDER / origin.size if found else work
+            folder = work / SIZES_FOLDER / reference_model.size if found else work
             folder.mkdir(parents=True, exist_ok=True)
-            found.append((origin, export(origin, config, folder, console.progress)))
-    lines = [line for origin, facts in found for line in _lines(origin, facts)]
-    lines += [f"image size {origin.size}: {output / SIZES_FOLDER / origin.size}" for origin, _ in found[1:]]
-    sizes = {origin.size: facts for origin, facts in found}
+            found.append((reference_model, export(reference_model, config, folder, console.progress)))
+    lines = [line for reference_model, facts in found for line in _lines(reference_model, facts)]
+    lines += [
+        f"image size {reference_model.size}: {output / SIZES_FOLDER / reference_model.size}"
+        for reference_model, _ in found[1:]
+    ]
+    sizes = {reference_model.size: facts for reference_model, facts in found}
     document = {**found[0][1], "path": str(output), "largest_difference": max(map(_worst, sizes.values()))}
     if len(found) > 1:
         document["sizes"] = sizes
@@ -120,7 +123,7 @@ def _wanted(
     name: str | None, options: dict[str, Any], labels: Path | None, changes: dict[str, Any]
 ) -> list[tuple[Source, Overrides, Asked, ExportConfig]]:
     """What to export and how, one a size."""
-    from vitdeploy.pipeline.origin import Overrides
+    from vitdeploy.pipeline.reference_model import Overrides
     from vitdeploy.pipeline.stages.export import ExportConfig
 
     sizes = dict.fromkeys(options.pop("image_size"))
@@ -150,15 +153,19 @@ def _worst(facts: dict[str, Any]) -> float:
     return float(max(row["max_relative_difference"] for row in facts["parity"]))
 
 
-def _lines(origin: Origin, facts: dict[str, Any]) -> list[str]:
+def _lines(reference_model: ReferenceModel, facts: dict[str, Any]) -> list[str]:
     batches = ", ".join(str(row["batch"]) for row in facts["parity"])
     model = facts["model"]
     classes = f"{model['classes']} classes, " if model["classes"] else ""
     return [
         f"{model['source']}: {model['task']}, {model['parameters']:,} parameters, {classes}opset {facts['opset']}, "
         f"IR {facts['ir_version']}",
-        *_input_lines(origin),
-        *([f"labels: {textwrap.shorten('; '.join(origin.labels), 100, placeholder=' ...')}"] if origin.labels else []),
+        *_input_lines(reference_model),
+        *(
+            [f"labels: {textwrap.shorten('; '.join(reference_model.labels), 100, placeholder=' ...')}"]
+            if reference_model.labels
+            else []
+        ),
         f"largest difference from the original (max|a-b| / max|b|) at batch {batches}: {_worst(facts):.1e}",
     ]
 
@@ -170,10 +177,10 @@ def _graph_name(name: str) -> str:
     return kept[:64] or "model"
 
 
-def _input_lines(origin: Any) -> list[str]:
-    if origin.preprocess is None:
+def _input_lines(reference_model: Any) -> list[str]:
+    if reference_model.preprocess is None:
         return []
-    spec = origin.preprocess
+    spec = reference_model.preprocess
     if isinstance(spec.resize, int):
         resize = f"resize to short side {spec.resize}"
     else:

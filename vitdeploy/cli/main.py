@@ -20,7 +20,7 @@ from vitdeploy.errors import CapabilityError, GateError, MissingPackageError, Vi
 
 SECTIONS = {
     "From a checkpoint to a bundle": {
-        "run": "The whole line: recipe in, proven bundle out.",
+        "run": "The whole pipeline: recipe in, proven bundle out.",
         "tune": "The engine to ship: every variant made and judged here.",
         "sweep": "Many recipes, one table.",
     },

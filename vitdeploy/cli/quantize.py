@@ -103,7 +103,7 @@ def command(
 
     from vitdeploy.pipeline.job import weight_bits
     from vitdeploy.pipeline.stages.compile import check_task
-    from vitdeploy.pipeline.stages.foreign import import_foreign
+    from vitdeploy.pipeline.stages.external import import_external
     from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
     from vitdeploy.pipeline.stages.search import (
         SearchConfig,
@@ -123,7 +123,7 @@ def command(
         raise click.UsageError(f"{given} has its image size already; leave out --image-size")
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder, console:
         if not is_ours(given):
-            file, notes = import_foreign(given, Path(folder), console.progress, image_size)
+            file, notes = import_external(given, Path(folder), console.progress, image_size)
             for note in notes:
                 console.note(note)
         metadata = graph_metadata(file)

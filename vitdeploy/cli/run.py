@@ -1,4 +1,4 @@
-"""`vitdeploy run RECIPE -o DIR`: the whole line."""
+"""`vitdeploy run RECIPE -o DIR`: the whole pipeline."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def command(
     skip_bad: bool,
     dry_run: bool,
 ) -> None:
-    """The whole line: recipe in, proven bundle out.
+    """The whole pipeline: recipe in, proven bundle out.
 
     Checkpoint -> ONNX -> INT8 -> engines -> verified -> benched -> one folder. Exit code 5 when the budget is not met.
     RECIPE is YAML; of its paths those that are relative begin at its folder:
@@ -73,7 +73,7 @@ def command(
     check_replaceable(out, OUTPUT_NAMES)
     check_recipe(loaded)
 
-    from vitdeploy.pipeline.assemble import run_line
+    from vitdeploy.pipeline.assemble import run_pipeline
     from vitdeploy.pipeline.job import prepare
     from vitdeploy.pipeline.plan import make_plan
     from vitdeploy.pipeline.run import default_store, preview
@@ -82,7 +82,7 @@ def command(
     with console:
         jobs = prepare(loaded, skip_bad=skip_bad, progress=console.progress, function=function)
         several = len(jobs) > 1
-        for note in dict.fromkeys(note for job in jobs for note in (*job.origin.notes, *job.data.notes)):
+        for note in dict.fromkeys(note for job in jobs for note in (*job.reference_model.notes, *job.data.notes)):
             console.note(note)
         if dry_run:
             rows = [(_at(job, name, several), there) for job in jobs for name, there in preview(make_plan(job), store)]
@@ -91,7 +91,7 @@ def command(
             document = {"plan": [{"step": name, "reuse": there} for name, there in rows], "output": str(out)}
             console.finish(document, plan, None)
             return
-        report, outcomes = run_line(
+        report, outcomes = run_pipeline(
             jobs,
             loaded,
             out,
@@ -107,7 +107,7 @@ def command(
         warnings = [f"warning: {text}" for text in outcome.report["warnings"]]
         lines += [_table(outcome.report), "", *warnings, outcome.verdict.sentence, *outcome.verdict.remarks]
         lines += [""] if several else []
-    example = "TOKENS.npz" if jobs[0].origin.preprocess is None else "IMAGE"
+    example = "TOKENS.npz" if jobs[0].reference_model.preprocess is None else "IMAGE"
     predict = command_line("vitdeploy", "predict", out, example)
     console.finish(report, lines, out, f"open {command_line(out / 'report.html')}, or: {predict}")
     unmet = [outcome for outcome in outcomes if outcome.verdict.gate.status in ("fail", "undecided")]

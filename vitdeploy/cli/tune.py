@@ -90,7 +90,7 @@ def command(
 
     with console:
         job = prepare_search(loaded, targets, bounds, skip_bad=skip_bad, progress=console.progress, function=function)
-        for note in (*job.origin.notes, *job.data.notes):
+        for note in (*job.reference_model.notes, *job.data.notes):
             console.note(note)
         tuner = Tuner(
             job,

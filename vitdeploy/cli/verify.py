@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from vitdeploy.errors import GateError
     from vitdeploy.pipeline.on_devices import Outcome
     from vitdeploy.pipeline.subjects import Subject
-    from vitdeploy.pipeline.tasks.kit import DataChoice
+    from vitdeploy.pipeline.tasks.adapter import DataChoice
     from vitdeploy.spec import Budget
     from vitdeploy.verify.gate import Gate
 
@@ -171,14 +171,14 @@ def _verify_on(
     import tempfile
 
     from vitdeploy.devices.registry import find_devices
+    from vitdeploy.pipeline.device_artifact import find_device_artifacts
     from vitdeploy.pipeline.on_devices import verify_on
-    from vitdeploy.pipeline.sendable import find_sendables
 
     devices = find_devices(on)
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as work:
-        sendable = find_sendables(artifact, target=target, work=Path(work), trust=trust)[0]
+        device_artifact = find_device_artifacts(artifact, target=target, work=Path(work), trust=trust)[0]
         return verify_on(
-            sendable,
+            device_artifact,
             theirs,
             choice,
             devices,

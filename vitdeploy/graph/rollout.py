@@ -9,39 +9,39 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from vitdeploy.graph.attention_views import AttentionViews
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.looks import Looks
 from vitdeploy.graph.mark import Weights
 
 OUTPUT = "attention"
 
 
-def add_rollout(model: ir.Model, looks: Looks) -> str:
+def add_rollout(model: ir.Model, views: AttentionViews) -> str:
     """Add the rollout (Abnar & Zuidema, arXiv 2005.00928, section 3) of the tokens that are looked at, over the
     patches; returns the name of the output, float32 [batch, rows, columns]. In place.
 
-    It is the mean over `looks.rows` of what `pipeline.rollout` computes whole. The sum of a map is the share that goes
+    It is the mean over `views.rows` of what `pipeline.rollout` computes whole. The sum of a map is the share that goes
     to patches; the rest goes to the tokens before them.
 
     Args:
-        looks: those of `model`, as `token_looks` finds them. Where the batch and the heads share an axis, the map is
+        looks: those of `model`, as `token_views` finds them. Where the batch and the heads share an axis, the map is
             right for batch 1 only.
     """
     editor = Editor(model)
-    end = looks.last.attention.mix
-    before, last = looks.blocks[:-1], looks.last
-    flow = _rows_read(editor, last, looks.rows)
+    end = views.last.attention.mix
+    before, last = views.blocks[:-1], views.last
+    flow = _rows_read(editor, last, views.rows)
     for number, weights in enumerate(reversed(before)):
         name = f"{OUTPUT}/{len(before) - 1 - number}"
         softmax = weights.attention.softmax.outputs[0]
         [mixed] = editor.node(end, "MatMul", [flow, softmax], name, None)
         flow = _half_and_half(editor, end, _over_heads(editor, end, mixed, name), flow, name)
-    start = editor.constant(np.array([looks.prefix], np.int64), f"{OUTPUT}/start")
+    start = editor.constant(np.array([views.prefix], np.int64), f"{OUTPUT}/start")
     stop = editor.constant(np.array([last.keys], np.int64), f"{OUTPUT}/stop")
     axis = editor.constant(np.array([-1], np.int64), f"{OUTPUT}/axis")
     [patches] = editor.node(end, "Slice", [flow, start, stop, axis], OUTPUT, None)
-    sizes = editor.constant(np.array([-1, *looks.grid], np.int64), f"{OUTPUT}/sizes")
-    [grid] = editor.node(end, "Reshape", [patches, sizes], OUTPUT, [_batch(model), *looks.grid])
+    sizes = editor.constant(np.array([-1, *views.grid], np.int64), f"{OUTPUT}/sizes")
+    [grid] = editor.node(end, "Reshape", [patches, sizes], OUTPUT, [_batch(model), *views.grid])
     grid.name = OUTPUT
     grid.type = ir.TensorType(ir.DataType.FLOAT)
     model.graph.outputs.append(grid)

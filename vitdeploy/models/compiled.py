@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from vitdeploy.errors import CapabilityError
-from vitdeploy.models.original import Original
+from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.reference import TorchRunner
 from vitdeploy.runtime.runner import Array
 
@@ -21,7 +21,7 @@ class CompiledRunner(TorchRunner):
     The original's module becomes a half-precision one on the device.
     """
 
-    def __init__(self, original: Original, *, device: str = "cuda") -> None:
+    def __init__(self, original: LoadedModel, *, device: str = "cuda") -> None:
         super().__init__(original)
         self.device = device
         self._compiled: Any = None

@@ -16,8 +16,8 @@ from torch import nn
 from vitdeploy.errors import CheckpointError, UserCodeError
 from vitdeploy.models.checkpoint import load_state, read_tensors
 from vitdeploy.models.config_files import timm_preprocess
-from vitdeploy.models.foreign import IMAGE_SIZE, SEED, adapt, size_of, where
-from vitdeploy.models.original import Original
+from vitdeploy.models.external import IMAGE_SIZE, SEED, adapt, size_of, where
+from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.other_kinds import refuse_state
 from vitdeploy.models.working_folder import shown_folder
 from vitdeploy.spec import PreprocessSpec
@@ -25,7 +25,7 @@ from vitdeploy.spec import PreprocessSpec
 WANTED = "a function that takes nothing and returns a torch.nn.Module"
 
 
-def from_function(reference: str, image_size: tuple[int, int] | None, checkpoint: Path | None = None) -> Original:
+def from_function(reference: str, image_size: tuple[int, int] | None, checkpoint: Path | None = None) -> LoadedModel:
     """What `package.module:function` returns when called without arguments, with the weights of `checkpoint` if given.
 
     Preprocessing comes from the module's `pretrained_cfg` where it has one (timm's modules do), else mean = std = 0.5.
@@ -60,7 +60,7 @@ def from_function(reference: str, image_size: tuple[int, int] | None, checkpoint
     if signature.postprocess is not None:
         scores = signature.postprocess.scores
         notes.append(f"detections are scored by {scores}, as the module's name tells (postprocess: says otherwise)")
-    return Original(reference, "function", adapted, signature, preprocess, notes=tuple(notes))
+    return LoadedModel(reference, "function", adapted, signature, preprocess, notes=tuple(notes))
 
 
 def _function(reference: str) -> Callable[[], Any]:

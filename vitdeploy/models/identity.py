@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import vitdeploy
-from vitdeploy.models.original import Original
+from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.working_folder import INSTALLED
 
 SEED = 0
@@ -33,7 +33,7 @@ def weights_digest(module: nn.Module) -> str:
     return total.hexdigest()
 
 
-def identity(original: Original) -> str:
+def identity(original: LoadedModel) -> str:
     """SHA-256 of the weights, the structure as the module prints it, the user's code that is loaded, the versions of
     the packages that its layers are of, and the answers to two seeded images."""
     module = original.module

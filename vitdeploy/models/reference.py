@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from vitdeploy.models.original import Original
+from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.transformer import KeyValue, Transformer
 from vitdeploy.runtime.engine import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
 from vitdeploy.runtime.runner import Array, Runner
@@ -16,7 +16,7 @@ from vitdeploy.spec import SequenceSpec, TensorSpec
 PROVIDER = "PyTorch eager"
 
 
-def torch_runner(original: Original, *, threads: int = 0) -> Runner:
+def torch_runner(original: LoadedModel, *, threads: int = 0) -> Runner:
     """The runner (not loaded yet) of an original, by its task."""
     sequence = original.signature.sequence
     if isinstance(original.module, Transformer) and sequence is not None:
@@ -70,7 +70,7 @@ class TorchRunner(Runner):
     Input "image": float32 [batch, channels, height, width], normalised. Outputs: those of the model's signature.
     """
 
-    def __init__(self, original: Original, *, threads: int = 0) -> None:
+    def __init__(self, original: LoadedModel, *, threads: int = 0) -> None:
         super().__init__("pytorch")
         self.original = original
         self.threads = threads

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from vitdeploy.errors import CheckpointError, InputError, UserCodeError
-from vitdeploy.models import catalog, foreign, function, named, names
+from vitdeploy.models import catalog, external, function, named, names
 from vitdeploy.models.checkpoint import load_state, read_checkpoint
 from vitdeploy.models.config_files import (
     fixed_size,
@@ -31,8 +31,8 @@ from vitdeploy.models.config_files import (
     transformers_processor,
 )
 from vitdeploy.models.config_fit import check_config, named_config
+from vitdeploy.models.external_transformers import from_transformers
 from vitdeploy.models.family import Family, Hints, Recognised
-from vitdeploy.models.foreign_transformers import from_transformers
 from vitdeploy.models.given import Source as Source
 from vitdeploy.models.hub import (
     CONFIG,
@@ -47,7 +47,7 @@ from vitdeploy.models.hub import (
 from vitdeploy.models.identity import weights_digest
 from vitdeploy.models.keys.transformers_config import MODEL_TYPES
 from vitdeploy.models.label_names import labels_for
-from vitdeploy.models.original import Original
+from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.zero_shot import with_text_features
 from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.spec import PreprocessSpec
@@ -79,7 +79,7 @@ def located(source: Source) -> tuple[Source, ModelFolder | None]:
     return source, near
 
 
-def load_original(source: Source, preprocess: PreprocessSpec | None = None) -> Original:
+def load_model(source: Source, preprocess: PreprocessSpec | None = None) -> LoadedModel:
     """Build the model and load its weights.
 
     Args:
@@ -104,7 +104,7 @@ def load_original(source: Source, preprocess: PreprocessSpec | None = None) -> O
     return original
 
 
-def _load(source: Source, preprocess: PreprocessSpec | None) -> Original:
+def _load(source: Source, preprocess: PreprocessSpec | None) -> LoadedModel:
     if source.function is not None:
         return function.from_function(source.function, source.image_size, source.checkpoint)
     local, folder = located(source)
@@ -132,7 +132,7 @@ def _built_in(name: str) -> tuple[Family, Any]:
     return catalog.find_or_raise(name)
 
 
-def _from_checkpoint(source: Source) -> Original:
+def _from_checkpoint(source: Source) -> LoadedModel:
     assert source.checkpoint is not None
     state, notes = read_checkpoint(source.checkpoint)
     found = catalog.recognise_within(state, Hints(source.heads, source.image_size), str(source.checkpoint))
@@ -141,7 +141,7 @@ def _from_checkpoint(source: Source) -> Original:
     return _recognised(source, found, notes)
 
 
-def _from_timm_name(source: Source, name: str) -> Original:
+def _from_timm_name(source: Source, name: str) -> LoadedModel:
     """timm:NAME with a checkpoint file: ours where the family knows the name, else timm's own module."""
     assert source.checkpoint is not None
     architecture = name.partition(".")[0]
@@ -150,10 +150,10 @@ def _from_timm_name(source: Source, name: str) -> Original:
             return _of_name(source, known, *found)
     state, notes = read_checkpoint(source.checkpoint)
     file = str(source.checkpoint)
-    return _noted(foreign.from_timm(architecture, {}, state, source.image_size, file), source.name, {}, notes)
+    return _noted(external.from_timm(architecture, {}, state, source.image_size, file), source.name, {}, notes)
 
 
-def _of_name(source: Source, name: str, family: Family, config: Any) -> Original:
+def _of_name(source: Source, name: str, family: Family, config: Any) -> LoadedModel:
     """A checkpoint file as the model of a built-in name."""
     assert source.checkpoint is not None
     state, notes = read_checkpoint(source.checkpoint)
@@ -178,7 +178,7 @@ def _from_folder(
     name: str,
     given: PreprocessSpec | None,
     check: Callable[[Recognised], None] = lambda found: None,
-) -> Original:
+) -> LoadedModel:
     """A folder with config.json: the architecture is ours where a family recognises the weights, and `check` agrees."""
     config = model_config(folder.path / CONFIG)
     state, notes = read_checkpoint(*folder.weights)
@@ -192,10 +192,10 @@ def _from_folder(
     # A part of another library's model may be one of ours, such as a detector's backbone: the whole is meant.
     found = catalog.recognise_within(state, hints, file) if _is_ours(config) else catalog.recognise(state, hints)
     if found is None and "architecture" in config:
-        original = foreign.from_timm(config["architecture"], config, state, source.image_size, file)
+        original = external.from_timm(config["architecture"], config, state, source.image_size, file)
         return _noted(original, name, config, notes)
     if found is None:
-        size = source.image_size or told or foreign.IMAGE_SIZE
+        size = source.image_size or told or external.IMAGE_SIZE
         spec, remarks = (given, ()) if given else _folder_preprocess(folder, config, _told_channels(config), size)
         own = folder.given or not (folder.path / SAFETENSORS).is_file()  # transformers reads no pickles
         original = from_transformers(folder.path, config, spec, size, state if own else None)
@@ -253,14 +253,14 @@ def _told_channels(config: Mapping[str, Any]) -> int:
     return channels if isinstance(channels, int) else 3
 
 
-def _recognised(source: Source, found: Recognised, notes: tuple[str, ...]) -> Original:
+def _recognised(source: Source, found: Recognised, notes: tuple[str, ...]) -> LoadedModel:
     family = catalog.family_named(found.family)
     file = f"{source.checkpoint} ({found.style}'s keys of a {family.name})"
     preprocess = family.preprocess(found.config)
     return _built(source, family, found.config, found.state, preprocess, (*notes, *found.notes), file=file)
 
 
-def _seeded(source: Source, family: Family, config: Any) -> Original:
+def _seeded(source: Source, family: Family, config: Any) -> LoadedModel:
     torch.manual_seed(SEED)
     module = family.build(config)
     return _built(source, family, config, module.state_dict(), family.preprocess(config), (SEEDED,), module)
@@ -275,7 +275,7 @@ def _built(
     notes: tuple[str, ...],
     module: nn.Module | None = None,
     file: str | None = None,
-) -> Original:
+) -> LoadedModel:
     """The module of a config with a state that fits it, at the image size that the source asks for.
 
     `file` is what an error calls the state.
@@ -297,7 +297,9 @@ def _built(
     signature = family.describe(config)
     if getattr(config, "num_classes", None) == 0:
         notes = (*notes, HEADLESS)
-    return Original(source.name, family.name, module.eval(), signature, preprocess, notes=tuple(dict.fromkeys(notes)))
+    return LoadedModel(
+        source.name, family.name, module.eval(), signature, preprocess, notes=tuple(dict.fromkeys(notes))
+    )
 
 
 def scaled(spec: PreprocessSpec, own: tuple[int, int], wanted: tuple[int, int]) -> PreprocessSpec:
@@ -312,7 +314,7 @@ def scaled(spec: PreprocessSpec, own: tuple[int, int], wanted: tuple[int, int]) 
     return dataclasses.replace(spec, resize=scaled, crop=wanted, fit=fit)
 
 
-def _noted(original: Original, name: str, config: Mapping[str, Any], notes: tuple[str, ...]) -> Original:
+def _noted(original: LoadedModel, name: str, config: Mapping[str, Any], notes: tuple[str, ...]) -> LoadedModel:
     """The original under the user's name for it, with the class names of its config file."""
     signature = original.signature
     classes = None if signature.task == "features" else number_of_classes(signature.outputs, signature.postprocess)
@@ -320,7 +322,7 @@ def _noted(original: Original, name: str, config: Mapping[str, Any], notes: tupl
     return dataclasses.replace(original, name=name, labels=labels, notes=(*notes, *original.notes, *remarks))
 
 
-def refuse_unusable(original: Original) -> None:
+def refuse_unusable(original: LoadedModel) -> None:
     """Raise CheckpointError where no image fits the model."""
     if original.signature.task != "sequence" and original.signature.channels not in (1, 3):
         raise CheckpointError(

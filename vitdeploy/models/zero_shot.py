@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from vitdeploy.errors import CheckpointError, MissingFileError
-from vitdeploy.models.original import Original
+from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.spec import TensorSpec
 
 # exp(t) at the end of CLIP's training, where t is clipped to log 100.
@@ -42,7 +42,7 @@ class ZeroShotClassifier(nn.Module):
         return (features / features.norm(dim=1, keepdim=True)) @ self.text
 
 
-def with_text_features(original: Original, path: Path) -> Original:
+def with_text_features(original: LoadedModel, path: Path) -> LoadedModel:
     """The classifier of a tower and a file of text features, float32 [classes, width] (.npy).
 
     Raises:

@@ -10,10 +10,10 @@ from typing import Any
 
 from vitdeploy.pipeline.examples import choose, example
 from vitdeploy.pipeline.job import Job
-from vitdeploy.pipeline.origin import ORIGINAL
 from vitdeploy.pipeline.plan import REFERENCE, candidates
+from vitdeploy.pipeline.reference_model import ORIGINAL
 from vitdeploy.pipeline.stages.verify import read_answers
-from vitdeploy.pipeline.tasks.kit import Data, Kit
+from vitdeploy.pipeline.tasks.adapter import Data, TaskAdapter
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.store.store import Artifact
 from vitdeploy.verify.changes import Changes
@@ -28,15 +28,15 @@ def report_answers(job: Job, artifacts: Mapping[str, Artifact]) -> tuple[dict[st
     labels = job.labels or None
     examples: list[dict[str, Any]] = []
     images: dict[str, bytes] = {}
-    for chosen in choose(job.kit, reference, engines, job.data):
-        row, pictures = example(job.kit, job.data, chosen, reference, engines, labels)
+    for chosen in choose(job.adapter, reference, engines, job.data):
+        row, pictures = example(job.adapter, job.data, chosen, reference, engines, labels)
         examples.append(row)
         images |= pictures
-    return {"examples": examples, "answers": answer_facts(job.kit, job.data, reference, engines, labels)}, images
+    return {"examples": examples, "answers": answer_facts(job.adapter, job.data, reference, engines, labels)}, images
 
 
 def answer_facts(
-    kit: Kit, data: Data, reference: Answers, engines: Mapping[str, Answers], labels: Sequence[str] | None
+    adapter: TaskAdapter, data: Data, reference: Answers, engines: Mapping[str, Answers], labels: Sequence[str] | None
 ) -> dict[str, Any]:
     """The facts, JSON-ready.
 
@@ -45,15 +45,15 @@ def answer_facts(
     None where samples have no class.
     """
     facts: dict[str, Any] = {
-        "changed": {name: _counts(kit.changes(found, reference, data)) for name, found in engines.items()},
+        "changed": {name: _counts(adapter.changes(found, reference, data)) for name, found in engines.items()},
         "confusion": None,
         "classes": None,
         "reliability": None,
     }
-    original = kit.classified(reference, data)
+    original = adapter.classified(reference, data)
     if original is None:
         return facts
-    found = {name: known for name, each in engines.items() if (known := kit.classified(each, data)) is not None}
+    found = {name: known for name, each in engines.items() if (known := adapter.classified(each, data)) is not None}
     every = {ORIGINAL: original, **found}
     highest = max(int(max(each.truth.max(), each.answer.max())) for each in every.values())
     told = labels or data.classes

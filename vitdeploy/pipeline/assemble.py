@@ -16,11 +16,11 @@ from vitdeploy.graph.io import graph_spec, load_graph
 from vitdeploy.pipeline.foresight import foresee
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.measure import measure, original_candidate
-from vitdeploy.pipeline.origin import ORIGINAL
 from vitdeploy.pipeline.outcome import Outcome, conclude
 from vitdeploy.pipeline.plan import CALIBRATE, OPTIMIZE, REFERENCE, Step, candidates, make_plan
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.recipe import Recipe
+from vitdeploy.pipeline.reference_model import ORIGINAL
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.pipeline.stages.compile import read_engine
 from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, graphs_in
@@ -32,7 +32,7 @@ from vitdeploy.spec import GraphSpec
 from vitdeploy.store.store import Artifact, Store
 
 
-def run_line(
+def run_pipeline(
     jobs: Sequence[Job],
     recipe: Recipe,
     out: Path,
@@ -43,8 +43,8 @@ def run_line(
     finished: Callable[[Job, Step, bool], None],
     note: Callable[[Job, str], None] = lambda job, text: None,
 ) -> tuple[dict[str, Any], list[Outcome]]:
-    """The whole line of a recipe: every stage, the bench, the bundle at `out`. Returns its report, and an outcome for
-    each image size.
+    """The whole pipeline of a recipe: every stage, the bench, the bundle at `out`. Returns its report, and an outcome
+    for each image size.
 
     Args:
         jobs: what `prepare` made of the recipe, one for each image size.
@@ -62,7 +62,7 @@ def run_line(
         )
         plan = make_plan(job)
         early = make([step for step in plan if step.name == REFERENCE])
-        for text in foresee(job.kit, read_answers(early[REFERENCE].path), job.data, job.budget):
+        for text in foresee(job.adapter, read_answers(early[REFERENCE].path), job.data, job.budget):
             note(job, text)
         artifacts = make([step for step in plan if step.name != REFERENCE], artifacts=early)
         outcomes.append(conclude(job, artifacts, bench_job(job, artifacts, progress(job))))
@@ -73,7 +73,7 @@ def bench_job(job: Job, artifacts: Mapping[str, Artifact], progress: Progress) -
     """Measure the original and every candidate: each against the original and its own FP32, mixed against INT8 too."""
     contenders = candidates(job)
     bench = job.recipe.bench
-    bench_candidates = [original_candidate(job.origin.source)]
+    bench_candidates = [original_candidate(job.reference_model.source)]
     for candidate in contenders:
         folder = artifacts[candidate.step("compile")].path
         bench_candidates.append(engine_candidate(read_engine(folder), folder, candidate.artifact))
@@ -116,10 +116,10 @@ def _write(outcome: Outcome, report: dict[str, Any], sizes: Sequence[str], work:
     write_bundle(
         work,
         name=job.recipe.name,
-        task=job.origin.task,
+        task=job.reference_model.task,
         graphs=_graphs(artifacts[OPTIMIZE].path),
-        preprocess=job.origin.preprocess,
-        postprocess=job.origin.postprocess,
+        preprocess=job.reference_model.preprocess,
+        postprocess=job.reference_model.postprocess,
         engines=engines,
         labels=job.labels,
         golden=golden_of(job, engines, gates),

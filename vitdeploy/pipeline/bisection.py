@@ -39,7 +39,7 @@ TEXT = "runs"
 
 
 @dataclass(frozen=True)
-class Told:
+class BisectionReport:
     """The document, its lines for people, and the command that fixes, "" without one."""
 
     document: dict[str, Any]
@@ -57,7 +57,7 @@ def bisect_artifact(
     seed: int,
     skip_bad: bool,
     progress: Progress,
-) -> Told:
+) -> BisectionReport:
     """Where the answers of an engine leave those of its float graph.
 
     The images are those that `vitdeploy quantize --data` would calibrate on, 32 by default: evaluation images stay
@@ -107,14 +107,16 @@ def bisect_artifact(
         found = bisect(splice)
         fix = find_fix(found, splice)
     shown = find_graph(Path(artifact)) if file.is_relative_to(folder) else file
-    told = Teller(artifact, str(shown), str(data), engine, "KL {} nats" if manifest.task == "classification" else "{}")
+    formatter = BisectionFormatter(
+        artifact, str(shown), str(data), engine, "KL {} nats" if manifest.task == "classification" else "{}"
+    )
     document = {
         **{"artifact": artifact, "against": str(shown), "engine": engine.artifact, "n": len(pixels)},
-        **{"skipped": list(skipped), "metric": told.metric, "runs": splice.runs},
+        **{"skipped": list(skipped), "metric": formatter.metric, "runs": splice.runs},
         **_plain({**asdict(found), "fix": None if fix is None else asdict(fix)}),
     }
-    document |= {"located": found.located is not None, "sentence": told.sentence(found)}
-    return Told(document, told.lines(found, fix, len(pixels), splice.runs), told.command(fix))
+    document |= {"located": found.located is not None, "sentence": formatter.sentence(found)}
+    return BisectionReport(document, formatter.lines(found, fix, len(pixels), splice.runs), formatter.command(fix))
 
 
 def _expected(splice: Splice) -> int:
@@ -143,7 +145,7 @@ def _check_same_model(graph: ir.Model, placement: ir.Model, name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Teller:
+class BisectionFormatter:
     """Says what was found. `form` is how a distance is written."""
 
     artifact: str

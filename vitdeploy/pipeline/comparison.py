@@ -12,13 +12,13 @@ from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bench.run import against_last
 from vitdeploy.data.classes import differing
 from vitdeploy.errors import InputError
-from vitdeploy.pipeline.foresight import bounds_answers, foresee, way_of
+from vitdeploy.pipeline.foresight import bounds_answers, criterion_of, foresee
 from vitdeploy.pipeline.measure import measure
 from vitdeploy.pipeline.progress import Counter, Progress
 from vitdeploy.pipeline.stages.verify import judge
 from vitdeploy.pipeline.subjects import Subject
-from vitdeploy.pipeline.tasks.kit import DataChoice, Kit, Setting
-from vitdeploy.pipeline.tasks.kits import make_kit
+from vitdeploy.pipeline.tasks.adapter import DataChoice, Setting, TaskAdapter
+from vitdeploy.pipeline.tasks.adapters import make_adapter
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import Budget
 from vitdeploy.verify.collect import Answers
@@ -56,23 +56,23 @@ class Trial:
         self, ours: Subject, theirs: Subject, choice: DataChoice, *, skip_bad: bool, progress: Progress
     ) -> None:
         self._own, self._other = _settings(ours, theirs)
-        self._kit, self._theirs, self._progress = make_kit(self._own), theirs, progress
-        self._data = self._kit.load(choice, skip_bad=skip_bad, progress=progress)
+        self._adapter, self._theirs, self._progress = make_adapter(self._own), theirs, progress
+        self._data = self._adapter.load(choice, skip_bad=skip_bad, progress=progress)
 
     def foresee(self, budget: Budget) -> list[str]:
         """What a budget asks and these samples cannot prove."""
-        return foresee(self._kit, self._reference, self._data, budget) if bounds_answers(budget) else []
+        return foresee(self._adapter, self._reference, self._data, budget) if bounds_answers(budget) else []
 
     def answers(self, ours: Subject) -> Answers:
         """What an artifact says to the samples."""
-        return self._run(self._kit, ours.runner(), ours.name)
+        return self._run(self._adapter, ours.runner(), ours.name)
 
-    def _run(self, by: Kit, runner: Runner, name: str) -> Answers:
+    def _run(self, by: TaskAdapter, runner: Runner, name: str) -> Answers:
         return by.answers(runner, self._data, Counter(self._progress, name, len(self._data.evaluation)))
 
     @functools.cached_property
     def _reference(self) -> Answers:
-        return self._run(make_kit(self._other), self._theirs.runner(), self._theirs.name)
+        return self._run(make_adapter(self._other), self._theirs.runner(), self._theirs.name)
 
     @functools.cached_property
     def _same_tensor(self) -> Answers | None:
@@ -83,18 +83,20 @@ class Trial:
         if own.preprocess == other.preprocess or not _same_shape(own, other):
             return None
         runner = self._theirs.runner()
-        kit = make_kit(dataclasses.replace(other, preprocess=own.preprocess))
-        answers = self._run(kit, runner, f"{self._theirs.name} on the same tensor")
+        adapter = make_adapter(dataclasses.replace(other, preprocess=own.preprocess))
+        answers = self._run(adapter, runner, f"{self._theirs.name} on the same tensor")
         by_itself = runner.inputs[0].dtype == "uint8"
         return None if by_itself and not _same_scale(own, other) else answers
 
     def judge(self, ours: Subject, answers: Answers, budget: Budget) -> tuple[dict[str, Any], Gate]:
         """The facts and the gate of what `ours` has answered."""
         preprocess = (self._own.preprocess, self._other.preprocess)
-        found = judge(self._kit, answers, self._reference, self._data, ours.precision, preprocess, self._same_tensor)
-        way = way_of(self._kit, self._reference, self._data, budget)
-        gate = accuracy_gate(Comparison.of(found), budget, way, GUARD[self._own.task])
-        doubt = self._kit.doubt(self._reference, self._data, found)
+        found = judge(
+            self._adapter, answers, self._reference, self._data, ours.precision, preprocess, self._same_tensor
+        )
+        criterion = criterion_of(self._adapter, self._reference, self._data, budget)
+        gate = accuracy_gate(Comparison.of(found), budget, criterion, GUARD[self._own.task])
+        doubt = self._adapter.doubt(self._reference, self._data, found)
         return {
             "artifact": ours.name,
             "against": self._theirs.name,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vitdeploy.pipeline.tasks.kit import Data, Kit
+from vitdeploy.pipeline.tasks.adapter import Data, TaskAdapter
 from vitdeploy.verify.collect import Answers
 
 # At most so many of each kind.
@@ -26,19 +26,19 @@ class Chosen:
     engine: str
 
 
-def choose(kit: Kit, reference: Answers, engines: Mapping[str, Answers], data: Data) -> list[Chosen]:
+def choose(adapter: TaskAdapter, reference: Answers, engines: Mapping[str, Answers], data: Data) -> list[Chosen]:
     """The samples to show: first those whose answer an engine changed, the worst of all first (see `verify.changes`);
     then those that the original is least sure of; then one of each class, or, where there are no classes or more of
     them, an even spread."""
     names = list(engines)
-    severity = np.stack([kit.changes(answers, reference, data).severity for answers in engines.values()])
+    severity = np.stack([adapter.changes(answers, reference, data).severity for answers in engines.values()])
     worst, by = severity.max(axis=0), severity.argmax(axis=0)
     order = np.argsort(-worst, kind="stable")
     chosen: dict[int, Why] = {int(i): "changed" for i in order[:CHANGED] if worst[i] > 0}
-    certainty = kit.certainty(reference)
+    certainty = adapter.certainty(reference)
     if certainty is not None:
         _take(chosen, np.argsort(certainty, kind="stable"), "unsure", UNSURE)
-    _take(chosen, _spread(kit, reference, data), "usual", USUAL)
+    _take(chosen, _spread(adapter, reference, data), "usual", USUAL)
     return [Chosen(i, why, names[by[i]]) for i, why in chosen.items()]
 
 
@@ -48,10 +48,10 @@ def _take(chosen: dict[int, Why], order: Iterable[int], why: Why, count: int) ->
     chosen.update(dict.fromkeys(free[:count], why))
 
 
-def _spread(kit: Kit, reference: Answers, data: Data) -> Iterator[int]:
+def _spread(adapter: TaskAdapter, reference: Answers, data: Data) -> Iterator[int]:
     """Samples of evenly spread classes, then any."""
     n = len(reference)
-    known = kit.classified(reference, data)
+    known = adapter.classified(reference, data)
     if known is not None:
         classes, first = np.unique(known.truth, return_index=True)
         yield from (int(first[i]) for i in _even(len(classes), USUAL))
@@ -63,7 +63,7 @@ def _even(n: int, count: int) -> list[int]:
 
 
 def example(
-    kit: Kit,
+    adapter: TaskAdapter,
     data: Data,
     chosen: Chosen,
     reference: Answers,
@@ -72,16 +72,16 @@ def example(
 ) -> tuple[dict[str, Any], dict[str, bytes]]:
     """A sample in report.json with all answers, and its picture by name, where it is one."""
     i = chosen.index
-    picture = kit.picture(data, i)
+    picture = adapter.picture(data, i)
     name = None if picture is None else f"{i}.png" if picture.startswith(b"\x89PNG") else f"{i}.jpg"
-    marks = kit.marks(engines[chosen.engine], reference, i)
+    marks = adapter.marks(engines[chosen.engine], reference, i)
     return {
         "number": i,
         "why": chosen.why,
-        "sample": kit.sample_name(data, i),
+        "sample": adapter.sample_name(data, i),
         "image": name,
-        "label": kit.truth_of(data, i, labels),
-        "reference": kit.show(reference, i, labels),
-        "engines": {artifact: kit.show(found, i, labels) for artifact, found in engines.items()},
+        "label": adapter.truth_of(data, i, labels),
+        "reference": adapter.show(reference, i, labels),
+        "engines": {artifact: adapter.show(found, i, labels) for artifact, found in engines.items()},
         "marks": None if marks is None else {"engine": chosen.engine, **marks},
     }, {} if name is None or picture is None else {name: picture}

@@ -12,11 +12,11 @@ import onnx_ir as ir
 from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.errors import GraphError, InputError, OutputError
 from vitdeploy.graph.admit import admit
+from vitdeploy.graph.attention_views import AttentionViews, object_views, token_views
 from vitdeploy.graph.io import get_metadata
-from vitdeploy.graph.looks import Looks, object_looks, token_looks
 from vitdeploy.graph.normalise import normalise
+from vitdeploy.pipeline.instrumented import InstrumentedOutputs, run_instrumented
 from vitdeploy.pipeline.rollout import Floats, read_by, to_grid
-from vitdeploy.pipeline.watched import Watched, watch
 from vitdeploy.publish import storage_errors, sync_folder, temporary_folder
 from vitdeploy.report.attention import Panel, attention_picture, picture_size
 from vitdeploy.runtime.detection import Detection, detect
@@ -54,26 +54,26 @@ def explain(bundle: Path, image: Path, output: Path) -> dict[str, Any]:
     pixels = load_image(image, manifest.preprocess)[0]
     model = _float_graph(bundle, manifest)
     objects = manifest.postprocess is not None
-    looks = object_looks(model, str(bundle)) if objects else token_looks(model, str(bundle))
-    [watched] = watch(model, looks, [pixels], manifest.preprocess)
+    views = object_views(model, str(bundle)) if objects else token_views(model, str(bundle))
+    [instrumented] = run_instrumented(model, views, [pixels], manifest.preprocess)
     labels = read_labels(bundle, manifest)
     if manifest.postprocess is not None:
-        panels = _object_panels(looks, watched, manifest.postprocess, pixels, labels, image)
+        panels = _object_panels(views, instrumented, manifest.postprocess, pixels, labels, image)
     else:
-        panels = _token_panels(looks, watched, labels)
-    rows, columns = looks.grid
-    subheading = f"{image.name}: {looks.reader}; {rows} × {columns} patches, {len(watched.heads)} heads"
+        panels = _token_panels(views, instrumented, labels)
+    rows, columns = views.grid
+    subheading = f"{image.name}: {views.reader}; {rows} × {columns} patches, {len(instrumented.heads)} heads"
     _write(output, attention_picture(pixels, panels, f"{manifest.name}: where it looks", subheading))
     return {
         "path": str(output),
         "image": str(image),
         "task": manifest.task,
         "size": list(picture_size(pixels, len(panels))),
-        "grid": list(looks.grid),
-        "heads": len(watched.heads),
-        "blocks": len(looks.blocks),
-        "prefix_tokens": looks.prefix,
-        "read": looks.reader,
+        "grid": list(views.grid),
+        "heads": len(instrumented.heads),
+        "blocks": len(views.blocks),
+        "prefix_tokens": views.prefix,
+        "read": views.reader,
         "maps": [panel.title for panel in panels if panel.map is not None],
     }
 
@@ -108,31 +108,33 @@ def _float_graph(bundle: Path, manifest: Manifest) -> ir.Model:
     return model
 
 
-def _token_panels(looks: Looks, watched: Watched, labels: Sequence[str] | None) -> list[Panel]:
-    heads = watched.heads
+def _token_panels(
+    views: AttentionViews, instrumented: InstrumentedOutputs, labels: Sequence[str] | None
+) -> list[Panel]:
+    heads = instrumented.heads
     maps = {
-        f"Rollout over {len(looks.blocks)} attentions": watched.flow(looks),
+        f"Rollout over {len(views.blocks)} attentions": instrumented.flow(views),
         f"Mean of the {len(heads)} heads": heads.mean(axis=0),
         **{f"Head {number}": head for number, head in enumerate(heads, start=1)},
     }
-    logits = watched.outputs.get("logits")
+    logits = instrumented.outputs.get("logits")
     note = _certain(classify(logits, labels, 1).top[0]) if logits is not None else ""
     panels = [Panel("What the model sees", note)]
     return panels + [
-        _panel(title, to_grid(read_by(weights, looks.rows), looks.grid)) for title, weights in maps.items()
+        _panel(title, to_grid(read_by(weights, views.rows), views.grid)) for title, weights in maps.items()
     ]
 
 
 def _object_panels(
-    looks: Looks,
-    watched: Watched,
+    views: AttentionViews,
+    instrumented: InstrumentedOutputs,
     head: PostprocessSpec,
     pixels: Pixels,
     labels: Sequence[str] | None,
     image: Path,
 ) -> list[Panel]:
-    maps = to_grid(watched.heads.mean(axis=0), looks.grid)
-    found = _best_objects(watched.outputs, looks.last.queries, head, pixels, labels)
+    maps = to_grid(instrumented.heads.mean(axis=0), views.grid)
+    found = _best_objects(instrumented.outputs, views.last.queries, head, pixels, labels)
     if not found:
         raise InputError(
             f"nothing is detected in {image}",

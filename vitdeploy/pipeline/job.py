@@ -12,13 +12,13 @@ from vitdeploy import __version__
 from vitdeploy.graph.io import load_graph
 from vitdeploy.pipeline.batches import settle_batch
 from vitdeploy.pipeline.capability import require_target
-from vitdeploy.pipeline.origin import Origin, find_origin, is_onnx
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.recipe import Recipe
+from vitdeploy.pipeline.reference_model import ReferenceModel, find_reference_model, is_onnx
 from vitdeploy.pipeline.stages.compile import check_task
-from vitdeploy.pipeline.tasks.kit import Data, Kit, Setting
-from vitdeploy.pipeline.tasks.kits import make_kit
-from vitdeploy.quantize.already import refuse_quantized
+from vitdeploy.pipeline.tasks.adapter import Data, Setting, TaskAdapter
+from vitdeploy.pipeline.tasks.adapters import make_adapter
+from vitdeploy.quantize.reject_quantized import reject_quantized
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.weight_bits import bits_for
 from vitdeploy.spec import Budget, WeightBits
@@ -30,14 +30,14 @@ class Job:
     """Everything a plan is a function of."""
 
     recipe: Recipe
-    origin: Origin
-    kit: Kit
+    reference_model: ReferenceModel
+    adapter: TaskAdapter
     data: Data
 
     @property
     def labels(self) -> tuple[str, ...]:
         """The class names that answers are shown with: the model's own, or those of the data."""
-        return self.origin.labels or self.data.classes
+        return self.reference_model.labels or self.data.classes
 
     @property
     def weight_bits(self) -> WeightBits:
@@ -46,12 +46,12 @@ class Job:
 
     @property
     def size(self) -> str:
-        return self.origin.size
+        return self.reference_model.size
 
     @property
     def budget(self) -> Budget:
         """What engines are judged by: the recipe's budget, with the guard where it does not bound what may be lost."""
-        return with_guard(self.recipe.to_budget(), self.origin.task)
+        return with_guard(self.recipe.to_budget(), self.reference_model.task)
 
 
 def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress, function: str | None = None) -> tuple[Job, ...]:
@@ -66,26 +66,35 @@ def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress, function: str
     for target in recipe.targets:
         require_target(target, recipe.precision)
     recipes = recipe.at_sizes()
-    origins, settled = [], []
+    reference_models, settled = [], []
     for i, each in enumerate(recipes):
         progress("read the model", i, len(recipes))
         source = dataclasses.replace(each.to_source(), function=function)
-        origin, batch = settle_batch(find_origin(source, each.to_overrides()), each.export.batch)
-        origins.append(origin)
+        reference_model, batch = settle_batch(find_reference_model(source, each.to_overrides()), each.export.batch)
+        reference_models.append(reference_model)
         settled.append(each.at_batch(batch) if batch is not None and each.export.batch == "auto" else each)
     progress("read the model", len(recipes), len(recipes))
     for target in recipe.targets:
-        check_task(origins[0].task, target, recipe.precision)
-    if recipe.precision in ("int8", "mixed") and is_onnx(origins[0].source):
-        refuse_quantized(load_graph(Path(str(origins[0].source.model))), origins[0].name)
-    kits = [make_kit(setting_of(origin)) for origin in origins]
+        check_task(reference_models[0].task, target, recipe.precision)
+    if recipe.precision in ("int8", "mixed") and is_onnx(reference_models[0].source):
+        reject_quantized(load_graph(Path(str(reference_models[0].source.model))), reference_models[0].name)
+    kits = [make_adapter(setting_of(reference_model)) for reference_model in reference_models]
     data = kits[0].load(recipe.to_choice(), skip_bad=skip_bad, progress=progress)
-    return tuple(Job(each, origin, kit, data) for each, origin, kit in zip(settled, origins, kits, strict=True))
+    return tuple(
+        Job(each, reference_model, adapter, data)
+        for each, reference_model, adapter in zip(settled, reference_models, kits, strict=True)
+    )
 
 
-def setting_of(origin: Origin) -> Setting:
+def setting_of(reference_model: ReferenceModel) -> Setting:
     return Setting(
-        origin.task, origin.preprocess, origin.postprocess, origin.sequence, origin.labels, origin.classes, origin.claim
+        reference_model.task,
+        reference_model.preprocess,
+        reference_model.postprocess,
+        reference_model.sequence,
+        reference_model.labels,
+        reference_model.classes,
+        reference_model.claim,
     )
 
 

@@ -17,10 +17,10 @@ from vitdeploy.bench.summary import block_medians, rows, samples
 from vitdeploy.bench.survey import surveyed
 from vitdeploy.graph.work import Work
 from vitdeploy.models.given import Source
-from vitdeploy.pipeline.origin import ORIGINAL, to_request
 from vitdeploy.pipeline.progress import Progress
+from vitdeploy.pipeline.reference_model import ORIGINAL, to_request
 from vitdeploy.pipeline.roofline import context_facts
-from vitdeploy.pipeline.works import works_of
+from vitdeploy.pipeline.workload import workloads_of
 from vitdeploy.runtime.interpreter import module_argv
 
 # What a ratio is of, by the scenario that it was measured in.
@@ -61,15 +61,15 @@ def measure(
         if not context:
             return summarise(bench_run, pairs, percents)
         bench_run = surveyed(bench_run, bench_candidates, tell("context"))
-    works = works_of(bench_candidates, protocol.batch_of(protocol.latency_scenario))
-    return summarise(bench_run, pairs, percents, works)
+    workloads = workloads_of(bench_candidates, protocol.batch_of(protocol.latency_scenario))
+    return summarise(bench_run, pairs, percents, workloads)
 
 
 def summarise(
     bench_run: BenchRun,
     pairs: Sequence[tuple[str, str]],
     percents: Sequence[float],
-    works: Mapping[str, Work | str] | None = None,
+    workloads: Mapping[str, Work | str] | None = None,
 ) -> dict[str, Any]:
     """Protocol, results, ratios of the named pairs, samples; context, where it was measured (see `context_facts`).
 
@@ -94,7 +94,7 @@ def summarise(
         "undecided": unreliable,
         "samples_ms": samples(bench_run),
         "block_medians_ms": block_medians(bench_run),
-        "context": context_facts(bench_run.context, results, works or {}, waits, unreliable),
+        "context": context_facts(bench_run.context, results, workloads or {}, waits, unreliable),
     }
 
 

@@ -22,14 +22,14 @@ from vitdeploy.devices.runner import RemoteRunner
 from vitdeploy.devices.shipment import entries, make_job
 from vitdeploy.errors import VitdeployError
 from vitdeploy.pipeline.comparison import Trial, unique
+from vitdeploy.pipeline.device_artifact import DeviceArtifact, placed_shipment
 from vitdeploy.pipeline.measure import summarise
-from vitdeploy.pipeline.placing import PlacedGraphs
+from vitdeploy.pipeline.placement import PlacedGraphs
 from vitdeploy.pipeline.progress import Progress
-from vitdeploy.pipeline.sendable import Sendable, placed_shipment
 from vitdeploy.pipeline.stages.compile import check_batch
 from vitdeploy.pipeline.subjects import Subject, image_request
-from vitdeploy.pipeline.tasks.kit import DataChoice
-from vitdeploy.pipeline.works import work_of
+from vitdeploy.pipeline.tasks.adapter import DataChoice
+from vitdeploy.pipeline.workload import work_of
 from vitdeploy.runtime.weight_bits import weight_remarks
 from vitdeploy.spec import Budget, EngineSpec, encode
 from vitdeploy.verify.collect import Answers
@@ -82,7 +82,7 @@ def on_all(devices: Sequence[Device], work: Callable[[Client], T], note: Note) -
 
 
 def bench_on(
-    sendables: Sequence[Sendable],
+    device_artifacts: Sequence[DeviceArtifact],
     protocol: Protocol,
     percents: Sequence[float],
     devices: Sequence[Device],
@@ -90,13 +90,13 @@ def bench_on(
     note: Note,
 ) -> list[Outcome[dict[str, Any]]]:
     """For each device what `bench_subjects` gives, with "host", "engines" (as they were made there) and "left_out"."""
-    names = unique([sendable.name for sendable in sendables])
+    names = unique([device_artifact.name for device_artifact in device_artifacts])
     shipments = [
         dataclasses.replace(
             each.shipment,
             placed=dataclasses.replace(each.shipment.placed, name=name, images=image_request(each.setting)),
         )
-        for each, name in zip(sendables, names, strict=True)
+        for each, name in zip(device_artifacts, names, strict=True)
     ]
     job, files = make_job("bench", shipments, {"protocol": encode(protocol)})
     graphs = {placed.name: files[placed.graphs[0].file] for placed in job.artifacts}
@@ -132,7 +132,7 @@ def bench_on(
 
 
 def verify_on(
-    sendable: Sendable,
+    device_artifact: DeviceArtifact,
     theirs: Subject,
     choice: DataChoice,
     devices: Sequence[Device],
@@ -143,14 +143,14 @@ def verify_on(
     note: Note,
 ) -> list[Outcome[tuple[dict[str, Any], Gate]]]:
     """The facts and the gate of the artifact as each device runs it, against `theirs`, which runs here, once."""
-    placed, files = sendable.shipment.placed, entries(sendable.shipment.files)
-    ours = Subject(sendable.name, placed.precision, sendable.setting, True, _not_here, _not_here)
+    placed, files = device_artifact.shipment.placed, entries(device_artifact.shipment.files)
+    ours = Subject(device_artifact.name, placed.precision, device_artifact.setting, True, _not_here, _not_here)
     trial = Trial(ours, theirs, choice, skip_bad=skip_bad, progress=progress)
     for text in trial.foresee(budget):
         note(text)
 
     def work(client: Client) -> tuple[Subject, Answers]:
-        name = f"{sendable.name} on {client.device.name}"
+        name = f"{device_artifact.name} on {client.device.name}"
         runner = RemoteRunner(client, placed, files, progress, name=name)
         there = dataclasses.replace(ours, name=name, runner=lambda: runner)
         answers = trial.answers(there)

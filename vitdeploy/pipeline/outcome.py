@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from vitdeploy.pipeline.answers import report_answers
-from vitdeploy.pipeline.drawn import draw_attention
-from vitdeploy.pipeline.foresight import way_of
+from vitdeploy.pipeline.foresight import criterion_of
 from vitdeploy.pipeline.job import Job, tool_versions
 from vitdeploy.pipeline.plan import CALIBRATE, EXPORT, OPTIMIZE, QUANTIZED, REFERENCE, Candidate, candidates
+from vitdeploy.pipeline.rendered import render_attention
 from vitdeploy.pipeline.stages.compile import read_engine
 from vitdeploy.pipeline.stages.files import read_json
 from vitdeploy.pipeline.stages.search import LATENCY_FILE, MIXED_FILE, SENSITIVITY_FILE
@@ -50,7 +50,7 @@ def conclude(job: Job, artifacts: Mapping[str, Artifact], bench: dict[str, Any])
     of_images = (_calibration(artifacts) or {}).get("warnings", ())
     verdict = replace(verdict, remarks=(*verdict.remarks, *of_weights, *of_images))
     answers, images = report_answers(job, artifacts)
-    attention, maps = draw_attention(artifacts, answers["examples"], images)
+    attention, maps = render_attention(artifacts, answers["examples"], images)
     report = {**_report(job, artifacts, bench, gates, verdict), **answers, "attention": attention}
     report["warnings"] = warnings_of(job, artifacts, judged[0].candidate)
     images |= maps
@@ -60,7 +60,7 @@ def conclude(job: Job, artifacts: Mapping[str, Artifact], bench: dict[str, Any])
 def warnings_of(job: Job, artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
     """What makes all numbers doubtful: it stands before the verdict. `candidate` is any that was verified."""
     reference = read_answers(artifacts[REFERENCE].path)
-    doubt = job.kit.doubt(reference, job.data, verified(artifacts, candidate))
+    doubt = job.adapter.doubt(reference, job.data, verified(artifacts, candidate))
     return [doubt] if doubt is not None else []
 
 
@@ -76,12 +76,12 @@ def _calibration(artifacts: Mapping[str, Artifact]) -> dict[str, Any] | None:
 
 def _gates(job: Job, artifacts: Mapping[str, Artifact], bench: dict[str, Any]) -> dict[str, Gate]:
     budget = job.budget
-    way = way_of(job.kit, read_answers(artifacts[REFERENCE].path), job.data, budget)
+    criterion = criterion_of(job.adapter, read_answers(artifacts[REFERENCE].path), job.data, budget)
     rows = {row["artifact"]: row for row in bench["results"]}
     gates = {}
     for candidate in candidates(job):
         compared = Comparison.of(verified(artifacts, candidate))
-        accuracy = accuracy_gate(compared, budget, way, GUARD[job.origin.task])
+        accuracy = accuracy_gate(compared, budget, criterion, GUARD[job.reference_model.task])
         size, row = engine_bytes(artifacts, candidate), rows[candidate.artifact]
         gates[candidate.artifact] = engine_gate(accuracy, budget, size, row)
     return gates
@@ -99,7 +99,7 @@ def engine_bytes(artifacts: Mapping[str, Artifact], candidate: Candidate) -> int
 
 def _checkpoint(job: Job) -> str | None:
     """The name of the file or files that the weights came from."""
-    return next((name for name in job.origin.digests if not name.endswith((".json", ".npy"))), None)
+    return next((name for name in job.reference_model.digests if not name.endswith((".json", ".npy"))), None)
 
 
 def _report(
@@ -110,7 +110,7 @@ def _report(
     verdict: Verdict,
 ) -> dict[str, Any]:
     exported = read_json(artifacts[EXPORT].path / "export.json")
-    digests, checkpoint = job.origin.digests, _checkpoint(job)
+    digests, checkpoint = job.reference_model.digests, _checkpoint(job)
     return {
         **heading(job),
         "verdict": {
@@ -136,8 +136,8 @@ def _report(
         "provenance": {
             "recipe": job.recipe.model_dump(mode="json"),
             "source": {
-                "model": job.origin.source.function or job.recipe.source.model,
-                "revision": job.origin.revision,
+                "model": job.reference_model.source.function or job.recipe.source.model,
+                "revision": job.reference_model.revision,
                 "sha256": dict(digests),
             },
             "data": {"calibration": job.data.calibration_digest, "evaluation": job.data.evaluation_digest},
@@ -152,7 +152,7 @@ def heading(job: Job) -> dict[str, Any]:
     return {
         "format": 1,
         "name": job.recipe.name,
-        "task": job.origin.task,
+        "task": job.reference_model.task,
         "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
 
@@ -163,7 +163,7 @@ def data_facts(job: Job) -> dict[str, Any]:
     return {
         "path": data.path,
         "labels": data.labels,
-        "noun": job.kit.noun,
+        "noun": job.adapter.noun,
         "evaluation_images": len(job.data.evaluation),
         "calibration_images": len(job.data.calibration),
         "skipped": len(job.data.skipped),

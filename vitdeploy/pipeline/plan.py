@@ -9,8 +9,8 @@ from typing import Any
 
 from vitdeploy.pipeline.examples import choose
 from vitdeploy.pipeline.job import Job, tool_versions
-from vitdeploy.pipeline.origin import Origin
 from vitdeploy.pipeline.progress import Progress
+from vitdeploy.pipeline.reference_model import ReferenceModel
 from vitdeploy.pipeline.stages import attention as looking
 from vitdeploy.pipeline.stages import compile as compiling
 from vitdeploy.pipeline.stages import verify as judging
@@ -20,7 +20,7 @@ from vitdeploy.pipeline.stages.optimize import optimize
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graphs
 from vitdeploy.pipeline.stages.search import SearchConfig, find_mixed, read_mixed
 from vitdeploy.pipeline.stages.typed import place_typed
-from vitdeploy.pipeline.tasks.kit import ImageKit
+from vitdeploy.pipeline.tasks.adapter import ImageKit
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.nvidia import describe_gpu
 from vitdeploy.runtime.tensorrt_identity import fingerprint
@@ -88,7 +88,7 @@ def make_plan(job: Job) -> list[Step]:
     contenders = candidates(job)
     reference, *verdicts = judge_plan(job, contenders)
     steps = [reference, *engine_plan(job, contenders), *verdicts]
-    return [*steps, _attention(job, contenders)] if job.origin.task in looking.TASKS else steps
+    return [*steps, _attention(job, contenders)] if job.reference_model.task in looking.TASKS else steps
 
 
 def engine_plan(job: Job, contenders: Sequence[Candidate]) -> list[Step]:
@@ -108,17 +108,17 @@ def judge_plan(job: Job, contenders: Sequence[Candidate]) -> list[Step]:
     return [reference_step(job), *(_verify(job, candidate) for candidate in contenders)]
 
 
-def _original(origin: Origin) -> dict[str, Any]:
+def _original(reference_model: ReferenceModel) -> dict[str, Any]:
     """What answers of the original depend on, beside the bytes of its files; no path of this machine is part of it."""
-    source = origin.source
+    source = reference_model.source
     return {
-        "model": None if origin.digests and source.checkpoint is None else source.model,
+        "model": None if reference_model.digests and source.checkpoint is None else source.model,
         "image_size": source.image_size,
         "batch": source.only_batch,
         "heads": source.heads,
-        "preprocess": encode(origin.preprocess),
-        "postprocess": encode(origin.postprocess),
-        "labels": list(origin.labels),
+        "preprocess": encode(reference_model.preprocess),
+        "postprocess": encode(reference_model.postprocess),
+        "labels": list(reference_model.labels),
     }
 
 
@@ -126,14 +126,14 @@ def _export(job: Job) -> Step:
     config = job.recipe.to_export()
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
-        export(job.origin, config, out, progress)
+        export(job.reference_model, config, out, progress)
 
     return Step(
         EXPORT,
         "export",
         write,
-        {**_original(job.origin), **encode(config)},
-        outside=dict(job.origin.digests),
+        {**_original(job.reference_model), **encode(config)},
+        outside=dict(job.reference_model.digests),
         tools=tool_versions(EXPORT_TOOLS),
         version=3,
     )
@@ -241,15 +241,15 @@ def reference_step(job: Job) -> Step:
     """What the original says to the evaluation samples; it needs no other step."""
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
-        judging.run_reference(job.origin, job.kit, job.data, out, progress)
+        judging.run_reference(job.reference_model, job.adapter, job.data, out, progress)
 
     return Step(
         REFERENCE,
         "reference",
         write,
-        _original(job.origin),
+        _original(job.reference_model),
         (),
-        {**job.origin.digests, "samples": job.data.evaluation_digest},
+        {**job.reference_model.digests, "samples": job.data.evaluation_digest},
         {**tool_versions(("torch", "timm", "transformers", "pillow", "numpy")), "host": str(describe_host())},
         version=2,
     )
@@ -259,14 +259,14 @@ def _verify(job: Job, candidate: Candidate) -> Step:
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         folder = folders[candidate.step("compile")].path
         engine = compiling.read_engine(folder)
-        judging.run_engine(engine, folder, job.kit, job.data, out, progress)
+        judging.run_engine(engine, folder, job.adapter, job.data, out, progress)
         found = judging.judge(
-            job.kit,
+            job.adapter,
             judging.read_answers(out),
             judging.read_answers(folders[REFERENCE].path),
             job.data,
             engine.precision,
-            (job.origin.preprocess, job.origin.preprocess),
+            (job.reference_model.preprocess, job.reference_model.preprocess),
             None,
         )
         write_json(out / "verify.json", found)
@@ -276,8 +276,8 @@ def _verify(job: Job, candidate: Candidate) -> Step:
         "verify",
         write,
         {
-            "preprocess": encode(job.origin.preprocess),
-            "postprocess": encode(job.origin.postprocess),
+            "preprocess": encode(job.reference_model.preprocess),
+            "postprocess": encode(job.reference_model.postprocess),
             "mapping": job.data.mapping.digest if job.data.mapping is not None else None,
         },
         (candidate.step("compile"), REFERENCE),
@@ -289,14 +289,14 @@ def _verify(job: Job, candidate: Candidate) -> Step:
 
 def _attention(job: Job, contenders: Sequence[Candidate]) -> Step:
     """Attention is read of the original, and of what is shipped in INT8, on the first examples of the report."""
-    assert isinstance(job.kit, ImageKit)
-    kit, shown = job.kit, [c for c in contenders if c.shipped and c.precision in ("int8", "mixed")]
+    assert isinstance(job.adapter, ImageKit)
+    adapter, shown = job.adapter, [c for c in contenders if c.shipped and c.precision in ("int8", "mixed")]
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         reference = judging.read_answers(folders[REFERENCE].path)
         answers = {c.artifact: judging.read_answers(folders[c.step("verify")].path) for c in contenders}
-        numbers = [each.index for each in choose(kit, reference, answers, job.data)[: looking.IMAGES]]
-        preprocess, pixels = kit.setting.images, kit.pixels(job.data)
+        numbers = [each.index for each in choose(adapter, reference, answers, job.data)[: looking.IMAGES]]
+        preprocess, pixels = adapter.setting.images, adapter.pixels(job.data)
         images = {number: pixels[number][0] for number in numbers}
         placements = {c.artifact: folders[c.step("place")].path / MODEL_FILE for c in shown}
         looking.find_attention(folders[EXPORT].path / MODEL_FILE, placements, images, preprocess, out, progress)
@@ -305,7 +305,7 @@ def _attention(job: Job, contenders: Sequence[Candidate]) -> Step:
         ATTENTION,
         "attention",
         write,
-        {"preprocess": encode(job.origin.preprocess), "images": looking.IMAGES},
+        {"preprocess": encode(job.reference_model.preprocess), "images": looking.IMAGES},
         (EXPORT, REFERENCE, *(c.step("place") for c in shown), *(c.step("verify") for c in contenders)),
         {"samples": job.data.evaluation_digest},
         tool_versions(("onnx", "onnx-ir", "onnxruntime", "numpy", "pillow")),

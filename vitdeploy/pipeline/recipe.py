@@ -29,9 +29,9 @@ from vitdeploy.spec import TARGETS, Budget, CropRounding, Fit, Interpolation, Po
 if TYPE_CHECKING:
     from vitdeploy.graph.optimize import OptimizeOptions
     from vitdeploy.models.source import Source
-    from vitdeploy.pipeline.origin import Overrides
+    from vitdeploy.pipeline.reference_model import Overrides
     from vitdeploy.pipeline.stages.export import ExportConfig
-    from vitdeploy.pipeline.tasks.kit import DataChoice
+    from vitdeploy.pipeline.tasks.adapter import DataChoice
 
 MAX_BYTES = 1 << 20
 MAX_DEPTH = 32
@@ -235,7 +235,7 @@ class BundleSection(Section):
 
 
 class Recipe(Section):
-    """The whole line, schema version 1.
+    """The whole pipeline, schema version 1.
 
     `vnni`: whether the CPU that runs INT8 has it; auto: as this machine.
     """
@@ -354,7 +354,7 @@ class Recipe(Section):
         )
 
     def to_overrides(self) -> Overrides:
-        from vitdeploy.pipeline.origin import Overrides
+        from vitdeploy.pipeline.reference_model import Overrides
 
         return Overrides(
             preprocess=self.preprocess.to_spec() if self.preprocess else None,
@@ -363,7 +363,7 @@ class Recipe(Section):
         )
 
     def to_choice(self) -> DataChoice:
-        from vitdeploy.pipeline.tasks.kit import DataChoice
+        from vitdeploy.pipeline.tasks.adapter import DataChoice
 
         data = self.data
         return DataChoice(

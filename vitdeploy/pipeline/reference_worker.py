@@ -8,20 +8,20 @@ from typing import Any
 
 from vitdeploy.bench.worker import serve
 from vitdeploy.errors import TargetError
-from vitdeploy.models.original import Original
-from vitdeploy.models.source import Source, load_original
-from vitdeploy.pipeline.origin import from_request, is_onnx, reference_runner
+from vitdeploy.models.loaded import LoadedModel
+from vitdeploy.models.source import Source, load_model
+from vitdeploy.pipeline.reference_model import from_request, is_onnx, reference_runner
 from vitdeploy.runtime.runner import Runner
 
 
 @functools.lru_cache(maxsize=1)
-def _original(source: Source) -> Original | None:
-    return None if is_onnx(source) else load_original(source)
+def _original(source: Source) -> LoadedModel | None:
+    return None if is_onnx(source) else load_model(source)
 
 
 def make_runner(request: dict[str, Any]) -> Runner:
-    """The runner of a source (`origin.to_request`) with "threads" and "batch" beside it; any batch goes, unless the
-    source is of one alone.
+    """The runner of a source (`reference_model.to_request`) with "threads" and "batch" beside it; any batch goes,
+    unless the source is of one alone.
 
     Raises:
         TargetError: it is asked for at another batch.

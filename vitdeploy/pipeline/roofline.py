@@ -28,7 +28,7 @@ ABOVE = "above 100 %: faster than the probe, which ran at another moment and wit
 def context_facts(
     context: Context | None,
     results: Sequence[Mapping[str, Any]],
-    works: Mapping[str, Work | str],
+    workloads: Mapping[str, Work | str],
     waits: bool = False,
     undecided: Collection[str] = (),
 ) -> dict[str, Any] | None:
@@ -61,7 +61,7 @@ def context_facts(
             _artifact(
                 row,
                 context,
-                works.get(row["artifact"], "only engines are counted"),
+                workloads.get(row["artifact"], "only engines are counted"),
                 waits=waits,
                 decided=row["artifact"] not in undecided,
             )

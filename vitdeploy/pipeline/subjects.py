@@ -28,13 +28,13 @@ from vitdeploy.models.given import Source
 from vitdeploy.models.hub import is_hub_name
 from vitdeploy.models.names import FUNCTION
 from vitdeploy.pipeline.measure import original_candidate
-from vitdeploy.pipeline.origin import find_origin, reference_runner
-from vitdeploy.pipeline.placing import bundle_of, place_graphs
+from vitdeploy.pipeline.placement import bundle_of, place_graphs
 from vitdeploy.pipeline.progress import Progress, silent
+from vitdeploy.pipeline.reference_model import find_reference_model, reference_runner
 from vitdeploy.pipeline.stages.compile import compile_graphs, loads_here, read_engine
 from vitdeploy.pipeline.stages.files import MODEL_FILE, is_ours, known_labels
 from vitdeploy.pipeline.stages.files import find_graph as find_graph
-from vitdeploy.pipeline.tasks.kit import Setting
+from vitdeploy.pipeline.tasks.adapter import Setting
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import describe_host
@@ -156,16 +156,16 @@ def find_subjects(
     from vitdeploy.pipeline.job import setting_of
 
     named = is_hub_name(text)
-    origin, batch = settle_batch(find_origin(_named(text, source)))
+    reference_model, batch = settle_batch(find_reference_model(_named(text, source)))
     return [
         Subject(
             text,
             "fp32",
-            setting_of(origin),
+            setting_of(reference_model),
             named,
-            lambda: reference_runner(origin.source),
-            lambda name: original_candidate(origin.source, name),
-            origin.notes[-1:] if batch is not None else (),
+            lambda: reference_runner(reference_model.source),
+            lambda name: original_candidate(reference_model.source, name),
+            reference_model.notes[-1:] if batch is not None else (),
         )
     ]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from vitdeploy.errors import InputError, VitdeployError
-from vitdeploy.pipeline.assemble import run_line
+from vitdeploy.pipeline.assemble import run_pipeline
 from vitdeploy.pipeline.executors import Executor
 from vitdeploy.pipeline.job import Job, prepare
 from vitdeploy.pipeline.plan import Step, make_plan
@@ -134,7 +134,7 @@ def _measure(entry: Entry, recipe: Recipe, out: Path, told: Callable[[str], None
     jobs = entry.prepare()
     for note in dict.fromkeys(note for job in jobs for note in job.data.notes):
         told(f"{recipe.name}: {note}")
-    report, _ = run_line(
+    report, _ = run_pipeline(
         jobs,
         recipe,
         out,

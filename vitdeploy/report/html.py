@@ -13,12 +13,12 @@ from markupsafe import Markup
 
 from vitdeploy.report import (
     answers,
+    attention_views,
     changes,
     context,
     examples,
     flags,
     half,
-    looks,
     lookup,
     measures,
     notices,
@@ -203,7 +203,7 @@ def _context(report: dict[str, Any], images: Mapping[str, bytes]) -> dict[str, A
         "shown": quantization.SHOWN,
         "examples": others,
         "chosen": _why(report),
-        "attention": looks.attention_maps(report, images),
+        "attention": attention_views.attention_maps(report, images),
         "ticked": any(group.correct for each in (*changed, *others) for group in each.groups),
         "recipe": json.dumps(report["provenance"]["recipe"], indent=2, ensure_ascii=False),
         "digests": _digests(report),

@@ -18,7 +18,7 @@ import onnx_ir as ir
 from vitdeploy.errors import DataError
 from vitdeploy.graph.cuts import part
 from vitdeploy.graph.io import save_graph
-from vitdeploy.quantize.placed import find_quantized, make_float
+from vitdeploy.quantize.placement_reader import find_quantized, make_float
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Array, Runner

@@ -18,7 +18,7 @@ Observe = Callable[[int, float], None]
 
 
 @dataclass(frozen=True)
-class Way:
+class ExecutionPlan:
     """How the next images run: `run` gets [n, ...] and gives outputs [n, ...]. At most `images` of those that wait go
     together, and a request of more than that runs whole. `alone`: nothing else runs meanwhile."""
 
@@ -28,7 +28,7 @@ class Way:
 
 
 # How the next images run when so many wait while so many runs are going; None: not before one of these has ended.
-Plan = Callable[[int, int], "Way | None"]
+Plan = Callable[[int, int], "ExecutionPlan | None"]
 
 
 @dataclass(frozen=True)
@@ -110,35 +110,35 @@ class Batcher:
 
     def _work(self) -> None:
         while (taken := self._take()) is not None:
-            way, batch = taken
+            plan, batch = taken
             running = [item for item in batch if item.future.set_running_or_notify_cancel()]
             if running:
-                self._answer(way, running)
+                self._answer(plan, running)
             with self._changed:
                 self._running -= 1
                 self._alone = False
                 self._changed.notify_all()
 
-    def _take(self) -> tuple[Way, list[_Waiting]] | None:
+    def _take(self) -> tuple[ExecutionPlan, list[_Waiting]] | None:
         """The next requests that run together, and how; None when all is done."""
         with self._changed:
-            while (way := self._next()) is None:
+            while (plan := self._next()) is None:
                 if self._closing and not self._queue:
                     return None
                 self._changed.wait(self._patience())
             batch = [self._queue.popleft()]
             images = len(batch[0].tensor)
-            while self._queue and images + len(self._queue[0].tensor) <= way.images:
+            while self._queue and images + len(self._queue[0].tensor) <= plan.images:
                 batch.append(self._queue.popleft())
                 images += len(batch[-1].tensor)
             self._images -= images
             self._running += 1
-            self._alone = way.alone
+            self._alone = plan.alone
             if self._queue:
                 self._changed.notify()
-            return way, batch
+            return plan, batch
 
-    def _next(self) -> Way | None:
+    def _next(self) -> ExecutionPlan | None:
         """How the next images run; None where none may now."""
         if not self._queue or self._alone or self._patience() is not None:
             return None
@@ -151,12 +151,12 @@ class Batcher:
         left = self._queue[0].since + self._max_delay - time.perf_counter()
         return left if left > 0 else None
 
-    def _answer(self, way: Way, batch: list[_Waiting]) -> None:
+    def _answer(self, plan: ExecutionPlan, batch: list[_Waiting]) -> None:
         started = time.perf_counter()
         try:
             tensors = [item.tensor for item in batch]
             tensor = tensors[0] if len(tensors) == 1 else np.concatenate(tensors)
-            outputs = way.run(tensor)
+            outputs = plan.run(tensor)
         except BaseException as error:  # whoever waits must be told, whatever it is
             for item in batch:
                 item.future.set_exception(error)

@@ -21,7 +21,7 @@ from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import usable_cores
 from vitdeploy.runtime.predictor import images_of
 from vitdeploy.runtime.runner import Array
-from vitdeploy.serve.batcher import Way
+from vitdeploy.serve.batcher import ExecutionPlan
 from vitdeploy.serve.protocol import Model
 from vitdeploy.serve.tensors import DATATYPES
 from vitdeploy.spec import EngineSpec, Manifest, TensorSpec
@@ -70,18 +70,18 @@ class Engines:
         """How many runs may go on at a time."""
         return 1 if self._streams is None else self._streams.runner.at_once
 
-    def plan(self, waiting: int, running: int) -> Way | None:
+    def plan(self, waiting: int, running: int) -> ExecutionPlan | None:
         """How the next images run when so many wait and so many runs are going."""
         limit = self.model.max_batch
         # The first stream begins when there is work for all; what is busy goes on with full batches.
         if self._streams is not None and waiting >= limit * (1 if running else self.workers):
-            return Way(self._streams.run, limit, alone=False)
+            return ExecutionPlan(self._streams.run, limit, alone=False)
         if running:
             return None
         if self._large is not None and waiting >= self.threshold:
-            return Way(self._large.run, limit)
+            return ExecutionPlan(self._large.run, limit)
         own = self.model.inputs[0].shape[0]
-        return Way(self.predictor.run, own if isinstance(own, int) else 1)
+        return ExecutionPlan(self.predictor.run, own if isinstance(own, int) else 1)
 
     def describe(self) -> str:
         """Which batches run, in words."""
@@ -190,16 +190,16 @@ def _times_as_long(
         return {}
     together, one = _blank(large, batch), _blank(alone, 1)
     with ThreadPoolExecutor(MOST_STREAMS) as pool:
-        ways: dict[str, Callable[[], float]] = {"large": lambda: _seconds(large, together)}
+        plans: dict[str, Callable[[], float]] = {"large": lambda: _seconds(large, together)}
         if streams is not None:
-            ways["streams"] = lambda: _seconds_side_by_side(streams, together, pool)
+            plans["streams"] = lambda: _seconds_side_by_side(streams, together, pool)
         for predictor, images in ((alone, one), (large, together)):
             predictor.run(images)
-        ratios: dict[str, list[float]] = {name: [] for name in ways}
+        ratios: dict[str, list[float]] = {name: [] for name in plans}
         started = time.perf_counter()
-        while not ratios["large"] or time.perf_counter() - started < TRIAL_SECONDS * len(ways):
+        while not ratios["large"] or time.perf_counter() - started < TRIAL_SECONDS * len(plans):
             each = statistics.fmean(_seconds(alone, one) for _ in range(max(1, batch // 2)))
-            for name, seconds in ways.items():
+            for name, seconds in plans.items():
                 ratios[name].append(seconds() / each)
     return {name: statistics.median(values) for name, values in ratios.items()}
 

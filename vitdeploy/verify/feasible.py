@@ -7,8 +7,8 @@ An answer that is the original's is as right as the original's. So top-1 cannot 
 with another answer, 100 - agreement, and the upper end of that share's interval bounds the drop: without any label.
 For a metric of single answers only: of mAP, PQ or neighbours it is not true.
 
-Which of the two bounds judges is settled before an engine has answered (`way_to_prove`). Whichever turns out better
-would be a choice by the data, and would pass an engine that is too bad more often than its 2.5 % say.
+Which of the two bounds judges is settled before an engine has answered (`criterion_to_prove`). Whichever turns out
+better would be a choice by the data, and would pass an engine that is too bad more often than its 2.5 % say.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vitdeploy.verify.agreement import TOP1_ANSWERS
 from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.intervals import paired_difference, wilson
 
-Way = Literal["labels", "agreement"]
+Criterion = Literal["labels", "agreement"]
 
 MOST_IMAGES = 1 << 30
 
@@ -58,7 +58,7 @@ def drop_by_agreement(found: Comparison) -> tuple[float, float] | None:
     return -reach, reach
 
 
-def way_to_prove(perfect: Comparison, max_drop: float) -> Way:
+def criterion_to_prove(perfect: Comparison, max_drop: float) -> Criterion:
     """By what a drop is to be judged: by labels, but by agreement where there are none, or where they are too few to
     prove `max_drop` and agreement is not.
 
@@ -71,14 +71,15 @@ def way_to_prove(perfect: Comparison, max_drop: float) -> Way:
     return "agreement" if perfect.drop_ci95 is None or bounds[1] <= max_drop else "labels"
 
 
-def drop_to_judge(found: Comparison, way: Way) -> tuple[float, tuple[float, float]] | None:
+def drop_to_judge(found: Comparison, criterion: Criterion) -> tuple[float, tuple[float, float]] | None:
     """The drop in points with the 95 % interval that is held against a budget: within it is a pass, and all of it
     beyond is a failure, which agreement alone never shows. None where nothing bounds the drop.
 
     Args:
-        way: as `way_to_prove` settled it. By agreement the "drop" is the share of changed answers, its upper bound.
+        criterion: as `criterion_to_prove` settled it. By agreement the "drop" is the share of changed answers, its
+            upper bound.
     """
-    if way == "labels":
+    if criterion == "labels":
         return None if found.drop is None or found.drop_ci95 is None else (found.drop, found.drop_ci95)
     interval = drop_by_agreement(found)
     return None if interval is None else (100 - found.agreement, interval)

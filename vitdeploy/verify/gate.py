@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from vitdeploy.spec import Budget, GateStatus, Task
 from vitdeploy.verify.comparison import Comparison
-from vitdeploy.verify.feasible import Way, drop_to_judge
+from vitdeploy.verify.feasible import Criterion, drop_to_judge
 
 # The percentage of the original's answers that an engine must provably give where no budget bounds what may be lost.
 GUARD: dict[Task, float] = {
@@ -40,20 +40,20 @@ def with_guard(budget: Budget, task: Task) -> Budget:
     return dataclasses.replace(budget, min_agreement=GUARD[task]) if guards(budget) else budget
 
 
-def accuracy_gate(agreement: Comparison, budget: Budget, way: Way = "labels", guard: float = 0.0) -> Gate:
+def accuracy_gate(agreement: Comparison, budget: Budget, criterion: Criterion = "labels", guard: float = 0.0) -> Gate:
     """Judge drop and agreement. Passes when the whole 95 % interval is within the budget, fails when none of it is.
 
     In between it is undecided, with the number of images at which an interval of this centre would decide (its width
     shrinks with the square root of n).
 
-    `way`: by what the drop is judged, as `feasible.way_to_prove` settled it. `guard`: that of the task (see `GUARD`),
-    below which answers fail where no labels say what is lost.
+    `criterion`: by what the drop is judged, as `feasible.criterion_to_prove` settled it. `guard`: that of the task (see
+    `GUARD`), below which answers fail where no labels say what is lost.
     """
     found: list[tuple[GateStatus, str]] = []
     if budget.max_drop is not None:
-        found.append(_drop_by(agreement, budget.max_drop, way))
+        found.append(_drop_by(agreement, budget.max_drop, criterion))
         if found[0][0] == "undecided":
-            found += _plainly_lost(agreement, budget.max_drop, way, guard)
+            found += _plainly_lost(agreement, budget.max_drop, criterion, guard)
     if budget.min_agreement is not None:
         low, high = agreement.agreement_ci95
         status = _status(-high, -low, -budget.min_agreement)
@@ -64,9 +64,9 @@ def accuracy_gate(agreement: Comparison, budget: Budget, way: Way = "labels", gu
     return combine(found)
 
 
-def _drop_by(found: Comparison, max_drop: float, way: Way) -> tuple[GateStatus, str]:
-    drop, interval = drop_to_judge(found, way) or (None, None)
-    if way == "labels" or drop is None or interval is None:
+def _drop_by(found: Comparison, max_drop: float, criterion: Criterion) -> tuple[GateStatus, str]:
+    drop, interval = drop_to_judge(found, criterion) or (None, None)
+    if criterion == "labels" or drop is None or interval is None:
         return _drop(found.n, drop, interval, max_drop)
     text = f"drop as far as agreement bounds it {drop:.2f} points [{interval[0]:.2f}, {interval[1]:.2f}]"
     status = _status(*interval, max_drop)
@@ -77,14 +77,21 @@ def _drop_by(found: Comparison, max_drop: float, way: Way) -> tuple[GateStatus, 
     return status, f"{text}, budget {max_drop:g}{needed}"
 
 
-def _plainly_lost(found: Comparison, max_drop: float, way: Way, guard: float) -> list[tuple[GateStatus, str]]:
+def _plainly_lost(
+    found: Comparison, max_drop: float, criterion: Criterion, guard: float
+) -> list[tuple[GateStatus, str]]:
     """What fails a drop that agreement does not prove to be small: a loss that labels show all the same, or answers of
     which too few are the original's. Neither passes anything."""
-    if way == "agreement" and found.drop is not None and found.drop_ci95 is not None and found.drop_ci95[0] > max_drop:
+    if (
+        criterion == "agreement"
+        and found.drop is not None
+        and found.drop_ci95 is not None
+        and found.drop_ci95[0] > max_drop
+    ):
         return [_drop(found.n, found.drop, found.drop_ci95, max_drop)]
     low, high = found.agreement_ci95
     least = min(guard, 100 - max_drop)
-    if (way == "agreement" or found.drop is None) and high < least:
+    if (criterion == "agreement" or found.drop is None) and high < least:
         text = f"agreement {found.agreement:.2f} % [{low:.2f}, {high:.2f}]"
         return [("fail", f"{text}, at least {least:g} where no labels decide")]
     return []

@@ -18,8 +18,8 @@ from vitdeploy.embed.templates import render
 from vitdeploy.embed.web.pad import drawing_form
 from vitdeploy.errors import CapabilityError, GraphError
 from vitdeploy.graph.admit import admit
+from vitdeploy.graph.attention_views import AttentionViews, token_views
 from vitdeploy.graph.io import save_graph
-from vitdeploy.graph.looks import Looks, token_looks
 from vitdeploy.graph.normalise import normalise
 from vitdeploy.graph.rollout import add_rollout
 from vitdeploy.runtime.golden import largest_difference
@@ -104,20 +104,20 @@ def _write_float(found: Embedded, out: Path) -> dict[str, Any]:
         shutil.copyfile(file, out)
         return {"reason": "Boxes say where: attention maps are drawn for classifiers and features."}
     try:
-        model, looks = _looking(file)
+        model, views = _looking(file)
     except GraphError as error:
         shutil.copyfile(file, out)
         return {"reason": f"No attention map: {error.message}."}
     save_graph(model, out)
-    return {"grid": list(looks.grid), "reader": f"Rollout over {len(looks.blocks)} attentions of the float model"}
+    return {"grid": list(views.grid), "reader": f"Rollout over {len(views.blocks)} attentions of the float model"}
 
 
-def _looking(file: Path) -> tuple[ir.Model, Looks]:
+def _looking(file: Path) -> tuple[ir.Model, AttentionViews]:
     model = admit(file)
     normalise(model)
-    looks = token_looks(model, "the model")
-    add_rollout(model, looks)
-    return model, looks
+    views = token_views(model, "the model")
+    add_rollout(model, views)
+    return model, views
 
 
 def _facts(found: Embedded, attention: dict[str, Any]) -> dict[str, Any]:

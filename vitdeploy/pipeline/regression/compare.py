@@ -19,7 +19,7 @@ from vitdeploy.pipeline.regression.measured import compare_bundles
 from vitdeploy.pipeline.regression.recorded import read_report
 from vitdeploy.pipeline.regression.reports import compare_reports
 from vitdeploy.pipeline.subjects import opened
-from vitdeploy.pipeline.tasks.kit import DataChoice
+from vitdeploy.pipeline.tasks.adapter import DataChoice
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.verify.gate import Gate, join
 

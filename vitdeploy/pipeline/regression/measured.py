@@ -19,7 +19,7 @@ from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.regression.findings import Found
 from vitdeploy.pipeline.regression.pairs import Pair, pair_up
 from vitdeploy.pipeline.subjects import Finder, Subject
-from vitdeploy.pipeline.tasks.kit import DataChoice
+from vitdeploy.pipeline.tasks.adapter import DataChoice
 from vitdeploy.spec import Budget, EngineSpec, Manifest
 
 # What is judged is the median.

@@ -16,10 +16,10 @@ from vitdeploy.compile.probe import examine, probe_target
 from vitdeploy.errors import GateError
 from vitdeploy.pipeline.job import Job, prepare, tool_versions
 from vitdeploy.pipeline.measure import measure, original_candidate
-from vitdeploy.pipeline.origin import to_request
 from vitdeploy.pipeline.outcome import TOOLS, engine_bytes, verified
 from vitdeploy.pipeline.plan import QUANTIZED, Candidate, engine_plan, judge_plan
 from vitdeploy.pipeline.progress import Progress
+from vitdeploy.pipeline.reference_model import to_request
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.pipeline.selftest.cases import Case
 from vitdeploy.pipeline.selftest.steps import FAILED, NOT_RUN, Steps
@@ -193,7 +193,7 @@ def _bench(
 
 def _reference(job: Job, target: str) -> BenchCandidate:
     """PyTorch at its best on a GPU; on a CPU the original as everywhere else."""
-    source = job.origin.source
+    source = job.reference_model.source
     if TARGETS[target].device != "GPU":
         return original_candidate(source)
     worker = module_argv("vitdeploy.pipeline.selftest.torch_worker")

@@ -8,19 +8,19 @@ from typing import Any
 
 from vitdeploy.bench.worker import serve
 from vitdeploy.models.compiled import CompiledRunner
-from vitdeploy.models.original import Original
-from vitdeploy.models.source import Source, load_original
-from vitdeploy.pipeline.origin import from_request
+from vitdeploy.models.loaded import LoadedModel
+from vitdeploy.models.source import Source, load_model
+from vitdeploy.pipeline.reference_model import from_request
 from vitdeploy.runtime.runner import Runner
 
 
 @functools.lru_cache(maxsize=1)
-def _original(source: Source) -> Original:
-    return load_original(source)
+def _original(source: Source) -> LoadedModel:
+    return load_model(source)
 
 
 def make_runner(request: dict[str, Any]) -> Runner:
-    """The runner of a source (`origin.to_request`); any batch goes, and each is compiled when it first comes."""
+    """The runner of a source (`reference_model.to_request`); any batch goes, each is compiled when it first comes."""
     return CompiledRunner(_original(from_request(request)))
 
 

@@ -10,14 +10,14 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.errors import EngineError, GraphError
+from vitdeploy.graph.attention_views import AttentionViews, token_views
 from vitdeploy.graph.io import load_graph
-from vitdeploy.graph.looks import Looks, token_looks
 from vitdeploy.graph.normalise import normalise
-from vitdeploy.pipeline.origin import ORIGINAL
+from vitdeploy.pipeline.instrumented import run_instrumented
 from vitdeploy.pipeline.progress import Progress, silent
+from vitdeploy.pipeline.reference_model import ORIGINAL
 from vitdeploy.pipeline.rollout import Floats
 from vitdeploy.pipeline.stages.files import read_json, write_json
-from vitdeploy.pipeline.watched import watch
 from vitdeploy.runtime.preprocess import Pixels
 from vitdeploy.spec import PreprocessSpec
 
@@ -51,13 +51,15 @@ def find_attention(
     for done, (name, file) in enumerate({ORIGINAL: original, **placements}.items()):
         progress("attention", done, 1 + len(placements))
         try:
-            model, looks = _looks(file, canonical=name == ORIGINAL)
+            model, views = _views(file, canonical=name == ORIGINAL)
             if name == ORIGINAL:
-                blocks = len(looks.blocks)
-                facts |= {"grid": list(looks.grid), "reader": looks.reader, "blocks": blocks}
-            elif (len(looks.blocks), list(looks.grid)) != (blocks, facts["grid"]):
-                raise GraphError(f"{len(looks.blocks)} of its {blocks} attentions can be read")
-            found: list[Floats] = [each.flow_map(looks) for each in watch(model, looks, images.values(), preprocess)]
+                blocks = len(views.blocks)
+                facts |= {"grid": list(views.grid), "reader": views.reader, "blocks": blocks}
+            elif (len(views.blocks), list(views.grid)) != (blocks, facts["grid"]):
+                raise GraphError(f"{len(views.blocks)} of its {blocks} attentions can be read")
+            found: list[Floats] = [
+                each.flow_map(views) for each in run_instrumented(model, views, images.values(), preprocess)
+            ]
             maps[name] = np.stack(found).astype(np.float32)
         except (GraphError, EngineError) as error:
             facts["left_out"][name] = error.message
@@ -68,12 +70,12 @@ def find_attention(
     write_json(out / FACTS_FILE, facts)
 
 
-def _looks(file: Path, canonical: bool) -> tuple[ir.Model, Looks]:
+def _views(file: Path, canonical: bool) -> tuple[ir.Model, AttentionViews]:
     """A graph and where its attentions look. Placements are canonical but for their quantization, which has to stay."""
     model = load_graph(file)
     if canonical:
         normalise(model)
-    return model, token_looks(model, file.name)
+    return model, token_views(model, file.name)
 
 
 def read_attention(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:

@@ -13,14 +13,14 @@ import onnx_ir as ir
 from vitdeploy.errors import ExportError, GraphError
 from vitdeploy.export.parity import FREE_BATCH, TOLERANCE, ask, check_graph
 from vitdeploy.export.torch_onnx import export_graph
-from vitdeploy.graph.foreign import import_graph
+from vitdeploy.graph.external import import_graph
 from vitdeploy.graph.io import GraphMetadata, fixed_batch, get_metadata, graph_spec, save_graph, set_metadata
 from vitdeploy.graph.normalise import normalise
 from vitdeploy.graph.pixels import take_pixels
-from vitdeploy.models.original import Original
-from vitdeploy.models.source import load_original
-from vitdeploy.pipeline.origin import Origin, is_onnx, reference_runner
+from vitdeploy.models.loaded import LoadedModel
+from vitdeploy.models.source import load_model
 from vitdeploy.pipeline.progress import Progress, silent
+from vitdeploy.pipeline.reference_model import ReferenceModel, is_onnx, reference_runner
 from vitdeploy.pipeline.stages.files import LABELS_FILE, MODEL_FILE, graphs_in, write_json
 from vitdeploy.pipeline.stages.sequence import export_sequence_model
 
@@ -35,17 +35,19 @@ class ExportConfig:
     in_graph: bool
 
 
-def export(origin: Origin, config: ExportConfig, out: Path, progress: Progress = silent) -> dict[str, Any]:
+def export(
+    reference_model: ReferenceModel, config: ExportConfig, out: Path, progress: Progress = silent
+) -> dict[str, Any]:
     """Writes the graph or graphs, export.json (what the export is, and its parity), labels.txt where there are any."""
-    if origin.task == "sequence":
-        parity, opset = export_sequence_model(origin, config.name, config.opset, out, progress)
+    if reference_model.task == "sequence":
+        parity, opset = export_sequence_model(reference_model, config.name, config.opset, out, progress)
     else:
-        parity, opset = _export_image_model(origin, config, out, progress)
-    if origin.labels:
-        (out / LABELS_FILE).write_text("".join(f"{label}\n" for label in origin.labels), encoding="utf-8")
+        parity, opset = _export_image_model(reference_model, config, out, progress)
+    if reference_model.labels:
+        (out / LABELS_FILE).write_text("".join(f"{label}\n" for label in reference_model.labels), encoding="utf-8")
     files = graphs_in(out).values()
     facts = {
-        "model": origin.facts(),
+        "model": reference_model.facts(),
         "opset": opset[0],
         "ir_version": opset[1],
         "bytes": sum(file.stat().st_size for file in files),
@@ -57,60 +59,67 @@ def export(origin: Origin, config: ExportConfig, out: Path, progress: Progress =
 
 
 def _export_image_model(
-    origin: Origin, config: ExportConfig, out: Path, progress: Progress
+    reference_model: ReferenceModel, config: ExportConfig, out: Path, progress: Progress
 ) -> tuple[Sequence[Any], tuple[int, int]]:
     progress("load the model", 0, 3)
-    original: Original | None = None if is_onnx(origin.source) else load_original(origin.source)
+    original: LoadedModel | None = None if is_onnx(reference_model.source) else load_model(reference_model.source)
     progress("export to ONNX", 1, 3)
     if original is None:
-        graph = _imported(origin, config)
+        graph = _imported(reference_model, config)
     else:
         graph = export_graph(
             original.module,
             name=config.name,
-            preprocess=origin.images,
-            image_size=origin.image_size,
+            preprocess=reference_model.images,
+            image_size=reference_model.image_size,
             opset=config.opset,
             batch=config.batch,
             in_graph=config.in_graph,
-            task=origin.task,
-            outputs=[tensor.name for tensor in origin.outputs],
-            postprocess=origin.postprocess,
+            task=reference_model.task,
+            outputs=[tensor.name for tensor in reference_model.outputs],
+            postprocess=reference_model.postprocess,
         )
     batch = fixed_batch(graph_spec(graph, MODEL_FILE))
     if batch not in (None, config.batch):
         raise ExportError(
-            f"{origin.name} bakes the batch {batch} into a constant of its graph",
+            f"{reference_model.name} bakes the batch {batch} into a constant of its graph",
             found=f"batch {batch}",
             wanted=f"batch {config.batch or 'dynamic'}",
             fix=FREE_BATCH,
         )
-    set_metadata(graph, dataclasses.replace(get_metadata(graph, MODEL_FILE), labels=origin.labels))
+    set_metadata(graph, dataclasses.replace(get_metadata(graph, MODEL_FILE), labels=reference_model.labels))
     save_graph(graph, out / MODEL_FILE)
     versions = graph.opset_imports[""], graph.ir_version or 0
     del graph
     progress("compare with the original", 2, 3)
-    with reference_runner(origin.source, original=original) as reference:
-        asked = ask(reference, origin.images, batch)
-    parity = check_graph(out / MODEL_FILE, asked, origin.images)
+    with reference_runner(reference_model.source, original=original) as reference:
+        asked = ask(reference, reference_model.images, batch)
+    parity = check_graph(out / MODEL_FILE, asked, reference_model.images)
     progress("compare with the original", 3, 3)
     return parity, versions
 
 
-def _imported(origin: Origin, config: ExportConfig) -> ir.Model:
+def _imported(reference_model: ReferenceModel, config: ExportConfig) -> ir.Model:
     """The user's ONNX file in the one form that later stages know, with its preprocessing."""
-    assert origin.source.model is not None
-    found = import_graph(Path(origin.source.model), origin.source.image_size, origin.source.only_batch)
+    assert reference_model.source.model is not None
+    found = import_graph(
+        Path(reference_model.source.model), reference_model.source.image_size, reference_model.source.only_batch
+    )
     if found.takes_pixels and not config.in_graph:
         raise GraphError(
-            f"{origin.source.model} takes pixels: its preprocessing is part of it",
+            f"{reference_model.source.model} takes pixels: its preprocessing is part of it",
             found="export.preprocess: false, or --no-preprocess",
             wanted="export.preprocess: true",
             fix="export the model that it was made from with --no-preprocess",
         )
     normalise(found.model, opset=config.opset)
     if config.in_graph and not found.takes_pixels:
-        take_pixels(found.model, origin.images)
+        take_pixels(found.model, reference_model.images)
     found.model.graph.name = config.name
-    set_metadata(found.model, GraphMetadata(config.name, origin.task, origin.images, postprocess=origin.postprocess))
+    set_metadata(
+        found.model,
+        GraphMetadata(
+            config.name, reference_model.task, reference_model.images, postprocess=reference_model.postprocess
+        ),
+    )
     return found.model

@@ -29,12 +29,12 @@ from vitdeploy.pipeline.capability import check_precision as check_precision
 from vitdeploy.pipeline.progress import Counter, Progress, silent
 from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, write_json
 from vitdeploy.pipeline.stages.unfinished import load_state, save_state
-from vitdeploy.quantize.already import refuse_quantized
 from vitdeploy.quantize.estimate import estimate
 from vitdeploy.quantize.image_checks import FEW
 from vitdeploy.quantize.observers import BATCH, Observation
 from vitdeploy.quantize.placement import choose, place, shape
 from vitdeploy.quantize.prepare import prepare
+from vitdeploy.quantize.reject_quantized import reject_quantized
 from vitdeploy.quantize.scores import separate_scores
 from vitdeploy.quantize.statistics import load_statistics, save_statistics
 from vitdeploy.search.mixed import Mixed
@@ -100,7 +100,7 @@ def refuse_placed(model: ir.Model, metadata: GraphMetadata, graph: Path) -> None
             found=f"{metadata.precision} for {metadata.target}",
             wanted="the float graph written by `vitdeploy export`",
         )
-    refuse_quantized(model, str(graph))
+    reject_quantized(model, str(graph))
 
 
 def _warnings(observation: Observation, names: Sequence[str], size: int) -> list[str]:

@@ -8,23 +8,23 @@ from typing import Any
 
 from vitdeploy.export.sequence import DECODER_STEP, ENCODER, check_sequence_parity, export_sequence
 from vitdeploy.graph.io import GraphMetadata, save_graph, set_metadata
-from vitdeploy.models.source import load_original
+from vitdeploy.models.source import load_model
 from vitdeploy.models.transformer import Transformer
-from vitdeploy.pipeline.origin import Origin
 from vitdeploy.pipeline.progress import Progress
+from vitdeploy.pipeline.reference_model import ReferenceModel
 
 
 def export_sequence_model(
-    origin: Origin, name: str, opset: int, out: Path, progress: Progress
+    reference_model: ReferenceModel, name: str, opset: int, out: Path, progress: Progress
 ) -> tuple[Sequence[Any], tuple[int, int]]:
     """Writes encoder.onnx and decoder_step.onnx; returns the parity rows, and opset and IR version."""
     progress("load the model", 0, 3)
-    module = load_original(origin.source).module
+    module = load_model(reference_model.source).module
     assert isinstance(module, Transformer)
     progress("export to ONNX", 1, 3)
     graphs = export_sequence(module, name=name, opset=opset)
     for part, graph in graphs.items():
-        set_metadata(graph, GraphMetadata(name, "sequence", None, sequence=origin.sequence))
+        set_metadata(graph, GraphMetadata(name, "sequence", None, sequence=reference_model.sequence))
         save_graph(graph, out / f"{part}.onnx")
     progress("compare with the original", 2, 3)
     parity = check_sequence_parity(out / f"{ENCODER}.onnx", out / f"{DECODER_STEP}.onnx", module)

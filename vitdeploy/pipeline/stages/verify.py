@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.pipeline.origin import Origin, reference_runner
 from vitdeploy.pipeline.progress import Counter, Progress, silent
-from vitdeploy.pipeline.tasks.kit import Data, Kit
+from vitdeploy.pipeline.reference_model import ReferenceModel, reference_runner
+from vitdeploy.pipeline.tasks.adapter import Data, TaskAdapter
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.spec import EngineSpec, PreprocessSpec
 from vitdeploy.verify.collect import Answers
@@ -17,16 +17,20 @@ from vitdeploy.verify.diagnosis import diagnose
 ANSWERS_FILE = "answers.npz"
 
 
-def run_reference(origin: Origin, kit: Kit, data: Data, out: Path, progress: Progress = silent) -> None:
+def run_reference(
+    reference_model: ReferenceModel, adapter: TaskAdapter, data: Data, out: Path, progress: Progress = silent
+) -> None:
     """Writes answers.npz: what the original says to the evaluation samples."""
-    count = Counter(progress, f"original on the evaluation {kit.noun}s", len(data.evaluation))
-    kit.answers(reference_runner(origin.source), data, count).save(out / ANSWERS_FILE)
+    count = Counter(progress, f"original on the evaluation {adapter.noun}s", len(data.evaluation))
+    adapter.answers(reference_runner(reference_model.source), data, count).save(out / ANSWERS_FILE)
 
 
-def run_engine(engine: EngineSpec, folder: Path, kit: Kit, data: Data, out: Path, progress: Progress = silent) -> None:
+def run_engine(
+    engine: EngineSpec, folder: Path, adapter: TaskAdapter, data: Data, out: Path, progress: Progress = silent
+) -> None:
     """Writes answers.npz: what an engine says to the evaluation samples."""
-    count = Counter(progress, f"{engine.artifact} on the evaluation {kit.noun}s", len(data.evaluation))
-    kit.answers(make_runner(folder, engine), data, count).save(out / ANSWERS_FILE)
+    count = Counter(progress, f"{engine.artifact} on the evaluation {adapter.noun}s", len(data.evaluation))
+    adapter.answers(make_runner(folder, engine), data, count).save(out / ANSWERS_FILE)
 
 
 def read_answers(folder: Path) -> Answers:
@@ -34,7 +38,7 @@ def read_answers(folder: Path) -> Answers:
 
 
 def judge(
-    kit: Kit,
+    adapter: TaskAdapter,
     ours: Answers,
     reference: Answers,
     data: Data,
@@ -47,9 +51,9 @@ def judge(
     preprocess: of the artifact and of the original. reference_on_our_tensor: what the original says to the artifact's
     tensors, where their preprocessing differs; None where it cannot be fed these.
     """
-    image = kit.compare(ours, reference, data)
+    image = adapter.compare(ours, reference, data)
     tensor: Mapping[str, Any] | None = image
     if preprocess[0] != preprocess[1]:
-        tensor = None if reference_on_our_tensor is None else kit.compare(ours, reference_on_our_tensor, data)
+        tensor = None if reference_on_our_tensor is None else adapter.compare(ours, reference_on_our_tensor, data)
     same = None if tensor is None else {key: tensor[key] for key in ("agreement", "max_difference")}
     return {**image, "same_tensor": same, "diagnosis": diagnose(tensor, image, *preprocess, precision)}

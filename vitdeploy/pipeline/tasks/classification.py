@@ -10,7 +10,7 @@ import numpy as np
 
 from vitdeploy.data.classes import match_folders
 from vitdeploy.data.folder import DataSplit, Sample
-from vitdeploy.pipeline.tasks.kit import Data, DataChoice, Found, ImageKit, labels_of
+from vitdeploy.pipeline.tasks.adapter import Data, DataChoice, Found, ImageKit, labels_of
 from vitdeploy.runtime.postprocess import classify, softmax
 from vitdeploy.verify.agreement import compare
 from vitdeploy.verify.changes import Changes, judged

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vitdeploy.bundle.write import Golden, GoldenAnswers
 from vitdeploy.pipeline.job import Job
-from vitdeploy.pipeline.origin import reference_runner
+from vitdeploy.pipeline.reference_model import reference_runner
 from vitdeploy.runtime.alike import count_same
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import engine_outputs
@@ -35,20 +35,22 @@ FALSE_ALARM = 0.01
 
 def golden_of(job: Job, engines: Sequence[tuple[EngineSpec, Path]], gates: Mapping[str, GateStatus]) -> Golden:
     """The first evaluation samples, with the answers of the original and of every engine of the bundle."""
-    inputs = job.kit.golden_inputs(job.data, min(GOLDEN_SAMPLES, len(job.data.evaluation)))
-    with reference_runner(job.origin.source) as runner:
+    inputs = job.adapter.golden_inputs(job.data, min(GOLDEN_SAMPLES, len(job.data.evaluation)))
+    with reference_runner(job.reference_model.source) as runner:
         name = runner.inputs[0].name
-        outputs = engine_outputs(runner, job.origin.preprocess, inputs[:1])
+        outputs = engine_outputs(runner, job.reference_model.preprocess, inputs[:1])
         count = max(1, min(len(inputs), GOLDEN_BYTES // max(1, sum(array.nbytes for array in outputs.values()))))
         if count > 1:
-            outputs = engine_outputs(runner, job.origin.preprocess, inputs[:count])
+            outputs = engine_outputs(runner, job.reference_model.preprocess, inputs[:count])
     bound = job.budget.min_agreement
-    least = least_same(count, GUARD[job.origin.task] if bound is None else bound)
+    least = least_same(count, GUARD[job.reference_model.task] if bound is None else bound)
     answers = {}
     for engine, folder in engines:
         with make_runner(folder, engine) as runner:
-            found = engine_outputs(runner, job.origin.preprocess, inputs[:count])
-        same = count_same(job.origin.task, job.origin.preprocess, job.origin.postprocess, found, outputs)
+            found = engine_outputs(runner, job.reference_model.preprocess, inputs[:count])
+        same = count_same(
+            job.reference_model.task, job.reference_model.preprocess, job.reference_model.postprocess, found, outputs
+        )
         # One that was proven on all evaluation samples may have more of its differences among the golden ones.
         wanted = min(least, same) if gates[engine.artifact] == "pass" else least
         answers[engine.artifact] = GoldenAnswers(found, TOLERANCE[engine.precision], wanted)

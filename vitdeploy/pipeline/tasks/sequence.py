@@ -12,7 +12,7 @@ import numpy.typing as npt
 from vitdeploy.data.tokens import digest, read_tokens, split
 from vitdeploy.errors import DataError, EngineError
 from vitdeploy.pipeline.progress import Progress
-from vitdeploy.pipeline.tasks.kit import Count, Data, DataChoice, Kit
+from vitdeploy.pipeline.tasks.adapter import Count, Data, DataChoice, TaskAdapter
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.verify.changes import Changes
 from vitdeploy.verify.collect import Answers
@@ -31,7 +31,7 @@ class Pair:
     target: npt.NDArray[np.int64] | None
 
 
-class SequenceKit(Kit):
+class SequenceKit(TaskAdapter):
     noun = "sequence"
 
     def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:

@@ -39,17 +39,17 @@ def prepare_search(
     base = Variant(chosen[0], "fp32").recipe(recipe).model_copy(update={"budget": budget, "targets": chosen})
     checked = validate(base.model_dump(exclude_unset=True), "the recipe", function)
     [job] = prepare(checked, skip_bad=skip_bad, progress=progress, function=function)
-    if budget.max_drop is not None and recipe.data.labels == "none" and job.origin.task != "classification":
+    if budget.max_drop is not None and recipe.data.labels == "none" and job.reference_model.task != "classification":
         raise InputError(
             "max_drop cannot be proven without labels",
-            found=f"data: {{labels: none}}, for {job.origin.task}",
+            found=f"data: {{labels: none}}, for {job.reference_model.task}",
             wanted="labels, or a bound on the agreement with the original",
             fix="--min-agreement in its place",
         )
-    if job.origin.task == "sequence" or job.origin.preprocess is None:
+    if job.reference_model.task == "sequence" or job.reference_model.preprocess is None:
         raise CapabilityError(
             "only models of images are tuned by this version",
-            found=f"the task {job.origin.task}",
+            found=f"the task {job.reference_model.task}",
             wanted="a model that takes images",
             fix="vitdeploy run RECIPE --set precision=fp32 makes its engines",
         )

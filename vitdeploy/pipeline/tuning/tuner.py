@@ -16,13 +16,13 @@ import numpy as np
 from vitdeploy.bench.candidate import engine_candidate
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.errors import CapabilityError, GraphError
-from vitdeploy.pipeline.foresight import foresee, way_of
+from vitdeploy.pipeline.foresight import criterion_of, foresee
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.measure import measure, original_candidate
-from vitdeploy.pipeline.origin import ORIGINAL
 from vitdeploy.pipeline.outcome import engine_bytes, verified
 from vitdeploy.pipeline.plan import OPTIMIZE, REFERENCE, Step, engine_plan, judge_plan, reference_step
 from vitdeploy.pipeline.progress import Progress
+from vitdeploy.pipeline.reference_model import ORIGINAL
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.pipeline.stages.compile import read_engine
 from vitdeploy.pipeline.stages.files import read_json
@@ -124,7 +124,7 @@ class Tuner:
     def foresee(self) -> list[str]:
         """What the budget asks and the data cannot prove, whatever is found. The original answers for it."""
         answers = read_answers(self._run([reference_step(self.job)])[REFERENCE].path)
-        return foresee(self.job.kit, answers, self.job.data, self.job.budget)
+        return foresee(self.job.adapter, answers, self.job.data, self.job.budget)
 
     def run(self) -> Tuned:
         """All of it. Errors of any stage come through."""
@@ -250,7 +250,7 @@ class Tuner:
         return dict(found["block_medians_ms"]), str(found["disturbed"])
 
     def _judge(self, front: Sequence[Made], medians: dict[str, list[float]], disturbed: str) -> Tuned:
-        bench_candidates = [original_candidate(self.job.origin.source)]
+        bench_candidates = [original_candidate(self.job.reference_model.source)]
         finals = []
         for made in front:
             plan = judge_plan(made.job, [made.variant.candidate])
@@ -264,12 +264,14 @@ class Tuner:
         measured = measure(bench_candidates, protocol, pairs, self.progress)
         rows = {row["artifact"]: row for row in measured["results"]}
         reference = read_answers(finals[0].artifacts[REFERENCE].path)
-        way = way_of(self.job.kit, reference, self.job.data, self.job.budget)
+        criterion = criterion_of(self.job.adapter, reference, self.job.data, self.job.budget)
         finalists = []
         for made in finals:
             name = made.variant.name
             facts = verified(made.artifacts, made.variant.candidate)
-            accuracy = accuracy_gate(Comparison.of(facts), self.job.budget, way, GUARD[self.job.origin.task])
+            accuracy = accuracy_gate(
+                Comparison.of(facts), self.job.budget, criterion, GUARD[self.job.reference_model.task]
+            )
             size = engine_bytes(made.artifacts, made.variant.candidate)
             gate = engine_gate(accuracy, self.job.budget, size, rows[name])
             finalists.append(Finalist(made.variant, made.score.distance, facts, accuracy, gate, guards(self.budget)))

@@ -95,7 +95,7 @@ def _document(tuned: Tuned) -> dict[str, Any]:
         "warnings": warnings_of(job, tuned.finals[0].artifacts, tuned.finals[0].variant.candidate),
         "budget": encode(job.recipe.to_budget()),
         "data": data_facts(job),
-        "unit": UNITS.get(job.origin.task, "relative squared error"),
+        "unit": UNITS.get(job.reference_model.task, "relative squared error"),
         "variants": [_variant(each, tuned, each.variant in finalists) for each in tuned.made],
         "engines": [
             {**engine_facts(made.artifacts, made.variant.candidate, found.gate), "artifact": found.name}

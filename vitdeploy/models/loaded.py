@@ -11,7 +11,7 @@ from vitdeploy.spec import PreprocessSpec
 
 
 @dataclass(frozen=True)
-class Original:
+class LoadedModel:
     """A PyTorch module in evaluation mode and float32, with everything that is known of it.
 
     `family` is a row of the catalog, or "timm", "transformers", "function" for a module that is not ours. `preprocess`

@@ -6,7 +6,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from vitdeploy.errors import GraphError, MissingFileError
-from vitdeploy.graph.foreign import import_graph
+from vitdeploy.graph.external import import_graph
 from vitdeploy.graph.io import graph_spec, serialised
 from vitdeploy.graph.normalise import normalise
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
@@ -49,7 +49,7 @@ def saved(path, outputs, *, image=("batch", 3, 4, 4), image_type=FLOAT, name="pi
         elif last != output:
             nodes.append(helper.make_node("Mul", [last, "scale"], [output]))
         values.append(helper.make_tensor_value_info(output, INT64 if kind == "labels" else FLOAT, shape))
-    graph = helper.make_graph(nodes, "foreign", inputs, values, constants)
+    graph = helper.make_graph(nodes, "external", inputs, values, constants)
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
     onnx.checker.check_model(model)
     onnx.save(model, str(path))
@@ -95,10 +95,10 @@ DETECTION, PANOPTIC, GIVEN = PostprocessSpec(), PostprocessSpec(), PostprocessSp
     ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
 )
 def test_a_task_is_known_by_the_names_of_the_outputs(tmp_path, outputs, task, postprocess, names):
-    path = saved(tmp_path / "foreign.onnx", outputs)
+    path = saved(tmp_path / "external.onnx", outputs)
     found = import_graph(path)
     assert (found.task, found.postprocess) == (task, postprocess)
-    assert found.notes == (f"imported from foreign.onnx: {task}, opset 17",)
+    assert found.notes == (f"imported from external.onnx: {task}, opset 17",)
     spec = graph_spec(found.model, "")
     assert spec.inputs == (TensorSpec("image", "float32", ("batch", 3, 4, 4)),)
     assert [tensor.name for tensor in spec.outputs] == names
@@ -127,7 +127,7 @@ def test_boxes_scaled_by_an_input_become_relative_to_the_image(tmp_path, sizes):
 
 
 def test_outputs_that_are_not_of_the_task_go_with_what_only_they_need(tmp_path):
-    path = saved(tmp_path / "foreign.onnx", {"logits": "flat", "extra": "features"})
+    path = saved(tmp_path / "external.onnx", {"logits": "flat", "extra": "features"})
     found = import_graph(path)
     assert len(found.model.graph) == len(onnx.load(str(path)).graph.node) - 2  # its Reshape and Mul
     assert set(found.model.graph.initializers) == {"w0", "s0"}

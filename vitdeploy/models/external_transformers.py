@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from vitdeploy.errors import CheckpointError, UnknownModelError
-from vitdeploy.models.foreign import adapt, cannot_import, last_line, library, size_of
+from vitdeploy.models.external import adapt, cannot_import, last_line, library, size_of
+from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.misfits import COMPUTED, Misfits, listed, of_training, patterns
-from vitdeploy.models.original import Original
 from vitdeploy.spec import PreprocessSpec
 
 POOLER = "pooler."
@@ -27,7 +27,7 @@ def from_transformers(
     preprocess: PreprocessSpec,
     image_size: tuple[int, int],
     state: Mapping[str, Tensor] | None = None,
-) -> Original:
+) -> LoadedModel:
     """transformers' own module of a folder, of the class that the config's "architectures" names; with the weights of
     `state`, or those of the folder.
 
@@ -58,7 +58,7 @@ def from_transformers(
     notes = [f"exported from transformers {transformers.__version__}'s own module", *remarks]
     if own is not None and resized:
         notes.append(f"resized from {own[0]}x{own[1]} to {image_size[0]}x{image_size[1]} pixels")
-    return Original(
+    return LoadedModel(
         folder.name,
         "transformers",
         *adapt(model, image_size, preprocess.channels, f"transformers' {name}", arguments),

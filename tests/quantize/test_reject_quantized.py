@@ -4,7 +4,7 @@ import onnx_ir as ir
 import pytest
 
 from vitdeploy.errors import GraphError
-from vitdeploy.quantize.already import refuse_quantized
+from vitdeploy.quantize.reject_quantized import reject_quantized
 
 
 def graph_of(*operators):
@@ -19,9 +19,9 @@ def graph_of(*operators):
 ])  # fmt: skip
 def test_operators_of_quantization_are_refused(operator):
     with pytest.raises(GraphError, match=r"model.onnx is quantized already") as caught:
-        refuse_quantized(graph_of("Relu", operator, operator), "model.onnx")
+        reject_quantized(graph_of("Relu", operator, operator), "model.onnx")
     assert caught.value.found == f"2 {operator}"
 
 
 def test_a_float_graph_is_not():
-    refuse_quantized(graph_of("MatMul", "Conv", "LayerNormalization", "Softmax", "Gelu", "Quaternion"), "model.onnx")
+    reject_quantized(graph_of("MatMul", "Conv", "LayerNormalization", "Softmax", "Gelu", "Quaternion"), "model.onnx")

@@ -19,8 +19,8 @@ from vitdeploy.errors import (
     UnknownModelError,
     UserCodeError,
 )
-from vitdeploy.models import foreign, foreign_transformers
-from vitdeploy.models.source import Source, load_original
+from vitdeploy.models import external, external_transformers
+from vitdeploy.models.source import Source, load_model
 
 HEAD = """
 import torch
@@ -49,7 +49,7 @@ def function(tmp_path, monkeypatch, request):
         tail = f"\n\ndef build():\n    return {build}\n" if build else ""
         (tmp_path / f"{name}.py").write_text(code + tail)
         monkeypatch.syspath_prepend(tmp_path)
-        return load_original(Source(function=reference or f"{name}:build", image_size=image_size))
+        return load_model(Source(function=reference or f"{name}:build", image_size=image_size))
 
     load.module = name
     return load
@@ -227,7 +227,7 @@ def test_a_file_instead_of_a_module_is_told_its_name(function):
 def test_a_users_module_takes_the_weights_of_a_checkpoint(prefix, build, function, tmp_path):
     state = {name: torch.randn_like(t) for name, t in function(LOGITS, build).module.model.state_dict().items()}
     torch.save({"state_dict": {prefix + name: t for name, t in state.items()}, "epoch": 3}, tmp_path / "w.pt")
-    original = load_original(
+    original = load_model(
         Source(function=f"{function.module}:build", checkpoint=tmp_path / "w.pt", image_size=(16, 24))
     )
     found = original.module.model.state_dict()
@@ -241,7 +241,7 @@ def test_a_checkpoint_that_does_not_fit_a_users_module_is_refused(function, tmp_
     function(LOGITS)
     save_file({"stem.weight": torch.ones(8, 3, 4, 4), "other": torch.ones(1)}, tmp_path / "w.safetensors")
     with pytest.raises(CheckpointError, match=r"w\.safetensors does not fit") as caught:
-        load_original(Source(function=f"{function.module}:build", checkpoint=tmp_path / "w.safetensors"))
+        load_model(Source(function=f"{function.module}:build", checkpoint=tmp_path / "w.safetensors"))
     assert "3 missing: stem.bias, head.weight, head.bias; 1 unexpected: other" in caught.value.found
 
 
@@ -263,7 +263,7 @@ def test_a_module_of_ones_own_may_have_tensors_of_any_kind(kind, function, tmp_p
     state = {name: tensor + 1 for name, tensor in original.module.model.state_dict().items()}
     save_file(state, tmp_path / "w.safetensors")
     source = Source(function=f"{function.module}:build", checkpoint=tmp_path / "w.safetensors", image_size=(16, 24))
-    found = load_original(source).module.model.state_dict()
+    found = load_model(source).module.model.state_dict()
     assert all(torch.equal(found[name], state[name]) for name in state)
 
 
@@ -272,7 +272,7 @@ def test_pruned_weights_that_do_not_fit_ones_own_module_are_named(function, tmp_
     pruned = {"head.weight_orig": torch.ones(6, 8), "head.weight_mask": torch.ones(6, 8), "stem.bias": torch.ones(8)}
     save_file(pruned, tmp_path / "w.safetensors")
     with pytest.raises(CheckpointError, match="being pruned") as caught:
-        load_original(Source(function=f"{function.module}:build", checkpoint=tmp_path / "w.safetensors"))
+        load_model(Source(function=f"{function.module}:build", checkpoint=tmp_path / "w.safetensors"))
     assert caught.value.found == "1 of 3 tensors: head.weight_mask"
 
 
@@ -284,10 +284,10 @@ def test_a_library_that_breaks_at_its_import_is_no_traceback(tmp_path, monkeypat
     (tmp_path / "half_a_library.py").write_text("import no_such_package_of_theirs")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(CapabilityError, match="x needs the package broken_library, which is installed") as caught:
-        foreign.library("broken_library", "x")
+        external.library("broken_library", "x")
     assert "torchvision::nms" in caught.value.found
     with pytest.raises(MissingPackageError, match="needs the package no_such_package_of_theirs"):
-        foreign.library("half_a_library", "x")
+        external.library("half_a_library", "x")
 
 
 def test_arguments_that_timm_does_not_take_are_shown(tmp_path):
@@ -296,7 +296,7 @@ def test_arguments_that_timm_does_not_take_are_shown(tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     save_file({"x": torch.ones(1)}, tmp_path / "model.safetensors")
     with pytest.raises(CheckpointError, match="timm cannot build swinv2_tiny_window8_256") as caught:
-        load_original(Source(model=f"hf:{tmp_path}"))
+        load_model(Source(model=f"hf:{tmp_path}"))
     assert "no_such_argument" in caught.value.found
 
 
@@ -308,7 +308,7 @@ def test_a_config_does_not_name_another_file_of_weights(tmp_path):
     arguments["checkpoint_path"] = str(tmp_path / "other.pt")
     (tmp_path / "config.json").write_text(json.dumps({**config, "model_args": arguments}))
     save_file(model.state_dict(), tmp_path / "model.safetensors")
-    original = load_original(Source(model=f"hf:{tmp_path}"))
+    original = load_model(Source(model=f"hf:{tmp_path}"))
     assert original.family == "timm"
     with torch.no_grad():
         assert difference(original.module(image()), model(image())) < 1e-5
@@ -327,12 +327,12 @@ def test_weights_that_are_missing_are_never_random_numbers(tmp_path):
     state.pop("classifier.weight")
     save_file(state, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match="not all, and only, those of a ViTMSNFor") as caught:
-        load_original(Source(model=f"hf:{tmp_path}"))
+        load_model(Source(model=f"hf:{tmp_path}"))
     assert caught.value.found == "1 missing: classifier.weight"
 
 
 def test_what_was_learned_under_the_name_of_something_computed_is_missing(tmp_path, monkeypatch):
-    monkeypatch.setattr(foreign_transformers, "COMPUTED", re.compile(r"classifier\.weight"))
+    monkeypatch.setattr(external_transformers, "COMPUTED", re.compile(r"classifier\.weight"))
     test_weights_that_are_missing_are_never_random_numbers(tmp_path)
 
 
@@ -341,7 +341,7 @@ def test_a_class_that_transformers_does_not_have_is_named(tmp_path):
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["ViTMSNForWeather"]}))
     with pytest.raises(UnknownModelError, match="has no class 'ViTMSNForWeather'"):
-        load_original(Source(model=f"hf:{tmp_path}"))
+        load_model(Source(model=f"hf:{tmp_path}"))
 
 
 def test_a_folder_that_transformers_cannot_load_is_refused_with_its_words(tmp_path):
@@ -349,11 +349,11 @@ def test_a_folder_that_transformers_cannot_load_is_refused_with_its_words(tmp_pa
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_size": 64}))
     with pytest.raises(CheckpointError, match="not all, and only, those of a ViTMSNFor") as caught:
-        load_original(Source(model=f"hf:{tmp_path}"))
+        load_model(Source(model=f"hf:{tmp_path}"))
     assert "37 of another shape: classifier.weight [5, 32] (the model: [5, 64])" in caught.value.found
     (tmp_path / "config.json").write_text(json.dumps(config | {"hidden_size": "wide"}))
     with pytest.raises(CheckpointError, match="transformers cannot load") as caught:
-        load_original(Source(model=f"hf:{tmp_path}"))
+        load_model(Source(model=f"hf:{tmp_path}"))
     assert caught.value.found
 
 
@@ -363,7 +363,7 @@ def test_weights_that_a_class_does_not_expect_are_refused(tmp_path):
     more = {f"vit.encoder.layer.{i}.gate.weight": torch.ones(1) for i in range(6)}
     save_file({**state, **more, "loss.scale": torch.ones(1)}, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match="not all, and only, those of a ViTMSNFor") as caught:
-        load_original(Source(model=f"hf:{tmp_path}"))
+        load_model(Source(model=f"hf:{tmp_path}"))
     assert caught.value.found == "6 unexpected: vit.layers.{0-5}.gate.weight"
 
 
@@ -372,7 +372,7 @@ def test_a_pooling_layer_without_weights_is_left_out(tmp_path):
     config = library.YolosConfig(**SHAPE | {"image_size": [32, 32]}, num_detection_tokens=3)
     model = randomised(library.YolosModel(config, add_pooling_layer=False))
     model.save_pretrained(tmp_path)
-    original = load_original(Source(model=f"hf:{tmp_path}"))
+    original = load_model(Source(model=f"hf:{tmp_path}"))
     assert "without its pooling layer, of which the weights are not there" in original.notes
     with torch.no_grad():
         assert difference(original.module(image())[0], model(image()).last_hidden_state[:, 0]) < 1e-5
@@ -387,7 +387,7 @@ def test_a_checkpoint_beside_a_config_of_transformers_own_is_read_with_it(form, 
         path = tmp_path / "epoch3.pt"
         torch.save({"state_dict": model.state_dict(), "epoch": 3}, path)
         (tmp_path / "model.safetensors").unlink()
-    original = load_original(Source(model=f"hf:{tmp_path}" if named else None, checkpoint=path))
+    original = load_model(Source(model=f"hf:{tmp_path}" if named else None, checkpoint=path))
     assert original.family == "transformers"
     with torch.no_grad():
         assert difference(original.module(image()), model(image()).logits) < 1e-5
@@ -396,7 +396,7 @@ def test_a_checkpoint_beside_a_config_of_transformers_own_is_read_with_it(form, 
 def test_a_folder_without_config_is_refused(tmp_path):
     save_file({"x": torch.ones(1)}, tmp_path / "model.safetensors")
     with pytest.raises(MissingFileError, match=r"no config\.json in"):
-        load_original(Source(model=f"hf:{tmp_path}"))
+        load_model(Source(model=f"hf:{tmp_path}"))
 
 
 def test_a_module_of_transformers_is_adapted_from_a_function_too(function):
@@ -417,11 +417,11 @@ def test_a_class_that_transformers_cannot_import_is_no_bug_of_ours(tmp_path, mon
         raise ModuleNotFoundError(f"Could not import module {name!r}.") from RuntimeError("operator nms is missing")
 
     monkeypatch.setattr(
-        foreign_transformers, "library", lambda *_: type("Broken", (), {"__getattr__": lambda _, name: broken(name)})()
+        external_transformers, "library", lambda *_: type("Broken", (), {"__getattr__": lambda _, name: broken(name)})()
     )
     config = {"model_type": "swinv2", "architectures": ["Swinv2ForImageClassification"]}
     with pytest.raises(CapabilityError, match="transformers' Swinv2ForImageClassification needs") as caught:
-        foreign_transformers.from_transformers(tmp_path, config, None, (64, 64))
+        external_transformers.from_transformers(tmp_path, config, None, (64, 64))
     assert caught.value.found == "RuntimeError: operator nms is missing"
 
 
@@ -430,6 +430,6 @@ def test_transformers_draws_no_bars_of_its_own(tmp_path, capfd):
     config = library.ViTMSNConfig(**SHAPE)
     library.ViTMSNForImageClassification(config).save_pretrained(tmp_path)
     capfd.readouterr()
-    load_original(Source(model=f"hf:{tmp_path}"))
+    load_model(Source(model=f"hf:{tmp_path}"))
     assert "Loading weights" not in "".join(capfd.readouterr())
     assert library.utils.logging.is_progress_bar_enabled()

@@ -91,7 +91,7 @@ class Data:
         return self.mapping.notes if self.mapping is not None else ()
 
 
-class Kit(ABC):
+class TaskAdapter(ABC):
     """The task's answers to: which data, what to keep of the answers, do they agree, how are they shown."""
 
     noun = "image"
@@ -164,7 +164,7 @@ class Found:
     mapping: ClassMap | None = None
 
 
-class ImageKit(Kit):
+class ImageKit(TaskAdapter):
     """What all tasks on images share. `kinds` of labels are those that the task has a use for."""
 
     kinds: tuple[str, ...] = ("folders", "none")

@@ -30,7 +30,7 @@ class LookedAt:
     source: str | None
     alt: str
     differs: bool
-    looks: list[Look]
+    views: list[Look]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def attention_maps(report: Mapping[str, Any], images: Mapping[str, bytes]) -> At
     if not found:
         return None
     examples = [_looked_at(report, each, images) for each in found["examples"]]
-    engines = any(len(each.looks) > 1 for each in examples)
+    engines = any(len(each.views) > 1 for each in examples)
     whose = (
         "An engine fuses its attention, so its map is that of the graph it was compiled from, quantized as it is, run "
         "on ONNX Runtime. All maps of an image have one scale."
@@ -70,14 +70,14 @@ def attention_maps(report: Mapping[str, Any], images: Mapping[str, bytes]) -> At
 def _looked_at(report: Mapping[str, Any], row: Mapping[str, Any], images: Mapping[str, bytes]) -> LookedAt:
     example = report["examples"][row["example"]]
     answers = {lookup.ORIGINAL: example["reference"], **example["engines"]}
-    looks = []
+    views = []
     for each in row["maps"]:
         name, answer = each["artifact"], answers[each["artifact"]]
         score = "" if answer["score"] is None else f", {text.percent(answer['score'])}"
         note = f"{text.percent(each['on_patches'], 0)} on patches"
         if each["shared"] is not None:
             note = f"{text.percent(each['shared'])} of it as the original"
-        looks.append(
+        views.append(
             Look(
                 artifact=name,
                 source=lookup.data_uri(images.get(each["image"])),
@@ -89,4 +89,4 @@ def _looked_at(report: Mapping[str, Any], row: Mapping[str, Any], images: Mappin
         )
     source = None if example["image"] is None else lookup.data_uri(images.get(example["image"]))
     alt = f"Example {report['data']['noun']} {row['example'] + 1}"
-    return LookedAt(source, alt, any(look.differs for look in looks), looks)
+    return LookedAt(source, alt, any(look.differs for look in views), views)

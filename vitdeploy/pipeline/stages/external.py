@@ -7,16 +7,16 @@ from pathlib import Path
 from vitdeploy.graph.io import load_graph
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.batches import settle_batch
-from vitdeploy.pipeline.origin import find_origin
 from vitdeploy.pipeline.progress import Progress, silent
+from vitdeploy.pipeline.reference_model import find_reference_model
 from vitdeploy.pipeline.stages.export import ExportConfig, export
 from vitdeploy.pipeline.stages.files import MODEL_FILE
-from vitdeploy.quantize.already import refuse_quantized
+from vitdeploy.quantize.reject_quantized import reject_quantized
 
 OPSET = 20
 
 
-def import_foreign(
+def import_external(
     file: Path, out: Path, progress: Progress = silent, image_size: tuple[int, int] | None = None
 ) -> tuple[Path, tuple[str, ...]]:
     """Writes what `vitdeploy export FILE` does, at the batch that the file has; errors of it come through.
@@ -25,7 +25,7 @@ def import_foreign(
 
     Returns: the graph written, and what was assumed of the file, a line each.
     """
-    refuse_quantized(load_graph(file), str(file))
-    origin, batch = settle_batch(find_origin(Source(model=str(file), image_size=image_size)))
-    export(origin, ExportConfig(file.stem[:64], OPSET, batch, True), out, progress)
-    return out / MODEL_FILE, origin.notes
+    reject_quantized(load_graph(file), str(file))
+    reference_model, batch = settle_batch(find_reference_model(Source(model=str(file), image_size=image_size)))
+    export(reference_model, ExportConfig(file.stem[:64], OPSET, batch, True), out, progress)
+    return out / MODEL_FILE, reference_model.notes

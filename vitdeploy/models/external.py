@@ -20,7 +20,7 @@ from vitdeploy.errors import CapabilityError, CheckpointError, MissingPackageErr
 from vitdeploy.models.checkpoint import load_state
 from vitdeploy.models.config_files import timm_config, timm_preprocess
 from vitdeploy.models.family import Signature
-from vitdeploy.models.original import Original
+from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.spec import PostprocessSpec, Task, TensorSpec
 
 IMAGE_SIZE = (224, 224)
@@ -30,7 +30,7 @@ Output = tuple[str, Tensor]
 
 
 class Adapted(nn.Module):
-    """A foreign module with the outputs of a `Signature`: float tensors in a fixed order, whatever it returns.
+    """A external module with the outputs of a `Signature`: float tensors in a fixed order, whatever it returns.
 
     `arguments` are passed beside the image, which is the module's first argument.
     """
@@ -110,7 +110,7 @@ def from_timm(
     state: Mapping[str, Tensor] | None,
     image_size: tuple[int, int] | None,
     file: str = "",
-) -> Original:
+) -> LoadedModel:
     """timm's own module of an architecture; `config` is timm's config.json, {} without one; `state`, read from `file`,
     None: seeded noise.
 
@@ -147,7 +147,7 @@ def from_timm(
         notes.append(f"resized from {size[0]}x{size[1]} to {image_size[0]}x{image_size[1]} pixels")
         size = image_size
     channels = int(arguments.get("in_chans") or own["input_size"][0])
-    return Original(
+    return LoadedModel(
         name,
         "timm",
         *adapt(model, size, channels, f"timm's {name}"),
@@ -275,7 +275,7 @@ def library(name: str, why: str) -> ModuleType:
 
 
 def cannot_import(name: str, why: str, error: BaseException) -> CapabilityError:
-    """Told by its root: transformers wraps what went wrong in a sentence of its own."""
+    """BisectionReport by its root: transformers wraps what went wrong in a sentence of its own."""
     while error.__cause__ is not None:
         error = error.__cause__
     return CapabilityError(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from vitdeploy.bundle.read import SIZES_FOLDER, file_sha256
 from vitdeploy.data.label_file import read_labels
 from vitdeploy.errors import CheckpointError, GraphError
-from vitdeploy.graph.foreign import ForeignGraph, import_graph
+from vitdeploy.graph.external import ForeignGraph, import_graph
 from vitdeploy.graph.io import graph_spec, serialised
 from vitdeploy.models.claims import claimed_accuracy
 from vitdeploy.models.given import Source
@@ -30,7 +30,7 @@ from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, Task, 
 from vitdeploy.verify.plausible import Claim
 
 if TYPE_CHECKING:
-    from vitdeploy.models.original import Original
+    from vitdeploy.models.loaded import LoadedModel
 
 ORIGINAL = "original"
 
@@ -45,7 +45,7 @@ class Overrides:
 
 
 @dataclass(frozen=True)
-class Origin:
+class ReferenceModel:
     """What is known of the original. `source` names files of this machine only, `name` is for people.
 
     `classes` is None for a model without classes, and where its outputs do not say how many there are. `labels` are the
@@ -103,7 +103,7 @@ def is_onnx(source: Source) -> bool:
     return source.model is not None and source.model.endswith(".onnx")
 
 
-def find_origin(source: Source, overrides: Overrides | None = None) -> Origin:
+def find_reference_model(source: Source, overrides: Overrides | None = None) -> ReferenceModel:
     """Read the original once, and say what it is. Errors of reading it come through.
 
     Raises:
@@ -112,31 +112,36 @@ def find_origin(source: Source, overrides: Overrides | None = None) -> Origin:
     """
     given = overrides or Overrides()
     source = _in_folder(source)
-    origin = _of_graph(source, given) if is_onnx(source) else _of_module(source, given)
-    preprocess, postprocess = given.preprocess or origin.preprocess, given.postprocess or origin.postprocess
-    if preprocess is not None and (preprocess.crop != origin.image_size or preprocess.channels != origin.channels):
+    reference_model = _of_graph(source, given) if is_onnx(source) else _of_module(source, given)
+    preprocess, postprocess = (
+        given.preprocess or reference_model.preprocess,
+        given.postprocess or reference_model.postprocess,
+    )
+    if preprocess is not None and (
+        preprocess.crop != reference_model.image_size or preprocess.channels != reference_model.channels
+    ):
         raise CheckpointError(
-            f"the preprocessing does not fit {origin.name}",
+            f"the preprocessing does not fit {reference_model.name}",
             found=f"crop {preprocess.crop[0]}x{preprocess.crop[1]}, {preprocess.channels} channels",
-            wanted=f"crop {origin.image_size[0]}x{origin.image_size[1]}, {origin.channels} channels",
+            wanted=f"crop {reference_model.size}, {reference_model.channels} channels",
             fix="change preprocess.crop, mean and std, or choose the model of that size",
         )
-    origin = dataclasses.replace(origin, preprocess=preprocess, postprocess=postprocess)
+    reference_model = dataclasses.replace(reference_model, preprocess=preprocess, postprocess=postprocess)
     if given.labels is None:
-        return origin
-    labels = _labels(given.labels, origin)
+        return reference_model
+    labels = _labels(given.labels, reference_model)
     told = f"the model has labels of its own; those of {given.labels} are taken"
-    notes = (*origin.notes, told) if origin.labels not in ((), labels) else origin.notes
-    return dataclasses.replace(origin, labels=labels, notes=notes)
+    notes = (*reference_model.notes, told) if reference_model.labels not in ((), labels) else reference_model.notes
+    return dataclasses.replace(reference_model, labels=labels, notes=notes)
 
 
-def _of_module(source: Source, given: Overrides) -> Origin:
+def _of_module(source: Source, given: Overrides) -> ReferenceModel:
     # PyTorch, where a module is read only.
     from vitdeploy.models.identity import identity, weights_digest
-    from vitdeploy.models.source import load_original, located, refuse_unusable
+    from vitdeploy.models.source import load_model, located, refuse_unusable
 
     local, folder = located(source)
-    original = load_original(local, given.preprocess)
+    original = load_model(local, given.preprocess)
     refuse_unusable(original)
     files = folder.files if folder is not None else ()
     digests = _digests([*files, *(path for path in (source.checkpoint, source.text_features) if path)])
@@ -144,7 +149,7 @@ def _of_module(source: Source, given: Overrides) -> Origin:
         local = dataclasses.replace(local, weights=weights_digest(original.module))
         digests[source.function] = identity(original)
     signature = original.signature
-    return Origin(
+    return ReferenceModel(
         name=source.name if folder is None else pinned(source.name, folder),
         source=local,
         task=signature.task,
@@ -169,14 +174,14 @@ def _claim(folder: ModelFolder | None) -> Claim | None:
     return Claim(*found) if found is not None else None
 
 
-def _of_graph(source: Source, given: Overrides) -> Origin:
+def _of_graph(source: Source, given: Overrides) -> ReferenceModel:
     asked = source.image_size or (given.preprocess.crop if given.preprocess else None)
     try:
         graph = import_graph(_graph_file(source), asked, source.only_batch)
     except GraphError:
         if source.image_size or not asked:
             raise
-        # Of another size than the crop: find_origin says so.
+        # Of another size than the crop: find_reference_model says so.
         graph = import_graph(_graph_file(source), batch=source.only_batch)
     spec, own = graph_spec(graph.model, ""), graph.metadata
     sizes = [int(size) if isinstance(size, int) else 0 for size in spec.inputs[0].shape[1:]]
@@ -193,7 +198,7 @@ def _of_graph(source: Source, given: Overrides) -> Origin:
         beside = find_beside(_graph_file(source), channels, (height, width), classes)
         preprocess, labels = beside.preprocess or preprocess, beside.labels
         notes += [note for note in beside.notes if given.preprocess is None or note.startswith("labels")]
-    return Origin(
+    return ReferenceModel(
         name=source.name,
         source=source,
         task=graph.task,
@@ -265,26 +270,28 @@ def _digests(files: list[Path]) -> dict[str, str]:
     return {path.name: file_sha256(path) for path in files}
 
 
-def _labels(path: Path, origin: Origin) -> tuple[str, ...]:
+def _labels(path: Path, reference_model: ReferenceModel) -> tuple[str, ...]:
     """One name a line, in the order of the model's classes."""
     require_label_file(path)
     labels = read_labels(path)
-    if origin.classes not in (None, len(labels)):
+    if reference_model.classes not in (None, len(labels)):
         raise CheckpointError(
-            f"{path} does not fit {origin.name}", found=f"{len(labels)} lines", wanted=f"one a class: {origin.classes}"
+            f"{path} does not fit {reference_model.name}",
+            found=f"{len(labels)} lines",
+            wanted=f"one a class: {reference_model.classes}",
         )
     return labels
 
 
-def reference_runner(source: Source, *, threads: int = 0, original: Original | None = None) -> Runner:
+def reference_runner(source: Source, *, threads: int = 0, original: LoadedModel | None = None) -> Runner:
     """The runner (not loaded yet) of the original: PyTorch eager, or ONNX Runtime for an ONNX file."""
     if is_onnx(source):
         graph = import_graph(_graph_file(source), source.image_size, source.only_batch)
         return OnnxRuntimeRunner(serialised(graph.model), name=ORIGINAL, threads=threads)
     from vitdeploy.models.reference import torch_runner
-    from vitdeploy.models.source import load_original
+    from vitdeploy.models.source import load_model
 
-    return torch_runner(original or load_original(source), threads=threads)
+    return torch_runner(original or load_model(source), threads=threads)
 
 
 def to_request(source: Source) -> dict[str, Any]:

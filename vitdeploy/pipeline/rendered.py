@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitdeploy.pipeline.origin import ORIGINAL
 from vitdeploy.pipeline.plan import ATTENTION
+from vitdeploy.pipeline.reference_model import ORIGINAL
 from vitdeploy.pipeline.stages.attention import read_attention, shared
 from vitdeploy.report.attention import attention_tile
 from vitdeploy.store.store import Artifact
 
 
-def draw_attention(
+def render_attention(
     artifacts: Mapping[str, Artifact], examples: Sequence[Mapping[str, Any]], images: Mapping[str, bytes]
 ) -> tuple[dict[str, Any] | None, dict[str, bytes]]:
     """The `attention` part of report.json and its PNG files by name; None where the original has no maps.

@@ -16,7 +16,7 @@ from tests.parity import BATCHES, ENGINES, engine_runner
 from tests.references import reference
 from vitdeploy.graph.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.origin import find_origin, reference_runner
+from vitdeploy.pipeline.reference_model import find_reference_model, reference_runner
 from vitdeploy.pipeline.stages.export import ExportConfig, export
 from vitdeploy.pipeline.stages.optimize import optimize
 from vitdeploy.runtime.preprocess import normalise
@@ -70,12 +70,12 @@ def test_a_foreign_module_is_the_same_function_on_both_engines_before_and_after_
     kind, tmp_path, monkeypatch, parity
 ):
     (tmp_path / "model").mkdir()
-    origin = find_origin(source_of(kind, tmp_path / "model", monkeypatch))
-    assert origin.family == ("function" if kind == MOBILE else "timm" if kind in TIMM else "transformers")
+    reference_model = find_reference_model(source_of(kind, tmp_path / "model", monkeypatch))
+    assert reference_model.family == ("function" if kind == MOBILE else "timm" if kind in TIMM else "transformers")
     folders = [tmp_path / name for name in ("exported", "rewritten")]
     for folder in folders:
         folder.mkdir()
-    exported = export(origin, ExportConfig("small", 20, None, True), folders[0])
+    exported = export(reference_model, ExportConfig("small", 20, None, True), folders[0])
     assert [row["batch"] for row in exported["parity"]] == [1, 2, 5]
     facts = optimize({"model": folders[0] / "model.onnx"}, OptimizeOptions(), folders[1])
     assert sum(facts["rewrites"]["model"].values()) > 0
@@ -88,10 +88,10 @@ def test_a_foreign_module_is_the_same_function_on_both_engines_before_and_after_
     assert {tensor.type.tensor_type.elem_type for tensor in graph.output} == {onnx.TensorProto.FLOAT}
 
     generator = np.random.default_rng(0)
-    with reference_runner(origin.source) as theirs:
+    with reference_runner(reference_model.source) as theirs:
         for batch in BATCHES:
-            pixels = generator.integers(0, 256, (batch, *origin.image_size, 3), dtype=np.uint8)
-            wanted = theirs.infer({"image": normalise(pixels, origin.images)})["logits"]
+            pixels = generator.integers(0, 256, (batch, *reference_model.image_size, 3), dtype=np.uint8)
+            wanted = theirs.infer({"image": normalise(pixels, reference_model.images)})["logits"]
             assert wanted.shape == (batch, 5)
             for engine, folder in product(ENGINES, folders):
                 with engine_runner(engine, folder / "model.onnx", batch) as runner:

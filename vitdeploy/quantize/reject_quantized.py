@@ -10,7 +10,7 @@ from vitdeploy.errors import GraphError
 PARTS = ("quantize", "qlinear", "integer", "nbits", "qattention", "qgemm")
 
 
-def refuse_quantized(model: ir.Model, source: str) -> None:
+def reject_quantized(model: ir.Model, source: str) -> None:
     """Raise GraphError where the graph holds operators of quantization, whoever wrote it."""
     counts: dict[str, int] = {}
     for node in model.graph:

@@ -17,17 +17,17 @@ from vitdeploy.errors import InputError
 from vitdeploy.graph.io import load_graph
 from vitdeploy.graph.linears import count_int8
 from vitdeploy.models.hub import is_hub_name
-from vitdeploy.pipeline.placing import PlacedGraphs, place_graphs
+from vitdeploy.pipeline.placement import PlacedGraphs, place_graphs
 from vitdeploy.pipeline.stages.files import is_ours, known_labels
 from vitdeploy.pipeline.subjects import DEFAULT_TARGET, find_graph, graph_metadata
-from vitdeploy.pipeline.tasks.kit import Setting
+from vitdeploy.pipeline.tasks.adapter import Setting
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.labels import number_of_classes, read_labels
 from vitdeploy.spec import TARGETS, EngineSpec, Manifest
 
 
 @dataclass(frozen=True)
-class Sendable:
+class DeviceArtifact:
     """One artifact, how its inputs and outputs are read, and what of it goes to a device."""
 
     name: str
@@ -35,7 +35,9 @@ class Sendable:
     shipment: Shipment
 
 
-def find_sendables(text: str, *, target: str | None, work: Path, trust: Path | None = None) -> list[Sendable]:
+def find_device_artifacts(
+    text: str, *, target: str | None, work: Path, trust: Path | None = None
+) -> list[DeviceArtifact]:
     """Every engine of a bundle (or the one for `target`), or a graph, which is placed in a new folder of `work`.
 
     Raises:
@@ -55,7 +57,7 @@ def find_sendables(text: str, *, target: str | None, work: Path, trust: Path | N
     folder.mkdir()
     file = find_graph(path)
     graphs = place_graphs(file, target or graph_metadata(file).target or DEFAULT_TARGET, None, folder)
-    return [Sendable(str(path), _setting(graphs), placed_shipment(str(path), graphs, graphs.batch))]
+    return [DeviceArtifact(str(path), _setting(graphs), placed_shipment(str(path), graphs, graphs.batch))]
 
 
 def placed_shipment(name: str, graphs: PlacedGraphs, batch: int) -> Shipment:
@@ -76,7 +78,7 @@ def _setting(graphs: PlacedGraphs) -> Setting:
     return Setting(metadata.task, metadata.preprocess, metadata.postprocess, metadata.sequence, labels, classes)
 
 
-def _of_bundle(folder: Path, target: str | None, trust: Path | None) -> list[Sendable]:
+def _of_bundle(folder: Path, target: str | None, trust: Path | None) -> list[DeviceArtifact]:
     manifest = read_bundle(folder)
     verify_files(folder, manifest)
     signed_by(folder, trust)
@@ -84,7 +86,7 @@ def _of_bundle(folder: Path, target: str | None, trust: Path | None) -> list[Sen
     return [_of_engine(folder, manifest, engine, labels) for engine in select_engines(manifest, target or "auto")]
 
 
-def _of_engine(folder: Path, manifest: Manifest, engine: EngineSpec, labels: tuple[str, ...]) -> Sendable:
+def _of_engine(folder: Path, manifest: Manifest, engine: EngineSpec, labels: tuple[str, ...]) -> DeviceArtifact:
     classes = number_of_classes(engine.outputs, manifest.postprocess)
     setting = Setting(manifest.task, manifest.preprocess, manifest.postprocess, engine.sequence, labels, classes)
     name = f"{folder}:{engine.artifact}"
@@ -92,4 +94,4 @@ def _of_engine(folder: Path, manifest: Manifest, engine: EngineSpec, labels: tup
     precision = graph_metadata(next(iter(files.values()))).precision or "fp32"  # what it was placed for
     placed = Placed(name, engine.target, precision, engine.batch, (), engine.sequence, engine.weight_bits)
     built = TARGETS[engine.target].backend == "tensorrt" and not engine.parts
-    return Sendable(name, setting, ship(placed, _counted(files), (engine, folder) if built else None))
+    return DeviceArtifact(name, setting, ship(placed, _counted(files), (engine, folder) if built else None))

@@ -15,7 +15,7 @@ from vitdeploy.runtime.openvino import float_precision
 from vitdeploy.spec import EngineSpec, decode
 
 
-def works_of(bench_candidates: Sequence[BenchCandidate], batch: int) -> dict[str, Work | str]:
+def workloads_of(bench_candidates: Sequence[BenchCandidate], batch: int) -> dict[str, Work | str]:
     """By artifact the work of one query at `batch`, or why it is not known; of candidates that are engines."""
     found = {}
     for bench_candidate in bench_candidates:

@@ -11,7 +11,7 @@ from vitdeploy.graph.mark import Weights, find_weights, patch_grid, tokens_read
 
 
 @dataclass(frozen=True)
-class Looks:
+class AttentionViews:
     """The attentions of a graph that maps are made of. Rows `rows` of the last one are looked at.
 
     grid: (rows, columns) of patches; prefix: how many tokens come before them. reader: whose rows these are, in words.
@@ -28,7 +28,7 @@ class Looks:
         return self.blocks[-1]
 
 
-def token_looks(model: ir.Model, name: str) -> Looks:
+def token_views(model: ir.Model, name: str) -> AttentionViews:
     """The blocks of a model whose tokens are patches, after a few of its own (class, distillation, registers).
 
     Args:
@@ -67,7 +67,7 @@ def token_looks(model: ir.Model, name: str) -> Looks:
         )
     prefix = tokens - patches
     rows, reader = _rows_of_interest(model, last, prefix)
-    return Looks((*before, last), grid, prefix, rows, reader)
+    return AttentionViews((*before, last), grid, prefix, rows, reader)
 
 
 def _rows_of_interest(model: ir.Model, last: Weights, prefix: int) -> tuple[tuple[int, ...], str]:
@@ -82,7 +82,7 @@ def _rows_of_interest(model: ir.Model, last: Weights, prefix: int) -> tuple[tupl
     return tuple(range(prefix, last.keys)), "last attention, read by all patches"
 
 
-def object_looks(model: ir.Model, name: str) -> Looks:
+def object_views(model: ir.Model, name: str) -> AttentionViews:
     """The last attention from a decoder's object queries (arXiv 2005.12872) to the features of the image.
 
     Raises:
@@ -97,7 +97,9 @@ def object_looks(model: ir.Model, name: str) -> Looks:
             and not weights.windowed
             and (weights.queries, weights.keys) == (queries, grid[0] * grid[1])
         ):
-            return Looks((weights,), grid, 0, tuple(range(weights.queries)), "the decoder's last look at the image")
+            return AttentionViews(
+                (weights,), grid, 0, tuple(range(weights.queries)), "the decoder's last look at the image"
+            )
     raise GraphError(
         f"the decoder of {name} has no attention over the whole image",
         found="no Softmax over all positions for each object query (deformable attention samples points)",

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+from vitdeploy.pipeline.tasks.adapter import Setting, TaskAdapter
 from vitdeploy.pipeline.tasks.classification import ClassificationKit
 from vitdeploy.pipeline.tasks.detection import DetectionKit
 from vitdeploy.pipeline.tasks.features import FeaturesKit
-from vitdeploy.pipeline.tasks.kit import Kit, Setting
 from vitdeploy.pipeline.tasks.panoptic import PanopticKit
 from vitdeploy.pipeline.tasks.sequence import SequenceKit
 from vitdeploy.spec import Task
 
-KITS: dict[Task, type[Kit]] = {
+KITS: dict[Task, type[TaskAdapter]] = {
     "classification": ClassificationKit,
     "features": FeaturesKit,
     "detection": DetectionKit,
@@ -19,5 +19,5 @@ KITS: dict[Task, type[Kit]] = {
 }
 
 
-def make_kit(setting: Setting) -> Kit:
+def make_adapter(setting: Setting) -> TaskAdapter:
     return KITS[setting.task](setting)

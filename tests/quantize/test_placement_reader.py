@@ -14,8 +14,8 @@ from vitdeploy.graph.linears import count_int8, find_linears
 from vitdeploy.graph.optimize import OptimizeOptions, optimize
 from vitdeploy.quantize.error import range_of
 from vitdeploy.quantize.observers import observe
-from vitdeploy.quantize.placed import find_quantized, make_float
 from vitdeploy.quantize.placement import choose, place, shape
+from vitdeploy.quantize.placement_reader import find_quantized, make_float
 from vitdeploy.quantize.prepare import prepare
 from vitdeploy.quantize.ranges import quantize_weight
 from vitdeploy.spec import PreprocessSpec
