@@ -11,7 +11,7 @@ import vitdeploy
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "vitdeploy"
-SHIPPED = {".py", ".jinja"}
+SHIPPED = {".py", ".jinja", ".typed"}
 SITE = PACKAGE / "embed" / "web" / "site"  # files of a page, of whatever kind
 
 
