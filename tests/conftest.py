@@ -28,9 +28,9 @@ SEQUENCE_MODEL = "transformer_w32e2d2h4_v13_l20"
 # Files that take longest, longest first: started last, one would run on alone when all others are done.
 LONGEST = (
     *("test_tasks.py", "test_digits.py", "test_readme.py", "test_kill.py", "test_real_weights.py", "test_tune.py"),
-    *("test_bad_input.py", "test_verbs.py", "test_vit_export.py", "test_web.py", "test_sizes.py", "test_whole_pipeline.py"),
-    *("test_modules.py", "test_external_modules.py", "test_ssh.py", "test_sweep.py", "test_sabotaged.py"),
-    *("test_compile.py", "test_export.py", "test_detr_export.py", "test_bisect.py"),
+    *("test_bad_input.py", "test_verbs.py", "test_vit_export.py", "test_web.py", "test_sizes.py"),
+    *("test_whole_pipeline.py", "test_modules.py", "test_external_modules.py", "test_ssh.py", "test_sweep.py"),
+    *("test_sabotaged.py", "test_compile.py", "test_export.py", "test_detr_export.py", "test_bisect.py"),
 )
 
 # Threads that wait for others sleep. By default they spin, which takes the core that the other process of tests needs.

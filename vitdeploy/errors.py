@@ -15,7 +15,7 @@ VitdeployError                     exit 1   a bug of ours when raised as such
 │   ├── ImageError                 VD2302   an image that cannot be decoded, or is too large
 │   ├── TensorError                VD2401   an array whose name, dtype or shape the engine does not take
 │   ├── TargetError                VD2402   an unknown target, or one that the artifact was not made for
-│   ├── UnknownDeviceError         VD2403   a device that `vitdeploy devices add` was not told of, or told wrong
+│   ├── UnknownDeviceError         VD2403   a device that is not registered, or registered wrong
 │   └── ClosedError                VD2404   a predictor or runner that is closed, or not loaded yet
 ├── UnsafeError                    exit 3   refused as unsafe
 │   ├── PickleError                VD3001   a pickle that is more than plain weights

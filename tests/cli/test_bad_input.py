@@ -169,7 +169,7 @@ def placed(tmp_path_factory, small_export):
 
 
 def test_bisection_of_an_original(refused, small_bundle, digits):
-    says = ["only the engine of a graph can be cut open", f"found:  {MODEL}, an original", "wanted: a bundle"]
+    says = ["only the engine of a graph can be bisected", f"found:  {MODEL}, an original", "wanted: a bundle"]
     refused(2, "VD2000", "verify", MODEL, "--against", small_bundle, "--data", digits, "--bisect", says=says)
 
 
@@ -413,7 +413,7 @@ def test_weights_for_a_users_module_that_do_not_fit_it(refused, code, small_chec
 def test_labels_that_are_not_one_a_class(refused, small_checkpoint, tmp_path):
     (tmp_path / "names.txt").write_text("one\ntwo\n", encoding="utf-8")
     command = ("export", MODEL, "--checkpoint", small_checkpoint, "--labels", "names.txt", "-o", "out")
-    refused(2, "VD2102", *command, says=["names.txt does not fit", "found:  2 lines", "wanted: one a class: 10"])
+    refused(2, "VD2102", *command, says=["names.txt does not fit", "found:  2 lines", "wanted: one per class: 10"])
 
 
 def test_labels_of_another_task(refused, recipe, digits, small_checkpoint):

@@ -561,13 +561,13 @@ def test_the_pad_takes_fingers(opened):
 def test_the_map_is_the_rollout_that_numpy_computes(opened, bundle):
     from vitdeploy.graph.attention_views import token_views
     from vitdeploy.graph.normalise import normalise as canonical
-    from vitdeploy.pipeline.instrumented import watch
+    from vitdeploy.pipeline.instrumented import run_instrumented
 
     model = load_graph(bundle / "model.onnx")
     canonical(model)
     views = token_views(model, "digits")
     pixels = np.load(bundle / read_bundle(bundle).golden.inputs)["image"][2]
-    [watched] = watch(model, views, [pixels], DIGITS)
+    [instrumented] = run_instrumented(model, views, [pixels], DIGITS)
     found = opened.run(
         """
       const [width, height] = [32, 32], data = Uint8Array.from(argument);
@@ -577,7 +577,7 @@ def test_the_map_is_the_rollout_that_numpy_computes(opened, bundle):
         pixels.ravel().tolist(),
     )
     assert (found["rows"], found["columns"]) == views.grid
-    np.testing.assert_allclose(np.reshape(found["values"], views.grid), watched.flow_map(views), atol=1e-6)
+    np.testing.assert_allclose(np.reshape(found["values"], views.grid), instrumented.flow_map(views), atol=1e-6)
 
 
 def test_the_overlay_is_drawn_and_taken_away(opened):

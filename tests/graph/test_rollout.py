@@ -10,7 +10,7 @@ from vitdeploy.graph.io import load_graph, serialised
 from vitdeploy.graph.normalise import normalise
 from vitdeploy.graph.optimize import optimize
 from vitdeploy.graph.rollout import add_rollout
-from vitdeploy.pipeline.instrumented import watch
+from vitdeploy.pipeline.instrumented import run_instrumented
 from vitdeploy.spec import PreprocessSpec
 
 
@@ -49,7 +49,7 @@ def test_it_is_the_rollout_of_numpy_and_the_answers_stay(kind):
     assert (found["attention"].dtype, found["attention"].shape) == (np.float32, (2, 4, 4))
     np.testing.assert_array_equal(found["logits"], outputs(plain, images)["logits"])
     views = token_views(marked, kind)
-    maps = [each.flow_map(views) for each in watch(marked, views, pixels, planted.PREPROCESS)]
+    maps = [each.flow_map(views) for each in run_instrumented(marked, views, pixels, planted.PREPROCESS)]
     np.testing.assert_allclose(found["attention"], maps, atol=1e-6)
 
 
@@ -61,5 +61,5 @@ def test_of_an_exported_model_too(small_export):
     add_rollout(model, token_views(model, "small"))
     views = token_views(marked, "small")
     spec = PreprocessSpec(32, (32, 32), mean=(0.5,), std=(0.5,))
-    maps = [each.flow_map(views) for each in watch(marked, views, pixels, spec)]
+    maps = [each.flow_map(views) for each in run_instrumented(marked, views, pixels, spec)]
     np.testing.assert_allclose(outputs(model, pixels)["attention"], maps, atol=1e-6)

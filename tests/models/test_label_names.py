@@ -1,4 +1,4 @@
-"""Class names of config files: one a class, in the order of the classes, whatever the order and form of the file."""
+"""Class names of config files: one per class, in the order of the classes, whatever the order and form of the file."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What is said of calibration images that are no good examples, and that nothing is said of good ones."""
+"""What is said of unsuitable calibration images, and that nothing is said of good ones."""
 
 import numpy as np
 import pytest

@@ -77,7 +77,7 @@ def test_without_labels_agreement_bounds_the_drop():
 
 
 @pytest.mark.parametrize(
-    ("found", "max_drop", "way"),
+    ("found", "max_drop", "criterion"),
     [
         (perfect(DIGITS, RIGHT), 1.0, "labels"),
         (perfect(DIGITS, RIGHT), 0.62, "agreement"),

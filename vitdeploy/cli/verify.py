@@ -75,7 +75,7 @@ def command(
     preprocessing's). With labels, the accuracy of both and the paired drop with its 95 % interval. Exit code 5 when a
     gate is not met, or not provably met. The options on weights are those of the original.
 
-    With --bisect the engine is cut open instead: which part, which layer, its input or its weight makes its answers
+    With --bisect the engine is bisected instead: which part, which layer, its input or its weight makes its answers
     differ from those of its float graph. On 32 images (--num-samples) that calibrate, not on evaluation images.
 
     With --emulate a graph that `quantize` typed for a GPU, also that of a bundle, is evaluated on this machine's CPU:

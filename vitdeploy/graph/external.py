@@ -40,7 +40,7 @@ ALIASES = {
 
 @dataclass(frozen=True)
 class ForeignGraph:
-    """The graph with an input "image" and the task's outputs. `notes` say what was decided, a line each.
+    """The graph with an input "image" and the task's outputs. `notes` say what was decided, one per line.
 
     The image is float32 NCHW; or uint8 NHWC where `metadata`, what a file that vitdeploy wrote says of itself, has the
     mean and the standard deviation that are part of the graph. `metadata` is None in files of others.

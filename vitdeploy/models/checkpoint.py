@@ -30,7 +30,7 @@ def read_checkpoint(path: Path, *shards: Path) -> tuple[dict[str, Tensor], tuple
     """The state dict in a safetensors file, a `.pt`/`.pth` of plain weights, or a `.npz` of JAX, in float32.
 
     With `shards`, which hold the rest of one state dict: of all of them together, so that prefixes are seen as a whole.
-    Also returns what was chosen, dropped or converted on the way (see `unwrap`), a line each.
+    Also returns what was chosen, dropped or converted on the way (see `unwrap`), one per line.
 
     Raises:
         MissingFileError: no such file.
@@ -116,7 +116,7 @@ def _read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor], source: str, file: str = "") -> tuple[str, ...]:
-    """Load `state` into `model`, strictly; returns what was told apart on the way, a line each.
+    """Load `state` into `model`, strictly; returns what was told apart on the way, one per line.
 
     A prefix that the model's names do not have is found and dropped. What a module computes may be in either without
     the other; so may one of the names of a tensor that the model has under several; what the training alone needs may

@@ -55,7 +55,7 @@ class Recognised:
 
     `config` is the family's frozen config dataclass, `state` has the module's own key names and loads strictly.
     `style` is who wrote the keys: "timm", "transformers", "torchvision", "jax", "original", or "vitdeploy". `notes`:
-    what was inferred, converted or left out, one line each, for the user.
+    what was inferred, converted or left out, one per line, for the user.
     """
 
     family: str

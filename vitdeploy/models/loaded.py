@@ -16,7 +16,7 @@ class LoadedModel:
 
     `family` is a row of the catalog, or "timm", "transformers", "function" for a module that is not ours. `preprocess`
     is None where it takes no images. `labels` are the checkpoint's own class names, if it has any. `notes` say what was
-    inferred, converted or left out, a line each.
+    inferred, converted or left out, one per line.
     """
 
     name: str

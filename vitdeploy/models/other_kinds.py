@@ -1,4 +1,4 @@
-"""Files, folders and state dicts that people take for checkpoints: what each is, and how its weights are had."""
+"""Files, folders and state dicts that people take for checkpoints: what each is, and how to get its weights."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ _DEEPEST = 4
 
 
 def unwrap(loaded: object) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The flat state dict in `loaded`, and what was chosen, dropped or converted on the way, one line each.
+    """The flat state dict in `loaded`, and what was chosen, dropped or converted on the way, one per line.
 
     A prefix is dropped only where all keys share it; for `backbone.` the known projection heads beside it are left out
     first. Tensors in float16 or bfloat16 become float32; any other tensor is passed on as it is.

@@ -71,7 +71,7 @@ def bisect_artifact(
         bundle = find_bundle(artifact, target=target, work=Path(folder))
         if bundle is None:
             raise InputError(
-                "only the engine of a graph can be cut open",
+                "only the engine of a graph can be bisected",
                 found=f"{artifact}, an original",
                 wanted="a bundle, or a graph that vitdeploy wrote",
                 fix="vitdeploy run or vitdeploy compile makes one",

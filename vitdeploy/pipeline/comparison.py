@@ -120,7 +120,7 @@ def _settings(ours: Subject, theirs: Subject) -> tuple[Setting, Setting]:
         )
     if own.task != other.task or own.classes != other.classes:
         raise InputError(
-            "the two models answer other questions",
+            "the tasks or classes of the two models differ",
             found=f"{own.task} with {own.classes} classes against {other.task} with {other.classes}",
             wanted="the same task, and the same number of classes",
         )

@@ -87,7 +87,8 @@ def _check_output(output: Path, image: Path) -> None:
     elif output.exists() and image.exists() and output.samefile(image):
         wrong = "the image itself"
     if wrong:
-        raise OutputError(f"{output} is no place for the picture", found=wrong, wanted="a .png file", fix="change -o")
+        what = f"{output} is an invalid output path for the picture"
+        raise OutputError(what, found=wrong, wanted="a .png file", fix="change -o")
 
 
 def _float_graph(bundle: Path, manifest: Manifest) -> ir.Model:

@@ -278,7 +278,7 @@ def _labels(path: Path, reference_model: ReferenceModel) -> tuple[str, ...]:
         raise CheckpointError(
             f"{path} does not fit {reference_model.name}",
             found=f"{len(labels)} lines",
-            wanted=f"one a class: {reference_model.classes}",
+            wanted=f"one per class: {reference_model.classes}",
         )
     return labels
 

@@ -1,4 +1,4 @@
-"""What is seen of the calibration images themselves, and said where they are no good examples."""
+"""What is seen of the calibration images themselves, and said where they are unsuitable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The one-page summary of a run: what was found in a line each, with where the page says more."""
+"""The one-page summary of a run: what was found in one per line, with where the page says more."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def read_labels(folder: Path, manifest: Manifest) -> list[str] | None:
             raise ManifestError(
                 f"{folder / manifest.labels} does not fit the engine {engine.artifact}",
                 found=f"{len(labels)} labels",
-                wanted=f"one a class: {classes}",
+                wanted=f"one per class: {classes}",
             )
     return labels
 

@@ -176,7 +176,7 @@ def missing_library(runtime: ModuleType, target: str) -> str:
 
 
 def library_fix(target: str) -> str:
-    """How the libraries of a provider are had."""
+    """How to install the libraries of a provider."""
     if target == CUDA:
         return "pip install 'onnxruntime-gpu[cuda,cudnn]', or install the CUDA and cuDNN that it was built for"
     return "install the TensorRT that this onnxruntime-gpu was built for (onnxruntime.ai, TensorRT Execution Provider)"

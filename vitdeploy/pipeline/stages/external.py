@@ -23,7 +23,7 @@ def import_external(
 
     `image_size` is (height, width), for a file that leaves it open.
 
-    Returns: the graph written, and what was assumed of the file, a line each.
+    Returns: the graph written, and what was assumed of the file, one per line.
     """
     reject_quantized(load_graph(file), str(file))
     reference_model, batch = settle_batch(find_reference_model(Source(model=str(file), image_size=image_size)))

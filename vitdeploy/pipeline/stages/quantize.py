@@ -48,7 +48,7 @@ def calibrate(
     graph: Path, samples: Sequence[Sample], out: Path, progress: Progress = silent, scratch: Path | None = None
 ) -> dict[str, Any]:
     """Writes statistics.npz, of every layer's input over the samples, ranges.json: its bounds, and calibrate.json: the
-    images, the memory estimated, and warnings of images that are no good examples.
+    images, the memory estimated, and warnings of unsuitable images.
 
     With `scratch`, a folder for this graph and these samples, an interrupted calibration goes on from what it holds.
 

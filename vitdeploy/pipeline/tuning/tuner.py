@@ -178,7 +178,7 @@ class Tuner:
         if found.disturbed:
             self.left_out.append((what, f"its times are not decided: {found.disturbed}"))
         elif found.aligned is None:
-            self.left_out.append((what, f"no number of rows is surely faster than {found.tokens}, one a token"))
+            self.left_out.append((what, f"no number of rows is surely faster than {found.tokens}, one per token"))
         else:
             yield Variant(target, "int8", rows=found.aligned)
 

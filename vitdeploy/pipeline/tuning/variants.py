@@ -14,7 +14,7 @@ FLOATS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
 @dataclass(frozen=True)
 class Variant:
     """One way to run a model. `merges`: of tokens, (block, tokens that remain) each. `rows`: that the blocks compute,
-    None for one a token."""
+    None for one per token."""
 
     target: str
     precision: Precision
