@@ -4,7 +4,7 @@ import onnx_ir as ir
 import pytest
 
 from tests.graph.small_graphs import Builder
-from vitdeploy.graph.layer_role import is_ranked, multiplications
+from vitdeploy.graph.layer_role import is_ranked, layer_macs
 from vitdeploy.graph.linears import find_linears
 from vitdeploy.quantize.place_openvino import reasons_for_float
 
@@ -18,22 +18,22 @@ def convolved(b, x, inside, outside, name, group=1):
     ("sizes", "rows"),
     [(("batch", 17), 17), ((1, "4*batch"), 4), (("batch * 4", 2), 8), ((3, 17), 51), (("batch", "tokens"), None)],
 )
-def test_multiplications_are_those_at_batch_one(sizes, rows):
+def test_macs_are_those_at_batch_one(sizes, rows):
     b = Builder(0)
     model = b.model({"x": ["batch", "tokens", 8]}, b.linear("x", 8, 24, "linear"))
     [linear] = find_linears(model)
     linear.output.shape = ir.Shape([*sizes, 24])
-    assert multiplications(model, linear) == (None if rows is None else rows * 8 * 24)
+    assert layer_macs(model, linear) == (None if rows is None else rows * 8 * 24)
     linear.output.shape = None
-    assert multiplications(model, linear) is None
+    assert layer_macs(model, linear) is None
 
 
 @pytest.mark.parametrize("group", [1, 2, 8])
-def test_multiplications_of_a_convolution_are_those_of_its_positions(group):
+def test_macs_of_a_convolution_are_those_of_its_positions(group):
     b = Builder(0)
     model = b.model({"x": ["batch", 8, 11, 9]}, convolved(b, "x", 8, 16, "conv", group))
     [linear] = find_linears(model)
-    assert multiplications(model, linear) == 5 * 4 * 16 * (8 // group) * 9
+    assert layer_macs(model, linear) == 5 * 4 * 16 * (8 // group) * 9
 
 
 def ranked(b, scores):

@@ -14,7 +14,7 @@ from tests.targets import CPU_TARGETS
 from vitdeploy.data.folder import split
 from vitdeploy.graph.half.emulated import emulate
 from vitdeploy.graph.io import get_metadata, load_graph, serialised
-from vitdeploy.graph.layer_role import multiplications
+from vitdeploy.graph.layer_role import layer_macs
 from vitdeploy.graph.linears import find_linears
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.reference_model import Overrides, find_reference_model
@@ -199,7 +199,7 @@ def test_the_digits_keep_their_answers(folder, images, parts, float_logits, tmp_
     assert size < {"fp16": 0.52, "int8": 0.33, "fp8": 0.3}[precision] * whole
     if precision in ("int8", "fp8"):
         model = load_graph(folder / "model.onnx")
-        products = {linear.name: multiplications(model, linear) for linear in find_linears(model)}
+        products = {linear.name: layer_macs(model, linear) for linear in find_linears(model)}
         assert {*found["int8"], *found["float"]} == set(products)
         assert sum(products[name] for name in found["int8"]) >= 0.9 * sum(products.values())
         assert found["float"]["head"] == "fewer than 16 channels have no INT8 kernel"

@@ -23,7 +23,7 @@ def model():
 
 def test_the_dearest_by_product_are_spared_and_no_more_than_a_tenth():
     found = high_precision_layers(model(), costs(small=0.1, sensitive=0.3, large=0.55, harmless=0.02, other=0.03))
-    assert found == ["small", "sensitive"]  # the large one costs more than its share, and is half of all products
+    assert found == ["small", "sensitive"]  # the large one costs more than its share, and is half of all MACs
     assert (WIDTHS["small"] + WIDTHS["sensitive"]) / sum(WIDTHS.values()) <= SHARE
 
 

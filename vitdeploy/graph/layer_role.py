@@ -13,14 +13,14 @@ _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Sigmoid", "Softmax", "LogSoftmax", "
 _LAYOUT = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Split", "Gather", "Concat", "Identity")
 
 
-def multiplications(model: ir.Model, linear: Linear) -> int | None:
-    """How many products of two numbers a layer sums up, at batch 1 where the batch is free; None where the size of its
+def layer_macs(model: ir.Model, linear: Linear) -> int | None:
+    """How many MACs a layer takes, at batch 1 where the batch is free; None where the size of its
     output depends on more than that."""
     count = _elements(model, linear.output)
     return None if count is None else count * linear.weight.size // linear.weight.shape[linear.out_axis]
 
 
-def node_multiplications(model: ir.Model, node: ir.Node) -> int | None:
+def node_macs(model: ir.Model, node: ir.Node) -> int | None:
     """The same of any MatMul or Conv, also of two computed tensors; 0 for other operations."""
     if node.domain or node.op_type not in ("MatMul", "Conv"):
         return 0

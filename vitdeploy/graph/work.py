@@ -1,7 +1,7 @@
 """How much a graph computes and moves at least, counted from its nodes and shapes: the work that a latency is held
 against.
 
-Counted are products: MatMul, Gemm, convolutions, attention. Two operations (FLOPs) each multiplication and addition, as
+Counted are MACs: MatMul, Gemm, convolutions, attention. Two operations (FLOPs) each multiplication and addition, as
 the roofline model counts them (Williams, Waterman and Patterson 2009), whatever type they are in. Norms, softmax,
 activations and sums are not: they are a percent or two of a ViT's operations. What cannot be counted exactly is an
 error: a wrong count is worse than none.
@@ -23,7 +23,7 @@ from vitdeploy.graph.io import weight_bytes
 MATMULS = {"MatMul": 1, "MatMulInteger": 1, "QLinearMatMul": 3, "MatMulIntegerToFloat": 1}
 CONVOLUTIONS = {"Conv": 1, "ConvInteger": 1, "QLinearConv": 3}
 INTEGER = {"MatMulInteger", "QLinearMatMul", "MatMulIntegerToFloat", "ConvInteger", "QLinearConv"}
-# Operators of ONNX with products, or with graphs, inside that are not counted.
+# Operators of ONNX with MACs, or with graphs, inside that are not counted.
 UNCOUNTED = {"Attention", "DeformConv", "Einsum", "GRU", "If", "LSTM", "Loop", "RNN", "Scan", "SequenceMap"}
 STANDARD = ("", "ai.onnx")
 OURS = {("com.microsoft", "MatMulIntegerToFloat"), ("com.microsoft", "MultiHeadAttention")}
@@ -35,7 +35,7 @@ FLOATS = {ir.DataType.FLOAT: "fp32", ir.DataType.FLOAT16: "fp16", ir.DataType.BF
 class Work:
     """The work of one query of `batch` images.
 
-    `flops` by the precision that products are placed in: "int8" between integers (also as Q/DQ), else the type of their
+    `flops` by the precision that MACs are placed in: "int8" between integers (also as Q/DQ), else the type of their
     result. Bytes are those that have to be read or written at least once: weights and constants as they are stored in
     the graph, inputs, outputs. What flows between layers is not in them: it may stay in a cache.
     """
@@ -55,7 +55,7 @@ def count_work(model: ir.Model, batch: int) -> Work:
     """The work of `model` at a batch, which its free leading axis gets; shapes that it lacks are inferred, in place.
 
     Raises:
-        GraphError: a size depends on more than the batch, or an operator with products is none of the known ones.
+        GraphError: a size depends on more than the batch, or an operator with MACs is none of the known ones.
     """
     flops = _try(model, batch)
     if flops is None:
@@ -75,11 +75,11 @@ def _try(model: ir.Model, batch: int) -> Counter[str] | None:
         if (domain and (domain, node.op_type) not in OURS) or (not domain and node.op_type in UNCOUNTED):
             raise GraphError("the graph's operations cannot be counted", found=f"{node.op_type} {node.name}")
         try:
-            products = _products(node, sizes)
+            macs = _macs(node, sizes)
         except _Unknown:
             return None
-        if products:
-            found[_precision(node)] += 2 * products
+        if macs:
+            found[_precision(node)] += 2 * macs
     return found
 
 
@@ -116,8 +116,8 @@ class _Sizes:
         return math.prod(self._free[factor] if factor in self._free else int(factor) for factor in factors)
 
 
-def _products(node: ir.Node, sizes: _Sizes) -> int:
-    """How many products of two numbers a node sums up."""
+def _macs(node: ir.Node, sizes: _Sizes) -> int:
+    """How many MACs a node takes."""
     kind, inputs = node.op_type, node.inputs
     if kind in MATMULS:
         return math.prod(sizes(node.outputs[0])) * (sizes(inputs[MATMULS[kind]])[-2:])[0]

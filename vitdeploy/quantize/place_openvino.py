@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from vitdeploy.graph.attention import find_attentions
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.layer_role import is_ranked, multiplications, reads_image
+from vitdeploy.graph.layer_role import is_ranked, layer_macs, reads_image
 from vitdeploy.graph.linears import Linear
 from vitdeploy.graph.names import Names
 from vitdeploy.quantize.channel_split import GainThreshold
@@ -52,7 +52,7 @@ def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, s
     The few products that a depthwise convolution sums up leave errors uncancelled. Where scores are ranked, the least
     error lets other queries through. In a small layer the product takes no longer in float than quantizing its input.
     """
-    counts = {linear.name: multiplications(model, linear) for linear in linears}
+    counts = {linear.name: layer_macs(model, linear) for linear in linears}
     few = min(FEW_PRODUCTS, SMALL_SHARE * sum(count or 0 for count in counts.values()))
     reasons = {}
     for linear in linears:

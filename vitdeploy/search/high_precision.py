@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from vitdeploy.graph.layer_role import multiplications
+from vitdeploy.graph.layer_role import layer_macs
 from vitdeploy.graph.linears import find_linears
 from vitdeploy.search.sensitivity import Sensitivity
 
-# Of all products of linears and convolutions, at most this share is left out of INT8.
+# Of all MACs of linears and convolutions, at most this share is left out of INT8.
 SHARE = 0.1
 
 
 def high_precision_layers(model: ir.Model, costs: Sensitivity) -> list[str]:
-    """The layers that cost most for their products, up to `SHARE` of all products; none whose share of the costs is not
-    above its share of the products.
+    """The layers that cost most for their MACs, up to `SHARE` of all MACs; none whose share of the costs is not
+    above its share of the MACs.
 
     Args:
         model: the float graph that the costs are of.
     """
-    products = {linear.name: multiplications(model, linear) or 0 for linear in find_linears(model)}
-    total, taken, kept_float = max(sum(products.values()), 1), 0, []
-    by_price = sorted(costs.layers, key=lambda each: each.cost.share / max(products[each.cost.name], 1), reverse=True)
+    macs = {linear.name: layer_macs(model, linear) or 0 for linear in find_linears(model)}
+    total, taken, kept_float = max(sum(macs.values()), 1), 0, []
+    by_price = sorted(costs.layers, key=lambda each: each.cost.share / max(macs[each.cost.name], 1), reverse=True)
     for each in by_price:
         name = each.cost.name
-        if each.cost.share <= products[name] / total:
+        if each.cost.share <= macs[name] / total:
             break
-        if taken + products[name] <= SHARE * total:
-            taken += products[name]
+        if taken + macs[name] <= SHARE * total:
+            taken += macs[name]
             kept_float.append(name)
     return kept_float

@@ -19,7 +19,7 @@ from vitdeploy.graph.half.emulated import emulate
 from vitdeploy.graph.half.patches import patches_to_matmul
 from vitdeploy.graph.half.typed import Half, touches_floats, type_graph
 from vitdeploy.graph.io import fixed_batch, get_metadata, graph_spec, load_graph, save_graph, set_metadata
-from vitdeploy.graph.layer_role import node_multiplications
+from vitdeploy.graph.layer_role import node_macs
 from vitdeploy.graph.linears import find_linears
 from vitdeploy.graph.tensorrt.pixels import cast_pixels_first
 from vitdeploy.pipeline.progress import Counter, Progress, silent
@@ -118,7 +118,7 @@ def _place(
     shape(model, config.target, ignore)
     prepared = prepare(model, known, choose(model, config.target, ignore).int8, config.target)
     placed = asdict(place(model, prepared.ranges, config.target, ignore, prepared.weights))
-    placed["float"] |= dict.fromkeys(kept_float, "its INT8 costs more answers than its share of the products")
+    placed["float"] |= dict.fromkeys(kept_float, "its INT8 costs more answers than its share of the MACs")
     placed["folds"] = [{**asdict(fold), "what": fold.what} for fold in prepared.folds]
     placed["hidden"] = [{**asdict(each), "what": each.what} for each in prepared.hidden]
     return placed
@@ -157,11 +157,11 @@ def _extremes(model: ir.Model, images: Images, text: str, progress: Progress, pr
 
 
 def _census(model: ir.Model, plan: HalfPlan) -> dict[str, Any]:
-    """Which operations are in float32 and why, and what share of all products."""
+    """Which operations are in float32 and why, and what share of all MACs."""
     macs: collections.Counter[str] = collections.Counter()
     for node in model.graph:
         kind = "float32" if any(value.dtype == ir.DataType.FLOAT for value in node.outputs) else "half"
-        macs[kind] += node_multiplications(model, node) or 0
+        macs[kind] += node_macs(model, node) or 0
     names = {str(node.name) for node in model.graph if touches_floats(node) and node.op_type != "Cast"}
     return {
         "float32": {name: plan.float_fallback[name] for name in plan.float_fallback if name in names},
