@@ -62,7 +62,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     lock = tmp_path_factory.mktemp("lock") / machine_lock.LOCK_NAME
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine_lock, "lock_file", lambda: lock)
-        patch.setattr(quiet, "TAKEN", math.inf)
+        patch.setattr(quiet, "TAKEN_SHARE", math.inf)
         for name in ("WILD", "APART"):
             patch.setattr(decided, name, math.inf)
         yield

@@ -5,7 +5,7 @@ import pytest
 from vitdeploy.bench import decided, quiet
 
 # As they are when tests are collected: `undisturbed`, for all other tests, comes after that.
-NAMES = ((quiet, "TAKEN"), (decided, "WILD"), (decided, "APART"))
+NAMES = ((quiet, "TAKEN_SHARE"), (decided, "WILD_SPREAD"), (decided, "APART_REACH"))
 LIMITS = [(module, name, getattr(module, name)) for module, name in NAMES]
 
 

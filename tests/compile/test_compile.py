@@ -8,7 +8,7 @@ import onnx_ir as ir
 import pytest
 
 from tests.targets import CPU_TARGETS
-from vitdeploy.bench.layers import LEAST, profile
+from vitdeploy.bench.layers import LEAST_RUNS, profile
 from vitdeploy.bundle.read import ENGINE_OPTIONS
 from vitdeploy.compile.engine import compile_engine
 from vitdeploy.compile.probe import probe_target
@@ -106,7 +106,7 @@ def test_layers_are_timed_under_the_names_of_the_graph(placements, out, target):
     needs(target)
     engine = compile_graph(placements[target], target, 1, out)
     found = profile(out, engine, "small", 2, 1, 0.0)
-    assert (found.artifact, found.batch, found.runs) == ("small", 2, LEAST)
+    assert (found.artifact, found.batch, found.runs) == ("small", 2, LEAST_RUNS)
     assert all(layer.milliseconds >= 0 for layer in found.layers)
     assert any(layer.milliseconds > 0 for layer in found.layers)
     integers = [layer for layer in found.layers if layer.precision == "int8" and layer.product]

@@ -84,8 +84,8 @@ def test_a_profile_of_another_provider_is_refused_with_its_nodes(graph):
     events = profiled(graph)
     with pytest.raises(CapabilityError, match="ran on another provider") as caught:
         shape_nodes(events, PROVIDER)
-    assert caught.value.found.count(f" on {ort.CPU_PROVIDER}") == onnxruntime_gpu.SHOWN
-    assert caught.value.found.endswith(f", and {len(events) - onnxruntime_gpu.SHOWN} more")
+    assert caught.value.found.count(f" on {ort.CPU_PROVIDER}") == onnxruntime_gpu.SHOWN_NODES
+    assert caught.value.found.endswith(f", and {len(events) - onnxruntime_gpu.SHOWN_NODES} more")
     assert caught.value.wanted == PROVIDER
 
 

@@ -48,7 +48,7 @@ def samples(tmp_path):
 def processes(monkeypatch):
     """Two processes from the third image on. The list of those that were started."""
     started, popen = [], subprocess.Popen
-    monkeypatch.setattr(decoding, "FIRST", 2)
+    monkeypatch.setattr(decoding, "FIRST_IMAGES", 2)
     monkeypatch.setattr(decoding, "WORTH_SECONDS", -1.0)
     monkeypatch.setattr(decoding, "_cores", lambda: 2)
 
@@ -183,7 +183,7 @@ def test_the_file_has_no_name(samples, tmp_path):
 
 
 def test_where_there_is_no_room_every_reader_decodes(samples, loads, tmp_path, monkeypatch):
-    monkeypatch.setattr(decoded, "SHARE", 0.0)
+    monkeypatch.setattr(decoded, "DISK_SHARE", 0.0)
     images = Decoded(samples[:5], SPEC, tmp_path)
     images.fill(None, lambda count: None)
     wanted = [pixels.tobytes() for _, pixels, _ in expected(samples[:5])]

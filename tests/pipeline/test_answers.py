@@ -21,7 +21,7 @@ from vitdeploy.report.answers import class_headline
 from vitdeploy.runtime.postprocess import softmax
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec
 from vitdeploy.verify.changes import map_changes, object_changes
-from vitdeploy.verify.classes import LISTED, MATRIX, Classified, by_class, confusion, reliability
+from vitdeploy.verify.classes import LISTED_ROWS, MATRIX_CLASSES, Classified, by_class, confusion, reliability
 from vitdeploy.verify.collect import Answers
 
 PREPROCESS = PreprocessSpec(resize=32, crop=(32, 32), mean=(0.5,), std=(0.5,))
@@ -95,11 +95,13 @@ def test_many_classes_keep_the_document_small():
     truth = np.arange(n) % classes
     found = {name: Classified(truth, random.integers(0, classes, n)) for name in ("original", "engine")}
     confused, drops = confusion(found, names), by_class(found["original"], {"engine": found["engine"]}, names)
-    assert confused["matrix"] is None and len(confused["pairs"]) == LISTED and confused["left"] > 5000
-    assert len(drops["rows"]) == LISTED and drops["left"] == classes - LISTED
+    assert confused["matrix"] is None and len(confused["pairs"]) == LISTED_ROWS and confused["left"] > 5000
+    assert len(drops["rows"]) == LISTED_ROWS and drops["left"] == classes - LISTED_ROWS
     assert len(json.dumps([confused, drops])) < 20_000
-    few = confusion({"original": Classified(np.arange(MATRIX), np.arange(MATRIX))}, names[:MATRIX])
-    assert np.array_equal(few["matrix"]["original"], np.eye(MATRIX)) and few["pairs"] == []
+    few = confusion(
+        {"original": Classified(np.arange(MATRIX_CLASSES), np.arange(MATRIX_CLASSES))}, names[:MATRIX_CLASSES]
+    )
+    assert np.array_equal(few["matrix"]["original"], np.eye(MATRIX_CLASSES)) and few["pairs"] == []
 
 
 def test_the_interval_of_a_drop_allows_for_how_many_classes_were_looked_at():
@@ -120,7 +122,7 @@ def test_what_one_engine_loses_is_found_beside_one_that_loses_everything():
     found = by_class(Classified(truth, truth), engines, [f"class {i}" for i in range(60)])
     assert found["lost"]["subtle"]["classes"] == 1
     assert found["lost"]["subtle"]["worst"][0]["class"] == "class 57"
-    assert (found["lost"]["collapsed"]["classes"], len(found["lost"]["collapsed"]["worst"])) == (60, LISTED)
+    assert (found["lost"]["collapsed"]["classes"], len(found["lost"]["collapsed"]["worst"])) == (60, LISTED_ROWS)
     assert class_headline(found, "subtle").startswith("Provably lost: class 57 100")
     assert class_headline(found, "collapsed").endswith("; and 55 more.")
 

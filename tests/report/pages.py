@@ -5,9 +5,9 @@ import io
 
 import numpy as np
 from PIL import Image
-from tests.report.bench_runs import bench
 
 from tests.report.answered import answered, example
+from tests.report.bench_runs import bench
 from tests.report.test_context import bench as with_context
 from tests.report.test_half import HALF
 from tests.report.test_html import REPORT, VERIFY, hostile

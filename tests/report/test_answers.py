@@ -4,9 +4,9 @@ import copy
 import re
 
 import pytest
-from tests.report.bench_runs import bench
 
 from tests.report.answered import answered, example
+from tests.report.bench_runs import bench
 from tests.report.test_html import ALLOWED, HOSTILE, REPORT, Page
 from vitdeploy.report import answers, flags, lookup, regression, selftest, summary, table
 from vitdeploy.report.examples import examples

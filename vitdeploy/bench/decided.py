@@ -16,12 +16,12 @@ from vitdeploy.bench.results import BenchRun, Entry, Round
 
 # Of the ratios of paired rounds, a fifth clipped on either side: what moves the others so much is no noise of a timer,
 # and nothing that the kernel showed.
-WILD, WILD_ROUNDS = 0.25, 6
+WILD_SPREAD, WILD_ROUNDS = 0.25, 6
 # By how much the quotient of the medians of all queries may be off the ratio of paired rounds, beyond its interval.
-APART = 0.1
+APART_REACH = 0.1
 # The least share that is worth a word.
 MENTIONED = 0.005
-AGAIN = "measure again when the machine is quiet, or for longer (--duration; bench.duration in a recipe)"
+MEASURE_AGAIN = "measure again when the machine is quiet, or for longer (--duration; bench.duration in a recipe)"
 
 
 @dataclass(frozen=True)
@@ -85,14 +85,18 @@ def _disturbed(bench_run: BenchRun, entries: Sequence[Entry], scenario: str) -> 
     numbers, every = quiet_together(entries, scenario), entries[0].rounds[scenario]
     if enough(bench_run.protocol, numbers, every):
         loud = any(load_disturbs(bench_run, entry) for entry in entries)
-        return f"the load average was {bench_run.load_average:.1f} on {bench_run.cpus} CPUs: {AGAIN}" if loud else ""
+        return (
+            f"the load average was {bench_run.load_average:.1f} on {bench_run.cpus} CPUs: {MEASURE_AGAIN}"
+            if loud
+            else ""
+        )
     seen = [
         unrest(block.machine, block.seconds, max(1, len(entry.affinity)))
         for entry in bench_run.entries  # all of them, so that all that were disturbed alike say it in the same words
         for block in entry.rounds[scenario]
         if block.machine is not None
     ]
-    return f"only {len(numbers)} of {len(every)} rounds of {scenario} were undisturbed ({_said(seen)}): {AGAIN}"
+    return f"only {len(numbers)} of {len(every)} rounds of {scenario} were undisturbed ({_said(seen)}): {MEASURE_AGAIN}"
 
 
 def _said(seen: Sequence[Unrest]) -> str:
@@ -113,11 +117,11 @@ def _said(seen: Sequence[Unrest]) -> str:
 
 
 def _wild(ratio: PairedRatio, rounds: int, scenario: str) -> str:
-    if rounds < WILD_ROUNDS or ratio.spread <= WILD:
+    if rounds < WILD_ROUNDS or ratio.spread <= WILD_SPREAD:
         return ""
     return (
         f"the ratios of the {rounds} rounds of {scenario} vary by {100 * ratio.spread:.0f} %, though nothing else was "
-        f"seen to run; another virtual machine on the same cores may: {AGAIN}"
+        f"seen to run; another virtual machine on the same cores may: {MEASURE_AGAIN}"
     )
 
 
@@ -126,9 +130,9 @@ def _apart(ratio: PairedRatio, rounds: Sequence[Sequence[Round]]) -> str:
     believed."""
     p50 = [nearest_rank(np.concatenate([block.latencies_ms for block in each]), 50) for each in rounds]
     quotient = float(np.log(p50[0] / p50[1]))
-    if abs(quotient - ratio.log) <= ratio.reach + APART:
+    if abs(quotient - ratio.log) <= ratio.reach + APART_REACH:
         return ""
     return (
         f"the medians of all queries are {p50[0]:.3g} and {p50[1]:.3g} ms, a ratio of {np.exp(quotient):.3g}, and "
-        f"rounds side by side have one of {np.exp(ratio.log):.3g}: the machine's speed moved; {AGAIN}"
+        f"rounds side by side have one of {np.exp(ratio.log):.3g}: the machine's speed moved; {MEASURE_AGAIN}"
     )

@@ -15,7 +15,7 @@ import numpy as np
 from vitdeploy.bench.paired import clustered, medians_of
 from vitdeploy.bench.percentiles import queries_needed
 from vitdeploy.bench.protocol import parse_scenario
-from vitdeploy.bench.quiet import SUSPENDED_SECONDS, TAKEN, enough, quiet_together, usable
+from vitdeploy.bench.quiet import SUSPENDED_SECONDS, TAKEN_SHARE, enough, quiet_together, usable
 from vitdeploy.bench.results import BenchRun, Entry, Machine, Round
 
 # How far the interval of the median query of a block may reach to either side.
@@ -95,7 +95,7 @@ def _contended(bench_run: BenchRun, entry: Entry) -> bool:
         if parse_scenario(name).spread:
             if not enough(bench_run.protocol, quiet_together([entry], name), rounds):
                 return True
-        elif (taken_by_others(entry, rounds) or 0.0) > TAKEN:
+        elif (taken_by_others(entry, rounds) or 0.0) > TAKEN_SHARE:
             return True
     return load_disturbs(bench_run, entry)
 

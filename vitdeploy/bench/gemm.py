@@ -28,7 +28,7 @@ SEED = 0
 LAYERS = 3
 # Rows and width. 192 and 384 rows are whole tiles of every kernel; the weights of a layer fit a core's cache.
 SHAPES = ((192, 768), (384, 768), (512, 1024))
-LEAST = 3
+LEAST_RUNS = 3
 
 Query = Callable[[], object]
 
@@ -57,7 +57,7 @@ def _median_seconds(query: Query, seconds: float) -> float:
     query()
     times: list[float] = []
     start = end = time.perf_counter()
-    while end - start < seconds or len(times) < LEAST:
+    while end - start < seconds or len(times) < LEAST_RUNS:
         begin = time.perf_counter()
         query()
         end = time.perf_counter()

@@ -32,7 +32,7 @@ from vitdeploy.runtime.ort_profile import (
 from vitdeploy.runtime.runner import Array
 from vitdeploy.spec import TARGETS, EngineSpec
 
-LEAST, MOST = 5, 50
+LEAST_RUNS, MOST_RUNS = 5, 50
 # Operators that multiply matrices, alone or inside of what was fused.
 OPENVINO_PRODUCTS = ("MatMul", "FullyConnected", "Convolution", "GroupConvolution", "Deconvolution", "ScaledDotProduct")
 ONNXRUNTIME_PRODUCTS = {
@@ -66,10 +66,10 @@ def profile(folder: Path, engine: EngineSpec, name: str, batch: int, threads: in
 
 
 def _repeat(query: Callable[[], object], seconds: float, after: Callable[[], object] = lambda: None) -> list[float]:
-    """Run for so long, at least LEAST times and at most MOST; returns the milliseconds of each run, without what is
-    done after it."""
+    """Run for so long, at least LEAST_RUNS times and at most MOST_RUNS; returns the milliseconds of each run, without
+    what is done after it."""
     begun, found = time.perf_counter(), list[float]()
-    while len(found) < LEAST or (len(found) < MOST and time.perf_counter() - begun < seconds):
+    while len(found) < LEAST_RUNS or (len(found) < MOST_RUNS and time.perf_counter() - begun < seconds):
         start = time.perf_counter()
         query()
         found.append((time.perf_counter() - start) * 1e3)
@@ -170,7 +170,7 @@ def _idle_events(prefix: Path) -> list[Event]:
     nodes = [Node("Neg", (before,), after) for before, after in pairwise(names)]
     feeds = {names[0]: np.ones(1, np.float32)}
     session = open_session(onnx_model(nodes, feeds, names[-1], {}), profile=prefix)
-    for _ in range(LEAST):
+    for _ in range(LEAST_RUNS):
         session.run(None, feeds)
     return end_profile(session)
 

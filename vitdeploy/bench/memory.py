@@ -22,8 +22,8 @@ from vitdeploy.errors import CapabilityError
 # An array is so many times the last level of cache; without a word of that, it has LEAST_BYTES.
 TIMES_CACHE, LEAST_BYTES = 4, 64 << 20
 # Of the memory that is free, for both arrays.
-SHARE = 0.5
-LEAST = 5
+MEMORY_SHARE = 0.5
+LEAST_RUNS = 5
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
@@ -36,11 +36,11 @@ def copy_rate(threads: int, seconds: float, root: Path = ROOT) -> Memory:
     cache = last_level_cache(root)
     size = max(LEAST_BYTES, TIMES_CACHE * (cache or 0))
     free = _available(root)
-    if free is not None and 2 * size > SHARE * free:
+    if free is not None and 2 * size > MEMORY_SHARE * free:
         raise CapabilityError(
             "too little memory is free for two arrays beyond the cache",
             found=f"{free:,} bytes",
-            wanted=f"{round(2 * size / SHARE):,} bytes",
+            wanted=f"{round(2 * size / MEMORY_SHARE):,} bytes",
         )
     source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
     bounds = [size * i // threads for i in range(threads + 1)]
@@ -48,7 +48,7 @@ def copy_rate(threads: int, seconds: float, root: Path = ROOT) -> Memory:
     times: list[float] = []
     with ThreadPoolExecutor(threads) as pool:  # numpy copies without the interpreter's lock
         start = time.perf_counter()
-        while time.perf_counter() - start < seconds or len(times) <= LEAST:
+        while time.perf_counter() - start < seconds or len(times) <= LEAST_RUNS:
             begin = time.perf_counter()
             list(pool.map(lambda part: np.copyto(target[part], source[part]), parts))
             times.append(time.perf_counter() - begin)

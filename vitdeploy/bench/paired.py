@@ -23,7 +23,7 @@ PROCESS_SPREAD, PROCESS_FREEDOM = 0.02, 3
 MOST_ALIKE = 0.8
 # How far the interval of a narrow ratio reaches to either side: with 3 %, one of 1.05 is found 9 times in 10. A ratio
 # that is far from 1 is as clear with more, an eighth of its logarithm.
-NARROW, FAR = 0.03, 1 / 8
+NARROW_REACH, FAR_SHARE = 0.03, 1 / 8
 # Student's t for 95 %, two-sided, by its degrees of freedom from 1 on.
 QUANTILES = (
     *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
@@ -60,7 +60,7 @@ class PairedRatio:
         and Robbins 1965, "On the asymptotic theory of fixed-width sequential confidence intervals for the mean", Annals
         of Mathematical Statistics 36:457-462). To go on until a ratio differs from 1 would find what is not there.
         """
-        return self.reach <= max(NARROW, FAR * abs(self.log))
+        return self.reach <= max(NARROW_REACH, FAR_SHARE * abs(self.log))
 
 
 def quantile(freedom: int) -> float:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitdeploy.bench import probes
-from vitdeploy.bench.quiet import TAKEN, beyond_noise
+from vitdeploy.bench.quiet import TAKEN_SHARE, beyond_noise
 
 # How long the machine is watched before it is called quiet: some dozens of the ticks in which the kernel counts.
 WATCH_SECONDS = 0.3
-NAMED = 2
+NAMED_PROCESSES = 2
 
 Times = Mapping[int, tuple[str, float]]
 
@@ -27,7 +27,7 @@ class Others:
 
     @property
     def quiet(self) -> bool:
-        return self.cpus <= TAKEN * self.of
+        return self.cpus <= TAKEN_SHARE * self.of
 
     def __str__(self) -> str:
         by = f" ({', '.join(self.names)})" if self.names else ""
@@ -70,7 +70,7 @@ def watched(root: Path = probes.ROOT, seconds: float = WATCH_SECONDS) -> Others 
         return None
     busy = after.busy - before.busy + after.stolen - before.stolen - own
     used = beyond_noise(busy, len(cpus)) / passed
-    if used <= TAKEN * len(cpus):
+    if used <= TAKEN_SHARE * len(cpus):
         return Others(used, len(cpus), ())
     return Others(used, len(cpus), _busiest(earlier, probes.process_seconds(root), passed))
 
@@ -78,7 +78,7 @@ def watched(root: Path = probes.ROOT, seconds: float = WATCH_SECONDS) -> Others 
 def _busiest(before: Times, after: Times, seconds: float) -> tuple[str, ...]:
     """The name, number and share of a CPU of those that computed most."""
     shares = {pid: (used - before.get(pid, ("", 0.0))[1]) / seconds for pid, (_, used) in after.items()}
-    order = sorted((pid for pid in shares if shares[pid] > TAKEN), key=lambda pid: -shares[pid])[:NAMED]
+    order = sorted((pid for pid in shares if shares[pid] > TAKEN_SHARE), key=lambda pid: -shares[pid])[:NAMED_PROCESSES]
     return tuple(f"{_printable(after[pid][0])} {pid}: {100 * shares[pid]:.0f} %" for pid in order)
 
 

@@ -16,12 +16,12 @@ from vitdeploy.bench.protocol import Protocol, parse_scenario
 from vitdeploy.bench.results import Entry, Machine, Round
 
 # The share of a block that others may have: of all its CPUs' time, or of the time of one thread that waits for them.
-TAKEN = 0.05
+TAKEN_SHARE = 0.05
 SUSPENDED_SECONDS = 0.05
 # Of the rounds that were asked for, how many have to be quiet.
-ENOUGH = 0.5
+QUIET_SHARE = 0.5
 # Where the kernel tells of nobody else: the share of the CPU time that an artifact usually has, which a block needs.
-STARVED = 0.85
+STARVED_SHARE = 0.85
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Unrest:
 
     @property
     def disturbs(self) -> bool:
-        return self.suspended or max(self.others + self.stolen, self.waited) > TAKEN
+        return self.suspended or max(self.others + self.stolen, self.waited) > TAKEN_SHARE
 
 
 def unrest(machine: Machine, seconds: float, cpus: int) -> Unrest:
@@ -80,7 +80,7 @@ def quiet(rounds: Sequence[Round], cpus: int) -> list[bool]:
     """Of each block of one artifact and scenario, whether it is known of nobody else that he disturbed it."""
     shares = [_own_share(block) for block in rounds]
     usual = sorted(share for share in shares if share is not None)
-    least = STARVED * usual[(3 * len(usual)) // 4] if usual else 0.0
+    least = STARVED_SHARE * usual[(3 * len(usual)) // 4] if usual else 0.0
     return [_is_quiet(block, cpus, share, least) for block, share in zip(rounds, shares, strict=True)]
 
 
@@ -107,7 +107,7 @@ def quiet_together(entries: Sequence[Entry], scenario: str) -> list[int]:
 def enough(protocol: Protocol, numbers: Sequence[int], rounds: Sequence[Round]) -> bool:
     """Whether so many of the rounds can stand for all: half of those that were asked for, from two processes at least
     where there were several."""
-    wanted = ENOUGH * min(protocol.rounds, len(rounds))
+    wanted = QUIET_SHARE * min(protocol.rounds, len(rounds))
     processes = {rounds[number].process for number in numbers}
     several = min(2, len({block.process for block in rounds}))
     return len(numbers) >= max(1.0, wanted) and len(processes) >= several

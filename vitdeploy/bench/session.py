@@ -17,9 +17,9 @@ from vitdeploy.bench.protocol import BIN_SECONDS, STAGE_ROUNDS, WARMUP_LIMIT, Pr
 from vitdeploy.bench.quiet import quiet_together
 from vitdeploy.bench.results import Entry, Machine, Round
 
-STEADY = 0.02
+STEADY_SPREAD = 0.02
 # Without more patience, rounds are measured again where others leave at least so many of them alone.
-HOPEFUL = 0.2
+HOPEFUL_SHARE = 0.2
 
 Pairs = Sequence[tuple[str, str]]
 Progress = Callable[[str, int, int], None]
@@ -95,7 +95,7 @@ class Meter:
         for _ in range(wanted):
             self._round(entries, workers, name, process, self.rounds(name) + 1, self._expected_rounds(process))
         while self._disturbed(entries, name, wanted) and self.rounds(name) < self._protocol.spare_of(process):
-            if not self.wait() and self._share_of_quiet(entries, name) < HOPEFUL:
+            if not self.wait() and self._share_of_quiet(entries, name) < HOPEFUL_SHARE:
                 break
             self._total += self._count
             number = self.rounds(name) + 1
@@ -195,7 +195,7 @@ def _warm_up(worker: WorkerProcess, batch: int, protocol: Protocol) -> None:
         newest = statistics.median(answer["latencies_ns"])
         if seconds >= protocol.warmup and medians:
             before = statistics.median(medians)
-            if abs(newest - before) < STEADY * before:
+            if abs(newest - before) < STEADY_SPREAD * before:
                 return
         medians.append(newest)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from vitdeploy.cli.console import human_bytes
 
-SHOWN = 5
-LONGEST = 70
+SHOWN_LAYERS = 5
+LONGEST_NAME = 70
 
 
 def context_lines(context: Mapping[str, Any] | None) -> list[str]:
@@ -47,12 +47,12 @@ def _groups(groups: Sequence[Mapping[str, Any]]) -> list[str]:
     return [
         f"  {each['ms']:>8.2f} ms {100 * each['share']:>3.0f} %  {each['precision'].upper():<5}"
         f"{'' if each['count'] == 1 else str(each['count']) + ' x ':>6}{_short(each['name'])} ({_short(each['kind'])})"
-        for each in groups[:SHOWN]
+        for each in groups[:SHOWN_LAYERS]
     ]
 
 
 def _short(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
+    return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 3]}..."
 
 
 def _giga(value: float) -> str:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 TARGET = "tensorrt"
 # Nodes that are named for one rule; all are in the JSON document.
-SHOWN = 4
+SHOWN_NODES = 4
 
 
 def lint_graphs(path: Path, target: str, version: str | None) -> tuple[dict[str, Any], list[str], list[Finding]]:
@@ -78,8 +78,8 @@ def _lines(findings: Sequence[Finding], versions: Sequence[str]) -> list[str]:
     lines = []
     for (rule, severity, wanted, fix, *names), group in groups.items():
         where = f" ({', '.join(names)})" if len(names) < len(versions) else ""
-        rest = [f"and {len(group) - SHOWN} more"] if len(group) > SHOWN else []
-        found = [*(f"{finding.node}: {finding.found}" for finding in group[:SHOWN]), *rest]
+        rest = [f"and {len(group) - SHOWN_NODES} more"] if len(group) > SHOWN_NODES else []
+        found = [*(f"{finding.node}: {finding.found}" for finding in group[:SHOWN_NODES]), *rest]
         lines.append(f"{rule}  {severity}{where}")
         lines += [f"        {'found:' if not index else '':<8}{text}" for index, text in enumerate(found)]
         lines += [f"        wanted: {wanted}", f"        fix:    {fix}"]

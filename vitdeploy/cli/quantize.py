@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from vitdeploy.search.mixed import Mixed
     from vitdeploy.search.sensitivity import Sensitivity
 
-LISTED = 8
+LISTED_LAYERS = 8
 
 
 @click.command("quantize")
@@ -203,7 +203,7 @@ def _half_lines(found: dict[str, Any]) -> list[str]:
     lines = [f"{found['type']} typed in the graph, {100 * left / max(total, 1):.1f} % of the products in float32"]
     if found["residual_exponent"]:
         lines.append(f"the residual stream is scaled by 2^-{found['residual_exponent']}, which is exact")
-    lines += [f"  float32: {count} operations ({reason})" for reason, count in reasons.most_common(LISTED)]
+    lines += [f"  float32: {count} operations ({reason})" for reason, count in reasons.most_common(LISTED_LAYERS)]
     for name, share in list(found["underflow"].items())[:1]:
         count = len(found["underflow"])
         lines.append(f"underflow: {count} tensors lose over 1 % of their numbers to zero, most {name} ({share:.0%})")
@@ -212,7 +212,7 @@ def _half_lines(found: dict[str, Any]) -> list[str]:
 
 def _cost_lines(found: Sensitivity) -> list[str]:
     """The layers that cost most."""
-    worst = found.layers[:LISTED]
+    worst = found.layers[:LISTED_LAYERS]
     width = max((len(each.cost.name) for each in worst), default=0)
     lines = [f"all in INT8: {found.distance:.3g} ({found.unit}) from the float graph, on {found.images} images"]
     for each in worst:

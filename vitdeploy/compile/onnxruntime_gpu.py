@@ -15,7 +15,7 @@ from vitdeploy.runtime.ort_profile import run_profiled
 from vitdeploy.spec import TARGETS, EngineSpec, Precision
 
 SHAPE_TYPES = {"int32", "int64", "bool"}
-SHOWN = 5
+SHOWN_NODES = 5
 
 
 def compile_graph(graph: Path, target: str, precision: Precision, batch: int) -> EngineSpec:
@@ -87,10 +87,10 @@ def shape_nodes(events: Sequence[dict[str, Any]], provider: str) -> list[str]:
         else:
             others.append(f"{event['args']['op_name']} {name} on {ran}")
     if others:
-        more = f", and {len(others) - SHOWN} more" if len(others) > SHOWN else ""
+        more = f", and {len(others) - SHOWN_NODES} more" if len(others) > SHOWN_NODES else ""
         raise CapabilityError(
             "part of the graph ran on another provider",
-            found=", ".join(others[:SHOWN]) + more,
+            found=", ".join(others[:SHOWN_NODES]) + more,
             wanted=provider,
             fix="a placement whose operators and types this provider has; `vitdeploy inspect` shows them",
         )

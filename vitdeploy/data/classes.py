@@ -20,7 +20,7 @@ from vitdeploy.errors import DataError
 
 How = Literal["name", "spelling", "position", "number"]
 
-LISTED = 5
+LISTED_NAMES = 5
 # Position counts beside names where at least so many of these say the same: lists of COCO's classes differ in a few
 # words ("sofa" and "couch"), and are in one order.
 CONFIRMED = 0.9
@@ -125,7 +125,7 @@ def match_categories(
     if unnamed and len(unnamed) < len(categories):
         raise DataError(
             "some categories of the data have a name and some have none",
-            found=f"no name for {', '.join(map(str, unnamed[:LISTED]))}",
+            found=f"no name for {', '.join(map(str, unnamed[:LISTED_NAMES]))}",
             wanted="a name for each, or for none",
             fix=RENAME_CATEGORIES,
         )
@@ -174,7 +174,7 @@ def _by_name(names: Sequence[str], labels: Sequence[str], what: str, fix: str) -
         same = [index for index, label in enumerate(labels) if label and label.strip() == name.strip()]
         fitting = same or known.fitting(name)
         if len(fitting) > 1:
-            shown = ", ".join(f"class {index} ({labels[index]!r})" for index in fitting[:LISTED])
+            shown = ", ".join(f"class {index} ({labels[index]!r})" for index in fitting[:LISTED_NAMES])
             raise _ambiguous(what, f"{name!r} fits {shown}", fix)
         if fitting:
             found[name], exact = fitting[0], exact and bool(same)
@@ -306,8 +306,8 @@ def _some_unknown(
 ) -> DataError:
     return DataError(
         f"some {what} are labels of the model and some are not",
-        found=f"{len(found)} are; not: {', '.join(_with_nearest(name, labels) for name in unknown[:LISTED])}"
-        + (f" and {len(unknown) - LISTED} more" if len(unknown) > LISTED else ""),
+        found=f"{len(found)} are; not: {', '.join(_with_nearest(name, labels) for name in unknown[:LISTED_NAMES])}"
+        + (f" and {len(unknown) - LISTED_NAMES} more" if len(unknown) > LISTED_NAMES else ""),
         wanted=f"all of them named as labels of the model ({_listed(labels)})",
         fix=fix,
     )
@@ -331,4 +331,6 @@ def _ambiguous(what: str, found: str, fix: str) -> DataError:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names[:LISTED]) + (f" and {len(names) - LISTED} more" if len(names) > LISTED else "")
+    return ", ".join(names[:LISTED_NAMES]) + (
+        f" and {len(names) - LISTED_NAMES} more" if len(names) > LISTED_NAMES else ""
+    )

@@ -24,7 +24,7 @@ from vitdeploy.runtime.preprocess import Pixels, load_image
 from vitdeploy.spec import PreprocessSpec
 
 # The share of the free space that pixels may take. Where they need more, every reader decodes the files again.
-SHARE = 0.5
+DISK_SHARE = 0.5
 
 
 class Decoded(Sequence[Loaded]):
@@ -42,7 +42,7 @@ class Decoded(Sequence[Loaded]):
         self._lock = threading.Lock()
         self._file: IO[bytes] | None = None
         with storage_errors(folder):
-            if len(samples) * self._bytes <= SHARE * shutil.disk_usage(folder).free:
+            if len(samples) * self._bytes <= DISK_SHARE * shutil.disk_usage(folder).free:
                 self._file = tempfile.TemporaryFile(prefix=".vitdeploy-pixels-", dir=folder)  # noqa: SIM115 - kept open
 
     @property

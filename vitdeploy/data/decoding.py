@@ -27,7 +27,7 @@ Loaded = tuple[Pixels, Size]
 
 WORKER = "vitdeploy.data.decode_worker"
 # What is decoded here before it is known how long the others take, and from which time on processes are worth starting.
-FIRST, WORTH_SECONDS = 16, 2.0
+FIRST_IMAGES, WORTH_SECONDS = 16, 2.0
 MAX_WORKERS = 8
 # So many paths are sent ahead of the answers, which then wait in a pipe of this size; more are never in memory.
 AHEAD, PIPE_BYTES = 4, 1 << 20
@@ -68,7 +68,7 @@ def _load(paths: Sequence[Path], spec: PreprocessSpec) -> Generator[Loaded | Vit
     workers, seconds = min(_cores(), MAX_WORKERS), 0.0
     for index, path in enumerate(paths):
         left = len(paths) - index
-        if workers > 1 and index >= FIRST and seconds / index * left > WORTH_SECONDS:
+        if workers > 1 and index >= FIRST_IMAGES and seconds / index * left > WORTH_SECONDS:
             yield from _by_processes(paths[index:], spec, min(workers, left))
             return
         begun = time.perf_counter()

@@ -21,10 +21,10 @@ from vitdeploy.errors import GraphError, MissingFileError, UnsafeGraphError
 MAX_ELEMENTS = 1 << 33
 MAX_RANK = 32
 KEYS = frozenset({"location", "offset", "length", "checksum"})
-SHOWN = 80
+SHOWN_CHARACTERS = 80
 
 
-def shown(text: str | bytes, most: int = SHOWN) -> str:
+def shown(text: str | bytes, most: int = SHOWN_CHARACTERS) -> str:
     """A name out of a external file, safe to print: escaped, and cut after `most` characters."""
     raw = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
     safe = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in raw[: most + 1])

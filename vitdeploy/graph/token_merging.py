@@ -26,7 +26,7 @@ from vitdeploy.graph.rowwise import dim
 from vitdeploy.graph.tokens import MergePoints, follow, merge_points
 
 # In the place of minus half a squared distance; finite, for infinities make NaN.
-FAR = np.array(np.finfo(np.float32).min)
+MASKED_SCORE = np.array(np.finfo(np.float32).min)
 
 
 def merge_tokens(model: ir.Model, schedule: Mapping[int, int]) -> tuple[int, ...]:
@@ -161,7 +161,7 @@ class _Writer:
 
     def _nearest(self, tokens: ir.Value, second: npt.NDArray[np.int64]) -> tuple[ir.Value, ir.Value]:
         """Of each token of A minus half its squared distance to the nearest of B, and that one's number in B; both
-        [batch, count, 1]. Of all others FAR, and any number.
+        [batch, count, 1]. Of all others MASKED_SCORE, and any number.
 
             -|a - b|^2 / 2 = a . b - |b|^2 / 2 - |a|^2 / 2
 
@@ -185,7 +185,7 @@ class _Writer:
         nearness = self._op("Sub", [best, halves], best.shape)
         patch = np.arange(count) - self.prefix
         first = self._constant(((patch >= 0) & (patch % 2 == 0))[:, None], "first")
-        chosen = self._op("Where", [first, nearness, self._constant(FAR, "far")], best.shape)
+        chosen = self._op("Where", [first, nearness, self._constant(MASKED_SCORE, "far")], best.shape)
         chosen.type = tokens.type
         return chosen, partner
 

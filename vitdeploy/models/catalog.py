@@ -25,7 +25,7 @@ FAMILIES: tuple[Family, ...] = (
     detr_family.FAMILY,
     transformer_family.FAMILY,
 )
-SHOWN = 6
+SHOWN_NAMES = 6
 _INITIAL = {Tensor.uniform_, Tensor.normal_, nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_}
 
 
@@ -92,7 +92,7 @@ def unrecognised(state: Mapping[str, Tensor], source: str) -> CheckpointError:
     keys = list(state)
     return CheckpointError(
         f"{source} is of no architecture that vitdeploy knows by its keys",
-        found=f"{len(keys)} tensors: {', '.join(keys[:SHOWN])}{' ...' if len(keys) > SHOWN else ''}",
+        found=f"{len(keys)} tensors: {', '.join(keys[:SHOWN_NAMES])}{' ...' if len(keys) > SHOWN_NAMES else ''}",
         wanted=f"a {', '.join(family.name for family in FAMILIES)} state dict",
         fix="name it (timm:NAME --checkpoint FILE), give its folder (hf:FOLDER), or --model module:function",
     )

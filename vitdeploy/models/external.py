@@ -25,7 +25,7 @@ from vitdeploy.spec import PostprocessSpec, Task, TensorSpec
 
 IMAGE_SIZE = (224, 224)
 SEED = 0
-SHOWN = 300  # characters
+SHOWN_CHARACTERS = 300  # characters
 Output = tuple[str, Tensor]
 
 
@@ -235,7 +235,7 @@ def adapt(
         shapes = ", ".join(f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in outputs)
         raise CheckpointError(
             f"{what} returns something that vitdeploy has no task for",
-            found=f"for 2 images: {shapes or _described(returned)}"[:SHOWN],
+            found=f"for 2 images: {shapes or _described(returned)}"[:SHOWN_CHARACTERS],
             wanted="logits [batch, classes]; or logits [batch, queries, classes] and boxes [batch, queries, 4]; "
             "or features [batch, width]",
             fix="wrap it in a module that returns one of these",

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-SHOWN = 5
+SHOWN_KEYS = 5
 # What modules compute when they are built; some versions of a library store it, others do not.
 COMPUTED = re.compile(
     r"(?:.*\.)?(?:position_ids|relative_position_index|relative_coords_table|attn_mask|num_batches_tracked)"
@@ -86,7 +86,7 @@ def patterns(keys: Iterable[str], everything: Iterable[str]) -> list[str]:
     `everything` below these is among them.
     """
     chosen = dict.fromkeys(keys)
-    if len(chosen) <= SHOWN:
+    if len(chosen) <= SHOWN_KEYS:
         return list(chosen)
     whole = _whole(chosen, everything)
     shortest = []
@@ -155,5 +155,5 @@ def _alike(pairs: Mapping[str, tuple[str, str]], everything: Collection[str]) ->
 
 
 def listed(items: list[str]) -> str:
-    more = f" and {len(items) - SHOWN} more" if len(items) > SHOWN else ""
-    return ", ".join(items[:SHOWN]) + more
+    more = f" and {len(items) - SHOWN_KEYS} more" if len(items) > SHOWN_KEYS else ""
+    return ", ".join(items[:SHOWN_KEYS]) + more

@@ -32,7 +32,7 @@ from vitdeploy.spec import EngineSpec
 
 IMAGES = 32
 # How many parts are shown where none stands out.
-SHOWN = 3
+SHOWN_PARTS = 3
 # More layers than this are counted, not named.
 MANY = 4
 TEXT = "runs"
@@ -174,7 +174,9 @@ class BisectionFormatter:
                 f"{part.start} and {part.end}"
             )
         elif not found.same:
-            lines += [f"  {100 * part.share:.0f} % between {part.start} and {part.end}" for part in found.parts[:SHOWN]]
+            lines += [
+                f"  {100 * part.share:.0f} % between {part.start} and {part.end}" for part in found.parts[:SHOWN_PARTS]
+            ]
         return lines + ([f"fix        {self.words(fix)}"] if fix is not None else [])
 
     def sentence(self, found: Bisection) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from vitdeploy.bench.candidate import BenchCandidate
-from vitdeploy.bench.decided import WILD, alone_reason, judged
+from vitdeploy.bench.decided import WILD_SPREAD, alone_reason, judged
 from vitdeploy.bench.expected import expected
 from vitdeploy.bench.percentiles import DEFAULT
 from vitdeploy.bench.protocol import Protocol, parse_scenario
@@ -134,7 +134,7 @@ def _ratio(bench_run: BenchRun, a: str, b: str, scenario: str) -> dict[str, Any]
         "reason": found.reason,
         "a_ms": milliseconds[over != a],
         "b_ms": milliseconds[over == a],
-        "unstable": found.ratio.spread > WILD,
+        "unstable": found.ratio.spread > WILD_SPREAD,
     }
 
 

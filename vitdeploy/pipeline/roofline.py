@@ -15,14 +15,14 @@ from vitdeploy.bench.context import Context, Layer, Memory, Profile
 from vitdeploy.graph.work import Work
 
 # The kinds of layers that a line names.
-NAMED = 2
+NAMED_KINDS = 2
 # The number of a block in the name of a layer: that of "blocks.3.mlp.fc1", not that of "fc1" or "MatMul_2".
 BLOCK = re.compile(r"(?<![A-Za-z0-9_])\d+(?![A-Za-z0-9_])")
 # From here on one precision is as good as all of them.
 NEARLY_ALL = 0.995
 # From so far a latency is another one.
-MOVED = 0.1
-ABOVE = "above 100 %: faster than the probe, which ran at another moment and with other shapes"
+MOVED_SHARE = 0.1
+ABOVE_RATE = "above 100 %: faster than the probe, which ran at another moment and with other shapes"
 
 
 def context_facts(
@@ -233,7 +233,7 @@ def _line(
     reached = "" if roof is None else _memory(roof) if bound == "memory" else _compute(roof)
     parts = "" if time is None else ", ".join(_parts(time))
     moved = ""
-    if time is not None and latency and abs(time["latency_ms"] / latency - 1) > MOVED:
+    if time is not None and latency and abs(time["latency_ms"] / latency - 1) > MOVED_SHARE:
         moved = f"the machine's speed moved: {latency:.2f} ms in the bench, {time['latency_ms']:.2f} ms with the layers"
     return f"{bound}: {'; '.join(part for part in (reached, parts, moved) if part)}"
 
@@ -252,12 +252,12 @@ def _compute(roof: Mapping[str, Any]) -> str:
             for precision in sorted(flops, key=lambda each: -flops[each])
         )
         found = f"{_percent(roof['compute_share'])} of the GEMM rates (GFLOP/s: {each})"
-    return found if roof["compute_share"] <= 1 else f"{found}, {ABOVE}"
+    return found if roof["compute_share"] <= 1 else f"{found}, {ABOVE_RATE}"
 
 
 def _memory(roof: Mapping[str, Any]) -> str:
     found = f"{_percent(roof['memory_share'])} of {_giga(roof['copy_rate'])} GB/s"
-    return found if roof["memory_share"] <= 1 else f"{found}, {ABOVE}"
+    return found if roof["memory_share"] <= 1 else f"{found}, {ABOVE_RATE}"
 
 
 def _parts(time: Mapping[str, Any]) -> list[str]:
@@ -265,7 +265,7 @@ def _parts(time: Mapping[str, Any]) -> list[str]:
     parts = {f"products in {precision.upper()}": share for precision, share in time["products"].items()}
     others = list(time["others"])
     if others:
-        parts[f"layers without products ({', '.join(others[:NAMED])})"] = sum(time["others"].values())
+        parts[f"layers without products ({', '.join(others[:NAMED_KINDS])})"] = sum(time["others"].values())
     parts["outside of the layers"] = time["outside_share"]
     return [f"{_percent(share)} {name}" for name, share in parts.items() if share >= 0.005]
 

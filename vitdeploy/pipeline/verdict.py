@@ -13,7 +13,7 @@ from vitdeploy.verify.gate import Gate, bound_gate, join
 
 # Of gates, the one that is nearest to a budget first.
 RANK: tuple[GateStatus, ...] = ("pass", "none", "undecided", "fail")
-QUIET = "measure again on a machine with nothing else running"
+MEASURE_AGAIN = "measure again on a machine with nothing else running"
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def sentence(recommended: str, ratios: Sequence[Mapping[str, Any]]) -> str:
     low, high = 1 / ratio["ci95"][1], 1 / ratio["ci95"][0]
     times = f"{1 / ratio['ratio']:.2f} times as fast"
     if not ratio.get("decided", True):
-        return f"Ship {recommended}. How much faster than the original it is, is not decided: {QUIET}."
+        return f"Ship {recommended}. How much faster than the original it is, is not decided: {MEASURE_AGAIN}."
     if low <= 1:
         return f"Ship {recommended}: not provably faster than the original ({times} [{low:.2f}, {high:.2f}])."
     return f"Ship {recommended}: {times} as the original [{low:.2f}, {high:.2f}]."

@@ -32,7 +32,7 @@ ACTIVATIONS = ("Elu", "Gelu", "HardSwish", "Mish", "Relu", "Sigmoid", "Softplus"
 # No further: an activation leaves single channels near zero on most images and lets them reach far on a few.
 ALPHAS = tuple(i / 10 for i in range(9))
 # At most this share of channels is added, to a multiple of what integer kernels take at a time.
-MOST, ALIGNED = 1 / 16, 16
+ADDED_SHARE, CHANNEL_MULTIPLE = 1 / 16, 16
 
 
 @dataclass(frozen=True)
@@ -200,9 +200,9 @@ def hidden_first(editor: Editor, second: Linear) -> Linear | None:
 
 def _copies(reach: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
     """How many copies each channel gets, [channels]: the smallest common range that few enough copies allow."""
-    most = len(reach) + max(int(MOST * len(reach)), 1)
-    if len(reach) % ALIGNED == 0:
-        most -= most % ALIGNED
+    most = len(reach) + max(int(ADDED_SHARE * len(reach)), 1)
+    if len(reach) % CHANNEL_MULTIPLE == 0:
+        most -= most % CHANNEL_MULTIPLE
     best, ceiling = np.ones(len(reach), np.int64), float(reach.max())
     while ceiling > 0:
         ceiling /= 1.1
@@ -210,8 +210,8 @@ def _copies(reach: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
         if copies.sum() > most:
             break
         best = copies
-    if best.max() > 1 and len(reach) % ALIGNED == 0:
-        best[int(best.argmax())] += -best.sum() % ALIGNED
+    if best.max() > 1 and len(reach) % CHANNEL_MULTIPLE == 0:
+        best[int(best.argmax())] += -best.sum() % CHANNEL_MULTIPLE
     return best
 
 

@@ -13,12 +13,12 @@ from vitdeploy.quantize.observer import Arrays
 from vitdeploy.spec import PreprocessSpec
 
 # Fewer images than this leave ranges to chance.
-FEW = 8
+LEAST_IMAGES = 8
 # Of all preprocessed pixels: the mean is promised to be near 0, and the deviation near 1. Photographs under any usual
 # mean and std stay within 0.5 and above 0.25, pages of text within 2.2; MNIST with black and white exchanged is at 2.4,
 # 12-bit images read as 16-bit are below 0.1.
 FAR, FLAT = 2.25, 0.15
-NAMED = 3
+NAMED_IMAGES = 3
 
 
 class ImageChecks:
@@ -91,8 +91,8 @@ class ImageChecks:
 
 def listed(names: Sequence[str]) -> str:
     """The first few of them."""
-    more = len(names) - NAMED
-    return ", ".join(names[:NAMED]) + (f" and {more} more" if more > 0 else "")
+    more = len(names) - NAMED_IMAGES
+    return ", ".join(names[:NAMED_IMAGES]) + (f" and {more} more" if more > 0 else "")
 
 
 def _shown(values: npt.NDArray[np.float64]) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.quantize.rounding import ENOUGH
+from vitdeploy.quantize.rounding import ROWS_PER_CHANNEL
 from vitdeploy.quantize.statistics import UPPER, Statistics
 
 # Second moments converge fast and cost most: all rows of this many images, and of more where one has few rows.
@@ -27,7 +27,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 def covariance_pays(rows: int, channels: int, images: int | None) -> bool:
     """Whether so many images (None: enough) of `rows` rows give a covariance that rounding would use."""
     shown = max(MOMENT_IMAGES, math.ceil(FEW_ROWS / rows))
-    return rows * (shown if images is None else min(shown, images)) >= ENOUGH * channels
+    return rows * (shown if images is None else min(shown, images)) >= ROWS_PER_CHANNEL * channels
 
 
 class Observer:

@@ -20,7 +20,7 @@ DAMPING = 0.01
 CLIPS = tuple(1 - i / 50 for i in range(16))
 BLOCK = 128
 # Rows a channel that a covariance needs, to be worth anything.
-ENOUGH = 8
+ROWS_PER_CHANNEL = 8
 
 
 def round_linear(linear: Linear, found: Statistics, bits: WeightBits = 8) -> tuple[QuantizedWeight, Numbers]:
@@ -57,7 +57,7 @@ def round_weight(
         taps: rows in succession that multiply the same channel at other positions. Each position is rounded by itself:
             how positions go together is not observed.
     """
-    if found.covariance.ndim == 1 or found.rows < ENOUGH * len(found.mean):
+    if found.covariance.ndim == 1 or found.rows < ROWS_PER_CHANNEL * len(found.mean):
         return quantize_weight(weight, 1, bits)
     hessian = found.covariance + noise * np.eye(len(found.mean))
     # What clipping does to neighbouring positions, which go together, would add up: such weights are not clipped.

@@ -27,7 +27,7 @@ from vitdeploy.spec import WeightBits
 
 ALPHAS = tuple(i / 10 for i in range(11))
 # Of the error before: what folds leave is never told to be less, as where a layer reads the same of every image.
-LEAST = 1e-6
+LEAST_ERROR = 1e-6
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def _best(inputs: Sequence[_Input]) -> tuple[Numbers, Numbers, Fold]:
             scale = ones if alpha is None else balanced(whole.moved(shift, ones), weights, alpha)
             error = sum(each.error(shift, scale) for each in inputs)
             if error < least:
-                gain = before / max(error, before * LEAST)
+                gain = before / max(error, before * LEAST_ERROR)
                 least, best = error, (shift, scale, Fold(layers, alpha, shifted, gain))
     return best
 

@@ -20,8 +20,8 @@ SHADES = 5
 # A phone has room for so many digits in a row of the matrix.
 PHONE_DIGITS = 32
 # Classes that a sentence names.
-NAMED = 5
-LONGEST, UPRIGHT = 18, 3  # letters of a class above its column, at all and without being turned
+NAMED_CLASSES = 5
+LONGEST_NAME, UPRIGHT_NAME = 18, 3  # letters of a class above its column, at all and without being turned
 
 
 @dataclass(frozen=True)
@@ -139,8 +139,8 @@ def _matrix(classes: Sequence[str], original: Sequence[Sequence[int]], engine: S
             for a, b in zip(theirs, ours, strict=True)
         ]
         rows.append((name, cells))
-    names = [text.shorten(name, LONGEST) for name in classes]
-    upright = max(map(len, names)) <= UPRIGHT
+    names = [text.shorten(name, LONGEST_NAME) for name in classes]
+    upright = max(map(len, names)) <= UPRIGHT_NAME
     return Matrix(names, upright, rows, widest * len(classes) <= PHONE_DIGITS)
 
 
@@ -175,9 +175,9 @@ def class_headline(classes: Mapping[str, Any], artifact: str) -> str:
         )
     parts = [
         f"{each['class']} {text.number(each['drop'])} points ({text.interval(each['drop_ci95'])})"
-        for each in lost["worst"][:NAMED]
+        for each in lost["worst"][:NAMED_CLASSES]
     ]
-    more = f"; and {lost['classes'] - NAMED} more" if lost["classes"] > NAMED else ""
+    more = f"; and {lost['classes'] - NAMED_CLASSES} more" if lost["classes"] > NAMED_CLASSES else ""
     return f"Provably lost: {'; '.join(parts)}{more}."
 
 

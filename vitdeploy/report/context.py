@@ -15,7 +15,7 @@ from vitdeploy.report import figures, text
 from vitdeploy.report.svg import Plot, both_variants
 
 # Kinds of layers that are shown at once, and layers that are listed one by one.
-SHOWN, LISTED = 10, 80
+SHOWN_KINDS, LISTED_LAYERS = 10, 80
 # Precisions in the order of their segments; what else a runtime names comes after them, in grey.
 _PRECISIONS = ("int8", "fp16", "bf16", "fp32")
 _COLOURS = dict(zip(_PRECISIONS, figures.PARTS, strict=False))
@@ -78,8 +78,8 @@ def _held(found: Mapping[str, Any]) -> Held:
         facts.append(f"{_giga(sum(work['flops'].values()))} GFLOP and at least {text.size(work['bytes'])} a query")
     elif found["work_unknown"]:
         facts.append(f"work unknown: {found['work_unknown']}")
-    rows = [_row(group) for group in found["groups"][:SHOWN]]
-    left = sum(group["count"] for group in found["groups"][SHOWN:])
+    rows = [_row(group) for group in found["groups"][:SHOWN_KINDS]]
+    left = sum(group["count"] for group in found["groups"][SHOWN_KINDS:])
     layers = sorted(found["layers"], key=lambda layer: -layer["ms"])
     return Held(
         found["artifact"],
@@ -87,8 +87,8 @@ def _held(found: Mapping[str, Any]) -> Held:
         "; ".join(facts),
         rows,
         left,
-        [_row({**layer, "count": 1}) for layer in layers[:LISTED]],
-        max(0, len(layers) - LISTED),
+        [_row({**layer, "count": 1}) for layer in layers[:LISTED_LAYERS]],
+        max(0, len(layers) - LISTED_LAYERS),
     )
 
 

@@ -200,7 +200,7 @@ def _context(report: dict[str, Any], images: Mapping[str, bytes]) -> dict[str, A
         "bars": examples.BARS.get(report["task"]),
         "quantized": quantization.quantized_engines(report),
         "half": half.half_engines(report),
-        "shown": quantization.SHOWN,
+        "shown": quantization.SHOWN_LAYERS,
         "examples": others,
         "chosen": _why(report),
         "attention": attention_views.attention_maps(report, images),

@@ -13,7 +13,7 @@ from vitdeploy.report import figures, text
 from vitdeploy.report.measures import Cell
 from vitdeploy.report.svg import Plot, both_variants
 
-SHOWN = 12
+SHOWN_LAYERS = 12
 _ROW = 22.0  # pixels
 
 
@@ -203,7 +203,7 @@ def sensitivity_plots(report: Mapping[str, Any]) -> list[Plot | None]:
 
 def sensitivity_plot(sensitivity: Mapping[str, Any], title: str, name: str) -> Plot | None:
     """The layers that cost most, each with the 95 % interval of its cost. `name`: of the plot's element ids."""
-    costs = [each["cost"] for each in sensitivity["layers"][:SHOWN]]
+    costs = [each["cost"] for each in sensitivity["layers"][:SHOWN_LAYERS]]
     if not costs:
         return None
     facts = "; ".join(f"{cost['name']}: {text.percent(cost['share'])}" for cost in costs)

@@ -15,7 +15,7 @@ from vitdeploy.spec import PostprocessSpec, PreprocessSpec, Task
 COSINE = 0.9
 OVERLAP = 0.5
 # Of the objects of both detectors that have a partner, and of the pixels of two maps that have one class.
-SHARE = 0.5
+MATCHED_SHARE = 0.5
 
 
 def count_same(
@@ -49,7 +49,7 @@ def _same(
     size = preprocess.crop[1], preprocess.crop[0]
     if task == "panoptic":
         a, b = (_classes(segment(side, size, preprocess, postprocess, None)) for side in (ours, theirs))
-        return bool((a == b).mean() >= SHARE)
+        return bool((a == b).mean() >= MATCHED_SHARE)
     found, wanted = (detect(side, size, preprocess, postprocess, None).objects for side in (ours, theirs))
     return _alike(found, wanted)
 
@@ -75,7 +75,7 @@ def _alike(found: tuple[Detection, ...], wanted: tuple[Detection, ...]) -> bool:
         if partner is not None:
             left.remove(partner)
             pairs += 1
-    return 2 * pairs >= SHARE * (len(found) + len(wanted))
+    return 2 * pairs >= MATCHED_SHARE * (len(found) + len(wanted))
 
 
 def _iou(a: tuple[float, ...], b: tuple[float, ...]) -> float:

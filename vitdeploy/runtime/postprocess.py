@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 # Sorting so many scores is faster than finding the best ones first.
-FEW = 250
+SORTED_SCORES = 250
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ def label_of(index: int, labels: Sequence[str] | None) -> str:
 
 def best_classes(logits: npt.NDArray[np.floating[Any]], count: int) -> npt.NDArray[np.intp]:
     """The indices of the `count` highest logits [classes], best first; of equal ones the lower index first."""
-    if 0 < count < logits.size and logits.size > FEW:
+    if 0 < count < logits.size and logits.size > SORTED_SCORES:
         candidates = (logits >= np.partition(logits, -count)[-count]).nonzero()[0]
         if candidates.size >= count:  # fewer only where one is not a number
             return np.asarray(candidates[np.argsort(-logits[candidates], kind="stable")[:count]])

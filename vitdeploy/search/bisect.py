@@ -24,7 +24,7 @@ from vitdeploy.search.interval_search import Rise, gain, largest_increases
 from vitdeploy.search.splice import Splice
 
 # Answers nearer than this, in nats or as a share of power, are the same: float32 rounding is some 1e-10.
-SAME = 1e-7
+SAME_DISTANCE = 1e-7
 # What has less than this share of the distance is not called the culprit. A layer is told from the others of its part
 # by half of what enters there.
 STANDS_OUT, HALF = 0.25, 0.5
@@ -70,7 +70,7 @@ class Bisection:
 
     @property
     def same(self) -> bool:
-        return self.distance <= SAME
+        return self.distance <= SAME_DISTANCE
 
     @property
     def located(self) -> Culprit | None:
@@ -86,7 +86,7 @@ def bisect(splice: Splice) -> Bisection:
     where the distance does not fall along the graph; errors that cancel out may hide.
     """
     total = splice.distance()
-    if total <= SAME:
+    if total <= SAME_DISTANCE:
         return Bisection(total, 0, (), None)
     cuts = _common_cuts(splice)
 

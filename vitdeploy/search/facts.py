@@ -11,7 +11,7 @@ import numpy.typing as npt
 from vitdeploy.runtime.runner import Array
 
 # At most this many channels are named as outliers, and only such as reach this many times as far as the median one.
-SHOWN, OUTLIER = 4, 10.0
+SHOWN_CHANNELS, OUTLIER_RATIO = 4, 10.0
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ def facts_of(batches: Iterable[Array], images: int, axis: int) -> TensorFacts:
         largest = np.concatenate([largest, power.ravel()])
         if len(largest) > kept:
             largest = np.partition(largest, len(largest) - kept)[-kept:]
-    order = np.argsort(-reach, kind="stable")[:SHOWN]
+    order = np.argsort(-reach, kind="stable")[:SHOWN_CHANNELS]
     median = float(np.median(reach))
     return TensorFacts(
         low=low,
         high=high,
         percentile=float(np.sort(largest)[-_held(count)]),
         median_channel=median,
-        outliers={int(i): float(reach[i]) for i in order if reach[i] > OUTLIER * median},
+        outliers={int(i): float(reach[i]) for i in order if reach[i] > OUTLIER_RATIO * median},
         finite=finite / count,
     )
 

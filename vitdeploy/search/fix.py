@@ -27,7 +27,7 @@ from vitdeploy.search.trial import answers_of
 from vitdeploy.spec import EngineSpec, Precision, WeightBits
 
 # A fix takes at least this much of what it is to fix.
-ENOUGH = 0.5
+REQUIRED_GAIN = 0.5
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def fixed_bits(engine: EngineSpec) -> WeightBits:
 
 
 def _judged(kind: Literal["quantize", "compile"], ignore: Sequence[str], after: float, found: Bisection) -> Fix:
-    enough = gain(after, found.distance) >= ENOUGH * found.parts[0].share * found.distance
+    enough = gain(after, found.distance) >= REQUIRED_GAIN * found.parts[0].share * found.distance
     return Fix(kind, tuple(ignore), found.distance, after, enough)
 
 

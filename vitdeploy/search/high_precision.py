@@ -9,11 +9,11 @@ from vitdeploy.graph.linears import find_linears
 from vitdeploy.search.sensitivity import Sensitivity
 
 # Of all MACs of linears and convolutions, at most this share is left out of INT8.
-SHARE = 0.1
+MACS_SHARE = 0.1
 
 
 def high_precision_layers(model: ir.Model, costs: Sensitivity) -> list[str]:
-    """The layers that cost most for their MACs, up to `SHARE` of all MACs; none whose share of the costs is not
+    """The layers that cost most for their MACs, up to `MACS_SHARE` of all MACs; none whose share of the costs is not
     above its share of the MACs.
 
     Args:
@@ -26,7 +26,7 @@ def high_precision_layers(model: ir.Model, costs: Sensitivity) -> list[str]:
         name = each.cost.name
         if each.cost.share <= macs[name] / total:
             break
-        if taken + macs[name] <= SHARE * total:
+        if taken + macs[name] <= MACS_SHARE * total:
             taken += macs[name]
             kept_float.append(name)
     return kept_float

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from vitdeploy.verify.intervals import paired_difference, wilson
 
 # Up to so many classes the whole matrix is kept; the lists of pairs and of classes are never longer.
-MATRIX, LISTED = 20, 20
+MATRIX_CLASSES, LISTED_ROWS = 20, 20
 BINS = 10
 # So often the answers of a model whose confidence is right are drawn.
 DRAWS = 200
@@ -37,9 +37,9 @@ class Classified:
 def confusion(found: Mapping[str, Classified], names: Sequence[str]) -> dict[str, Any]:
     """What is taken for what, by artifact, JSON-ready.
 
-    `pairs`: at most LISTED of a true class and a wrong answer, the most frequent of any artifact first, each with the
-    counts of all; `left`: how many pairs more there are. `matrix`: by artifact [classes][classes], a row for each true
-    class, None where there are more than MATRIX classes.
+    `pairs`: at most LISTED_ROWS of a true class and a wrong answer, the most frequent of any artifact first, each with
+    the counts of all; `left`: how many pairs more there are. `matrix`: by artifact [classes][classes], a row for each
+    true class, None where there are more than MATRIX_CLASSES classes.
     """
     k = len(names)
     counted: dict[tuple[int, int], dict[str, int]] = {}
@@ -49,7 +49,7 @@ def confusion(found: Mapping[str, Classified], names: Sequence[str]) -> dict[str
             counted.setdefault(divmod(cell, k), {})[artifact] = count
     order = sorted(counted, key=lambda cell: (-max(counted[cell].values()), -sum(counted[cell].values()), cell))
     matrix = None
-    if k <= MATRIX:
+    if k <= MATRIX_CLASSES:
         matrix = {name: np.bincount(x.truth * k + x.answer, minlength=k * k).reshape(k, k) for name, x in found.items()}
     return {
         "pairs": [
@@ -58,9 +58,9 @@ def confusion(found: Mapping[str, Classified], names: Sequence[str]) -> dict[str
                 "answer": names[answer],
                 "counts": {artifact: counted[truth, answer].get(artifact, 0) for artifact in found},
             }
-            for truth, answer in order[:LISTED]
+            for truth, answer in order[:LISTED_ROWS]
         ],
-        "left": max(0, len(order) - LISTED),
+        "left": max(0, len(order) - LISTED_ROWS),
         "classes": list(names) if matrix else None,
         "matrix": matrix and {name: cells.tolist() for name, cells in matrix.items()},
     }
@@ -69,7 +69,7 @@ def confusion(found: Mapping[str, Classified], names: Sequence[str]) -> dict[str
 def by_class(reference: Classified, engines: Mapping[str, Classified], names: Sequence[str]) -> dict[str, Any]:
     """How much of each class the original and every engine get right, JSON-ready; the worst classes first.
 
-    At most LISTED classes in `rows`: those that lose most images, net, to any engine. The intervals of an engine's
+    At most LISTED_ROWS classes in `rows`: those that lose most images, net, to any engine. The intervals of an engine's
     drops (points) hold for all classes together at 95 % (Bonferroni), as the worst of many is looked at: one that is
     above zero proves that its class loses. `lost` says for each engine how many do, and has the worst of them.
     `value` and `original` are percents.
@@ -94,15 +94,15 @@ def by_class(reference: Classified, engines: Mapping[str, Classified], names: Se
             "original": 100 * float(was[c] / total[c]),
             "engines": {name: drop(c, each) for name, each in engines.items()},
         }
-        for c in order[:LISTED]
+        for c in order[:LISTED_ROWS]
     ]
     lost = {}
     for name, each in engines.items():
         fewer = [c for c in order if was[c] > right[name][c]]  # of the others none is proven to lose
         found = [{"class": names[c], **drop(c, each)} for c in fewer]
         proven = sorted((row for row in found if row["drop_ci95"][0] > 0), key=lambda row: -row["drop"])
-        lost[name] = {"classes": len(proven), "worst": proven[:LISTED]}
-    return {"classes": len(present), "left": max(0, len(present) - LISTED), "rows": rows, "lost": lost}
+        lost[name] = {"classes": len(proven), "worst": proven[:LISTED_ROWS]}
+    return {"classes": len(present), "left": max(0, len(present) - LISTED_ROWS), "rows": rows, "lost": lost}
 
 
 def _drop(was: npt.NDArray[np.bool_], right: npt.NDArray[np.bool_], level: float) -> dict[str, Any]:

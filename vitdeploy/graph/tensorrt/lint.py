@@ -30,7 +30,7 @@ RULES: tuple[Rule, ...] = (
 )
 SEVERITIES = ("error", "warning", "note")
 # Findings that `refuse` spells out.
-SHOWN = 5
+SHOWN_FINDINGS = 5
 
 
 def lint(
@@ -71,13 +71,13 @@ def refuse(findings: Sequence[Finding], name: str = "the graph") -> None:
     errors = [finding for finding in findings if finding.severity == "error"]
     if not errors:
         return
-    rest = len(errors) - SHOWN
+    rest = len(errors) - SHOWN_FINDINGS
     raise GraphError(
         f"TensorRT would refuse {name}, or compute something else",
-        found="; ".join(f"{finding.rule} {finding.node}: {finding.found}" for finding in errors[:SHOWN])
+        found="; ".join(f"{finding.rule} {finding.node}: {finding.found}" for finding in errors[:SHOWN_FINDINGS])
         + (f"; and {rest} more" if rest > 0 else ""),
-        wanted="; ".join(dict.fromkeys(finding.wanted for finding in errors[:SHOWN])),
-        fix="; ".join(dict.fromkeys(finding.fix for finding in errors[:SHOWN])),
+        wanted="; ".join(dict.fromkeys(finding.wanted for finding in errors[:SHOWN_FINDINGS])),
+        fix="; ".join(dict.fromkeys(finding.fix for finding in errors[:SHOWN_FINDINGS])),
     )
 
 

@@ -30,7 +30,7 @@ from vitdeploy.pipeline.progress import Counter, Progress, silent
 from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, write_json
 from vitdeploy.pipeline.stages.unfinished import load_state, save_state
 from vitdeploy.quantize.estimate import estimate
-from vitdeploy.quantize.image_checks import FEW
+from vitdeploy.quantize.image_checks import LEAST_IMAGES
 from vitdeploy.quantize.observers import BATCH, Observation
 from vitdeploy.quantize.placement import choose, place, shape
 from vitdeploy.quantize.prepare import prepare
@@ -106,7 +106,7 @@ def refuse_placed(model: ir.Model, metadata: GraphMetadata, graph: Path) -> None
 def _warnings(observation: Observation, names: Sequence[str], size: int) -> list[str]:
     """What is wrong with the images of these names, which were shown in batches of `size`: a sentence each."""
     distinct, found = observation.checks.distinct, observation.checks.warnings(names)
-    if distinct < FEW:  # chance decides over the ranges
+    if distinct < LEAST_IMAGES:  # chance decides over the ranges
         images = f"{distinct} calibration image{'s' if distinct > 1 else ''}"
         images += f", {len(names)} with repetitions" if len(names) > distinct else ""
         return [

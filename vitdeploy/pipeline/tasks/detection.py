@@ -22,7 +22,7 @@ from vitdeploy.verify.collect import Answers
 from vitdeploy.verify.detection import compare_detections, partners
 from vitdeploy.verify.plausible import doubt_value
 
-SHOWN = 4
+SHOWN_OBJECTS = 4
 # Boxes of a kind that are drawn on one picture.
 MARKED = 24
 
@@ -120,5 +120,5 @@ def listed(labels: Sequence[str]) -> str:
     """What is there and how often, most frequent first: "3× person, 1× dog"."""
     counts = {label: labels.count(label) for label in dict.fromkeys(labels)}
     ordered = sorted(counts.items(), key=lambda item: -item[1])
-    more = f" and {len(ordered) - SHOWN} more" if len(ordered) > SHOWN else ""
-    return ", ".join(f"{count}× {label}" for label, count in ordered[:SHOWN]) + more or "nothing"
+    more = f" and {len(ordered) - SHOWN_OBJECTS} more" if len(ordered) > SHOWN_OBJECTS else ""
+    return ", ".join(f"{count}× {label}" for label, count in ordered[:SHOWN_OBJECTS]) + more or "nothing"

@@ -53,7 +53,7 @@ from vitdeploy.verify.gate import GUARD, accuracy_gate, guards
 # The share of a time budget after which no new variant is begun; the rest is for measuring the finalists.
 SEARCH_SHARE = 0.5
 # Nearer than this, answers differ by the rounding of float32 alone.
-SAME = 1e-8
+SAME_DISTANCE = 1e-8
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,8 @@ class Tuner:
                 self._make(variant)
         medians, disturbed = self._screen()
         front = pareto_front(
-            self.made, lambda made: (max(made.score.distance, SAME), float(np.median(medians[made.variant.name])))
+            self.made,
+            lambda made: (max(made.score.distance, SAME_DISTANCE), float(np.median(medians[made.variant.name]))),
         )
         return self._judge(front, medians, disturbed)
 
