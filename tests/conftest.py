@@ -63,7 +63,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine_lock, "lock_file", lambda: lock)
         patch.setattr(quiet, "TAKEN_SHARE", math.inf)
-        for name in ("WILD", "APART"):
+        for name in ("WILD_SPREAD", "APART_REACH"):
             patch.setattr(decided, name, math.inf)
         yield
 

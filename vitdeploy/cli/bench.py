@@ -108,13 +108,13 @@ def command(
     trust: Path | None,
     **options: Any,
 ) -> None:
-    """Latency and throughput, in processes of each artifact alone, in alternating blocks.
+    """Measure latency and throughput: one process per artifact, in alternating blocks.
 
-    ARTIFACTS are bundles (all their engines), graphs, or built-in PyTorch models. Each is compared with the last one
-    named: the ratio has a 95 % interval from the paired blocks. The options on weights are for the models among them.
+    ARTIFACTS are bundles (with all their engines), graphs, or built-in PyTorch models. Each is compared with the last
+    one: the ratio has a 95 % interval from paired blocks. The options on weights apply to the models.
 
-    With --on each device builds the engines itself and measures them as here; all devices at once. A job goes on when
-    its connection is lost, and the same command fetches the result; Ctrl-C stops it.
+    With --on each device builds and measures the engines itself, and all devices work at once. If the connection is
+    lost, the job continues and the same command fetches the result. Ctrl-C stops the job.
     """
     from vitdeploy.bench.protocol import Protocol
     from vitdeploy.pipeline.early import check_artifact, check_engine

@@ -40,7 +40,7 @@ digest_option = click.option(
 
 @click.group("bundle", context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """A bundle as one file that travels to an app: packed, unpacked, verified, signed."""
+    """Pack, unpack, verify and sign a bundle as one file that travels to an app."""
 
 
 command.add_command(sign.command)

@@ -56,11 +56,11 @@ def command(
     output: Path | None,
     trust: Path | None,
 ) -> None:
-    """Two bundles, or two reports: a gate against lost answers and slower engines.
+    """Compare two bundles, or two reports: a gate against lost answers and slower engines.
 
-    Bundles are run here: engines of one target and precision answer the images of --data, and are measured in turns.
-    Of reports (report.json) what they say is compared; that is weaker, since the two were not measured in turns. Exit
-    code 5 when a limit is not kept, or not provably.
+    Bundles run here: engines of one target and precision answer the images of --data, and are measured in turns.
+    Reports (report.json) are compared by their numbers; that is weaker, since they were not measured in turns. Exit
+    code 5 when a limit is not kept, or not provably kept.
     """
     from vitdeploy.bench.protocol import Protocol
     from vitdeploy.errors import GateError

@@ -45,12 +45,12 @@ def command(
     on: str | None,
     **options: Any,
 ) -> None:
-    """A graph to an engine for one target.
+    """Compile a graph to an engine for one target.
 
-    GRAPH is a folder made by `vitdeploy export` or `vitdeploy quantize`, or its model.onnx. The output can be loaded by
-    `vitdeploy.runtime.load` and by predict, verify and bench.
+    GRAPH is a folder made by `vitdeploy export` or `vitdeploy quantize`, or its model.onnx. `vitdeploy.runtime.load`,
+    predict, verify and bench load the output.
 
-    With --on a device makes it, and it is fetched. What TensorRT makes can be loaded by that device only.
+    With --on a device compiles the engine, and it is fetched. Only that device can load what TensorRT built.
     """
     from vitdeploy.pipeline.capability import check_precision, require_target
     from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, find_graph

@@ -12,10 +12,10 @@ from vitdeploy.cli.console import Console, command_line, output_options
 
 @click.group("devices", context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """Boards and other machines that `bench`, `verify` and `compile` run on with --on.
+    """Manage boards and other machines that `bench`, `verify` and `compile` use with --on.
 
-    They are reached by your own ssh: its keys, configuration and known hosts. Nothing is put there but one folder,
-    `~/.cache/vitdeploy-agent/`; they need Python 3.10 with numpy, Pillow and one runtime.
+    Your own ssh reaches them, with its keys, configuration and known hosts. One folder is written there,
+    `~/.cache/vitdeploy-agent/`. They need Python 3.10 with numpy, Pillow and one runtime.
     """
 
 

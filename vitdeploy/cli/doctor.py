@@ -40,7 +40,7 @@ PACKAGES = {
 )
 @output_options
 def command(console: Console, target: str | None) -> None:
-    """What is installed here and which targets work."""
+    """Show what is installed here and which targets work."""
     if target is not None:
         _examine(console, target)
         return

@@ -31,9 +31,9 @@ class KindName(click.ParamType):  # type: ignore[type-arg]  # generic from click
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Write it into this new folder.")
 @output_options
 def command(console: Console, bundle: Path, kind: str, output: Path) -> None:
-    """An app around a bundle's engine, as sources to read, build and keep.
+    """Write an app around a bundle's engine, as sources to read, build and keep.
 
-    The bundle's golden answers come with it as its test.
+    The bundle's golden answers come with it as a test.
     """
     from vitdeploy.bundle.read import read_bundle
     from vitdeploy.publish import check_replaceable, replacing

@@ -15,11 +15,11 @@ from vitdeploy.cli.console import Console, output_options
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The .png file to write.")
 @output_options
 def command(console: Console, bundle: Path, image: Path, output: Path) -> None:
-    """Where a model looks: attention maps over an image.
+    """Show where a model looks: attention maps over an image.
 
-    Of a ViT: every head of the last attention, their mean, and attention rollout over all blocks. Of a DETR: the
-    decoder's last look, for the best three objects. They are read from the bundle's float graph, on ONNX Runtime;
-    engines that ship do not carry them.
+    For a ViT: every head of the last attention, their mean, and attention rollout over all blocks. For a DETR: the
+    decoder's last cross-attention, for the best three objects. The maps come from the bundle's float graph on ONNX
+    Runtime; shipped engines do not have them.
     """
     from vitdeploy.bundle.read import read_bundle
     from vitdeploy.errors import MissingFileError

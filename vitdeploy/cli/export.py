@@ -40,13 +40,12 @@ def command(
     no_preprocess: bool,
     **options: Any,
 ) -> None:
-    """A model to ONNX, compared with the original at three batch sizes.
+    """Export a model to ONNX and compare it with the original at three batch sizes.
 
     SOURCE is a built-in architecture such as vit_base_patch16_224 (`vitdeploy export list [WORD]` prints them, or those
-    that have WORD in their names); timm:NAME or hf:FOLDER_OR_REPOSITORY; an .onnx file, or a folder that this command
-    made; or a recipe (.yaml), whose
-    source, preprocess and export are taken. With --checkpoint alone the architecture is recognised by the weights. A
-    built-in name without a checkpoint has seeded random weights.
+    with WORD in their names); timm:NAME or hf:FOLDER_OR_REPOSITORY; an .onnx file, or a folder that this command made;
+    or a recipe (.yaml), of which source, preprocess and export apply. With --checkpoint alone, the architecture is
+    recognised from the weights. A built-in name without a checkpoint gets seeded random weights.
     """
     if source[:1] == ("list",):
         _list(console, source[1:])

@@ -25,11 +25,11 @@ from vitdeploy.spec import PreprocessSpec
 def command(
     console: Console, path: Path, target: str | None, target_version: str | None, check: bool, trust: Path | None
 ) -> None:
-    """What a bundle or an ONNX file holds; every digest of a bundle is checked.
+    """Show what a bundle or an ONNX file contains, and check every digest of a bundle.
 
-    With --target, what that target would refuse (exit 5), slow down or leave unfused, and the fix. With --check, every
-    engine that runs here answers the bundle's golden inputs; exit 5 where the outputs are not, within the manifest's
-    tolerance, those of when the bundle was made, or the answers are not the original's.
+    --target names what that target would refuse (exit 5), slow down or leave unfused, and the fix. --check runs every
+    engine that works here on the bundle's golden inputs: exit 5 if its outputs differ from those of the build by more
+    than the manifest's tolerance, or if its answers are not the original's.
     """
     from vitdeploy.bundle.read import is_bundle, is_packed, read_bundle
 

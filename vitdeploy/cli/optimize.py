@@ -81,11 +81,11 @@ def command(
     align_rows: int | None,
     image_size: tuple[int, int] | None,
 ) -> None:
-    """Exact rewrites of a float graph; the result is compared with the graph before.
+    """Apply exact rewrites to a float graph and compare the result with the graph before.
 
-    GRAPH is a folder made by `vitdeploy export`, or any .onnx file, of whatever exporter: it is brought into one form
-    first (LayerNorm and GELU as single nodes, linears as MatMul and Add, shapes as constants). --merge-tokens comes
-    after the comparison.
+    GRAPH is a folder made by `vitdeploy export`, or an .onnx file of any exporter. The graph is first brought into
+    canonical form (LayerNorm and GELU as single nodes, linears as MatMul and Add, shapes as constants). --merge-tokens
+    applies after the comparison.
     """
     from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, SEQUENCE_PARTS, find_graph, graphs_in, is_ours
     from vitdeploy.publish import check_replaceable, replacing

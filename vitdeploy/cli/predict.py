@@ -30,11 +30,11 @@ Failures = list[tuple[Input, InputError]]
 @trust_option
 @output_options
 def command(console: Console, bundle: Path, inputs: tuple[str, ...], target: str, top: int, trust: Path | None) -> None:
-    """What a bundle says to images, or to the token arrays of .npz files.
+    """Run a bundle on images, or on the token arrays of .npz files.
 
-    INPUTS are files, folders (every image below them), patterns in quotes, as 'shots/**/*.png', and - for an image on
-    standard input. JPEG, PNG, WebP, BMP, TIFF and GIF are read, of several frames the first. Of many inputs those that
-    cannot be read are named, the others answered, and the exit code is 2.
+    INPUTS are files, folders (every image below them), quoted patterns such as 'shots/**/*.png', and - for an image on
+    standard input. JPEG, PNG, WebP, BMP, TIFF and GIF are read, and the first of several frames. Inputs that cannot be
+    read are named, the others are answered, and the exit code is 2.
     """
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")

@@ -69,17 +69,17 @@ def command(
     skip_bad: bool,
     image_size: tuple[int, int] | None,
 ) -> None:
-    """A float graph to INT8, FP8 or half precision for one target, with calibration images.
+    """Convert a float graph to INT8, FP8 or half precision for one target, with calibration images.
 
-    GRAPH is a folder made by `vitdeploy export`, its model.onnx, or any .onnx file of a float model of images: what of
-    such a file is not said in it, as mean and std, is assumed, and printed. A recipe can say it: `vitdeploy export`.
+    GRAPH is a folder made by `vitdeploy export`, its model.onnx, or any .onnx file of a float image model. What such a
+    file does not contain, such as mean and std, is assumed and printed; `vitdeploy export` takes it from a recipe.
 
-    With --precision mixed, single layers are fixed or left in float, each for its measured price, until
-    --min-agreement is expected to be met, or as long as it is worth it. With --sensitivity the layers that cost most
-    are named.
+    --precision mixed gives single layers a precision override, the cheapest first by measured time, until
+    --min-agreement is expected to be met; without it, as long as an override pays. --sensitivity names the layers that
+    cost most accuracy.
 
-    For NVIDIA GPUs types are written into the graph, fp16 beside int8 and fp8 too: a pass over the images says what
-    must stay in float32, and the result is evaluated on them with the storage of these types.
+    For NVIDIA GPUs the types are written into the graph: int8, fp8 and fp16. A pass over the images finds what must
+    stay in float32, and the result is evaluated on the images with these types.
     """
     import tempfile
 

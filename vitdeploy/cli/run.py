@@ -43,24 +43,24 @@ def command(
     skip_bad: bool,
     dry_run: bool,
 ) -> None:
-    """The whole pipeline: recipe in, proven bundle out.
+    """Run the whole pipeline: recipe in, proven bundle out.
 
     Checkpoint -> ONNX -> INT8 -> engines -> verified -> benched -> one folder. Exit code 5 when the budget is not met.
-    RECIPE is YAML; of its paths those that are relative begin at its folder:
+    RECIPE is a YAML file. Relative paths in it start at its own folder:
 
     \b
     vitdeploy: 1
     name: mine
     source: {model: vit_tiny_patch16_224, checkpoint: weights.safetensors}
     preprocess: {resize: 248, crop: 224, mean: [0.5, 0.5, 0.5], std: [0.5, 0.5, 0.5]}
-    data: {path: images}                        # one sub-folder a class; or labels: none
+    data: {path: images}                        # one sub-folder per class; or labels: none
     targets: [openvino-cpu, onnxruntime-cpu]
     precision: int8                             # fp32, fp16, bf16, int8, mixed
     budget: {max_drop: 1.0, min_agreement: 98}
     bench: {duration: 10}
 
-    With --model the original is what your own function returns, with the weights of source.checkpoint where the recipe
-    has one; the recipe names no model then.
+    With --model the original is the module that your own function returns, with the weights of source.checkpoint if the
+    recipe has one. The recipe then names no model.
     """
     from vitdeploy.errors import GateError
     from vitdeploy.pipeline.early import check_recipe

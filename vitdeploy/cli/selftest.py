@@ -26,12 +26,12 @@ from vitdeploy.cli.console import Console, Number, command_line, output_options
 )
 @output_options
 def command(console: Console, target: str, output: Path | None, duration: float) -> None:
-    """Prove a target on this machine: engines built, verified, benched, one report.
+    """Prove a target on this machine: build, verify and bench engines, and write one report.
 
-    Builds every precision that the target has of the digits model and of a ViT-B/16 with seeded weights, verifies each
-    engine against PyTorch, and measures all in turns, on a GPU against torch.compile in FP16. A step that fails is
-    recorded, and the rest goes on. Exit code 5 where an engine does not give the original's answers, 4 where the target
-    does not work here, or a step failed; the report is written all the same.
+    Builds the digits model and a ViT-B/16 with seeded weights in every precision of the target, verifies each engine
+    against PyTorch, and measures all in turns; on a GPU against torch.compile in FP16. A step that fails is recorded,
+    and the rest continues. Exit code 5 if an engine does not give the original's answers, 4 if the target does not work
+    here or a step failed; the report is written in any case.
     """
     from vitdeploy.bench.protocol import Protocol
     from vitdeploy.errors import GateError, HostError

@@ -57,7 +57,7 @@ def command(
 ) -> None:
     """Answer HTTP requests with a bundle: the Open Inference Protocol v2, and images at /predict.
 
-    Ctrl+C or SIGTERM stops it: what was accepted is answered first.
+    Ctrl+C or SIGTERM stops the server; it answers the requests that it has accepted first.
     """
     from vitdeploy.errors import MissingPackageError
 

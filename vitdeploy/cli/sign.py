@@ -20,10 +20,10 @@ from vitdeploy.cli.console import Console, command_line, output_options
 )
 @output_options
 def command(console: Console, bundle: Path, key: Path, certificate: Path | None, chain: tuple[Path, ...]) -> None:
-    """Sign a bundle with a key of yours, without a network.
+    """Sign a bundle with your key, without a network.
 
-    Others name your public key, or your certificate, with --trust: predict, verify and bench then take the bundle only
-    if you signed it and no file was changed since.
+    With --trust, others name your public key or certificate: predict, verify and bench then accept the bundle only if
+    you signed it and no file has changed since.
     """
     from vitdeploy.bundle.sign import sign_bundle
 

@@ -36,15 +36,15 @@ def command(
     jobs: int,
     skip_bad: bool,
 ) -> None:
-    """Many recipes, one table.
+    """Run many recipes and compare them in one table.
 
-    One recipe after the other is run and measured, and its bundle written to OUTPUT/<its name>, with the table of all
-    in sweep.html. With --jobs, what measures nothing is made before that, so many recipes at a time; each of them uses
-    several cores already. What is in the store from earlier runs is reused. A recipe that fails does not end the
-    others; the exit code is that of the first that failed, or 5 where a budget is not met.
+    Recipes run one after the other, so that each is measured alone. Each bundle goes to OUTPUT/<its name>; sweep.html
+    has the table of all. With --jobs, stages that measure nothing run first, for that many recipes at a time; each of
+    them already uses several cores. Stages in the store are reused. A recipe that fails does not end the others: the
+    exit code is that of the first failure, or 5 if a budget is not met.
 
-    With --model all recipes are of the one module; where they are of several, `vitdeploy export --model` makes a folder
-    of each, which a recipe can name.
+    With --model all recipes use that one module. For several modules, `vitdeploy export --model` writes a folder for
+    each, and a recipe names the folder.
     """
     from vitdeploy.errors import GateError
     from vitdeploy.pipeline.recipe import load_recipe

@@ -66,10 +66,10 @@ def command(
     resume: bool,
     skip_bad: bool,
 ) -> None:
-    """The engine to ship: every precision, mixed precision and token merging, tried and judged on this machine.
+    """Find the engine to ship: try every precision, mixed precision and token merging on this machine.
 
-    Ends with the Pareto front, a verdict and the recipe of what to ship. The budget is the recipe's, where no option
-    sets another. Exit code 5 when nothing is proven to meet it.
+    Prints the Pareto front and a verdict, and writes the recipe of the engine to ship. Options override the recipe's
+    budget. Exit code 5 when nothing is proven to meet it.
     """
     from vitdeploy.errors import GateError
     from vitdeploy.pipeline.early import check_recipe

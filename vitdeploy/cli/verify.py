@@ -69,20 +69,21 @@ def command(
     trust: Path | None,
     **options: Any,
 ) -> None:
-    """An artifact against the original, on the same images.
+    """Compare an artifact with the original on the same images.
 
-    First the same tensor goes through both (a difference is the graph's), then the same image (a difference is the
-    preprocessing's). With labels, the accuracy of both and the paired drop with its 95 % interval. Exit code 5 when a
-    gate is not met, or not provably met. The options on weights are those of the original.
+    First the same tensor goes through both: a difference comes from the graph. Then the same image goes through both:
+    a difference comes from the preprocessing. With labels, the accuracy of both is printed, and the paired drop with
+    its 95 % interval. Exit code 5 when a gate is not met, or not provably met. The options on weights apply to the
+    original.
 
-    With --bisect the engine is bisected instead: which part, which layer, its input or its weight makes its answers
-    differ from those of its float graph. On 32 images (--num-samples) that calibrate, not on evaluation images.
+    --bisect instead finds which part and which layer, its input or its weight, makes the engine's answers differ from
+    those of its float graph. It uses 32 calibration images (--num-samples), never evaluation images.
 
-    With --emulate a graph that `quantize` typed for a GPU, also that of a bundle, is evaluated on this machine's CPU:
-    every tensor rounded to its type, sums in float32. That finds overflow and lost answers without the GPU, and says
-    nothing of its speed.
+    --emulate evaluates a graph that `quantize` typed for a GPU, or that of a bundle, on this machine's CPU: every
+    tensor is rounded to its type, sums are in float32. That finds overflow and lost answers without the GPU. It says
+    nothing about speed.
 
-    With --on the artifact's engine is built and run by each device, and the original runs here.
+    With --on each device builds and runs the artifact's engine, and the original runs here.
     """
     if on is not None and (bisect or emulate):
         raise click.UsageError("--on runs a whole engine: leave --bisect and --emulate out.")
