@@ -1,7 +1,12 @@
 """What is shipped: the wheel holds the package and nothing else."""
 
 import importlib
+import importlib.metadata
+import json
+import os
 import re
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -81,3 +86,85 @@ def test_the_command_of_the_project_file_exists():
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     module, function = re.search(r'^vitdeploy = "([\w.]+):(\w+)"$', text, re.MULTILINE).groups()
     assert callable(getattr(importlib.import_module(module), function))
+
+
+# --- a device, with one runtime and one extra -------------------------------------------------------------------------
+
+# Runs `vitdeploy` where no module can be imported that the extras do not bring.
+WITHOUT = """
+import sys
+blocked = set(sys.argv.pop(1).split(","))
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in blocked:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+from vitdeploy.cli.main import main
+main()
+"""
+
+
+def needed(metadata, extras):
+    """The distributions that the package asks for with these extras, and those of all its extras."""
+    every, found = set(), set()
+    for line in re.findall(r"^Requires-Dist: (.+)$", metadata, re.MULTILINE):
+        name = re.match(r"[\w.-]+", line)[0].lower().replace("_", "-")
+        extra = re.search(r"extra == ['\"]([\w-]+)", line)
+        every.add(name)
+        if extra is None or extra[1] in extras:
+            found.add(name)
+    return with_their_own(found), every
+
+
+def with_their_own(names):
+    """The distributions, and those that they ask for themselves."""
+    found, left = set(), list(names)
+    while left:
+        name = left.pop()
+        if name in found:
+            continue
+        found.add(name)
+        try:
+            asked = importlib.metadata.requires(name) or []
+        except importlib.metadata.PackageNotFoundError:  # one that is for another system
+            continue
+        left += [re.match(r"[\w.-]+", line)[0].lower().replace("_", "-") for line in asked if "extra ==" not in line]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("extra", "command"),
+    [
+        ("bench", ("bench", "BUNDLE", "--scenario", "single", "--duration", "0.1")),
+        ("embed", ("embed", "BUNDLE", "--as", "cpp", "-o", "OUT")),
+    ],
+)
+def test_a_device_needs_one_runtime_and_the_extra_that_a_command_names(
+    extra, command, wheel, small_export, digits, tmp_path, shared_store
+):
+    from tests.command_line import command_line
+
+    metadata = wheel.read(f"vitdeploy-{vitdeploy.__version__}.dist-info/METADATA").decode()
+    brought, every = needed(metadata, {extra, "openvino"})
+    modules = importlib.metadata.packages_distributions()
+    blocked = [
+        module
+        for module, names in modules.items()
+        if {each.lower().replace("_", "-") for each in names} & (every - brought) and not module.startswith("_")
+    ]
+    assert {"torch", "matplotlib", "rich", "onnxruntime"} <= set(blocked)
+    recipe = {
+        **{"vitdeploy": 1, "name": "small", "source": {"model": str(small_export)}, "targets": ["openvino-cpu"]},
+        "data": {"path": str(digits), "calibration": {"images": 8}, "evaluation": {"images": 16}},
+        **{"precision": "fp32", "bench": {"duration": 0.1}, "budget": {"min_agreement": 1}},
+    }
+    (tmp_path / "r.yaml").write_text(json.dumps(recipe), encoding="utf-8")
+    with command_line(tmp_path, shared_store, short_bench=True) as run:
+        assert run("run", "r.yaml", "-o", "bundle").returncode == 0
+    words = [{"BUNDLE": "bundle", "OUT": "out"}.get(word, word) for word in command]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    arguments = [sys.executable, "-c", WITHOUT, ",".join(blocked), *words]
+    done = subprocess.run(arguments, cwd=tmp_path, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
