@@ -126,7 +126,7 @@ def _no_constant(name: str) -> float:
 
 
 def _printable(text: str) -> str:
-    """Text of a external file, fit to be shown in a terminal."""
+    """Text of an external file, fit to be shown in a terminal."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text[:500])
 
 

@@ -25,7 +25,7 @@ SHOWN_CHARACTERS = 80
 
 
 def shown(text: str | bytes, most: int = SHOWN_CHARACTERS) -> str:
-    """A name out of a external file, safe to print: escaped, and cut after `most` characters."""
+    """A name out of an external file, safe to print: escaped, and cut after `most` characters."""
     raw = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
     safe = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in raw[: most + 1])
     return safe if len(raw) <= most else f"{safe[:most]}..."

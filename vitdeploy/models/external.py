@@ -30,7 +30,7 @@ Output = tuple[str, Tensor]
 
 
 class Adapted(nn.Module):
-    """A external module with the outputs of a `Signature`: float tensors in a fixed order, whatever it returns.
+    """An external module with the outputs of a `Signature`: float tensors in a fixed order, whatever it returns.
 
     `arguments` are passed beside the image, which is the module's first argument.
     """

@@ -27,7 +27,7 @@ from vitdeploy.spec import Budget
 SHARES = (0.5, 0.7, 0.85, 1.15)
 # For how many layers, the most costly first, anything but float is tried.
 MOST_SENSITIVE = 8
-# A override that costs nothing counts as this share of all that INT8 saves, so that gains stay comparable.
+# An override that costs nothing counts as this share of all that INT8 saves, so that gains stay comparable.
 LEAST_PRICE = 1e-3
 
 Progress = Callable[[str, int, int], None]
@@ -62,7 +62,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class Taken:
-    """A override that was taken, and where it was predicted to lead."""
+    """An override that was taken, and where it was predicted to lead."""
 
     override: PrecisionOverride
     reached: Reached
