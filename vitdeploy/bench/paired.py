@@ -53,6 +53,12 @@ class PairedRatio:
         return quantile(self.freedom) * self.error + self.bias
 
     @property
+    def interval(self) -> tuple[float, float, float]:
+        """The ratio itself, and the lower and upper end of its 95 % interval."""
+        ratio, wider = math.exp(self.log), math.exp(self.reach)
+        return ratio, ratio / wider, ratio * wider
+
+    @property
     def narrow(self) -> bool:
         """Whether it is known well enough, so that nothing more need be measured.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -118,8 +117,7 @@ def _ratio(bench_run: BenchRun, a: str, b: str, scenario: str) -> dict[str, Any]
     metric = METRICS[scenario]
     over, under = (a, b) if metric == "latency" else (b, a)
     found = judged(bench_run, over, under, scenario)
-    ratio, wider = math.exp(found.ratio.log), math.exp(found.ratio.reach)
-    low, high = ratio / wider, ratio * wider
+    ratio, low, high = found.ratio.interval
     faster, slower = (high < 1, low > 1) if metric == "latency" else (low > 1, high < 1)
     verdict = "faster" if faster else "slower" if slower else "no difference"
     milliseconds = found.over_ms, found.under_ms

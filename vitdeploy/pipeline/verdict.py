@@ -99,9 +99,8 @@ def decide(judged: Sequence[Judged], bench: Mapping[str, Any], *, include_failed
     recommended: str | None = None
     if keeping and not noisy:
         recommended = min([ORIGINAL, *_names(keeping)], key=lambda name: times[name])
-        said = _keep(_names(keeping), bench["ratios"])
-        if recommended != ORIGINAL:
-            said = sentence(recommended, bench["ratios"])
+        keeps_original = recommended == ORIGINAL
+        said = _keep(_names(keeping), bench["ratios"]) if keeps_original else sentence(recommended, bench["ratios"])
     elif keeping:
         said = f"Not decided which is fastest: {noisy}."
     elif any(each.gate.status == "pass" for each in order):

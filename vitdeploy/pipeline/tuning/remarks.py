@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 
 from vitdeploy.bench.paired import ratio_of_medians
@@ -36,7 +35,7 @@ def _int8(variant: Variant, variants: Sequence[Variant], medians: Medians) -> li
     if not floats:
         return []
     best = min(floats, key=lambda each: sorted(medians[each.name])[len(medians[each.name]) // 2])
-    ratio, low, high = _ratio(medians[variant.name], medians[best.name])
+    ratio, low, high = ratio_of_medians(medians[variant.name], medians[best.name]).interval
     name, shown = best.precision.upper(), f"latency ratio {ratio:.2f} [{low:.2f}, {high:.2f}]"
     if low > 1:
         return [f"{name} is faster than INT8 on {variant.target} ({shown}): ship {name} there."]
@@ -45,14 +44,9 @@ def _int8(variant: Variant, variants: Sequence[Variant], medians: Medians) -> li
     return []
 
 
-def _ratio(a: Sequence[float], b: Sequence[float]) -> tuple[float, float, float]:
-    found = ratio_of_medians(a, b)
-    return math.exp(found.log), math.exp(found.log - found.reach), math.exp(found.log + found.reach)
-
-
 def _changed(variant: Variant, medians: Medians) -> str:
     """What was changed of the graph against the same without."""
-    ratio, low, high = _ratio(medians[variant.name], medians[variant.plain.name])
+    ratio, low, high = ratio_of_medians(medians[variant.name], medians[variant.plain.name]).interval
     word = "pays" if high < 1 else "does not pay" if low > 1 else "is not provably faster"
     merges = ", then ".join(f"to {count} tokens in block {block}" for block, count in variant.merges)
     what = f"Merging {merges}" if variant.merges else f"Computing {variant.rows} rows"
