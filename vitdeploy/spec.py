@@ -303,14 +303,14 @@ def decode(cls: type[T], data: Any) -> T:
 
 
 def _decode(kind: Any, data: Any, path: str, problems: list[str]) -> Any:
-    reference_model, args = typing.get_origin(kind), typing.get_args(kind)
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
     if kind is Any:
         return data
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _decode_dataclass(kind, data, path, problems)
-    if reference_model is Literal:
+    if origin is Literal:
         return _expect(data in args, data, path, f"one of {', '.join(map(str, args))}", problems)
-    if reference_model in (typing.Union, types.UnionType):
+    if origin in (typing.Union, types.UnionType):
         objects = [choice for choice in args if dataclasses.is_dataclass(choice)]
         if isinstance(data, dict) and len(objects) == 1:  # what does not fit is then inside of it
             return _decode(objects[0], data, path, problems)
@@ -320,7 +320,7 @@ def _decode(kind: Any, data: Any, path: str, problems: list[str]) -> Any:
             if not attempt:
                 return value
         return _expect(False, data, path, " or ".join(_name(choice) for choice in args), problems)
-    if reference_model is tuple:
+    if origin is tuple:
         if not isinstance(data, list):
             return _expect(False, data, path, "a list", problems)
         if args[-1] is Ellipsis:
@@ -333,13 +333,13 @@ def _decode(kind: Any, data: Any, path: str, problems: list[str]) -> Any:
             _decode(item_kind, item, f"{path}[{i}]", problems)
             for i, (item_kind, item) in enumerate(zip(kinds, data, strict=True))
         )
-    if reference_model is list:
+    if origin is list:
         if not isinstance(data, list):
             return _expect(False, data, path, "a list", problems)
         return [_decode(args[0], item, f"{path}[{i}]", problems) for i, item in enumerate(data)]
-    if getattr(reference_model, "__name__", "") == "ndarray":
+    if getattr(origin, "__name__", "") == "ndarray":
         return _decode_array(data, path, problems)
-    if reference_model is dict:
+    if origin is dict:
         if not isinstance(data, dict):
             return _expect(False, data, path, "an object", problems)
         return {key: _decode(args[1], item, f"{path}.{key}", problems) for key, item in data.items()}

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.graph.small_graphs import CHANNELS, HEADS, MERGED, WIDTH, Builder, attention_model, node_named, run
-from vitdeploy.graph.layout import exclusive, leaves, reference_model, scaled_input, static_shape
+from vitdeploy.graph.layout import exclusive, leaves, origin, scaled_input, static_shape
 
 BATCH, TOKENS = 2, 5
 
@@ -89,8 +89,8 @@ def test_origin_goes_up_through_layout_and_where_asked_through_factors():
     scaled = b.op("Mul", b.constant(np.float32(2)), moved)
     model = b.model({"x": [2, 3]}, b.op("Reshape", scaled, b.ints(6)))
     [last] = model.graph.outputs
-    assert reference_model(last).name == scaled
-    assert reference_model(last, through_scales=True).producer().op_type == "Relu"
+    assert origin(last).name == scaled
+    assert origin(last, through_scales=True).producer().op_type == "Relu"
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from vitdeploy.graph.attention import Attention, find_attentions
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.layout import Indices, exclusive, leaves, reference_model, static_shape
+from vitdeploy.graph.layout import Indices, exclusive, leaves, origin, static_shape
 from vitdeploy.graph.linears import Linear
 from vitdeploy.graph.normalise import drop_unused
 
@@ -23,7 +23,7 @@ def drop_key_bias(model: ir.Model) -> int:
     """
     editor, count = Editor(model), 0
     for attention in find_attentions(model):
-        linear = editor.linear_behind(reference_model(attention.key, through_scales=True))
+        linear = editor.linear_behind(origin(attention.key, through_scales=True))
         if linear is None or linear.bias is None:
             continue
         found = leaves(linear.output, through_scales=True)
@@ -48,7 +48,7 @@ def fold_value_bias(model: ir.Model) -> int:
     """
     editor, count = Editor(model), 0
     for attention in find_attentions(model):
-        linear = editor.linear_behind(reference_model(attention.value))
+        linear = editor.linear_behind(origin(attention.value))
         if linear is None or linear.bias is None:
             continue
         found = leaves(linear.output)

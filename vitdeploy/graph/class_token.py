@@ -16,7 +16,7 @@ import onnx_ir as ir
 
 from vitdeploy.graph.attention import find_attentions
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.layout import reference_model, reshape_sizes, slice_bounds
+from vitdeploy.graph.layout import origin, reshape_sizes, slice_bounds
 from vitdeploy.graph.normalise import drop_unused
 from vitdeploy.graph.qkv import merge, roles, separate
 from vitdeploy.graph.rowwise import Selected, rows_of_inputs, selected_rows, split_rows
@@ -98,7 +98,7 @@ def _divide_merged(editor: Editor, model: ir.Model, narrow: dict[ir.Node, _Narro
     """Give queries that will be narrowed a linear of their own, and their key and value one for both."""
     count = 0
     for attention in find_attentions(model):
-        merged = editor.linear_behind(reference_model(attention.value))
+        merged = editor.linear_behind(origin(attention.value))
         if attention.softmax not in narrow or merged is None or "query" not in roles(merged.output, attention):
             continue
         parts = separate(editor, merged, attention)

@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from vitdeploy.graph.attention import Attention, find_attentions
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.layout import exclusive, is_layout, leaves, reference_model, scaled_input, static_shape
+from vitdeploy.graph.layout import exclusive, is_layout, leaves, origin, scaled_input, static_shape
 from vitdeploy.graph.linears import constant
 from vitdeploy.graph.normalise import drop_unused
 
@@ -66,7 +66,7 @@ def _factors(attention: Attention) -> Iterator[tuple[ir.Node, list[tuple[ir.Valu
 
 def _absorb(editor: Editor, operand: ir.Value, reader: ir.Node, factor: float) -> bool:
     """Multiply the columns that `reader` reads as `operand` by `factor`, in the weights that made them."""
-    source = reference_model(operand)
+    source = origin(operand)
     found, shape = leaves(source), static_shape(source)
     if found is None or not shape:
         return False

@@ -97,7 +97,7 @@ def leaves(
     return list(_walk(source, start, through_scales))
 
 
-def reference_model(value: ir.Value, *, through_scales: bool = False) -> ir.Value:
+def origin(value: ir.Value, *, through_scales: bool = False) -> ir.Value:
     """Up from `value` through layout operations (and scalar factors) to the first tensor that is computed."""
     while (node := value.producer()) is not None:
         scaled = scaled_input(node) if through_scales else None

@@ -12,7 +12,7 @@ import onnx_ir as ir
 from vitdeploy.graph.attention import Attention, find_attentions
 from vitdeploy.graph.canonical.head_norm import norm_before_heads
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.layout import Indices, Leaf, leaves, reference_model, static_shape
+from vitdeploy.graph.layout import Indices, Leaf, leaves, origin, static_shape
 from vitdeploy.graph.linears import Linear
 from vitdeploy.graph.normalise import drop_unused
 from vitdeploy.graph.rowwise import dim
@@ -53,7 +53,7 @@ def split_qkv(model: ir.Model, wanted: Callable[[Attention, Linear], bool] = lam
     """
     editor, count = Editor(model), 0
     for attention in find_attentions(model):
-        merged = editor.linear_behind(reference_model(attention.value))
+        merged = editor.linear_behind(origin(attention.value))
         if merged is not None and wanted(attention, merged):
             count += bool(separate(editor, merged, attention))
     if count:

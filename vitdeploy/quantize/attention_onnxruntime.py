@@ -13,7 +13,7 @@ import onnx_ir as ir
 from vitdeploy.graph.attention import Attention, find_attentions
 from vitdeploy.graph.biases import projection_of
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.layout import exclusive, leaves, reference_model, static_shape
+from vitdeploy.graph.layout import exclusive, leaves, origin, static_shape
 from vitdeploy.graph.linears import Linear
 from vitdeploy.graph.names import Names
 from vitdeploy.graph.normalise import drop_unused
@@ -65,7 +65,7 @@ def _operands(editor: Editor, attention: Attention) -> tuple[list[tuple[Linear, 
     operands: list[tuple[Linear, int | None]] = []
     columns = []
     for (value, reader), axes in zip(ends, ((2, 1, 3), (3, 1, 2), (2, 1, 3)), strict=True):
-        linear = editor.linear_behind(reference_model(value))
+        linear = editor.linear_behind(origin(value))
         found = leaves(linear.output) if linear is not None else None
         if linear is None or found is None or linear.output.shape is None or len(linear.output.shape) != 3:
             return None

@@ -20,7 +20,7 @@ from vitdeploy.graph.canonical.edit import array_of
 from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.half.residual_scale import scale_residual, stream_tensors
 from vitdeploy.graph.half.typed import Half, half_roles, is_float, touches_floats
-from vitdeploy.graph.layout import is_layout, reference_model
+from vitdeploy.graph.layout import is_layout, origin
 from vitdeploy.graph.linears import Linear
 from vitdeploy.graph.names import Names
 
@@ -174,7 +174,7 @@ def _reason(node: ir.Node, extremes: Mapping[str, float], half: Half, opset: int
 
 def _size(value: ir.Value, extremes: Mapping[str, float]) -> float:
     """The largest magnitude of a computed tensor; 0 where nothing is known of it."""
-    for name in (str(value.name), str(reference_model(value).name)):
+    for name in (str(value.name), str(origin(value).name)):
         if name in extremes:
             return extremes[name]
     return 0.0

@@ -18,7 +18,7 @@ import onnx_ir as ir
 
 from vitdeploy.graph.attention import Attention, find_attentions
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.layout import Indices, exclusive, leaves, reference_model
+from vitdeploy.graph.layout import Indices, exclusive, leaves, origin
 from vitdeploy.graph.linears import Linear
 from vitdeploy.graph.qkv import split_qkv
 from vitdeploy.quantize.smoothing import Fold
@@ -54,7 +54,7 @@ def find_scores(editor: Editor, attentions: Collection[Attention]) -> list[Score
     more than sums between the product and softmax, and there is more than one query."""
     found = []
     for attention in attentions:
-        query, key = (editor.linear_behind(reference_model(value)) for value in (attention.query, attention.key))
+        query, key = (editor.linear_behind(origin(value)) for value in (attention.query, attention.key))
         if not _plain(attention) or query is None or key is None or query.node is key.node:
             continue
         of_query, of_key = _columns(query, attention.query, attention), _columns(key, attention.key, attention)

@@ -19,7 +19,7 @@ import onnx_ir as ir
 from vitdeploy.graph.attention import find_attentions
 from vitdeploy.graph.biases import projection_of
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.layout import exclusive, leaves, reference_model
+from vitdeploy.graph.layout import exclusive, leaves, origin
 from vitdeploy.graph.linears import Linear, constant
 from vitdeploy.quantize.error import expected_error
 from vitdeploy.quantize.statistics import Numbers, Statistics
@@ -98,7 +98,7 @@ def smooth_values(
     """The same for the projection behind every attention, through the values; as `smooth_norms`."""
     editor, known, folds = Editor(model), dict(statistics), []
     for attention in find_attentions(model):
-        linear = editor.linear_behind(reference_model(attention.value))
+        linear = editor.linear_behind(origin(attention.value))
         found = leaves(linear.output) if linear is not None else None
         if linear is None or found is None:
             continue

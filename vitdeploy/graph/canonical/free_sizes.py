@@ -26,11 +26,11 @@ class SizeChain:
         self._model = model
         self._last: ir.Node | None = None
         self._made: dict[Dims, ir.Value] = {}
-        self._reference_model: dict[str, tuple[ir.Value, int]] = {}
+        self._origins: dict[str, tuple[ir.Value, int]] = {}
         for value in model.graph.inputs:
             for axis, size in enumerate(known.dims_of(value) or ()):
                 if isinstance(size, Size) and value.name not in model.graph.initializers:
-                    self._reference_model.setdefault(str(size), (value, axis))
+                    self._origins.setdefault(str(size), (value, axis))
 
         for node in model.graph:
             for output in node.outputs:
@@ -65,10 +65,10 @@ class SizeChain:
             return self._made[(entry,)]
         if isinstance(entry, int):
             value = add_constant(self._model, np.array([entry], np.int64), f"size_{entry}")
-        elif len(entry.names) > 1 or entry.names[0] not in self._reference_model:
+        elif len(entry.names) > 1 or entry.names[0] not in self._origins:
             return None
         elif entry.factor == 1:
-            source, axis = self._reference_model[entry.names[0]]
+            source, axis = self._origins[entry.names[0]]
             value = self._append("Shape", [source], start=axis, end=axis + 1)
         else:
             one, factor = self._entry(Size(1, entry.names)), self._entry(entry.factor)
