@@ -1,0 +1,61 @@
+"""Rows that other packages add: found by entry point, loaded late, refused where they do not fit."""
+
+import contextlib
+import sys
+from importlib.metadata import EntryPoint
+
+import pytest
+
+from vitdeploy.errors import HostError
+from vitdeploy.extensions import entry_points_of, load_row
+
+GROUP = "vitdeploy.toys"
+
+
+@pytest.fixture
+def install(tmp_path, monkeypatch):
+    """Put a distribution with these entry points (name, value) of GROUP on the path, as a wheel leaves it there."""
+
+    def put(package, *rows, code=""):
+        info = tmp_path / f"{package}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[{GROUP}]\n" + "".join(f"{name} = {value}\n" for name, value in rows))
+        (tmp_path / f"{package}.py").write_text(code)
+        entry_points_of.cache_clear()
+
+    monkeypatch.syspath_prepend(tmp_path)
+    yield put
+    entry_points_of.cache_clear()
+    for name in ("one_toy", "two_toys"):
+        with contextlib.suppress(KeyError):
+            del sys.modules[name]
+
+
+def test_a_row_is_found_by_name_and_loaded_late(install):
+    install("one_toy", ("seven", "one_toy:ROW"), code="ROW = 7\n")
+    found = entry_points_of(GROUP)
+    assert list(found) == ["seven"] and "one_toy" not in sys.modules
+    assert load_row(found["seven"], int) == 7
+
+
+def test_nothing_is_there_without_a_package(install):
+    assert dict(entry_points_of(GROUP)) == {}
+
+
+def test_two_packages_that_give_one_name_are_refused(install):
+    install("one_toy", ("seven", "one_toy:ROW"))
+    install("two_toys", ("seven", "two_toys:ROW"))
+    with pytest.raises(HostError, match=r"two packages give 'seven'") as raised:
+        entry_points_of(GROUP)
+    assert raised.value.found == "one_toy:ROW and two_toys:ROW"
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [("absent_toy:ROW", "cannot be loaded"), ("sys:no_such_thing", "cannot be loaded"), ("sys:path", "wrong type")],
+)
+def test_what_does_not_load_or_fit_is_an_error_that_names_it(value, told):
+    with pytest.raises(HostError, match=told) as raised:
+        load_row(EntryPoint("seven", value, GROUP), int)
+    assert value in raised.value.found and "'seven' of vitdeploy.toys" in raised.value.message

@@ -1,0 +1,67 @@
+"""Rows that other packages add to the tables of this one, by entry points (packaging.python.org, "Entry points").
+
+A package that brings a back end or a model family names it in its own pyproject.toml:
+
+    [project.entry-points."vitdeploy.runtime"]
+    toy = "vitdeploy_toy.runtime:BACKEND"
+
+Nothing of another package is imported before a table is asked for a row that vitdeploy itself does not have, or for all.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeVar
+
+from vitdeploy.errors import HostError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+Row = TypeVar("Row")
+
+
+@functools.lru_cache
+def entry_points_of(group: str) -> Mapping[str, EntryPoint]:
+    """The entry points of a group by name, as the installed packages have them; none of them is loaded.
+
+    Raises:
+        HostError: two packages give the same name.
+    """
+    from importlib.metadata import entry_points
+
+    found: dict[str, EntryPoint] = {}
+    for each in sorted(entry_points(group=group), key=lambda each: (each.name, each.value)):
+        if each.name in found and found[each.name].value != each.value:
+            raise HostError(
+                f"two packages give {each.name!r} to {group}",
+                found=f"{found[each.name].value} and {each.value}",
+                wanted="one",
+                fix="uninstall one of the two packages",
+            )
+        found[each.name] = each
+    return MappingProxyType(found)
+
+
+def load_row(entry: EntryPoint, kind: type[Row]) -> Row:
+    """What an entry point names.
+
+    Raises:
+        HostError: it cannot be imported, or is of another type than its group wants.
+    """
+    what = f"the extension {entry.name!r} of {entry.group}"
+    try:
+        row = entry.load()
+    except Exception as error:  # code of another package raises whatever it likes
+        raise HostError(
+            f"{what} cannot be loaded",
+            found=f"{entry.value}: {type(error).__name__}: {str(error)[:300]}",
+            fix="install what it needs, or uninstall the package that brings it",
+        ) from error
+    if not isinstance(row, kind):
+        raise HostError(
+            f"{what} is of the wrong type", found=f"{entry.value}: {type(row).__name__}", wanted=kind.__qualname__
+        )
+    return row
