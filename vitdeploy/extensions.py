@@ -5,7 +5,7 @@ A package that brings a back end or a model family names it in its own pyproject
     [project.entry-points."vitdeploy.runtime"]
     toy = "vitdeploy_toy.runtime:BACKEND"
 
-Nothing of another package is imported before a table is asked for a row that vitdeploy itself does not have, or for all.
+Nothing of another package is imported before a table is asked for a row that vitdeploy lacks, or for all rows.
 """
 
 from __future__ import annotations
