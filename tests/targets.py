@@ -1,5 +1,5 @@
 """Targets that every machine has: those of the CPU. What needs a GPU is tested in tests/gpu."""
 
-from vitdeploy.spec import TARGETS
+from vitdeploy.backends import TARGETS
 
 CPU_TARGETS = {name: row for name, row in TARGETS.items() if row.device == "CPU"}

@@ -1,4 +1,4 @@
-"""The values that every part shares: tensors, preprocessing, targets, budgets, engines, the manifest.
+"""The values that every part shares: tensors, preprocessing, budgets, engines, the manifest.
 
 All are frozen dataclasses of plain data. `encode` turns one into JSON values, `decode` turns JSON values back and
 reports every field that does not fit. Nothing here imports more than the standard library.
@@ -106,34 +106,6 @@ class SequenceSpec:
     pad: int
     max_length: int
     source_vocabulary: int
-
-
-@dataclass(frozen=True)
-class Target:
-    """One row of the capability table: a back end on a device. `typed`: half precision stands in the graph, where other
-    targets have it as a setting of the runtime."""
-
-    name: str
-    backend: str
-    device: str
-    extra: str
-    package: str
-    precisions: tuple[Precision, ...]
-    typed: bool = False
-
-
-TARGETS: dict[str, Target] = {
-    target.name: target
-    for target in (
-        Target("onnxruntime-cpu", "onnxruntime", "CPU", "onnxruntime", "onnxruntime", ("fp32", "int8", "mixed")),
-        # Half precision is a runtime hint on OpenVINO; whether this CPU has it is asked of the runtime when compiling.
-        Target("openvino-cpu", "openvino", "CPU", "openvino", "openvino", ("fp32", "fp16", "bf16", "int8", "mixed")),
-        # INT8 and FP8 have the rest of the graph in FP16.
-        Target("tensorrt", "tensorrt", "GPU", "tensorrt", "tensorrt", ("fp32", "fp16", "bf16", "fp8", "int8"), True),
-        Target("onnxruntime-cuda", "onnxruntime", "GPU", "cuda", "onnxruntime-gpu", ("fp32", "fp16", "bf16"), True),
-        Target("onnxruntime-tensorrt", "onnxruntime", "GPU", "cuda", "onnxruntime-gpu", ("fp32", "fp16", "int8"), True),
-    )
-}
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from onnx import TensorProto
 
 from tests.command_line import ROOT, command_line
 from tests.graph.builder import Builder
+from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.compile.tensorrt import BuildOptions
 from vitdeploy.errors import CapabilityError, TargetError
@@ -25,7 +26,7 @@ from vitdeploy.pipeline.run import step_key
 from vitdeploy.pipeline.stages.compile import check_task
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, place_graph
 from vitdeploy.pipeline.subjects import compile_bundle
-from vitdeploy.spec import TARGETS, EngineSpec
+from vitdeploy.spec import EngineSpec
 from vitdeploy.store.store import Artifact
 
 RECIPE = ROOT / "recipes" / "digits.yaml"

@@ -415,6 +415,6 @@ def test_an_int8_graph_is_smaller_than_half_of_the_float_one(graph, placements, 
 def test_a_probe_says_that_an_installed_target_works(target):
     needs(target)
     result = probe_target(target)
-    assert result["works"], result["detail"]
-    assert {"fp32", "int8"} <= set(result["precisions"])
-    assert result["version"] in result["detail"]
+    assert result.works, result.detail
+    assert {"fp32", "int8"} <= set(result.precisions)
+    assert result.version in result.detail

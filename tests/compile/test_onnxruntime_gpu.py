@@ -7,6 +7,7 @@ import onnx_ir as ir
 import pytest
 
 from vitdeploy.compile import onnxruntime_gpu
+from vitdeploy.compile.backend import CompileRequest
 from vitdeploy.compile.engine import compile_engine
 from vitdeploy.compile.onnxruntime import blank, count_kernels, run_profiled
 from vitdeploy.compile.onnxruntime_gpu import shape_nodes
@@ -19,6 +20,10 @@ from vitdeploy.runtime.ort_gpu import CUDA, SHAPE_NODES, TENSORRT
 pytest.importorskip("onnxruntime", reason="pip install 'vitdeploy[onnxruntime]'")
 PROVIDER = ort_gpu.PROVIDERS[CUDA]
 LAYERS = 4 * 2 + 2
+
+
+def quiet(text, done, total):
+    """No progress is shown."""
 
 
 def has_driver():
@@ -137,7 +142,7 @@ def on_the_cpu(monkeypatch):
 
 @pytest.mark.parametrize("batch", [1, 3])
 def test_the_record_says_what_ran(graph, on_the_cpu, batch):
-    engine = onnxruntime_gpu.compile_graph(graph, CUDA, "fp32", batch)
+    engine = onnxruntime_gpu.compile_graph(CompileRequest(graph, CUDA, "fp32", batch, None, quiet))
     assert (engine.target, engine.precision, engine.batch, engine.dynamic_batch) == (CUDA, "fp32", batch, True)
     assert (engine.kernels, engine.options, engine.files) == ({"fp32": LAYERS}, {}, ("graph.onnx",))
     assert [tensor.shape for tensor in (*engine.inputs, *engine.outputs)] == [(batch, 32, 32, 1), (batch, 10)]
@@ -148,5 +153,5 @@ def test_the_record_says_what_ran(graph, on_the_cpu, batch):
 
 def test_an_engine_that_has_no_layer_in_the_precision_is_refused(graph, on_the_cpu):
     with pytest.raises(CapabilityError, match="did not run the graph in fp16") as caught:
-        onnxruntime_gpu.compile_graph(graph, CUDA, "fp16", 1)
+        onnxruntime_gpu.compile_graph(CompileRequest(graph, CUDA, "fp16", 1, None, quiet))
     assert caught.value.found == str({"fp32": LAYERS})

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.command_line import command_line
+from vitdeploy.backends import TARGETS
 from vitdeploy.compile import probe_nvidia
 from vitdeploy.compile.finding import Finding, finding_lines
 from vitdeploy.compile.probe import examine, probe_target
@@ -15,7 +16,6 @@ from vitdeploy.errors import CapabilityError
 from vitdeploy.pipeline.plan import target_tools
 from vitdeploy.runtime import nvidia
 from vitdeploy.runtime.nvidia import Gpu, describe_gpu, find_driver
-from vitdeploy.spec import TARGETS
 
 GPU_TARGETS = [name for name, row in TARGETS.items() if row.device == "GPU"]
 # As the driver's library answers: a driver for CUDA 13.0, one GPU of compute capability 8.6 with 24 of 25 GB free.
@@ -142,8 +142,8 @@ def test_without_a_driver_everything_is_asked_all_the_same(no_driver, target):
     wanted = {"cuda-python", "TensorRT for Python", "libnvinfer", "libnvonnxparser", "TensorRT version"}
     assert (wanted if target == "tensorrt" else {"onnxruntime-gpu", "its libraries"}) <= set(found)
     result = probe_target(target)
-    assert (result["works"], result["fix"]) == (False, "")
-    assert result["detail"].startswith("not here: no NVIDIA driver")
+    assert (result.works, result.fix) == (False, "")
+    assert result.detail.startswith("not here: no NVIDIA driver")
 
 
 def test_with_a_gpu_the_first_thing_that_misses_is_named_with_its_mend(driver):
@@ -156,8 +156,8 @@ def test_with_a_gpu_the_first_thing_that_misses_is_named_with_its_mend(driver):
     if missing is None:
         pytest.skip("TensorRT is here")
     result = probe_target("tensorrt")
-    assert result["detail"].startswith(f"{missing.name}: ")
-    assert result["fix"] == missing.fix != ""
+    assert result.detail.startswith(f"{missing.name}: ")
+    assert result.fix == missing.fix != ""
 
 
 def test_a_gpu_without_free_memory_is_told_to_close_what_uses_it(driver):

@@ -6,8 +6,15 @@ import json
 import pytest
 
 from tests.tensorrt_api.api import each_version, run_with
-from vitdeploy.compile import engine as compiling
-from vitdeploy.compile.tensorrt import BuildOptions, BuildRequest, BuildResult, compile_graph, default_batches
+from vitdeploy.compile.backend import CompileRequest
+from vitdeploy.compile.tensorrt import (
+    BuildOptions,
+    BuildRequest,
+    BuildResult,
+    check_typed,
+    compile_graph,
+    default_batches,
+)
 from vitdeploy.compile.tensorrt_layers import count_layers
 from vitdeploy.errors import CapabilityError, EngineError, MissingPackageError, TargetError
 from vitdeploy.runtime import cuda
@@ -110,10 +117,10 @@ def test_an_inspector_that_says_nothing_leaves_all_unknown(text):
 def test_an_engine_runs_in_the_precision_it_was_placed_in(precision, kernels, placed, runs):
     spec = dataclasses.replace(ENGINE, precision=precision, kernels=kernels)
     if runs:
-        compiling._ran_as_typed(spec, precision, placed)
+        check_typed(spec, precision, placed)
         return
     with pytest.raises(CapabilityError, match=f"did not run the graph in {precision}") as caught:
-        compiling._ran_as_typed(spec, precision, placed)
+        check_typed(spec, precision, placed)
     assert str(kernels) in caught.value.found
 
 
@@ -147,9 +154,13 @@ def test_running_without_tensorrt_says_what_to_install(tmp_path, without_tensorr
     assert caught.value.fix.startswith("pip install 'vitdeploy[tensorrt]'; `vitdeploy doctor --target tensorrt`")
 
 
+def request(graph, build=None):
+    return CompileRequest(graph, "tensorrt", "fp16", 1, build, lambda text, done, total: None)
+
+
 def test_an_engine_that_would_not_run_at_its_own_batch_is_not_built(tmp_path):
     with pytest.raises(TargetError, match="would not run at the batch 1 that it is compiled at") as caught:
-        compile_graph(tmp_path / "graph.onnx", "fp16", 1, options=BuildOptions(((2, 4, 8), (16, 16, 16))))
+        compile_graph(request(tmp_path / "graph.onnx", BuildOptions(((2, 4, 8), (16, 16, 16)))))
     assert caught.value.found == "profiles of 2 to 8, 16 to 16"
 
 
@@ -179,7 +190,7 @@ def test_a_load_that_fails_leaves_nothing_behind(tmp_path, monkeypatch):
 
 def test_building_without_tensorrt_says_what_to_install(tmp_path, without_tensorrt):
     with pytest.raises(MissingPackageError, match="needs the package tensorrt"):
-        compile_graph(tmp_path / "graph.onnx", "fp16", 1)
+        compile_graph(request(tmp_path / "graph.onnx"))
 
 
 @pytest.fixture
@@ -223,10 +234,11 @@ def test_versions_are_compared_as_numbers(text, numbers):
 COMPILE = """
 import json, sys
 from pathlib import Path
+from vitdeploy.compile.backend import CompileRequest
 from vitdeploy.compile.tensorrt import compile_graph
 from vitdeploy.errors import VitdeployError
 try:
-    compile_graph(Path(sys.argv[1]), "fp16", 1)
+    compile_graph(CompileRequest(Path(sys.argv[1]), "tensorrt", "fp16", 1, None, lambda text, done, total: None))
 except VitdeployError as error:
     print(json.dumps(error.to_dict()))
 """

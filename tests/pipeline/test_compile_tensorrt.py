@@ -16,7 +16,8 @@ from vitdeploy.pipeline.stages import compile as stage
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate
 from vitdeploy.pipeline.stages.typed import place_typed
 from vitdeploy.pipeline.subjects import compile_bundle
-from vitdeploy.runtime import tensorrt_identity
+from vitdeploy.runtime import tensorrt, tensorrt_api
+from vitdeploy.runtime.backend import loads_here
 from vitdeploy.runtime.trust import register
 from vitdeploy.spec import EngineSpec
 
@@ -34,7 +35,7 @@ def given(monkeypatch):
         graphs.append(onnx.load(graph).graph)
         raise Built
 
-    monkeypatch.setattr(stage, "tensorrt_version", lambda: "10.3.0")
+    monkeypatch.setattr(tensorrt_api, "require", lambda: "10.3.0")
     monkeypatch.setattr(stage, "compile_engine", build)
     return graphs
 
@@ -82,15 +83,15 @@ def test_every_release_takes_what_is_placed_for_it(small_export, calibrated, tmp
 
 def test_a_plan_is_loaded_where_it_was_built_or_signed_and_built_anew_elsewhere(tmp_path, monkeypatch):
     here = {"tensorrt": "10.3.0", "gpu": "a GPU", "compute_capability": "9.0", "driver": "550", "os": "Linux x86_64"}
-    monkeypatch.setattr(tensorrt_identity, "fingerprint", lambda: here)
+    monkeypatch.setattr(tensorrt, "fingerprint", lambda: here)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "engine.plan").write_bytes(b"a plan")
     digest = file_sha256(tmp_path / "engine.plan")
     engine = EngineSpec("tensorrt", "fp16", "graph.onnx", ("engine.plan",), 1, False, "", (), (), device=here)
     other = dataclasses.replace(engine, device={**here, "gpu": "another GPU"})
-    assert not stage.loads_here(tmp_path, engine, ())
-    assert stage.loads_here(tmp_path, engine, {digest}) and not stage.loads_here(tmp_path, other, {digest})
+    assert not loads_here(tmp_path, engine, ())
+    assert loads_here(tmp_path, engine, {digest}) and not loads_here(tmp_path, other, {digest})
     register(digest, {})
-    assert stage.loads_here(tmp_path, engine, ()) and not stage.loads_here(tmp_path, other, ())
+    assert loads_here(tmp_path, engine, ()) and not loads_here(tmp_path, other, ())
     on_cpu = dataclasses.replace(engine, target="openvino-cpu", files=())
-    assert stage.loads_here(tmp_path, on_cpu, ())
+    assert loads_here(tmp_path, on_cpu, ())

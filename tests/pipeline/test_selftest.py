@@ -9,6 +9,7 @@ import torch
 from tests import forked
 from tests.command_line import command_line
 from tests.sabotage import sabotage_int8
+from vitdeploy.backends import TARGETS
 from vitdeploy.bench import process
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.errors import CapabilityError
@@ -21,7 +22,6 @@ from vitdeploy.pipeline.selftest.cases import Case, default_cases
 from vitdeploy.pipeline.selftest.run import REPORT_NAMES, run_selftest
 from vitdeploy.pipeline.selftest.torch_worker import make_runner
 from vitdeploy.runtime import nvidia
-from vitdeploy.spec import TARGETS
 from vitdeploy.store.store import Store
 
 CPU = "onnxruntime-cpu"

@@ -1,5 +1,6 @@
 """INT8 of a real trained model: both engines against a float simulation of their placement, answers, and memory."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -23,7 +24,7 @@ from vitdeploy.pipeline.stages.export import ExportConfig, export
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
 from vitdeploy.pipeline.stages.typed import place_typed
 from vitdeploy.quantize import place_openvino
-from vitdeploy.quantize.placement import backend_of
+from vitdeploy.quantize.backend import QUANTIZE
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import load_image
@@ -94,7 +95,8 @@ def target(request):
 @pytest.fixture
 def simulation(tmp_path_factory, monkeypatch, folder, images, target):
     """The layers that both targets quantize, fake-quantized: Q/DQ, with what is worth an operator to the target."""
-    monkeypatch.setattr(place_openvino, "GAIN_THRESHOLD", backend_of(target).GAIN_THRESHOLD)
+    row = dataclasses.replace(place_openvino.BACKEND, gain_threshold=QUANTIZE[target].gain_threshold)
+    monkeypatch.setattr(place_openvino, "BACKEND", row)
     graph = placed(folder, tmp_path_factory.mktemp("simulation"), "openvino-cpu", FLOAT)
     return simulated_logits(graph, images[:SIMULATED_IMAGES])
 

@@ -10,6 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from tests.targets import CPU_TARGETS
+from vitdeploy.backends import TARGETS
 from vitdeploy.compile.engine import compile_engine
 from vitdeploy.data.folder import split
 from vitdeploy.data.pixels import batches
@@ -24,7 +25,7 @@ from vitdeploy.quantize.ranges import Range, activation_scale
 from vitdeploy.quantize.scores import separate_scores
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.openvino import OpenVinoRunner
-from vitdeploy.spec import TARGETS, PreprocessSpec
+from vitdeploy.spec import PreprocessSpec
 
 DEPTH = 2
 LINEARS = [f"blocks.{i}.{part}" for i in range(DEPTH) for part in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")]

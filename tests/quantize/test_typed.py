@@ -6,6 +6,7 @@ import pytest
 
 from tests.graph.small_graphs import Builder, difference, random_feeds, run
 from tests.graph.test_rotation import vit
+from vitdeploy.backends import TARGETS
 from vitdeploy.data.folder import split
 from vitdeploy.errors import CapabilityError, DataError, GraphError
 from vitdeploy.graph.half.emulated import emulate
@@ -19,7 +20,7 @@ from vitdeploy.quantize.extremes import Extremes, with_extremes
 from vitdeploy.quantize.half import HEADROOM, LARGEST, LIMIT, HalfPlan, plan_half
 from vitdeploy.quantize.place_tensorrt import _grid, write
 from vitdeploy.quantize.ranges import Range, quantize_weight
-from vitdeploy.spec import TARGETS, PreprocessSpec
+from vitdeploy.spec import PreprocessSpec
 
 TYPED = [name for name, row in TARGETS.items() if row.typed]
 PIXELS = PreprocessSpec(8, (8, 8), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))

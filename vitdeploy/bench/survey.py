@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from vitdeploy.backends import TARGETS
 from vitdeploy.bench.candidate import BenchCandidate
 from vitdeploy.bench.context import Context, LeftOut, Memory, Profile, Rate
 from vitdeploy.bench.protocol import Protocol
@@ -19,10 +20,10 @@ from vitdeploy.bench.results import BenchRun
 from vitdeploy.bench.run import started
 from vitdeploy.bench.session import Progress
 from vitdeploy.errors import VitdeployError, WorkerError
+from vitdeploy.runtime.backend import RUNTIME
 from vitdeploy.runtime.host import usable_cores
 from vitdeploy.runtime.interpreter import module_argv
-from vitdeploy.runtime.openvino import float_precision
-from vitdeploy.spec import TARGETS, EngineSpec, decode
+from vitdeploy.spec import EngineSpec, decode
 
 SURVEY_WORKER = module_argv("vitdeploy.bench.survey_worker")
 # Seconds for the memory, each rate and each profile: a share of what a scenario takes, so that a quick bench stays one.
@@ -106,7 +107,7 @@ def _named(candidate: BenchCandidate) -> dict[str, Any]:
 
 def precisions_of(engine: EngineSpec) -> set[str]:
     """The precisions that the products of an engine run in: its weights' own, and that of what multiplies none."""
-    return {*engine.kernels, float_precision(engine.options)}
+    return {*engine.kernels, RUNTIME[engine.target].float_precision(engine.options)}
 
 
 def _answers(asks: Sequence[Ask], timeout: float, tell: Callable[[Ask], None]) -> list[Any]:

@@ -28,6 +28,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
+from vitdeploy.backends import TARGETS
 from vitdeploy.bench import probes
 from vitdeploy.bench.energy import EnergyMeter, GpuMeter, Meter
 from vitdeploy.bench.load import Load, PoissonLoad, back_to_back
@@ -36,7 +37,7 @@ from vitdeploy.bench.stages import ImageStages
 from vitdeploy.errors import TensorError, VitdeployError
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.spec import TARGETS, EngineSpec, TensorSpec, decode
+from vitdeploy.spec import EngineSpec, TensorSpec, decode
 
 SEED = 0
 MIN_QUERIES = 3

@@ -12,7 +12,7 @@ Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 def complete_targets(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """The targets; with "auto", where that is the option's default."""
-    from vitdeploy.spec import TARGETS
+    from vitdeploy.backends import TARGETS
 
     auto = ["auto"] if param.default == "auto" else []
     return [CompletionItem(name) for name in (*auto, *TARGETS) if name.startswith(incomplete)]

@@ -44,9 +44,10 @@ def command(console: Console, target: str | None) -> None:
     if target is not None:
         _examine(console, target)
         return
+    from vitdeploy.backends import TARGETS
     from vitdeploy.compile.probe import probe_target
     from vitdeploy.runtime.host import VNNI, describe_host, saturates
-    from vitdeploy.spec import TARGETS
+    from vitdeploy.spec import encode
 
     host = describe_host()
     packages = {name: _version(name) for names in PACKAGES.values() for name in names}
@@ -59,10 +60,10 @@ def command(console: Console, target: str | None) -> None:
         lines.append("works    VNNI: INT8 weights are made with 8 bits")
     for name, found in targets.items():
         # A target whose device is not there is no fault of this machine.
-        state = "works" if found["works"] else "missing" if found["fix"] else "absent"
-        lines.append(f"{state:<7}  {name:<20} {found['detail']}")
-        if found["fix"]:
-            lines.append(f"         fix: {found['fix']}")
+        state = "works" if found.works else "missing" if found.fix else "absent"
+        lines.append(f"{state:<7}  {name:<20} {found.detail}")
+        if found.fix:
+            lines.append(f"         fix: {found.fix}")
     if missing:
         lines += [
             f"missing  export, quantize, verify, run: {', '.join(missing)}",
@@ -70,7 +71,7 @@ def command(console: Console, target: str | None) -> None:
         ]
     else:
         lines.append("works    export, quantize, verify, run")
-    document: dict[str, Any] = {"host": host, "packages": packages, "targets": targets, "export": not missing}
+    document: dict[str, Any] = {"host": host, "packages": packages, "targets": encode(targets), "export": not missing}
     console.finish(document, lines, None)
 
 

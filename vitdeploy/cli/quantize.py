@@ -83,11 +83,13 @@ def command(
     """
     import tempfile
 
-    from vitdeploy.pipeline.capability import check_placed, require_runtime
+    from vitdeploy.backends import TARGETS
+    from vitdeploy.pipeline.capability import check_placed
     from vitdeploy.pipeline.early import check_data
     from vitdeploy.pipeline.stages.files import MODEL_FILE, OUTPUT_NAMES, copy_labels, find_graph, is_ours
     from vitdeploy.publish import check_replaceable, replacing
-    from vitdeploy.spec import TARGETS, Budget
+    from vitdeploy.runtime.backend import require_runtime
+    from vitdeploy.spec import Budget
 
     if precision != "mixed" and (min_agreement is not None or latency_table is not None):
         raise click.UsageError("--min-agreement and --latency-table need --precision mixed.")

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from vitdeploy.backends import TARGETS
+from vitdeploy.compile.backend import CompileBackend, CompileRequest, TargetState
 from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime import ort
 from vitdeploy.runtime.host import describe_host
@@ -20,11 +22,12 @@ from vitdeploy.runtime.ort_profile import (
     precision_of,
     run_profiled,
 )
-from vitdeploy.spec import EngineSpec, Precision, TensorSpec
+from vitdeploy.spec import EngineSpec, TensorSpec
 
 
-def compile_graph(graph: Path, precision: Precision, batch: int) -> EngineSpec:
+def compile_graph(request: CompileRequest) -> EngineSpec:
     """The engine of a placement: the file itself is what ONNX Runtime loads."""
+    graph, batch = request.graph, request.batch
     with ort.OnnxRuntimeRunner(graph, name="probe") as dynamic:
         dynamic_batch = isinstance(dynamic.inputs[0].shape[0], str)
     with ort.OnnxRuntimeRunner(graph, name="probe", batch=batch) as runner:
@@ -36,8 +39,8 @@ def compile_graph(graph: Path, precision: Precision, batch: int) -> EngineSpec:
             "part of the graph ran on another provider", found=", ".join(map(str, providers)), wanted=ort.CPU_PROVIDER
         )
     return EngineSpec(
-        target="onnxruntime-cpu",
-        precision=precision,
+        target=request.target,
+        precision=request.precision,
         graph=graph.name,
         files=engine_files(graph),
         batch=batch,
@@ -81,3 +84,16 @@ def _between_activations(event: Event) -> bool:
     """Attention's products: both operands have a batch axis. A constant weight has two axes, or is packed away."""
     ranks = [len(shape) for entry in event["args"].get("input_type_shape", []) for shape in entry.values()]
     return sum(rank >= 3 for rank in ranks) >= 2
+
+
+def probe(target: str) -> TargetState:
+    """The provider is there."""
+    runtime = ort.require()
+    if ort.CPU_PROVIDER not in runtime.get_available_providers():
+        raise RuntimeError(f"{ort.CPU_PROVIDER} is not among {runtime.get_available_providers()}")
+    usable = TARGETS[target].precisions
+    detail = f"{runtime.__version__}, {ort.CPU_PROVIDER} is there; {', '.join(usable)}"
+    return TargetState(True, runtime.__version__, usable, detail, "")
+
+
+BACKEND = CompileBackend(compile_graph, probe)

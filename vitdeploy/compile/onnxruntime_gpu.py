@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
+from vitdeploy.backends import TARGETS
+from vitdeploy.compile.backend import CompileBackend, CompileRequest
 from vitdeploy.compile.onnxruntime import blank, count_kernels, engine_files
+from vitdeploy.compile.probe_nvidia import findings, probe
 from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime import ort, ort_gpu
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.nvidia import describe_gpu
 from vitdeploy.runtime.ort_profile import run_profiled
-from vitdeploy.spec import TARGETS, EngineSpec, Precision
+from vitdeploy.spec import EngineSpec, Precision
 
 SHAPE_TYPES = {"int32", "int64", "bool"}
 SHOWN_NODES = 5
 
 
-def compile_graph(graph: Path, target: str, precision: Precision, batch: int) -> EngineSpec:
+def compile_graph(request: CompileRequest) -> EngineSpec:
     """The engine of a placement: the file itself is what ONNX Runtime loads, as it is typed.
 
     The TensorRT provider shows its engine as one node: `kernels` is empty there, and the graph's own types, which a
@@ -29,6 +31,7 @@ def compile_graph(graph: Path, target: str, precision: Precision, batch: int) ->
             shapes ran on another provider; or no layer ran in `precision`.
         EngineError: ONNX Runtime refuses the graph, or fails on it.
     """
+    graph, target, precision, batch = request.graph, request.target, request.precision, request.batch
     gpu = describe_gpu()
     # A session holds its weights on the GPU: this one goes before the next comes.
     dynamic = _has_dynamic_batch(ort_gpu.open_session(graph, target, batch=None, capture=False, strict=False))
@@ -100,3 +103,10 @@ def shape_nodes(events: Sequence[dict[str, Any]], provider: str) -> list[str]:
 def _computes_shapes(event: dict[str, Any]) -> bool:
     outputs = [item for entry in event["args"].get("output_type_shape", []) for item in entry.items()]
     return bool(outputs) and all(kind in SHAPE_TYPES and len(shape) <= 1 for kind, shape in outputs)
+
+
+def _not_checked(engine: EngineSpec, asked: Precision, placed: int) -> None:
+    """`compile_graph` has checked what can be known."""
+
+
+BACKEND = CompileBackend(compile_graph, probe, examine=findings, check_ran=_not_checked)

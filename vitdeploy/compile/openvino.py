@@ -7,9 +7,12 @@ Half precision is the plugin's INFERENCE_PRECISION_HINT, always set: the plugin 
 from __future__ import annotations
 
 import collections
-from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from vitdeploy.backends import TARGETS
+from vitdeploy.compile.backend import CompileBackend, CompileRequest, TargetState
 from vitdeploy.errors import CapabilityError, EngineError
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.openvino import (
@@ -20,14 +23,15 @@ from vitdeploy.runtime.openvino import (
     require,
     set_batch,
 )
-from vitdeploy.spec import EngineSpec, Precision
+from vitdeploy.spec import EngineSpec
 
 IR_FILES = ("model.xml", "model.bin")
 CAPABILITIES = {"fp16": "FP16", "bf16": "BF16", "int8": "INT8", "mixed": "INT8"}
 
 
-def compile_graph(graph: Path, precision: Precision, batch: int) -> EngineSpec:
+def compile_graph(request: CompileRequest) -> EngineSpec:
     """The engine of a placement, which is turned into `model.xml` and `model.bin` beside it."""
+    graph, precision, batch = request.graph, request.precision, request.batch
     openvino = require()
     core = openvino.Core()
     require_precision(precision)
@@ -43,7 +47,7 @@ def compile_graph(graph: Path, precision: Precision, batch: int) -> EngineSpec:
     with OpenVinoRunner(graph.parent / IR_FILES[0], name="probe", batch=batch, options=options) as runner:
         assert isinstance(runner, OpenVinoRunner)
         return EngineSpec(
-            target="openvino-cpu",
+            target=request.target,
             precision=precision,
             graph=graph.name,
             files=IR_FILES,
@@ -80,3 +84,21 @@ def _kernels(compiled: Any) -> dict[str, int]:
             precision = info["runtimePrecision"].value
             counts[KERNEL_PRECISIONS.get(precision, precision)] += 1
     return dict(sorted(counts.items()))
+
+
+def probe(target: str) -> TargetState:
+    """A graph of one Relu is compiled and run."""
+    openvino = require()
+    core = openvino.Core()
+    capabilities = {each.lower() for each in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")}
+    parameter = openvino.opset13.parameter([2], np.float32)
+    model = openvino.Model([openvino.opset13.relu(parameter)], [parameter], "probe")
+    result = core.compile_model(model, "CPU")([np.array([-1.0, 2.0], np.float32)])[0]
+    if result.tolist() != [0.0, 2.0]:
+        raise RuntimeError(f"a probe gave {result.tolist()} instead of [0.0, 2.0]")
+    version = openvino.get_version().split("-")[0]
+    usable = tuple(p for p in TARGETS[target].precisions if ("int8" if p == "mixed" else p) in capabilities)
+    return TargetState(True, version, usable, f"{version}, a probe ran on the CPU; {', '.join(usable)}", "")
+
+
+BACKEND = CompileBackend(compile_graph, probe, require_precision=require_precision, files=IR_FILES)

@@ -12,11 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
+from vitdeploy.backends import TARGETS
+from vitdeploy.compile.backend import TargetState
 from vitdeploy.compile.finding import Finding
 from vitdeploy.errors import VitdeployError
 from vitdeploy.runtime import ort_gpu, tensorrt_api
 from vitdeploy.runtime.nvidia import Driver, find_driver
-from vitdeploy.spec import TARGETS
 
 # TensorRT's versions whose API the back end is checked against; JetPack 6 has 10.3.
 OLDEST, NEWEST = (10, 3), (11,)
@@ -38,6 +39,19 @@ def findings(target: str) -> list[Finding]:
     driver, missing = _driver()
     steps = _tensorrt(driver) if target == "tensorrt" else _onnxruntime(target, driver)
     return [*_gpu(driver, missing), *steps]
+
+
+def probe(target: str) -> TargetState:
+    """Without a driver there is nothing to fix: this is a machine of another kind."""
+    found = findings(target)
+    missing = next((each for each in found if not each.ok), None)
+    if missing is None:
+        usable = precisions(target)
+        shown = "; ".join(each.detail for each in found if each.name in ("GPU", "TensorRT version", "onnxruntime-gpu"))
+        return TargetState(True, None, usable, f"{shown}; {', '.join(usable)}", "")
+    if missing is found[0]:
+        return TargetState(False, None, (), f"not here: {missing.detail}", "")
+    return TargetState(False, None, (), f"{missing.name}: {missing.detail}", missing.fix)
 
 
 def precisions(target: str) -> tuple[str, ...]:

@@ -7,19 +7,20 @@ command along, and a file of ours either is not there or is complete. What was b
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 from vitdeploy.bundle.read import file_sha256
+from vitdeploy.compile.backend import CompileBackend, CompileRequest
 from vitdeploy.compile.child import run_child
-from vitdeploy.errors import DigestError, TargetError
+from vitdeploy.compile.probe_nvidia import findings, probe
+from vitdeploy.errors import CapabilityError, DigestError, TargetError
 from vitdeploy.runtime import cuda, tensorrt_api
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.interpreter import module_argv
 from vitdeploy.runtime.private import private_folder
-from vitdeploy.runtime.profiles import Batches
+from vitdeploy.runtime.profiles import Batches, Profile, plan_profiles
 from vitdeploy.runtime.tensorrt_identity import HARDWARE, VERSIONS
 from vitdeploy.runtime.trust import register
 from vitdeploy.spec import EngineSpec, Precision, TensorSpec, decode, encode
@@ -30,8 +31,6 @@ TIMINGS = "tensorrt-timings"
 BUILDER = module_argv("vitdeploy.compile.tensorrt_build")
 # Batches that an engine with a dynamic batch runs at beside the one that it is built for.
 FURTHER_BATCHES = 8
-
-Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -77,18 +76,8 @@ class BuildResult:
     kernels: dict[str, int]
 
 
-def compile_graph(
-    graph: Path,
-    precision: Precision,
-    batch: int,
-    *,
-    options: BuildOptions | None = None,
-    progress: Progress = lambda text, done, total: None,
-) -> EngineSpec:
+def compile_graph(request: CompileRequest) -> EngineSpec:
     """The engine of a placement: `engine.plan` beside it, and `layers.json`, what TensorRT made of its layers.
-
-    Args:
-        options: by default those of BuildOptions.
 
     Raises:
         MissingPackageError, CapabilityError: no TensorRT, cuda-python, driver or GPU here.
@@ -98,27 +87,27 @@ def compile_graph(
         WorkerError: the building process died.
         TargetError: a dynamic axis without a range, or no profile that holds `batch`.
     """
-    options = options or BuildOptions()
+    graph, batch, options = request.graph, request.batch, request.build or BuildOptions()
     if not options.batches:
         options = replace(options, batches=default_batches(batch))
     _check_batch(batch, options.batches)
     tensorrt_api.require()
     cuda.describe_device()
-    request = BuildRequest(
+    job = BuildRequest(
         str(graph.absolute()),
         str(graph.parent.absolute()),
         str(private_folder(TIMINGS)),
         batch,
         options,
     )
-    result = decode(BuildResult, run_child(BUILDER, encode(request), "the TensorRT build", progress))
+    result = decode(BuildResult, run_child(BUILDER, encode(job), "the TensorRT build", request.progress))
     plan = graph.parent / PLAN_FILE
     if file_sha256(plan) != result.sha256:
         raise DigestError(f"{plan} is not what was built", fix="build it again")
     register(result.sha256, {"built_as": f"{graph.parent.name}/{PLAN_FILE}", **result.device})
     return EngineSpec(
-        target="tensorrt",
-        precision=precision,
+        target=request.target,
+        precision=request.precision,
         graph=graph.name,
         files=(PLAN_FILE, LAYERS_FILE),
         batch=batch,
@@ -146,3 +135,32 @@ def default_batches(batch: int, further: int = FURTHER_BATCHES) -> tuple[Batches
     """One profile for just this batch, and one for all up to the larger of it and `further`."""
     largest = max(batch, further)
     return (batch, batch, batch), (1, largest, largest)
+
+
+def profiles(inputs: Sequence[TensorSpec], build: BuildOptions | None, batch: int) -> Sequence[Profile]:
+    """The optimisation profiles of an engine; errors as `plan_profiles`."""
+    options = build or BuildOptions()
+    return plan_profiles(inputs, options.batches or default_batches(batch), options.sizes)
+
+
+def check_typed(engine: EngineSpec, asked: Precision, placed: int) -> None:
+    """TensorRT computes in the types that the graph has, of which some may be wider than what was asked for.
+
+    Of INT8 and FP8 the engine must have as many layers as were placed. A layer that the engine does not name is
+    "unknown": it is recorded as such and refuses nothing.
+    """
+    quantized = asked in ("int8", "fp8")
+    ran = engine.kernels.get(asked, 0)
+    unknown = engine.kernels.get("unknown", 0)
+    if ran + unknown < (max(1, placed) if quantized else 1):
+        raise CapabilityError(
+            f"tensorrt did not run the graph in {asked}",
+            found=f"{ran} layers in {asked}, {unknown} that the engine does not name: {engine.kernels}",
+            wanted=f"at least {max(1, placed) if quantized else 1} in {asked}",
+            fix="layers.json beside the plan lists every layer; `vitdeploy inspect GRAPH --target tensorrt` the rules",
+        )
+
+
+BACKEND = CompileBackend(
+    compile_graph, probe, examine=findings, check_ran=check_typed, files=(PLAN_FILE, LAYERS_FILE), profiles=profiles
+)

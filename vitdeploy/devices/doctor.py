@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from vitdeploy.backends import TARGETS
 from vitdeploy.devices.agent.documents import Probe
 from vitdeploy.devices.registry import Device
 from vitdeploy.devices.transport import shell
 from vitdeploy.devices.wheels import RUNTIMES, newest, pair
-from vitdeploy.spec import TARGETS
 
 BASE = ("numpy", "pillow")
 

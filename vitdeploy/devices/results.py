@@ -10,16 +10,13 @@ from vitdeploy.bench.context import LONGEST_NAME, MOST_FUSED, Context
 from vitdeploy.bench.protocol import Protocol, parse_scenario
 from vitdeploy.bench.results import BenchRun, Entry
 from vitdeploy.bundle.read import ENGINE_OPTIONS
-from vitdeploy.compile.openvino import IR_FILES
-from vitdeploy.compile.tensorrt import LAYERS_FILE, PLAN_FILE
+from vitdeploy.compile.backend import COMPILE
 from vitdeploy.devices.agent.documents import FORMAT, Failure, Job, Placed, Probe, Result, Status
 from vitdeploy.devices.agent.stream import StreamError, read_json
 from vitdeploy.devices.call import printable
 from vitdeploy.errors import DeviceResultError, VitdeployError, error_with_code
 from vitdeploy.spec import DecodeError, EngineSpec, T, decode
 
-# The files of an engine that are not the graphs which it was made of.
-PRODUCTS = {*IR_FILES, PLAN_FILE, LAYERS_FILE}
 # What a device may say of each kind of number: a query of an hour is none.
 LONGEST_SECONDS = 24 * 3600.0
 # Operations or bytes a second, far beyond any machine; layers, and runs, of any model.
@@ -129,7 +126,11 @@ def check_engine(device: str, engine: EngineSpec, asked: Placed) -> EngineSpec:
     if [part.part for part in engine.parts] != parts or not engine.inputs or not engine.outputs:
         raise refuse(device, "an engine of other parts", [part.part for part in engine.parts], parts)
     # Compilers leave each graph's weights beside it, under the name that the graph has for them.
-    own = {"graph.onnx", *PRODUCTS, *(f"{graph.file.rpartition('/')[2]}.data" for graph in asked.graphs)}
+    own = {
+        "graph.onnx",
+        *COMPILE[asked.target].files,
+        *(f"{graph.file.rpartition('/')[2]}.data" for graph in asked.graphs),
+    }
     allowed = {f"{part}/{name}" for part in parts for name in own} if parts else own
     named = {name for part in (engine, *engine.parts) for name in (part.graph, *part.files)}
     options = {name for part in (engine, *engine.parts) for name in part.options}

@@ -136,3 +136,11 @@ def _per_channel(value: ir.Value | None, axis: int, channels: int) -> Vector | N
     if array.size not in (1, channels) or shape[axis] != array.size:
         return None
     return np.broadcast_to(array.astype(np.float64).ravel(), (channels,))
+
+
+def takes_pixels(linear: Linear) -> bool:
+    """The layer reads uint8 pixels, cast to float and nothing else."""
+    source: ir.Value | None = linear.input
+    while source is not None and (move := source.producer()) is not None and move.op_type in ("Cast", "Transpose"):
+        source = move.inputs[0]
+    return source is not None and source.dtype == ir.DataType.UINT8

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib.util
-
-from vitdeploy.compile.openvino import require_precision
-from vitdeploy.errors import CapabilityError, MissingPackageError, TargetError
-from vitdeploy.runtime.ort_gpu import PROVIDERS, require_provider
-from vitdeploy.spec import TARGETS
+from vitdeploy.backends import TARGETS
+from vitdeploy.compile.backend import COMPILE
+from vitdeploy.errors import CapabilityError
+from vitdeploy.runtime.backend import require_runtime
 
 # What stands in a graph: `quantize` makes it. The other precisions are those of `compile`.
 _QUANTIZED = ("int8", "mixed", "fp8")
@@ -16,13 +13,7 @@ _QUANTIZED = ("int8", "mixed", "fp8")
 
 def check_target(target: str) -> None:
     """Raise TargetError where no target has that name."""
-    if target not in TARGETS:
-        near = difflib.get_close_matches(target, TARGETS, n=1)
-        raise TargetError(
-            f"no target is called {target!r}",
-            wanted=", ".join(TARGETS),
-            fix=f"did you mean {near[0]}?" if near else "`vitdeploy doctor` says which work on this machine",
-        )
+    TARGETS[target]
 
 
 def check_engine(name: str) -> None:
@@ -51,9 +42,8 @@ def check_placed(target: str, precision: str) -> None:
     check_target(target)
     row = TARGETS[target]
     if precision in ("fp16", "bf16") and not row.typed and precision in row.precisions:
-        if target == "openvino-cpu":  # whose fix is one only where this CPU has it
-            require_runtime(target)
-            require_precision(precision)
+        require_runtime(target)  # compiling is a fix only where this machine has the precision
+        COMPILE[target].require_precision(precision)
         raise CapabilityError(
             f"{target} has {precision} as a setting of its runtime, not in the graph",
             found=f"--precision {precision}",
@@ -64,26 +54,12 @@ def check_placed(target: str, precision: str) -> None:
 
 
 def require_target(target: str, precision: str) -> None:
-    """The target has the precision, its runtime is here, and this CPU has it where that is OpenVINO's to say.
+    """The target has the precision, its runtime is here, and runs the precision on this machine.
 
     Raises:
         TargetError, CapabilityError, MissingPackageError.
     """
     check_precision(target, precision)
     require_runtime(target)
-    if target == "openvino-cpu" and precision in ("fp16", "bf16"):
-        require_precision(precision)
-
-
-def require_runtime(target: str) -> None:
-    """The target's runtime is here, as far as can be said without running anything.
-
-    Raises:
-        MissingPackageError: it is not installed.
-        CapabilityError: this build of it does not have the target's provider.
-    """
-    row = TARGETS[target]  # a back end is called as its module
-    if importlib.util.find_spec(row.backend) is None:
-        raise MissingPackageError(row.package, row.extra, f"the target {target}", target if row.device == "GPU" else "")
-    if target in PROVIDERS:
-        require_provider(target)
+    if precision in ("fp16", "bf16"):
+        COMPILE[target].require_precision(precision)

@@ -21,9 +21,10 @@ from vitdeploy.pipeline.placement import PlacedGraphs, place_graphs
 from vitdeploy.pipeline.stages.files import is_ours, known_labels
 from vitdeploy.pipeline.subjects import DEFAULT_TARGET, find_graph, graph_metadata
 from vitdeploy.pipeline.tasks.adapter import Setting
+from vitdeploy.runtime.backend import engine_is_code
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.labels import number_of_classes, read_labels
-from vitdeploy.spec import TARGETS, EngineSpec, Manifest
+from vitdeploy.spec import EngineSpec, Manifest
 
 
 @dataclass(frozen=True)
@@ -93,5 +94,5 @@ def _of_engine(folder: Path, manifest: Manifest, engine: EngineSpec, labels: tup
     files = {part.part: folder / part.graph for part in engine.parts or (engine,)}
     precision = graph_metadata(next(iter(files.values()))).precision or "fp32"  # what it was placed for
     placed = Placed(name, engine.target, precision, engine.batch, (), engine.sequence, engine.weight_bits)
-    built = TARGETS[engine.target].backend == "tensorrt" and not engine.parts
+    built = engine_is_code(engine) and not engine.parts
     return DeviceArtifact(name, setting, ship(placed, _counted(files), (engine, folder) if built else None))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.compile.tensorrt import BuildOptions
 from vitdeploy.errors import TargetError
@@ -23,7 +24,7 @@ from vitdeploy.graph.tensorrt.pixels import cast_pixels_first
 from vitdeploy.pipeline.stages.compile import check_task
 from vitdeploy.pipeline.stages.files import graphs_in, known_labels
 from vitdeploy.pipeline.stages.quantize import check_precision
-from vitdeploy.spec import TARGETS, EngineSpec, GraphSpec, Manifest, Precision
+from vitdeploy.spec import EngineSpec, GraphSpec, Manifest, Precision
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from vitdeploy.backends import TARGETS
+from vitdeploy.compile.backend import COMPILE
 from vitdeploy.pipeline.examples import choose
 from vitdeploy.pipeline.job import Job, tool_versions
 from vitdeploy.pipeline.progress import Progress
@@ -21,10 +23,9 @@ from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_gra
 from vitdeploy.pipeline.stages.search import SearchConfig, find_mixed, read_mixed
 from vitdeploy.pipeline.stages.typed import place_typed
 from vitdeploy.pipeline.tasks.adapter import ImageKit
+from vitdeploy.runtime.backend import RUNTIME
 from vitdeploy.runtime.host import describe_host
-from vitdeploy.runtime.nvidia import describe_gpu
-from vitdeploy.runtime.tensorrt_identity import fingerprint
-from vitdeploy.spec import TARGETS, Precision, encode
+from vitdeploy.spec import Precision, encode
 from vitdeploy.store.store import Artifact
 
 Folders = Mapping[str, Artifact]
@@ -218,7 +219,7 @@ def _place(job: Job, candidate: Candidate) -> Step:
 
 def _compile(job: Job, candidate: Candidate) -> Step:
     batch = job.recipe.engine_batch
-    build = job.recipe.to_build() if TARGETS[candidate.target].backend == "tensorrt" else None
+    build = job.recipe.to_build() if COMPILE[candidate.target].profiles is not None else None
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         progress(candidate.step("compile"), 0, 1)
@@ -319,8 +320,5 @@ def target_tools(target: str) -> dict[str, str]:
     Raises:
         MissingPackageError, EngineError, CapabilityError: no usable TensorRT or GPU, where the target needs them.
     """
-    row = TARGETS[target]
-    tools = {**tool_versions((row.package,)), "host": str(describe_host())}
-    if row.device != "GPU":
-        return tools
-    return {**tools, **(fingerprint() if row.backend == "tensorrt" else describe_gpu())}
+    tools = {**tool_versions((TARGETS[target].package,)), "host": str(describe_host())}
+    return {**tools, **RUNTIME[target].describe_device()}

@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from vitdeploy.backends import TARGETS
 from vitdeploy.bench.protocol import parse_scenario
 from vitdeploy.compile.tensorrt import BuildOptions, default_batches
 from vitdeploy.errors import MissingFileError, RecipeError
 from vitdeploy.models.names import graph_folder, is_built_in
 from vitdeploy.pipeline.section import Positive, Section
 from vitdeploy.pipeline.tensorrt_section import TensorRtSection
-from vitdeploy.spec import TARGETS, Budget, CropRounding, Fit, Interpolation, PostprocessSpec, Precision, PreprocessSpec
+from vitdeploy.spec import Budget, CropRounding, Fit, Interpolation, PostprocessSpec, Precision, PreprocessSpec
 
 if TYPE_CHECKING:
     from vitdeploy.graph.optimize import OptimizeOptions

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from vitdeploy.backends import TARGETS
 from vitdeploy.bench.candidate import BenchCandidate, engine_candidate
 from vitdeploy.bundle.read import is_bundle, read_bundle, verify_files
 from vitdeploy.bundle.sign import signed_by, signed_digests
@@ -31,10 +32,11 @@ from vitdeploy.pipeline.measure import original_candidate
 from vitdeploy.pipeline.placement import bundle_of, place_graphs
 from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.reference_model import find_reference_model, reference_runner
-from vitdeploy.pipeline.stages.compile import compile_graphs, loads_here, read_engine
+from vitdeploy.pipeline.stages.compile import compile_graphs, read_engine
 from vitdeploy.pipeline.stages.files import MODEL_FILE, is_ours, known_labels
 from vitdeploy.pipeline.stages.files import find_graph as find_graph
 from vitdeploy.pipeline.tasks.adapter import Setting
+from vitdeploy.runtime.backend import engine_is_code, loads_here
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import describe_host
@@ -42,7 +44,7 @@ from vitdeploy.runtime.labels import number_of_classes, read_labels
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.weight_bits import weight_remarks
-from vitdeploy.spec import TARGETS, EngineSpec, Manifest, encode
+from vitdeploy.spec import EngineSpec, Manifest, encode
 
 DEFAULT_TARGET = "onnxruntime-cpu"
 REBUILT = "{} was built again, of the bundle's graph: its plan is not of this user and this machine."
@@ -205,8 +207,7 @@ def find_bundle(text: str, *, target: str | None, work: Path) -> Path | None:
 def _bundle_subjects(folder: Path, target: str | None, work: Path, trust: Path | None) -> list[Subject]:
     manifest, labels = _opened_bundle(folder, trust)
     chosen = select_engines(manifest, target or "auto")
-    plans = any(TARGETS[engine.target].backend == "tensorrt" for engine in chosen)
-    signed = signed_digests(folder, trust) if plans else frozenset()
+    signed = signed_digests(folder, trust) if any(map(engine_is_code, chosen)) else frozenset()
     subjects = []
     for engine in chosen:
         subject = _engine_subject(folder, manifest, engine, labels, trust)

@@ -11,7 +11,7 @@ from vitdeploy.bench.candidate import BenchCandidate
 from vitdeploy.errors import VitdeployError
 from vitdeploy.graph.io import load_graph
 from vitdeploy.graph.work import Work, count_work
-from vitdeploy.runtime.openvino import float_precision
+from vitdeploy.runtime.backend import RUNTIME
 from vitdeploy.spec import EngineSpec, decode
 
 
@@ -36,7 +36,8 @@ def work_of(graph: Path, engine: EngineSpec, batch: int) -> Work | str:
     except VitdeployError as error:
         return f"{error.message}: {error.found}"
     # Half precision that is a setting of the runtime stands in no graph.
+    float_precision = RUNTIME[engine.target].float_precision(engine.options)
     flops = Counter[str]()
     for precision, count in work.flops.items():
-        flops[float_precision(engine.options) if precision == "fp32" else precision] += count
+        flops[float_precision if precision == "fp32" else precision] += count
     return dataclasses.replace(work, flops=dict(flops))

@@ -8,7 +8,7 @@ float: there is no INT8 convolution with a float output.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import onnx_ir as ir
@@ -16,10 +16,11 @@ import onnx_ir as ir
 from vitdeploy.graph.linears import Linear, find_linears
 from vitdeploy.graph.names import Names
 from vitdeploy.quantize.attention_onnxruntime import DOMAIN, fuse_attention
+from vitdeploy.quantize.backend import PlacementBackend
 from vitdeploy.quantize.channel_split import GainThreshold
 from vitdeploy.quantize.insert import Quantizers
 from vitdeploy.quantize.ranges import QuantizedWeight, Range
-from vitdeploy.quantize.scores import Scores, separate_scores
+from vitdeploy.quantize.scores import separate_scores
 
 # A Mul and an Add behind an activation are passes over memory of their own.
 GAIN_THRESHOLD = GainThreshold(scale=2.0, copies=3.0)
@@ -28,11 +29,6 @@ GAIN_THRESHOLD = GainThreshold(scale=2.0, copies=3.0)
 def shape(model: ir.Model, ignored: Callable[[str], bool]) -> None:
     """Bring the float graph into the form that is fast in INT8, in place; exact. Layers that are `ignored` stay."""
     separate_scores(model, ignored)
-
-
-def scores_in_int8(model: ir.Model, layers: Collection[str], known: Container[str]) -> list[Scores]:
-    """None: the fused operator computes them in float."""
-    return []
 
 
 def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, str]:
@@ -82,3 +78,6 @@ def _replace(model: ir.Model, linear: Linear, node: ir.Node) -> None:
     new.type, new.shape = old.type, old.shape
     removed = [linear.node] if linear.bias_add is None else [linear.bias_add, linear.node]
     ir.convenience.replace_nodes_and_values(model.graph, last, removed, [node], [old], [new])
+
+
+BACKEND = PlacementBackend(GAIN_THRESHOLD, reasons_for_float, write, shape=shape)

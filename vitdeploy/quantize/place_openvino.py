@@ -18,9 +18,11 @@ import onnx_ir as ir
 
 from vitdeploy.graph.attention import find_attentions
 from vitdeploy.graph.edit import Editor
+from vitdeploy.graph.image_norm import takes_pixels
 from vitdeploy.graph.layer_role import is_ranked, layer_macs, reads_image
 from vitdeploy.graph.linears import Linear
 from vitdeploy.graph.names import Names
+from vitdeploy.quantize.backend import PlacementBackend
 from vitdeploy.quantize.channel_split import GainThreshold
 from vitdeploy.quantize.insert import Quantizers, dequantized_weight
 from vitdeploy.quantize.ranges import QuantizedWeight, Range, symmetric_step
@@ -135,14 +137,6 @@ def _transpose_twice(model: ir.Model, key: ir.Value) -> None:
     last.attributes["perm"] = ir.AttrInt64s("perm", [*range(len(perm) - 2), len(perm) - 1, len(perm) - 2])
 
 
-def takes_pixels(linear: Linear) -> bool:
-    """The layer reads uint8 pixels, cast to float and nothing else."""
-    source: ir.Value | None = linear.input
-    while source is not None and (move := source.producer()) is not None and move.op_type in ("Cast", "Transpose"):
-        source = move.inputs[0]
-    return source is not None and source.dtype == ir.DataType.UINT8
-
-
 def _in_unit_range(model: ir.Model, linear: Linear, ranges: dict[str, Range]) -> Linear:
     """The layer on pixels / 255, for weights times 255: the same function, and every pixel still exact.
 
@@ -155,3 +149,6 @@ def _in_unit_range(model: ir.Model, linear: Linear, ranges: dict[str, Range]) ->
     model.graph.insert_before(linear.node, node)
     ranges[str(node.name)] = Range(0.0, 1.0)
     return replace(linear, input=node.outputs[0])
+
+
+BACKEND = PlacementBackend(GAIN_THRESHOLD, reasons_for_float, write, shape=shape, scores_in_int8=scores_in_int8)

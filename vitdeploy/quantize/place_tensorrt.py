@@ -12,7 +12,7 @@ float16, because that is their type once the graph's types are written; they are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ml_dtypes
@@ -24,10 +24,14 @@ from vitdeploy.graph.image_norm import image_bounds
 from vitdeploy.graph.layer_role import is_ranked
 from vitdeploy.graph.linears import Linear, constant
 from vitdeploy.graph.names import Names
+from vitdeploy.graph.tensorrt import lint
+from vitdeploy.graph.tensorrt.support import nearest_version
+from vitdeploy.quantize.backend import PlacementBackend
 from vitdeploy.quantize.channel_split import GainThreshold
 from vitdeploy.quantize.insert import dequantized_weight
 from vitdeploy.quantize.ranges import QuantizedWeight, Range
-from vitdeploy.quantize.scores import Scores
+from vitdeploy.runtime import tensorrt_api
+from vitdeploy.runtime.profiles import Profile
 
 FP8: np.dtype[Any] = np.dtype(ml_dtypes.float8_e4m3fn)
 LARGEST_FP8 = 448.0
@@ -39,15 +43,6 @@ FEWEST = 16
 SMALLEST = 2.0**-24
 # A shift of less than this share of the range is not worth an Add.
 LEAST_SHIFT = 0.02
-
-
-def shape(model: ir.Model, ignored: Callable[[str], bool]) -> None:
-    """The float graph has the form already."""
-
-
-def scores_in_int8(model: ir.Model, layers: Collection[str], known: Container[str]) -> list[Scores]:
-    """None: attention stays in half precision, where it is fused at any length."""
-    return []
 
 
 def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, str]:
@@ -179,3 +174,11 @@ def _moved(editor: Editor, tensor: ir.Value, readers: Sequence[Linear], shift: f
             return tensor
     minus = editor.constant(np.array(-shift, np.float32), f"{tensor.name}.shift")
     return editor.node(readers[0].node, "Add", [tensor, minus], f"{tensor.name}/shifted", tensor.shape)[0]
+
+
+def refuse(model: ir.Model, profiles: Sequence[Profile], name: str) -> None:
+    """Raise GraphError for what TensorRT's documents say of the graph called `name`, before a build of minutes."""
+    lint.refuse(lint.lint(model, (nearest_version(tensorrt_api.require()),), profiles), name)
+
+
+BACKEND = PlacementBackend(GAIN_THRESHOLD, reasons_for_float, write, write_fp8=write_fp8, refuse=refuse)

@@ -9,15 +9,14 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import ModuleType
 
 import onnx_ir as ir
 
-from vitdeploy.errors import GraphError, TargetError
+from vitdeploy.backends import TARGETS
+from vitdeploy.errors import CapabilityError, GraphError
 from vitdeploy.graph.linears import Linear, find_linears, unplaced_weights
-from vitdeploy.quantize import place_onnxruntime, place_openvino, place_tensorrt
+from vitdeploy.quantize.backend import QUANTIZE
 from vitdeploy.quantize.ranges import QuantizedWeight, Range, quantize_weight
-from vitdeploy.spec import TARGETS
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Placement:
 
 def shape(model: ir.Model, target: str, ignore: Sequence[str] = ()) -> None:
     """Bring the float graph into the form whose INT8 `target` is fast with, in place; exact. To be called first."""
-    backend_of(target).shape(model, lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore))
+    QUANTIZE[target].shape(model, lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore))
 
 
 def choose(model: ir.Model, target: str, ignore: Sequence[str] = ()) -> Placement:
@@ -48,8 +47,7 @@ def choose(model: ir.Model, target: str, ignore: Sequence[str] = ()) -> Placemen
         TargetError: an unknown target.
         GraphError: a pattern of `ignore` matches no layer, or there is none at all.
     """
-    if target not in TARGETS:
-        raise TargetError(f"no target is called {target!r}", wanted=", ".join(TARGETS))
+    backend = QUANTIZE[target]
     linears = find_linears(model)
     others = unplaced_weights(model)
     if not linears:
@@ -60,7 +58,7 @@ def choose(model: ir.Model, target: str, ignore: Sequence[str] = ()) -> Placemen
     names = [linear.name for linear in linears]
     chosen = ignored(names, ignore)
     left = dict(others)
-    reasons = backend_of(target).reasons_for_float(model, linears)
+    reasons = backend.reasons_for_float(model, linears)
     for linear in linears:
         if linear.name in chosen:
             left[linear.name] = "ignored on request"
@@ -103,17 +101,20 @@ def place(
 
     Raises:
         TargetError, GraphError: as `choose`; or a layer was not calibrated.
+        CapabilityError: FP8 for a target that has none.
     """
-    placement, rounded = choose(model, target, ignore), dict(weights or {})
+    backend, placement, rounded = QUANTIZE[target], choose(model, target, ignore), dict(weights or {})
     chosen = [linear for linear in find_linears(model) if linear.name in placement.int8]
     check_calibrated(chosen, ranges)
     if fp8:
-        place_tensorrt.write_fp8(model, chosen, ranges)
+        if backend.write_fp8 is None:
+            raise CapabilityError(f"{target} has no FP8", wanted=", ".join(TARGETS[target].precisions))
+        backend.write_fp8(model, chosen, ranges)
         return placement
     for linear in chosen:
         if linear.name not in rounded:
             rounded[linear.name] = quantize_weight(linear.weight, linear.out_axis)
-    scores = backend_of(target).write(model, chosen, ranges, rounded)
+    scores = backend.write(model, chosen, ranges, rounded)
     return replace(placement, scores=scores)
 
 
@@ -122,11 +123,3 @@ def check_calibrated(linears: Iterable[Linear], known: Container[str]) -> None:
     for linear in linears:
         if str(linear.input.name) not in known:
             raise GraphError(f"the input of {linear.name} was not calibrated", fix="calibrate this graph again")
-
-
-def backend_of(target: str) -> ModuleType:
-    """What knows how `target` wants its INT8: `reasons_for_float`, `GAIN_THRESHOLD`, `shape`, `scores_in_int8` and
-    `write`."""
-    if TARGETS[target].typed:
-        return place_tensorrt
-    return {"onnxruntime": place_onnxruntime, "openvino": place_openvino}[TARGETS[target].backend]

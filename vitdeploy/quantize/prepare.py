@@ -12,10 +12,10 @@ import onnx_ir as ir
 from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.image_norm import image_bounds
 from vitdeploy.graph.linears import find_linears
+from vitdeploy.quantize.backend import QUANTIZE
 from vitdeploy.quantize.channel_split import Hidden, smooth_hidden
 from vitdeploy.quantize.channels import scale_channels
 from vitdeploy.quantize.error import range_of
-from vitdeploy.quantize.placement import backend_of
 from vitdeploy.quantize.ranges import QuantizedWeight, Range
 from vitdeploy.quantize.rounding import round_linear
 from vitdeploy.quantize.scores import output_of, smooth_scores
@@ -75,7 +75,7 @@ def prepare(
     known, norms = smooth_norms(model, known, layers, bits)
     known, values = smooth_values(model, known, layers, bits)
     known, scores = smooth_scores(model, known, layers)
-    known, hidden = smooth_hidden(model, known, layers, backend_of(target).GAIN_THRESHOLD, overrides.scaled, bits)
+    known, hidden = smooth_hidden(model, known, layers, QUANTIZE[target].gain_threshold, overrides.scaled, bits)
     known, channels = scale_channels(model, known, layers, bits)
     ranges = {name: range_of(found) for name, found in known.items()}
     editor, weights, biases = Editor(model), {}, {}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.read import verify_files
 from vitdeploy.bundle.sign import signed_by
 from vitdeploy.errors import GateError, HostError, TargetError, VitdeployError
@@ -16,7 +17,7 @@ from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.weight_bits import bits_of, saturation_warning
-from vitdeploy.spec import TARGETS, EngineSpec, Manifest
+from vitdeploy.spec import EngineSpec, Manifest
 
 AUTO = "auto"
 _UNPROVEN = {

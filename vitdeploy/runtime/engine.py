@@ -1,12 +1,13 @@
-"""From an EngineSpec to the runner of its back end: the one place that knows them all."""
+"""From an EngineSpec to the runner of its back end."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from vitdeploy.errors import TargetError
+from vitdeploy.runtime.backend import RUNTIME, RunnerRequest
 from vitdeploy.runtime.runner import Runner
-from vitdeploy.spec import TARGETS, EngineSpec, TensorSpec
+from vitdeploy.spec import EngineSpec, TensorSpec
 
 # What an encoder-decoder's engine takes and gives as a whole.
 SEQUENCE_INPUTS = (TensorSpec("source", "int64", ("batch", "source_length")),)
@@ -44,42 +45,8 @@ def make_runner(
     size = batch or engine.batch
     if engine.parts:
         return _sequence_runner(folder, engine, size, threads, trust)
-    target = TARGETS.get(engine.target)
-    if target is not None and target.backend == "onnxruntime" and target.device == "GPU":
-        from vitdeploy.runtime.ort_gpu import OnnxRuntimeGpuRunner
-
-        return OnnxRuntimeGpuRunner(
-            folder / engine.files[0], target=engine.target, name=engine.artifact, batch=size, options=engine.options
-        )
-    if target is not None and target.backend == "onnxruntime":
-        from vitdeploy.runtime.ort import OnnxRuntimeRunner
-
-        return OnnxRuntimeRunner(folder / engine.files[0], name=engine.artifact, batch=size, threads=threads)
-    if target is not None and target.backend == "openvino":
-        from vitdeploy.runtime.openvino import OpenVinoRunner
-
-        return OpenVinoRunner(
-            folder / engine.files[0],
-            name=engine.artifact,
-            batch=size,
-            options=engine.options,
-            threads=threads,
-            streams=streams,
-        )
-    if target is not None and target.backend == "tensorrt":
-        from vitdeploy.bundle.sign import signed_digests
-        from vitdeploy.runtime.tensorrt import TensorRtRunner
-        from vitdeploy.runtime.trust import is_trusted
-
-        signed = signed_digests(folder, trust)
-        return TensorRtRunner(
-            folder / engine.files[0],
-            name=engine.artifact,
-            batch=size,
-            device=engine.device,
-            trusted=lambda digest: digest in signed or is_trusted(digest),
-        )
-    raise TargetError(f"no back end for the target {engine.target!r}", wanted=", ".join(TARGETS))
+    request = RunnerRequest(folder, engine, size, threads, streams, trust)
+    return RUNTIME[engine.target].make_runner(request)
 
 
 def _sequence_runner(folder: Path, engine: EngineSpec, batch: int, threads: int, trust: Path | None) -> Runner:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from vitdeploy.errors import EngineError, MissingPackageError, TensorError
+from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import TensorSpec
 
@@ -31,7 +32,7 @@ KERNEL_PRECISIONS = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "u8": "int8",
 
 
 def float_precision(options: Mapping[str, str]) -> str:
-    """What an engine of these options computes in where its graph is in float32; of other runtimes that is fp32."""
+    """What an engine of these options computes in where its graph is in float32; its hint says it."""
     hint = options.get("INFERENCE_PRECISION_HINT", "f32")
     return KERNEL_PRECISIONS.get(hint, hint)
 
@@ -171,3 +172,17 @@ def _spec(port: Any) -> TensorSpec:
             f"tensor {port.get_any_name()} has a type that numpy lacks", found=kind, wanted=", ".join(DTYPES)
         )
     return TensorSpec(port.get_any_name(), DTYPES[kind], shape)
+
+
+def _make_runner(request: RunnerRequest) -> Runner:
+    return OpenVinoRunner(
+        request.file,
+        name=request.engine.artifact,
+        batch=request.batch,
+        options=request.engine.options,
+        threads=request.threads,
+        streams=request.streams,
+    )
+
+
+BACKEND = RuntimeBackend(_make_runner, float_precision=float_precision)

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from vitdeploy.errors import CapabilityError, EngineError, MissingPackageError
+from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import TensorSpec
 
@@ -138,3 +139,10 @@ def first_line(error: Exception) -> str:
     """What an error of ONNX Runtime says, at most 300 characters."""
     text = str(error).strip()
     return text.splitlines()[0][:300] if text else type(error).__name__
+
+
+def _make_runner(request: RunnerRequest) -> Runner:
+    return OnnxRuntimeRunner(request.file, name=request.engine.artifact, batch=request.batch, threads=request.threads)
+
+
+BACKEND = RuntimeBackend(_make_runner)

@@ -22,12 +22,15 @@ from typing import Any
 
 import numpy as np
 
+from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.read import file_sha256
 from vitdeploy.errors import CapabilityError, EngineError, MissingPackageError, UntrustedEngineError
 from vitdeploy.runtime import ort
+from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
+from vitdeploy.runtime.nvidia import describe_gpu
 from vitdeploy.runtime.private import private_folder
 from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.spec import TARGETS, TensorSpec
+from vitdeploy.spec import TensorSpec
 
 CUDA, TENSORRT = "onnxruntime-cuda", "onnxruntime-tensorrt"
 PROVIDERS = {CUDA: "CUDAExecutionProvider", TENSORRT: "TensorrtExecutionProvider"}
@@ -271,3 +274,13 @@ def tensors(session: Any, batch: int) -> tuple[tuple[TensorSpec, ...], tuple[Ten
                 fix="choose another target for this model",
             )
     return inputs, outputs
+
+
+def _make_runner(request: RunnerRequest) -> Runner:
+    engine = request.engine
+    return OnnxRuntimeGpuRunner(
+        request.file, target=engine.target, name=engine.artifact, batch=request.batch, options=engine.options
+    )
+
+
+BACKEND = RuntimeBackend(_make_runner, require=require_provider, describe_device=describe_gpu)

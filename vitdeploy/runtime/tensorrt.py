@@ -13,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from vitdeploy.bundle.sign import signed_digests
 from vitdeploy.errors import EngineError, TensorError, VitdeployError
 from vitdeploy.runtime import cuda, tensorrt_api
+from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
 from vitdeploy.runtime.device_array import DeviceArray, borrow
 from vitdeploy.runtime.profiles import Range, choose_profile
 from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.runtime.tensorrt_identity import VERSIONS, fingerprint, refuse_other_device
+from vitdeploy.runtime.tensorrt_identity import VERSIONS, differences, fingerprint, refuse_other_device
 from vitdeploy.runtime.trust import REBUILD, is_trusted, read_trusted
-from vitdeploy.spec import TensorSpec
+from vitdeploy.spec import EngineSpec, TensorSpec
 
 if TYPE_CHECKING:
     import tensorrt as trt
@@ -257,3 +259,21 @@ def _range(engine: trt.ICudaEngine, tensor: TensorSpec, profile: int) -> Range:
         return Range(fixed, fixed, fixed)
     smallest, best, largest = map(tensorrt_api.sizes_of, engine.get_tensor_profile_shape(tensor.name, profile))
     return Range(smallest, best, largest)
+
+
+def _make_runner(request: RunnerRequest) -> Runner:
+    engine, signed = request.engine, signed_digests(request.folder, request.trust)
+    return TensorRtRunner(
+        request.file,
+        name=engine.artifact,
+        batch=request.batch,
+        device=engine.device,
+        trusted=lambda digest: digest in signed or is_trusted(digest),
+    )
+
+
+def _fits_here(engine: EngineSpec) -> bool:
+    return not differences(engine.device, fingerprint())
+
+
+BACKEND = RuntimeBackend(_make_runner, describe_device=fingerprint, engine_is_code=True, fits_here=_fits_here)

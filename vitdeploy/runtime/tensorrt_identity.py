@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 from vitdeploy.errors import EngineError
 from vitdeploy.runtime import cuda, tensorrt_api
-from vitdeploy.runtime.trust import is_trusted
 
 # How far beyond the machine that built it an engine may go, as it was asked for when it was built.
 HARDWARE, VERSIONS = "built_for_hardware", "built_for_versions"
@@ -50,16 +49,6 @@ def differences(recorded: Mapping[str, str], here: Mapping[str, str]) -> list[st
         if _numbers(here, "tensorrt") >= _numbers(recorded, "tensorrt") > ():
             keys -= {"tensorrt"}
     return [key for key in KEYS if key in keys and recorded.get(key) != here.get(key)]
-
-
-def loads_here(digest: str, recorded: Mapping[str, str], signed: Collection[str] = ()) -> bool:
-    """Whether the plan with this SHA-256, built for the `recorded` machine, may be loaded here as it is: it is trusted,
-    by this user's registry or as one of the `signed` digests, and of a machine like this one.
-
-    Raises:
-        MissingPackageError, EngineError, CapabilityError: as `fingerprint`, for a plan that is trusted.
-    """
-    return (digest in signed or is_trusted(digest)) and not differences(recorded, fingerprint())
 
 
 def _numbers(facts: Mapping[str, str], key: str) -> tuple[int, ...]:

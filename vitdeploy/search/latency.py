@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from scipy import stats
 
+from vitdeploy.backends import TARGETS
 from vitdeploy.bench.candidate import ENGINE_WORKER, BenchCandidate, engine_candidate
 from vitdeploy.bench.process import WorkerProcess
 from vitdeploy.bench.protocol import Protocol
@@ -30,7 +31,7 @@ from vitdeploy.quantize.placement import place
 from vitdeploy.quantize.ranges import Range
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.search.layer_graph import Shape, layer_graph
-from vitdeploy.spec import TARGETS, DecodeError, Precision, decode, encode
+from vitdeploy.spec import DecodeError, Precision, decode, encode
 
 FORMAT = 1
 # What a time belongs to; another kernel of the operating system, or another Python, makes no other device.

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from vitdeploy.graph.image_norm import takes_pixels
 from vitdeploy.graph.io import save_graph
 from vitdeploy.graph.linears import Linear, find_linears
 from vitdeploy.quantize.attention_onnxruntime import DOMAIN
-from vitdeploy.quantize.place_openvino import takes_pixels
 from vitdeploy.quantize.ranges import QuantizedWeight, Range, activation_scale
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Array

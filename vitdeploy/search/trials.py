@@ -14,9 +14,10 @@ import onnx_ir as ir
 
 from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.linears import Linear, find_linears
+from vitdeploy.quantize.backend import QUANTIZE
 from vitdeploy.quantize.channel_split import ANY_GAIN, ChannelSplit, best_split, hidden_first
 from vitdeploy.quantize.error import range_of
-from vitdeploy.quantize.placement import backend_of, check_calibrated, choose, shape
+from vitdeploy.quantize.placement import check_calibrated, choose, shape
 from vitdeploy.quantize.prepare import Prepared, prepare, widened
 from vitdeploy.quantize.ranges import Range, symmetric_step
 from vitdeploy.quantize.rounding import round_linear
@@ -160,7 +161,7 @@ def _splits(
 def _output_steps(model: ir.Model, names: Collection[str], prepared: Prepared, target: str) -> dict[str, np.float32]:
     """Of the linears whose outputs are int8 too. Where only one of a query and its key is in INT8, no output is; the
     difference is not asked about."""
-    found = backend_of(target).scores_in_int8(model, names, prepared.ranges)
+    found = QUANTIZE[target].scores_in_int8(model, names, prepared.ranges)
     return {
         linear.name: symmetric_step(prepared.ranges[output_of(linear)])
         for scores in found

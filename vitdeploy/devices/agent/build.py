@@ -7,12 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.bundle.read import file_sha256
 from vitdeploy.compile.engine import compile_engine
 from vitdeploy.compile.parts import joined, within
 from vitdeploy.compile.tensorrt import BuildOptions
 from vitdeploy.devices.agent.documents import Placed
-from vitdeploy.runtime.tensorrt_identity import loads_here
+from vitdeploy.runtime.backend import loads_here
 from vitdeploy.spec import EngineSpec, decode
 
 Progress = Callable[[str, int, int], None]
@@ -27,7 +26,7 @@ def make_engine(
         VitdeployError: as `compile_engine`; a MissingPackageError where the target's runtime is not here.
     """
     plan = placed.plan
-    if plan is not None and loads_here(file_sha256(job / plan.files[0]), plan.device):
+    if plan is not None and loads_here(job, plan):
         return plan, job
     build = decode(BuildOptions, options["build"]) if options.get("build") else None
     parts = []

@@ -11,6 +11,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from vitdeploy.compile.backend import TargetState
 from vitdeploy.spec import EngineSpec, FileEntry, Precision, SequenceSpec, WeightBits, encode
 
 FORMAT = 1
@@ -107,17 +108,6 @@ class Status:
     state: State
     detail: str = ""
     progress: tuple[str, int, int] | None = None
-
-
-@dataclass(frozen=True)
-class TargetState:
-    """What `compile.probe.probe_target` says of one target."""
-
-    works: bool
-    version: str | None
-    precisions: tuple[str, ...]
-    detail: str
-    fix: str
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+from vitdeploy.backends import TARGETS
 from vitdeploy.bench.energy import EnergyMeter
 from vitdeploy.bench.probes import affinity, clock_mhz, read_text, temperature, throttle_count
-from vitdeploy.devices.agent.documents import Probe, TargetState
+from vitdeploy.compile.backend import TargetState
+from vitdeploy.devices.agent.documents import Probe
 from vitdeploy.devices.agent.turn import tickets
-from vitdeploy.spec import TARGETS, decode
 
-PACKAGES = ("numpy", "pillow", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt", "cuda-python")
+PACKAGES = ("numpy", "pillow", *dict.fromkeys(row.package for row in TARGETS.values()), "cuda-python")
 GOVERNOR = "sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"
 UNREADABLE = "cannot be read"
 
@@ -44,7 +45,7 @@ def _zone() -> tuple[dict[str, str], dict[str, TargetState]]:
         from vitdeploy.runtime.host import describe_host
     except ModuleNotFoundError:
         return {"machine": platform.machine(), "system": platform.system(), "python": platform.python_version()}, {}
-    return describe_host(), {name: decode(TargetState, probe_target(name)) for name in TARGETS}
+    return describe_host(), {name: probe_target(name) for name in TARGETS}
 
 
 def _version(package: str) -> str | None:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from vitdeploy.backends import TARGETS
 from vitdeploy.devices.agent.documents import FORMAT, Failure, Job, Result, State, Status, flat
 from vitdeploy.devices.agent.state import (
     JOB_FILE,
@@ -26,7 +27,7 @@ from vitdeploy.devices.agent.state import (
 )
 from vitdeploy.devices.agent.turn import turn
 from vitdeploy.errors import HostError, MissingPackageError, StorageError, VitdeployError
-from vitdeploy.spec import TARGETS, encode
+from vitdeploy.spec import encode
 
 TELL_SECONDS = 0.5
 PRODUCTS = "engines"

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from vitdeploy.backends import TARGETS
 from vitdeploy.bench.candidate import BenchCandidate, engine_candidate
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.compile.finding import finding_lines
@@ -27,7 +28,7 @@ from vitdeploy.pipeline.stages.compile import read_engine
 from vitdeploy.report.html import render_selftest
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.interpreter import module_argv
-from vitdeploy.spec import TARGETS, Precision, encode
+from vitdeploy.spec import Precision, encode
 from vitdeploy.store.store import Artifact, Store
 from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.gate import accuracy_gate
@@ -109,7 +110,7 @@ def _deploy(
     if job is None:
         _skip_all(steps, name, target, "the model or its images are not there", begun=True)
         return facts
-    usable, fresh, engines = probe_target(target)["precisions"], set[str](), {}
+    usable, fresh, engines = probe_target(target).precisions, set[str](), {}
     for candidate in _candidates(target):
         if candidate.precision not in usable:
             for step in (candidate.artifact, f"{candidate.artifact} answers"):

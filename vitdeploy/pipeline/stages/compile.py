@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from vitdeploy.bundle.read import file_sha256
+from vitdeploy.backends import TARGETS
+from vitdeploy.compile.backend import COMPILE
 from vitdeploy.compile.engine import compile_engine
 from vitdeploy.compile.parts import joined, within
-from vitdeploy.compile.tensorrt import BuildOptions, default_batches
+from vitdeploy.compile.tensorrt import BuildOptions
 from vitdeploy.errors import CapabilityError, TargetError
 from vitdeploy.graph.io import GraphMetadata, fixed_batch, get_metadata, graph_spec, load_graph
 from vitdeploy.graph.linears import count_int8
-from vitdeploy.graph.tensorrt.lint import lint, refuse
-from vitdeploy.graph.tensorrt.support import nearest_version
 from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, read_json, write_json
-from vitdeploy.runtime import tensorrt_identity
-from vitdeploy.runtime.profiles import plan_profiles
-from vitdeploy.runtime.tensorrt_api import require as tensorrt_version
-from vitdeploy.runtime.trust import is_trusted
-from vitdeploy.spec import TARGETS, EngineSpec, GraphSpec, Task, decode, encode
+from vitdeploy.quantize.backend import QUANTIZE
+from vitdeploy.runtime.backend import may_load as may_load_engine
+from vitdeploy.spec import EngineSpec, GraphSpec, Task, decode, encode
 
 
 def check_task(task: Task, target: str, precision: str) -> None:
@@ -85,10 +81,9 @@ def compile_graph(
         )
     spec = graph_spec(model, MODEL_FILE)
     check_batch(graph, spec, batch)
-    if target == "tensorrt":
-        options = build or BuildOptions()
-        profiles = plan_profiles(spec.inputs, options.batches or default_batches(batch), options.sizes)
-        refuse(lint(model, (nearest_version(tensorrt_version()),), profiles), str(graph))
+    shapes, refuse = COMPILE[target].profiles, QUANTIZE[target].refuse
+    if shapes is not None and refuse is not None:
+        refuse(model, shapes(spec.inputs, build, batch), str(graph))
     engine = compile_engine(
         graph,
         out,
@@ -120,20 +115,6 @@ def read_engine(folder: Path) -> EngineSpec:
     return decode(EngineSpec, read_json(folder / "engine.json"))
 
 
-def loads_here(folder: Path, engine: EngineSpec, signed: Collection[str]) -> bool:
-    """Whether an engine of a bundle may be loaded on this machine as it is. A plan of TensorRT must be trusted, by this
-    user's registry or as one of the `signed` digests, and be of a machine like this one.
-
-    Raises:
-        MissingPackageError, EngineError, CapabilityError: no usable TensorRT or GPU, where the engine needs them.
-    """
-    if TARGETS[engine.target].backend != "tensorrt":
-        return True
-    return tensorrt_identity.loads_here(file_sha256(folder / engine.files[0]), engine.device, signed)
-
-
 def may_load(folder: Path) -> bool:
-    """Whether this user may load the engine that the stage left in `folder`. A plan of TensorRT must stand in the
-    registry of this user, which may be gone while the folder is there."""
-    engine = read_engine(folder)
-    return TARGETS[engine.target].backend != "tensorrt" or is_trusted(file_sha256(folder / engine.files[0]))
+    """Whether this user may load the engine that the stage left in `folder`, if it is code."""
+    return may_load_engine(folder, read_engine(folder))

@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from vitdeploy.backends import TARGETS
 from vitdeploy.data.folder import Sample
 from vitdeploy.data.pixels import batches
 from vitdeploy.errors import GraphError
@@ -38,7 +39,7 @@ from vitdeploy.quantize.reject_quantized import reject_quantized
 from vitdeploy.quantize.scores import separate_scores
 from vitdeploy.quantize.statistics import load_statistics, save_statistics
 from vitdeploy.search.mixed import Mixed
-from vitdeploy.spec import TARGETS, Precision, WeightBits
+from vitdeploy.spec import Precision, WeightBits
 
 # What is observed is saved after each so many batches; an interruption loses no more.
 SAVED_BATCHES = 32

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vitdeploy.backends import TARGETS
 from vitdeploy.pipeline.plan import Candidate
 from vitdeploy.pipeline.recipe import Recipe
-from vitdeploy.spec import TARGETS, Precision
+from vitdeploy.spec import Precision
 
 FLOATS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
 

@@ -1,0 +1,101 @@
+"""What `runtime` asks of a back end: its table, and what is the same for all rows."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitdeploy.backends import TARGETS, BackendTable
+from vitdeploy.bundle.read import file_sha256
+from vitdeploy.errors import MissingPackageError
+from vitdeploy.runtime.runner import Runner
+from vitdeploy.runtime.trust import is_trusted
+from vitdeploy.spec import EngineSpec
+
+
+@dataclass(frozen=True)
+class RunnerRequest:
+    """An engine whose files lie under `folder`, and how to run it. `batch` is never 0; `threads` 0 leaves the number to
+    the runtime; `streams` are runs at once; `trust` is the file of an identity that may sign engines which are code."""
+
+    folder: Path
+    engine: EngineSpec
+    batch: int
+    threads: int = 0
+    streams: int = 1
+    trust: Path | None = None
+
+    @property
+    def file(self) -> Path:
+        """The file that the runtime loads."""
+        return self.folder / self.engine.files[0]
+
+
+@dataclass(frozen=True)
+class RuntimeBackend:
+    """How a back end runs an engine.
+
+    make_runner: the runner, not loaded yet.
+    require: raises HostError where this build of the runtime cannot serve a target, by its name; nothing is run.
+    describe_device: facts of this machine, beside host and package version, that a compiled engine belongs to.
+    float_precision: what an engine with these options computes in where its graph is in float32.
+    engine_is_code: the engine is native code of one machine: it is loaded only where it is trusted and `fits_here`.
+    """
+
+    make_runner: Callable[[RunnerRequest], Runner]
+    require: Callable[[str], object] = lambda target: None
+    describe_device: Callable[[], dict[str, str]] = dict
+    float_precision: Callable[[Mapping[str, str]], str] = lambda options: "fp32"
+    engine_is_code: bool = False
+    fits_here: Callable[[EngineSpec], bool] = lambda engine: True
+
+
+RUNTIME = BackendTable(
+    "runtime",
+    RuntimeBackend,
+    {
+        "onnxruntime": "vitdeploy.runtime.ort:BACKEND",
+        "onnxruntime-gpu": "vitdeploy.runtime.ort_gpu:BACKEND",
+        "openvino": "vitdeploy.runtime.openvino:BACKEND",
+        "tensorrt": "vitdeploy.runtime.tensorrt:BACKEND",
+    },
+)
+
+
+def require_runtime(target: str) -> None:
+    """The target's runtime is here, as far as can be said without running anything.
+
+    Raises:
+        MissingPackageError: it is not installed.
+        CapabilityError: this build of it does not have the target's provider.
+    """
+    row = TARGETS[target]
+    if importlib.util.find_spec(row.module) is None:
+        raise MissingPackageError(row.package, row.extra, f"the target {target}", target if row.device == "GPU" else "")
+    RUNTIME[target].require(target)
+
+
+def engine_is_code(engine: EngineSpec) -> bool:
+    """Whether an engine is native code of one machine."""
+    return RUNTIME[engine.target].engine_is_code
+
+
+def loads_here(folder: Path, engine: EngineSpec, signed: Collection[str] = ()) -> bool:
+    """Whether an engine of a bundle may be loaded on this machine as it is. One that is code must be trusted, by this
+    user's registry or as one of the `signed` digests, and be of a machine like this one.
+
+    Raises:
+        MissingPackageError, EngineError, CapabilityError: no usable runtime or GPU, where the engine needs them.
+    """
+    if not engine_is_code(engine):
+        return True
+    digest = file_sha256(folder / engine.files[0])
+    return (digest in signed or is_trusted(digest)) and RUNTIME[engine.target].fits_here(engine)
+
+
+def may_load(folder: Path, engine: EngineSpec) -> bool:
+    """Whether this user may load the engine in `folder`: one that is code must stand in the user's registry, which may
+    be gone while the folder is there."""
+    return not engine_is_code(engine) or is_trusted(file_sha256(folder / engine.files[0]))
