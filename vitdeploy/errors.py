@@ -194,7 +194,7 @@ class HostError(VitdeployError):
 
 
 class MissingPackageError(HostError):
-    """`target` is one that needs more than a package, of which `vitdeploy doctor` says what is missing."""
+    """`extra` is that of vitdeploy which installs the package, "" for none. `target` is one that needs more, of which `vitdeploy doctor` says what is missing."""
 
     code = "VD4001"
 
@@ -202,7 +202,7 @@ class MissingPackageError(HostError):
         further = f"; `vitdeploy doctor --target {target}` says what else is missing" if target else ""
         super().__init__(
             f"{why} needs the package {package}, which is not installed here",
-            fix=f"pip install 'vitdeploy[{extra}]'{further}",
+            fix=(f"pip install 'vitdeploy[{extra}]'" if extra else f"pip install {package}") + further,
         )
         self.package = package
         self.extra = extra

@@ -97,7 +97,7 @@ def explained() -> Iterator[None]:
         yield
     except MissingPackageError as error:
         extra = getattr(error, "extra", "")  # the error of a child process has its message only
-        packages = [row.package for row in TARGETS.values() if row.extra == extra]
+        packages = [row.package for row in TARGETS.values() if row.extra == extra != ""]
         if packages:
             error.fix = f"{sys.executable} -m pip install {packages[0]}"
         raise
