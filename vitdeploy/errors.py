@@ -194,7 +194,8 @@ class HostError(VitdeployError):
 
 
 class MissingPackageError(HostError):
-    """`extra` is that of vitdeploy which installs the package, "" for none. `target` is one that needs more, of which `vitdeploy doctor` says what is missing."""
+    """`extra` is that of vitdeploy which installs the package, "" for none. `target` is one that needs more than a
+    package, of which `vitdeploy doctor` says what is missing."""
 
     code = "VD4001"
 
