@@ -6,9 +6,9 @@ import re
 import pytest
 from rich.console import Console as Terminal
 
+from vitdeploy.api.live import Live, spell
+from vitdeploy.api.tables import Column, Table, printed, wrapped
 from vitdeploy.cli.console import Console, command_line
-from vitdeploy.cli.live import Live, spell
-from vitdeploy.cli.table import Column, Table, printed, wrapped
 
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

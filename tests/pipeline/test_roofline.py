@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vitdeploy.api.context_lines import context_lines
 from vitdeploy.bench.context import Context, Layer, LeftOut, Memory, Profile, Rate
-from vitdeploy.cli.context import context_lines
 from vitdeploy.graph.work import Work
 from vitdeploy.pipeline.roofline import context_facts
 

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vitdeploy.api.tables import human_bytes
 from vitdeploy.cli import sign
 from vitdeploy.cli.bundle_options import trust_option
-from vitdeploy.cli.console import Console, human_bytes, output_options
+from vitdeploy.cli.console import Console, output_options
 
 if TYPE_CHECKING:
     from vitdeploy.bundle.archive import Packed

@@ -9,11 +9,12 @@ from typing import Any
 
 import click
 
+from vitdeploy.api.bench_lines import ratio_text
+from vitdeploy.api.tables import interval
 from vitdeploy.cli.bundle_options import trust_option
 from vitdeploy.cli.complete import complete_targets
-from vitdeploy.cli.console import Console, Number, interval, output_options
+from vitdeploy.cli.console import Console, Number, output_options
 from vitdeploy.cli.evaluation import evaluation, label_options
-from vitdeploy.cli.measured import ratio_text
 
 OUTPUT_FILES = ("compare.json", "compare.html")
 

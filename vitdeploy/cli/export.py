@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vitdeploy.api.tables import Column, Line, Table, human_bytes
 from vitdeploy.cli.complete import complete_models
-from vitdeploy.cli.console import Console, command_line, human_bytes, output_options
+from vitdeploy.cli.console import Console, command_line, output_options
 from vitdeploy.cli.sources import NAMES, source_options, to_source
-from vitdeploy.cli.table import Column, Line, Table
 
 if TYPE_CHECKING:
     from vitdeploy.models.source import Source

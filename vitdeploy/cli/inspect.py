@@ -9,9 +9,10 @@ from typing import Any
 
 import click
 
+from vitdeploy.api.tables import human_bytes
 from vitdeploy.cli.bundle_options import trust_option
 from vitdeploy.cli.complete import complete_targets
-from vitdeploy.cli.console import Console, human_bytes, output_options
+from vitdeploy.cli.console import Console, output_options
 from vitdeploy.spec import PreprocessSpec
 
 

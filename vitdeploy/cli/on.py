@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vitdeploy.api.tables import Line
 from vitdeploy.cli.complete import complete_devices
 from vitdeploy.cli.console import Console
-from vitdeploy.cli.table import Line
 
 if TYPE_CHECKING:
     from vitdeploy.errors import VitdeployError

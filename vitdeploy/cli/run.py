@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitdeploy.cli.console import Console, command_line, human_bytes, output_options
-from vitdeploy.cli.measured import claim, claims_of, ratio_text
+from vitdeploy.api.bench_lines import claim, claims_of, ratio_text
+from vitdeploy.api.tables import Column, Line, Table, human_bytes
+from vitdeploy.cli.console import Console, command_line, output_options
 from vitdeploy.cli.sources import model_option
 from vitdeploy.cli.steps import tell_finished
-from vitdeploy.cli.table import Column, Line, Table
 from vitdeploy.cli.unmet import unmet_fix
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from typing import Any
 
 import click
 
+from vitdeploy.api.tables import Column, Table
 from vitdeploy.cli.console import Console, command_line, output_options
 from vitdeploy.cli.sources import model_option
-from vitdeploy.cli.table import Column, Table
 
 
 @click.command("sweep")

@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
+from vitdeploy.api.bench_lines import ratio_text
+from vitdeploy.api.tables import Column, Line, Table, human_bytes
 from vitdeploy.cli.complete import complete_targets
-from vitdeploy.cli.console import Console, Number, command_line, human_bytes, output_options
-from vitdeploy.cli.measured import ratio_text
+from vitdeploy.cli.console import Console, Number, command_line, output_options
 from vitdeploy.cli.sources import model_option
 from vitdeploy.cli.steps import tell_finished
-from vitdeploy.cli.table import Column, Line, Table
 from vitdeploy.cli.unmet import unmet_fix
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitdeploy.cli.console import human_bytes
+from vitdeploy.api.tables import human_bytes
 
 SHOWN_LAYERS = 5
 LONGEST_NAME = 70

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitdeploy.cli.console import human_bytes, interval
-from vitdeploy.cli.context import context_lines
-from vitdeploy.cli.table import Column, Line, Table
+from vitdeploy.api.context_lines import context_lines
+from vitdeploy.api.tables import Column, Line, Table, human_bytes, interval
 
 Row = Mapping[str, Any]
 STAGES = ("decode", "preprocess", "copy_in", "execute", "copy_out", "infer", "postprocess")

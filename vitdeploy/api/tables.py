@@ -1,7 +1,11 @@
-"""Tables that fit the terminal: columns go in a defined order where there is no room, and it is said which."""
+"""What values print: tables that fit the terminal, numbers and sizes.
+
+Where a terminal is narrow, columns go in a defined order, and it is said which.
+"""
 
 from __future__ import annotations
 
+import html
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,6 +42,18 @@ class Table:
         if dropped:
             lines += wrapped(f"(not shown in {width} columns: {', '.join(dropped)}; --json has all)", width)
         return lines
+
+    def html(self) -> str:
+        """The table for a notebook."""
+        head = "".join(f"<th>{html.escape(column.name)}</th>" for column in self.columns)
+        rows = "".join(f"<tr>{self._html_cells(row)}</tr>" for row in self.rows)
+        return f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+
+    def _html_cells(self, row: tuple[str, ...]) -> str:
+        if len(row) < len(self.columns):
+            rest = html.escape("  ".join(row[1:]))
+            return f'<td>{html.escape(row[0])}</td><td colspan="{len(self.columns) - 1}">{rest}</td>'
+        return "".join(f"<td>{html.escape(cell)}</td>" for cell in row)
 
     def _all(self) -> tuple[tuple[str, ...], ...]:
         return (tuple(column.name for column in self.columns), *self.rows)
@@ -92,3 +108,16 @@ def wrapped(text: str, width: int | None) -> list[str]:
             drop_whitespace=True,
         )
     return found
+
+
+def human_bytes(count: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} GB"
+
+
+def interval(value: float, bounds: Sequence[float], digits: int = 2) -> str:
+    low, high = bounds
+    return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"

@@ -1,0 +1,91 @@
+"""What is told of long work while it runs: on a terminal, in a notebook, or as lines."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import TracebackType
+from typing import Protocol
+
+
+class Display(Protocol):
+    """Where phases of the work are shown as they move."""
+
+    def start(self) -> None: ...
+    def update(self, text: str, done: int, total: int) -> None: ...
+    def stop(self) -> None: ...
+
+
+class Reporter:
+    """Progress and notes of one call, on standard error. A context manager around the work.
+
+    On a terminal, a phase of the work is one line that lives (rich, where it is installed), in a notebook a bar;
+    elsewhere it is one line, when it begins.
+    """
+
+    def __init__(self, *, verbose: int = 0, quiet: bool = False) -> None:
+        self.verbose, self.quiet = verbose, quiet
+        self._display: Display | None = None
+        self._begun: set[str] = set()
+        self._lock = threading.Lock()
+
+    def progress(self, text: str, done: int, total: int) -> None:
+        """`done` of `total` units of the phase `text`."""
+        if self.quiet:
+            return
+        if self._display is not None:
+            self._display.update(text, done, total)
+            return
+        with self._lock:
+            new = text not in self._begun
+            self._begun.add(text)
+        if new:
+            print(text, file=sys.stderr)
+
+    def note(self, text: str) -> None:
+        """A line beside the result."""
+        if not self.quiet:
+            print(text, file=sys.stderr)
+
+    def detail(self, text: str) -> None:
+        """A line for those who want to know more."""
+        if self.verbose:
+            self.note(text)
+
+    def __enter__(self) -> Reporter:
+        self._display = None if self.quiet else _display()
+        if self._display is not None:
+            self._display.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._display is not None:
+            self._display.stop()
+            self._display = None
+
+
+def reporting(progress: bool | Reporter) -> Reporter:
+    """The reporter of a call: as it is given, or a new one, which is quiet for False."""
+    return progress if isinstance(progress, Reporter) else Reporter(quiet=not progress)
+
+
+def _display() -> Display | None:
+    if in_notebook():
+        from vitdeploy.api.notebook import Bars
+
+        return Bars()
+    if not sys.stderr.isatty():
+        return None
+    try:
+        from vitdeploy.api.live import Live
+    except ModuleNotFoundError:  # a device has no rich
+        return None
+    return Live()
+
+
+def in_notebook() -> bool:
+    """Whether this process is the kernel of a notebook, which shows HTML."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    return shell is not None and hasattr(shell, "kernel")
