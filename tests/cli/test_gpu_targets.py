@@ -17,7 +17,6 @@ from vitdeploy.bundle.write import write_bundle
 from vitdeploy.compile.tensorrt import BuildOptions
 from vitdeploy.errors import CapabilityError, TargetError
 from vitdeploy.graph.io import GraphMetadata, get_metadata, graph_spec, load_graph, save_graph, set_metadata
-from vitdeploy.pipeline import plan
 from vitdeploy.pipeline.job import prepare
 from vitdeploy.pipeline.plan import Candidate, engine_plan
 from vitdeploy.pipeline.progress import silent
@@ -26,6 +25,7 @@ from vitdeploy.pipeline.run import step_key
 from vitdeploy.pipeline.stages.compile import check_task
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, place_graph
 from vitdeploy.pipeline.subjects import compile_bundle
+from vitdeploy.runtime import tensorrt
 from vitdeploy.spec import EngineSpec
 from vitdeploy.store.store import Artifact
 
@@ -118,7 +118,7 @@ def test_an_emulated_bundle_is_checked_as_any_other(run, bundle, small_export, d
 )
 def test_options_that_make_no_engine_are_refused(run, small_export, options, says, monkeypatch):
     monkeypatch.setattr("vitdeploy.pipeline.capability.require_runtime", lambda target: None)
-    monkeypatch.setattr("vitdeploy.pipeline.stages.compile.tensorrt_version", lambda: "11.4.0")
+    monkeypatch.setattr("vitdeploy.runtime.tensorrt_api.require", lambda: "11.4.0")
     done = run("compile", small_export, "--target", "tensorrt", "-o", "out", *options)
     assert (done.returncode, done.stdout) == (2, "")
     assert says in done.stderr
@@ -145,7 +145,8 @@ def test_a_fixed_batch_has_no_profiles(placed, tmp_path):
 
 def test_how_tensorrt_builds_is_part_of_an_engines_key_and_of_no_other(monkeypatch):
     monkeypatch.setattr("vitdeploy.pipeline.capability.require_runtime", lambda target: None)
-    monkeypatch.setattr(plan, "fingerprint", lambda: {"tensorrt": "11.4.0", "gpu": "a GPU"})
+    row = dataclasses.replace(tensorrt.BACKEND, describe_device=lambda: {"tensorrt": "11.4.0", "gpu": "a GPU"})
+    monkeypatch.setattr(tensorrt, "BACKEND", row)
     given = ["targets=[tensorrt, onnxruntime-cpu]", "precision=fp32"]
     [job] = prepare(load_recipe(RECIPE, given), skip_bad=False, progress=silent)
 

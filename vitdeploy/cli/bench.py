@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from vitdeploy.api.bench_lines import bench_lines
 from vitdeploy.cli.bundle_options import trust_option
 from vitdeploy.cli.complete import complete_models, complete_targets
 from vitdeploy.cli.console import Console, Number, output_options
 from vitdeploy.cli.on import finish_devices, on_option
 from vitdeploy.cli.sources import source_options, to_source
-
-if TYPE_CHECKING:
-    from vitdeploy.bench.protocol import Protocol
 
 
 class Scenarios(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
@@ -116,59 +112,31 @@ def command(
     With --on each device builds and measures the engines itself, and all devices work at once. If the connection is
     lost, the job continues and the same command fetches the result. Ctrl-C stops the job.
     """
-    from vitdeploy.bench.protocol import Protocol
-    from vitdeploy.pipeline.early import check_artifact, check_engine
-
     sizes = batch.split(",")
     if not (1 <= len(sizes) <= 2 and all(size.isdecimal() and int(size) > 0 for size in sizes)):
         raise click.BadParameter("wanted one or two numbers above 0, such as 1,8", param_hint="--batch")
-    protocol = Protocol(
-        scenarios=scenarios,
-        batch=tuple(int(size) for size in sizes),
-        duration=duration,
-        warmup=warmup,
-        threads=threads,
-    )
+    from vitdeploy.api.artifacts import Named
+    from vitdeploy.api.bench import Benchmark, bench, bench_on
+
+    protocol = {
+        "scenarios": scenarios,
+        "batch": tuple(int(size) for size in sizes),
+        "duration": duration,
+        "warmup": warmup,
+        "threads": threads,
+    }
+    how: dict[str, Any] = {
+        **protocol,
+        "target": target,
+        "percentiles": percentiles,
+        "trust": trust,
+        "progress": console,
+    }
     if on is not None:
         if any(value is not None for value in options.values()):
             raise click.UsageError("--on takes bundles and graphs: leave the options on weights out.")
-        _bench_on(console, on, artifacts, target, protocol, percentiles, trust)
+        finish_devices(console, bench_on(on, *artifacts, **how), lambda found: dict(found.document), Benchmark.lines)
         return
-    if target is not None:
-        check_engine(target)
-    for name in artifacts:
-        check_artifact(name)
-
-    from vitdeploy.pipeline.comparison import bench_subjects
-    from vitdeploy.pipeline.subjects import opened
-
-    with console, opened(target=target, source=to_source(None, options), trust=trust) as find:
-        subjects = [subject for name in artifacts for subject in find(name)]
-        found = bench_subjects(subjects, protocol, console.progress, percentiles)
-    console.finish(found, bench_lines(found), None)
-
-
-def _bench_on(
-    console: Console,
-    on: str,
-    artifacts: tuple[str, ...],
-    target: str | None,
-    protocol: Protocol,
-    percentiles: tuple[float, ...],
-    trust: Path | None,
-) -> None:
-    import tempfile
-
-    from vitdeploy.devices.registry import find_devices
-    from vitdeploy.pipeline.device_artifact import find_device_artifacts
-    from vitdeploy.pipeline.on_devices import bench_on
-
-    devices = find_devices(on)
-    with console, tempfile.TemporaryDirectory(prefix="vitdeploy-") as work:
-        found = [
-            device_artifact
-            for name in artifacts
-            for device_artifact in find_device_artifacts(name, target=target, work=Path(work), trust=trust)
-        ]
-        outcomes = bench_on(found, protocol, percentiles, devices, console.progress, console.note)
-    finish_devices(console, outcomes, lambda measured: measured, bench_lines)
+    source = to_source(None, options)
+    found = bench(*(Named(name, source) for name in artifacts), **how)
+    console.finish(dict(found.document), found.lines(), None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -11,10 +11,6 @@ from vitdeploy.cli.build_options import build_options, to_build
 from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, command_line, output_options
 from vitdeploy.cli.on import on_option
-
-if TYPE_CHECKING:
-    from vitdeploy.compile.tensorrt import BuildOptions
-    from vitdeploy.spec import Manifest
 
 
 @click.command("compile")
@@ -52,74 +48,22 @@ def command(
 
     With --on a device compiles the engine, and it is fetched. Only that device can load what TensorRT built.
     """
-    from vitdeploy.pipeline.capability import check_precision, require_target
-    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, find_graph
-    from vitdeploy.publish import check_replaceable, replacing
-
     build = to_build(target, options)
-    if on is None:
-        require_target(target, precision or "fp32")
-    else:
-        check_precision(target, precision or "fp32")
-    file = find_graph(graph)
-    check_replaceable(output, OUTPUT_NAMES)
+    from vitdeploy.api.bundle import compile
+    from vitdeploy.runtime.backend import engine_is_code
 
-    from vitdeploy.pipeline.subjects import compile_bundle
-
-    with console, replacing(output, OUTPUT_NAMES) as work:
-        console.progress(f"compile for {target}", 0, 1)
-        if on is None:
-            manifest = compile_bundle(file, target, batch, precision, work, console.progress, build)
-        else:
-            manifest = _compile_on(console, on, file, target, batch, precision, work, build)
-        console.progress(f"compile for {target}", 1, 1)
-    engine = manifest.engines[0]
-    kernels = ", ".join(f"{count} in {kind}" for kind, count in engine.kernels.items())
-    kernels = kernels or "as the graph is typed (this provider does not show its kernels)"
-    lines = [f"{engine.artifact} on {engine.provider}, batch {engine.batch}: linears and convolutions {kernels}"]
-    if on is not None and target == "tensorrt":
+    made = compile(
+        graph,
+        target,
+        output,
+        precision=precision,  # type: ignore[arg-type]
+        batch=batch,
+        build=build,
+        on=on,
+        progress=console,
+    )
+    lines = list(made.text)
+    if on is not None and engine_is_code(made.engines[0]):
         lines.append(f"its plan can be loaded on {on} only: bench and verify it with --on {on}")
-    document = {
-        "artifact": engine.artifact,
-        "target": engine.target,
-        "precision": engine.precision,
-        "provider": engine.provider,
-        "batch": engine.batch,
-        "kernels": engine.kernels,
-        "path": str(output),
-    }
     words = ("predict", output, "IMAGE") if on is None else ("bench", output, "--on", on)
-    console.finish(document, lines, output, command_line("vitdeploy", *words))
-
-
-def _compile_on(
-    console: Console,
-    on: str,
-    file: Path,
-    target: str,
-    batch: int | None,
-    precision: str | None,
-    out: Path,
-    build: BuildOptions | None,
-) -> Manifest:
-    import tempfile
-
-    from vitdeploy.devices.registry import find_devices
-    from vitdeploy.errors import UnknownDeviceError
-    from vitdeploy.pipeline.on_devices import compile_on
-    from vitdeploy.pipeline.placement import bundle_of, place_graphs
-
-    devices = find_devices(on)
-    if len(devices) != 1:
-        raise UnknownDeviceError(
-            "one engine is made by one device", found=", ".join(d.name for d in devices), wanted="--on with one name"
-        )
-    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
-        placed, made = Path(folder) / "placed", Path(folder) / "engine"
-        placed.mkdir()
-        made.mkdir()
-        graphs = place_graphs(file, target, precision, placed)
-        engine = compile_on(
-            str(file), graphs, batch, devices[0], made, build=build, progress=console.progress, note=console.note
-        )
-        return bundle_of(graphs, engine, made, out)
+    console.finish(dict(made.document), lines, output, command_line("vitdeploy", *words))

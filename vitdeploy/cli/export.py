@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import textwrap
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +16,8 @@ from vitdeploy.cli.console import Console, command_line, output_options
 from vitdeploy.cli.sources import NAMES, source_options, to_source
 
 if TYPE_CHECKING:
-    from vitdeploy.models.source import Source
+    from vitdeploy.api.model import Model
     from vitdeploy.pipeline.batches import Asked
-    from vitdeploy.pipeline.reference_model import Overrides, ReferenceModel
     from vitdeploy.pipeline.stages.export import ExportConfig
 
 
@@ -57,39 +57,18 @@ def command(
         raise click.UsageError("Missing option '-o' / '--output'.")
     if batch is not None and batch != "dynamic" and not (batch.isdecimal() and int(batch) > 0):
         raise click.BadParameter("wanted a number above 0, or dynamic", param_hint="--batch")
-    from vitdeploy.bundle.read import SIZES_FOLDER
+    from vitdeploy.api.folders import home_of
     from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
-    from vitdeploy.publish import check_replaceable, replacing
 
-    check_replaceable(output, OUTPUT_NAMES)
+    home = home_of(output, "graph", OUTPUT_NAMES)
     _check_early(source[0] if source else None, options, labels)
 
-    from vitdeploy.pipeline.batches import settle_batch
-    from vitdeploy.pipeline.reference_model import find_reference_model
-    from vitdeploy.pipeline.stages.export import export
+    from vitdeploy.api.graph import export_sizes
 
     changes = {"opset": int(opset) if opset else None, "batch": batch, "in_graph": False if no_preprocess else None}
-    found: list[tuple[ReferenceModel, dict[str, Any]]] = []
-    with console, replacing(output, OUTPUT_NAMES) as work:
-        for described, overrides, asked, config in _wanted(source[0] if source else None, options, labels, changes):
-            console.progress("read the model", 0, 1)
-            reference_model, fixed = settle_batch(find_reference_model(described, overrides), asked)
-            config = dataclasses.replace(config, batch=fixed)
-            for note in reference_model.notes:
-                console.note(note)
-            folder = work / SIZES_FOLDER / reference_model.size if found else work
-            folder.mkdir(parents=True, exist_ok=True)
-            found.append((reference_model, export(reference_model, config, folder, console.progress)))
-    lines = [line for reference_model, facts in found for line in _lines(reference_model, facts)]
-    lines += [
-        f"image size {reference_model.size}: {output / SIZES_FOLDER / reference_model.size}"
-        for reference_model, _ in found[1:]
-    ]
-    sizes = {reference_model.size: facts for reference_model, facts in found}
-    document = {**found[0][1], "path": str(output), "largest_difference": max(map(_worst, sizes.values()))}
-    if len(found) > 1:
-        document["sizes"] = sizes
-    console.finish(document, lines, output, command_line("vitdeploy", "optimize", output, "-o", "DIR"))
+    with console:
+        made = export_sizes(_wanted(source[0] if source else None, options, labels, changes), home, console)
+    console.finish(dict(made.document), made.text, output, command_line("vitdeploy", "optimize", output, "-o", "DIR"))
 
 
 def _check_options(name: str, options: dict[str, Any]) -> None:
@@ -120,8 +99,10 @@ def _check_early(name: str | None, options: dict[str, Any], labels: Path | None)
 
 def _wanted(
     name: str | None, options: dict[str, Any], labels: Path | None, changes: dict[str, Any]
-) -> list[tuple[Source, Overrides, Asked, ExportConfig]]:
+) -> list[tuple[Callable[[], Model], Asked, ExportConfig]]:
     """What to export and how, one a size."""
+    from vitdeploy.api.graph import graph_name
+    from vitdeploy.api.model import read_model
     from vitdeploy.pipeline.reference_model import Overrides
     from vitdeploy.pipeline.stages.export import ExportConfig
 
@@ -135,63 +116,18 @@ def _wanted(
         recipe = load_recipe(Path(name), (), options["function"])
         given = to_source(None, {**options, "image_size": None})
         said = {f.name: getattr(given, f.name) for f in dataclasses.fields(given) if getattr(given, f.name)}
-        wanted = []
+        wanted: list[tuple[Callable[[], Model], Asked, ExportConfig]] = []
         for each in tuple(map(recipe.at_size, sizes)) or recipe.at_sizes():
             overrides = each.to_overrides()
             overrides = dataclasses.replace(overrides, labels=labels or overrides.labels)
             config = dataclasses.replace(each.to_export(), **changed)
             source = dataclasses.replace(each.to_source(), **said)
-            wanted.append((source, overrides, asked or each.export.batch, config))
+            wanted.append((functools.partial(read_model, source, overrides), asked or each.export.batch, config))
         return wanted
     sources = [to_source(name, {**options, "image_size": size}) for size in sizes or (None,)]
-    config = dataclasses.replace(ExportConfig(_graph_name(sources[0].name), 20, None, True), **changed)
-    return [(source, Overrides(labels=labels), asked or "auto", config) for source in sources]
-
-
-def _worst(facts: dict[str, Any]) -> float:
-    return float(max(row["max_relative_difference"] for row in facts["parity"]))
-
-
-def _lines(reference_model: ReferenceModel, facts: dict[str, Any]) -> list[str]:
-    batches = ", ".join(str(row["batch"]) for row in facts["parity"])
-    model = facts["model"]
-    classes = f"{model['classes']} classes, " if model["classes"] else ""
-    return [
-        f"{model['source']}: {model['task']}, {model['parameters']:,} parameters, {classes}opset {facts['opset']}, "
-        f"IR {facts['ir_version']}",
-        *_input_lines(reference_model),
-        *(
-            [f"labels: {textwrap.shorten('; '.join(reference_model.labels), 100, placeholder=' ...')}"]
-            if reference_model.labels
-            else []
-        ),
-        f"largest difference from the original (max|a-b| / max|b|) at batch {batches}: {_worst(facts):.1e}",
-    ]
-
-
-def _graph_name(name: str) -> str:
-    """What the user typed, fit to name a graph."""
-    stem = Path(name.partition(":")[2] or name).name
-    kept = "".join(c if c.isalnum() or c in "._-" else "_" for c in stem).strip("._-")
-    return kept[:64] or "model"
-
-
-def _input_lines(reference_model: Any) -> list[str]:
-    if reference_model.preprocess is None:
-        return []
-    spec = reference_model.preprocess
-    if isinstance(spec.resize, int):
-        resize = f"resize to short side {spec.resize}"
-    else:
-        resize = f"{'cover' if spec.fit == 'cover' else 'resize to'} {spec.resize[0]}x{spec.resize[1]}"
-    return [
-        f"images: {resize} ({spec.interpolation}), crop {spec.crop[0]}x{spec.crop[1]}, "
-        f"mean {_numbers(spec.mean)}, std {_numbers(spec.std)}"
-    ]
-
-
-def _numbers(values: tuple[float, ...]) -> str:
-    return " ".join(f"{value:.4g}" for value in (values[:1] if len(set(values)) == 1 else values))
+    config = dataclasses.replace(ExportConfig(graph_name(sources[0].name), 20, None, True), **changed)
+    overrides = Overrides(labels=labels)
+    return [(functools.partial(read_model, source, overrides), asked or "auto", config) for source in sources]
 
 
 def _list(console: Console, patterns: tuple[str, ...]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from vitdeploy.api.graph import REWRITES
 from vitdeploy.cli.console import Console, command_line, output_options
 from vitdeploy.cli.sources import ImageSize
 
@@ -24,16 +25,6 @@ class MergeStep(click.ParamType):  # type: ignore[type-arg]  # generic from clic
         if match is None:
             self.fail(f"{value!r} is not BLOCK:TOKENS, as 1:192.", param, ctx)
         return int(match[1]), int(match[2])
-
-
-REWRITES = (
-    "fold_layer_scale",
-    "fold_attention_scale",
-    "drop_key_bias",
-    "fold_value_bias",
-    "fold_image_normalisation",
-    "class_token_only",
-)
 
 
 @click.command("optimize")
@@ -87,40 +78,23 @@ def command(
     canonical form (LayerNorm and GELU as single nodes, linears as MatMul and Add, shapes as constants). --merge-tokens
     applies after the comparison.
     """
-    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, SEQUENCE_PARTS, find_graph, graphs_in, is_ours
-    from vitdeploy.publish import check_replaceable, replacing
-
     if len(dict(merging)) < len(merging):
         raise click.UsageError("--merge-tokens names a block twice")
-    file = find_graph(graph)
-    check_replaceable(output, OUTPUT_NAMES)
+    from vitdeploy.api.graph import graph_file, optimize
+    from vitdeploy.pipeline.stages.files import is_ours
 
-    from vitdeploy.graph.optimize import OptimizeOptions
-    from vitdeploy.pipeline.stages.optimize import optimize
-
-    graphs = graphs_in(graph) if graph.is_dir() else {file.stem if file.stem in SEQUENCE_PARTS else "model": file}
-    options = OptimizeOptions(
-        **{name: name not in without for name in REWRITES},
+    made = optimize(
+        graph,
+        output,
+        without=without,
         qkv=qkv,  # type: ignore[arg-type]
         rotate_residual=rotate_residual,
-        token_merging=tuple(sorted(merging)),
+        merge_tokens=dict(merging),
         align_rows=align_rows,
+        image_size=image_size,
+        progress=console,
     )
-    with console, replacing(output, OUTPUT_NAMES) as work:
-        facts = optimize(graphs, options, work, console.progress, image_size)
-    lines = []
-    for name, counts in facts["rewrites"].items():
-        before, after = facts["nodes"][name]
-        changed = [f"{count} x {rewrite}" for rewrite, count in counts.items() if count]
-        lines.append(f"{name}: {before} nodes -> {after}; {', '.join(changed) or 'nothing to rewrite'}")
-        lines.append(f"{name}: largest difference (max|a-b| / max|b|) {facts['difference'][name]:.1e}")
-        if merging:
-            steps = [f"{tokens} behind block {block}" for block, tokens in sorted(merging)]
-            lines.append(
-                f"{name}: tokens merged after that, {facts['token_merging'][name]['tokens']} to {', '.join(steps)}; "
-                "not exact: `vitdeploy verify` measures what it costs"
-            )
     then = command_line("vitdeploy", "quantize", output, "--data", "DIR", "--target", "openvino-cpu", "-o", "DIR")
-    if not is_ours(file):  # it does not say yet how its images are prepared
+    if not is_ours(graph_file(graph)):  # it does not say yet how its images are prepared
         then = command_line("vitdeploy", "export", output / "model.onnx", "-o", "DIR")
-    console.finish(facts, lines, output, then)
+    console.finish(dict(made.document), made.text, output, then)

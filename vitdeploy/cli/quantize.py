@@ -2,21 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, Number, command_line, output_options
 from vitdeploy.cli.sources import ImageSize
-
-if TYPE_CHECKING:
-    from vitdeploy.search.mixed import Mixed
-    from vitdeploy.search.sensitivity import Sensitivity
-
-LISTED_LAYERS = 8
 
 
 @click.command("quantize")
@@ -81,156 +73,30 @@ def command(
     For NVIDIA GPUs the types are written into the graph: int8, fp8 and fp16. A pass over the images finds what must
     stay in float32, and the result is evaluated on the images with these types.
     """
-    import tempfile
-
-    from vitdeploy.backends import TARGETS
-    from vitdeploy.pipeline.capability import check_placed
-    from vitdeploy.pipeline.early import check_data
-    from vitdeploy.pipeline.stages.files import MODEL_FILE, OUTPUT_NAMES, copy_labels, find_graph, is_ours
-    from vitdeploy.publish import check_replaceable, replacing
-    from vitdeploy.runtime.backend import require_runtime
-    from vitdeploy.spec import Budget
-
     if precision != "mixed" and (min_agreement is not None or latency_table is not None):
         raise click.UsageError("--min-agreement and --latency-table need --precision mixed.")
-    check_placed(target, precision)
-    typed = TARGETS[target].typed
-    if typed and (vnni is not None or sensitivity):
+    from vitdeploy.backends import TARGETS
+
+    if TARGETS[target].typed and (vnni is not None or sensitivity):
         raise click.UsageError(f"--vnni and --sensitivity are for the targets of the CPU, not for {target}.")
-    if precision == "mixed":
-        require_runtime(target)
-    given = file = find_graph(graph)
-    check_data(data)
-    check_replaceable(output, OUTPUT_NAMES)
+    from vitdeploy.api.quantize import quantize
 
-    from vitdeploy.pipeline.job import weight_bits
-    from vitdeploy.pipeline.stages.compile import check_task
-    from vitdeploy.pipeline.stages.external import import_external
-    from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
-    from vitdeploy.pipeline.stages.search import (
-        SearchConfig,
-        find_mixed,
-        find_sensitivity,
-        read_sensitivity,
-        write_page,
+    made = quantize(
+        graph,
+        data,
+        target,
+        output,
+        precision=precision,  # type: ignore[arg-type]
+        num_samples=num_samples,
+        vnni=vnni,
+        ignore=ignore,
+        sensitivity=sensitivity,
+        min_agreement=min_agreement,
+        latency_table=latency_table,
+        seed=seed,
+        skip_bad=skip_bad,
+        image_size=image_size,
+        progress=console,
     )
-    from vitdeploy.pipeline.stages.typed import EIGHT_BITS, place_typed
-    from vitdeploy.pipeline.subjects import graph_metadata
-    from vitdeploy.pipeline.tasks.images import calibration_images
-    from vitdeploy.runtime.host import describe_host
-    from vitdeploy.runtime.weight_bits import saturation_warning
-
-    mixed, costs, bits = None, None, 8 if typed else weight_bits(vnni)
-    if image_size is not None and is_ours(given):
-        raise click.UsageError(f"{given} has its image size already; leave out --image-size")
-    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder, console:
-        if not is_ours(given):
-            file, notes = import_external(given, Path(folder), console.progress, image_size)
-            for note in notes:
-                console.note(note)
-        metadata = graph_metadata(file)
-        check_task(metadata.task, target, precision)
-        with replacing(output, OUTPUT_NAMES) as work:
-            samples, skipped = calibration_images(
-                data, num_samples, seed, metadata.images, skip_bad=skip_bad, progress=console.progress
-            )
-            calibrated: dict[str, Any] = {"images": len(samples), "memory": None, "warnings": []}
-            if not typed or precision in EIGHT_BITS:
-                calibrated = calibrate(file, samples, work, console.progress)
-            statistics, search = work / "statistics.npz", SearchConfig(target, ignore, bits)
-            if precision == "mixed":
-                budget = Budget(min_agreement=min_agreement)
-                mixed = find_mixed(search, budget, file, statistics, samples, work, console.progress, latency_table)
-                costs = read_sensitivity(work)
-            elif sensitivity:
-                costs = find_sensitivity(search, file, statistics, samples, work, console.progress)
-            if costs is not None:
-                write_page(costs, metadata.name, work)
-            config = PlaceConfig(target, precision, ignore, bits)  # type: ignore[arg-type]
-            if typed:
-                placed = place_typed(config, file, statistics, samples, work, console.progress)
-            else:
-                placed = place_graph(config, file, statistics, work, mixed)
-            if statistics.exists():
-                statistics.unlink()
-                (work / "calibrate.json").unlink()
-                (work / "ranges.json").rename(work / "calibration.json")
-            copy_labels(given.parent, work)
-    images = f"{calibrated['images']} calibration images"
-    counts = f"{len(placed['int8'])} layers in {'FP8' if precision == 'fp8' else 'INT8'} for {target}"
-    lines = [f"{counts}, {len(placed['float'])} in float, {images}"]
-    if typed:
-        lines = [*([counts] if placed["int8"] else []), *_half_lines(placed["half"]), images]
-    if bits < 8:
-        lines.append(f"weights of {bits} bits, for CPUs without VNNI")
-    saturation = None if typed else saturation_warning(bits, describe_host()["isa"])
-    warnings = [*calibrated["warnings"], *([saturation] if saturation else [])]
-    lines += [f"  float: {name} ({reason})" for name, reason in placed["float"].items()]
-    lines += _cost_lines(costs) if costs is not None else []
-    lines += _override_lines(mixed) if mixed is not None else []
-    lines += [f"warning: {text}" for text in warnings]
-    if skipped:
-        lines.append(f"skipped {len(skipped)} unreadable images: {', '.join(skipped[:3])}")
-    document: dict[str, Any] = {
-        "target": target,
-        "precision": precision,
-        "int8": list(placed["int8"]),
-        "float": placed["float"],
-        "calibration_images": calibrated["images"],
-        "memory": calibrated["memory"],
-        "weight_bits": bits,
-        "warnings": warnings,
-        "skipped": list(skipped),
-        "path": str(output / MODEL_FILE),
-    }
-    if typed:
-        document["half"] = placed["half"]
-    for name, found in (("sensitivity", costs), ("mixed", mixed)):
-        if found is not None:
-            document[name] = _encoded(found)
     then = command_line("vitdeploy", "compile", output, "--target", target, "-o", "DIR")
-    console.finish(document, lines, output, then)
-
-
-def _encoded(found: Sensitivity | Mixed) -> Any:
-    from vitdeploy.spec import encode
-
-    return encode(found)
-
-
-def _half_lines(found: dict[str, Any]) -> list[str]:
-    """What is in half precision, and what is not."""
-    total, left = sum(found["macs"].values()), found["macs"]["float32"]
-    reasons = Counter(found["float32"].values())
-    lines = [f"{found['type']} typed in the graph, {100 * left / max(total, 1):.1f} % of the products in float32"]
-    if found["residual_exponent"]:
-        lines.append(f"the residual stream is scaled by 2^-{found['residual_exponent']}, which is exact")
-    lines += [f"  float32: {count} operations ({reason})" for reason, count in reasons.most_common(LISTED_LAYERS)]
-    for name, share in list(found["underflow"].items())[:1]:
-        count = len(found["underflow"])
-        lines.append(f"underflow: {count} tensors lose over 1 % of their numbers to zero, most {name} ({share:.0%})")
-    return lines
-
-
-def _cost_lines(found: Sensitivity) -> list[str]:
-    """The layers that cost most."""
-    worst = found.layers[:LISTED_LAYERS]
-    width = max((len(each.cost.name) for each in worst), default=0)
-    lines = [f"all in INT8: {found.distance:.3g} ({found.unit}) from the float graph, on {found.images} images"]
-    for each in worst:
-        reads = f"reads {each.low:.3g} to {each.high:.3g}, half of its channels within {each.median:.3g}"
-        lines.append(f"  {each.cost.name:<{width}}  {100 * each.cost.share:5.1f} %  {reads}")
-    return lines
-
-
-def _override_lines(found: Mixed) -> list[str]:
-    """The precision overrides, and where they led."""
-    lines = [f"{len(found.taken)} precision overrides; INT8 saves {found.saved_us:.0f} us in all layers"]
-    lines += [f"  {each.override}: {each.override.price_us:+.1f} us" for each in found.taken]
-    for name, reached in (("int8", found.int8), ("mixed", found.reached)):
-        expected = reached.expected
-        words = f", expected agreement {expected.agreement:.2f} %" if expected is not None else ""
-        lines.append(f"  {name}: distance {reached.distance:.3g}{words}")
-    if found.met is False:
-        lines.append("no further override helps: the wanted agreement is not expected to be met")
-    return lines
+    console.finish(dict(made.document), made.text, output, then)

@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitdeploy.api.bench_lines import claim, claims_of, ratio_text
-from vitdeploy.api.tables import Column, Line, Table, human_bytes
 from vitdeploy.cli.console import Console, command_line, output_options
 from vitdeploy.cli.sources import model_option
-from vitdeploy.cli.steps import tell_finished
 from vitdeploy.cli.unmet import unmet_fix
-
-if TYPE_CHECKING:
-    from vitdeploy.pipeline.job import Job
-
-
-GUARDED = " (the guard of every run whose budget bounds neither drop nor agreement)"
 
 
 @click.command("run")
@@ -62,112 +51,30 @@ def command(
     With --model the original is the module that your own function returns, with the weights of source.checkpoint if the
     recipe has one. The recipe then names no model.
     """
+    from vitdeploy.api.deploy import plan, run
     from vitdeploy.errors import GateError
-    from vitdeploy.pipeline.early import check_recipe
     from vitdeploy.pipeline.recipe import load_recipe
     from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
     from vitdeploy.publish import check_replaceable
 
     loaded = load_recipe(recipe, overrides, function)
     out = output or Path("out") / loaded.name
-    check_replaceable(out, OUTPUT_NAMES)
-    check_recipe(loaded)
-
-    from vitdeploy.pipeline.assemble import run_pipeline
-    from vitdeploy.pipeline.job import prepare
-    from vitdeploy.pipeline.plan import make_plan
-    from vitdeploy.pipeline.run import default_store, preview
-
-    store = default_store()
-    with console:
-        jobs = prepare(loaded, skip_bad=skip_bad, progress=console.progress, function=function)
-        several = len(jobs) > 1
-        for note in dict.fromkeys(note for job in jobs for note in (*job.reference_model.notes, *job.data.notes)):
-            console.note(note)
-        if dry_run:
-            rows = [(_at(job, name, several), there) for job in jobs for name, there in preview(make_plan(job), store)]
-            plan = [f"{'reuse' if there else 'make ':<5}  {name}" for name, there in rows]
-            plan += ["make   bench", f"make   bundle {out}"]
-            document = {"plan": [{"step": name, "reuse": there} for name, there in rows], "output": str(out)}
-            console.finish(document, plan, None)
-            return
-        report, outcomes = run_pipeline(
-            jobs,
-            loaded,
-            out,
-            store,
-            resume=resume,
-            progress=lambda job: functools.partial(_progress, console, job, several),
-            finished=lambda job, step, reused: tell_finished(console, _at(job, step.name, several), step, reused),
-            note=lambda job, text: console.note(_at(job, text, several)),
-        )
-    lines: list[Line] = []
-    for outcome in outcomes:
-        lines += [f"{outcome.job.size}:"] if several else []
-        warnings = [f"warning: {text}" for text in outcome.report["warnings"]]
-        lines += [_table(outcome.report), "", *warnings, outcome.verdict.sentence, *outcome.verdict.remarks]
-        lines += [""] if several else []
-    example = "TOKENS.npz" if jobs[0].reference_model.preprocess is None else "IMAGE"
+    if dry_run:
+        check_replaceable(out, OUTPUT_NAMES)
+        steps = plan(loaded, function=function, skip_bad=skip_bad, progress=console)
+        lines = [f"{'reuse' if each.reuse else 'make ':<5}  {each.name}" for each in steps]
+        document = {"plan": [{"step": each.name, "reuse": each.reuse} for each in steps], "output": str(out)}
+        console.finish(document, [*lines, "make   bench", f"make   bundle {out}"], None)
+        return
+    made = run(loaded, out, function=function, resume=resume, skip_bad=skip_bad, progress=console)
+    example = "TOKENS.npz" if made.manifest.preprocess is None else "IMAGE"
     predict = command_line("vitdeploy", "predict", out, example)
-    console.finish(report, lines, out, f"open {command_line(out / 'report.html')}, or: {predict}")
-    unmet = [outcome for outcome in outcomes if outcome.verdict.gate.status in ("fail", "undecided")]
-    if unmet:
-        from vitdeploy.verify.gate import guards
-
-        failed = any(outcome.verdict.gate.status == "fail" for outcome in unmet)
-        reasons = [_at(each.job, reason, several) for each in unmet for reason in each.verdict.gate.reasons]
+    console.finish(dict(made.document), made.tables, out, f"open {command_line(made.report)}, or: {predict}")
+    if made.status in ("fail", "undecided"):
         raise GateError(
-            f"the budget is {'not met' if failed else 'not provably met'}",
-            found="; ".join(reasons),
-            wanted=f"{unmet[0].job.budget}{GUARDED if guards(loaded.to_budget()) else ''}",
-            fix=f"{unmet_fix(reasons)}. The bundle is written all the same, without the engines that fail it; "
+            f"the budget is {'not met' if made.status == 'fail' else 'not provably met'}",
+            found="; ".join(made.reasons),
+            wanted=made.budget,
+            fix=f"{unmet_fix(made.reasons)}. The bundle is written all the same, without the engines that fail it; "
             "--set bundle.include_failed=true keeps them",
         )
-
-
-def _at(job: Job, text: str, several: bool) -> str:
-    """The text, with the job's image size where there are several."""
-    return f"{job.size}: {text}" if several else text
-
-
-def _progress(console: Console, job: Job, several: bool, text: str, done: int, total: int) -> None:
-    console.progress(_at(job, text, several), done, total)
-
-
-def _p99(row: dict[str, Any]) -> str:
-    return next(claim(each, 2) for each in claims_of(row) if each["name"] == "p99")
-
-
-def _table(report: dict[str, Any]) -> Table:
-    verified = {engine["artifact"]: engine for engine in report["engines"]}
-    ratios = {(r["a"], r["b"]): r for r in report["bench"]["ratios"] if r["metric"] == "latency"}
-    first = report["engines"][0]["verify"]
-    columns = (
-        Column("artifact"),
-        Column(first["metric"] or "", 90, least=6),
-        Column("agreement", 80),
-        Column("p50 ms", 100, least=7),
-        Column("p99 ms", 40, least=8),
-        Column(f"{report['data']['noun']}s/s", 50, least=8),
-        Column("size", 30, least=8),
-        Column("latency / original", 70, left=True),
-    )
-    rows = []
-    for row in report["bench"]["results"]:
-        name, engine = row["artifact"], verified.get(row["artifact"])
-        value = engine["verify"]["value"] if engine else first["reference_value"]
-        ratio = ratios.get((name, "original"))
-        against = ratio_text(ratio) if ratio else ""
-        rows.append(
-            (
-                name,
-                "" if value is None else f"{value:.2f}",
-                f"{engine['verify']['agreement']:.2f}" if engine else "",
-                f"{row['latency_ms']['p50']:.2f}",
-                _p99(row),
-                f"{row['throughput']:.1f}",
-                human_bytes(engine["bytes"]) if engine else "",
-                f"{against} {' '.join(row['flags'])}".strip(),
-            )
-        )
-    return Table(columns, tuple(rows))

@@ -8,12 +8,9 @@ from typing import Any
 
 import click
 
-from vitdeploy.api.bench_lines import ratio_text
-from vitdeploy.api.tables import Column, Line, Table, human_bytes
 from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, Number, command_line, output_options
 from vitdeploy.cli.sources import model_option
-from vitdeploy.cli.steps import tell_finished
 from vitdeploy.cli.unmet import unmet_fix
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -71,106 +68,31 @@ def command(
     Prints the Pareto front and a verdict, and writes the recipe of the engine to ship. Options override the recipe's
     budget. Exit code 5 when nothing is proven to meet it.
     """
+    from vitdeploy.api.tune import tune_recipe
     from vitdeploy.errors import GateError
-    from vitdeploy.pipeline.early import check_recipe
     from vitdeploy.pipeline.recipe import load_recipe
-    from vitdeploy.pipeline.stages.files import RECIPE_FILE, TUNED_NAMES
-    from vitdeploy.publish import check_replaceable
 
     loaded = load_recipe(recipe, overrides, function)
-    bounds = {"max_drop": max_drop, "min_agreement": min_agreement, "max_latency": max_latency}
     out = output or Path("out") / f"{loaded.name}-tuned"
-    check_replaceable(out, TUNED_NAMES)
-    check_recipe(loaded.model_copy(update={"precision": "fp32"}), targets or None)  # every precision is tried
-
-    from vitdeploy.pipeline.run import default_store
-    from vitdeploy.pipeline.tuning.prepare import prepare_search
-    from vitdeploy.pipeline.tuning.tuner import Tuner
-    from vitdeploy.pipeline.tuning.write import write_tuned
-
-    with console:
-        job = prepare_search(loaded, targets, bounds, skip_bad=skip_bad, progress=console.progress, function=function)
-        for note in (*job.reference_model.notes, *job.data.notes):
-            console.note(note)
-        tuner = Tuner(
-            job,
-            default_store(),
-            resume,
-            console.progress,
-            lambda step, reused: tell_finished(console, step.name, step, reused),
-            time_budget,
-        )
-        for note in tuner.foresee():
-            console.note(note)
-        tuned = tuner.run()
-        document = write_tuned(tuned, out)
-    lines: list[Line] = [_variants(document), "", _finalists(document), ""]
-    lines += [f"warning: {text}" for text in document["warnings"]]
-    lines += [document["verdict"]["sentence"], *document["verdict"]["remarks"]]
-    lines += [f"not tried: {each['what']}: {each['why']}" for each in document["left_out"]]
+    bounds = {"max_drop": max_drop, "min_agreement": min_agreement, "max_latency": max_latency}
+    found = tune_recipe(
+        loaded,
+        out,
+        function=function,
+        targets=targets,
+        budget=bounds,
+        time_budget=time_budget,
+        resume=resume,
+        skip_bad=skip_bad,
+        progress=console,
+    )
     model = ("--model", function) if function else ()
-    then = command_line("vitdeploy", "run", out / RECIPE_FILE, *model, "-o", "DIR")
-    console.finish(document, lines, out, f"open {command_line(out / 'tune.html')}, or: {then}")
-    gate = tuned.choice.gate
-    if gate.status in ("fail", "undecided"):
+    then = command_line("vitdeploy", "run", found.recipe, *model, "-o", "DIR")
+    console.finish(dict(found.document), found.lines(), out, f"open {command_line(found.report)}, or: {then}")
+    if found.status in ("fail", "undecided"):
         raise GateError(
-            f"the budget is {'not met' if gate.status == 'fail' else 'not provably met'} by any variant",
-            found=f"{tuned.choice.best.name}: {'; '.join(gate.reasons)}",
-            wanted=str(job.budget),
-            fix=f"{unmet_fix(gate.reasons)}. The result is written all the same",
+            f"the budget is {'not met' if found.status == 'fail' else 'not provably met'} by any variant",
+            found=f"{found.best}: {'; '.join(found.reasons)}",
+            wanted=found.budget,
+            fix=f"{unmet_fix(found.reasons)}. The result is written all the same",
         )
-
-
-def _variants(document: dict[str, Any]) -> Table:
-    columns = (
-        Column("variant"),
-        Column(document["unit"], 60, least=10),
-        Column("expected agreement", 80),
-        Column("ms", 100, least=7),
-        Column("size", 40, least=8),
-        Column("on the front", 90, left=True),
-    )
-    rows = [
-        (
-            each["name"],
-            f"{each['distance']:.3g}",
-            f"{each['expected']['agreement']:.2f}" if each["expected"] else "",
-            f"{each['latency_ms']:.2f}",
-            human_bytes(each["bytes"]),
-            "yes" if each["finalist"] else "",
-        )
-        for each in sorted(document["variants"], key=lambda each: (each["distance"], each["latency_ms"]))
-    ]
-    return Table(columns, tuple(rows))
-
-
-def _finalists(document: dict[str, Any]) -> Table:
-    ratios = {r["a"]: r for r in document["bench"]["ratios"] if (r["b"], r["metric"]) == ("original", "latency")}
-    rows = {row["artifact"]: row for row in document["bench"]["results"]}
-    first = document["engines"][0]["verify"]
-    columns = (
-        Column("finalist"),
-        Column(first["metric"] or "", 60, least=8),
-        Column("agreement", 80),
-        Column("p50 ms", 100, least=7),
-        Column("latency / original", 70, left=True),
-    )
-    original = f"{rows['original']['latency_ms']['p50']:.2f}"
-    cells = [("original", _number(first["reference_value"]), "", original, "")]
-    for each in document["engines"]:
-        name, verify = each["artifact"], each["verify"]
-        ratio = ratio_text(ratios[name]) if name in ratios else ""
-        cells.append(
-            (
-                name,
-                _number(verify["value"]),
-                f"{verify['agreement']:.2f}",
-                f"{rows[name]['latency_ms']['p50']:.2f}",
-                f"{ratio} {' '.join(rows[name]['flags'])}".rstrip(),
-            )
-        )
-    return Table(columns, tuple(cells))
-
-
-def _number(value: float | None) -> str:
-    return "" if value is None else f"{value:.2f}"

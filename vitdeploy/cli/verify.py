@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitdeploy.api.tables import interval
 from vitdeploy.cli.bundle_options import trust_option
 from vitdeploy.cli.complete import complete_models, complete_targets
 from vitdeploy.cli.console import Console, Number, output_options
-from vitdeploy.cli.evaluation import evaluation, label_options
+from vitdeploy.cli.evaluation import label_options
 from vitdeploy.cli.on import finish_devices, on_option
 from vitdeploy.cli.sources import source_options, to_source
 
 if TYPE_CHECKING:
     from vitdeploy.errors import GateError
-    from vitdeploy.pipeline.on_devices import Outcome
-    from vitdeploy.pipeline.subjects import Subject
-    from vitdeploy.pipeline.tasks.adapter import DataChoice
-    from vitdeploy.spec import Budget
     from vitdeploy.verify.gate import Gate
 
 
@@ -88,131 +82,43 @@ def command(
     """
     if on is not None and (bisect or emulate):
         raise click.UsageError("--on runs a whole engine: leave --bisect and --emulate out.")
-    _check_early(artifact, against, data, annotations, target)
+    from vitdeploy.api.artifacts import Named
+    from vitdeploy.api.images import images
+    from vitdeploy.api.verify import Verification, verify, verify_on
+    from vitdeploy.api.verify import bisect as find_cause
+
+    original = Named(against, to_source(None, options))
+    chosen = images(data, labels, annotations=annotations)
+    common: dict[str, Any] = {
+        "target": target,
+        "num_samples": num_samples,
+        "seed": seed,
+        "skip_bad": skip_bad,
+        "progress": console,
+    }
     if bisect:
         if max_drop is not None or min_agreement is not None or labels is not None or annotations is not None:
             raise click.UsageError("--bisect judges nothing: leave --max-drop, --min-agreement and labels out.")
         if trust is not None:
             raise click.UsageError("--bisect compiles the parts that it runs: leave --trust out.")
-        from vitdeploy.pipeline.bisection import bisect_artifact
-
-        with console:
-            told = bisect_artifact(
-                artifact,
-                against,
-                data,
-                target=target,
-                num_samples=num_samples,
-                seed=seed,
-                skip_bad=skip_bad,
-                progress=console.progress,
-            )
+        told = find_cause(artifact, original, chosen, **common)
         console.finish(told.document, told.lines, None, told.then)
         return
-    from vitdeploy.pipeline.comparison import verify_subjects
-    from vitdeploy.pipeline.subjects import emulation_offered, opened
-    from vitdeploy.spec import Budget
-
-    choice = evaluation(data, labels, annotations, num_samples, seed)
-    budget = Budget(max_drop=max_drop, min_agreement=min_agreement)
-    offer = contextlib.nullcontext() if emulate or on is not None else emulation_offered(artifact, target)
-    source = to_source(None, options)
-    with console, offer, opened(target=target, source=source, emulated=emulate, trust=trust) as find:
-        if on is not None:
-            outcomes = _verify_on(console, on, artifact, find(against)[0], choice, target, trust, skip_bad, budget)
-        else:
-            found, gate = verify_subjects(
-                find(artifact)[0],
-                find(against)[0],
-                choice,
-                skip_bad=skip_bad,
-                budget=budget,
-                progress=console.progress,
-                note=console.note,
-            )
-    noun = "sequence" if data.suffix == ".npz" else "image"
+    bounds: dict[str, Any] = {"max_drop": max_drop, "min_agreement": min_agreement, "trust": trust}
     if on is not None:
         finish_devices(
             console,
-            outcomes,
-            lambda judged: dict(judged[0]),
-            lambda judged: _lines(judged[0], judged[1], noun),
-            lambda judged: _unmet(judged[1]),
+            verify_on(on, artifact, original, chosen, **bounds, **common),
+            lambda found: dict(found.document),
+            Verification.lines,
+            lambda found: _unmet(found.gate),
         )
         return
-    console.finish(found, _lines(found, gate, noun), None)
-    error = _unmet(gate)
+    found = verify(artifact, original, chosen, emulate=emulate, **bounds, **common)
+    console.finish(dict(found.document), found.lines(), None)
+    error = _unmet(found.gate)
     if error is not None:
         raise error
-
-
-def _check_early(artifact: str, against: str, data: Path, annotations: Path | None, target: str | None) -> None:
-    """What is wrong with names and paths, before anything heavy is imported."""
-    from vitdeploy.pipeline.early import check_artifact, check_data, check_engine, require_annotations
-
-    if target is not None:
-        check_engine(target)
-    for text in (artifact, against):
-        check_artifact(text)
-    check_data(data)
-    require_annotations(annotations)
-
-
-def _verify_on(
-    console: Console,
-    on: str,
-    artifact: str,
-    theirs: Subject,
-    choice: DataChoice,
-    target: str | None,
-    trust: Path | None,
-    skip_bad: bool,
-    budget: Budget,
-) -> list[Outcome[tuple[dict[str, Any], Gate]]]:
-    """The facts and the gate of each device."""
-    import tempfile
-
-    from vitdeploy.devices.registry import find_devices
-    from vitdeploy.pipeline.device_artifact import find_device_artifacts
-    from vitdeploy.pipeline.on_devices import verify_on
-
-    devices = find_devices(on)
-    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as work:
-        device_artifact = find_device_artifacts(artifact, target=target, work=Path(work), trust=trust)[0]
-        return verify_on(
-            device_artifact,
-            theirs,
-            choice,
-            devices,
-            skip_bad=skip_bad,
-            budget=budget,
-            progress=console.progress,
-            note=console.note,
-        )
-
-
-def _lines(found: dict[str, Any], gate: Gate, noun: str) -> list[str]:
-    lines = [f"{found['artifact']} against {found['against']} on {found['n']} {noun}s"]
-    if found["metric"] is not None:
-        lines.append(
-            f"{found['metric'] + ' ':<12}{found['value']:.2f} %, original {found['reference_value']:.2f} %, "
-            f"drop {interval(found['drop'], found['drop_ci95'])} points"
-        )
-    if found.get("top5") is not None:
-        lines.append(f"top-5       {found['top5']:.2f} %, original {found['reference_top5']:.2f} %")
-    lines.append(f"agreement   {interval(found['agreement'], found['agreement_ci95'])} % ({found['agreement_of']})")
-    distance = [f"KL {found['kl']:.2e} nats"] if "kl" in found else []
-    if "cosine_mean" in found:
-        distance.append(f"cosine {found['cosine_mean']:.6f} (least {found['cosine_min']:.6f})")
-    lines += [
-        f"distance    {'; '.join([*distance, 'largest difference ' + format(found['max_difference'], '.1e')])}",
-        f"diagnosis   {found['diagnosis']}",
-    ]
-    lines += found["remarks"]
-    lines += [f"warning: {text}" for text in found["warnings"]]
-    if gate.status != "none":
-        lines.append(f"gate        {gate.status}" + "".join(f"; {reason}" for reason in gate.reasons))
-    return lines
 
 
 def _unmet(gate: Gate) -> GateError | None:

@@ -14,6 +14,7 @@ class Source:
     `text_features`: a .npy of float32 [classes, width], which makes a CLIP or SigLIP tower a zero-shot classifier.
     `function` is `package.module:function`, and comes from the command line only; it must return the weights of the
     digest `weights` where that is given. `only_batch`: an ONNX file is taken at that.
+    `module`: the file of a module in memory, which this user's own process has written a moment ago.
     """
 
     model: str | None = None
@@ -24,7 +25,13 @@ class Source:
     function: str | None = None
     weights: str | None = None
     only_batch: int | None = None
+    module: Path | None = None
 
     @property
     def name(self) -> str:
-        return self.function or self.model or (self.checkpoint.name if self.checkpoint else "model")
+        return (
+            self.function
+            or self.model
+            or (self.module.stem if self.module else "")
+            or (self.checkpoint.name if self.checkpoint else "model")
+        )

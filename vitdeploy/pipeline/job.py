@@ -54,10 +54,18 @@ class Job:
         return with_guard(self.recipe.to_budget(), self.reference_model.task)
 
 
-def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress, function: str | None = None) -> tuple[Job, ...]:
+def prepare(
+    recipe: Recipe,
+    *,
+    skip_bad: bool,
+    progress: Progress,
+    function: str | None = None,
+    module: Path | None = None,
+) -> tuple[Job, ...]:
     """Resolve a recipe: a job for each of its image sizes, all on the same samples.
 
-    `function` is the user's own model, `package.module:function`, of a recipe that names none.
+    `function` is the user's own model, `package.module:function`, of a recipe that names none; `module` the file of
+    one in memory.
 
     Raises:
         MissingFileError, UnknownModelError, CheckpointError, DataError, ImageError: an input is missing or unusable.
@@ -69,7 +77,7 @@ def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress, function: str
     reference_models, settled = [], []
     for i, each in enumerate(recipes):
         progress("read the model", i, len(recipes))
-        source = dataclasses.replace(each.to_source(), function=function)
+        source = dataclasses.replace(each.to_source(), function=function, module=module)
         reference_model, batch = settle_batch(find_reference_model(source, each.to_overrides()), each.export.batch)
         reference_models.append(reference_model)
         settled.append(each.at_batch(batch) if batch is not None and each.export.batch == "auto" else each)

@@ -33,6 +33,8 @@ if TYPE_CHECKING:
     from vitdeploy.models.loaded import LoadedModel
 
 ORIGINAL = "original"
+# Fields of a source that name files.
+FILES = ("checkpoint", "text_features", "module")
 
 
 @dataclass(frozen=True)
@@ -296,7 +298,7 @@ def reference_runner(source: Source, *, threads: int = 0, original: LoadedModel 
 
 def to_request(source: Source) -> dict[str, Any]:
     """The source as JSON values, for a measuring process in any working folder."""
-    files = {name: path.resolve() for name in ("checkpoint", "text_features") if (path := getattr(source, name))}
+    files = {name: path.resolve() for name in FILES if (path := getattr(source, name))}
     if is_onnx(source):
         files["model"] = _graph_file(source).resolve()
     plain = {**encode(source), **{name: str(path) for name, path in files.items()}}
@@ -307,6 +309,6 @@ def to_request(source: Source) -> dict[str, Any]:
 def from_request(request: Mapping[str, Any]) -> Source:
     """What `to_request` was given."""
     plain = {key: value for key, value in request.items() if key in {f.name for f in dataclasses.fields(Source)}}
-    paths = {name: Path(plain[name]) for name in ("checkpoint", "text_features") if plain.get(name)}
+    paths = {name: Path(plain[name]) for name in FILES if plain.get(name)}
     size = plain.get("image_size")
     return Source(**{**plain, **paths, "image_size": tuple(size) if size else None})

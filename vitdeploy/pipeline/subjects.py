@@ -31,7 +31,7 @@ from vitdeploy.models.names import FUNCTION
 from vitdeploy.pipeline.measure import original_candidate
 from vitdeploy.pipeline.placement import bundle_of, place_graphs
 from vitdeploy.pipeline.progress import Progress, silent
-from vitdeploy.pipeline.reference_model import find_reference_model, reference_runner
+from vitdeploy.pipeline.reference_model import ReferenceModel, find_reference_model, reference_runner
 from vitdeploy.pipeline.stages.compile import compile_graphs, read_engine
 from vitdeploy.pipeline.stages.files import MODEL_FILE, is_ours, known_labels
 from vitdeploy.pipeline.stages.files import find_graph as find_graph
@@ -155,21 +155,25 @@ def find_subjects(
         return subjects if bundle == path else [dataclasses.replace(s, name=str(path)) for s in subjects]
     # Which know recipes and PyTorch too: a bundle's bench needs neither.
     from vitdeploy.pipeline.batches import settle_batch
+
+    reference_model, batch = settle_batch(find_reference_model(_named(text, source)))
+    return [original_subject(text, reference_model, own=is_hub_name(text), noted=batch is not None)]
+
+
+def original_subject(name: str, reference_model: ReferenceModel, *, own: bool, noted: bool = False) -> Subject:
+    """An original as a subject. `own`: it says itself how its images are prepared; `noted`: its last note is to be said
+    beside its results."""
     from vitdeploy.pipeline.job import setting_of
 
-    named = is_hub_name(text)
-    reference_model, batch = settle_batch(find_reference_model(_named(text, source)))
-    return [
-        Subject(
-            text,
-            "fp32",
-            setting_of(reference_model),
-            named,
-            lambda: reference_runner(reference_model.source),
-            lambda name: original_candidate(reference_model.source, name),
-            reference_model.notes[-1:] if batch is not None else (),
-        )
-    ]
+    return Subject(
+        name,
+        "fp32",
+        setting_of(reference_model),
+        own,
+        lambda: reference_runner(reference_model.source),
+        lambda name: original_candidate(reference_model.source, name),
+        reference_model.notes[-1:] if noted else (),
+    )
 
 
 def _named(text: str, source: Source) -> Source:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from vitdeploy.errors import CapabilityError, InputError, RecipeError
 from vitdeploy.pipeline.job import Job, prepare
@@ -19,13 +20,14 @@ def prepare_search(
     skip_bad: bool,
     progress: Progress,
     function: str | None = None,
+    module: Path | None = None,
 ) -> Job:
     """The job in FP32 for all targets, without anything that the search is to choose.
 
     Args:
         targets: in the place of the recipe's, where there are any.
         bounds: fields of the budget; None keeps what the recipe says.
-        function: as for `prepare`.
+        function, module: as for `prepare`.
 
     Raises:
         RecipeError: an unknown target, or more than one image size.
@@ -37,8 +39,8 @@ def prepare_search(
     budget = recipe.budget.model_copy(update={key: bound for key, bound in bounds.items() if bound is not None})
     chosen = tuple(targets) or recipe.targets
     base = Variant(chosen[0], "fp32").recipe(recipe).model_copy(update={"budget": budget, "targets": chosen})
-    checked = validate(base.model_dump(exclude_unset=True), "the recipe", function)
-    [job] = prepare(checked, skip_bad=skip_bad, progress=progress, function=function)
+    checked = validate(base.model_dump(exclude_unset=True), "the recipe", function or (module.stem if module else None))
+    [job] = prepare(checked, skip_bad=skip_bad, progress=progress, function=function, module=module)
     if budget.max_drop is not None and recipe.data.labels == "none" and job.reference_model.task != "classification":
         raise InputError(
             "max_drop cannot be proven without labels",

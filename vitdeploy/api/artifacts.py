@@ -1,0 +1,91 @@
+"""What can be verified and measured: a bundle, a graph, a model; as values or as their names."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Union
+
+from vitdeploy.api.bundle import Bundle
+from vitdeploy.api.graph import Graph
+from vitdeploy.api.model import Model, model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitdeploy.models.given import Source
+    from vitdeploy.pipeline.subjects import Subject
+
+
+@dataclass(frozen=True)
+class Named:
+    """An artifact by its name, with what the command line says of it beside: `source` is of a model."""
+
+    text: str
+    source: Source
+
+
+ArtifactLike = Union[Bundle, Graph, Model, Named, str, Path, "nn.Module"]
+
+
+def artifact_name(artifact: ArtifactLike) -> str | None:
+    """The path or name that an artifact goes by; None for a model in memory."""
+    if isinstance(artifact, Named):
+        return artifact.text
+    if isinstance(artifact, Bundle | Graph):
+        return str(artifact.folder)
+    return str(artifact) if isinstance(artifact, str | Path) else None
+
+
+def check_early(artifact: ArtifactLike) -> None:
+    """Raise for a name that nothing has, before anything heavy is imported."""
+    from vitdeploy.pipeline.early import check_artifact
+
+    if (name := artifact_name(artifact)) is not None:
+        check_artifact(name)
+
+
+@contextlib.contextmanager
+def opened(
+    *, target: str | None, emulated: bool = False, trust: Path | None = None
+) -> Iterator[Callable[[ArtifactLike], list[Subject]]]:
+    """A finder of what can be run: every engine of a bundle (or the one for `target`), a graph, which is compiled into
+    a folder that goes at the end, or an original.
+
+    Args:
+        emulated: graphs that are typed for a GPU are evaluated on this CPU, with the storage of their types.
+        trust: bundles must be signed by this identity.
+    """
+    from vitdeploy.models.given import Source
+    from vitdeploy.pipeline.subjects import opened as opened_by_name
+
+    @contextlib.contextmanager
+    def finder(source: Source) -> Iterator[Callable[[str], list[Subject]]]:
+        with opened_by_name(target=target, source=source, emulated=emulated, trust=trust) as find:
+            yield find
+
+    with contextlib.ExitStack() as stack:
+
+        def find(artifact: ArtifactLike) -> list[Subject]:
+            name = artifact_name(artifact)
+            if name is None:
+                return [_original(model(artifact))]  # type: ignore[arg-type]
+            source = artifact.source if isinstance(artifact, Named) else Source()
+            return stack.enter_context(finder(source))(name)
+
+        yield find
+
+
+def _original(read: Model) -> Subject:
+    """A model that was read. One by a built-in name has only the preprocessing that is usual for it: the other side's
+    is then taken, as for its name."""
+    from vitdeploy.models.hub import is_hub_name
+    from vitdeploy.pipeline.batches import settle_batch
+    from vitdeploy.pipeline.subjects import original_subject
+
+    source = read.source
+    reference, batch = settle_batch(read.reference)
+    own = read.overrides.preprocess is not None or source.module is not None or is_hub_name(source.name)
+    return original_subject(read.name, reference, own=own, noted=batch is not None)

@@ -1,0 +1,151 @@
+"""Engines: a graph compiled for one target, in a bundle that an app loads."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from vitdeploy.api.folders import filling, home_of
+from vitdeploy.api.graph import GraphLike, graph_file
+from vitdeploy.api.reporter import Reporter, reporting
+from vitdeploy.api.shown import Shown
+from vitdeploy.api.tables import Line
+
+if TYPE_CHECKING:
+    from vitdeploy.compile.tensorrt import BuildOptions
+    from vitdeploy.runtime.predictor import Predictor
+    from vitdeploy.spec import EngineSpec, Manifest
+
+
+@dataclass(frozen=True, repr=False)
+class Bundle(Shown):
+    """A folder with engines that `vitdeploy.load`, every command and every app can load."""
+
+    folder: Path
+    document: Mapping[str, Any] = field(default_factory=dict)
+    text: tuple[str, ...] = ()
+
+    @functools.cached_property
+    def manifest(self) -> Manifest:
+        """What the bundle says of itself; raises ManifestError where it breaks a rule of the format."""
+        from vitdeploy.bundle.read import read_bundle
+
+        return read_bundle(self.folder)
+
+    @property
+    def engines(self) -> tuple[EngineSpec, ...]:
+        """Its engines, the recommended one first."""
+        return self.manifest.engines
+
+    def load(self, target: str = "auto", **options: Any) -> Predictor:
+        """A predictor of its first engine that works here, or of the one for `target`; options and errors as
+        `vitdeploy.load`."""
+        from vitdeploy.runtime.predictor import load
+
+        return load(self.folder, target=target, **options)
+
+    def lines(self) -> list[Line]:
+        return [*self.text, str(self.folder)]
+
+
+def compile(
+    graph: GraphLike,
+    target: str,
+    folder: str | Path | None = None,
+    *,
+    precision: Literal["fp32", "fp16", "bf16"] | None = None,
+    batch: int | None = None,
+    build: BuildOptions | None = None,
+    on: str | None = None,
+    progress: bool | Reporter = True,
+) -> Bundle:
+    """Compile a graph to an engine for one target.
+
+    Args:
+        graph: of `export` or `quantize`, its folder, or its model.onnx.
+        target: such as "openvino-cpu"; `vitdeploy doctor` lists them.
+        folder: as for `export`.
+        precision: of a float graph; None: fp32, or what the graph was placed for.
+        batch: the batch to compile at; None: the graph's own, or 1.
+        build: how TensorRT builds.
+        on: the name of a registered device, which compiles the engine; it is fetched.
+        progress: as for `export`.
+
+    Raises:
+        TargetError: the graph was placed for another target, or has a fixed batch.
+        CapabilityError: the target cannot do the precision or the task, or the engine did not run as placed.
+        MissingPackageError, EngineError: of the runtime.
+
+    >>> import vitdeploy as vd
+    >>> graph = vd.export("vit_w32d2h2_patch8_32", progress=False)
+    >>> [engine] = vd.compile(graph, "onnxruntime-cpu", progress=False).engines
+    >>> engine.artifact
+    'onnxruntime-cpu-fp32'
+    """
+    from vitdeploy.pipeline.capability import check_precision, require_target
+    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
+
+    if on is None:
+        require_target(target, precision or "fp32")
+    else:
+        check_precision(target, precision or "fp32")
+    file, home, reporter = graph_file(graph), home_of(folder, "bundle", OUTPUT_NAMES), reporting(progress)
+
+    from vitdeploy.pipeline.subjects import compile_bundle
+
+    with reporter, filling(home, OUTPUT_NAMES) as work:
+        reporter.progress(f"compile for {target}", 0, 1)
+        if on is None:
+            manifest = compile_bundle(file, target, batch, precision, work, reporter.progress, build)
+        else:
+            manifest = _compile_on(on, file, target, batch, precision, work, build, reporter)
+        reporter.progress(f"compile for {target}", 1, 1)
+    engine = manifest.engines[0]
+    kernels = ", ".join(f"{count} in {kind}" for kind, count in engine.kernels.items())
+    kernels = kernels or "as the graph is typed (this provider does not show its kernels)"
+    document = {
+        "artifact": engine.artifact,
+        "target": engine.target,
+        "precision": engine.precision,
+        "provider": engine.provider,
+        "batch": engine.batch,
+        "kernels": engine.kernels,
+        "path": str(home),
+    }
+    first = f"{engine.artifact} on {engine.provider}, batch {engine.batch}: linears and convolutions {kernels}"
+    return Bundle(home, document, (first,))
+
+
+def _compile_on(
+    on: str,
+    file: Path,
+    target: str,
+    batch: int | None,
+    precision: str | None,
+    out: Path,
+    build: BuildOptions | None,
+    reporter: Reporter,
+) -> Manifest:
+    from vitdeploy.devices.registry import find_devices
+    from vitdeploy.errors import UnknownDeviceError
+    from vitdeploy.pipeline.on_devices import compile_on
+    from vitdeploy.pipeline.placement import bundle_of, place_graphs
+
+    devices = find_devices(on)
+    if len(devices) != 1:
+        raise UnknownDeviceError(
+            "one engine is made by one device", found=", ".join(d.name for d in devices), wanted="--on with one name"
+        )
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
+        placed, made = Path(folder) / "placed", Path(folder) / "engine"
+        placed.mkdir()
+        made.mkdir()
+        graphs = place_graphs(file, target, precision, placed)
+        engine = compile_on(
+            str(file), graphs, batch, devices[0], made, build=build, progress=reporter.progress, note=reporter.note
+        )
+        return bundle_of(graphs, engine, made, out)

@@ -1,0 +1,407 @@
+"""The whole pipeline: a model and images in, a proven bundle out."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from vitdeploy.api.bench_lines import claim, claims_of, ratio_text
+from vitdeploy.api.bundle import Bundle
+from vitdeploy.api.folders import home_of
+from vitdeploy.api.graph import graph_name
+from vitdeploy.api.images import ImagesLike, images
+from vitdeploy.api.model import Model, ModelLike, model
+from vitdeploy.api.reporter import Reporter, reporting
+from vitdeploy.api.tables import Column, Line, Table, human_bytes
+from vitdeploy.errors import CapabilityError
+from vitdeploy.spec import GateStatus, Precision, encode
+
+if TYPE_CHECKING:
+    from vitdeploy.pipeline.job import Job
+    from vitdeploy.pipeline.outcome import Outcome
+    from vitdeploy.pipeline.plan import Step
+    from vitdeploy.pipeline.recipe import Recipe
+
+GUARDED = " (the guard of every run whose budget bounds neither drop nor agreement)"
+
+
+@dataclass(frozen=True, repr=False)
+class Deployment(Bundle):
+    """A bundle with the proof beside it; `document` is its report.json.
+
+    `status` says whether the budget is met: "pass", "fail", or "undecided" where the images do not prove it; `reasons`
+    has a sentence for each bound that is not met, and `budget` says what was asked.
+    """
+
+    status: GateStatus = "none"
+    reasons: tuple[str, ...] = ()
+    budget: str = ""
+    tables: tuple[Line, ...] = ()
+
+    @property
+    def recommended(self) -> str:
+        """The name of the engine to ship, or "original" where none is better."""
+        return str(self.document["verdict"]["recommended"])
+
+    @property
+    def report(self) -> Path:
+        """The page with tables, plots and examples."""
+        return self.folder / "report.html"
+
+    def lines(self) -> list[Line]:
+        return [*self.tables, str(self.folder)]
+
+    def plots(self) -> list[str]:
+        from vitdeploy.report.latency import latency_plot
+
+        plot = latency_plot(self.document)
+        return [plot.wide] if plot is not None else []
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """A step of a run that was not begun, and whether an earlier run has left it."""
+
+    name: str
+    reuse: bool
+
+
+def deploy(
+    source: ModelLike,
+    data: ImagesLike,
+    folder: str | Path | None = None,
+    *,
+    targets: Sequence[str] | None = None,
+    precision: Precision = "int8",
+    max_drop: float | None = None,
+    min_agreement: float | None = None,
+    max_latency: float | None = None,
+    max_size: int | None = None,
+    calibration: int = 128,
+    evaluation: int | Literal["all"] = "all",
+    duration: float = 10.0,
+    seed: int = 0,
+    name: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    resume: bool = True,
+    skip_bad: bool = False,
+    progress: bool | Reporter = True,
+) -> Deployment:
+    """Run the whole pipeline: export, optimize, quantize, compile, verify and measure, into one bundle with its report.
+
+    A budget that is not met, or not provably, is said by the result's `status`; nothing is raised for it.
+
+    Args:
+        source: a `Model`, or what `vitdeploy.model` takes.
+        data: images, as `vitdeploy.images` takes them: some calibrate, the others are judged on.
+        folder: of the bundle; by default a temporary one that lasts as long as this process.
+        targets: such as ["openvino-cpu"]; None: all of the CPU whose runtimes are installed.
+        precision: "fp32", "fp16", "bf16", "int8", "mixed" or "fp8".
+        max_drop: points of top-1 (or the task's metric) that may be lost at most.
+        min_agreement: percent of the original's answers, at least.
+        max_latency: milliseconds, p50 of a single stream.
+        max_size: bytes of the engine's files.
+        calibration: how many images calibrate. evaluation: how many of the others are judged on.
+        duration: seconds of measurement for each artifact and scenario.
+        seed: of the choice of images.
+        name: of the bundle; by default the model's.
+        settings: further fields, as a recipe has them: {"optimize": {"qkv": "merged"}}.
+        resume: reuse finished stages of earlier runs.
+        skip_bad: go on without unreadable images.
+        progress: as for `vitdeploy.export`.
+
+    Raises:
+        RecipeError: arguments that do not fit. Errors of the model, the images, the targets and the stages.
+
+    >>> import vitdeploy as vd
+    >>> images = vd.images(DIGITS)
+    >>> deployed = vd.deploy(MODEL, images, precision="fp32", targets=["onnxruntime-cpu"], duration=0.1, progress=False)
+    >>> deployed.status
+    'pass'
+    """
+    read = model(source)
+    budget = {
+        "max_drop": max_drop,
+        "min_agreement": min_agreement,
+        "max_latency": max_latency,
+        "max_size": max_size,
+    }
+    recipe = recipe_of(
+        read,
+        data,
+        targets=targets,
+        precision=precision,
+        budget=budget,
+        calibration=calibration,
+        evaluation=evaluation,
+        duration=duration,
+        seed=seed,
+        name=name,
+        settings=settings,
+    )
+    return run(recipe, folder, source=read, resume=resume, skip_bad=skip_bad, progress=progress)
+
+
+def run(
+    recipe: Recipe | str | Path,
+    folder: str | Path | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    function: str | None = None,
+    source: Model | None = None,
+    resume: bool = True,
+    skip_bad: bool = False,
+    progress: bool | Reporter = True,
+) -> Deployment:
+    """The whole pipeline of a recipe, as `vitdeploy run` does it.
+
+    Args:
+        recipe: a YAML file, or a recipe that was read.
+        folder: of the bundle; by default a temporary one.
+        overrides: "a.b=value" each.
+        function: "package.module:function", the user's own model of a recipe that names none.
+        source: a model in memory, likewise.
+        resume, skip_bad, progress: as for `deploy`.
+
+    Raises:
+        RecipeError, MissingFileError: of the recipe. Errors of the model, the images, the targets and the stages.
+    """
+    from vitdeploy.pipeline.early import check_recipe
+    from vitdeploy.pipeline.recipe import load_recipe
+    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
+
+    loaded = load_recipe(Path(recipe), overrides, function) if isinstance(recipe, str | Path) else recipe
+    home, reporter = home_of(folder, "bundle", OUTPUT_NAMES), reporting(progress)
+    check_recipe(loaded)
+
+    from vitdeploy.pipeline.assemble import run_pipeline
+    from vitdeploy.pipeline.run import default_store
+
+    with reporter:
+        jobs = _jobs(loaded, function, source, skip_bad, reporter)
+        several = len(jobs) > 1
+        report, outcomes = run_pipeline(
+            jobs,
+            loaded,
+            home,
+            default_store(),
+            resume=resume,
+            progress=lambda job: functools.partial(_progress, reporter, job, several),
+            finished=lambda job, step, reused: tell_finished(reporter, at_size(job, step.name, several), step, reused),
+            note=lambda job, text: reporter.note(at_size(job, text, several)),
+        )
+    return _deployment(home, report, outcomes, loaded)
+
+
+def plan(
+    recipe: Recipe | str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    function: str | None = None,
+    skip_bad: bool = False,
+    progress: bool | Reporter = True,
+) -> list[PlannedStep]:
+    """What `run` would do: every input is checked, and nothing is computed. Arguments and errors as of `run`."""
+    from vitdeploy.pipeline.early import check_recipe
+    from vitdeploy.pipeline.recipe import load_recipe
+
+    loaded = load_recipe(Path(recipe), overrides, function) if isinstance(recipe, str | Path) else recipe
+    check_recipe(loaded)
+
+    from vitdeploy.pipeline.plan import make_plan
+    from vitdeploy.pipeline.run import default_store, preview
+
+    reporter = reporting(progress)
+    with reporter:
+        jobs = _jobs(loaded, function, None, skip_bad, reporter)
+        store = default_store()
+        return [
+            PlannedStep(at_size(job, step, len(jobs) > 1), there)
+            for job in jobs
+            for step, there in preview(make_plan(job), store)
+        ]
+
+
+def recipe_of(
+    read: Model,
+    data: ImagesLike,
+    *,
+    targets: Sequence[str] | None,
+    precision: Precision,
+    budget: Mapping[str, float | None],
+    calibration: int,
+    evaluation: int | Literal["all"],
+    duration: float,
+    seed: int,
+    name: str | None,
+    settings: Mapping[str, Any] | None,
+) -> Recipe:
+    """The recipe of a model and images with these arguments; raises RecipeError where they do not fit."""
+    from vitdeploy.pipeline.job import setting_of
+    from vitdeploy.pipeline.recipe import validate
+
+    chosen = images(data)
+    place, kind = chosen.place(setting_of(read.reference))
+    fields: dict[str, Any] = {
+        "vitdeploy": 1,
+        "name": name or graph_name(read.source.name),
+        "source": _source_fields(read),
+        "data": {
+            "path": str(place),
+            "labels": kind,
+            "annotations": str(chosen.annotations) if chosen.annotations else None,
+            "calibration": {"images": calibration},
+            "evaluation": {"images": evaluation},
+            "seed": seed,
+        },
+        "precision": precision,
+        "targets": list(targets) if targets is not None else targets_here(precision),
+        "budget": dict(budget),
+        "bench": {"duration": duration},
+    }
+    for key in ("preprocess", "postprocess"):
+        if (value := getattr(read.overrides, key)) is not None:
+            fields[key] = encode(value)
+    for key, value in (settings or {}).items():
+        fields[key] = {**fields.get(key, {}), **value} if isinstance(value, Mapping) else value
+    return validate(fields, "the arguments", _code_of(read))
+
+
+def targets_here(precision: str) -> list[str]:
+    """The targets of the CPU that have a precision and whose runtimes are installed.
+
+    Raises:
+        CapabilityError: there is none.
+    """
+    from vitdeploy.backends import TARGETS
+    from vitdeploy.errors import HostError
+    from vitdeploy.pipeline.capability import require_target
+
+    found = []
+    for row in TARGETS.values():
+        if row.device == "CPU" and precision in row.precisions:
+            try:
+                require_target(row.name, precision)
+            except HostError:
+                continue
+            found.append(row.name)
+    if not found:
+        raise CapabilityError(
+            f"no target of the CPU runs {precision} here", wanted=", ".join(TARGETS), fix="name one: targets=[...]"
+        )
+    return found
+
+
+def _source_fields(read: Model) -> dict[str, Any]:
+    given, labels = read.source, read.overrides.labels
+    files = {"checkpoint": given.checkpoint, "text_features": given.text_features, "labels": labels}
+    return {
+        "model": given.model,
+        "image_size": list(given.image_size) if given.image_size else None,
+        "heads": given.heads,
+        **{key: None if file is None else str(file) for key, file in files.items()},
+    }
+
+
+def _code_of(read: Model) -> str | None:
+    """What is said to be the model where the recipe cannot name it."""
+    return read.source.function or (read.source.name if read.source.module is not None else None)
+
+
+def _jobs(
+    recipe: Recipe, function: str | None, source: Model | None, skip_bad: bool, reporter: Reporter
+) -> Sequence[Job]:
+    from vitdeploy.pipeline.job import prepare
+
+    jobs = prepare(
+        recipe,
+        skip_bad=skip_bad,
+        progress=reporter.progress,
+        function=function or (source.source.function if source is not None else None),
+        module=source.source.module if source is not None else None,
+    )
+    for note in dict.fromkeys(note for job in jobs for note in (*job.reference_model.notes, *job.data.notes)):
+        reporter.note(note)
+    return jobs
+
+
+def _progress(reporter: Reporter, job: Job, several: bool, text: str, done: int, total: int) -> None:
+    reporter.progress(at_size(job, text, several), done, total)
+
+
+def tell_finished(reporter: Reporter, name: str, step: Step, reused: bool) -> None:
+    """A step that ended; times that were measured earlier are never used without a word."""
+    if step.measured and reused:
+        reporter.note(f"{name}: chosen by times that were measured earlier on this device; --no-resume measures again")
+    reporter.detail(f"{'reused' if reused else 'made'} {name}")
+
+
+def at_size(job: Job, text: str, several: bool) -> str:
+    """The text, with the job's image size where there are several."""
+    return f"{job.size}: {text}" if several else text
+
+
+def _deployment(home: Path, report: Mapping[str, Any], outcomes: Sequence[Outcome], recipe: Recipe) -> Deployment:
+    from vitdeploy.verify.gate import guards
+
+    several, lines = len(outcomes) > 1, list[Line]()
+    for outcome in outcomes:
+        lines += [f"{outcome.job.size}:"] if several else []
+        warnings = [f"warning: {text}" for text in outcome.report["warnings"]]
+        lines += [_table(outcome.report), "", *warnings, outcome.verdict.sentence, *outcome.verdict.remarks]
+        lines += [""] if several else []
+    unmet = [outcome for outcome in outcomes if outcome.verdict.gate.status in ("fail", "undecided")]
+    statuses = {outcome.verdict.gate.status for outcome in outcomes}
+    worst: GateStatus = next((each for each in ("fail", "undecided", "pass") if each in statuses), "none")
+    first = (unmet or list(outcomes))[0]
+    return Deployment(
+        home,
+        report,
+        (),
+        status=worst,
+        reasons=tuple(at_size(o.job, reason, several) for o in unmet for reason in o.verdict.gate.reasons),
+        budget=f"{first.job.budget}{GUARDED if guards(recipe.to_budget()) else ''}",
+        tables=tuple(lines),
+    )
+
+
+def _p99(row: Mapping[str, Any]) -> str:
+    return next(claim(each, 2) for each in claims_of(row) if each["name"] == "p99")
+
+
+def _table(report: Mapping[str, Any]) -> Table:
+    verified = {engine["artifact"]: engine for engine in report["engines"]}
+    ratios = {(r["a"], r["b"]): r for r in report["bench"]["ratios"] if r["metric"] == "latency"}
+    first = report["engines"][0]["verify"]
+    columns = (
+        Column("artifact"),
+        Column(first["metric"] or "", 90, least=6),
+        Column("agreement", 80),
+        Column("p50 ms", 100, least=7),
+        Column("p99 ms", 40, least=8),
+        Column(f"{report['data']['noun']}s/s", 50, least=8),
+        Column("size", 30, least=8),
+        Column("latency / original", 70, left=True),
+    )
+    rows = []
+    for row in report["bench"]["results"]:
+        name, engine = row["artifact"], verified.get(row["artifact"])
+        value = engine["verify"]["value"] if engine else first["reference_value"]
+        ratio = ratios.get((name, "original"))
+        against = ratio_text(ratio) if ratio else ""
+        rows.append(
+            (
+                name,
+                "" if value is None else f"{value:.2f}",
+                f"{engine['verify']['agreement']:.2f}" if engine else "",
+                f"{row['latency_ms']['p50']:.2f}",
+                _p99(row),
+                f"{row['throughput']:.1f}",
+                human_bytes(engine["bytes"]) if engine else "",
+                f"{against} {' '.join(row['flags'])}".strip(),
+            )
+        )
+    return Table(columns, tuple(rows))

@@ -1,0 +1,298 @@
+"""Images for calibration and evaluation, from wherever they are: a folder, paths, memory, a DataLoader, a Dataset.
+
+What is in memory becomes lossless files once it is known which model it is for, so that everything behind works on the
+same bytes however the images came.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.api.folders import unnamed_folder
+from vitdeploy.errors import DataError
+from vitdeploy.runtime.preprocess import crop_start, decode, resize_and_crop
+from vitdeploy.runtime.runner import type_name
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+    from vitdeploy.pipeline.tasks.adapter import Setting
+    from vitdeploy.spec import PreprocessSpec
+
+Kind = Literal["folders", "none", "yolo", "coco", "panoptic"]
+# What the columns of other people's data sets are called.
+IMAGE_KEYS = ("image", "img", "images", "pixel_values", "x")
+LABEL_KEYS = ("label", "labels", "fine_label", "y", "target")
+# How far pixels may be from whole numbers once the normalisation is undone: float32 keeps them within 1e-4.
+ROUNDING = 0.02
+FASTEST = 1  # of zlib's levels: the files are read once or twice
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images for calibration and evaluation; `vitdeploy.images` makes one.
+
+    `path` is a folder (or an .npz of tokens) whose labels are of that `kind`, None for images in memory. Of those,
+    `rows` gives an image and its class (an index, a name, or None) each, and `names` are the class names by index.
+    """
+
+    path: Path | None
+    kind: Kind | None = None
+    annotations: Path | None = None
+    rows: Iterable[tuple[Any, int | str | None]] = ()
+    names: tuple[str, ...] = ()
+    _placed: dict[Any, tuple[Path, Kind]] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def place(self, setting: Setting) -> tuple[Path, Kind]:
+        """The folder to read, and where its labels come from. What is in memory is written there, for a model that
+        reads its images so.
+
+        Raises:
+            DataError: no image; images that are no such thing, of another preprocessing than the model's, or whose
+                classes the model does not have.
+        """
+        if self.path is not None:
+            from vitdeploy.pipeline.tasks.images import labels_in
+
+            return self.path, self.kind or ("none" if self.path.suffix == ".npz" else labels_in(self.path))
+        key = (setting.preprocess, setting.labels, setting.classes)
+        if key not in self._placed:  # a generator gives its images once
+            self._placed[key] = self._written(setting)
+        return self._placed[key]
+
+    def _written(self, setting: Setting) -> tuple[Path, Kind]:
+        folder, rows = unnamed_folder("images"), iter(self.rows)
+        first = next(rows, None)
+        if first is None:
+            raise DataError("there are no images", found="nothing to iterate over", wanted="at least one image")
+        classes = None if first[1] is None else _ClassFolders(self.names, setting)
+        count = 0
+        for count, (image, label) in enumerate(itertools.chain([first], rows), 1):
+            if (label is None) != (classes is None):
+                raise DataError("some images have a label and some have none", found=f"image {count}", wanted="all")
+            home = folder if classes is None or label is None else folder / classes.name(label)
+            _write(image, home, count, setting.images)
+        if classes is not None:
+            classes.complete(folder)
+        return folder, "none" if classes is None else "folders"
+
+
+ImagesLike = Images | str | Path | Iterable[Any]
+
+
+def images(
+    source: ImagesLike, labels: str | Sequence[int | str] | None = None, *, annotations: str | Path | None = None
+) -> Images:
+    """Images for calibration and evaluation, from wherever they are.
+
+    Args:
+        source: a folder; a list of paths, PIL images, or uint8 arrays [height, width, channels]; a
+            `torch.utils.data.DataLoader`, or a data set of torchvision or of Hugging Face's datasets. What a DataLoader
+            gives as floats must be images as the model takes them: resized, cropped and normalised as its preprocessing
+            says, which is checked.
+        labels: of a folder, where they come from: "folders", "none", "yolo", "coco", "panoptic" (default: class folders
+            where there are any). Of a list, a class for each image: the model's index, or its name. A data set brings
+            its own.
+        annotations: YOLO's folder of label files, or COCO's JSON file.
+
+    Raises:
+        DataError: labels that do not fit, or nothing that images could come from.
+
+    >>> import vitdeploy as vd
+    >>> import numpy as np
+    >>> grey = [np.full((32, 32, 1), shade, np.uint8) for shade in (0, 128, 255)]
+    >>> vd.images(grey, labels=[0, 1, 1]).names
+    ()
+    """
+    if isinstance(source, Images):
+        return source
+    if isinstance(source, str | Path):
+        if labels is not None and not isinstance(labels, str):
+            raise DataError(
+                "a folder has its labels in it", found="a list of labels", wanted="a kind, such as 'folders'"
+            )
+        return Images(Path(source), labels, Path(annotations) if annotations else None)  # type: ignore[arg-type]
+    if isinstance(labels, str):
+        raise DataError(f"labels={labels!r} is for a folder", found=type_name(source), wanted="a class for each image")
+    if labels is not None:
+        items = list(source)
+        if len(items) != len(labels):
+            raise DataError("each image wants a label", found=f"{len(items)} images, {len(labels)} labels")
+        return Images(None, rows=list(zip(items, labels, strict=True)))
+    return Images(None, rows=_Rows(source), names=_names_of(source))
+
+
+class _Rows:
+    """The rows of what can be iterated over: anew each time where the source allows it."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+        self.batched = hasattr(source, "batch_sampler") and hasattr(source, "dataset")
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        source = self.source
+        items = source if hasattr(source, "__iter__") else (source[i] for i in range(len(source)))
+        for item in items:
+            image, label = _split(item)
+            if not self.batched:
+                yield image, _scalar(label)
+                continue
+            yield from zip(image, itertools.repeat(None) if label is None else map(_scalar, label), strict=False)
+
+
+def _split(item: Any) -> tuple[Any, Any]:
+    """(image, label) of an item of a data set, or (images, labels) of a batch."""
+    if isinstance(item, Mapping):
+        image = next((item[key] for key in IMAGE_KEYS if key in item), None)
+        if image is None:
+            raise DataError(
+                "the data set has no column of images by a known name",
+                found=", ".join(map(str, item)),
+                wanted=", ".join(IMAGE_KEYS),
+                fix="rename the column, or give a list of images and a list of labels",
+            )
+        return image, next((item[key] for key in LABEL_KEYS if key in item), None)
+    if isinstance(item, tuple | list) and len(item) == 2:
+        return item[0], item[1]
+    if isinstance(item, tuple | list) and len(item) == 1:
+        return item[0], None
+    return item, None
+
+
+def _scalar(label: Any) -> int | str | None:
+    if label is None or isinstance(label, str):
+        return label
+    value = np.asarray(label.numpy(force=True) if hasattr(label, "numpy") else label)
+    if value.ndim or not np.issubdtype(value.dtype, np.integer):
+        raise DataError(
+            "a label is no class",
+            found=type_name(label),
+            wanted="the index of a class, or its name",
+            fix="labels=[...]",
+        )
+    return int(value)
+
+
+def _names_of(source: Any) -> tuple[str, ...]:
+    """The class names that a data set knows, () for none."""
+    while hasattr(source, "dataset"):  # a DataLoader, a Subset
+        source = source.dataset
+    features = getattr(source, "features", None)
+    if isinstance(features, Mapping):
+        found = next((features[key] for key in LABEL_KEYS if key in features), None)
+        return tuple(getattr(found, "names", None) or ())
+    names = getattr(source, "classes", None)
+    return tuple(map(str, names)) if isinstance(names, list | tuple) else ()
+
+
+class _ClassFolders:
+    """The folder of each class: named as the data's class where the model has labels to find it among, else by its
+    number, which is then the model's."""
+
+    def __init__(self, names: tuple[str, ...], setting: Setting) -> None:
+        self._names = names if setting.labels else ()
+        self._count = len(setting.labels) or setting.classes or len(names)
+        self._labels = setting.labels
+        self._by_name = False
+
+    def name(self, label: int | str) -> str:
+        if isinstance(label, str) or self._names:
+            self._by_name = True
+            name = label if isinstance(label, str) else self._names[label] if label < len(self._names) else ""
+            if not name or name.startswith(".") or "/" in name or "\\" in name:
+                raise DataError(
+                    f"the class {label!r} has no name that a folder can have",
+                    found=repr(name),
+                    wanted="a name without / or \\ that does not begin with a point",
+                    fix="give the model's index of each image's class: images(..., labels=[...])",
+                )
+            return name
+        if not 0 <= label < self._count:
+            raise DataError(f"class {label} of the data is none of the model's", wanted=f"0 to {self._count - 1}")
+        return self._number(label)
+
+    def complete(self, folder: Path) -> None:
+        """Folders that stand for classes by their number are there for all of them."""
+        if not self._by_name:
+            for index in range(self._count):
+                (folder / self._number(index)).mkdir(exist_ok=True)
+
+    def _number(self, index: int) -> str:
+        return str(index).zfill(len(str(self._count - 1)))
+
+
+def _write(image: Any, home: Path, number: int, spec: PreprocessSpec) -> None:
+    """One image as a file that is read as the same pixels; a path is linked to."""
+    home.mkdir(parents=True, exist_ok=True)
+    if isinstance(image, str | Path):
+        path = Path(image).resolve()
+        (home / f"{number:07}{path.suffix}").symlink_to(path)
+        return
+    _opened(image, number, spec).save(home / f"{number:07}.png", compress_level=FASTEST)
+
+
+def _opened(image: Any, number: int, spec: PreprocessSpec) -> Image.Image:
+    tensor = hasattr(image, "numpy") and not isinstance(image, np.ndarray)
+    if not tensor and not isinstance(image, np.ndarray):
+        return decode(image, spec.channels)
+    array: npt.NDArray[Any] = image.numpy(force=True) if tensor else image
+    if array.dtype == np.uint8:
+        return decode(array.transpose(1, 2, 0) if tensor and array.ndim == 3 else array, spec.channels)
+    return _from_input(array, number, spec)
+
+
+def _from_input(array: npt.NDArray[Any], number: int, spec: PreprocessSpec) -> Image.Image:
+    """The image that becomes this input of the model, float [channels, height, width], by its own preprocessing."""
+    from PIL import Image
+
+    wanted = (spec.channels, *spec.crop)
+    fix = "give images before their preprocessing (PIL images or uint8), or correct the model's preprocess"
+    if not np.issubdtype(array.dtype, np.floating) or array.shape != wanted:
+        raise DataError(
+            f"image {number} is no input of the model",
+            found=f"{array.dtype} {list(array.shape)}",
+            wanted=f"float32 {list(wanted)}, or an image: uint8, a PIL image, a path",
+            fix=fix,
+        )
+    mean, std = (np.array(values, np.float64)[:, None, None] for values in (spec.mean, spec.std))
+    pixels = (array.astype(np.float64) * std + mean) * 255
+    whole = np.rint(pixels)
+    if not np.isfinite(pixels).all() or np.abs(pixels - whole).max() > ROUNDING or whole.min() < 0 or whole.max() > 255:
+        raise DataError(
+            f"image {number} is not normalised as the model's preprocessing says, or was changed as floats",
+            found=f"numbers from {array.min():.4g} to {array.max():.4g}",
+            wanted=f"(pixels / 255 - mean) / std, with mean {list(spec.mean)} and std {list(spec.std)}",
+            fix=fix,
+        )
+    crop = whole.astype(np.uint8).transpose(1, 2, 0)
+    canvas = _canvas(crop, spec)
+    if not np.array_equal(resize_and_crop(canvas, spec), crop):
+        raise DataError(
+            f"no image becomes image {number} by the model's preprocessing",
+            found=f"resize {spec.resize}, crop {list(spec.crop)}",
+            wanted="a resize that is at least as large as the crop",
+            fix=fix,
+        )
+    assert isinstance(canvas, Image.Image)
+    return canvas
+
+
+def _canvas(crop: npt.NDArray[np.uint8], spec: PreprocessSpec) -> Image.Image:
+    """An image of the size that is resized to, so that resizing leaves it as it is, with the crop where it is cut."""
+    from PIL import Image
+
+    height, width = (max(spec.resize, *spec.crop),) * 2 if isinstance(spec.resize, int) else spec.resize
+    top, left = (
+        max(crop_start(side, size, spec.crop_rounding), 0)
+        for side, size in zip((height, width), spec.crop, strict=True)
+    )
+    below, right = max(height - top - spec.crop[0], 0), max(width - left - spec.crop[1], 0)
+    padded = np.pad(crop, ((top, below), (left, right), (0, 0)), mode="edge")
+    return Image.fromarray(padded[:, :, 0] if spec.channels == 1 else padded)

@@ -1,0 +1,190 @@
+"""A model to work on: a built-in name, a folder, a checkpoint, an ONNX file, or a module in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Union
+
+from vitdeploy.api.folders import unnamed_folder
+from vitdeploy.api.shown import Shown
+from vitdeploy.api.tables import Line
+from vitdeploy.errors import InputError
+from vitdeploy.runtime.runner import type_name
+from vitdeploy.spec import PostprocessSpec, PreprocessSpec, Task
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from vitdeploy.models.given import Source
+    from vitdeploy.pipeline.reference_model import Overrides, ReferenceModel
+
+
+@dataclass(frozen=True, repr=False)
+class Model(Shown):
+    """A model that was read: what it is, and how its images are prepared. `vitdeploy.model` makes one."""
+
+    reference: ReferenceModel
+    overrides: Overrides
+
+    @property
+    def source(self) -> Source:
+        """Where it comes from, as a recipe or the command line would say it."""
+        return self.reference.source
+
+    @property
+    def name(self) -> str:
+        return self.reference.name
+
+    @property
+    def task(self) -> Task:
+        return self.reference.task
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Its class names in the order of its outputs, () where it has none."""
+        return self.reference.labels
+
+    @property
+    def preprocess(self) -> PreprocessSpec | None:
+        """How an image becomes its input; None where it takes no images."""
+        return self.reference.preprocess
+
+    def lines(self) -> list[Line]:
+        reference = self.reference
+        classes = f", {reference.classes} classes" if reference.classes else ""
+        first = f"{reference.name}: {reference.task}, {reference.parameters:,} parameters{classes}"
+        return [first, *preprocess_lines(reference.preprocess), *reference.notes]
+
+
+ModelLike = Union[Model, str, Path, "nn.Module"]
+
+
+def model(
+    source: ModelLike | None = None,
+    *,
+    checkpoint: str | Path | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    heads: int | None = None,
+    text_features: str | Path | None = None,
+    function: str | None = None,
+    preprocess: PreprocessSpec | None = None,
+    postprocess: PostprocessSpec | None = None,
+    labels: str | Path | Sequence[str] | None = None,
+    task: Task | None = None,
+) -> Model:
+    """Read a model, and say what it is.
+
+    Args:
+        source: a built-in name such as "vit_tiny_patch16_224", "timm:NAME", "hf:FOLDER_OR_REPOSITORY", an .onnx file or
+            the folder of one, or a `torch.nn.Module` in memory, of which a copy is taken. None with a checkpoint alone:
+            its keys then tell the architecture.
+        checkpoint: .safetensors, .pt or .pth with plain weights, or JAX's .npz.
+        image_size: other than the checkpoint's: one side, or (height, width).
+        heads: attention heads, where no config file says it.
+        text_features: a .npy of float32 [classes, width]: zero-shot classification with a CLIP or SigLIP tower.
+        function: "package.module:function", which returns the module.
+        preprocess: how its images are prepared, in the place of what its files say.
+        postprocess: what a detector's outputs mean, likewise.
+        labels: class names in the order of the outputs, or a file with one a line.
+        task: of a module in memory whose outputs do not tell it.
+
+    Raises:
+        UnknownModelError, MissingFileError, CheckpointError, PickleError, UserCodeError, InputError: what is wrong with
+            it, and how to mend it.
+
+    >>> import vitdeploy as vd
+    >>> vd.model("vit_w32d2h2_patch8_32").preprocess.crop
+    (32, 32)
+    """
+    if isinstance(source, Model):
+        return source
+    from vitdeploy.models.given import Source
+    from vitdeploy.pipeline.early import check_model
+    from vitdeploy.pipeline.reference_model import Overrides
+
+    size = (image_size, image_size) if isinstance(image_size, int) else image_size
+    label_file = _label_file(labels)
+    if source is None or isinstance(source, str | Path):
+        if task is not None:
+            raise InputError("task= is for a module in memory", found=str(source), fix="leave task out")
+        check_model(None if source is None else str(source), checkpoint, label_file)
+        given = Source(
+            model=None if source is None else str(source),
+            checkpoint=_path(checkpoint),
+            image_size=size,
+            heads=heads,
+            text_features=_path(text_features),
+            function=function,
+        )
+    else:
+        given = _in_memory(source, (checkpoint, heads, text_features, function), preprocess, size, task)
+    return read_model(given, Overrides(preprocess, postprocess, label_file))
+
+
+def read_model(source: Source, overrides: Overrides) -> Model:
+    """The model of a source, with what is said of it instead of its files; errors as `model`."""
+    from vitdeploy.pipeline.reference_model import find_reference_model
+
+    return Model(find_reference_model(source, overrides), overrides)
+
+
+def _in_memory(
+    module: object,
+    useless: tuple[object, ...],
+    preprocess: PreprocessSpec | None,
+    size: tuple[int, int] | None,
+    task: Task | None,
+) -> Source:
+    from vitdeploy.models.given import Source
+
+    if any(value is not None for value in useless):
+        raise InputError(
+            "a module in memory has its own weights",
+            found="checkpoint, heads, text_features or function beside it",
+            fix="leave them out",
+        )
+    if not hasattr(module, "state_dict"):
+        raise InputError(
+            "this is no model",
+            found=type_name(module),
+            wanted="a name, a path, or a torch.nn.Module",
+            fix="vitdeploy export list shows the built-in names",
+        )
+    from vitdeploy.models.external.module import save_module
+
+    file = save_module(module, unnamed_folder("model"), preprocess=preprocess, image_size=size, task=task)
+    return Source(module=file)
+
+
+def _label_file(labels: str | Path | Sequence[str] | None) -> Path | None:
+    if labels is None or isinstance(labels, str | Path):
+        return _path(labels)
+    if any("\n" in label for label in labels):
+        raise InputError("a class name goes over several lines", found=repr(next(x for x in labels if "\n" in x)))
+    file = unnamed_folder("labels") / "labels.txt"
+    file.write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
+    return file
+
+
+def _path(value: str | Path | None) -> Path | None:
+    return None if value is None else Path(value)
+
+
+def preprocess_lines(spec: PreprocessSpec | None) -> list[str]:
+    """How images are prepared, in a line."""
+    if spec is None:
+        return []
+    if isinstance(spec.resize, int):
+        resize = f"resize to short side {spec.resize}"
+    else:
+        resize = f"{'cover' if spec.fit == 'cover' else 'resize to'} {spec.resize[0]}x{spec.resize[1]}"
+    return [
+        f"images: {resize} ({spec.interpolation}), crop {spec.crop[0]}x{spec.crop[1]}, "
+        f"mean {_numbers(spec.mean)}, std {_numbers(spec.std)}"
+    ]
+
+
+def _numbers(values: tuple[float, ...]) -> str:
+    return " ".join(f"{value:.4g}" for value in (values[:1] if len(set(values)) == 1 else values))

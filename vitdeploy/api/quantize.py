@@ -1,0 +1,309 @@
+"""A float graph in 8 bits or half precision, as one target takes it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from vitdeploy.api.folders import filling, home_of
+from vitdeploy.api.graph import Graph, GraphLike, graph_file
+from vitdeploy.api.images import ImagesLike, images
+from vitdeploy.api.reporter import Reporter, reporting
+from vitdeploy.errors import InputError
+from vitdeploy.spec import Budget, WeightBits, encode
+
+if TYPE_CHECKING:
+    from vitdeploy.data.folder import Sample
+    from vitdeploy.search.mixed import Mixed
+    from vitdeploy.search.sensitivity import Sensitivity
+
+QuantizedPrecision = Literal["int8", "mixed", "fp16", "bf16", "fp8"]
+LISTED_LAYERS = 8
+
+
+@dataclass(frozen=True, repr=False)
+class QuantizedGraph(Graph):
+    """A graph that was placed for one target. `int8` names the layers in 8 bits, `float` those left in float, with the
+    reason; `warnings` are about the calibration images and this machine."""
+
+    int8: tuple[str, ...] = ()
+    float: Mapping[str, str] = field(default_factory=dict)
+    calibration_images: int = 0
+    warnings: tuple[str, ...] = ()
+    sensitivity: Sensitivity | None = None
+    mixed: Mixed | None = None
+
+
+@dataclass(frozen=True)
+class _How:
+    """What was asked for, as far as it concerns one graph."""
+
+    target: str
+    precision: QuantizedPrecision
+    ignore: tuple[str, ...]
+    bits: WeightBits
+    typed: bool
+    sensitivity: bool
+    budget: Budget
+    latency_table: Path | None
+
+
+@dataclass(frozen=True)
+class _Made:
+    """What was made of it, beside the files."""
+
+    placed: dict[str, Any]
+    calibrated: dict[str, Any]
+    costs: Sensitivity | None
+    mixed: Mixed | None
+
+
+def quantize(
+    graph: GraphLike,
+    data: ImagesLike,
+    target: str,
+    folder: str | Path | None = None,
+    *,
+    precision: QuantizedPrecision = "int8",
+    num_samples: int | None = 128,
+    vnni: bool | None = None,
+    ignore: Sequence[str] = (),
+    sensitivity: bool = False,
+    min_agreement: float | None = None,
+    latency_table: str | Path | None = None,
+    seed: int = 0,
+    skip_bad: bool = False,
+    image_size: tuple[int, int] | None = None,
+    progress: bool | Reporter = True,
+) -> QuantizedGraph:
+    """Convert a float graph to INT8, FP8 or half precision for one target, with calibration images.
+
+    Args:
+        graph: of `export` or `optimize`, its folder, or an ONNX file of a float image model. What such a file does not
+            contain, such as mean and std, is assumed and told.
+        data: calibration images, as `vitdeploy.images` takes them.
+        target: such as "openvino-cpu"; `vitdeploy doctor` lists them.
+        folder: as for `export`.
+        precision: "mixed" gives single layers a precision override, the cheapest first by measured time, until
+            `min_agreement` is expected to be met; without it, as long as an override pays. The last three are for
+            NVIDIA GPUs.
+        num_samples: how many of the images calibrate, chosen by `seed`; None takes all.
+        vnni: whether the device's CPU has VNNI; None: as this machine's.
+        ignore: names or patterns of layers to leave in float.
+        sensitivity: also measure what each layer costs.
+        min_agreement: for "mixed", percent of the answers that are to stay.
+        latency_table: for "mixed", the latency.json of an earlier call on this device; None measures.
+        skip_bad: go on without unreadable images.
+        image_size: (height, width), where a bare .onnx file leaves it open.
+        progress: as for `export`.
+
+    Raises:
+        TargetError, CapabilityError, MissingPackageError: of the target. DataError, ImageError: of the images.
+        InputError: arguments that contradict each other. GraphError: the graph is refused.
+
+    >>> import numpy as np
+    >>> import vitdeploy as vd
+    >>> float_graph = vd.export("vit_w32d2h2_patch8_32", progress=False)
+    >>> noise = list(np.random.default_rng(0).integers(0, 256, (8, 32, 32, 3), np.uint8))
+    >>> int8 = vd.quantize(float_graph, noise, "onnxruntime-cpu", num_samples=None, progress=False)
+    >>> int8.metadata.precision
+    'int8'
+    """
+    from vitdeploy.backends import TARGETS
+    from vitdeploy.pipeline.capability import check_placed
+    from vitdeploy.pipeline.early import check_data
+    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, is_ours
+    from vitdeploy.runtime.backend import require_runtime
+
+    _check_arguments(target, precision, vnni, sensitivity, min_agreement, latency_table)
+    check_placed(target, precision)
+    if precision == "mixed":
+        require_runtime(target)
+    given, chosen = graph_file(graph), images(data)
+    if chosen.path is not None:
+        check_data(chosen.path)
+    home, typed, reporter = home_of(folder, "quantized", OUTPUT_NAMES), TARGETS[target].typed, reporting(progress)
+
+    from vitdeploy.graph.io import get_metadata, load_graph
+    from vitdeploy.pipeline.job import weight_bits
+    from vitdeploy.pipeline.stages.compile import check_task
+    from vitdeploy.pipeline.stages.external import import_external
+    from vitdeploy.pipeline.stages.files import copy_labels, known_labels
+    from vitdeploy.pipeline.tasks.adapter import Setting
+    from vitdeploy.pipeline.tasks.images import calibration_images
+
+    if image_size is not None and is_ours(given):
+        raise InputError(f"{given} has its image size already", fix="leave the image size out")
+    how = _How(
+        target,
+        precision,
+        tuple(ignore),
+        8 if typed else weight_bits(vnni),
+        typed,
+        sensitivity,
+        Budget(min_agreement=min_agreement),
+        Path(latency_table) if latency_table is not None else None,
+    )
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as scratch, reporter:
+        file = given
+        if not is_ours(given):
+            file, notes = import_external(given, Path(scratch), reporter.progress, image_size)
+            for note in notes:
+                reporter.note(note)
+        metadata = get_metadata(load_graph(file), str(file))
+        check_task(metadata.task, target, precision)
+        place, _ = chosen.place(Setting(metadata.task, metadata.preprocess, labels=known_labels(file, metadata)))
+        with filling(home, OUTPUT_NAMES) as work:
+            samples, skipped = calibration_images(
+                place, num_samples, seed, metadata.images, skip_bad=skip_bad, progress=reporter.progress
+            )
+            made = _make(how, file, metadata.name, samples, work, reporter)
+            copy_labels(given.parent, work)
+    return _result(home, how, made, skipped)
+
+
+def _check_arguments(
+    target: str,
+    precision: str,
+    vnni: bool | None,
+    sensitivity: bool,
+    min_agreement: float | None,
+    latency_table: str | Path | None,
+) -> None:
+    from vitdeploy.backends import TARGETS
+
+    if precision != "mixed" and (min_agreement is not None or latency_table is not None):
+        raise InputError("min_agreement and latency_table need the precision mixed", found=f"precision {precision}")
+    if TARGETS[target].typed and (vnni is not None or sensitivity):
+        raise InputError(f"vnni and sensitivity are for the targets of the CPU, not for {target}")
+
+
+def _make(how: _How, file: Path, name: str, samples: Sequence[Sample], work: Path, reporter: Reporter) -> _Made:
+    """Calibrate, search and place; the files lie in `work`."""
+    from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
+    from vitdeploy.pipeline.stages.search import (
+        SearchConfig,
+        find_mixed,
+        find_sensitivity,
+        read_sensitivity,
+        write_page,
+    )
+    from vitdeploy.pipeline.stages.typed import EIGHT_BITS, place_typed
+
+    mixed, costs, statistics = None, None, work / "statistics.npz"
+    calibrated: dict[str, Any] = {"images": len(samples), "memory": None, "warnings": []}
+    if not how.typed or how.precision in EIGHT_BITS:
+        calibrated = calibrate(file, samples, work, reporter.progress)
+    search = SearchConfig(how.target, how.ignore, how.bits)
+    if how.precision == "mixed":
+        mixed = find_mixed(search, how.budget, file, statistics, samples, work, reporter.progress, how.latency_table)
+        costs = read_sensitivity(work)
+    elif how.sensitivity:
+        costs = find_sensitivity(search, file, statistics, samples, work, reporter.progress)
+    if costs is not None:
+        write_page(costs, name, work)
+    config = PlaceConfig(how.target, how.precision, how.ignore, how.bits)
+    if how.typed:
+        placed = place_typed(config, file, statistics, samples, work, reporter.progress)
+    else:
+        placed = place_graph(config, file, statistics, work, mixed)
+    if statistics.exists():
+        statistics.unlink()
+        (work / "calibrate.json").unlink()
+        (work / "ranges.json").rename(work / "calibration.json")
+    return _Made(placed, calibrated, costs, mixed)
+
+
+def _result(home: Path, how: _How, made: _Made, skipped: Sequence[str]) -> QuantizedGraph:
+    from vitdeploy.runtime.host import describe_host
+    from vitdeploy.runtime.weight_bits import saturation_warning
+
+    saturation = None if how.typed else saturation_warning(how.bits, describe_host()["isa"])
+    warnings = (*made.calibrated["warnings"], *([saturation] if saturation else []))
+    document: dict[str, Any] = {
+        "target": how.target,
+        "precision": how.precision,
+        "int8": list(made.placed["int8"]),
+        "float": made.placed["float"],
+        "calibration_images": made.calibrated["images"],
+        "memory": made.calibrated["memory"],
+        "weight_bits": how.bits,
+        "warnings": list(warnings),
+        "skipped": list(skipped),
+        "path": str(home / "model.onnx"),
+    }
+    if how.typed:
+        document["half"] = made.placed["half"]
+    for name, found in (("sensitivity", made.costs), ("mixed", made.mixed)):
+        if found is not None:
+            document[name] = encode(found)
+    return QuantizedGraph(
+        home,
+        document,
+        tuple(_lines(how, made, warnings, skipped)),
+        int8=tuple(made.placed["int8"]),
+        float=made.placed["float"],
+        calibration_images=made.calibrated["images"],
+        warnings=warnings,
+        sensitivity=made.costs,
+        mixed=made.mixed,
+    )
+
+
+def _lines(how: _How, made: _Made, warnings: Sequence[str], skipped: Sequence[str]) -> list[str]:
+    placed, images_used = made.placed, f"{made.calibrated['images']} calibration images"
+    counts = f"{len(placed['int8'])} layers in {'FP8' if how.precision == 'fp8' else 'INT8'} for {how.target}"
+    lines = [f"{counts}, {len(placed['float'])} in float, {images_used}"]
+    if how.typed:
+        lines = [*([counts] if placed["int8"] else []), *_half_lines(placed["half"]), images_used]
+    if how.bits < 8:
+        lines.append(f"weights of {how.bits} bits, for CPUs without VNNI")
+    lines += [f"  float: {name} ({reason})" for name, reason in placed["float"].items()]
+    lines += _cost_lines(made.costs) if made.costs is not None else []
+    lines += _override_lines(made.mixed) if made.mixed is not None else []
+    lines += [f"warning: {text}" for text in warnings]
+    if skipped:
+        lines.append(f"skipped {len(skipped)} unreadable images: {', '.join(skipped[:3])}")
+    return lines
+
+
+def _half_lines(found: dict[str, Any]) -> list[str]:
+    """What is in half precision, and what is not."""
+    total, left = sum(found["macs"].values()), found["macs"]["float32"]
+    reasons = Counter(found["float32"].values())
+    lines = [f"{found['type']} typed in the graph, {100 * left / max(total, 1):.1f} % of the products in float32"]
+    if found["residual_exponent"]:
+        lines.append(f"the residual stream is scaled by 2^-{found['residual_exponent']}, which is exact")
+    lines += [f"  float32: {count} operations ({reason})" for reason, count in reasons.most_common(LISTED_LAYERS)]
+    for name, share in list(found["underflow"].items())[:1]:
+        count = len(found["underflow"])
+        lines.append(f"underflow: {count} tensors lose over 1 % of their numbers to zero, most {name} ({share:.0%})")
+    return lines
+
+
+def _cost_lines(found: Sensitivity) -> list[str]:
+    """The layers that cost most."""
+    worst = found.layers[:LISTED_LAYERS]
+    width = max((len(each.cost.name) for each in worst), default=0)
+    lines = [f"all in INT8: {found.distance:.3g} ({found.unit}) from the float graph, on {found.images} images"]
+    for each in worst:
+        reads = f"reads {each.low:.3g} to {each.high:.3g}, half of its channels within {each.median:.3g}"
+        lines.append(f"  {each.cost.name:<{width}}  {100 * each.cost.share:5.1f} %  {reads}")
+    return lines
+
+
+def _override_lines(found: Mixed) -> list[str]:
+    """The precision overrides, and where they led."""
+    lines = [f"{len(found.taken)} precision overrides; INT8 saves {found.saved_us:.0f} us in all layers"]
+    lines += [f"  {each.override}: {each.override.price_us:+.1f} us" for each in found.taken]
+    for name, reached in (("int8", found.int8), ("mixed", found.reached)):
+        expected = reached.expected
+        words = f", expected agreement {expected.agreement:.2f} %" if expected is not None else ""
+        lines.append(f"  {name}: distance {reached.distance:.3g}{words}")
+    if found.met is False:
+        lines.append("no further override helps: the wanted agreement is not expected to be met")
+    return lines

@@ -1,0 +1,223 @@
+"""The engine to ship, of all that can be made here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from vitdeploy.api.bench_lines import ratio_text
+from vitdeploy.api.deploy import recipe_of, tell_finished
+from vitdeploy.api.folders import home_of
+from vitdeploy.api.images import ImagesLike
+from vitdeploy.api.model import Model, ModelLike, model
+from vitdeploy.api.reporter import Reporter, reporting
+from vitdeploy.api.shown import Shown
+from vitdeploy.api.tables import Column, Line, Table, human_bytes
+from vitdeploy.spec import GateStatus
+
+if TYPE_CHECKING:
+    from vitdeploy.pipeline.recipe import Recipe
+
+
+@dataclass(frozen=True, repr=False)
+class Tuned(Shown):
+    """What a search found; `document` is its tune.json. `status` says whether the best variant is proven to meet the
+    budget, `reasons` why not, and `budget` what was asked."""
+
+    folder: Path
+    document: Mapping[str, Any]
+    status: GateStatus
+    reasons: tuple[str, ...]
+    budget: str
+
+    @property
+    def best(self) -> str:
+        """The name of the variant to ship."""
+        return str(self.document["verdict"]["recommended"])
+
+    @property
+    def recipe(self) -> Path:
+        """The recipe of the variant to ship: `vitdeploy.run` makes its bundle."""
+        from vitdeploy.pipeline.stages.files import RECIPE_FILE
+
+        return self.folder / RECIPE_FILE
+
+    @property
+    def report(self) -> Path:
+        """The page with the Pareto front."""
+        return self.folder / "tune.html"
+
+    def lines(self) -> list[Line]:
+        document = self.document
+        lines: list[Line] = [_variants(document), "", _finalists(document), ""]
+        lines += [f"warning: {text}" for text in document["warnings"]]
+        lines += [document["verdict"]["sentence"], *document["verdict"]["remarks"]]
+        return [*lines, *(f"not tried: {each['what']}: {each['why']}" for each in document["left_out"])]
+
+
+def tune(
+    source: ModelLike,
+    data: ImagesLike,
+    folder: str | Path | None = None,
+    *,
+    targets: Sequence[str] | None = None,
+    max_drop: float | None = None,
+    min_agreement: float | None = None,
+    max_latency: float | None = None,
+    time_budget: float | None = None,
+    calibration: int = 128,
+    evaluation: int | Literal["all"] = "all",
+    duration: float = 10.0,
+    seed: int = 0,
+    name: str | None = None,
+    settings: Mapping[str, Any] | None = None,
+    resume: bool = True,
+    skip_bad: bool = False,
+    progress: bool | Reporter = True,
+) -> Tuned:
+    """Find the engine to ship: every precision, mixed precision and token merging are tried on this machine.
+
+    Args:
+        time_budget: seconds; nothing new is begun after half of them. The others are those of `vitdeploy.deploy`.
+
+    Raises:
+        RecipeError, InputError: arguments that do not fit. Errors of the model, the images, the targets and the stages.
+
+    >>> import vitdeploy as vd
+    >>> found = vd.tune(MODEL, DIGITS, targets=["onnxruntime-cpu"], duration=0.1, progress=False)
+    >>> found.recipe.name
+    'recipe.yaml'
+    """
+    read = model(source)
+    budget = {"max_drop": max_drop, "min_agreement": min_agreement, "max_latency": max_latency}
+    recipe = recipe_of(
+        read,
+        data,
+        targets=targets,
+        precision="fp32",
+        budget=budget,
+        calibration=calibration,
+        evaluation=evaluation,
+        duration=duration,
+        seed=seed,
+        name=name,
+        settings=settings,
+    )
+    return tune_recipe(
+        recipe, folder, source=read, time_budget=time_budget, resume=resume, skip_bad=skip_bad, progress=progress
+    )
+
+
+def tune_recipe(
+    recipe: Recipe | str | Path,
+    folder: str | Path | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    function: str | None = None,
+    source: Model | None = None,
+    targets: Sequence[str] = (),
+    budget: Mapping[str, float | None] | None = None,
+    time_budget: float | None = None,
+    resume: bool = True,
+    skip_bad: bool = False,
+    progress: bool | Reporter = True,
+) -> Tuned:
+    """As `tune`, of a recipe, as `vitdeploy tune` does it. `targets` and the bounds of `budget` come before those of
+    the recipe; the other arguments and the errors are those of `vitdeploy.run`."""
+    from vitdeploy.pipeline.early import check_recipe
+    from vitdeploy.pipeline.recipe import load_recipe
+    from vitdeploy.pipeline.stages.files import TUNED_NAMES
+
+    loaded = load_recipe(Path(recipe), overrides, function) if isinstance(recipe, str | Path) else recipe
+    home, reporter = home_of(folder, "tuned", TUNED_NAMES), reporting(progress)
+    check_recipe(loaded.model_copy(update={"precision": "fp32"}), targets or None)  # every precision is tried
+
+    from vitdeploy.pipeline.run import default_store
+    from vitdeploy.pipeline.tuning.prepare import prepare_search
+    from vitdeploy.pipeline.tuning.tuner import Tuner
+    from vitdeploy.pipeline.tuning.write import write_tuned
+
+    given = source.source if source is not None else None
+    with reporter:
+        job = prepare_search(
+            loaded,
+            targets,
+            budget or {},
+            skip_bad=skip_bad,
+            progress=reporter.progress,
+            function=function or (given.function if given is not None else None),
+            module=given.module if given is not None else None,
+        )
+        for note in (*job.reference_model.notes, *job.data.notes):
+            reporter.note(note)
+        tuner = Tuner(
+            job,
+            default_store(),
+            resume,
+            reporter.progress,
+            lambda step, reused: tell_finished(reporter, step.name, step, reused),
+            time_budget,
+        )
+        for note in tuner.foresee():
+            reporter.note(note)
+        tuned = tuner.run()
+        document = write_tuned(tuned, home)
+    gate = tuned.choice.gate
+    return Tuned(home, document, gate.status, gate.reasons, str(job.budget))
+
+
+def _variants(document: Mapping[str, Any]) -> Table:
+    columns = (
+        Column("variant"),
+        Column(document["unit"], 60, least=10),
+        Column("expected agreement", 80),
+        Column("ms", 100, least=7),
+        Column("size", 40, least=8),
+        Column("on the front", 90, left=True),
+    )
+    rows = [
+        (
+            each["name"],
+            f"{each['distance']:.3g}",
+            f"{each['expected']['agreement']:.2f}" if each["expected"] else "",
+            f"{each['latency_ms']:.2f}",
+            human_bytes(each["bytes"]),
+            "yes" if each["finalist"] else "",
+        )
+        for each in sorted(document["variants"], key=lambda each: (each["distance"], each["latency_ms"]))
+    ]
+    return Table(columns, tuple(rows))
+
+
+def _finalists(document: Mapping[str, Any]) -> Table:
+    ratios = {r["a"]: r for r in document["bench"]["ratios"] if (r["b"], r["metric"]) == ("original", "latency")}
+    rows = {row["artifact"]: row for row in document["bench"]["results"]}
+    first = document["engines"][0]["verify"]
+    columns = (
+        Column("finalist"),
+        Column(first["metric"] or "", 60, least=8),
+        Column("agreement", 80),
+        Column("p50 ms", 100, least=7),
+        Column("latency / original", 70, left=True),
+    )
+    original = f"{rows['original']['latency_ms']['p50']:.2f}"
+    cells = [("original", _number(first["reference_value"]), "", original, "")]
+    for each in document["engines"]:
+        name, verify = each["artifact"], each["verify"]
+        ratio = ratio_text(ratios[name]) if name in ratios else ""
+        cells.append(
+            (
+                name,
+                _number(verify["value"]),
+                f"{verify['agreement']:.2f}",
+                f"{rows[name]['latency_ms']['p50']:.2f}",
+                f"{ratio} {' '.join(rows[name]['flags'])}".rstrip(),
+            )
+        )
+    return Table(columns, tuple(cells))
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"

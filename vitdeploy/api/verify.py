@@ -1,0 +1,273 @@
+"""Does an artifact still give the original's answers?"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitdeploy.api.artifacts import ArtifactLike, artifact_name, check_early, opened
+from vitdeploy.api.images import Images, ImagesLike, images
+from vitdeploy.api.reporter import Reporter, reporting
+from vitdeploy.api.shown import Shown
+from vitdeploy.api.tables import Line, interval
+from vitdeploy.errors import InputError
+from vitdeploy.spec import Budget, GateStatus
+
+if TYPE_CHECKING:
+    from vitdeploy.pipeline.bisection import BisectionReport
+    from vitdeploy.pipeline.on_devices import Outcome
+    from vitdeploy.pipeline.subjects import Subject
+    from vitdeploy.pipeline.tasks.adapter import DataChoice
+    from vitdeploy.verify.gate import Gate
+
+
+@dataclass(frozen=True, repr=False)
+class Verification(Shown):
+    """An artifact against its original on the same samples; `document` has everything that was found.
+
+    `gate` says whether the budget is met, and for each bound that is not, or not provably, why.
+    """
+
+    document: Mapping[str, Any]
+    gate: Gate
+    noun: str = "image"
+
+    @property
+    def status(self) -> GateStatus:
+        """ "pass", "fail" or "undecided"; "none" without a budget."""
+        return self.gate.status
+
+    @property
+    def agreement(self) -> float:
+        """Percent of the samples with the original's answer."""
+        return float(self.document["agreement"])
+
+    @property
+    def drop(self) -> float | None:
+        """Points of the metric that are lost; None without labels."""
+        found = self.document["drop"] if self.document["metric"] is not None else None
+        return None if found is None else float(found)
+
+    def lines(self) -> list[Line]:
+        found = self.document
+        lines: list[Line] = [f"{found['artifact']} against {found['against']} on {found['n']} {self.noun}s"]
+        if found["metric"] is not None:
+            lines.append(
+                f"{found['metric'] + ' ':<12}{found['value']:.2f} %, original {found['reference_value']:.2f} %, "
+                f"drop {interval(found['drop'], found['drop_ci95'])} points"
+            )
+        if found.get("top5") is not None:
+            lines.append(f"top-5       {found['top5']:.2f} %, original {found['reference_top5']:.2f} %")
+        lines.append(f"agreement   {interval(found['agreement'], found['agreement_ci95'])} % ({found['agreement_of']})")
+        distance = [f"KL {found['kl']:.2e} nats"] if "kl" in found else []
+        if "cosine_mean" in found:
+            distance.append(f"cosine {found['cosine_mean']:.6f} (least {found['cosine_min']:.6f})")
+        lines += [
+            f"distance    {'; '.join([*distance, 'largest difference ' + format(found['max_difference'], '.1e')])}",
+            f"diagnosis   {found['diagnosis']}",
+        ]
+        lines += found["remarks"]
+        lines += [f"warning: {text}" for text in found["warnings"]]
+        if self.status != "none":
+            lines.append(f"gate        {self.status}" + "".join(f"; {reason}" for reason in self.gate.reasons))
+        return lines
+
+
+def verify(
+    artifact: ArtifactLike,
+    against: ArtifactLike,
+    data: ImagesLike,
+    *,
+    target: str | None = None,
+    max_drop: float | None = None,
+    min_agreement: float | None = None,
+    num_samples: int | None = None,
+    seed: int = 0,
+    emulate: bool = False,
+    skip_bad: bool = False,
+    trust: str | Path | None = None,
+    progress: bool | Reporter = True,
+) -> Verification:
+    """Compare an artifact with the original on the same images. What is not met is said, not raised.
+
+    Args:
+        artifact: a `Bundle`, a `Graph`, or the path of one; of several engines the first, or the one for `target`.
+        against: the original: a `Model`, a name, a `torch.nn.Module`, a graph or a bundle.
+        data: images, as `vitdeploy.images` takes them, best with labels.
+        target: which engine, by target or name, or what a graph is compiled for.
+        max_drop: points of top-1 (or the task's metric) that may be lost.
+        min_agreement: percent of equal answers.
+        num_samples: evaluate on so many of the images, chosen by `seed`; None takes all.
+        emulate: evaluate a graph typed for a GPU on this CPU, with its types' storage.
+        skip_bad: go on without unreadable images.
+        trust: bundles must be signed by this public key or certificate (PEM).
+        progress: as for `vitdeploy.export`.
+
+    Raises:
+        InputError: the two are for other tasks or classes. DataError, ImageError: of the images. Errors of engines.
+
+    >>> import numpy as np
+    >>> import vitdeploy as vd
+    >>> graph = vd.export("vit_w32d2h2_patch8_32", progress=False)
+    >>> noise = list(np.random.default_rng(0).integers(0, 256, (80, 32, 32, 3), np.uint8))
+    >>> vd.verify(graph, "vit_w32d2h2_patch8_32", noise, min_agreement=90, progress=False).status
+    'pass'
+    """
+    chosen = _checked(artifact, against, data, target)
+    from vitdeploy.pipeline.comparison import verify_subjects
+    from vitdeploy.pipeline.subjects import emulation_offered
+
+    reporter, budget = reporting(progress), Budget(max_drop=max_drop, min_agreement=min_agreement)
+    name = artifact_name(artifact)
+    offer = contextlib.nullcontext() if emulate or name is None else emulation_offered(name, target)
+    with reporter, offer, opened(target=target, emulated=emulate, trust=_path(trust)) as find:
+        ours, theirs = find(artifact)[0], find(against)[0]
+        document, gate = verify_subjects(
+            ours,
+            theirs,
+            _choice(chosen, ours, num_samples, seed),
+            skip_bad=skip_bad,
+            budget=budget,
+            progress=reporter.progress,
+            note=reporter.note,
+        )
+    return Verification(document, gate, _noun(chosen))
+
+
+def verify_on(
+    on: str,
+    artifact: ArtifactLike,
+    against: ArtifactLike,
+    data: ImagesLike,
+    *,
+    target: str | None = None,
+    max_drop: float | None = None,
+    min_agreement: float | None = None,
+    num_samples: int | None = None,
+    seed: int = 0,
+    skip_bad: bool = False,
+    trust: str | Path | None = None,
+    progress: bool | Reporter = True,
+) -> list[Outcome[Verification]]:
+    """As `verify`, on each of the registered devices that `on` names: an artifact by its path is built and run there,
+    the original here. A device's error is in its outcome."""
+    chosen = _checked(artifact, against, data, target)
+    from vitdeploy.devices.registry import find_devices
+    from vitdeploy.pipeline import on_devices
+    from vitdeploy.pipeline.device_artifact import find_device_artifacts
+
+    reporter, budget = reporting(progress), Budget(max_drop=max_drop, min_agreement=min_agreement)
+    name = _require_path(artifact)
+    with (
+        reporter,
+        opened(target=target, trust=_path(trust)) as find,
+        tempfile.TemporaryDirectory(prefix="vitdeploy-") as work,
+    ):
+        theirs = find(against)[0]
+        devices = find_devices(on)
+        ours = find_device_artifacts(name, target=target, work=Path(work), trust=_path(trust))[0]
+        place, kind = chosen.place(ours.setting)
+        found = on_devices.verify_on(
+            ours,
+            theirs,
+            _data_choice(chosen, place, kind, num_samples, seed),
+            devices,
+            skip_bad=skip_bad,
+            budget=budget,
+            progress=reporter.progress,
+            note=reporter.note,
+        )
+    return [
+        on_devices.Outcome(each.device, Verification(*each.found, _noun(chosen)) if each.found else None, each.error)
+        for each in found
+    ]
+
+
+def bisect(
+    artifact: ArtifactLike,
+    against: ArtifactLike,
+    data: ImagesLike,
+    *,
+    target: str | None = None,
+    num_samples: int | None = None,
+    seed: int = 0,
+    skip_bad: bool = False,
+    progress: bool | Reporter = True,
+) -> BisectionReport:
+    """Find which part and which layer, its input or its weight, makes an engine's answers differ from those of its
+    float graph, on calibration images. Both are graphs or bundles; arguments and errors as of `verify`."""
+    chosen = _checked(artifact, against, data, target)
+    from vitdeploy.pipeline.bisection import bisect_artifact
+    from vitdeploy.pipeline.tasks.adapter import Setting
+
+    reporter = reporting(progress)
+    name, original = _require_path(artifact), _require_path(against)
+    if chosen.path is None:
+        from vitdeploy.api.graph import Graph
+        from vitdeploy.pipeline.stages.files import find_graph
+
+        metadata = Graph(find_graph(Path(original)).parent).metadata
+        place, _ = chosen.place(Setting(metadata.task, metadata.preprocess, labels=metadata.labels))
+    else:
+        place = chosen.path
+    with reporter:
+        return bisect_artifact(
+            name,
+            original,
+            place,
+            target=target,
+            num_samples=num_samples,
+            seed=seed,
+            skip_bad=skip_bad,
+            progress=reporter.progress,
+        )
+
+
+def _checked(artifact: ArtifactLike, against: ArtifactLike, data: ImagesLike, target: str | None) -> Images:
+    """What is wrong with names and paths, before anything heavy is imported."""
+    from vitdeploy.pipeline.early import check_data, check_engine, require_annotations
+
+    if target is not None:
+        check_engine(target)
+    for each in (artifact, against):
+        check_early(each)
+    chosen = images(data)
+    if chosen.path is not None:
+        check_data(chosen.path)
+    require_annotations(chosen.annotations)
+    return chosen
+
+
+def _choice(chosen: Images, ours: Subject, num_samples: int | None, seed: int) -> DataChoice:
+    place, kind = chosen.place(ours.setting)
+    return _data_choice(chosen, place, kind, num_samples, seed)
+
+
+def _data_choice(chosen: Images, place: Path, kind: str, num_samples: int | None, seed: int) -> DataChoice:
+    from vitdeploy.pipeline.tasks.adapter import DataChoice
+
+    return DataChoice(place, kind, chosen.annotations, 0, num_samples or "all", seed)
+
+
+def _noun(chosen: Images) -> str:
+    return "sequence" if chosen.path is not None and chosen.path.suffix == ".npz" else "image"
+
+
+def _require_path(artifact: ArtifactLike) -> str:
+    name = artifact_name(artifact)
+    if name is None:
+        raise InputError("a model in memory has no graph", wanted="a graph or a bundle", fix="export it first")
+    return name
+
+
+def _path(value: str | Path | None) -> Path | None:
+    return None if value is None else Path(value)
+
+
+def unmet(verifications: Sequence[Verification]) -> list[Verification]:
+    """Those whose budget is not met, or not provably."""
+    return [each for each in verifications if each.status in ("fail", "undecided")]
