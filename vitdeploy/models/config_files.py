@@ -153,6 +153,28 @@ def timm_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return config if "architecture" in config and "input_size" in config else None
 
 
+def vision_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of transformers' config that is about images: a whole one, or one of an image and a text model."""
+    inner = config.get("vision_config")
+    return inner if isinstance(inner, Mapping) else config
+
+
+def stated_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The image size, (height, width), that a config.json of timm or transformers says; None where it says none."""
+    arguments = config.get("model_args")
+    of_timm = arguments.get("img_size") if isinstance(arguments, Mapping) else None
+    return sides(vision_part(config).get("image_size") or of_timm or (timm_config(config) or {}).get("input_size"))
+
+
+def sides(size: Any) -> tuple[int, int] | None:
+    """(height, width) of a size as libraries write it: one side, or a list that ends with both; None of all else."""
+    if isinstance(size, int) and size > 0:
+        return size, size
+    if isinstance(size, list | tuple) and len(size) >= 2 and all(isinstance(side, int) and side > 0 for side in size):
+        return int(size[-2]), int(size[-1])
+    return None
+
+
 def timm_preprocess(config: Mapping[str, Any], channels: int, image_size: tuple[int, int]) -> PreprocessSpec:
     """What `timm.data.create_transform` does for a `pretrained_cfg`, at `image_size` (height, width).
 

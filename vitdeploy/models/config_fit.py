@@ -14,37 +14,13 @@ from typing import Any
 
 from vitdeploy.errors import CheckpointError, UnknownModelError
 from vitdeploy.models import catalog
-from vitdeploy.models.config_files import timm_config
-from vitdeploy.models.detr import DETRConfig
-from vitdeploy.models.family import Recognised
+from vitdeploy.models.config_files import stated_size, vision_part
+from vitdeploy.models.family import Family, Recognised
 from vitdeploy.models.label_names import counted
-from vitdeploy.models.swin import SwinConfig
-from vitdeploy.models.vit import ViTConfig
 from vitdeploy.runtime.labels import number_of_classes
 
-# Arguments of timm's classes and the fields of ours that they are.
-_TIMM_VIT = {
-    "embed_dim": "width",
-    "depth": "depth",
-    "patch_size": "patch_size",
-    "in_chans": "in_channels",
-    "mlp_ratio": "mlp_ratio",
-    "reg_tokens": "registers",
-    "class_token": "class_token",
-    "qkv_bias": "qkv_bias",
-    "qk_norm": "qk_norm",
-    "pre_norm": "stem_norm",
-}
-_TIMM_SWIN = {
-    "embed_dim": "width",
-    "depths": "depths",
-    "num_heads": "heads",
-    "patch_size": "patch_size",
-    "in_chans": "in_channels",
-    "mlp_ratio": "mlp_ratio",
-    "qkv_bias": "qkv_bias",
-}
-
+# Keys of a config of an image and a text model that are about both.
+ABOVE = ("projection_dim",)
 RATIO = 0.02  # a width of whole numbers is a ratio only nearly
 
 
@@ -101,15 +77,16 @@ def _json(value: Any) -> str:
 
 
 def _claims(config: Mapping[str, Any], found: Recognised) -> Iterator[Claim]:
+    family, own = catalog.family_named(found.family), found.config
     if "model_type" in config:
-        yield from _of_transformers(config, found)
+        yield from _of_transformers(config, family, own)
     elif "architecture" in config:
-        yield from _of_timm(config, found)
-    yield from _of_classes(config, found)
+        yield from _of_timm(config, family, own)
+    yield from _of_classes(config, family, own)
 
 
-def _of_classes(config: Mapping[str, Any], found: Recognised) -> Iterator[Claim]:
-    signature = catalog.family_named(found.family).describe(found.config)
+def _of_classes(config: Mapping[str, Any], family: Family, own: Any) -> Iterator[Claim]:
+    signature = family.describe(own)
     if signature.task == "features":
         return
     classes = number_of_classes(signature.outputs, signature.postprocess)
@@ -119,63 +96,21 @@ def _of_classes(config: Mapping[str, Any], found: Recognised) -> Iterator[Claim]
         yield Claim(f"classes by {key}", names[1], classes, f"no {'id2label, no label2id' if '2' in key else key}")
 
 
-def _of_transformers(config: Mapping[str, Any], found: Recognised) -> Iterator[Claim]:
-    inner = config.get("vision_config")
-    values = inner if isinstance(inner, Mapping) else config
-    own = found.config
-    pairs: list[tuple[str, Any]] = []
-    if isinstance(own, ViTConfig):
-        pairs = _vit_values(values, own)
-        if "projection_dim" in config and own.head == "projection":
-            yield _keyed("projection_dim", config["projection_dim"], own.num_classes)
-    elif isinstance(own, SwinConfig):
-        pairs = [
-            ("embed_dim", own.width),
-            ("depths", own.depths),
-            ("num_heads", own.heads),
-            ("patch_size", own.patch_size),
-            ("num_channels", own.in_channels),
-            ("mlp_ratio", own.mlp_ratio),
-            ("qkv_bias", own.qkv_bias),
-        ]
-    elif isinstance(own, DETRConfig):
-        pairs = [
-            ("d_model", own.width),
-            ("encoder_layers", own.encoder_layers),
-            ("decoder_layers", own.decoder_layers),
-            ("encoder_ffn_dim", own.hidden),
-            ("num_queries", own.queries),
-        ]
-    within = "vision_config" if values is inner else ""
-    yield from (_keyed(key, values[key], value, within) for key, value in pairs if values.get(key) is not None)
+def _of_transformers(config: Mapping[str, Any], family: Family, own: Any) -> Iterator[Claim]:
+    values = vision_part(config)
+    for key, value in family.transformers_keys(values, own).items():
+        said, within = (values, "vision_config") if values is not config and key not in ABOVE else (config, "")
+        if said.get(key) is not None:
+            yield _keyed(key, said[key], value, within)
     name = str((config.get("architectures") or [""])[0])
-    if "ForImageClassification" in name and getattr(own, "num_classes", None) == 0:
+    if "ForImageClassification" in name and family.num_classes(own) == 0:
         yield _keyed("architectures", [name], [name.partition("ForImageClassification")[0] + "Model"])
 
 
-def _vit_values(values: Mapping[str, Any], own: ViTConfig) -> list[tuple[str, Any]]:
-    rows, columns = own.image_size
-    size = values.get("image_size")
-    pairs: list[tuple[str, Any]] = [
-        ("hidden_size", own.width),
-        ("num_hidden_layers", own.depth),
-        ("patch_size", own.patch_size if isinstance(values.get("patch_size"), int) else [own.patch_size] * 2),
-        ("num_channels", own.in_channels),
-        ("image_size", rows if isinstance(size, int) and rows == columns else [rows, columns]),
-        ("num_register_tokens", own.registers),
-        ("qkv_bias", own.qkv_bias),
-    ]
-    if "use_swiglu_ffn" in values:  # DINOv2's; a SwiGLU's width is rounded
-        pairs.append(("use_swiglu_ffn", own.mlp != "mlp"))
-        return [*pairs, ("mlp_ratio", own.mlp_ratio)] if own.mlp == "mlp" else pairs
-    return [*pairs, ("intermediate_size", own.hidden)]
-
-
-def _of_timm(config: Mapping[str, Any], found: Recognised) -> Iterator[Claim]:
-    own = found.config
+def _of_timm(config: Mapping[str, Any], family: Family, own: Any) -> Iterator[Claim]:
     arguments = config.get("model_args")
     arguments = arguments if isinstance(arguments, Mapping) else {}
-    table = _TIMM_VIT if isinstance(own, ViTConfig) else _TIMM_SWIN if isinstance(own, SwinConfig) else {}
+    table = family.timm_arguments
     said = [(key, field) for key, field in table.items() if arguments.get(key) is not None]
     yield from (_keyed(key, arguments[key], getattr(own, field), "model_args") for key, field in said)
     name = str(config["architecture"])
@@ -183,22 +118,16 @@ def _of_timm(config: Mapping[str, Any], found: Recognised) -> Iterator[Claim]:
     if type(named) is type(own):
         implied = [(key, field) for key, field in table.items() if key != "in_chans" and arguments.get(key) is None]
         yield from (Claim(f"{name} has {key}", getattr(named, field), getattr(own, field)) for key, field in implied)
-    yield from _timm_size(config, arguments, own)
+    size = stated_size(config)
+    if size is not None and family.tells_size(own):
+        # The argument counts before the evaluation's size.
+        key = "img_size" if arguments.get("img_size") else "input_size"
+        built = family.image_size(own)
+        yield Claim(key, list(size), list(built or ()), f'"model_args": {{"img_size": {_json(built)}}}')
     classes = arguments.get("num_classes", config.get("num_classes"))
     if classes is not None:
-        yield _keyed("num_classes", classes, own.num_classes, "model_args" if "num_classes" in arguments else "")
-
-
-def _timm_size(config: Mapping[str, Any], arguments: Mapping[str, Any], own: Any) -> Iterator[Claim]:
-    """The image size of a position table; without one it is free. The argument counts before the evaluation's size."""
-    if not isinstance(own, ViTConfig) or own.positions == "none":
-        return
-    given = arguments.get("img_size")
-    key, size = ("img_size", given) if given else ("input_size", (timm_config(config) or {}).get("input_size"))
-    sides = [size, size] if isinstance(size, int) else list(size)[-2:] if isinstance(size, list | tuple) else []
-    if len(sides) == 2:
-        mend = f'"model_args": {{"img_size": {_json(own.image_size)}}}'
-        yield Claim(key, sides, list(own.image_size), mend)
+        within = "model_args" if "num_classes" in arguments else ""
+        yield _keyed("num_classes", classes, family.num_classes(own), within)
 
 
 def named_config(name: str) -> Any:

@@ -149,6 +149,30 @@ def resize(
         ) from None
 
 
+def architecture(config: DETRConfig) -> dict[str, Any]:
+    return {
+        "backbone's blocks": config.backbone.depths,
+        "backbone's widths": config.backbone.widths,
+        "width": config.width,
+        "heads": config.heads,
+        "encoder layers": config.encoder_layers,
+        "decoder layers": config.decoder_layers,
+        "MLP width": config.hidden,
+        "queries": config.queries,
+        "mask head": config.panoptic,
+    }
+
+
+def transformers_keys(values: Mapping[str, Any], config: DETRConfig) -> dict[str, Any]:
+    return {
+        "d_model": config.width,
+        "encoder_layers": config.encoder_layers,
+        "decoder_layers": config.decoder_layers,
+        "encoder_ffn_dim": config.hidden,
+        "num_queries": config.queries,
+    }
+
+
 def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
     """A DETR by its keys; its shape by its tensors; what they cannot show from `hints`.
 
@@ -267,4 +291,18 @@ def _size(state: Mapping[str, Tensor], key: str, axis: int) -> int:
     return int(tensor.shape[axis])
 
 
-FAMILY = Family("detr", "arXiv 2005.12872", NAMES, parse, build, describe, recognise, resize, preprocess)
+FAMILY = Family(
+    name="detr",
+    paper="arXiv 2005.12872",
+    names=NAMES,
+    parse=parse,
+    build=build,
+    describe=describe,
+    recognise=recognise,
+    resize=resize,
+    preprocess=preprocess,
+    hints=lambda name, config: Hints(heads=config.heads, config={"dilation": config.backbone.dilate_last}),
+    architecture=architecture,
+    model_types=frozenset({"detr"}),
+    transformers_keys=transformers_keys,
+)

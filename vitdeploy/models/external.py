@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from vitdeploy.errors import CapabilityError, CheckpointError, MissingPackageError, UnknownModelError
 from vitdeploy.models.checkpoint import load_state
-from vitdeploy.models.config_files import timm_config, timm_preprocess
+from vitdeploy.models.config_files import sides, timm_config, timm_preprocess
 from vitdeploy.models.family import Signature
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.spec import PostprocessSpec, Task, TensorSpec
@@ -201,12 +201,7 @@ def size_of(model: nn.Module, pretrained: Mapping[str, Any]) -> tuple[int, int] 
         getattr(getattr(model, "config", None), "image_size", None),
         pretrained.get("input_size"),
     )
-    for size in found:
-        if isinstance(size, int) and size > 0:
-            return size, size
-        if isinstance(size, list | tuple) and len(size) >= 2 and all(isinstance(n, int) and n > 0 for n in size):
-            return int(size[-2]), int(size[-1])
-    return None
+    return next(filter(None, map(sides, found)), None)
 
 
 def adapt(

@@ -1,4 +1,4 @@
-"""What answers of a user's own module depend on, as digests: two modules of one identity may share what was made.
+"""What answers of a module that is not ours depend on, as digests: two modules of one identity may share what was made.
 
 No checkpoint file stands for such a module. Its code may change under the same weights, and its weights under the same
 code; and what a function reads, draws or downloads is seen in neither.
@@ -35,12 +35,14 @@ def weights_digest(module: nn.Module) -> str:
 
 def identity(original: LoadedModel) -> str:
     """SHA-256 of the weights, the structure as the module prints it, the user's code that is loaded, the versions of
-    the packages that its layers are of, and the answers to two seeded images."""
+    the packages that its layers are of, and the answers to two seeded images where it takes images."""
     module = original.module
     total = hashlib.sha256(f"{weights_digest(module)}\n{module}\n".encode())
     for line in (*_packages(module), *_code()):
         total.update(f"{line}\n".encode())
     signature = original.signature
+    if not signature.channels:
+        return total.hexdigest()
     generator = torch.Generator().manual_seed(SEED)
     images = torch.randn(2, signature.channels, *signature.image_size, generator=generator)
     with torch.no_grad():

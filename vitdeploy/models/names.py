@@ -1,17 +1,30 @@
 """The built-in names, without PyTorch: what a wrong name or path is answered with at once, and what a shell completes.
 
 `catalog` has the models behind them, whose modules need PyTorch. The tests hold the two together.
+
+A family of another package is told by its entry point, which is not loaded: one called `toy` has the names `toy` and
+`toy_...`.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from vitdeploy.errors import MissingFileError, UnknownModelError
+from vitdeploy.errors import HostError, MissingFileError, UnknownModelError
+from vitdeploy.extensions import entry_points_of
 from vitdeploy.models.hub import CONFIG
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+EXTENSIONS = "vitdeploy.families"
+FAMILIES = ("vit", "deit", "swin", "detr", "transformer")
+# What a report has for the family of a module that no family built.
+LIBRARIES = ("timm", "transformers", "function", "onnx")
 _NAMES = """
 vit_tiny_patch16_224 vit_tiny_patch16_384 vit_small_patch8_224.dino vit_small_patch16_224 vit_small_patch16_224.dino
 vit_small_patch16_384 vit_small_patch32_224 vit_small_patch32_384 vit_base_patch8_224 vit_base_patch8_224.dino
@@ -60,8 +73,35 @@ def require_checkpoint(path: Path) -> None:
 
 
 def is_built_in(name: str) -> bool:
-    """Whether it is a built-in name, or one spelled out as they are."""
-    return name in BUILT_IN or _SPELLED.fullmatch(name) is not None
+    """Whether it is a built-in name, or one spelled out as they are, or of another package's family."""
+    return name in BUILT_IN or _SPELLED.fullmatch(name) is not None or bool(extensions_for(name))
+
+
+def extensions() -> Mapping[str, EntryPoint]:
+    """The entry points of other packages' families, by the family's name; none of them is loaded.
+
+    Raises:
+        HostError: two packages bring one family, or a package one with the name of ours.
+    """
+    found = entry_points_of(EXTENSIONS)
+    for name in found.keys() & {*FAMILIES, *LIBRARIES}:
+        raise HostError(
+            f"another package gives the name {name!r} to a family of models",
+            found=f"{found[name].value}, and vitdeploy's own {name}",
+            wanted="a name of its own",
+            fix=f"uninstall the package that brings {found[name].value}, or rename its entry point and its models",
+        )
+    return found
+
+
+def extensions_for(name: str) -> list[EntryPoint]:
+    """The entry points of the families of other packages that a model's name may be of."""
+    found = extensions()
+    return [found[family] for family in _in_family(name, found)]
+
+
+def _in_family(name: str, families: Iterable[str]) -> list[str]:
+    return [family for family in families if name == family or name.startswith(f"{family}_")]
 
 
 def graph_folder(model: str | None) -> Path | None:
@@ -94,12 +134,14 @@ def check_name(name: str) -> None:
         raise unknown_model(name)
 
 
-def unknown_model(name: str) -> UnknownModelError:
-    """A name that no family has: the nearest names of the family that it begins with, or timm's."""
+def unknown_model(name: str, others: Iterable[str] = ()) -> UnknownModelError:
+    """A name that no family has: the nearest names of the family that it begins with, or timm's. `others`: names of
+    other packages' families."""
     family = re.split(r"[_\d]", name.lower())[0]
-    same = [known for known in BUILT_IN if re.split(r"[_\d]", known)[0] == family]
+    names = (*BUILT_IN, *others)
+    same = [known for known in names if re.split(r"[_\d]", known)[0] == family]
     # Another family's name is near only where letters are mistyped: resnet50 is no detr_resnet50.
-    near = difflib.get_close_matches(name.lower(), same or BUILT_IN, n=3, cutoff=0.5 if same else 0.85)
+    near = difflib.get_close_matches(name.lower(), same or names, n=3, cutoff=0.5 if same else 0.85)
     ask = f"if timm has it: timm:{name}" if re.fullmatch(r"[\w.-]+", name) else "`vitdeploy export list` shows all"
     return UnknownModelError(
         f"no built-in model is called {name!r}",

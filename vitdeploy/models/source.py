@@ -25,10 +25,12 @@ from vitdeploy.models.checkpoint import load_state, read_checkpoint
 from vitdeploy.models.config_files import (
     fixed_size,
     model_config,
+    stated_size,
     timm_config,
     timm_preprocess,
     transformers_preprocess,
     transformers_processor,
+    vision_part,
 )
 from vitdeploy.models.config_fit import check_config, named_config
 from vitdeploy.models.external_transformers import from_transformers
@@ -45,7 +47,6 @@ from vitdeploy.models.hub import (
     locate,
 )
 from vitdeploy.models.identity import weights_digest
-from vitdeploy.models.keys.transformers_config import MODEL_TYPES
 from vitdeploy.models.label_names import labels_for
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.zero_shot import with_text_features
@@ -187,7 +188,7 @@ def _from_folder(
     if folder.given:
         notes = (f"as {folder.path / CONFIG} says", *notes)
     file = str(folder.weights[0])
-    told = _told_size(config) or (None if given else fixed_size(transformers_processor(folder.path)))
+    told = stated_size(config) or (None if given else fixed_size(transformers_processor(folder.path)))
     hints = Hints(source.heads, told or source.image_size, config)
     # A part of another library's model may be one of ours, such as a detector's backbone: the whole is meant.
     found = catalog.recognise_within(state, hints, file) if _is_ours(config) else catalog.recognise(state, hints)
@@ -214,7 +215,7 @@ def _from_folder(
 def _is_ours(config: Mapping[str, Any]) -> bool:
     """Whether a config.json names an architecture that a family of ours has."""
     if "model_type" in config:
-        return config["model_type"] in (*MODEL_TYPES, "swin", "detr")
+        return any(config["model_type"] in family.model_types for family in catalog.families())
     return named_config(str(config.get("architecture"))) is not None
 
 
@@ -230,26 +231,8 @@ def _folder_preprocess(
     return PreprocessSpec(size, size, "bilinear", half, half), (note,)
 
 
-def _vision(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The part of transformers' config that is about images: a whole one, or one of an image and a text model."""
-    inner = config.get("vision_config")
-    return inner if isinstance(inner, Mapping) else config
-
-
-def _told_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Image size that a config file tells, None where it tells none; timm has channels before it."""
-    arguments = config.get("model_args")
-    of_timm = arguments.get("img_size") if isinstance(arguments, Mapping) else None
-    size = _vision(config).get("image_size") or of_timm or (timm_config(config) or {}).get("input_size")
-    if isinstance(size, int):
-        return size, size
-    if isinstance(size, list | tuple) and len(size) >= 2 and all(isinstance(side, int) for side in size):
-        return int(size[-2]), int(size[-1])
-    return None
-
-
 def _told_channels(config: Mapping[str, Any]) -> int:
-    channels = _vision(config).get("num_channels", 3)
+    channels = vision_part(config).get("num_channels", 3)
     return channels if isinstance(channels, int) else 3
 
 
@@ -295,7 +278,7 @@ def _built(
         checkpoint = str(source.checkpoint or source.name)
         notes = (*notes, *load_state(module, state, file or checkpoint, checkpoint))
     signature = family.describe(config)
-    if getattr(config, "num_classes", None) == 0:
+    if family.num_classes(config) == 0:
         notes = (*notes, HEADLESS)
     return LoadedModel(
         source.name, family.name, module.eval(), signature, preprocess, notes=tuple(dict.fromkeys(notes))

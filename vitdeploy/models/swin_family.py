@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from vitdeploy.errors import CheckpointError, UnknownModelError
-from vitdeploy.models.config_files import timm_preprocess
+from vitdeploy.models.config_files import stated_size, timm_preprocess
 from vitdeploy.models.family import Family, Hints, Recognised, Signature
 from vitdeploy.models.keys import swin as keys
 from vitdeploy.models.swin import Border, SwinConfig, SwinTransformer
@@ -124,7 +124,7 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
     width, channels, patch, across = patches.shape
     if patch != across:
         raise CheckpointError("the patches are not square", found=f"{patch}x{across}", wanted="square patches")
-    image_size = hints.image_size or _configured_size(hints.config) or _masked_size(state, patch)
+    image_size = hints.image_size or stated_size(hints.config) or _masked_size(state, patch)
     if image_size is None:
         # Like every published model's: the last stage is one window.
         side = 2 ** (len(tables) - 1) * patch * _square_side(len(tables[-1][0]))
@@ -194,6 +194,35 @@ def resize(
         for name in (_TABLE.format(i, j) for j in range(old.depth)):
             weights[name] = resize_table(weights[name], old.window, new.window)
     return resized, weights
+
+
+def architecture(config: SwinConfig) -> dict[str, Any]:
+    return {
+        "patch size": config.patch_size,
+        "width": config.width,
+        "depths": config.depths,
+        "heads": config.heads,
+        "MLP ratio": config.mlp_ratio,
+        "norm of the patches": config.patch_norm,
+        "windows": tuple(stage.window for stage in config.stages),
+    }
+
+
+def settle(own: SwinConfig, named: SwinConfig) -> tuple[SwinConfig, list[str]]:
+    """A window that shrank to its image is known only as far as that."""
+    return (replace(own, windows=named.windows) if own.image_size == named.image_size else own), []
+
+
+def transformers_keys(values: Mapping[str, Any], config: SwinConfig) -> dict[str, Any]:
+    return {
+        "embed_dim": config.width,
+        "depths": config.depths,
+        "num_heads": config.heads,
+        "patch_size": config.patch_size,
+        "num_channels": config.in_channels,
+        "mlp_ratio": config.mlp_ratio,
+        "qkv_bias": config.qkv_bias,
+    }
 
 
 def resize_table(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
@@ -270,17 +299,6 @@ def _square_side(rows: int) -> int:
     return side
 
 
-def _configured_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """Image size from timm's or transformers' `config.json`."""
-    of_timm = config.get("pretrained_cfg")
-    size = config.get("image_size", (of_timm if isinstance(of_timm, Mapping) else config).get("input_size"))
-    if isinstance(size, int):
-        return size, size
-    if isinstance(size, list | tuple) and len(size) >= 2 and all(isinstance(side, int) for side in size):
-        return size[-2], size[-1]
-    return None
-
-
 def _masked_size(state: Mapping[str, Tensor], patch: int) -> tuple[int, int] | None:
     """Image size from the stored mask [w, n, n] of the first shifted block: a square of w windows of n tokens."""
     mask = state.get("layers.0.blocks.1.attn_mask")
@@ -322,4 +340,18 @@ FAMILY = Family(
     recognise=recognise,
     resize=resize,
     preprocess=preprocess,
+    architecture=architecture,
+    sized=frozenset({"windows"}),
+    settle=settle,
+    model_types=frozenset({"swin"}),
+    transformers_keys=transformers_keys,
+    timm_arguments={
+        "embed_dim": "width",
+        "depths": "depths",
+        "num_heads": "heads",
+        "patch_size": "patch_size",
+        "in_chans": "in_channels",
+        "mlp_ratio": "mlp_ratio",
+        "qkv_bias": "qkv_bias",
+    },
 )

@@ -260,6 +260,20 @@ def describe(config: TransformerConfig) -> Signature:
     return Signature("sequence", (0, 0), 0, SEQUENCE_OUTPUTS, sequence=spec)
 
 
+def hints(name: str, config: TransformerConfig) -> Hints:
+    return Hints(heads=config.heads, config={field: getattr(config, field) for field in _UNTOLD})
+
+
+def architecture(config: TransformerConfig) -> dict[str, Any]:
+    return {
+        "width": config.width,
+        "encoder blocks": config.encoder_depth,
+        "decoder blocks": config.decoder_depth,
+        "heads": config.heads,
+        "MLP width": config.hidden,
+    }
+
+
 def resize(
     config: TransformerConfig, state: Mapping[str, Tensor], image_size: tuple[int, int]
 ) -> tuple[TransformerConfig, dict[str, Tensor]]:
@@ -276,4 +290,7 @@ FAMILY = Family(
     recognise=recognise,
     resize=resize,
     preprocess=lambda config: None,
+    hints=hints,
+    free={"source_vocabulary": "tokens", "target_vocabulary": "tokens"},
+    architecture=architecture,
 )

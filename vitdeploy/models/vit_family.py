@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from vitdeploy.models.config_files import IMAGENET_MEAN, IMAGENET_STD, timm_prep
 from vitdeploy.models.deit import DistilledVisionTransformer
 from vitdeploy.models.family import Family, Hints, Recognised, Signature
 from vitdeploy.models.keys import vit_jax, vit_timm, vit_torchvision, vit_transformers
+from vitdeploy.models.keys.transformers_config import MODEL_TYPES
 from vitdeploy.models.positions import resize_positions
 from vitdeploy.models.vit import Preset, VisionTransformer, ViTConfig
 from vitdeploy.models.vit_names import DEIT_NAMES, VIT_NAMES, parse_deit, parse_vit
@@ -29,6 +30,7 @@ PRESETS: Mapping[Preset, tuple[tuple[float, ...], tuple[float, ...], float, floa
     "siglip": (HALF, HALF, 0.9, 0.9),
 }
 LARGE = 384
+CONVENTIONS = ("activation", "layer_norm_eps")
 READERS = (vit_timm.recognise, vit_transformers.recognise, vit_torchvision.recognise, vit_jax.recognise)
 Config = TypeVar("Config", bound=ViTConfig)
 
@@ -93,6 +95,54 @@ def preprocess(config: ViTConfig) -> PreprocessSpec:
     return timm_preprocess({"mean": mean, "std": std, "crop_pct": share}, config.in_channels, config.image_size)
 
 
+def hints(name: str, config: ViTConfig) -> Hints:
+    """The name stands for timm's config file of that architecture."""
+    return Hints(heads=config.heads, config={"architecture": name})
+
+
+def architecture(config: ViTConfig) -> dict[str, Any]:
+    return {
+        "patch size": config.patch_size,
+        "width": config.width,
+        "depth": config.depth,
+        "heads": config.heads,
+        "MLP width": config.hidden,
+        "class token": config.class_token,
+        "registers": config.registers,
+        "norm before the blocks": config.stem_norm,
+        "norms of query and key": config.qk_norm,
+        "LayerScale": config.layer_scale,
+        "MLP": config.mlp,
+    }
+
+
+def settle(own: Config, named: ViTConfig) -> tuple[Config, list[str]]:
+    """What a reader has to assume where keys of another library do not come with that library's config file."""
+    changed = [f"{f} {getattr(named, f)}" for f in CONVENTIONS if getattr(named, f) != getattr(own, f)]
+    said = {field: getattr(named, field) for field in (*CONVENTIONS, "preset")}
+    return replace(own, **said), changed
+
+
+def transformers_keys(values: Mapping[str, Any], config: ViTConfig) -> dict[str, Any]:
+    rows, columns = config.image_size
+    size, patch = values.get("image_size"), config.patch_size
+    keys: dict[str, Any] = {"projection_dim": config.num_classes} if config.head == "projection" else {}
+    keys |= {
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "patch_size": patch if isinstance(values.get("patch_size"), int) else [patch] * 2,
+        "num_channels": config.in_channels,
+        "image_size": rows if isinstance(size, int) and rows == columns else [rows, columns],
+        "num_register_tokens": config.registers,
+        "qkv_bias": config.qkv_bias,
+    }
+    if "use_swiglu_ffn" not in values:
+        return keys | {"intermediate_size": config.hidden}
+    # DINOv2's, of which a SwiGLU's width is rounded.
+    ratio = {"mlp_ratio": config.mlp_ratio} if config.mlp == "mlp" else {}
+    return keys | {"use_swiglu_ffn": config.mlp != "mlp"} | ratio
+
+
 def recognise_vit(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
     """A ViT without distillation token in any key style; errors as the readers'."""
     return _read(state, hints, "vit")
@@ -108,6 +158,18 @@ def _read(state: Mapping[str, Tensor], hints: Hints, family: str) -> Recognised 
     return found if found is not None and found.family == family else None
 
 
+TIMM_ARGUMENTS = {
+    "embed_dim": "width",
+    "depth": "depth",
+    "patch_size": "patch_size",
+    "in_chans": "in_channels",
+    "mlp_ratio": "mlp_ratio",
+    "reg_tokens": "registers",
+    "class_token": "class_token",
+    "qkv_bias": "qkv_bias",
+    "qk_norm": "qk_norm",
+    "pre_norm": "stem_norm",
+}
 FAMILY = Family(
     name="vit",
     paper="arXiv 2010.11929",
@@ -118,15 +180,21 @@ FAMILY = Family(
     recognise=recognise_vit,
     resize=resize,
     preprocess=preprocess,
+    hints=hints,
+    architecture=architecture,
+    settle=settle,
+    model_types=frozenset(MODEL_TYPES),
+    transformers_keys=transformers_keys,
+    timm_arguments=TIMM_ARGUMENTS,
+    tells_size=lambda config: config.positions != "none",
+    repeated="depth",
 )
-DEIT_FAMILY = Family(
+DEIT_FAMILY = replace(
+    FAMILY,
     name="deit",
     paper="arXiv 2012.12877",
     names={name: parse_deit(name) for name in DEIT_NAMES},
     parse=parse_deit,
     build=DistilledVisionTransformer,
-    describe=describe,
     recognise=recognise_deit,
-    resize=resize,
-    preprocess=preprocess,
 )

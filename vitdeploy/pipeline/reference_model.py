@@ -19,7 +19,7 @@ from vitdeploy.graph.io import graph_spec, serialised
 from vitdeploy.models.claims import claimed_accuracy
 from vitdeploy.models.given import Source
 from vitdeploy.models.hub import ModelFolder, pinned
-from vitdeploy.models.names import ONNX_FILE, graph_folder
+from vitdeploy.models.names import ONNX_FILE, extensions, graph_folder
 from vitdeploy.pipeline.beside import find_beside
 from vitdeploy.pipeline.early import require_label_file, require_onnx_file
 from vitdeploy.pipeline.stages.files import known_labels
@@ -148,6 +148,8 @@ def _of_module(source: Source, given: Overrides) -> ReferenceModel:
     if source.function is not None:
         local = dataclasses.replace(local, weights=weights_digest(original.module))
         digests[source.function] = identity(original)
+    elif original.family in extensions():  # code that no version of ours stands for
+        digests[original.family] = identity(original)
     signature = original.signature
     return ReferenceModel(
         name=source.name if folder is None else pinned(source.name, folder),

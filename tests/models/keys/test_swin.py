@@ -271,7 +271,7 @@ def test_transformers_cannot_compute_windows_larger_than_the_resolution():
     "config",
     [
         {"architecture": "swin_tiny_patch4_window7_224", "pretrained_cfg": {"input_size": [3, 96, 64]}},
-        {"input_size": [3, 96, 64]},
+        {"architecture": "swin_tiny_patch4_window7_224", "input_size": [3, 96, 64]},
         {"model_type": "swin", "image_size": [96, 64]},
     ],
     ids=["timm", "timm, old", "transformers"],

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from vitdeploy.errors import CheckpointError
+from vitdeploy.models.config_files import stated_size, vision_part
 from vitdeploy.models.layers import Activation
 
 # Defaults of the configuration classes of transformers 5.23, by model_type.
@@ -66,8 +67,7 @@ def settings_for(kind: str, config: Mapping[str, Any]) -> Settings | None:
             fix="take both from the same folder",
         )
     eps, activation = DEFAULTS[own]
-    vision = config.get("vision_config")
-    values = vision if isinstance(vision, Mapping) else config
+    values = vision_part(config)
     name = values.get("hidden_act", activation)
     if name not in ACTIVATIONS and name != activation:
         raise CheckpointError(
@@ -83,12 +83,4 @@ def settings_for(kind: str, config: Mapping[str, Any]) -> Settings | None:
             found=f"layer_norm_eps {eps!r}, num_attention_heads {heads!r}",
             wanted="a number of 0 or more, and a whole number of 1 or more",
         )
-    return Settings(float(eps), ACTIVATIONS.get(name, activation), heads, _sides(values.get("image_size")))
-
-
-def _sides(size: Any) -> tuple[int, int] | None:
-    if isinstance(size, int):
-        return size, size
-    if isinstance(size, list | tuple) and len(size) == 2 and all(isinstance(side, int) for side in size):
-        return size[0], size[1]
-    return None
+    return Settings(float(eps), ACTIVATIONS.get(name, activation), heads, stated_size(config))

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from vitdeploy.errors import CheckpointError, UnknownModelError
+from vitdeploy.models.config_files import stated_size
 from vitdeploy.models.deit import DeiTConfig
 from vitdeploy.models.family import Hints, Recognised
 from vitdeploy.models.keys.facts import depth_of, heads_for, image_size_for, left_out, recognised
@@ -94,11 +95,8 @@ def _named(config: Mapping[str, Any]) -> Named | None:
         return None
     if pooling is not None and pooling not in (*POOLINGS, ""):
         return None
-    size = arguments.get("img_size") or (config.get("pretrained_cfg") or {}).get("input_size")
-    if isinstance(size, int):
-        size = (size, size)
-    given = tuple(size[-2:]) if isinstance(size, list | tuple) and len(size) >= 2 else None
-    return Named(model, arguments, pooling or None, given or (model.image_size if model else None))
+    size = stated_size(config) or (model.image_size if model else None)
+    return Named(model, arguments, pooling or None, size)
 
 
 def _config(state: Mapping[str, Tensor], hints: Hints, named: Named, notes: list[str]) -> ViTConfig:
