@@ -32,13 +32,15 @@ Output = tuple[str, Tensor]
 class Adapted(nn.Module):
     """An external module with the outputs of a `Signature`: float tensors in a fixed order, whatever it returns.
 
-    `arguments` are passed beside the image, which is the module's first argument.
+    `arguments` are passed beside the image, which is the module's first argument. `headless`: see `named_outputs`.
     """
 
-    def __init__(self, model: nn.Module, arguments: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, model: nn.Module, arguments: Mapping[str, Any] | None = None, *, headless: bool = False) -> None:
         super().__init__()
         self.model = model
         self.arguments = dict(arguments or {})
+        # timm's modules without classes, and those made like them, return their pooled features.
+        self.headless = headless or getattr(model, "num_classes", None) == 0
 
     def returned(self, image: Tensor) -> Any:
         """Whatever the module itself gives."""
@@ -48,8 +50,7 @@ class Adapted(nn.Module):
         return self.named(self.returned(image))
 
     def named(self, result: Any) -> list[Output]:
-        # timm's modules without classes, and those made like them, return their pooled features.
-        return named_outputs(result, headless=getattr(self.model, "num_classes", None) == 0)
+        return named_outputs(result, headless=self.headless)
 
     def forward(self, image: Tensor) -> Tensor | tuple[Tensor, ...]:
         tensors = tuple(tensor for _, tensor in self.outputs(image))
@@ -210,9 +211,11 @@ def adapt(
     channels: int,
     what: str,
     arguments: Mapping[str, Any] | None = None,
+    *,
+    headless: bool = False,
 ) -> tuple[nn.Module, Signature]:
     """The module behind `Adapted`, and what one run of two blank images says of its outputs."""
-    module = Adapted(model.float(), arguments).eval()
+    module = Adapted(model.float(), arguments, headless=headless).eval()
     image = torch.zeros(2, channels, *image_size)
     try:
         # Not inference_mode: what a module keeps from this run must still be usable when it is exported.

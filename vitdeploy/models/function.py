@@ -15,12 +15,11 @@ from torch import nn
 
 from vitdeploy.errors import CheckpointError, UserCodeError
 from vitdeploy.models.checkpoint import load_state, read_tensors
-from vitdeploy.models.config_files import timm_preprocess
-from vitdeploy.models.external import IMAGE_SIZE, SEED, adapt, size_of, where
+from vitdeploy.models.external import SEED, where
 from vitdeploy.models.loaded import LoadedModel
+from vitdeploy.models.module import described, require_module
 from vitdeploy.models.other_kinds import refuse_state
 from vitdeploy.models.working_folder import shown_folder
-from vitdeploy.spec import PreprocessSpec
 
 WANTED = "a function that takes nothing and returns a torch.nn.Module"
 
@@ -44,23 +43,7 @@ def from_function(reference: str, image_size: tuple[int, int] | None, checkpoint
             refuse_state(str(checkpoint), state)  # which says what it is, where that is known
             raise
         notes += [*remarks, *told, f"its weights are those of {checkpoint.name}"]
-    own = getattr(model, "pretrained_cfg", None) or {}
-    known = size_of(model, own)
-    size = image_size or known or IMAGE_SIZE
-    channels = _channels(model)
-    if own:
-        preprocess = timm_preprocess(own, channels, size)
-    else:
-        plain = size[0] if size[0] == size[1] else size
-        preprocess = PreprocessSpec(plain, size, mean=(0.5,) * channels, std=(0.5,) * channels)
-        notes.append("the module does not say how images are prepared: mean = std = 0.5 is assumed")
-    if image_size is None and known is None:
-        notes.append(f"the module does not say its image size: {size[0]}x{size[1]} is assumed (--image-size)")
-    adapted, signature = adapt(model, size, channels, reference)
-    if signature.postprocess is not None:
-        scores = signature.postprocess.scores
-        notes.append(f"detections are scored by {scores}, as the module's name tells (postprocess: says otherwise)")
-    return LoadedModel(reference, "function", adapted, signature, preprocess, notes=tuple(notes))
+    return described(model, reference, image_size, notes=notes)
 
 
 def _function(reference: str) -> Callable[[], Any]:
@@ -109,10 +92,7 @@ def _call(function: Callable[[], Any], reference: str) -> nn.Module:
             model = function()
     except (Exception, SystemExit) as error:
         raise UserCodeError(f"{reference} failed", found=where(error), wanted=WANTED) from None
-    if not isinstance(model, nn.Module):
-        found = f"the class {model.__name__} itself" if isinstance(model, type) else type(model).__name__
-        raise UserCodeError(f"{reference} returned no model", found=found, wanted="a torch.nn.Module")
-    return model.float().eval()
+    return require_module(model, f"{reference} returned no model").float().eval()
 
 
 @contextlib.contextmanager
@@ -128,9 +108,3 @@ def _seeded() -> Iterator[None]:
     finally:
         random.setstate(before[0])
         np.random.set_state(before[1])
-
-
-def _channels(model: nn.Module) -> int:
-    """Input channels of the first convolution; 3 where there is none."""
-    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
-    return first.in_channels if first is not None else 3

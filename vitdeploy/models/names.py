@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 EXTENSIONS = "vitdeploy.families"
 FAMILIES = ("vit", "deit", "swin", "detr", "transformer")
 # What a report has for the family of a module that no family built.
-LIBRARIES = ("timm", "transformers", "function", "onnx")
+LIBRARIES = ("timm", "transformers", "function", "module", "onnx")
 _NAMES = """
 vit_tiny_patch16_224 vit_tiny_patch16_384 vit_small_patch8_224.dino vit_small_patch16_224 vit_small_patch16_224.dino
 vit_small_patch16_384 vit_small_patch32_224 vit_small_patch32_384 vit_base_patch8_224 vit_base_patch8_224.dino
