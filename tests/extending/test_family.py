@@ -21,8 +21,9 @@ from safetensors.torch import save_file
 from vitdeploy.errors import CheckpointError, HostError, UnknownModelError
 from vitdeploy.extensions import entry_points_of
 from vitdeploy.models import catalog
+from vitdeploy.models.load import load_model
 from vitdeploy.models.names import check_name
-from vitdeploy.models.source import Source, load_model
+from vitdeploy.models.source import Source
 from vitdeploy.pipeline.reference_model import find_reference_model
 
 ROOT = Path(__file__).parents[2]
@@ -129,6 +130,30 @@ def test_a_checkpoint_under_a_name_must_be_of_its_architecture(toy, tmp_path):
     with pytest.raises(CheckpointError) as raised:
         load_model(Source("toymixer_w64d4_patch8_64", tmp_path / "own.safetensors"))
     assert raised.value.found == "width 32 instead of 64, depth 2 instead of 4"
+
+
+class Computed(torch.nn.Module):
+    """A module as many are written: a number read from a tensor, a tensor that no checkpoint holds."""
+
+    def __init__(self, mixer, read):
+        super().__init__()
+        self.mixer = mixer
+        self.rate = torch.linspace(0, 0.5, 3)[1].item() if read else 0.25
+        self.register_buffer("scale", torch.full((1,), 3.0), persistent=False)
+
+    def forward(self, image):
+        return self.mixer(image * self.scale) * self.rate
+
+
+@pytest.mark.parametrize("read", [False, True])
+def test_what_a_module_computes_when_it_is_built_is_there_under_a_checkpoint(toy, tmp_path, read):
+    family, config = catalog.find_or_raise(NAME)
+    own = dataclasses.replace(family, build=lambda config: Computed(family.build(config), read))
+    module, loaded = own.build(config), own.empty(config)
+    loaded.load_state_dict(module.state_dict())
+    image = torch.randn(2, 3, 64, 64)
+    assert torch.equal(loaded(image), module(image))
+    assert catalog._parameters(own, config) == sum(parameter.numel() for parameter in module.parameters())
 
 
 def test_it_is_resized(toy, tmp_path):

@@ -18,18 +18,20 @@ from torch.overrides import TorchFunctionMode
 
 from vitdeploy.errors import CheckpointError, HostError
 from vitdeploy.extensions import load_row
-from vitdeploy.models import detr_family, names, prefixes, swin_family, transformer_family, vit_family
+from vitdeploy.models import names
+from vitdeploy.models.checkpoints import prefixes
+from vitdeploy.models.families import detr, swin, transformer, vit
 from vitdeploy.models.family import Family, Hints, Recognised
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 FAMILIES: tuple[Family, ...] = (
-    vit_family.FAMILY,
-    vit_family.DEIT_FAMILY,
-    swin_family.FAMILY,
-    detr_family.FAMILY,
-    transformer_family.FAMILY,
+    vit.FAMILY,
+    vit.DEIT_FAMILY,
+    swin.FAMILY,
+    detr.FAMILY,
+    transformer.FAMILY,
 )
 SHOWN_NAMES = 6
 _INITIAL = {Tensor.uniform_, Tensor.normal_, nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_}
@@ -169,7 +171,7 @@ def unrecognised(state: Mapping[str, Tensor], source: str) -> CheckpointError:
     return CheckpointError(
         f"{source} is of no architecture that vitdeploy knows by its keys",
         found=f"{len(keys)} tensors: {', '.join(keys[:SHOWN_NAMES])}{' ...' if len(keys) > SHOWN_NAMES else ''}",
-        wanted=f"a {', '.join((*names.FAMILIES, *names.extensions()))} state dict",
+        wanted=f"a {', '.join((*names.NAMES, *names.extensions()))} state dict",
         fix="name it (timm:NAME --checkpoint FILE), give its folder (hf:FOLDER), or --model module:function",
     )
 
@@ -191,8 +193,12 @@ def _parameters(family: Family, config: Any) -> int:
     if field and count > 2:
         one, two = (_parameters(family, dataclasses.replace(config, **{field: number})) for number in (1, 2))
         return int(one + (count - 1) * (two - one))
-    with torch.device("meta"), _WithoutNoise():
-        return sum(parameter.numel() for parameter in family.build(config).parameters())
+    try:
+        with torch.device("meta"), _WithoutNoise():
+            module = family.build(config)
+    except (NotImplementedError, RuntimeError):  # it reads a tensor's numbers while it is built
+        module = family.build(config)
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 class _WithoutNoise(TorchFunctionMode):

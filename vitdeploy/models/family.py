@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, Task, TensorSpec
@@ -128,6 +129,20 @@ class Family:
         """(height, width) in pixels; None where the model takes no images."""
         size = self.describe(config).image_size
         return size if all(size) else None
+
+    def empty(self, config: Any) -> nn.Module:
+        """The module of a config on the CPU, whose state dict is still to be loaded: no time is spent on initial values
+        where nothing but these would be lost."""
+        try:
+            with torch.device("meta"):
+                module = self.build(config)
+        except (NotImplementedError, RuntimeError):  # it reads a tensor's numbers while it is built
+            return self.build(config)
+        stored = module.state_dict()
+        computed = any(name not in stored for name, _ in module.named_buffers()) or any(
+            isinstance(value, Tensor) and value.is_meta for part in module.modules() for value in vars(part).values()
+        )
+        return self.build(config) if computed else module.to_empty(device="cpu")
 
     def num_classes(self, config: Any) -> int | None:
         """0 for a feature extractor; None where its configs have no classes."""
