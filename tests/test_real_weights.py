@@ -11,8 +11,9 @@ import pytest
 
 from tests.parity import ENGINES, PHOTOGRAPHS, engine_runner
 from vitdeploy.data.folder import split
-from vitdeploy.models.reference import TorchRunner
-from vitdeploy.models.source import Source, load_model
+from vitdeploy.models.load import load_model
+from vitdeploy.models.source import Source
+from vitdeploy.models.torch_runner import TorchRunner
 from vitdeploy.pipeline.reference_model import find_reference_model
 from vitdeploy.pipeline.stages.export import ExportConfig, export
 from vitdeploy.runtime.preprocess import load_image

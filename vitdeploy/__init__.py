@@ -1,3 +1,45 @@
-"""vitdeploy: from a Vision Transformer checkpoint to a proven engine in one folder."""
+"""vitdeploy: from a Vision Transformer checkpoint to a proven engine in one folder.
+
+    import vitdeploy as vd
+
+    model = vd.model(module, preprocess=vd.Preprocess(resize=248, crop=(224, 224)), labels=names)
+    bundle = vd.deploy(model, "images", targets=["openvino-cpu"], max_drop=1.0)
+    predictor = vd.load(bundle.folder)
+
+Importing this loads nothing heavy: each name is imported when it is first asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
 
 __version__ = "0.1.0"
+
+# Where each public name is: a module of `vitdeploy`, and what it is called there.
+_HOMES = {
+    **dict.fromkeys(("Model", "model"), "api.model"),
+    **dict.fromkeys(("Images", "images"), "api.images"),
+    **dict.fromkeys(("Graph", "export", "optimize"), "api.graph"),
+    **dict.fromkeys(("QuantizedGraph", "quantize"), "api.quantize"),
+    **dict.fromkeys(("Bundle", "compile"), "api.bundle"),
+    **dict.fromkeys(("Verification", "bisect", "verify", "verify_on"), "api.verify"),
+    **dict.fromkeys(("Benchmark", "bench", "bench_on"), "api.bench"),
+    **dict.fromkeys(("Deployment", "deploy", "plan", "run"), "api.deploy"),
+    **dict.fromkeys(("Tuned", "tune", "tune_recipe"), "api.tune"),
+    **dict.fromkeys(("Predictor", "load"), "runtime.predictor"),
+    "Preprocess": "spec",
+    "Postprocess": "spec",
+}
+_CALLED = {"Preprocess": "PreprocessSpec", "Postprocess": "PostprocessSpec"}
+
+__all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604 - names, of a table
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), _CALLED.get(name, name))
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -43,7 +43,8 @@ def _original(model: str, checkpoint: str | None, mode: str) -> Any:
     """The original, its module in one of PyTorch's own ways to be run. torch is imported for these only."""
     import torch
 
-    from vitdeploy.models.source import Source, load_model
+    from vitdeploy.models.load import load_model
+    from vitdeploy.models.source import Source
 
     class Bfloat16(torch.nn.Module):
         """Weights and activations in bfloat16; float32 outside."""
@@ -65,7 +66,7 @@ def _original(model: str, checkpoint: str | None, mode: str) -> Any:
 
 
 def _torch(request: Request) -> Runner:
-    from vitdeploy.models.reference import TorchRunner
+    from vitdeploy.models.torch_runner import TorchRunner
 
     source = request["source"]
     original = _original(source["model"], source["checkpoint"], request["mode"])

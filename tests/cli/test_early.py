@@ -8,7 +8,7 @@ import pytest
 
 from tests.conftest import ROOT
 from vitdeploy.models.catalog import FAMILIES, find
-from vitdeploy.models.names import BUILT_IN, check_name, unknown_model
+from vitdeploy.models.names import NAMES, check_name, unknown_model
 
 HEAVY = ("torch", "onnx", "onnx_ir", "onnxscript", "onnxruntime", "openvino", "scipy", "matplotlib", "transformers")
 
@@ -96,7 +96,8 @@ def test_paths_names_and_keys_are_checked_before_anything_heavy_is_imported(tmp_
 
 
 def test_the_names_that_need_no_pytorch_are_those_of_the_catalog():
-    assert [name for family in FAMILIES for name in family.names] == list(BUILT_IN)
+    assert {family.name: tuple(family.names) for family in FAMILIES} == NAMES
+    assert [family.name for family in FAMILIES] == list(NAMES)
 
 
 @pytest.mark.parametrize(

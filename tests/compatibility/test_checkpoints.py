@@ -21,10 +21,11 @@ import torch
 from safetensors.torch import save_file
 
 from tests.compatibility_page import Page
-from tests.models.test_source_folders import LABELS, SHAPE, VIT, difference, folder_of, image, of_classes, randomised
+from tests.models.test_load_folders import LABELS, SHAPE, VIT, difference, folder_of, image, of_classes, randomised
 from tests.references import reference
 from vitdeploy.errors import VitdeployError
-from vitdeploy.models.source import Source, load_model
+from vitdeploy.models.load import load_model
+from vitdeploy.models.source import Source
 
 BUILT_IN = "vit_w32d2h4_patch8_32"
 HEAD = """# Checkpoints

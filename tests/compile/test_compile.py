@@ -16,8 +16,9 @@ from vitdeploy.data.folder import split
 from vitdeploy.errors import CapabilityError, EngineError, GraphError, TargetError
 from vitdeploy.graph.io import get_metadata, graph_spec, load_graph, save_graph, set_metadata
 from vitdeploy.graph.work import count_work
-from vitdeploy.models.reference import torch_runner
-from vitdeploy.models.source import Source, load_model
+from vitdeploy.models.load import load_model
+from vitdeploy.models.source import Source
+from vitdeploy.models.torch_runner import torch_runner
 from vitdeploy.pipeline.reference_model import find_reference_model
 from vitdeploy.pipeline.stages.compile import compile_graph, compile_graphs, read_engine
 from vitdeploy.pipeline.stages.export import ExportConfig, export

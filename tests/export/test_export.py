@@ -16,9 +16,10 @@ from vitdeploy.export.parity import check_parity
 from vitdeploy.export.torch_onnx import PixelsIn, export_graph, opsets
 from vitdeploy.graph.io import get_metadata, graph_spec, load_graph, save_graph
 from vitdeploy.models.family import Signature
+from vitdeploy.models.load import load_model
 from vitdeploy.models.loaded import LoadedModel
-from vitdeploy.models.reference import TorchRunner
-from vitdeploy.models.source import Source, load_model
+from vitdeploy.models.source import Source
+from vitdeploy.models.torch_runner import TorchRunner
 from vitdeploy.pipeline.reference_model import Overrides, find_reference_model
 from vitdeploy.pipeline.stages.export import ExportConfig, export
 from vitdeploy.runtime.ort import OnnxRuntimeRunner

@@ -11,7 +11,7 @@ import onnx
 import pytest
 from safetensors.torch import save_file
 
-from tests.models.test_source_folders import SHAPE, SWIN, VIT, randomised
+from tests.models.test_load_folders import SHAPE, SWIN, VIT, randomised
 from tests.parity import BATCHES, ENGINES, engine_runner
 from tests.references import reference
 from vitdeploy.graph.optimize import OptimizeOptions

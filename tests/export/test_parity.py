@@ -9,8 +9,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from vitdeploy.errors import ExportError
 from vitdeploy.export.parity import check_parity, compare_graphs, relative_difference, worst_difference
-from vitdeploy.models.reference import TorchRunner
-from vitdeploy.models.source import Source, load_model
+from vitdeploy.models.load import load_model
+from vitdeploy.models.source import Source
+from vitdeploy.models.torch_runner import TorchRunner
 from vitdeploy.spec import PreprocessSpec
 
 PREPROCESS = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))

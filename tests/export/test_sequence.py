@@ -14,7 +14,7 @@ from vitdeploy.errors import ExportError
 from vitdeploy.export.sequence import SequenceParity, check_sequence_parity, export_decoder_step, export_sequence
 from vitdeploy.graph.io import load_graph, save_graph
 from vitdeploy.graph.linears import find_linears
-from vitdeploy.models.transformer import Transformer, TransformerConfig
+from vitdeploy.models.architectures.transformer import Transformer, TransformerConfig
 from vitdeploy.runtime.sequence import SequenceDecoder
 
 ROOT = Path(__file__).parent.parent.parent

@@ -29,7 +29,8 @@ def test_a_vit_is_counted_as_pytorch_and_its_sizes_say(small_export, small_check
     import torch
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
-    from vitdeploy.models.source import Source, load_model
+    from vitdeploy.models.load import load_model
+    from vitdeploy.models.source import Source
 
     model = load_model(Source(SMALL_MODEL, small_checkpoint)).module
     # As products and a softmax: PyTorch does not count its fused attention on CPUs.

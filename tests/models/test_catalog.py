@@ -5,9 +5,9 @@ import torch
 
 from vitdeploy.errors import CheckpointError, UnknownModelError
 from vitdeploy.models import catalog
+from vitdeploy.models.architectures.vit import ViTConfig
 from vitdeploy.models.catalog import entries, find, find_or_raise, recognise, unrecognised
 from vitdeploy.models.family import Hints
-from vitdeploy.models.vit import ViTConfig
 
 # One small name of every family, with its task.
 SMALL = {

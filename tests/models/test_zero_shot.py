@@ -8,7 +8,7 @@ import torch
 
 from tests.references import reference
 from vitdeploy.errors import CheckpointError, MissingFileError
-from vitdeploy.models import vit_family
+from vitdeploy.models.families import vit
 from vitdeploy.models.family import Hints, Signature
 from vitdeploy.models.keys import vit_transformers
 from vitdeploy.models.loaded import LoadedModel
@@ -59,10 +59,10 @@ def answers(model):
 def tower(model):
     """Our own image tower with that model's weights."""
     found = vit_transformers.recognise(model.state_dict(), Hints(config=model.config.to_dict()))
-    module = vit_family.FAMILY.build(found.config)
+    module = vit.FAMILY.build(found.config)
     module.load_state_dict(found.state)
-    signature = vit_family.describe(found.config)
-    return LoadedModel("tower", "vit", module.eval(), signature, vit_family.preprocess(found.config), labels=("a", "b"))
+    signature = vit.describe(found.config)
+    return LoadedModel("tower", "vit", module.eval(), signature, vit.preprocess(found.config), labels=("a", "b"))
 
 
 @torch.no_grad()

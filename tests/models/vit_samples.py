@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from tests.references import reference
-from vitdeploy.models.vit import ViTConfig
+from vitdeploy.models.architectures.vit import ViTConfig
 
 SMALL = ViTConfig((32, 48), 8, 3, width=32, depth=2, heads=4, num_classes=7)
 # Every config here is one that timm's VisionTransformer can be.

@@ -13,9 +13,9 @@ from vitdeploy.backends import TARGETS
 from vitdeploy.bench import process
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.errors import CapabilityError
-from vitdeploy.models.compiled import PROVIDER, CompiledRunner
-from vitdeploy.models.reference import TorchRunner
-from vitdeploy.models.source import Source, load_model
+from vitdeploy.models.load import load_model
+from vitdeploy.models.source import Source
+from vitdeploy.models.torch_runner import COMPILED, CompiledRunner, TorchRunner
 from vitdeploy.pipeline.progress import silent
 from vitdeploy.pipeline.recipe import validate
 from vitdeploy.pipeline.selftest.cases import Case, default_cases
@@ -204,7 +204,7 @@ def test_the_compiled_original_gives_the_originals_answers_in_half_precision(sma
         wanted = plain.infer({"image": image})["logits"]
     with torch.compiler.set_stance("force_eager"), CompiledRunner(load_model(source), device="cpu") as runner:
         ours = runner.infer({"image": image})["logits"]
-        assert (runner.provider, runner.inputs[0].dtype, ours.dtype) == (PROVIDER, "float32", np.float32)
+        assert (runner.provider, runner.inputs[0].dtype, ours.dtype) == (COMPILED, "float32", np.float32)
     assert 0 < np.abs(ours - wanted).max() < 0.02 * np.abs(wanted).max()
 
 

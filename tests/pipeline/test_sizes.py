@@ -12,7 +12,8 @@ import torch
 from tests.command_line import command_line
 from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.errors import DigestError
-from vitdeploy.models.source import Source, load_model
+from vitdeploy.models.load import load_model
+from vitdeploy.models.source import Source
 from vitdeploy.runtime import load
 from vitdeploy.runtime.preprocess import normalise
 

@@ -123,8 +123,9 @@ def test_one_by_one_and_all_at_once_are_equal(predictor, images):
 
 
 def test_the_answers_are_those_of_the_original(predictor, images, small_checkpoint):
-    from vitdeploy.models.reference import TorchRunner
-    from vitdeploy.models.source import Source, load_model
+    from vitdeploy.models.load import load_model
+    from vitdeploy.models.source import Source
+    from vitdeploy.models.torch_runner import TorchRunner
 
     with TorchRunner(load_model(Source("vit_w32d2h2_patch8_32", small_checkpoint))) as original:
         wanted = Predictor(original, PREPROCESS, LABELS).predict_batch(images, top=10)

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from tests.references import reference
-from vitdeploy.models.config_files import timm_preprocess, transformers_preprocess
+from vitdeploy.models.model_folder.image_processor import timm_preprocess, transformers_preprocess
 from vitdeploy.runtime.preprocess import load_pixels, normalise, resize_and_crop
 from vitdeploy.spec import PreprocessSpec
 

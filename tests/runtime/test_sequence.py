@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 
 from vitdeploy.data.tokens import read_tokens
 from vitdeploy.errors import TensorError
-from vitdeploy.models.checkpoint import load_state
-from vitdeploy.models.transformer import Transformer
-from vitdeploy.models.transformer_family import parse
+from vitdeploy.models.architectures.transformer import Transformer
+from vitdeploy.models.checkpoints.load_state import load_state
+from vitdeploy.models.families.transformer import parse
 from vitdeploy.runtime.openvino import OpenVinoRunner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from vitdeploy.models.claims import claimed_accuracy
+from vitdeploy.models.model_folder.model_card import claimed_accuracy
 from vitdeploy.verify.plausible import Claim, accuracy_in_best_order, doubt_accuracy, doubt_value, least_accuracy
 
 

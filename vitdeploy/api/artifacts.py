@@ -15,7 +15,7 @@ from vitdeploy.api.model import Model, model
 if TYPE_CHECKING:
     from torch import nn
 
-    from vitdeploy.models.given import Source
+    from vitdeploy.models.source import Source
     from vitdeploy.pipeline.subjects import Subject
 
 
@@ -58,7 +58,7 @@ def opened(
         emulated: graphs that are typed for a GPU are evaluated on this CPU, with the storage of their types.
         trust: bundles must be signed by this identity.
     """
-    from vitdeploy.models.given import Source
+    from vitdeploy.models.source import Source
     from vitdeploy.pipeline.subjects import opened as opened_by_name
 
     @contextlib.contextmanager
@@ -81,7 +81,7 @@ def opened(
 def _original(read: Model) -> Subject:
     """A model that was read. One by a built-in name has only the preprocessing that is usual for it: the other side's
     is then taken, as for its name."""
-    from vitdeploy.models.hub import is_hub_name
+    from vitdeploy.models.model_folder.hub import is_hub_name
     from vitdeploy.pipeline.batches import settle_batch
     from vitdeploy.pipeline.subjects import original_subject
 

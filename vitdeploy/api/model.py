@@ -17,7 +17,7 @@ from vitdeploy.spec import PostprocessSpec, PreprocessSpec, Task
 if TYPE_CHECKING:
     from torch import nn
 
-    from vitdeploy.models.given import Source
+    from vitdeploy.models.source import Source
     from vitdeploy.pipeline.reference_model import Overrides, ReferenceModel
 
 
@@ -100,7 +100,7 @@ def model(
     """
     if isinstance(source, Model):
         return source
-    from vitdeploy.models.given import Source
+    from vitdeploy.models.source import Source
     from vitdeploy.pipeline.early import check_model
     from vitdeploy.pipeline.reference_model import Overrides
 
@@ -137,7 +137,7 @@ def _in_memory(
     size: tuple[int, int] | None,
     task: Task | None,
 ) -> Source:
-    from vitdeploy.models.given import Source
+    from vitdeploy.models.source import Source
 
     if any(value is not None for value in useless):
         raise InputError(
@@ -152,7 +152,7 @@ def _in_memory(
             wanted="a name, a path, or a torch.nn.Module",
             fix="vitdeploy export list shows the built-in names",
         )
-    from vitdeploy.models.external.module import save_module
+    from vitdeploy.models.external.pickled import save_module
 
     file = save_module(module, unnamed_folder("model"), preprocess=preprocess, image_size=size, task=task)
     return Source(module=file)

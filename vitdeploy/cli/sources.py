@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from vitdeploy.models.given import Source
+    from vitdeploy.models.source import Source
 
 F = TypeVar("F", bound=Callable[..., Any])
 REFERENCE = "PACKAGE.MODULE:FUNCTION"
@@ -70,6 +70,6 @@ def source_options(*, several_sizes: bool = False) -> Callable[[F], F]:
 
 def to_source(model: str | None, options: dict[str, Any]) -> Source:
     """The source of these options, which are taken out of `options`."""
-    from vitdeploy.models.given import Source
+    from vitdeploy.models.source import Source
 
     return Source(model=model, **{name: options.pop(name) for name in NAMES})

@@ -1,29 +1,37 @@
-"""The table of architectures that are ours, and what a name or a bare state dict stands for."""
+"""The table of architectures, and what a name or a bare state dict stands for.
+
+Ours come first; those of other packages (entry points of the group `vitdeploy.families`) are loaded where ours have no
+answer, or where all are asked for.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from vitdeploy.errors import CheckpointError
-from vitdeploy.models import detr_family, prefixes, swin_family, transformer_family, vit_family
+from vitdeploy.errors import CheckpointError, HostError
+from vitdeploy.extensions import load_row
+from vitdeploy.models import names
+from vitdeploy.models.checkpoints import prefixes
+from vitdeploy.models.families import detr, swin, transformer, vit
 from vitdeploy.models.family import Family, Hints, Recognised
-from vitdeploy.models.names import unknown_model
-from vitdeploy.models.vit import ViTConfig
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 FAMILIES: tuple[Family, ...] = (
-    vit_family.FAMILY,
-    vit_family.DEIT_FAMILY,
-    swin_family.FAMILY,
-    detr_family.FAMILY,
-    transformer_family.FAMILY,
+    vit.FAMILY,
+    vit.DEIT_FAMILY,
+    swin.FAMILY,
+    detr.FAMILY,
+    transformer.FAMILY,
 )
 SHOWN_NAMES = 6
 _INITIAL = {Tensor.uniform_, Tensor.normal_, nn.init.uniform_, nn.init.normal_, nn.init.kaiming_uniform_}
@@ -41,42 +49,106 @@ class Entry:
     image_size: tuple[int, int]
 
 
+def families() -> Iterator[Family]:
+    """All families; those of other packages are loaded when the caller is through with ours.
+
+    Raises:
+        HostError: a family of another package cannot be loaded, or has names that are not its own.
+    """
+    yield from FAMILIES
+    yield from _extensions()
+
+
 def find(name: str) -> tuple[Family, Any] | None:
     """The family and config of a built-in name, None where it is nobody's.
 
     Raises:
         UnknownModelError: a family's name with sizes that contradict each other.
+        HostError: as `families`; or two families of other packages have the name.
     """
-    for family in FAMILIES:
+    if (own := _find(FAMILIES, name)) is not None:
+        return own
+    entries = names.extensions_for(name)
+    found = [(entry, known) for entry in entries if (known := _find([_extension(entry)], name)) is not None]
+    if len(found) > 1:
+        raise _claimed(name, [entry.value for entry, _ in found])
+    return found[0][1] if found else None
+
+
+def _find(rows: Iterable[Family], name: str) -> tuple[Family, Any] | None:
+    for family in rows:
         config = family.names.get(name) or family.parse(name)
         if config is not None:
             return family, config
     return None
 
 
+def _extensions() -> tuple[Family, ...]:
+    return tuple(map(_extension, names.extensions().values()))
+
+
+def _extension(entry: EntryPoint) -> Family:
+    family = load_row(entry, Family)
+    if family.name != entry.name:
+        raise HostError(
+            f"the family of the entry point {entry.name!r} is called otherwise",
+            found=f"{entry.value}: {family.name!r}",
+            wanted=f"{entry.name!r}: commands tell by it whose name is meant before they load a family",
+            fix="give both one name",
+        )
+    for name in family.names:
+        if entry not in names.extensions_for(name):
+            raise HostError(
+                f"the family {family.name!r} has a name that is not told by the family's",
+                found=f"{entry.value}: {name}",
+                wanted=f"{family.name}, or {family.name}_...",
+                fix="rename the model",
+            )
+        if (own := _find(FAMILIES, name)) is not None:
+            raise _claimed(name, [f"vitdeploy's own {own[0].name}", entry.value])
+    return family
+
+
+def _claimed(name: str, claimants: list[str]) -> HostError:
+    return HostError(
+        f"two families have the name {name}",
+        found=" and ".join(claimants),
+        wanted="one",
+        fix="rename the model, or uninstall the package that brings it",
+    )
+
+
 def find_or_raise(name: str) -> tuple[Family, Any]:
     """As `find`; raises UnknownModelError with the nearest names."""
     found = find(name)
     if found is None:
-        raise unknown_model(name)
+        others = (known for entry in names.extensions_for(name) for known in _extension(entry).names)
+        raise names.unknown_model(name, others)
     return found
 
 
 def family_named(name: str) -> Family:
-    return next(family for family in FAMILIES if family.name == name)
+    return next(family for family in families() if family.name == name)
 
 
-def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
-    """Whose state dict this is, by keys and shapes; None where no family of ours knows it.
+def recognise(
+    state: Mapping[str, Tensor], hints: Hints, readers: Collection[Family] | None = None
+) -> Recognised | None:
+    """Whose state dict this is, by keys and shapes; None where none of the `readers`, by default all, knows it.
 
     Raises:
         CheckpointError: a family knows it, but not enough can be known.
     """
-    return next((found for family in FAMILIES if (found := family.recognise(state, hints)) is not None), None)
+    asked = families() if readers is None else readers
+    return next((found for family in asked if (found := family.recognise(state, hints)) is not None), None)
 
 
 def recognise_within(
-    state: Mapping[str, Tensor], hints: Hints, file: str, fits: Callable[[Recognised], bool] = lambda found: True
+    state: Mapping[str, Tensor],
+    hints: Hints,
+    file: str,
+    fits: Callable[[Recognised], bool] = lambda found: True,
+    readers: Collection[Family] | None = None,
 ) -> Recognised | None:
     """As `recognise`; where the state as it is is nobody's, of the one part of it that is somebody's, whatever prefix
     its keys have. Where several parts are, of the one that `fits`.
@@ -84,8 +156,14 @@ def recognise_within(
     Raises:
         CheckpointError: as `recognise`; or several parts fit, or tensors stand beside the part that may belong to it.
     """
-    part = prefixes.search(state, lambda inner: recognise(inner, hints), file, fits)
-    return part and dataclasses.replace(part[0], notes=(*part[1], *part[0].notes))
+
+    def within(rows: Collection[Family]) -> Recognised | None:
+        part = prefixes.search(state, lambda inner: recognise(inner, hints, rows), file, fits)
+        return part and dataclasses.replace(part[0], notes=(*part[1], *part[0].notes))
+
+    if readers is not None:
+        return within(readers)
+    return within(FAMILIES) or ((others := _extensions()) and within(others)) or None
 
 
 def unrecognised(state: Mapping[str, Tensor], source: str) -> CheckpointError:
@@ -93,14 +171,14 @@ def unrecognised(state: Mapping[str, Tensor], source: str) -> CheckpointError:
     return CheckpointError(
         f"{source} is of no architecture that vitdeploy knows by its keys",
         found=f"{len(keys)} tensors: {', '.join(keys[:SHOWN_NAMES])}{' ...' if len(keys) > SHOWN_NAMES else ''}",
-        wanted=f"a {', '.join(family.name for family in FAMILIES)} state dict",
+        wanted=f"a {', '.join((*names.NAMES, *names.extensions()))} state dict",
         fix="name it (timm:NAME --checkpoint FILE), give its folder (hf:FOLDER), or --model module:function",
     )
 
 
 def entries(pattern: str = "*") -> Iterator[Entry]:
     """The built-in names that match an fnmatch pattern. Parameters are counted without allocating them."""
-    for family in FAMILIES:
+    for family in families():
         for name, config in family.names.items():
             if fnmatchcase(name, pattern):
                 signature = family.describe(config)
@@ -109,12 +187,18 @@ def entries(pattern: str = "*") -> Iterator[Entry]:
 
 
 def _parameters(family: Family, config: Any) -> int:
-    """How many parameters a config's module has. The blocks of a ViT are alike: two of them tell the size of all."""
-    if isinstance(config, ViTConfig) and config.depth > 2:
-        one, two = (_parameters(family, dataclasses.replace(config, depth=depth)) for depth in (1, 2))
-        return one + (config.depth - 1) * (two - one)
-    with torch.device("meta"), _WithoutNoise():
-        return sum(parameter.numel() for parameter in family.build(config).parameters())
+    """How many parameters a config's module has. Where its blocks are alike, two of them tell the size of all."""
+    field = family.repeated
+    count = getattr(config, field) if field else 0
+    if field and count > 2:
+        one, two = (_parameters(family, dataclasses.replace(config, **{field: number})) for number in (1, 2))
+        return int(one + (count - 1) * (two - one))
+    try:
+        with torch.device("meta"), _WithoutNoise():
+            module = family.build(config)
+    except (NotImplementedError, RuntimeError):  # it reads a tensor's numbers while it is built
+        module = family.build(config)
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 class _WithoutNoise(TorchFunctionMode):

@@ -5,10 +5,12 @@ A family is plain data and functions. `catalog.FAMILIES` lists the rows; no fami
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, Task, TensorSpec
@@ -65,9 +67,13 @@ class Recognised:
     notes: tuple[str, ...] = ()
 
 
+def _own_fields(config: Any) -> Mapping[str, Any]:
+    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+
+
 @dataclass(frozen=True)
 class Family:
-    """One architecture family.
+    """One architecture family. A config is a frozen dataclass of the family's own.
 
     names: built-in names and their configs, in the order in which they are listed.
     parse: the config of a name that follows the family's pattern, None where it is not the family's; raises
@@ -78,6 +84,25 @@ class Family:
     resize: config and state for another image size, exactly as timm, transformers or torchvision resize (position
         embeddings, relative position bias tables); raises CheckpointError with the sizes that would do.
     preprocess: what such models were trained with where no checkpoint says otherwise; None where they take no images.
+
+    A checkpoint under a name of the family:
+
+    hints: of a name and its config, what the name tells the reader that tensors cannot.
+    free: fields of the config that are the checkpoint's own whatever the name says, by the word for people; a config
+        may lack them. The image size is free, too.
+    architecture: what a checkpoint must have in common with a config, by the word that a user knows it by; by default
+        all fields but the free ones and `image_size`.
+    sized: entries of `architecture` that change with the image size.
+    settle: of the checkpoint's config and the name's, the config to build, and what it has from the name, for people.
+
+    A config.json beside the weights, which is to be that of the same model:
+
+    model_types: transformers' "model_type" of the models that `recognise` reads.
+    transformers_keys: of that file (of its image part) and a config, what the file says of such a model, by its keys.
+    timm_arguments: arguments of timm's class and the fields of the config that they are.
+    tells_size: whether a tensor tells the image size of a config, as a table of positions does.
+
+    repeated: the field that counts equal blocks, of which two tell the parameters of all.
     """
 
     name: str
@@ -89,3 +114,46 @@ class Family:
     recognise: Callable[[Mapping[str, Tensor], Hints], Recognised | None]
     resize: Callable[[Any, Mapping[str, Tensor], tuple[int, int]], tuple[Any, dict[str, Tensor]]]
     preprocess: Callable[[Any], PreprocessSpec | None]
+    hints: Callable[[str, Any], Hints] = lambda name, config: Hints()
+    free: Mapping[str, str] = field(default_factory=lambda: {"num_classes": "classes", "in_channels": "channels"})
+    architecture: Callable[[Any], Mapping[str, Any]] = _own_fields
+    sized: frozenset[str] = frozenset()
+    settle: Callable[[Any, Any], tuple[Any, list[str]]] = lambda own, named: (own, [])
+    model_types: frozenset[str] = frozenset()
+    transformers_keys: Callable[[Mapping[str, Any], Any], Mapping[str, Any]] = lambda values, config: {}
+    timm_arguments: Mapping[str, str] = field(default_factory=dict)
+    tells_size: Callable[[Any], bool] = lambda config: False
+    repeated: str | None = None
+
+    def image_size(self, config: Any) -> tuple[int, int] | None:
+        """(height, width) in pixels; None where the model takes no images."""
+        size = self.describe(config).image_size
+        return size if all(size) else None
+
+    def empty(self, config: Any) -> nn.Module:
+        """The module of a config on the CPU, whose state dict is still to be loaded: no time is spent on initial values
+        where nothing but these would be lost."""
+        try:
+            with torch.device("meta"):
+                module = self.build(config)
+        except (NotImplementedError, RuntimeError):  # it reads a tensor's numbers while it is built
+            return self.build(config)
+        stored = module.state_dict()
+        computed = any(name not in stored for name, _ in module.named_buffers()) or any(
+            isinstance(value, Tensor) and value.is_meta for part in module.modules() for value in vars(part).values()
+        )
+        return self.build(config) if computed else module.to_empty(device="cpu")
+
+    def num_classes(self, config: Any) -> int | None:
+        """0 for a feature extractor; None where its configs have no classes."""
+        return getattr(config, "num_classes", None)
+
+    def differences(self, own: Any, wanted: Any) -> list[str]:
+        """What makes another architecture of a config than is wanted, for people; [] for the same one."""
+        passed = {*self.free, "image_size", *(self.sized if self.image_size(own) != self.image_size(wanted) else ())}
+        theirs = self.architecture(wanted)
+        return [
+            f"{key.replace('_', ' ')} {value} instead of {theirs[key]}"
+            for key, value in self.architecture(own).items()
+            if key not in passed and value != theirs[key]
+        ]

@@ -14,9 +14,9 @@ from vitdeploy.spec import PreprocessSpec
 class LoadedModel:
     """A PyTorch module in evaluation mode and float32, with everything that is known of it.
 
-    `family` is a row of the catalog, or "timm", "transformers", "function" for a module that is not ours. `preprocess`
-    is None where it takes no images. `labels` are the checkpoint's own class names, if it has any. `notes` say what was
-    inferred, converted or left out, one per line.
+    `family` is a row of the catalog, or "timm", "transformers", "function", "module" (in memory) for a module that is
+    not ours. `preprocess` is None where it takes no images. `labels` are the checkpoint's own class names, if it has
+    any. `notes` say what was inferred, converted or left out, one per line.
     """
 
     name: str

@@ -1,46 +1,74 @@
 """The built-in names, without PyTorch: what a wrong name or path is answered with at once, and what a shell completes.
 
-`catalog` has the models behind them, whose modules need PyTorch. The tests hold the two together.
+`catalog` has the models behind them, whose modules need PyTorch.
+
+A family of another package is told by its entry point, which is not loaded: one called `toy` has the names `toy` and
+`toy_...`.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from vitdeploy.errors import MissingFileError, UnknownModelError
-from vitdeploy.models.hub import CONFIG
+from vitdeploy.errors import HostError, UnknownModelError
+from vitdeploy.extensions import entry_points_of
+from vitdeploy.models.model_folder.files import CONFIG
 
-_NAMES = """
-vit_tiny_patch16_224 vit_tiny_patch16_384 vit_small_patch8_224.dino vit_small_patch16_224 vit_small_patch16_224.dino
-vit_small_patch16_384 vit_small_patch32_224 vit_small_patch32_384 vit_base_patch8_224 vit_base_patch8_224.dino
-vit_base_patch16_224 vit_base_patch16_224.dino vit_base_patch16_224.mae vit_base_patch16_384 vit_base_patch32_224
-vit_base_patch32_384 vit_large_patch14_224 vit_large_patch16_224 vit_large_patch16_224.mae vit_large_patch16_384
-vit_large_patch32_224 vit_large_patch32_384 vit_huge_patch14_224 vit_huge_patch14_224.mae vit_giant_patch14_224
-vit_gigantic_patch14_224 vit_base_patch16_clip_224 vit_base_patch16_clip_quickgelu_224 vit_base_patch32_clip_224
-vit_base_patch32_clip_256 vit_base_patch32_clip_quickgelu_224 vit_large_patch14_clip_224 vit_large_patch14_clip_336
-vit_large_patch14_clip_quickgelu_224 vit_large_patch14_clip_quickgelu_336 vit_huge_patch14_clip_224
-vit_huge_patch14_clip_378 vit_huge_patch14_clip_quickgelu_224 vit_huge_patch14_clip_quickgelu_378
-vit_giant_patch14_clip_224 vit_gigantic_patch14_clip_224 vit_gigantic_patch14_clip_quickgelu_224
-vit_base_patch16_siglip_224 vit_base_patch16_siglip_256 vit_base_patch16_siglip_384 vit_base_patch16_siglip_512
-vit_base_patch16_siglip_gap_224 vit_base_patch32_siglip_256 vit_large_patch16_siglip_256
-vit_large_patch16_siglip_384 vit_large_patch16_siglip_512 vit_so400m_patch14_siglip_224
-vit_so400m_patch14_siglip_378 vit_so400m_patch14_siglip_384 vit_so400m_patch14_siglip_gap_224
-vit_so400m_patch16_siglip_256 vit_so400m_patch16_siglip_384 vit_so400m_patch16_siglip_512
-vit_giantopt_patch16_siglip_256 vit_giantopt_patch16_siglip_384 vit_small_patch14_dinov2
-vit_small_patch14_reg4_dinov2 vit_base_patch14_dinov2 vit_base_patch14_reg4_dinov2 vit_large_patch14_dinov2
-vit_large_patch14_reg4_dinov2 vit_giant_patch14_dinov2 vit_giant_patch14_reg4_dinov2 deit_tiny_patch16_224
-deit_small_patch16_224 deit_base_patch16_224 deit_base_patch16_384 deit3_small_patch16_224 deit3_small_patch16_384
-deit3_medium_patch16_224 deit3_base_patch16_224 deit3_base_patch16_384 deit3_large_patch16_224
-deit3_large_patch16_384 deit3_huge_patch14_224 deit_tiny_distilled_patch16_224 deit_small_distilled_patch16_224
-deit_base_distilled_patch16_224 deit_base_distilled_patch16_384 swin_tiny_patch4_window7_224
-swin_small_patch4_window7_224 swin_base_patch4_window7_224 swin_large_patch4_window7_224
-swin_base_patch4_window12_384 swin_large_patch4_window12_384 detr_resnet50 detr_resnet101 detr_resnet50_dc5
-detr_resnet101_dc5 detr_resnet50_panoptic detr_resnet101_panoptic detr_resnet50_dc5_panoptic
-detr_resnet101_dc5_panoptic transformer_base transformer_big
-"""
-BUILT_IN = tuple(_NAMES.split())
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+EXTENSIONS = "vitdeploy.families"
+# What a report has for the family of a module that no family built.
+LIBRARIES = ("timm", "transformers", "function", "module", "onnx")
+_NAMES = {
+    "vit": """
+        vit_tiny_patch16_224 vit_tiny_patch16_384 vit_small_patch8_224.dino vit_small_patch16_224
+        vit_small_patch16_224.dino vit_small_patch16_384 vit_small_patch32_224 vit_small_patch32_384
+        vit_base_patch8_224 vit_base_patch8_224.dino vit_base_patch16_224 vit_base_patch16_224.dino
+        vit_base_patch16_224.mae vit_base_patch16_384 vit_base_patch32_224 vit_base_patch32_384
+        vit_large_patch14_224 vit_large_patch16_224 vit_large_patch16_224.mae vit_large_patch16_384
+        vit_large_patch32_224 vit_large_patch32_384 vit_huge_patch14_224 vit_huge_patch14_224.mae
+        vit_giant_patch14_224 vit_gigantic_patch14_224 vit_base_patch16_clip_224 vit_base_patch16_clip_quickgelu_224
+        vit_base_patch32_clip_224 vit_base_patch32_clip_256 vit_base_patch32_clip_quickgelu_224
+        vit_large_patch14_clip_224 vit_large_patch14_clip_336 vit_large_patch14_clip_quickgelu_224
+        vit_large_patch14_clip_quickgelu_336 vit_huge_patch14_clip_224 vit_huge_patch14_clip_378
+        vit_huge_patch14_clip_quickgelu_224 vit_huge_patch14_clip_quickgelu_378 vit_giant_patch14_clip_224
+        vit_gigantic_patch14_clip_224 vit_gigantic_patch14_clip_quickgelu_224 vit_base_patch16_siglip_224
+        vit_base_patch16_siglip_256 vit_base_patch16_siglip_384 vit_base_patch16_siglip_512
+        vit_base_patch16_siglip_gap_224 vit_base_patch32_siglip_256 vit_large_patch16_siglip_256
+        vit_large_patch16_siglip_384 vit_large_patch16_siglip_512 vit_so400m_patch14_siglip_224
+        vit_so400m_patch14_siglip_378 vit_so400m_patch14_siglip_384 vit_so400m_patch14_siglip_gap_224
+        vit_so400m_patch16_siglip_256 vit_so400m_patch16_siglip_384 vit_so400m_patch16_siglip_512
+        vit_giantopt_patch16_siglip_256 vit_giantopt_patch16_siglip_384 vit_small_patch14_dinov2
+        vit_small_patch14_reg4_dinov2 vit_base_patch14_dinov2 vit_base_patch14_reg4_dinov2 vit_large_patch14_dinov2
+        vit_large_patch14_reg4_dinov2 vit_giant_patch14_dinov2 vit_giant_patch14_reg4_dinov2 deit_tiny_patch16_224
+        deit_small_patch16_224 deit_base_patch16_224 deit_base_patch16_384 deit3_small_patch16_224
+        deit3_small_patch16_384 deit3_medium_patch16_224 deit3_base_patch16_224 deit3_base_patch16_384
+        deit3_large_patch16_224 deit3_large_patch16_384 deit3_huge_patch14_224
+    """,
+    "deit": """
+        deit_tiny_distilled_patch16_224 deit_small_distilled_patch16_224 deit_base_distilled_patch16_224
+        deit_base_distilled_patch16_384
+    """,
+    "swin": """
+        swin_tiny_patch4_window7_224 swin_small_patch4_window7_224 swin_base_patch4_window7_224
+        swin_large_patch4_window7_224 swin_base_patch4_window12_384 swin_large_patch4_window12_384
+    """,
+    "detr": """
+        detr_resnet50 detr_resnet101 detr_resnet50_dc5 detr_resnet101_dc5 detr_resnet50_panoptic
+        detr_resnet101_panoptic detr_resnet50_dc5_panoptic detr_resnet101_dc5_panoptic
+    """,
+    "transformer": """
+        transformer_base transformer_big
+    """,
+}
+# Of each family of ours, in the order in which they are listed.
+NAMES: Mapping[str, tuple[str, ...]] = {family: tuple(names.split()) for family, names in _NAMES.items()}
+BUILT_IN = tuple(name for names in NAMES.values() for name in names)
 _SIZE = r"(?:tiny|small|medium|base|large|huge|giant|gigantic|giantopt|so400m|w\d+d\d+h\d+)"
 # What a family's pattern may take; its sizes can still contradict each other, which `catalog` says.
 _SPELLED = re.compile(
@@ -53,15 +81,36 @@ _OWNED = re.compile(r"[\w-][\w.-]*/[\w.-]+")
 ONNX_FILE = "model.onnx"
 
 
-def require_checkpoint(path: Path) -> None:
-    """Raise MissingFileError where there is nothing at the path of a checkpoint."""
-    if not path.exists():
-        raise MissingFileError(f"no checkpoint at {path}", fix="check the path of the checkpoint")
-
-
 def is_built_in(name: str) -> bool:
-    """Whether it is a built-in name, or one spelled out as they are."""
-    return name in BUILT_IN or _SPELLED.fullmatch(name) is not None
+    """Whether it is a built-in name, or one spelled out as they are, or of another package's family."""
+    return name in BUILT_IN or _SPELLED.fullmatch(name) is not None or bool(extensions_for(name))
+
+
+def extensions() -> Mapping[str, EntryPoint]:
+    """The entry points of other packages' families, by the family's name; none of them is loaded.
+
+    Raises:
+        HostError: two packages bring one family, or a package one with the name of ours.
+    """
+    found = entry_points_of(EXTENSIONS)
+    for name in found.keys() & {*NAMES, *LIBRARIES}:
+        raise HostError(
+            f"another package gives the name {name!r} to a family of models",
+            found=f"{found[name].value}, and vitdeploy's own {name}",
+            wanted="a name of its own",
+            fix=f"uninstall the package that brings {found[name].value}, or rename its entry point and its models",
+        )
+    return found
+
+
+def extensions_for(name: str) -> list[EntryPoint]:
+    """The entry points of the families of other packages that a model's name may be of."""
+    found = extensions()
+    return [found[family] for family in _in_family(name, found)]
+
+
+def _in_family(name: str, families: Iterable[str]) -> list[str]:
+    return [family for family in families if name == family or name.startswith(f"{family}_")]
 
 
 def graph_folder(model: str | None) -> Path | None:
@@ -94,12 +143,14 @@ def check_name(name: str) -> None:
         raise unknown_model(name)
 
 
-def unknown_model(name: str) -> UnknownModelError:
-    """A name that no family has: the nearest names of the family that it begins with, or timm's."""
+def unknown_model(name: str, others: Iterable[str] = ()) -> UnknownModelError:
+    """A name that no family has: the nearest names of the family that it begins with, or timm's. `others`: names of
+    other packages' families."""
     family = re.split(r"[_\d]", name.lower())[0]
-    same = [known for known in BUILT_IN if re.split(r"[_\d]", known)[0] == family]
+    names = (*BUILT_IN, *others)
+    same = [known for known in names if re.split(r"[_\d]", known)[0] == family]
     # Another family's name is near only where letters are mistyped: resnet50 is no detr_resnet50.
-    near = difflib.get_close_matches(name.lower(), same or BUILT_IN, n=3, cutoff=0.5 if same else 0.85)
+    near = difflib.get_close_matches(name.lower(), same or names, n=3, cutoff=0.5 if same else 0.85)
     ask = f"if timm has it: timm:{name}" if re.fullmatch(r"[\w.-]+", name) else "`vitdeploy export list` shows all"
     return UnknownModelError(
         f"no built-in model is called {name!r}",

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitdeploy.errors import CheckpointError
-from vitdeploy.models.config_files import read_json, transformers_preprocess, transformers_processor
-from vitdeploy.models.hub import CONFIG, PREPROCESSOR
-from vitdeploy.models.label_names import labels_for
+from vitdeploy.models.json_file import read_json
+from vitdeploy.models.model_folder.files import CONFIG, PREPROCESSOR
+from vitdeploy.models.model_folder.image_processor import transformers_preprocess, transformers_processor
+from vitdeploy.models.model_folder.labels import labels_for
 from vitdeploy.pipeline.stages.files import LABELS_FILE, labels_beside
 from vitdeploy.spec import PreprocessSpec
 

@@ -16,7 +16,7 @@ from vitdeploy.devices.shipment import Shipment, ship
 from vitdeploy.errors import InputError
 from vitdeploy.graph.io import load_graph
 from vitdeploy.graph.linears import count_int8
-from vitdeploy.models.hub import is_hub_name
+from vitdeploy.models.model_folder.hub import is_hub_name
 from vitdeploy.pipeline.placement import PlacedGraphs, place_graphs
 from vitdeploy.pipeline.stages.files import is_ours, known_labels
 from vitdeploy.pipeline.subjects import DEFAULT_TARGET, find_graph, graph_metadata

@@ -14,8 +14,9 @@ from vitdeploy.bundle.read import is_bundle
 from vitdeploy.data.folder import scan
 from vitdeploy.data.tokens import read_tokens
 from vitdeploy.errors import MissingFileError
-from vitdeploy.models.hub import is_hub_name, local_folder
-from vitdeploy.models.names import FUNCTION, check_name, require_checkpoint
+from vitdeploy.models.checkpoints.shards import require_checkpoint
+from vitdeploy.models.model_folder.hub import is_hub_name, local_folder
+from vitdeploy.models.names import FUNCTION, check_name
 from vitdeploy.pipeline.capability import check_engine as check_engine
 from vitdeploy.pipeline.capability import check_target as check_target
 from vitdeploy.pipeline.capability import require_target

@@ -303,7 +303,7 @@ class Recipe(Section):
     def at_size(self, size: tuple[int, int]) -> Recipe:
         """The recipe for one image size. A `preprocess` that is given holds for its own crop; for another size the same
         share of the image is cropped."""
-        from vitdeploy.models.source import scaled
+        from vitdeploy.models.load import scaled
 
         source = self.source.model_copy(update={"image_size": size, "image_sizes": None})
         changed: dict[str, Any] = {"source": source}

@@ -16,10 +16,11 @@ from vitdeploy.data.label_file import read_labels
 from vitdeploy.errors import CheckpointError, GraphError
 from vitdeploy.graph.external import ForeignGraph, import_graph
 from vitdeploy.graph.io import graph_spec, serialised
-from vitdeploy.models.claims import claimed_accuracy
-from vitdeploy.models.given import Source
-from vitdeploy.models.hub import ModelFolder, pinned
-from vitdeploy.models.names import ONNX_FILE, graph_folder
+from vitdeploy.models.model_folder.files import ModelFolder
+from vitdeploy.models.model_folder.hub import pinned
+from vitdeploy.models.model_folder.model_card import claimed_accuracy
+from vitdeploy.models.names import ONNX_FILE, extensions, graph_folder
+from vitdeploy.models.source import Source
 from vitdeploy.pipeline.beside import find_beside
 from vitdeploy.pipeline.early import require_label_file, require_onnx_file
 from vitdeploy.pipeline.stages.files import known_labels
@@ -139,8 +140,8 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
 
 def _of_module(source: Source, given: Overrides) -> ReferenceModel:
     # PyTorch, where a module is read only.
-    from vitdeploy.models.identity import identity, weights_digest
-    from vitdeploy.models.source import load_model, located, refuse_unusable
+    from vitdeploy.models.external.identity import identity, identity_in_memory, weights_digest
+    from vitdeploy.models.load import load_model, located, refuse_unusable
 
     local, folder = located(source)
     original = load_model(local, given.preprocess)
@@ -150,6 +151,11 @@ def _of_module(source: Source, given: Overrides) -> ReferenceModel:
     if source.function is not None:
         local = dataclasses.replace(local, weights=weights_digest(original.module))
         digests[source.function] = identity(original)
+    if source.module is not None:
+        local = dataclasses.replace(local, weights=weights_digest(original.module))
+        digests[source.name] = identity_in_memory(original)
+    elif original.family in extensions():  # code that no version of ours stands for
+        digests[original.family] = identity(original)
     signature = original.signature
     return ReferenceModel(
         name=source.name if folder is None else pinned(source.name, folder),
@@ -290,8 +296,8 @@ def reference_runner(source: Source, *, threads: int = 0, original: LoadedModel 
     if is_onnx(source):
         graph = import_graph(_graph_file(source), source.image_size, source.only_batch)
         return OnnxRuntimeRunner(serialised(graph.model), name=ORIGINAL, threads=threads)
-    from vitdeploy.models.reference import torch_runner
-    from vitdeploy.models.source import load_model
+    from vitdeploy.models.load import load_model
+    from vitdeploy.models.torch_runner import torch_runner
 
     return torch_runner(original or load_model(source), threads=threads)
 

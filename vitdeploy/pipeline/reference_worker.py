@@ -8,8 +8,9 @@ from typing import Any
 
 from vitdeploy.bench.worker import serve
 from vitdeploy.errors import TargetError
+from vitdeploy.models.load import load_model
 from vitdeploy.models.loaded import LoadedModel
-from vitdeploy.models.source import Source, load_model
+from vitdeploy.models.source import Source
 from vitdeploy.pipeline.reference_model import from_request, is_onnx, reference_runner
 from vitdeploy.runtime.runner import Runner
 

@@ -25,9 +25,9 @@ from vitdeploy.graph.io import (
     load_graph,
     serialised,
 )
-from vitdeploy.models.given import Source
-from vitdeploy.models.hub import is_hub_name
+from vitdeploy.models.model_folder.hub import is_hub_name
 from vitdeploy.models.names import FUNCTION
+from vitdeploy.models.source import Source
 from vitdeploy.pipeline.measure import original_candidate
 from vitdeploy.pipeline.placement import bundle_of, place_graphs
 from vitdeploy.pipeline.progress import Progress, silent

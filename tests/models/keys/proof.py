@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from vitdeploy.models.deit import DeiTConfig, DistilledVisionTransformer
+from vitdeploy.models.architectures.deit import DeiTConfig, DistilledVisionTransformer
+from vitdeploy.models.architectures.vit import VisionTransformer
 from vitdeploy.models.family import Recognised
-from vitdeploy.models.vit import VisionTransformer
 
 
 def randomise(module: nn.Module, seed: int = 0) -> nn.Module:

@@ -5,7 +5,7 @@ import torch
 
 from tests.models.detr_reference import original_state, saved_state, small
 from vitdeploy.errors import CheckpointError
-from vitdeploy.models.detr_family import build, recognise
+from vitdeploy.models.families.detr import build, recognise
 from vitdeploy.models.family import Hints
 from vitdeploy.models.keys.detr import to_detr
 

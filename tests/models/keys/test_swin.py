@@ -12,11 +12,11 @@ from torch import Tensor
 
 from tests.references import reference
 from vitdeploy.errors import CheckpointError
-from vitdeploy.models.checkpoint import load_state
+from vitdeploy.models.architectures.swin import SwinConfig, SwinTransformer
+from vitdeploy.models.architectures.vit import VisionTransformer, ViTConfig
+from vitdeploy.models.checkpoints.load_state import load_state
+from vitdeploy.models.families.swin import recognise, resize
 from vitdeploy.models.family import Hints
-from vitdeploy.models.swin import SwinConfig, SwinTransformer
-from vitdeploy.models.swin_family import recognise, resize
-from vitdeploy.models.vit import VisionTransformer, ViTConfig
 
 SMALL = SwinConfig((32, 32), 4, 3, width=16, depths=(2, 2), heads=(2, 4), windows=(4, 4), num_classes=10)
 
@@ -271,7 +271,7 @@ def test_transformers_cannot_compute_windows_larger_than_the_resolution():
     "config",
     [
         {"architecture": "swin_tiny_patch4_window7_224", "pretrained_cfg": {"input_size": [3, 96, 64]}},
-        {"input_size": [3, 96, 64]},
+        {"architecture": "swin_tiny_patch4_window7_224", "input_size": [3, 96, 64]},
         {"model_type": "swin", "image_size": [96, 64]},
     ],
     ids=["timm", "timm, old", "transformers"],

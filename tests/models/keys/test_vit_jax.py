@@ -13,8 +13,8 @@ from tests.models.keys.jax_layout import BIG_VISION, ORIGINAL, as_jax, stacked
 from tests.models.keys.proof import answer, loaded, randomise
 from tests.references import reference
 from vitdeploy.errors import CheckpointError
+from vitdeploy.models.checkpoints.npz import read_npz
 from vitdeploy.models.family import Hints
-from vitdeploy.models.keys.npz import read_npz
 from vitdeploy.models.keys.vit_jax import recognise
 
 CLASS = {"class_token": True, "global_pool": "token", "num_classes": 5}

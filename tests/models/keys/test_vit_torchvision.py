@@ -10,10 +10,10 @@ import torch
 from tests.models.keys.proof import answer, difference, loaded, randomise
 from tests.references import reference
 from vitdeploy.errors import CheckpointError
+from vitdeploy.models.architectures.vit import ViTConfig
+from vitdeploy.models.families.vit import resize
 from vitdeploy.models.family import Hints
 from vitdeploy.models.keys.vit_torchvision import recognise
-from vitdeploy.models.vit import ViTConfig
-from vitdeploy.models.vit_family import resize
 
 HINTS = Hints(heads=4)
 

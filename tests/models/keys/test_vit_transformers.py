@@ -11,9 +11,9 @@ from safetensors.torch import load_file
 from tests.models.keys.proof import answer, difference, loaded, randomise
 from tests.references import reference
 from vitdeploy.errors import CheckpointError
+from vitdeploy.models.architectures.vit import ViTConfig
 from vitdeploy.models.family import Hints
 from vitdeploy.models.keys.vit_transformers import recognise
-from vitdeploy.models.vit import ViTConfig
 
 SHAPE = {
     "hidden_size": 32,

@@ -1,1 +1,1 @@
-"""Checkpoint keys of other libraries: each reader recognises one style and renames it to the model's own names."""
+"""What other libraries call tensors and architectures, and what these are here."""

@@ -1,4 +1,4 @@
-"""Swin Transformer checkpoints of other libraries, renamed to the keys of `vitdeploy.models.swin`.
+"""Swin Transformer checkpoints of other libraries, renamed to the keys of `architectures.swin`.
 
 timm            layers.1.downsample, head.fc: from timm 0.9 on, and ours
 original        layers.0.downsample, head: Microsoft's release and timm before 0.9, which merge patches at the end of

@@ -24,8 +24,9 @@ import torch
 from torch import Tensor
 
 from vitdeploy.errors import CheckpointError
+from vitdeploy.models.checkpoints.mismatch import listed
 from vitdeploy.models.family import Hints, Recognised
-from vitdeploy.models.keys.facts import (
+from vitdeploy.models.keys.vit_common import (
     as_rows,
     image_size_for,
     left_out,
@@ -34,7 +35,6 @@ from vitdeploy.models.keys.facts import (
     recognised,
     require,
 )
-from vitdeploy.models.misfits import listed
 
 STYLE = "JAX's ViT"
 # In this order: a text tower lies beside `img/`, an optimizer's state beside `target/`.

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from vitdeploy.errors import CheckpointError, UnknownModelError
-from vitdeploy.models.deit import DeiTConfig
+from vitdeploy.models.architectures.deit import DeiTConfig
+from vitdeploy.models.architectures.layers import ACTIVATIONS
+from vitdeploy.models.architectures.positions import sincos_2d, sinusoidal
+from vitdeploy.models.architectures.vit import FinalNorm, Pooling, Positions, ViTConfig
 from vitdeploy.models.family import Hints, Recognised
-from vitdeploy.models.keys.facts import depth_of, heads_for, image_size_for, left_out, recognised
-from vitdeploy.models.layers import ACTIVATIONS
-from vitdeploy.models.positions import sincos_2d, sinusoidal
-from vitdeploy.models.vit import FinalNorm, Pooling, Positions, ViTConfig
-from vitdeploy.models.vit_names import SIZES, parse_deit, parse_vit
+from vitdeploy.models.keys.vit_common import depth_of, heads_for, image_size_for, left_out, recognised
+from vitdeploy.models.keys.vit_names import SIZES, parse_deit, parse_vit
+from vitdeploy.models.model_folder.config import stated_size
 
 # The published width with two numbers of heads: DINOv2's giant has 24, and SwiGLU.
 GIANTOPT = SIZES["giantopt"]
@@ -94,11 +95,8 @@ def _named(config: Mapping[str, Any]) -> Named | None:
         return None
     if pooling is not None and pooling not in (*POOLINGS, ""):
         return None
-    size = arguments.get("img_size") or (config.get("pretrained_cfg") or {}).get("input_size")
-    if isinstance(size, int):
-        size = (size, size)
-    given = tuple(size[-2:]) if isinstance(size, list | tuple) and len(size) >= 2 else None
-    return Named(model, arguments, pooling or None, given or (model.image_size if model else None))
+    size = stated_size(config) or (model.image_size if model else None)
+    return Named(model, arguments, pooling or None, size)
 
 
 def _config(state: Mapping[str, Tensor], hints: Hints, named: Named, notes: list[str]) -> ViTConfig:

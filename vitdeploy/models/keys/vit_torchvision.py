@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from vitdeploy.errors import CheckpointError
+from vitdeploy.models.checkpoints.mismatch import listed
 from vitdeploy.models.family import Hints, Recognised
-from vitdeploy.models.keys.facts import (
+from vitdeploy.models.keys.vit_common import (
     as_rows,
     heads_for,
     image_size_for,
@@ -21,7 +22,6 @@ from vitdeploy.models.keys.facts import (
     recognised,
     require,
 )
-from vitdeploy.models.misfits import listed
 
 STYLE = "torchvision's ViT"
 _NAMES = {

@@ -14,13 +14,17 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vitdeploy.errors import CheckpointError
+from vitdeploy.models.architectures.layers import Activation
+from vitdeploy.models.architectures.vit import FinalNorm, Pooling, Preset
+from vitdeploy.models.checkpoints.mismatch import listed
 from vitdeploy.models.family import Hints, Recognised
-from vitdeploy.models.keys.facts import (
+from vitdeploy.models.keys.vit_common import (
     as_rows,
     heads_for,
     image_size_for,
@@ -30,9 +34,7 @@ from vitdeploy.models.keys.facts import (
     recognised,
     require,
 )
-from vitdeploy.models.keys.transformers_config import settings_for
-from vitdeploy.models.misfits import listed
-from vitdeploy.models.vit import FinalNorm, Pooling, Preset
+from vitdeploy.models.model_folder.config import stated_size, vision_part
 
 PREFIXES = ("", "vit.", "deit.", "dinov2.", "dinov2_with_registers.", "vision_model.")
 
@@ -96,14 +98,28 @@ _UNUSED_NAMES = {
     "logit_scale",
     "logit_bias",
 }
-_PRESETS: dict[str, Preset] = {
-    "vit": "augreg",
-    "vit_mae": "imagenet",
-    "deit": "imagenet",
-    "dinov2": "imagenet",
-    "dinov2_with_registers": "imagenet",
-    "clip": "clip",
-    "siglip": "siglip",
+# By model_type: epsilon and activation, as the configuration classes of transformers 5.23 have them by default, and how
+# such models' images are prepared.
+DEFAULTS: dict[str, tuple[float, Activation, Preset]] = {
+    "vit": (1e-12, "gelu", "augreg"),
+    "vit_mae": (1e-12, "gelu", "imagenet"),
+    "deit": (1e-12, "gelu", "imagenet"),
+    "dinov2": (1e-6, "gelu", "imagenet"),
+    "dinov2_with_registers": (1e-6, "gelu", "imagenet"),
+    "clip": (1e-5, "quick_gelu", "clip"),
+    "siglip": (1e-6, "gelu_tanh", "siglip"),
+}
+DEFAULT_HEADS = 12
+MODEL_TYPES = {**{name: name for name in DEFAULTS}, "clip_vision_model": "clip", "siglip_vision_model": "siglip"}
+# transformers' names; its `gelu_new` and `gelu_fast` are the tanh form, `gelu_python` the exact one.
+ACTIVATIONS: dict[str, Activation] = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
 }
 _BLOCK_KEY = re.compile(r"(?:encoder\.layers?|layers)\.(\d+)\.(.+)")
 
@@ -165,7 +181,7 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
         activation=settings.activation,
         pooling=pooling,
         final_norm=final_norm,
-        preset=_PRESETS[kind],
+        preset=DEFAULTS[kind][2],
         position_resampling="antialias" if kind == "dinov2_with_registers" else "plain",
     )
     return recognised("transformers", tensors, config, notes)
@@ -276,3 +292,55 @@ def _drop(state: dict[str, Tensor], prefix: str, why: str, notes: list[str]) -> 
     notes += left_out(dropped, why)
     for key in dropped:
         del state[key]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`heads` and `image_size` (height, width) are None where there is no config."""
+
+    layer_norm_eps: float
+    activation: Activation
+    heads: int | None = None
+    image_size: tuple[int, int] | None = None
+    notes: tuple[str, ...] = ()
+
+
+def settings_for(kind: str, config: Mapping[str, Any]) -> Settings | None:
+    """The settings of a model whose tensors are those of `kind` (a key of DEFAULTS).
+
+    None where the config is of a model_type that this module does not know: equal names are not equal models.
+
+    Raises:
+        CheckpointError: a value that the forward pass needs is not one that vitdeploy has.
+    """
+    eps, activation, _ = DEFAULTS[kind]
+    if "model_type" not in config:
+        note = f"no transformers config.json: activation {activation} and epsilon {eps:g}, as its {kind} has by default"
+        return Settings(eps, activation, notes=(note,))
+    own = MODEL_TYPES.get(config["model_type"])
+    if own is None:
+        return None
+    if own != kind and {own, kind} != {"vit", "vit_mae"}:  # an MAE without its decoder has a ViT's names
+        raise CheckpointError(
+            "config.json is not the one of these weights",
+            found=f"model_type {config['model_type']}, tensors of {kind}",
+            fix="take both from the same folder",
+        )
+    eps, activation, _ = DEFAULTS[own]
+    values = vision_part(config)
+    name = values.get("hidden_act", activation)
+    if name not in ACTIVATIONS and name != activation:
+        raise CheckpointError(
+            "config.json names an activation that vitdeploy does not have",
+            found=f"hidden_act {name!r}",
+            wanted=", ".join(ACTIVATIONS),
+        )
+    eps = values.get("layer_norm_eps", eps)
+    heads = values.get("num_attention_heads", DEFAULT_HEADS)
+    if not isinstance(eps, int | float) or eps < 0 or not isinstance(heads, int) or heads < 1:
+        raise CheckpointError(
+            "config.json has a value that cannot be",
+            found=f"layer_norm_eps {eps!r}, num_attention_heads {heads!r}",
+            wanted="a number of 0 or more, and a whole number of 1 or more",
+        )
+    return Settings(float(eps), ACTIVATIONS.get(name, activation), heads, stated_size(config))

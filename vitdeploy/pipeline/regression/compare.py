@@ -10,7 +10,7 @@ from typing import Any
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import InputError
-from vitdeploy.models.given import Source
+from vitdeploy.models.source import Source
 from vitdeploy.pipeline.early import REPORT_FILE, is_report
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.regression.digests import of_bundle, of_report, side_by_side

@@ -7,9 +7,10 @@ import sys
 from typing import Any
 
 from vitdeploy.bench.worker import serve
-from vitdeploy.models.compiled import CompiledRunner
+from vitdeploy.models.load import load_model
 from vitdeploy.models.loaded import LoadedModel
-from vitdeploy.models.source import Source, load_model
+from vitdeploy.models.source import Source
+from vitdeploy.models.torch_runner import CompiledRunner
 from vitdeploy.pipeline.reference_model import from_request
 from vitdeploy.runtime.runner import Runner
 

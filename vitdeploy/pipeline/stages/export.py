@@ -17,8 +17,8 @@ from vitdeploy.graph.external import import_graph
 from vitdeploy.graph.io import GraphMetadata, fixed_batch, get_metadata, graph_spec, save_graph, set_metadata
 from vitdeploy.graph.normalise import normalise
 from vitdeploy.graph.pixels import take_pixels
+from vitdeploy.models.load import load_model
 from vitdeploy.models.loaded import LoadedModel
-from vitdeploy.models.source import load_model
 from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.reference_model import ReferenceModel, is_onnx, reference_runner
 from vitdeploy.pipeline.stages.files import LABELS_FILE, MODEL_FILE, graphs_in, write_json

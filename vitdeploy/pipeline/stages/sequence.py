@@ -8,8 +8,8 @@ from typing import Any
 
 from vitdeploy.export.sequence import DECODER_STEP, ENCODER, check_sequence_parity, export_sequence
 from vitdeploy.graph.io import GraphMetadata, save_graph, set_metadata
-from vitdeploy.models.source import load_model
-from vitdeploy.models.transformer import Transformer
+from vitdeploy.models.architectures.transformer import Transformer
+from vitdeploy.models.load import load_model
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.reference_model import ReferenceModel
 

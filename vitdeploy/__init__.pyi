@@ -1,0 +1,31 @@
+from vitdeploy.api.bench import Benchmark as Benchmark
+from vitdeploy.api.bench import bench as bench
+from vitdeploy.api.bench import bench_on as bench_on
+from vitdeploy.api.bundle import Bundle as Bundle
+from vitdeploy.api.bundle import compile as compile
+from vitdeploy.api.deploy import Deployment as Deployment
+from vitdeploy.api.deploy import deploy as deploy
+from vitdeploy.api.deploy import plan as plan
+from vitdeploy.api.deploy import run as run
+from vitdeploy.api.graph import Graph as Graph
+from vitdeploy.api.graph import export as export
+from vitdeploy.api.graph import optimize as optimize
+from vitdeploy.api.images import Images as Images
+from vitdeploy.api.images import images as images
+from vitdeploy.api.model import Model as Model
+from vitdeploy.api.model import model as model
+from vitdeploy.api.quantize import QuantizedGraph as QuantizedGraph
+from vitdeploy.api.quantize import quantize as quantize
+from vitdeploy.api.tune import Tuned as Tuned
+from vitdeploy.api.tune import tune as tune
+from vitdeploy.api.tune import tune_recipe as tune_recipe
+from vitdeploy.api.verify import Verification as Verification
+from vitdeploy.api.verify import bisect as bisect
+from vitdeploy.api.verify import verify as verify
+from vitdeploy.api.verify import verify_on as verify_on
+from vitdeploy.runtime.predictor import Predictor as Predictor
+from vitdeploy.runtime.predictor import load as load
+from vitdeploy.spec import PostprocessSpec as Postprocess
+from vitdeploy.spec import PreprocessSpec as Preprocess
+
+__version__: str

@@ -1,0 +1,1 @@
+"""Files of weights: read, unwrapped, and loaded into a module or refused."""

@@ -1,0 +1,126 @@
+"""Read a checkpoint file into a state dict.
+
+What a file is, is told by its first bytes, never by its name. A `.pt`/`.pth` is a pickle: it is read with PyTorch's
+restricted unpickler only (`weights_only=True`), with no fallback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import Tensor
+
+from vitdeploy.errors import CheckpointError, MissingFileError
+from vitdeploy.models.checkpoints import prefixes, unsupported
+from vitdeploy.models.checkpoints.npz import is_npz, read_npz
+from vitdeploy.models.checkpoints.pickles import read_pickle
+from vitdeploy.models.checkpoints.shards import files_of, require_checkpoint
+from vitdeploy.models.checkpoints.unwrap import FILE, unwrap
+
+_ZIP, _PICKLE, _LFS = b"PK\x03\x04", b"\x80", b"version https://git-lfs"
+MAX_HEADER = 100 << 20  # bytes, the safetensors library's own limit
+SUFFIXES = (".safetensors", ".pt", ".pth", ".bin", ".npz", ".ckpt")
+FORMATS = "a .safetensors file, a .pt/.pth with a state dict, or JAX's .npz"
+
+
+def read_checkpoint(path: Path, *shards: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """The state dict in a safetensors file, a `.pt`/`.pth` of plain weights, or a `.npz` of JAX, in float32.
+
+    With `shards`, which hold the rest of one state dict: of all of them together, so that prefixes are seen as a whole.
+    Also returns what was chosen, dropped or converted on the way (see `unwrap`), one per line.
+
+    Raises:
+        MissingFileError: no such file.
+        PickleError: a pickle that holds more than plain weights.
+        CheckpointError: not a checkpoint, truncated, without one state dict, or not of a whole float model.
+    """
+    state, notes = read_tensors(path, *shards)
+    unsupported.refuse_state(str(path), state)
+    return state, notes
+
+
+def read_tensors(path: Path, *shards: Path) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """`read_checkpoint` without a look at what the tensors are of: a module of the user's own may be of that kind."""
+    if not shards:
+        path, *shards = files_of(path)  # type: ignore[assignment]
+    loaded = _loaded(path)
+    if shards:
+        parts = [loaded, *map(_loaded, shards)]
+        loaded = {key: value for part in parts if isinstance(part, Mapping) for key, value in part.items()}
+    try:
+        state, notes = unwrap(loaded)
+    except CheckpointError as error:
+        fix = error.fix.replace(FILE, str(path))
+        raise CheckpointError(f"{path}: {error.message}", found=error.found, wanted=error.wanted, fix=fix) from None
+    return state, notes
+
+
+def _loaded(path: Path) -> object:
+    if path.is_dir():
+        unsupported.refuse_folder(path)
+        raise MissingFileError(
+            f"no checkpoint at {path}", found="a folder", wanted="a file with weights", fix=_of_folder(path)
+        )
+    require_checkpoint(path)
+    with path.open("rb") as file:
+        start = file.read(64)
+    if not start:
+        raise CheckpointError(f"{path} is an empty file", wanted=FORMATS, fix="get it again")
+    if start.startswith(_LFS):
+        raise CheckpointError(f"{path} is a git-lfs pointer, not the weights", fix="git lfs pull")
+    if _is_safetensors(start):
+        return _read_safetensors(path)
+    if start.startswith(_ZIP) and is_npz(path):
+        return read_npz(path)
+    if start.startswith(_ZIP):
+        unsupported.refuse_archive(path)
+    if start.startswith((_ZIP, _PICKLE)):
+        return read_pickle(path)
+    unsupported.refuse_beginning(path, start)
+    raise CheckpointError(
+        f"{path} is no checkpoint that vitdeploy can read",
+        found=f"a file that begins with {start[:24]!r}",
+        wanted=FORMATS,
+        fix="look at the file: a download may have been answered with a web page",
+    )
+
+
+def _of_folder(path: Path) -> str:
+    if (path / "config.json").is_file():
+        return f"give it as the model: hf:{path}"
+    files = sorted(entry.name for entry in path.iterdir() if entry.suffix in SUFFIXES)
+    return f"name one of its files, such as {path / files[0]}" if files else "check --checkpoint"
+
+
+def _is_safetensors(start: bytes) -> bool:
+    """Eight bytes of the length of a header, which is JSON: by the first alone it may be taken for a pickle."""
+    return start[8:9] == b"{" and int.from_bytes(start[:8], "little") <= MAX_HEADER
+
+
+def _read_safetensors(path: Path) -> dict[str, Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (SafetensorError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} is not a whole safetensors file",
+            found=str(error)[:200],
+            wanted=FORMATS,
+            fix="download it again",
+        ) from None
+
+
+def save_part(path: str, prefix: str, out: str) -> None:
+    """Write what is below a prefix in a checkpoint as a .safetensors file of its own, the prefix dropped.
+
+    For a checkpoint that holds several models, or a model among other tensors: the way to say which is meant.
+    """
+    from safetensors.torch import save_file
+
+    part = prefixes.below(read_checkpoint(Path(path))[0], prefix)
+    if not part:
+        raise CheckpointError(f"{path} has nothing below {prefix!r}", fix="check the prefix")
+    save_file({key: tensor.clone().contiguous() for key, tensor in part.items()}, out)

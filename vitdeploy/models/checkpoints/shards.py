@@ -1,0 +1,63 @@
+"""The weight files that a checkpoint stands for: one, or all that an index names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from vitdeploy.errors import CheckpointError, MissingFileError
+from vitdeploy.models.json_file import read_json
+
+INDEX = "model.safetensors.index.json"
+SHARD = re.compile(r".+-\d{5}-of-\d{5}\.\w+")
+
+
+def shards_of(index: Path) -> tuple[Path, ...]:
+    """The files that an index of weights names, in order.
+
+    Raises:
+        MissingFileError, CheckpointError: not all of them are there; not an index, or one that names other folders.
+    """
+    shards = _shards(index)
+    missing = [name for name in shards if not (index.parent / name).is_file()]
+    if missing:
+        raise MissingFileError(
+            f"{len(missing)} of {len(shards)} weight files are not in {index.parent}",
+            found=f"no {missing[0]}",
+            wanted=f"all files that {index.name} names",
+            fix="copy the whole folder of the model",
+        )
+    return tuple(index.parent / name for name in shards)
+
+
+def files_of(checkpoint: Path) -> tuple[Path, ...]:
+    """The weight files that a checkpoint file stands for: all of its index, whether the index or one part is named."""
+    if checkpoint.name.endswith(".index.json") and checkpoint.is_file():
+        return shards_of(checkpoint)
+    if SHARD.fullmatch(checkpoint.name) and checkpoint.is_file():
+        for index in sorted(checkpoint.parent.glob("*.index.json")):
+            if checkpoint.name in _shards(index):
+                return shards_of(index)
+        raise CheckpointError(
+            f"{checkpoint} is one part of several, and nothing names the others",
+            found="no index beside it",
+            wanted=f"{INDEX}, and all files that it names",
+            fix="copy the whole folder of the model",
+        )
+    return (checkpoint,)
+
+
+def _shards(index: Path) -> list[str]:
+    try:
+        names = sorted(set(read_json(index)["weight_map"].values()))
+    except (KeyError, AttributeError, TypeError):
+        raise CheckpointError(f"{index} is not a weight index", fix="download it again") from None
+    if not names or any(not isinstance(name, str) or name in ("", "..") or Path(name).name != name for name in names):
+        raise CheckpointError(f"{index} names files outside its folder", found=str(names)[:200])
+    return names
+
+
+def require_checkpoint(path: Path) -> None:
+    """Raise MissingFileError where there is nothing at the path of a checkpoint."""
+    if not path.exists():
+        raise MissingFileError(f"no checkpoint at {path}", fix="check the path of the checkpoint")

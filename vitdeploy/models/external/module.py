@@ -1,0 +1,134 @@
+"""A module of the user's own, with what has to be known of it: what a function returned, or one that is in memory."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Sequence
+
+from torch import nn
+
+from vitdeploy.errors import CheckpointError, UserCodeError
+from vitdeploy.models.external.adapted import IMAGE_SIZE, adapt, size_of
+from vitdeploy.models.external.libraries import last_line
+from vitdeploy.models.loaded import LoadedModel
+from vitdeploy.models.model_folder.image_processor import timm_preprocess
+from vitdeploy.runtime.labels import number_of_classes
+from vitdeploy.spec import PreprocessSpec, Task
+
+
+def from_module(
+    module: nn.Module,
+    *,
+    name: str = "",
+    preprocess: PreprocessSpec | None = None,
+    image_size: tuple[int, int] | None = None,
+    task: Task | None = None,
+    labels: Sequence[str] = (),
+) -> LoadedModel:
+    """A copy of a module in memory as the original of a job: on the CPU, float32, in evaluation mode.
+
+    Args:
+        name: for people; by default that of its class.
+        preprocess: how its images are prepared; by default as `pretrained_cfg` says (timm's modules have it), else
+            mean = std = 0.5.
+        image_size: (height, width) in pixels; by default the crop of `preprocess`, else what the module says, else 224.
+        task: what its outputs are to be taken for; "features" where one output [batch, width] is no logits.
+        labels: one name a class, in the order of the outputs.
+
+    Raises:
+        UserCodeError: no torch.nn.Module, or one that cannot be copied.
+        CheckpointError: it does not run on such images, its outputs are of no task or of another one, or preprocessing
+            or labels do not fit it.
+    """
+    require_module(module, f"{name or 'what is given'} is no model")
+    name = name or type(module).__name__
+    own = copied(module, name)
+    if preprocess is not None and image_size is None:
+        image_size = preprocess.crop
+    original = described(own, name, image_size, preprocess=preprocess, task=task)
+    signature = original.signature
+    if task is not None and task != signature.task:
+        raise CheckpointError(
+            f"{name} gives no answers of the task that is asked for",
+            found=f"{signature.task}: {', '.join(f'{spec.name} {list(spec.shape)}' for spec in signature.outputs)}",
+            wanted=task,
+            fix="name its own task, or wrap it in a module that returns what the task is made of",
+        )
+    classes = number_of_classes(signature.outputs, signature.postprocess) if signature.task != "features" else None
+    if labels and len(labels) != classes:
+        raise CheckpointError(
+            f"the labels do not fit {name}",
+            found=f"{len(labels)} labels",
+            wanted=f"one per class: {classes}" if classes else "none: it has no classes",
+        )
+    return dataclasses.replace(original, family="module", labels=tuple(labels))
+
+
+def copied(module: nn.Module, name: str) -> nn.Module:
+    """A copy on the CPU. Raises UserCodeError where copy.deepcopy does not take the module."""
+    try:
+        return copy.deepcopy(module).cpu()
+    except Exception as error:  # tensors that are results of a computation, locks, open files
+        raise UserCodeError(
+            f"{name} cannot be copied",
+            found=f"{type(error).__name__}: {last_line(error)}",
+            wanted="a module that copy.deepcopy takes: the one that is given stays as it is",
+            fix="give one that is built anew, with load_state_dict(module.state_dict())",
+        ) from None
+
+
+def require_module(model: object, refused: str) -> nn.Module:
+    """The model itself. Raises UserCodeError, called `refused`, where it is no torch.nn.Module."""
+    if isinstance(model, nn.Module):
+        return model
+    found = f"the class {model.__name__} itself" if isinstance(model, type) else type(model).__name__
+    raise UserCodeError(refused, found=found, wanted="a torch.nn.Module")
+
+
+def described(
+    model: nn.Module,
+    name: str,
+    image_size: tuple[int, int] | None,
+    *,
+    preprocess: PreprocessSpec | None = None,
+    task: Task | None = None,
+    notes: Sequence[str] = (),
+) -> LoadedModel:
+    """A user's module with its size, preprocessing and outputs, as far as it says them; `notes` come first.
+
+    Raises:
+        CheckpointError: it does not run on such images, or its outputs are of no task; `preprocess` does not fit it.
+    """
+    told = list(notes)
+    own = getattr(model, "pretrained_cfg", None) or {}
+    known = size_of(model, own)
+    size = image_size or known or IMAGE_SIZE
+    channels = preprocess.channels if preprocess is not None else _channels(model)
+    if preprocess is not None:
+        if preprocess.crop != size:
+            raise CheckpointError(
+                f"the preprocessing does not fit {name}",
+                found=f"crop {preprocess.crop[0]}x{preprocess.crop[1]}",
+                wanted=f"crop {size[0]}x{size[1]}, the image size that is asked for",
+                fix="change the crop, or leave the image size out",
+            )
+    elif own:
+        preprocess = timm_preprocess(own, channels, size)
+    else:
+        plain = size[0] if size[0] == size[1] else size
+        preprocess = PreprocessSpec(plain, size, mean=(0.5,) * channels, std=(0.5,) * channels)
+        told.append("the module does not say how images are prepared: mean = std = 0.5 is assumed")
+    if image_size is None and known is None:
+        told.append(f"the module does not say its image size: {size[0]}x{size[1]} is assumed (--image-size)")
+    adapted, signature = adapt(model, size, channels, name, headless=task == "features")
+    if signature.postprocess is not None:
+        scores = signature.postprocess.scores
+        told.append(f"detections are scored by {scores}, as the module's name tells (postprocess: says otherwise)")
+    return LoadedModel(name, "function", adapted, signature, preprocess, notes=tuple(told))
+
+
+def _channels(model: nn.Module) -> int:
+    """Input channels of the first convolution; 3 where there is none."""
+    first = next((module for module in model.modules() if isinstance(module, nn.Conv2d)), None)
+    return first.in_channels if first is not None else 3

@@ -1,0 +1,140 @@
+"""transformers' own module of a model folder, for architectures that are not ours."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitdeploy.errors import CheckpointError, UnknownModelError
+from vitdeploy.models.checkpoints.mismatch import COMPUTED, Mismatch, listed, of_training, patterns
+from vitdeploy.models.external.adapted import adapt, size_of
+from vitdeploy.models.external.libraries import cannot_import, last_line, library
+from vitdeploy.models.loaded import LoadedModel
+from vitdeploy.spec import PreprocessSpec
+
+POOLER = "pooler."
+
+
+def from_transformers(
+    folder: Path,
+    config: Mapping[str, Any],
+    preprocess: PreprocessSpec,
+    image_size: tuple[int, int],
+    state: Mapping[str, Tensor] | None = None,
+) -> LoadedModel:
+    """transformers' own module of a folder, of the class that the config's "architectures" names; with the weights of
+    `state`, or those of the folder.
+
+    Raises:
+        MissingPackageError: transformers is not installed.
+        UnknownModelError: it has no such class.
+        CheckpointError: it cannot load the folder; or the weights are not all and only those of the class.
+    """
+    name = str((config.get("architectures") or [""])[0])
+    transformers = library("transformers", f"the architecture {name or config.get('model_type')}")
+    try:
+        cls = getattr(transformers, name, None)
+    except Exception as error:  # its classes are imported when they are looked up
+        raise cannot_import("transformers", f"transformers' {name}", error) from None
+    if cls is None:
+        raise UnknownModelError(
+            f"transformers {transformers.__version__} has no class {name!r}",
+            found=f"architectures in {folder / 'config.json'}",
+            wanted="the name of a model class",
+            fix="pip install --upgrade transformers",
+        )
+    with _quiet(transformers):
+        model, remarks = _loaded(cls, folder, state, name)
+    own = size_of(model, {})
+    resized = own is not None and image_size != own
+    takes = inspect.signature(model.forward).parameters
+    arguments = {"interpolate_pos_encoding": True} if resized and "interpolate_pos_encoding" in takes else {}
+    notes = [f"exported from transformers {transformers.__version__}'s own module", *remarks]
+    if own is not None and resized:
+        notes.append(f"resized from {own[0]}x{own[1]} to {image_size[0]}x{image_size[1]} pixels")
+    return LoadedModel(
+        folder.name,
+        "transformers",
+        *adapt(model, image_size, preprocess.channels, f"transformers' {name}", arguments),
+        preprocess=preprocess,
+        notes=tuple(notes),
+    )
+
+
+def _loaded(cls: Any, folder: Path, state: Mapping[str, Tensor] | None, name: str) -> tuple[Any, list[str]]:
+    """The model and notes. A pooling layer of which there are no weights is left out: it would be random numbers."""
+    model, found, remarks = _attempt(cls, folder, state)
+    takes = inspect.signature(cls.__init__).parameters
+    if found.missing and all(POOLER in key for key in found.missing) and "add_pooling_layer" in takes:
+        model, found, remarks = _attempt(cls, folder, state, add_pooling_layer=False)
+        remarks.append("without its pooling layer, of which the weights are not there")
+    if found:
+        # transformers would go on: random numbers for what is missing, nothing for what it does not expect.
+        own = model.state_dict()
+        told = found.told(own, [*own, *found.unexpected])
+        if len(found.missing) == len(own):
+            told += "; no name is the model's"
+        raise CheckpointError(
+            f"the weights in {folder} are not all, and only, those of a {name}",
+            found=told,
+            wanted="every tensor of the model, and no other",
+            fix='save the whole model, or name the class that was saved in "architectures" of config.json',
+        )
+    return model, remarks
+
+
+def _attempt(
+    cls: Any, folder: Path, state: Mapping[str, Tensor] | None, **more: Any
+) -> tuple[Any, Mismatch, list[str]]:
+    """The model as transformers loads it, what does not fit, and notes of what may be left out."""
+    arguments: dict[str, Any] = {"dtype": torch.float32, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    try:
+        if state is None:
+            arguments |= {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
+            model, loaded = cls.from_pretrained(folder, **arguments, **more)
+        else:
+            config = cls.config_class.from_pretrained(folder, local_files_only=True)
+            model, loaded = cls.from_pretrained(None, config=config, state_dict=dict(state), **arguments, **more)
+    except Exception as error:
+        raise CheckpointError(
+            f"transformers cannot load {folder} as {cls.__name__}",
+            found=last_line(error),
+            wanted="a config.json and weights that this version of transformers takes",
+            fix="load it where it was saved, and save it again with save_pretrained",
+        ) from None
+    unexpected = sorted(loaded["unexpected_keys"])
+    left = [key for key in unexpected if COMPUTED.fullmatch(key) or of_training(key) or key.startswith(POOLER)]
+    shapes = {key: (str(list(saved)), str(list(own))) for key, saved, own in sorted(loaded["mismatched_keys"])}
+    absent = sorted(key for key in loaded["missing_keys"] if key not in shapes)
+    learned = dict(model.named_parameters(remove_duplicate=False))
+    computed = [key for key in absent if key not in learned and COMPUTED.fullmatch(key)]
+    missing = [key for key in absent if key not in computed]
+    found = Mismatch(tuple(missing), tuple(key for key in unexpected if key not in left), shapes, {})
+    remarks = [f"left out, no part of the model: {listed(patterns(left, unexpected))}"] if left else []
+    if computed:
+        remarks.append(
+            f"not in the checkpoint, computed by the model itself: {listed(patterns(computed, model.state_dict()))}"
+        )
+    return model, found, remarks
+
+
+@contextlib.contextmanager
+def _quiet(transformers: ModuleType) -> Iterator[None]:
+    """transformers draws a bar of its own while it loads weights, and prints a report of what does not fit."""
+    logging = transformers.utils.logging
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()

@@ -1,0 +1,361 @@
+"""The Swin Transformer family: its names, its checkpoints, other image sizes.
+
+    swin_<size>_patch<patch>_window<window>_<image>         size: tiny, small, base, large
+    swin_w<width>d<depths>h<heads>_patch<patch>_window<window>_<image>          any other
+
+<width> is that of the first stage. <depths> and <heads> have one number a stage, joined by "-"; so may <window>.
+<image> is a side in pixels, or <height>x<width>.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vitdeploy.errors import CheckpointError, UnknownModelError
+from vitdeploy.models.architectures.swin import Border, SwinConfig, SwinTransformer
+from vitdeploy.models.family import Family, Hints, Recognised, Signature
+from vitdeploy.models.keys import swin as keys
+from vitdeploy.models.model_folder.config import stated_size
+from vitdeploy.models.model_folder.image_processor import timm_preprocess
+from vitdeploy.models.names import NAMES
+from vitdeploy.spec import PreprocessSpec, TensorSpec
+
+# width, depths, heads: section 3.3 of arXiv 2103.14030 (heads have 32 channels each).
+SIZES: dict[str, tuple[int, tuple[int, ...], tuple[int, ...]]] = {
+    "tiny": (96, (2, 2, 6, 2), (3, 6, 12, 24)),
+    "small": (96, (2, 2, 18, 2), (3, 6, 12, 24)),
+    "base": (128, (2, 2, 18, 2), (4, 8, 16, 32)),
+    "large": (192, (2, 2, 18, 2), (6, 12, 24, 48)),
+}
+_BORDERS: dict[str, Border] = {"torchvision": "torchvision", "transformers": "transformers"}
+_NUMBERS = r"\d+(?:-\d+)*"
+_NAME = re.compile(
+    rf"swin_(?:(?P<size>{'|'.join(SIZES)})|w(?P<width>\d+)d(?P<depths>{_NUMBERS})h(?P<heads>{_NUMBERS}))"
+    rf"_patch(?P<patch>\d+)_window(?P<windows>{_NUMBERS})_(?P<height>\d+)(?:x(?P<image_width>\d+))?"
+)
+_BLOCK = re.compile(r"layers\.(\d+)\.blocks\.(\d+)\.attn\.relative_position_bias_table")
+_TABLE = "layers.{}.blocks.{}.attn.relative_position_bias_table"
+
+
+def parse(name: str) -> SwinConfig | None:
+    """The configuration that a name spells out, with 1,000 classes and 3 channels; None for names of other families.
+
+    Raises:
+        UnknownModelError: the sizes contradict each other.
+    """
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    if match["size"] is not None:
+        width, depths, heads = SIZES[match["size"]]
+    else:
+        width, depths, heads = int(match["width"]), _numbers(match["depths"]), _numbers(match["heads"])
+    windows = _numbers(match["windows"])
+    height = int(match["height"])
+    try:
+        return SwinConfig(
+            image_size=(height, int(match["image_width"] or height)),
+            patch_size=int(match["patch"]),
+            width=width,
+            depths=depths,
+            heads=heads,
+            windows=windows * len(depths) if len(windows) == 1 else windows,
+        )
+    except ValueError as error:
+        raise UnknownModelError(f"{name!r} cannot be built", found=str(error)) from None
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split("-"))
+
+
+def describe(config: SwinConfig) -> Signature:
+    """Classification, or features where there are no classes: "features" [batch, width] is their average."""
+    if config.num_classes:
+        outputs: tuple[TensorSpec, ...] = (TensorSpec("logits", "float32", ("batch", config.num_classes)),)
+        return Signature("classification", config.image_size, config.in_channels, outputs)
+    height, width = config.stages[-1].resolution
+    outputs = (
+        TensorSpec("features", "float32", ("batch", config.features)),
+        TensorSpec("patch_features", "float32", ("batch", height * width, config.features)),
+    )
+    return Signature("features", config.image_size, config.in_channels, outputs)
+
+
+def preprocess(config: SwinConfig) -> PreprocessSpec:
+    """timm's for its pretrained Swin: ImageNet's mean and deviation, bicubic, crop 90 %, from 384 pixels the whole.
+
+    For grey images mean and deviation are the averages of the three channels.
+
+    Raises:
+        CheckpointError: the patch embedding has neither 1 nor 3 channels, so no image fits it.
+    """
+    if config.in_channels not in (1, 3):
+        raise CheckpointError(
+            "the model does not take images", found=f"{config.in_channels} input channels", wanted="1 (grey) or 3 (RGB)"
+        )
+    share = 1.0 if min(config.image_size) >= 384 else 0.9
+    return timm_preprocess({"crop_pct": share}, config.in_channels, config.image_size)
+
+
+def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
+    """The configuration that keys and shapes spell out: all but the image size, which hints or stored masks may tell.
+
+    Bias tables of other windows than the image size asks for are resized, as timm does when it loads.
+
+    Raises:
+        CheckpointError: bias tables that are no window's, or a variant or shapes that this family does not have.
+    """
+    read = keys.read(state)
+    if read is None:
+        return None
+    style, weights, notes = read
+    patches = weights.get("patch_embed.proj.weight")
+    if patches is None or patches.ndim != 4 or not patches.numel():
+        return None
+    _refuse_variants(state, hints.config)
+    tables = _tables(weights)
+    width, channels, patch, across = patches.shape
+    if patch != across:
+        raise CheckpointError("the patches are not square", found=f"{patch}x{across}", wanted="square patches")
+    image_size = hints.image_size or stated_size(hints.config) or _masked_size(state, patch)
+    if image_size is None:
+        # Like every published model's: the last stage is one window.
+        side = 2 ** (len(tables) - 1) * patch * _square_side(len(tables[-1][0]))
+        image_size = (side, side)
+        notes.append(
+            f"image size is not in the checkpoint: {side}x{side}, at which the last stage is one window; "
+            "--image-size says otherwise"
+        )
+    head = weights.get("head.fc.weight")
+    classes = 0 if head is None or head.ndim != 2 else len(head)
+    if not classes:
+        notes.append("no classification head: a feature extractor")
+    # Of the last stage, which is the widest: other libraries round down ratios that are no whole numbers.
+    hidden = weights.get(f"layers.{len(tables) - 1}.blocks.0.mlp.fc2.weight")
+    border = _BORDERS.get(style, "timm")
+    try:
+        config = SwinConfig(
+            image_size=image_size,
+            patch_size=patch,
+            in_channels=channels,
+            width=width,
+            depths=tuple(len(stage) for stage in tables),
+            heads=tuple(stage[0].shape[1] for stage in tables),
+            windows=_windows([len(stage[0]) for stage in tables], image_size, patch, shrunk=border == "timm"),
+            mlp_ratio=hidden.shape[1] / hidden.shape[0]
+            if hidden is not None and hidden.ndim == 2 and hidden.numel()
+            else 4.0,
+            num_classes=classes,
+            patch_norm="patch_embed.norm.weight" in weights,
+            qkv_bias="layers.0.blocks.0.attn.qkv.bias" in weights,
+            border=border,
+        )
+    except ValueError as error:
+        raise CheckpointError(
+            "the state dict makes no Swin Transformer", found=str(error), fix="--image-size HEIGHTxWIDTH, --heads N"
+        ) from None
+    _fit_tables(weights, tables, config, notes)
+    return Recognised("swin", style, config, weights, tuple(notes))
+
+
+def _fit_tables(weights: dict[str, Tensor], tables: list[list[Tensor]], config: SwinConfig, notes: list[str]) -> None:
+    """Resize the bias tables of stages whose window is another at the config's image size."""
+    for i, (stage, of_stage) in enumerate(zip(config.stages, tables, strict=True)):
+        if len(of_stage[0]) != _rows(stage.window):
+            side = _square_side(len(of_stage[0]))
+            notes.append(
+                f"stage {i}: bias tables resized from a window of {side}x{side} to {stage.window[0]}x{stage.window[1]}"
+            )
+            for j, table in enumerate(of_stage):
+                weights[_TABLE.format(i, j)] = resize_table(table, (side, side), stage.window)
+
+
+def resize(
+    config: SwinConfig, state: Mapping[str, Tensor], image_size: tuple[int, int]
+) -> tuple[SwinConfig, dict[str, Tensor]]:
+    """Config and state for another image size; windows stay, but where the resolution is smaller, they shrink.
+
+    This is what timm does for `create_model(..., img_size=...)`, and what torchvision and transformers do for an image
+    of that size. Bias tables are resized where a window changes.
+
+    Raises:
+        CheckpointError: the size is not divisible by the patch size, or too small; says which sizes would do.
+    """
+    try:
+        resized = replace(config, image_size=image_size)
+    except ValueError as error:
+        raise CheckpointError(
+            "the model cannot be built for this image size", found=str(error), fix="--image-size HEIGHTxWIDTH"
+        ) from None
+    weights = dict(state)
+    for i, (old, new) in enumerate(zip(config.stages, resized.stages, strict=True)):
+        for name in (_TABLE.format(i, j) for j in range(old.depth)):
+            weights[name] = resize_table(weights[name], old.window, new.window)
+    return resized, weights
+
+
+def architecture(config: SwinConfig) -> dict[str, Any]:
+    return {
+        "patch size": config.patch_size,
+        "width": config.width,
+        "depths": config.depths,
+        "heads": config.heads,
+        "MLP ratio": config.mlp_ratio,
+        "norm of the patches": config.patch_norm,
+        "windows": tuple(stage.window for stage in config.stages),
+    }
+
+
+def settle(own: SwinConfig, named: SwinConfig) -> tuple[SwinConfig, list[str]]:
+    """A window that shrank to its image is known only as far as that."""
+    return (replace(own, windows=named.windows) if own.image_size == named.image_size else own), []
+
+
+def transformers_keys(values: Mapping[str, Any], config: SwinConfig) -> dict[str, Any]:
+    return {
+        "embed_dim": config.width,
+        "depths": config.depths,
+        "num_heads": config.heads,
+        "patch_size": config.patch_size,
+        "num_channels": config.in_channels,
+        "mlp_ratio": config.mlp_ratio,
+        "qkv_bias": config.qkv_bias,
+    }
+
+
+def resize_table(table: Tensor, old: tuple[int, int], new: tuple[int, int]) -> Tensor:
+    """Bias table [(2 h - 1) (2 w - 1), heads] of window `old`, (h, w) in tokens, for window `new`.
+
+    The rows of `old` are placed at distances that grow geometrically from the centre so that the outermost of both
+    windows meet, then interpolated linearly at whole distances; beyond the outermost the bias stays what it is there.
+    Source: the fine-tuning code of BEiT (arXiv 2106.08254), with linear interpolation as in timm 1.0.
+    """
+    if old == new:
+        return table
+    down, right = (_interpolation(*sides) for sides in zip(old, new, strict=True))
+    values = table.double().reshape(2 * old[0] - 1, 2 * old[1] - 1, -1)
+    return torch.einsum("yi,xj,ijh->yxh", down, right, values).flatten(0, 1).to(table.dtype)
+
+
+def _interpolation(old: int, new: int) -> Tensor:
+    """[2 new - 1, 2 old - 1]: weights that take values at the relative positions of one axis to those of another."""
+    low, high, ratio = 1.01, 1.5, 1.5
+    while high - low > 1e-6:
+        ratio = (low + high) / 2
+        if (ratio ** (old - 1) - 1) / (ratio - 1) > new - 1:
+            high = ratio
+        else:
+            low = ratio
+    distances = np.cumsum(ratio ** np.arange(old - 1))
+    positions = np.concatenate([-distances[::-1], [0], distances])
+    wanted = np.arange(1 - new, new)
+    return torch.from_numpy(np.stack([np.interp(wanted, positions, row) for row in np.eye(len(positions))], axis=1))
+
+
+def _tables(weights: Mapping[str, Tensor]) -> list[list[Tensor]]:
+    """The bias tables of every block, by stage."""
+    found = sorted((int(match[1]), int(match[2])) for match in map(_BLOCK.fullmatch, weights) if match)
+    stages = [[weights[_TABLE.format(i, j)] for stage, j in found if stage == i] for i in range(found[-1][0] + 1)]
+    for i, stage in enumerate(stages):
+        if not stage or any(table.ndim != 2 or table.shape != stage[0].shape or not table.numel() for table in stage):
+            raise CheckpointError(
+                f"stage {i} of a Swin Transformer cannot be read",
+                found=f"bias tables of shapes {[list(table.shape) for table in stage]}",
+                wanted="one a block, all of one shape, [(2 h - 1) (2 w - 1), heads]",
+            )
+    return stages
+
+
+def _windows(rows: Sequence[int], image_size: tuple[int, int], patch: int, *, shrunk: bool) -> tuple[int, ...]:
+    """The side of each stage's window from the number of rows of its bias tables.
+
+    A window that may have `shrunk` with the resolution is known only as far as that goes, and taken to be no larger.
+    """
+    sides = []
+    height, width = (size // patch for size in image_size)
+    for count in rows:
+        candidates = range(1, count // 2 + 2) if shrunk else ()
+        fitting = (side for side in candidates if _rows((min(side, height), min(side, width))) == count)
+        sides.append(next(fitting, 0) or _square_side(count))
+        height, width = -(-height // 2), -(-width // 2)
+    return tuple(sides)
+
+
+def _rows(window: tuple[int, int]) -> int:
+    return (2 * window[0] - 1) * (2 * window[1] - 1)
+
+
+def _square_side(rows: int) -> int:
+    side = (math.isqrt(rows) + 1) // 2
+    if _rows((side, side)) != rows:
+        raise CheckpointError(
+            "the window of a Swin Transformer cannot be known from the tensors",
+            found=f"a bias table of {rows} rows, which no square window has",
+            wanted="the image size of the checkpoint, where windows shrink with it",
+            fix="--image-size HEIGHTxWIDTH",
+        )
+    return side
+
+
+def _masked_size(state: Mapping[str, Tensor], patch: int) -> tuple[int, int] | None:
+    """Image size from the stored mask [w, n, n] of the first shifted block: a square of w windows of n tokens."""
+    mask = state.get("layers.0.blocks.1.attn_mask")
+    if mask is None or mask.ndim != 3:
+        return None
+    side = math.isqrt(mask.shape[0]) * math.isqrt(mask.shape[1]) * patch
+    return (side, side) if math.isqrt(mask.shape[0]) ** 2 == mask.shape[0] else None
+
+
+def _refuse_variants(state: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+    arguments = config.get("model_args")
+    found = {
+        "absolute position embeddings": any(
+            key.endswith(("absolute_pos_embed", "embeddings.position_embeddings")) for key in state
+        ),
+        "an activation other than GELU": config.get("hidden_act", "gelu") != "gelu",
+        "a LayerNorm epsilon other than 1e-5": config.get("layer_norm_eps", 1e-5) != 1e-5,
+        "always_partition": isinstance(arguments, Mapping) and bool(arguments.get("always_partition")),
+    }
+    if any(found.values()):
+        raise CheckpointError(
+            "a variant of the Swin Transformer that vitdeploy does not have",
+            found=", ".join(name for name, present in found.items() if present),
+            wanted="relative position bias alone, GELU, epsilon 1e-5, windows no larger than the resolution",
+            fix="export it from the library that made it: timm:NAME or hf:REPO",
+        )
+
+
+FAMILY = Family(
+    name="swin",
+    paper="arXiv 2103.14030",
+    names={name: parse(name) for name in NAMES["swin"]},
+    parse=parse,
+    build=SwinTransformer,
+    describe=describe,
+    recognise=recognise,
+    resize=resize,
+    preprocess=preprocess,
+    architecture=architecture,
+    sized=frozenset({"windows"}),
+    settle=settle,
+    model_types=frozenset({"swin"}),
+    transformers_keys=transformers_keys,
+    timm_arguments={
+        "embed_dim": "width",
+        "depths": "depths",
+        "num_heads": "heads",
+        "patch_size": "patch_size",
+        "in_chans": "in_channels",
+        "mlp_ratio": "mlp_ratio",
+        "qkv_bias": "qkv_bias",
+    },
+)

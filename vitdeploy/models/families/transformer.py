@@ -1,0 +1,296 @@
+"""The Transformer family: its names, and its checkpoints.
+
+    transformer_base, transformer_big               table 3 of arXiv 1706.03762, one vocabulary of 37,000
+    transformer_w<width>e<blocks>d<blocks>h<heads>_v<vocabulary>_l<max length>          any other (e encoder, d decoder)
+
+The hidden width is four times the width, embeddings and generator share their weight, and tokens 0, 1 and 2 pad, start
+and end, where no checkpoint or config says otherwise.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from vitdeploy.errors import CheckpointError, UnknownModelError
+from vitdeploy.models.architectures.positions import sinusoidal
+from vitdeploy.models.architectures.transformer import Transformer, TransformerConfig
+from vitdeploy.models.family import Family, Hints, Recognised, Signature
+from vitdeploy.runtime.engine import SEQUENCE_OUTPUTS
+from vitdeploy.spec import SequenceSpec
+
+NAME = "transformer"
+NAMES = {
+    "transformer_base": TransformerConfig(),
+    "transformer_big": TransformerConfig(width=1024, heads=16, hidden=4096),
+}
+_NAME = re.compile(
+    r"transformer_w(?P<width>\d+)e(?P<encoder>\d+)d(?P<decoder>\d+)h(?P<heads>\d+)_v(?P<vocabulary>\d+)_l(?P<length>\d+)"
+)
+# Fields that no tensor tells; a config may have torch.nn.Transformer's word for them.
+_UNTOLD = ("heads", "max_length", "pad", "start", "end", "pre_norm", "layer_norm_eps")
+_WORDS = {"nhead": "heads", "norm_first": "pre_norm"}
+_OWN = "decoder.0.cross_attention.key_value.weight"
+_TORCH = "decoder.layers.0.multihead_attn.in_proj_weight"
+
+
+def parse(name: str) -> TransformerConfig | None:
+    """The configuration that a name spells out; None for names of other families.
+
+    Raises:
+        UnknownModelError: the sizes contradict each other.
+    """
+    if name in NAMES:
+        return NAMES[name]
+    match = _NAME.fullmatch(name)
+    if match is None:
+        return None
+    try:
+        return TransformerConfig(
+            source_vocabulary=int(match["vocabulary"]),
+            target_vocabulary=int(match["vocabulary"]),
+            width=int(match["width"]),
+            encoder_depth=int(match["encoder"]),
+            decoder_depth=int(match["decoder"]),
+            heads=int(match["heads"]),
+            hidden=4 * int(match["width"]),
+            max_length=int(match["length"]),
+        )
+    except ValueError as error:
+        raise UnknownModelError(f"{name!r} cannot be built", found=str(error)) from None
+
+
+def build(config: TransformerConfig) -> Transformer:
+    return Transformer(config)
+
+
+def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
+    """A state dict with our names, or one of torch.nn.Transformer between embeddings and a generator.
+
+    The latter as in PyTorch's translation tutorial (`transformer.`, `src_tok_emb.embedding.`, `tgt_tok_emb.embedding.`,
+    `generator.`), or with our names for the embeddings. The number of heads is a hint or in the config; so are, where
+    they differ from the defaults, `max_length`, `pad`, `start`, `end`, `pre_norm` and `layer_norm_eps`: a config is
+    read by the names of TransformerConfig's fields, or `nhead` and `norm_first`.
+
+    Raises:
+        CheckpointError: heads that nothing tells; learned positions; tensors without a place; shapes that are no
+            Transformer's; a config value of another type.
+    """
+    told: dict[str, Any] = {}
+    notes: list[str] = []
+    if _OWN in state:
+        style, weights = "original", dict(state)
+    elif any(key.endswith(_TORCH) for key in state):
+        style, weights = "torch", _from_torch(state, told, notes)
+    else:
+        return None
+    config = _configure(weights, _untold(hints, told, notes))
+    return Recognised(NAME, style, config, weights, tuple(notes))
+
+
+def _configure(weights: Mapping[str, Tensor], fields: dict[str, Any]) -> TransformerConfig:
+    shared = "embedding.weight" in weights
+    try:
+        source = weights["embedding.weight" if shared else "source_embedding.weight"]
+        target = weights["embedding.weight" if shared else "target_embedding.weight"]
+        hidden = weights["encoder.0.mlp.fc1.weight"]
+        return TransformerConfig(
+            source_vocabulary=source.shape[0],
+            target_vocabulary=target.shape[0],
+            width=source.shape[1],
+            encoder_depth=_depth(weights, "encoder"),
+            decoder_depth=_depth(weights, "decoder"),
+            hidden=hidden.shape[0],
+            shared_embeddings=shared,
+            generator_bias="generator.bias" in weights,
+            final_norm="decoder_norm.weight" in weights,
+            **fields,
+        )
+    except KeyError as error:
+        raise CheckpointError(
+            "the state dict is a Transformer's, but not a whole one",
+            found=f"no tensor {error.args[0]}",
+            wanted="an encoder, a decoder, their embeddings and a generator",
+        ) from None
+    except (ValueError, IndexError) as error:
+        raise CheckpointError("the state dict makes no Transformer", found=str(error)) from None
+
+
+def _depth(weights: Mapping[str, Tensor], stack: str) -> int:
+    return 1 + max(int(key.split(".")[1]) for key in weights if re.match(rf"{stack}\.\d+\.", key))
+
+
+def _untold(hints: Hints, told: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
+    """Fields of the configuration that hints give, each of its right type, beside those that were `told`."""
+    types = {field.name: type(field.default) for field in dataclasses.fields(TransformerConfig)}
+    fields = dict(told)
+    for key, value in hints.config.items():
+        name = _WORDS.get(key, key)
+        if name not in _UNTOLD:
+            continue
+        if type(value) is not types[name]:
+            raise CheckpointError(
+                f"the config's {key!r} cannot be used", found=repr(value)[:60], wanted=types[name].__name__
+            )
+        fields[name] = value
+    if hints.heads is not None:
+        fields["heads"] = hints.heads
+    if "heads" not in fields:
+        raise CheckpointError(
+            "the number of heads of a Transformer cannot be known from its tensors",
+            wanted="the number that it was trained with",
+            fix='--heads N, or a config.json with "heads" beside the checkpoint',
+        )
+    defaults = TransformerConfig()
+    assumed = [f"{name} {getattr(defaults, name)}" for name in _UNTOLD if name not in fields]
+    if assumed:
+        notes.append(f"not in the checkpoint, taken as usual: {', '.join(assumed)}")
+    return fields
+
+
+def _from_torch(state: Mapping[str, Tensor], told: dict[str, Any], notes: list[str]) -> dict[str, Tensor]:
+    """Our names for the tensors of torch.nn.Transformer, embeddings and generator.
+
+    Adds to `told` what a stored table of positions tells, and to `notes` what was left out.
+    """
+    prefix = next(key for key in state if key.endswith(_TORCH)).removesuffix(_TORCH)
+    weights: dict[str, Tensor] = {}
+    unknown = []
+    for key, tensor in state.items():
+        name = key.removeprefix(prefix)
+        if _is_positions(key):
+            told["max_length"] = _sinusoidal_length(key, tensor)
+            notes.append(f"{key}: the fixed sinusoidal positions, left out")
+        elif (stacked := _stacked(name, tensor)) is not None and key.startswith(prefix):
+            weights |= stacked
+        elif key in _AROUND:
+            weights[_AROUND[key]] = tensor
+        else:
+            unknown.append(key)
+    if unknown:
+        raise CheckpointError(
+            "the state dict is a Transformer's, with tensors that have no place in it",
+            found=", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else ""),
+            wanted=f"torch.nn.Transformer's, and {', '.join(_AROUND)}",
+        )
+    ends = [weights.get(f"{name}.weight") for name in ("source_embedding", "target_embedding", "generator")]
+    first = ends[0]
+    if first is not None and all(other is not None and torch.equal(first, other) for other in ends[1:]):
+        for name in ("source_embedding", "target_embedding", "generator"):
+            del weights[f"{name}.weight"]
+        weights["embedding.weight"] = first
+        notes.append("embeddings and generator have equal weights: kept once")
+    return weights
+
+
+# Tensors around the stacks.
+_AROUND = {
+    "src_tok_emb.embedding.weight": "source_embedding.weight",
+    "tgt_tok_emb.embedding.weight": "target_embedding.weight",
+    **{
+        name: name
+        for name in (
+            "embedding.weight",
+            "source_embedding.weight",
+            "target_embedding.weight",
+            "generator.weight",
+            "generator.bias",
+        )
+    },
+}
+_BLOCK = re.compile(r"(?P<stack>encoder|decoder)\.layers\.(?P<index>\d+)\.(?P<layer>.+)\.(?P<kind>[^.]+)")
+_LAYERS = {
+    "self_attn.out_proj": "self_attention.proj",
+    "multihead_attn.out_proj": "cross_attention.proj",
+    "linear1": "mlp.fc1",
+    "linear2": "mlp.fc2",
+    **{f"norm{i}": f"norm{i}" for i in (1, 2, 3)},
+}
+
+
+def _stacked(name: str, tensor: Tensor) -> dict[str, Tensor] | None:
+    """Our tensors for one of the encoder's or decoder's; None where it is neither's.
+
+    `in_proj` is query, key and value on top of each other; those of cross-attention are two linears here.
+    """
+    final = re.fullmatch(r"(encoder|decoder)\.norm\.(weight|bias)", name)
+    if final is not None:
+        return {f"{final[1]}_norm.{final[2]}": tensor}
+    match = _BLOCK.fullmatch(name)
+    if match is None:
+        return None
+    block, layer, kind = f"{match['stack']}.{match['index']}", match["layer"], match["kind"]
+    if layer in _LAYERS:
+        return {f"{block}.{_LAYERS[layer]}.{kind}": tensor}
+    kind = kind.removeprefix("in_proj_")
+    if layer == "self_attn":
+        return {f"{block}.self_attention.qkv.{kind}": tensor}
+    if layer == "multihead_attn":
+        width = len(tensor) // 3
+        query, rest = tensor[:width].clone(), tensor[width:].clone()
+        return {f"{block}.cross_attention.query.{kind}": query, f"{block}.cross_attention.key_value.{kind}": rest}
+    return None
+
+
+def _is_positions(key: str) -> bool:
+    return key.rsplit(".", 1)[-1] in ("pos_embedding", "pe")
+
+
+def _sinusoidal_length(key: str, table: Tensor) -> int:
+    """The length of the tutorial's table, [length, 1, width] or without the middle axis: the paper's sinusoids."""
+    rows = table.squeeze().double()
+    width = rows.shape[-1] if rows.ndim == 2 else 1
+    if width % 2 or not bool((rows - sinusoidal(len(rows), width)[0]).abs().max() < 1e-3):
+        raise CheckpointError(
+            "the Transformer has positions of its own",
+            found=f"{key} {list(table.shape)}, which are not the sinusoids of section 3.5",
+            wanted="sinusoidal positions",
+        )
+    return len(rows)
+
+
+def describe(config: TransformerConfig) -> Signature:
+    """Tokens in, tokens out: no image at all."""
+    spec = SequenceSpec(config.start, config.end, config.pad, config.max_length, config.source_vocabulary)
+    return Signature("sequence", (0, 0), 0, SEQUENCE_OUTPUTS, sequence=spec)
+
+
+def hints(name: str, config: TransformerConfig) -> Hints:
+    return Hints(heads=config.heads, config={field: getattr(config, field) for field in _UNTOLD})
+
+
+def architecture(config: TransformerConfig) -> dict[str, Any]:
+    return {
+        "width": config.width,
+        "encoder blocks": config.encoder_depth,
+        "decoder blocks": config.decoder_depth,
+        "heads": config.heads,
+        "MLP width": config.hidden,
+    }
+
+
+def resize(
+    config: TransformerConfig, state: Mapping[str, Tensor], image_size: tuple[int, int]
+) -> tuple[TransformerConfig, dict[str, Tensor]]:
+    raise CheckpointError("a Transformer takes tokens, no images", found=f"an image size of {image_size}")
+
+
+FAMILY = Family(
+    name=NAME,
+    paper="arXiv 1706.03762",
+    names=NAMES,
+    parse=parse,
+    build=build,
+    describe=describe,
+    recognise=recognise,
+    resize=resize,
+    preprocess=lambda config: None,
+    hints=hints,
+    free={"source_vocabulary": "tokens", "target_vocabulary": "tokens"},
+    architecture=architecture,
+)

@@ -1,0 +1,201 @@
+"""The catalog's rows for Vision Transformers: "vit", all variants of `ViTConfig`, and "deit", with distillation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from vitdeploy.errors import CheckpointError
+from vitdeploy.models.architectures.deit import DistilledVisionTransformer
+from vitdeploy.models.architectures.positions import resize_positions
+from vitdeploy.models.architectures.vit import Preset, VisionTransformer, ViTConfig
+from vitdeploy.models.family import Family, Hints, Recognised, Signature
+from vitdeploy.models.keys import vit_jax, vit_timm, vit_torchvision, vit_transformers
+from vitdeploy.models.keys.vit_names import parse_deit, parse_vit
+from vitdeploy.models.keys.vit_transformers import MODEL_TYPES
+from vitdeploy.models.model_folder.image_processor import IMAGENET_MEAN, IMAGENET_STD, timm_preprocess
+from vitdeploy.models.names import NAMES
+from vitdeploy.spec import PreprocessSpec, TensorSpec
+
+HALF = (0.5, 0.5, 0.5)
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+# Mean, deviation and the share of the resized image that the crop keeps, below 384 pixels and from there on. From the
+# default configurations of timm 1.0.31.
+PRESETS: Mapping[Preset, tuple[tuple[float, ...], tuple[float, ...], float, float]] = {
+    "augreg": (HALF, HALF, 0.9, 1.0),
+    "imagenet": (IMAGENET_MEAN, IMAGENET_STD, 0.9, 1.0),
+    "clip": (CLIP_MEAN, CLIP_STD, 1.0, 1.0),
+    "siglip": (HALF, HALF, 0.9, 0.9),
+}
+LARGE = 384
+CONVENTIONS = ("activation", "layer_norm_eps")
+READERS = (vit_timm.recognise, vit_transformers.recognise, vit_torchvision.recognise, vit_jax.recognise)
+Config = TypeVar("Config", bound=ViTConfig)
+
+
+def describe(config: ViTConfig) -> Signature:
+    """Logits of a classifier; the embedding of a projection; of a model without head, pooled and patch features."""
+    outputs: list[tuple[str, tuple[int, ...]]]
+    if config.num_classes and config.head == "linear":
+        outputs = [("logits", (config.num_classes,))]
+    elif config.num_classes:
+        outputs = [("features", (config.num_classes,))]
+    else:
+        outputs = [("features", (config.feature_width,)), ("patch_features", (config.num_patches, config.width))]
+    return Signature(
+        task="classification" if outputs[0][0] == "logits" else "features",
+        image_size=config.image_size,
+        channels=config.in_channels,
+        outputs=tuple(TensorSpec(name, "float32", ("batch", *shape)) for name, shape in outputs),
+    )
+
+
+def resize(
+    config: Config, state: Mapping[str, Tensor], image_size: tuple[int, int]
+) -> tuple[Config, dict[str, Tensor]]:
+    """Config and state for images of `image_size` (height, width): only the position table changes, as the config says.
+
+    A table that followed a formula is then one of values, "learned".
+
+    Raises:
+        CheckpointError: the patch size does not divide the image size; says which sizes near it would do.
+    """
+    try:
+        resized = replace(config, image_size=image_size)
+    except ValueError as error:
+        near = [sorted({max(1, side // config.patch_size), -(-side // config.patch_size)}) for side in image_size]
+        sizes = [f"{rows * config.patch_size}x{columns * config.patch_size}" for rows in near[0] for columns in near[1]]
+        raise CheckpointError(
+            "the model cannot take this image size",
+            found=str(error),
+            wanted=f"multiples of {config.patch_size}, for example {', '.join(sizes)}",
+            fix="--image-size HEIGHTxWIDTH",
+        ) from None
+    if resized.grid == config.grid or config.positions == "none":
+        return resized, dict(state)
+    old, new, prefix = config.grid, resized.grid, config.positioned_prefix
+    table = resize_positions(state["pos_embed"], old, new, prefix, config.position_resampling)
+    return replace(resized, positions="learned"), {**state, "pos_embed": table}
+
+
+def preprocess(config: ViTConfig) -> PreprocessSpec:
+    """What models of the config's `preset` are evaluated with in timm: bicubic, short side resized, centre crop.
+
+    Raises:
+        CheckpointError: the patch embedding has neither 1 nor 3 channels, so no image fits it.
+    """
+    if config.in_channels not in (1, 3):
+        raise CheckpointError(
+            "the model does not take images", found=f"{config.in_channels} input channels", wanted="1 (grey) or 3 (RGB)"
+        )
+    mean, std, small, large = PRESETS[config.preset]
+    share = small if min(config.image_size) < LARGE else large
+    return timm_preprocess({"mean": mean, "std": std, "crop_pct": share}, config.in_channels, config.image_size)
+
+
+def hints(name: str, config: ViTConfig) -> Hints:
+    """The name stands for timm's config file of that architecture."""
+    return Hints(heads=config.heads, config={"architecture": name})
+
+
+def architecture(config: ViTConfig) -> dict[str, Any]:
+    return {
+        "patch size": config.patch_size,
+        "width": config.width,
+        "depth": config.depth,
+        "heads": config.heads,
+        "MLP width": config.hidden,
+        "class token": config.class_token,
+        "registers": config.registers,
+        "norm before the blocks": config.stem_norm,
+        "norms of query and key": config.qk_norm,
+        "LayerScale": config.layer_scale,
+        "MLP": config.mlp,
+    }
+
+
+def settle(own: Config, named: ViTConfig) -> tuple[Config, list[str]]:
+    """What a reader has to assume where keys of another library do not come with that library's config file."""
+    changed = [f"{f} {getattr(named, f)}" for f in CONVENTIONS if getattr(named, f) != getattr(own, f)]
+    said = {field: getattr(named, field) for field in (*CONVENTIONS, "preset")}
+    return replace(own, **said), changed
+
+
+def transformers_keys(values: Mapping[str, Any], config: ViTConfig) -> dict[str, Any]:
+    rows, columns = config.image_size
+    size, patch = values.get("image_size"), config.patch_size
+    keys: dict[str, Any] = {"projection_dim": config.num_classes} if config.head == "projection" else {}
+    keys |= {
+        "hidden_size": config.width,
+        "num_hidden_layers": config.depth,
+        "patch_size": patch if isinstance(values.get("patch_size"), int) else [patch] * 2,
+        "num_channels": config.in_channels,
+        "image_size": rows if isinstance(size, int) and rows == columns else [rows, columns],
+        "num_register_tokens": config.registers,
+        "qkv_bias": config.qkv_bias,
+    }
+    if "use_swiglu_ffn" not in values:
+        return keys | {"intermediate_size": config.hidden}
+    # DINOv2's, of which a SwiGLU's width is rounded.
+    ratio = {"mlp_ratio": config.mlp_ratio} if config.mlp == "mlp" else {}
+    return keys | {"use_swiglu_ffn": config.mlp != "mlp"} | ratio
+
+
+def recognise_vit(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
+    """A ViT without distillation token in any key style; errors as the readers'."""
+    return _read(state, hints, "vit")
+
+
+def recognise_deit(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
+    """A DeiT with distillation token in any key style; errors as the readers'."""
+    return _read(state, hints, "deit")
+
+
+def _read(state: Mapping[str, Tensor], hints: Hints, family: str) -> Recognised | None:
+    found = next((found for reader in READERS if (found := reader(state, hints)) is not None), None)
+    return found if found is not None and found.family == family else None
+
+
+TIMM_ARGUMENTS = {
+    "embed_dim": "width",
+    "depth": "depth",
+    "patch_size": "patch_size",
+    "in_chans": "in_channels",
+    "mlp_ratio": "mlp_ratio",
+    "reg_tokens": "registers",
+    "class_token": "class_token",
+    "qkv_bias": "qkv_bias",
+    "qk_norm": "qk_norm",
+    "pre_norm": "stem_norm",
+}
+FAMILY = Family(
+    name="vit",
+    paper="arXiv 2010.11929",
+    names={name: parse_vit(name) for name in NAMES["vit"]},
+    parse=parse_vit,
+    build=VisionTransformer,
+    describe=describe,
+    recognise=recognise_vit,
+    resize=resize,
+    preprocess=preprocess,
+    hints=hints,
+    architecture=architecture,
+    settle=settle,
+    model_types=frozenset(MODEL_TYPES),
+    transformers_keys=transformers_keys,
+    timm_arguments=TIMM_ARGUMENTS,
+    tells_size=lambda config: config.positions != "none",
+    repeated="depth",
+)
+DEIT_FAMILY = replace(
+    FAMILY,
+    name="deit",
+    paper="arXiv 2012.12877",
+    names={name: parse_deit(name) for name in NAMES["deit"]},
+    parse=parse_deit,
+    build=DistilledVisionTransformer,
+    recognise=recognise_deit,
+)

@@ -1,0 +1,311 @@
+"""From a source to the original model: a PyTorch module with its weights, in evaluation mode.
+
+What a user may name:
+
+    vit_base_patch16_224              a built-in architecture; without a checkpoint its weights are seeded noise
+    vit_base_patch16_224 + FILE       with a checkpoint in any key style that its family reads
+    FILE alone                        the architecture is recognised by keys and shapes; a config.json beside it is read
+    timm:NAME[.TAG], hf:FOLDER ...    a model folder; the architecture is ours where we have it, the library's otherwise
+    timm:NAME + FILE                  likewise, with the weights from a file
+    package.module:function           the user's own module, with the weights of FILE if given; never from a recipe
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from vitdeploy.errors import CheckpointError, InputError, UserCodeError
+from vitdeploy.models import catalog, names
+from vitdeploy.models.checkpoints.load_state import load_state
+from vitdeploy.models.checkpoints.read import read_checkpoint
+from vitdeploy.models.checkpoints.shards import files_of
+from vitdeploy.models.config_check import check_config, named_config
+from vitdeploy.models.external.adapted import IMAGE_SIZE
+from vitdeploy.models.external.function import from_function
+from vitdeploy.models.external.identity import weights_digest
+from vitdeploy.models.external.pickled import open_module
+from vitdeploy.models.external.timm import from_timm
+from vitdeploy.models.external.transformers import from_transformers
+from vitdeploy.models.family import Family, Hints, Recognised
+from vitdeploy.models.loaded import LoadedModel
+from vitdeploy.models.model_folder.config import model_config, stated_size, timm_config, vision_part
+from vitdeploy.models.model_folder.files import CONFIG, PREPROCESSOR, SAFETENSORS, ModelFolder, beside
+from vitdeploy.models.model_folder.hub import is_hub_name, locate
+from vitdeploy.models.model_folder.image_processor import (
+    fixed_size,
+    timm_preprocess,
+    transformers_preprocess,
+    transformers_processor,
+)
+from vitdeploy.models.model_folder.labels import labels_for
+from vitdeploy.models.named_checkpoint import read_as, refuse_another
+from vitdeploy.models.source import Source
+from vitdeploy.models.zero_shot import with_text_features
+from vitdeploy.runtime.labels import number_of_classes
+from vitdeploy.spec import PreprocessSpec
+
+SEED = 0
+SEEDED = "no checkpoint given: the weights are seeded random numbers, and so is every accuracy"
+
+HEADLESS = "no classification head: a feature extractor"
+
+
+def located(source: Source) -> tuple[Source, ModelFolder | None]:
+    """The same source with its files on this machine (downloaded where it names a hub), and the folder they lie in.
+
+    Raises:
+        InputError: neither a model nor a checkpoint is named.
+        MissingFileError, HubError, MissingPackageError: the files cannot be had.
+    """
+    if (source.model, source.checkpoint, source.function, source.module) == (None,) * 4:
+        raise InputError("no model is named", wanted="a model, a checkpoint, or both", fix="vitdeploy export list")
+    given = source.checkpoint
+    if source.model is not None and is_hub_name(source.model) and not (given and source.model.startswith("timm:")):
+        folder = locate(source.model)
+        folder = dataclasses.replace(folder, given=files_of(given)) if given else folder
+        return dataclasses.replace(source, model=f"hf:{folder.path}"), folder
+    if given is None or (near := beside(given)) is None:
+        return source, None
+    if near.has_config and source.model is None and source.function is None:
+        source = dataclasses.replace(source, model=f"hf:{near.path}")
+    return source, near
+
+
+def load_model(source: Source, preprocess: PreprocessSpec | None = None) -> LoadedModel:
+    """Build the model and load its weights.
+
+    Args:
+        preprocess: instead of what the model's own config files say, which is then not read.
+
+    Raises:
+        UnknownModelError, MissingFileError, CheckpointError, NonFiniteWeightsError, PickleError, UserCodeError,
+        MissingPackageError, HubError.
+    """
+    original = _load(source, preprocess)
+    if preprocess is not None:
+        original = dataclasses.replace(original, preprocess=preprocess)
+    if source.text_features is not None:
+        original = with_text_features(original, source.text_features)
+    if source.weights is not None and weights_digest(original.module) != source.weights:
+        raise UserCodeError(
+            f"{source.name} returned another model than before",
+            found="other weights",
+            wanted="the same weights at each call, in this process and in others",
+            fix="save the weights once, and give them by --checkpoint or source.checkpoint",
+        )
+    return original
+
+
+def _load(source: Source, preprocess: PreprocessSpec | None) -> LoadedModel:
+    if source.module is not None:
+        return open_module(source.module)
+    if source.function is not None:
+        return from_function(source.function, source.image_size, source.checkpoint)
+    local, folder = located(source)
+    if folder is not None and local.model is not None and local.model.startswith("hf:"):
+        return _from_folder(local, folder, source.name, preprocess)
+    if folder is not None and folder.has_config and source.model and (check := _beside(folder, source.model)):
+        return _from_folder(local, folder, source.name, preprocess, check)
+    if source.model is not None and source.model.startswith("timm:"):
+        return _from_timm_name(source, source.model.removeprefix("timm:"))
+    if source.model is None:
+        return _from_checkpoint(source)
+    family, config = _built_in(source.model)
+    if source.checkpoint is None:
+        return _seeded(source, family, config)
+    return _of_name(source, source.model, family, config)
+
+
+def _built_in(name: str) -> tuple[Family, Any]:
+    """As `catalog.find_or_raise`; a path or a repository is answered with how such a thing is named.
+
+    Raises:
+        UnknownModelError: no built-in name.
+    """
+    names.check_name(name)
+    return catalog.find_or_raise(name)
+
+
+def _from_checkpoint(source: Source) -> LoadedModel:
+    assert source.checkpoint is not None
+    state, notes = read_checkpoint(source.checkpoint)
+    found = catalog.recognise_within(state, Hints(source.heads, source.image_size), str(source.checkpoint))
+    if found is None:
+        raise catalog.unrecognised(state, str(source.checkpoint))
+    return _recognised(source, found, notes)
+
+
+def _from_timm_name(source: Source, name: str) -> LoadedModel:
+    """timm:NAME with a checkpoint file: ours where the family knows the name, else timm's own module."""
+    assert source.checkpoint is not None
+    architecture = name.partition(".")[0]
+    for known in (name, architecture):
+        if (found := catalog.find(known)) is not None:
+            return _of_name(source, known, *found)
+    state, notes = read_checkpoint(source.checkpoint)
+    file = str(source.checkpoint)
+    return _noted(from_timm(architecture, {}, state, source.image_size, file), source.name, {}, notes)
+
+
+def _of_name(source: Source, name: str, family: Family, config: Any) -> LoadedModel:
+    """A checkpoint file as the model of a built-in name."""
+    assert source.checkpoint is not None
+    state, notes = read_checkpoint(source.checkpoint)
+    return _recognised(source, read_as(name, family, config, state, source.heads, str(source.checkpoint)), notes)
+
+
+def _beside(folder: ModelFolder, model: str) -> Callable[[Recognised], None] | None:
+    """What checks that weights with a config.json are of the model that the user named; None where that file is of
+    another architecture of timm's, or the name is timm's alone and the file is not: then it is not read."""
+    name = model.removeprefix("timm:")
+    own = model_config(folder.path / CONFIG).get("architecture")
+    if own is not None and str(own).partition(".")[0] != name.partition(".")[0]:
+        return None
+    if (known := catalog.find(name) or catalog.find(name.partition(".")[0])) is None:
+        return None if own is None else lambda found: None
+    return lambda found: refuse_another(found, name, *known, str(folder.weights[0]))
+
+
+def _from_folder(
+    source: Source,
+    folder: ModelFolder,
+    name: str,
+    given: PreprocessSpec | None,
+    check: Callable[[Recognised], None] = lambda found: None,
+) -> LoadedModel:
+    """A folder with config.json: the architecture is ours where a family recognises the weights, and `check` agrees."""
+    config = model_config(folder.path / CONFIG)
+    state, notes = read_checkpoint(*folder.weights)
+    if folder.revision:
+        notes = (f"{folder.repository} at {folder.revision}", *notes)
+    if folder.given:
+        notes = (f"as {folder.path / CONFIG} says", *notes)
+    file = str(folder.weights[0])
+    told = stated_size(config) or (None if given else fixed_size(transformers_processor(folder.path)))
+    hints = Hints(source.heads, told or source.image_size, config)
+    # A part of another library's model may be one of ours, such as a detector's backbone: the whole is meant.
+    found = catalog.recognise_within(state, hints, file) if _is_ours(config) else catalog.recognise(state, hints)
+    if found is None and "architecture" in config:
+        original = from_timm(config["architecture"], config, state, source.image_size, file)
+        return _noted(original, name, config, notes)
+    if found is None:
+        size = source.image_size or told or IMAGE_SIZE
+        spec, remarks = (given, ()) if given else _folder_preprocess(folder, config, _told_channels(config), size)
+        own = folder.given or not (folder.path / SAFETENSORS).is_file()  # transformers reads no pickles
+        original = from_transformers(folder.path, config, spec, size, state if own else None)
+        return _noted(original, name, config, (*notes, *remarks))
+    check(found)
+    check_config(config, found, str(folder.path) if not folder.given else file)
+    family = catalog.family_named(found.family)
+    config_of = found.config
+    signature = family.describe(config_of)
+    size = signature.image_size
+    preprocess, remarks = (given, ()) if given else _folder_preprocess(folder, config, signature.channels, size)
+    original = _built(source, family, config_of, found.state, preprocess, (*notes, *found.notes, *remarks))
+    return _noted(original, name, config, ())
+
+
+def _is_ours(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json names an architecture that a family of ours has."""
+    if "model_type" in config:
+        return any(config["model_type"] in family.model_types for family in catalog.families())
+    return named_config(str(config.get("architecture"))) is not None
+
+
+def _folder_preprocess(
+    folder: ModelFolder, config: Mapping[str, Any], channels: int, size: tuple[int, int]
+) -> tuple[PreprocessSpec, tuple[str, ...]]:
+    if (of_timm := timm_config(config)) is not None:
+        return timm_preprocess(of_timm, channels, size), ()
+    if (processor := transformers_processor(folder.path)) is not None:
+        return transformers_preprocess(processor, channels, size)
+    half = (0.5,) * channels
+    note = f"no {PREPROCESSOR}: mean = std = 0.5 and a plain resize are assumed"
+    return PreprocessSpec(size, size, "bilinear", half, half), (note,)
+
+
+def _told_channels(config: Mapping[str, Any]) -> int:
+    channels = vision_part(config).get("num_channels", 3)
+    return channels if isinstance(channels, int) else 3
+
+
+def _recognised(source: Source, found: Recognised, notes: tuple[str, ...]) -> LoadedModel:
+    family = catalog.family_named(found.family)
+    file = f"{source.checkpoint} ({found.style}'s keys of a {family.name})"
+    preprocess = family.preprocess(found.config)
+    return _built(source, family, found.config, found.state, preprocess, (*notes, *found.notes), file=file)
+
+
+def _seeded(source: Source, family: Family, config: Any) -> LoadedModel:
+    torch.manual_seed(SEED)
+    module = family.build(config)
+    return _built(source, family, config, module.state_dict(), family.preprocess(config), (SEEDED,), module)
+
+
+def _built(
+    source: Source,
+    family: Family,
+    config: Any,
+    state: Mapping[str, Tensor],
+    preprocess: PreprocessSpec | None,
+    notes: tuple[str, ...],
+    module: nn.Module | None = None,
+    file: str | None = None,
+) -> LoadedModel:
+    """The module of a config with a state that fits it, at the image size that the source asks for.
+
+    `file` is what an error calls the state.
+    """
+    own = family.describe(config).image_size
+    if source.image_size is not None and source.image_size != own:
+        config, state = family.resize(config, state, source.image_size)
+        preprocess = scaled(preprocess, own, source.image_size) if preprocess else None
+        notes = (*notes, f"resized from {own[0]}x{own[1]} to {source.image_size[0]}x{source.image_size[1]} pixels")
+        module = None
+    elif source.image_size is not None:
+        notes = (*notes, f"image size {own[0]}x{own[1]}, as asked")
+    if module is None:
+        module = family.empty(config)
+        checkpoint = str(source.checkpoint or source.name)
+        notes = (*notes, *load_state(module, state, file or checkpoint, checkpoint))
+    signature = family.describe(config)
+    if family.num_classes(config) == 0:
+        notes = (*notes, HEADLESS)
+    return LoadedModel(
+        source.name, family.name, module.eval(), signature, preprocess, notes=tuple(dict.fromkeys(notes))
+    )
+
+
+def scaled(spec: PreprocessSpec, own: tuple[int, int], wanted: tuple[int, int]) -> PreprocessSpec:
+    """The preprocessing for another size: the same share of the resized image is cropped."""
+    resize, fit = spec.resize, spec.fit
+    if isinstance(resize, int):
+        if wanted[0] == wanted[1]:
+            return dataclasses.replace(spec, resize=int(resize * wanted[0] / min(own)), crop=wanted)
+        # The short side of an image need not be that of the input: the image is to cover both.
+        resize, own, fit = (resize, resize), (min(own), min(own)), "cover"
+    scaled = (int(resize[0] * wanted[0] / own[0]), int(resize[1] * wanted[1] / own[1]))
+    return dataclasses.replace(spec, resize=scaled, crop=wanted, fit=fit)
+
+
+def _noted(original: LoadedModel, name: str, config: Mapping[str, Any], notes: tuple[str, ...]) -> LoadedModel:
+    """The original under the user's name for it, with the class names of its config file."""
+    signature = original.signature
+    classes = None if signature.task == "features" else number_of_classes(signature.outputs, signature.postprocess)
+    labels, remarks = labels_for(config, classes)
+    return dataclasses.replace(original, name=name, labels=labels, notes=(*notes, *original.notes, *remarks))
+
+
+def refuse_unusable(original: LoadedModel) -> None:
+    """Raise CheckpointError where no image fits the model."""
+    if original.signature.task != "sequence" and original.signature.channels not in (1, 3):
+        raise CheckpointError(
+            "the model does not take images",
+            found=f"{original.signature.channels} input channels",
+            wanted="1 (grey) or 3 (RGB)",
+        )

@@ -1,0 +1,73 @@
+"""A model's config.json: timm's, with "architecture" and "pretrained_cfg" (old ones are that dictionary themselves), or
+transformers', with "model_type".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import NoneType
+from typing import Any
+
+from vitdeploy.errors import CheckpointError
+from vitdeploy.models.json_file import read_json
+
+# Keys of config.json that everything else hangs on; transformers writes null for a list that it does not have.
+_KINDS: Mapping[str, tuple[tuple[type, ...], str]] = {
+    "model_type": ((str,), "text"),
+    "architecture": ((str,), "text"),
+    "architectures": ((list, NoneType), "a list of names"),
+    "model_args": ((dict, NoneType), "an object"),
+    "hidden_act": ((str, NoneType), "text"),
+}
+
+
+def model_config(path: Path) -> dict[str, Any]:
+    """The config.json of a model: `read_json`, with values of the types that its readers rely on.
+
+    Raises:
+        MissingFileError, CheckpointError: as `read_json`; a value that is of another type.
+    """
+    config = read_json(path)
+    inner = config.get("vision_config")
+    for values in (config, inner if isinstance(inner, dict) else {}):
+        for key, (kinds, wanted) in _KINDS.items():
+            if key in values and not isinstance(values[key], kinds):
+                raise CheckpointError(
+                    f"{path} has a value that cannot be",
+                    found=f"{key} {json.dumps(values[key])[:200]}",
+                    wanted=f"{key}: {wanted}",
+                    fix=f"correct {key} in it, or download it again",
+                )
+    return config
+
+
+def timm_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The `pretrained_cfg` of timm's config.json, in its present or its older flat form; None in any other file."""
+    own = config.get("pretrained_cfg")
+    if isinstance(own, Mapping):
+        return own
+    return config if "architecture" in config and "input_size" in config else None
+
+
+def vision_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The part of transformers' config that is about images: a whole one, or one of an image and a text model."""
+    inner = config.get("vision_config")
+    return inner if isinstance(inner, Mapping) else config
+
+
+def stated_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The image size, (height, width), that a config.json of timm or transformers says; None where it says none."""
+    arguments = config.get("model_args")
+    of_timm = arguments.get("img_size") if isinstance(arguments, Mapping) else None
+    return sides(vision_part(config).get("image_size") or of_timm or (timm_config(config) or {}).get("input_size"))
+
+
+def sides(size: Any) -> tuple[int, int] | None:
+    """(height, width) of a size as libraries write it: one side, or a list that ends with both; None of all else."""
+    if isinstance(size, int) and size > 0:
+        return size, size
+    if isinstance(size, list | tuple) and len(size) >= 2 and all(isinstance(side, int) and side > 0 for side in size):
+        return int(size[-2]), int(size[-1])
+    return None

@@ -1,0 +1,78 @@
+"""A model's folder: config.json and weights, as timm and transformers save them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitdeploy.errors import CheckpointError, MissingFileError
+from vitdeploy.models.checkpoints.shards import INDEX, files_of
+from vitdeploy.models.checkpoints.unsupported import refuse_folder
+from vitdeploy.models.json_file import any_json
+
+CONFIG, PREPROCESSOR, PROCESSOR = "config.json", "preprocessor_config.json", "processor_config.json"
+SAFETENSORS, PICKLED = "model.safetensors", "pytorch_model.bin"
+# Which counts where a folder has several, as in transformers: save_pretrained leaves what an earlier save has written.
+WEIGHTS = (SAFETENSORS, INDEX, PICKLED, "pytorch_model.bin.index.json")
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """`revision` is the hub's commit, None for a folder of the user's own. `given`: the weights that the user named
+    instead of the folder's."""
+
+    path: Path
+    repository: str | None = None
+    revision: str | None = None
+    given: tuple[Path, ...] = ()
+
+    @property
+    def has_config(self) -> bool:
+        """Whether it has a model's config.json; those of other programs have the same name.
+
+        Raises:
+            CheckpointError: one that cannot be parsed, so that nothing says whose it is.
+        """
+        path = self.path / CONFIG
+        if not path.is_file():
+            return False
+        try:
+            config = any_json(path)
+        except CheckpointError as error:
+            error.fix += "; or move it elsewhere, if it is another program's"
+            raise
+        return isinstance(config, dict) and bool({"model_type", "architecture"} & config.keys())
+
+    @property
+    def weights(self) -> tuple[Path, ...]:
+        """The files that hold the weights, in order.
+
+        Raises:
+            MissingFileError: the folder has none, or not all of those that its index names.
+            CheckpointError: an index that cannot be read, or names files outside of the folder.
+        """
+        if self.given:
+            return self.given
+        for name in WEIGHTS:
+            if (self.path / name).is_file():
+                return files_of(self.path / name)
+        refuse_folder(self.path)
+        raise MissingFileError(
+            f"no weights in {self.path}",
+            found=", ".join(sorted(entry.name for entry in self.path.iterdir())[:8]) or "an empty folder",
+            wanted=f"{SAFETENSORS} or {PICKLED}",
+            fix="copy the whole folder of the model",
+        )
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """All files that the model is a function of."""
+        configs = (self.path / name for name in (CONFIG, PREPROCESSOR, PROCESSOR))
+        return (*(path for path in configs if path.is_file()), *self.weights)
+
+
+def beside(checkpoint: Path) -> ModelFolder | None:
+    """The folder of a checkpoint that is in several files, or has a model's config.json beside it; else None."""
+    files = files_of(checkpoint)
+    folder = ModelFolder(checkpoint.parent, given=files)
+    return folder if files != (checkpoint,) or (checkpoint.is_file() and folder.has_config) else None

@@ -1,0 +1,110 @@
+"""Names of model folders: of a local one, or of one of the Hugging Face hub where there is a network.
+
+    hf:FOLDER            a folder with config.json and model.safetensors; never needs the network
+    hf:OWNER/NAME[@REV]  that repository; REV a branch, tag or commit
+    timm:NAME[.TAG]      the repository timm/NAME.TAG, where timm keeps its weights
+
+What was taken is recorded as a commit, so that a second run takes the same.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+from vitdeploy.errors import HubError, MissingFileError, MissingPackageError
+from vitdeploy.models.checkpoints.shards import INDEX
+from vitdeploy.models.model_folder.files import CONFIG, PICKLED, PREPROCESSOR, PROCESSOR, SAFETENSORS, ModelFolder
+
+WANTED = [CONFIG, PREPROCESSOR, PROCESSOR, SAFETENSORS, INDEX, "model-*-of-*.safetensors"]
+
+
+def is_hub_name(model: str) -> bool:
+    """Whether a name is of a model folder, here or on the hub, and not a path or a built-in name."""
+    return model.startswith(("hf:", "timm:"))
+
+
+def locate(model: str) -> ModelFolder:
+    """The folder of `hf:...` or `timm:...`, downloaded where it has to be.
+
+    Raises:
+        MissingFileError: a path that is no folder.
+        MissingPackageError: huggingface_hub is not installed.
+        HubError: the hub cannot be reached, or has no such repository.
+    """
+    library, _, name = model.partition(":")
+    repository, _, revision = name.partition("@")
+    folder = local_folder(model)
+    if folder is not None:
+        return ModelFolder(folder)
+    return _download(f"timm/{_tagged(repository)}" if library == "timm" else repository, revision or None)
+
+
+def local_folder(model: str) -> Path | None:
+    """The folder of this machine that `hf:...` names; None where the hub is asked.
+
+    Raises:
+        MissingFileError: a path that is no folder.
+    """
+    library, _, name = model.partition(":")
+    folder = Path(name).expanduser()
+    if library != "hf":
+        return None
+    if folder.is_dir():
+        return folder
+    if name.startswith((".", "/", "~")) or name.partition("@")[0].count("/") != 1:
+        raise MissingFileError(
+            f"no folder at {name}",
+            wanted="hf:FOLDER with config.json and model.safetensors, or hf:OWNER/NAME of the Hugging Face hub",
+            fix="check the path",
+        )
+    return None
+
+
+def _tagged(name: str) -> str:
+    """timm's name of an architecture with the tag of its default weights, which the repository's name has.
+
+    As it is where timm is not installed, or says no tag.
+    """
+    if "." in name:
+        return name
+    try:
+        from timm.models import get_pretrained_cfg
+    except Exception:  # not installed, or not with the torch that is: then the hub is asked for the name as it is
+        return name
+    config = get_pretrained_cfg(name, allow_unregistered=True)
+    return f"{name}.{config.tag}" if config is not None and config.tag else name
+
+
+def _untagged(repository: str) -> str:
+    return "; timm's are called NAME.TAG" if repository.startswith("timm/") and "." not in repository else ""
+
+
+def _download(repository: str, revision: str | None) -> ModelFolder:
+    try:
+        from huggingface_hub import snapshot_download
+        from huggingface_hub.errors import HFValidationError
+    except ModuleNotFoundError:
+        raise MissingPackageError("huggingface_hub", "hub", f"downloading {repository}") from None
+    try:
+        path = Path(snapshot_download(repository, revision=revision, allow_patterns=WANTED))
+        if not any(path.glob("*.safetensors")):
+            # Old repositories. Where there is a choice, half of the bytes need not be fetched.
+            snapshot_download(repository, revision=path.name, allow_patterns=[PICKLED])
+    except HFValidationError as error:
+        raise HubError(f"{repository!r} is not the name of a repository", found=str(error)[:200]) from None
+    except Exception as error:  # errors of huggingface_hub, of its HTTP client, of its storage's client, of the disk
+        raise HubError(
+            f"{repository} cannot be downloaded from the Hugging Face hub",
+            found=textwrap.shorten(str(error), 240, placeholder=" ...") or type(error).__name__,
+            wanted="a network, and a repository of that name"
+            + (f" at {revision}" if revision else "")
+            + _untagged(repository),
+            fix=f"where there is a network: hf download {repository} --local-dir DIR; copy DIR here, then hf:DIR",
+        ) from None
+    return ModelFolder(path, repository, path.name)
+
+
+def pinned(model: str, folder: ModelFolder) -> str:
+    """`model` as the user typed it where it is a folder, else the repository at its commit: the same files again."""
+    return model if folder.repository is None else f"hf:{folder.repository}@{folder.revision}"

@@ -1,0 +1,314 @@
+"""How images are prepared: as timm's `pretrained_cfg` says, or the settings of transformers' image processor, which are
+in `preprocessor_config.json` or `processor_config.json`.
+
+Known to be ignored: flags that concern training labels only (do_reduce_labels, do_convert_annotations), do_convert_rgb
+(images always get the model's channels), and what timm and transformers would do to images of other sizes when the
+model is run at another image size. Every other step that `PreprocessSpec` cannot express is refused or noted.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.errors import CheckpointError
+from vitdeploy.models.json_file import read_json
+from vitdeploy.spec import CropRounding, Fit, Interpolation, PreprocessSpec
+
+MAX_SIDE = 1 << 14
+# Pillow's numbers, which transformers' files use.
+RESAMPLE: dict[int, Interpolation] = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+HALF = (0.5, 0.5, 0.5)
+STRETCH: Fit = "stretch"
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+KNOWN_FLAGS = {"do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_pad", "pad_and_return_pixel_mask"}
+IGNORED_FLAGS = {"do_convert_rgb", "do_reduce_labels", "reduce_labels", "do_convert_annotations", "use_fast"}
+
+
+@dataclass(frozen=True)
+class Processor:
+    """An image processor class of transformers: what it does where a file leaves a key out.
+
+    `square`: one number as `size` is both sides; otherwise it is the short side. `crop`: the default `crop_size`.
+    """
+
+    size: Any
+    resample: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    square: bool = True
+    crop: Any = None
+    center_crop: bool = False
+    normalize: bool = True
+    pad: bool = False
+
+
+def _pair(side: int) -> dict[str, int]:
+    return {"height": side, "width": side}
+
+
+SHORT_224 = {"shortest_edge": 224}
+VIT = Processor(_pair(224), 2, HALF, HALF)
+CLIP = Processor(SHORT_224, 3, CLIP_MEAN, CLIP_STD, square=False, crop=_pair(224), center_crop=True)
+DETR_SIZE = {"shortest_edge": 800, "longest_edge": 1333}
+DETR = Processor(DETR_SIZE, 2, IMAGENET_MEAN, IMAGENET_STD, square=False, pad=True)
+# The class attributes of transformers 5.23.
+PROCESSORS: Mapping[str, Processor] = {
+    "ViT": VIT,
+    "DeiT": Processor(_pair(256), 3, HALF, HALF, crop=_pair(224), center_crop=True),
+    "Beit": Processor(_pair(224), 3, HALF, HALF, crop=_pair(224)),
+    "CLIP": CLIP,
+    "ChineseCLIP": CLIP,
+    "Bit": CLIP,
+    "Siglip": Processor(_pair(224), 3, HALF, HALF, square=False),
+    "Blip": Processor(_pair(384), 3, CLIP_MEAN, CLIP_STD),
+    "ConvNext": Processor({"shortest_edge": 384}, 3, HALF, HALF, square=False),
+    "DINOv3ViT": Processor(_pair(224), 2, IMAGENET_MEAN, IMAGENET_STD),
+    "Pvt": Processor(_pair(224), 3, IMAGENET_MEAN, IMAGENET_STD),
+    "Segformer": Processor(_pair(512), 2, IMAGENET_MEAN, IMAGENET_STD),
+    "Detr": DETR,
+    "ConditionalDetr": DETR,
+    "DeformableDetr": DETR,
+    "Yolos": DETR,
+    "RTDetr": Processor(_pair(640), 2, IMAGENET_MEAN, IMAGENET_STD, square=False, normalize=False),
+}
+
+
+def timm_preprocess(config: Mapping[str, Any], channels: int, image_size: tuple[int, int]) -> PreprocessSpec:
+    """What `timm.data.create_transform` does for a `pretrained_cfg`, at `image_size` (height, width).
+
+    The short side (crop mode "center") or both sides ("squash") become floor(size / crop_pct). At the config's
+    `test_input_size` its `test_crop_pct` counts, as with timm's `use_test_size`. Where the size is not square, "center"
+    keeps the aspect and covers it.
+
+    Raises:
+        CheckpointError: a crop mode, interpolation or number that vitdeploy does not have.
+    """
+    named = config.get("interpolation") or "bicubic"
+    interpolation = next((name for name in RESAMPLE.values() if name == named), None)
+    mode = config.get("crop_mode") or "center"
+    if interpolation is None or mode not in ("center", "squash"):
+        raise _unsupported(
+            f"crop_mode {mode}, interpolation {named}",
+            f"crop_mode center or squash, interpolation {', '.join(RESAMPLE.values())}",
+        )
+    sizes = [config.get("input_size"), config.get("test_input_size")]
+    own, test = (tuple(size[1:]) if isinstance(size, list | tuple) else None for size in sizes)
+    tested = config.get("test_crop_pct") if own != test == image_size else None
+    share = _positive(tested or config.get("crop_pct") or 0.875, "crop_pct")
+    height, width = (math.floor(side / share) for side in image_size)
+    return PreprocessSpec(
+        resize=height if mode == "center" and height == width else (height, width),
+        crop=image_size,
+        interpolation=interpolation,
+        mean=_per_channel(config.get("mean") or IMAGENET_MEAN, channels, "mean"),
+        std=_deviations(config.get("std") or IMAGENET_STD, channels, "std"),
+        fit="cover" if mode == "center" and height != width else "stretch",
+    )
+
+
+def transformers_processor(folder: Path) -> dict[str, Any] | None:
+    """The image processor's settings of a model folder, None where it has none.
+
+    `processor_config.json` with an "image_processor" inside counts before `preprocessor_config.json`, as in
+    transformers.
+
+    Raises:
+        CheckpointError: a file that is not a JSON object.
+    """
+    nested, own = folder / "processor_config.json", folder / "preprocessor_config.json"
+    if nested.is_file() and isinstance(found := read_json(nested).get("image_processor"), dict):
+        return found
+    return read_json(own) if own.is_file() else None
+
+
+def fixed_size(processor: Mapping[str, Any] | None) -> tuple[int, int] | None:
+    """The (height, width) to which a processor resizes all images, None where it crops or keeps their aspect.
+
+    It is the size of models whose `config.json` tells none, because they take all: detectors such as RT-DETR.
+    """
+    size = (processor or {}).get("size")
+    if not isinstance(size, Mapping) or not processor or processor.get("do_center_crop"):
+        return None
+    sides = size.get("height"), size.get("width")
+    return sides if all(type(side) is int and 0 < side <= MAX_SIDE for side in sides) else None  # type: ignore[return-value]
+
+
+def transformers_preprocess(
+    config: Mapping[str, Any], channels: int, image_size: tuple[int, int]
+) -> tuple[PreprocessSpec, tuple[str, ...]]:
+    """What the image processor of a `preprocessor_config.json` does, at `image_size`, with notes for the user.
+
+    Keys that the file leaves out have the values of the processor's class. The processor's own sizes are scaled where
+    `image_size` is not its output size.
+
+    Raises:
+        CheckpointError: a processor or a setting that does something vitdeploy does not have.
+    """
+    processor, name, notes = _processor(config)
+    settings = _Settings(config, processor)
+    resize, crop = settings.resize, settings.crop
+    if name == "ConvNext" and isinstance(resize, int):
+        resize, crop = _convnext(config, resize)
+    own, fit = crop or resize, STRETCH
+    if not settings.resizes:
+        notes += ("the processor takes images as they are; here images of another size than the engine's are resized",)
+        resize = image_size
+    elif isinstance(own, int):
+        # No crop: the processor keeps the aspect and gives images of any size (DETR). An engine has one size.
+        padding = " and pads" if settings.pad else ""
+        notes += (
+            f"the processor keeps the aspect (short side {own}){padding}; here both sides are resized to the engine's",
+        )
+        resize = image_size
+    else:
+        if settings.pad and settings.pad_size not in (None, own):
+            raise _unsupported(f"do_pad to {settings.pad_size}", "images of one size, without padding")
+        if own != image_size:
+            notes += (f"the processor gives {own[0]}x{own[1]} pixels; its sizes are scaled to the model's",)
+            resize, fit = _scaled(resize, own, image_size)
+    mean, std = settings.normalisation(channels)
+    if settings.scale == 255.0:
+        notes += ("the processor does not divide pixel values by 255",)
+    rounding: CropRounding = "down" if crop else "even"
+    return PreprocessSpec(resize, image_size, settings.interpolation, mean, std, fit, rounding), notes
+
+
+def _processor(config: Mapping[str, Any]) -> tuple[Processor, str, tuple[str, ...]]:
+    """The class that a file names, in all spellings of the years, and a note where it names none."""
+    written = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
+    name = written.removesuffix("Fast").removesuffix("Pil")
+    name = name.removesuffix("ImageProcessor").removesuffix("FeatureExtractor")
+    if written and name not in PROCESSORS:
+        raise _unsupported(f"the processor {written}", f"one of {', '.join(PROCESSORS)}")
+    unknown = sorted(key for key, value in config.items() if value is True and key not in KNOWN_FLAGS | IGNORED_FLAGS)
+    if unknown:
+        raise _unsupported(", ".join(unknown), f"no steps but {', '.join(sorted(KNOWN_FLAGS))}")
+    if written:
+        return PROCESSORS[name], name, ()
+    return VIT, "ViT", ("the preprocessor's file names no class: what it leaves out is as in ViTImageProcessor",)
+
+
+class _Settings:
+    """The settings of a file with the defaults of its class, checked."""
+
+    def __init__(self, config: Mapping[str, Any], processor: Processor) -> None:
+        def value(key: str, default: Any) -> Any:
+            found = config.get(key)
+            return default if found is None else found
+
+        self.resizes = bool(value("do_resize", True))
+        crops = bool(value("do_center_crop", processor.center_crop))
+        self.crop = _sides(value("crop_size", processor.crop), "crop_size") if crops else None
+        self.resize = _size(value("size", processor.size), processor.square, crops)
+        if not self.resizes and crops:
+            raise _unsupported("a crop of images that are not resized", "do_resize with do_center_crop")
+        self.pad = bool(value("do_pad", value("pad_and_return_pixel_mask", processor.pad)))
+        pad_size = config.get("pad_size")
+        self.pad_size = None if pad_size is None else _sides(pad_size, "pad_size")
+        number = value("resample", processor.resample)
+        if isinstance(number, bool) or not isinstance(number, int) or number not in RESAMPLE:
+            raise _unsupported(f"resample {number!r}", ", ".join(f"{key} ({name})" for key, name in RESAMPLE.items()))
+        self.interpolation = RESAMPLE[number]
+        factor = _positive(value("rescale_factor", 1 / 255), "rescale_factor") if value("do_rescale", True) else 1.0
+        # Values of 1 / 255 are written with more or fewer digits.
+        self.scale = 1.0 if math.isclose(factor * 255, 1, rel_tol=1e-6) else factor * 255
+        self._mean, self._std = (0.0,), (1.0,)
+        if value("do_normalize", processor.normalize):
+            self._mean, self._std = value("image_mean", processor.mean), value("image_std", processor.std)
+
+    def normalisation(self, channels: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        """Mean and deviation of x / 255: with the factor f of the file, f x - m is f 255 (x / 255 - m / (255 f))."""
+        mean = _per_channel(self._mean, channels, "image_mean")
+        std = _deviations(self._std, channels, "image_std")
+        return tuple(value / self.scale for value in mean), tuple(value / self.scale for value in std)
+
+
+def _convnext(config: Mapping[str, Any], side: int) -> tuple[int | tuple[int, int], tuple[int, int]]:
+    """ConvNeXt's processor: below 384 a crop of the resized image, from there on both sides are resized."""
+    if side >= 384:
+        return (side, side), (side, side)
+    return int(side / _positive(config.get("crop_pct") or 224 / 256, "crop_pct")), (side, side)
+
+
+def _scaled(
+    resize: int | tuple[int, int], own: tuple[int, int], wanted: tuple[int, int]
+) -> tuple[int | tuple[int, int], Fit]:
+    """Sizes that lead to `wanted` (height, width) instead of `own`."""
+    fit = STRETCH
+    if isinstance(resize, int):
+        if own[0] * wanted[1] == own[1] * wanted[0]:
+            return round(resize * wanted[0] / own[0]), fit
+        # The short side of an image need not be that of the input: the image is to cover both.
+        resize, own, fit = (resize, resize), (min(own), min(own)), "cover"
+    return (round(resize[0] * wanted[0] / own[0]), round(resize[1] * wanted[1] / own[1])), fit
+
+
+def _size(size: Any, square: bool, crops: bool) -> int | tuple[int, int]:
+    """`size`: an integer where it is the short side, (height, width) where it is both."""
+    if isinstance(size, Mapping) and "shortest_edge" in size:
+        if crops and size.get("longest_edge") is not None:
+            raise _unsupported(f"size {dict(size)} with a crop", "shortest_edge alone")
+        return _side(size["shortest_edge"], "size")
+    if not square and not isinstance(size, Mapping | list | tuple):
+        return _side(size, "size")
+    return _sides(size, "size")
+
+
+def _sides(size: Any, name: str) -> tuple[int, int]:
+    if isinstance(size, Mapping) and {"height", "width"} <= set(size):
+        return _side(size["height"], name), _side(size["width"], name)
+    if isinstance(size, list | tuple) and len(size) == 2:
+        return _side(size[0], name), _side(size[1], name)
+    if isinstance(size, int):
+        return _side(size, name), _side(size, name)
+    raise _unsupported(f"{name} {size!r}", "a number, height and width, or shortest_edge")
+
+
+def _side(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_SIDE:
+        raise _unsupported(f"{name} {value!r}", f"a whole number from 1 to {MAX_SIDE}")
+    return value
+
+
+def _number(value: Any, name: str) -> float:
+    # Not math.isfinite: it fails on integers beyond the range of float.
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        raise _unsupported(f"{name} {value!r}", "finite numbers")
+    return float(value)
+
+
+def _positive(value: Any, name: str) -> float:
+    number = _number(value, name)
+    if number <= 0:
+        raise _unsupported(f"{name} {value!r}", "a number above 0")
+    return number
+
+
+def _per_channel(values: Any, channels: int, name: str) -> tuple[float, ...]:
+    """One value a channel; of RGB values for a grey model, the mean."""
+    listed = values if isinstance(values, list | tuple) and values else (values,)
+    numbers = tuple(_number(value, name) for value in listed)
+    if len(numbers) == channels:
+        return numbers
+    if len(numbers) != 1 and channels != 1:
+        raise _unsupported(f"{name} {values!r}", f"{channels} numbers, one a channel")
+    return (sum(numbers) / len(numbers),) * channels
+
+
+def _deviations(values: Any, channels: int, name: str) -> tuple[float, ...]:
+    return tuple(_positive(value, name) for value in _per_channel(values, channels, name))
+
+
+def _unsupported(found: str, wanted: str) -> CheckpointError:
+    return CheckpointError(
+        "the checkpoint's preprocessing is not one that vitdeploy has",
+        found=found[:200],
+        wanted=wanted,
+        fix="give preprocess: in a recipe",
+    )

@@ -1,0 +1,134 @@
+"""The original PyTorch model behind the same life-cycle as every engine: the reference of all comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from vitdeploy.errors import CapabilityError
+from vitdeploy.models.architectures.transformer import KeyValue, Transformer
+from vitdeploy.models.loaded import LoadedModel
+from vitdeploy.runtime.engine import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
+from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.runtime.sequence_runner import example_source
+from vitdeploy.spec import SequenceSpec, TensorSpec
+
+EAGER, COMPILED = "PyTorch eager", "PyTorch torch.compile, float16"
+
+
+def torch_runner(original: LoadedModel, *, threads: int = 0) -> Runner:
+    """The runner (not loaded yet) of an original, by its task."""
+    sequence = original.signature.sequence
+    if isinstance(original.module, Transformer) and sequence is not None:
+        return TorchSequenceRunner(original.module, sequence, threads=threads)
+    return TorchRunner(original, threads=threads)
+
+
+class TorchSequenceRunner(Runner):
+    """Decodes greedily with an encoder-decoder in eager mode; inputs and outputs as `runtime.SequenceRunner`."""
+
+    def __init__(self, module: Transformer, spec: SequenceSpec, *, threads: int = 0) -> None:
+        super().__init__("pytorch")
+        self.module = module
+        self.spec = spec
+        self.threads = threads
+
+    def _load(self) -> None:
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        self.inputs, self.outputs = SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
+        self.provider = EAGER
+
+    def example(self, batch: int) -> dict[str, Array]:
+        return example_source(self.spec, batch)
+
+    def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        source = torch.from_numpy(feeds["source"])
+        with torch.inference_mode():
+            encoded = self.module.encode(source)
+            past = [KeyValue(read.key[:, :, :0], read.value[:, :, :0]) for read in encoded.cross]
+            token = torch.full((len(source), 1), self.spec.start)
+            ended = torch.zeros(len(source), dtype=torch.bool)
+            tokens: list[torch.Tensor] = []
+            logits: list[torch.Tensor] = []
+            while len(tokens) < self.spec.max_length and not bool(ended.all()):
+                scores, past = self.module.step(token, encoded.mask, encoded.cross, past)
+                best = torch.where(ended, self.spec.pad, scores.argmax(dim=-1))
+                ended |= best == self.spec.end
+                tokens.append(best)
+                logits.append(scores)
+                token = best[:, None]
+        return {"tokens": torch.stack(tokens, 1).numpy(), "logits": torch.stack(logits, 1).numpy()}
+
+    def _close(self) -> None:
+        pass
+
+
+class TorchRunner(Runner):
+    """Runs the original module in eager mode, float32, on the CPU.
+
+    Input "image": float32 [batch, channels, height, width], normalised. Outputs: those of the model's signature.
+    """
+
+    def __init__(self, original: LoadedModel, *, threads: int = 0) -> None:
+        super().__init__("pytorch")
+        self.original = original
+        self.threads = threads
+
+    def _load(self) -> None:
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        signature = self.original.signature
+        self.inputs = (TensorSpec("image", "float32", ("batch", signature.channels, *signature.image_size)),)
+        self.outputs = signature.outputs
+        self.provider = EAGER
+
+    def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        with torch.inference_mode():
+            result = self.original.module(torch.from_numpy(feeds["image"]))
+        tensors = (result,) if isinstance(result, torch.Tensor) else result
+        return {spec.name: tensor.numpy() for spec, tensor in zip(self.outputs, tensors, strict=True)}
+
+    def _close(self) -> None:
+        pass
+
+
+class CompiledRunner(TorchRunner):
+    """The original as PyTorch runs it fastest on a GPU: in FP16, compiled, as a CUDA graph.
+
+    Inputs and outputs are those of `TorchRunner`, float32 in host memory: copies to and from the GPU count.
+
+    The original's module becomes a half-precision one on the device.
+    """
+
+    def __init__(self, original: LoadedModel, *, device: str = "cuda") -> None:
+        super().__init__(original)
+        self.device = device
+        self._compiled: Any = None
+
+    def _load(self) -> None:
+        if self.device == "cuda" and not torch.cuda.is_available():
+            raise CapabilityError(
+                "PyTorch here has no CUDA device",
+                found=f"torch {torch.__version__}",
+                wanted="a build of PyTorch for CUDA, and a GPU",
+                fix="install PyTorch for CUDA: https://pytorch.org/get-started/locally",
+            )
+        super()._load()
+        module = self.original.module.to(self.device, torch.float16)
+        # "reduce-overhead" replays CUDA graphs, as the engines do that it is compared with. Without `dynamic=False` the
+        # kernels of a second batch would be for any batch, and slower.
+        self._compiled = torch.compile(module, mode="reduce-overhead", dynamic=False)
+        self.provider = COMPILED
+
+    def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        image = torch.from_numpy(feeds["image"]).to(self.device).to(torch.float16)
+        with torch.no_grad():
+            result = self._compiled(image)
+        tensors = (result,) if isinstance(result, torch.Tensor) else result
+        return {spec.name: tensor.float().cpu().numpy() for spec, tensor in zip(self.outputs, tensors, strict=True)}
+
+    def _close(self) -> None:
+        self._compiled = None
