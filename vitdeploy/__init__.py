@@ -32,7 +32,7 @@ _HOMES = {
 }
 _CALLED = {"Preprocess": "PreprocessSpec", "Postprocess": "PostprocessSpec"}
 
-__all__ = ["__version__", *sorted(_HOMES)]  # noqa: PLE0604 - names, of a table
+__all__ = ["__version__", *sorted(_HOMES)]
 
 
 def __getattr__(name: str) -> object:

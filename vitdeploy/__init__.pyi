@@ -25,7 +25,8 @@ from vitdeploy.api.verify import verify as verify
 from vitdeploy.api.verify import verify_on as verify_on
 from vitdeploy.runtime.predictor import Predictor as Predictor
 from vitdeploy.runtime.predictor import load as load
-from vitdeploy.spec import PostprocessSpec as Postprocess
-from vitdeploy.spec import PreprocessSpec as Preprocess
+from vitdeploy.spec import PostprocessSpec, PreprocessSpec
 
+Preprocess = PreprocessSpec
+Postprocess = PostprocessSpec
 __version__: str
