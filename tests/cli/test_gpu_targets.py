@@ -15,7 +15,7 @@ from tests.graph.builder import Builder
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.compile.tensorrt import BuildOptions
 from vitdeploy.errors import CapabilityError, TargetError
-from vitdeploy.graph.io import GraphMetadata, get_metadata, graph_spec, load_graph, save_graph, set_metadata
+from vitdeploy.graph.io.files import GraphMetadata, get_metadata, graph_spec, load_graph, save_graph, set_metadata
 from vitdeploy.pipeline import plan
 from vitdeploy.pipeline.job import prepare
 from vitdeploy.pipeline.plan import Candidate, engine_plan

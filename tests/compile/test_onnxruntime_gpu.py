@@ -11,7 +11,7 @@ from vitdeploy.compile.engine import compile_engine
 from vitdeploy.compile.onnxruntime import blank, count_kernels, run_profiled
 from vitdeploy.compile.onnxruntime_gpu import shape_nodes
 from vitdeploy.errors import CapabilityError
-from vitdeploy.graph.io import save_graph
+from vitdeploy.graph.io.files import save_graph
 from vitdeploy.runtime import ort, ort_gpu
 from vitdeploy.runtime.nvidia import find_driver
 from vitdeploy.runtime.ort_gpu import CUDA, SHAPE_NODES, TENSORRT

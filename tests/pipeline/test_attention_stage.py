@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.pipeline import planted
-from vitdeploy.graph.io import save_graph
-from vitdeploy.graph.normalise import normalise
+from vitdeploy.graph.canonical.normalise import normalise
+from vitdeploy.graph.io.files import save_graph
 from vitdeploy.pipeline.stages.attention import ORIGINAL, find_attention, read_attention, shared
 from vitdeploy.runtime.preprocess import load_image
 

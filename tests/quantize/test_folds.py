@@ -10,10 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.graph.small_graphs import FORMS, WIDTH, Builder, block, difference, random_feeds, run, run_in_double
-from vitdeploy.graph.attention import find_attentions
-from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.linears import find_linears
-from vitdeploy.graph.normalise import drop_unused
+from vitdeploy.graph.analysis.attention import find_attentions
+from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.edit import Editor, drop_unused
 from vitdeploy.quantize.channel_split import GainThreshold, smooth_hidden
 from vitdeploy.quantize.error import expected_error, range_of
 from vitdeploy.quantize.observer import Observer

@@ -8,10 +8,10 @@ import pytest
 from tests.targets import CPU_TARGETS
 from vitdeploy.data.folder import split
 from vitdeploy.data.pixels import batches
+from vitdeploy.graph.analysis.linears import count_int8, find_linears
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.io import load_graph
-from vitdeploy.graph.linears import count_int8, find_linears
-from vitdeploy.graph.optimize import OptimizeOptions, optimize
+from vitdeploy.graph.io.files import load_graph
+from vitdeploy.graph.passes.optimize import OptimizeOptions, optimize
 from vitdeploy.quantize.error import range_of
 from vitdeploy.quantize.observers import observe
 from vitdeploy.quantize.placement import choose, place, shape

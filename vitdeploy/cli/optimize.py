@@ -95,7 +95,7 @@ def command(
     file = find_graph(graph)
     check_replaceable(output, OUTPUT_NAMES)
 
-    from vitdeploy.graph.optimize import OptimizeOptions
+    from vitdeploy.graph.passes.optimize import OptimizeOptions
     from vitdeploy.pipeline.stages.optimize import optimize
 
     graphs = graphs_in(graph) if graph.is_dir() else {file.stem if file.stem in SEQUENCE_PARTS else "model": file}

@@ -19,8 +19,8 @@ from vitdeploy.errors import ExportError
 from vitdeploy.export.attention import attention, plain_attention
 from vitdeploy.export.scripted import scripts_as_they_run
 from vitdeploy.export.tidy import tidy
-from vitdeploy.graph.io import BATCH, GraphMetadata, set_metadata
-from vitdeploy.graph.normalise import normalise
+from vitdeploy.graph.canonical.normalise import normalise
+from vitdeploy.graph.io.files import BATCH, GraphMetadata, set_metadata
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, Task
 
 INPUT = "image"

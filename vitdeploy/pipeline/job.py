@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitdeploy import __version__
-from vitdeploy.graph.io import load_graph
+from vitdeploy.graph.io.files import load_graph
 from vitdeploy.pipeline.batches import settle_batch
 from vitdeploy.pipeline.capability import require_target
 from vitdeploy.pipeline.progress import Progress

@@ -14,7 +14,7 @@ from types import ModuleType
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError, TargetError
-from vitdeploy.graph.linears import Linear, find_linears, unplaced_weights
+from vitdeploy.graph.analysis.linears import Linear, find_linears, unplaced_weights
 from vitdeploy.quantize import place_onnxruntime, place_openvino, place_tensorrt
 from vitdeploy.quantize.ranges import QuantizedWeight, Range, quantize_weight
 from vitdeploy.spec import TARGETS

@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from vitdeploy.graph.canonical.edit import add_constant, array_of
-from vitdeploy.graph.linears import layer_name
-from vitdeploy.graph.names import Names
-from vitdeploy.graph.normalise import drop_unused
+from vitdeploy.graph.analysis.linears import layer_name
+from vitdeploy.graph.edit import Names, drop_unused
+from vitdeploy.graph.values import array_of
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,9 @@ def make_float(model: ir.Model, tensors: Collection[str]) -> None:
                 layer.replace_input_with(0, source)
                 dequantizer = weight.producer()
                 if dequantizer is not None and dequantizer.op_type == "DequantizeLinear":
-                    layer.replace_input_with(1, add_constant(model, _dequantized(dequantizer), f"{weight.name}.float"))
+                    layer.replace_input_with(
+                        1, Names(model).constant(_dequantized(dequantizer), f"{weight.name}.float")
+                    )
         for use in list(node.outputs[0].uses()):
             if use.node.op_type == "DequantizeLinear":
                 ir.convenience.replace_all_uses_with(use.node.outputs[0], source)

@@ -13,7 +13,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.graph.linears import Linear
+from vitdeploy.graph.analysis.linears import Linear
 
 Numbers = npt.NDArray[np.float64]
 Scalar = TypeVar("Scalar", bound=np.generic)

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.linalg
 
-from vitdeploy.graph.linears import Linear
+from vitdeploy.graph.analysis.linears import Linear
 from vitdeploy.quantize.error import range_of, step_of
 from vitdeploy.quantize.products import products_of, weight_of
 from vitdeploy.quantize.ranges import TINY, QuantizedWeight, largest_weight, quantize_weight

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from vitdeploy.graph.analysis.linears import Linear, find_linears
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.linears import Linear, find_linears
 from vitdeploy.quantize.channel_split import ANY_GAIN, ChannelSplit, best_split, hidden_first
 from vitdeploy.quantize.error import range_of
 from vitdeploy.quantize.placement import backend_of, check_calibrated, choose, shape

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.canonical.edit import add_constant, array_of
-from vitdeploy.graph.canonical.infer import Inference
-from vitdeploy.graph.canonical.operators import Dims
-from vitdeploy.graph.canonical.sizes import Extent, Size, Unknown
-from vitdeploy.graph.names import Names
+from vitdeploy.graph.edit import Names
+from vitdeploy.graph.shapes.infer import Inference
+from vitdeploy.graph.shapes.sizes import Dims, Extent, Size, Unknown
+from vitdeploy.graph.values import array_of
 
 INT64 = ir.DataType.INT64
 
@@ -64,7 +63,7 @@ class SizeChain:
         if (entry,) in self._made:
             return self._made[(entry,)]
         if isinstance(entry, int):
-            value = add_constant(self._model, np.array([entry], np.int64), f"size_{entry}")
+            value = Names(self._model).constant(np.array([entry], np.int64), f"size_{entry}")
         elif len(entry.names) > 1 or entry.names[0] not in self._origins:
             return None
         elif entry.factor == 1:

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.canonical.edit import array_of, bypass, operands, producer, replace
 from vitdeploy.graph.canonical.free_sizes import SizeChain
-from vitdeploy.graph.canonical.infer import Inference, broadcast
-from vitdeploy.graph.canonical.operators import Dims
-from vitdeploy.graph.canonical.sizes import Unknown
+from vitdeploy.graph.edit import bypass, replace
+from vitdeploy.graph.shapes.infer import Inference
+from vitdeploy.graph.shapes.sizes import Dims, Unknown, broadcast
+from vitdeploy.graph.values import array_of, operands, producer
 
 # x op c = x for this constant; for the first two also c op x.
 NEUTRAL = {"Add": 0.0, "Mul": 1.0, "Sub": 0.0, "Div": 1.0}
@@ -29,7 +29,7 @@ def remove_redundant(model: ir.Model, known: Inference, chain: SizeChain) -> int
             continue
         source = _unchanged(known, node)
         same = source is not None and source.dtype == node.outputs[0].dtype
-        bypassed = same and source is not None and bypass(model, node, source)
+        bypassed = same and source is not None and bypass(node, source)
         count += bypassed or _sink_expand(model, known, node) or _sink_through_view(model, known, chain, node)
     return count
 

@@ -6,7 +6,7 @@ import onnx
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
-from vitdeploy.graph.canonical.infer import Inference
+from vitdeploy.graph.shapes.infer import Inference
 
 LOWEST = 11
 # Larger tensors stay outside the converter, which copies everything it is given several times; so do those on disk.

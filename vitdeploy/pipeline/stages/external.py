@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vitdeploy.graph.io import load_graph
+from vitdeploy.graph.io.files import load_graph
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.batches import settle_batch
 from vitdeploy.pipeline.progress import Progress, silent

@@ -13,7 +13,8 @@ import onnx_ir as ir
 from vitdeploy.data.folder import Sample
 from vitdeploy.data.pixels import batches
 from vitdeploy.errors import GraphError
-from vitdeploy.graph.io import (
+from vitdeploy.graph.edit import drop_unused
+from vitdeploy.graph.io.files import (
     GraphMetadata,
     fixed_batch,
     get_metadata,
@@ -22,8 +23,7 @@ from vitdeploy.graph.io import (
     save_graph,
     set_metadata,
 )
-from vitdeploy.graph.normalise import drop_unused
-from vitdeploy.graph.tensorrt.pixels import cast_pixels_first
+from vitdeploy.graph.passes.pixel_cast import cast_pixels_first
 from vitdeploy.pipeline.capability import check_placed as check_placed
 from vitdeploy.pipeline.capability import check_precision as check_precision
 from vitdeploy.pipeline.progress import Counter, Progress, silent
