@@ -35,7 +35,10 @@ def test_readers_of_one_type_leave_others():
 
 
 def test_a_weight_among_the_inputs_is_found_but_no_constant_to_fold():
-    floats, integers = initializer(np.ones(2, np.float32), fed=True), initializer(np.array([7]), fed=True)
-    assert floats.is_graph_input() and not is_constant(floats) and is_constant(floats, fed=True)
+    floats, integers = (
+        initializer(np.ones(2, np.float32), fed=True),
+        initializer(np.array([7]), fed=True),
+    )
+    assert floats.is_graph_input() and not is_constant(floats) and is_constant(floats, overridable=True)
     assert array_of(floats) is None and scalar_of(integers) is None
     assert floats_of(floats).tolist() == [1, 1] and integers_of(integers) == [7]

@@ -18,10 +18,9 @@ from vitdeploy.graph.analysis.linears import count_int8, find_linears
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.graph.passes.optimize import optimize
 from vitdeploy.graph.values import floats_of
-from vitdeploy.quantize.error import range_of
 from vitdeploy.quantize.observers import observe
 from vitdeploy.quantize.placement import place, shape
-from vitdeploy.quantize.ranges import Range, activation_scale
+from vitdeploy.quantize.ranges import Range, activation_scale, range_of
 from vitdeploy.quantize.scores import separate_scores
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.openvino import OpenVinoRunner

@@ -21,8 +21,7 @@ from vitdeploy.graph.passes.optimize import optimize
 from vitdeploy.graph.values import array_of
 from vitdeploy.pipeline.stages.compile import compile_graph
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
-from vitdeploy.quantize.error import expected_error, products_error
-from vitdeploy.quantize.products import Products
+from vitdeploy.quantize.products import Products, expected_error, products_error
 from vitdeploy.quantize.ranges import quantize_weight
 from vitdeploy.quantize.rounding import round_weight
 from vitdeploy.quantize.statistics import Statistics, load_statistics

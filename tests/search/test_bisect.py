@@ -16,10 +16,10 @@ from vitdeploy.graph.analysis.cuts import single_cuts
 from vitdeploy.graph.analysis.linears import count_int8
 from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.io.files import save_graph
-from vitdeploy.quantize.error import range_of
 from vitdeploy.quantize.observers import observe
 from vitdeploy.quantize.placement import choose, place
 from vitdeploy.quantize.prepare import prepare
+from vitdeploy.quantize.ranges import range_of
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.search.bisect import bisect
 from vitdeploy.search.fix import find_fix

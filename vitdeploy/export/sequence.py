@@ -234,7 +234,7 @@ def copy_sizes(model: ir.Model) -> None:
     """
     names = Names(model)
     for node in model.graph:
-        if node.op_type != "Reshape" or node.inputs[1] is None or is_constant(node.inputs[1], fed=True):
+        if node.op_type != "Reshape" or node.inputs[1] is None or is_constant(node.inputs[1], overridable=True):
             continue
         before, after = node.inputs[0], node.outputs[0]
         if before is None or before.shape is None or after.shape is None:

@@ -12,29 +12,29 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 
-def array_of(value: ir.Value | None, *, fed: bool = False) -> npt.NDArray[Any] | None:
+def array_of(value: ir.Value | None, *, overridable: bool = False) -> npt.NDArray[Any] | None:
     """The value of an initializer of any type, or None for what is computed or can be fed from outside.
 
-    Constants are initializers here: `normalise` lifts Constant nodes, and reads them nowhere else.
+    `normalise` makes initializers of Constant nodes, so that there is nothing else to read.
 
     Args:
-        fed: also that of an initializer which the file lists among its inputs. Exporters did so with every weight
-            before IR version 4, and nothing here ever feeds one: for what looks at weights, not for what folds them.
+        overridable: also that of an initializer which the file lists among its inputs, as exporters did with every
+            weight before IR version 4. Nothing here ever feeds one; but what folds constants would take it from others.
     """
-    if value is None or value.const_value is None or (value.is_graph_input() and not fed):
+    if value is None or value.const_value is None or (value.is_graph_input() and not overridable):
         return None
     return value.const_value.numpy()
 
 
 def floats_of(value: ir.Value | None) -> npt.NDArray[np.float32] | None:
-    """The value of a float32 initializer, listed among the inputs or not; None for anything else."""
-    array = array_of(value, fed=True)
+    """The value of a float32 initializer, overridable or not; None for anything else."""
+    array = array_of(value, overridable=True)
     return array if array is not None and array.dtype == np.float32 else None
 
 
 def integers_of(value: ir.Value | None) -> list[int] | None:
-    """The values of an int64 initializer, listed among the inputs or not, flattened; None for anything else."""
-    array = array_of(value, fed=True)
+    """The values of an int64 initializer, overridable or not, flattened; None for anything else."""
+    array = array_of(value, overridable=True)
     return [int(i) for i in array.ravel()] if array is not None and array.dtype == np.int64 else None
 
 
@@ -46,9 +46,9 @@ def scalar_of(value: ir.Value | None) -> float | None:
     return float(array.item()) if array is not None else None
 
 
-def is_constant(value: ir.Value | None, *, fed: bool = False) -> bool:
+def is_constant(value: ir.Value | None, *, overridable: bool = False) -> bool:
     """Whether `array_of` would give something. Reads nothing: weights stay on disk."""
-    return value is not None and value.const_value is not None and (fed or not value.is_graph_input())
+    return value is not None and value.const_value is not None and (overridable or not value.is_graph_input())
 
 
 def weight_bytes(model: ir.Model) -> int:

@@ -58,7 +58,7 @@ def _not_numbers(view: View, support: Support) -> Iterator[Hit]:
 
 def _floats(value: ir.Value, types: frozenset[ir.DataType]) -> npt.NDArray[np.float32] | None:
     """The numbers of a constant of one of these types; others are not read from disk."""
-    array = array_of(value, fed=True) if value.dtype in types else None
+    array = array_of(value, overridable=True) if value.dtype in types else None
     return array.astype(np.float32, copy=False) if array is not None else None
 
 

@@ -18,7 +18,7 @@ from vitdeploy.pipeline.reference_model import ReferenceModel, find_reference_mo
 from vitdeploy.pipeline.stages.compile import check_task
 from vitdeploy.pipeline.tasks.adapter import Data, Setting, TaskAdapter
 from vitdeploy.pipeline.tasks.adapters import make_adapter
-from vitdeploy.quantize.reject_quantized import reject_quantized
+from vitdeploy.quantize.placement_reader import reject_quantized
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.weight_bits import bits_for
 from vitdeploy.spec import Budget, WeightBits

@@ -23,7 +23,8 @@ import onnx_ir as ir
 from vitdeploy.graph.analysis.linears import Linear
 from vitdeploy.graph.edit import Editor, Numbers
 from vitdeploy.graph.values import only_user
-from vitdeploy.quantize.error import expected_error, range_of, step_of
+from vitdeploy.quantize.products import expected_error
+from vitdeploy.quantize.ranges import range_of, step_of
 from vitdeploy.quantize.smoothing import balanced
 from vitdeploy.quantize.statistics import Statistics
 from vitdeploy.spec import WeightBits

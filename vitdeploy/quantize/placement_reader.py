@@ -1,4 +1,7 @@
-"""A placement read back: which tensors are quantized for which layers, and the same graph with some of them float."""
+"""A quantized graph read back: which tensors are quantized for which layers; the same graph with some of them float.
+
+One is refused where the float graph is wanted: its ranges and weights are not those of the model.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from vitdeploy.errors import GraphError
 from vitdeploy.graph.analysis.linears import layer_name
 from vitdeploy.graph.edit import Names, drop_unused
 from vitdeploy.graph.values import array_of
+
+# In the names of all operators of quantization: QuantizeLinear, QLinearConv, MatMulInteger, MatMulNBits ...
+PARTS = ("quantize", "qlinear", "integer", "nbits", "qattention", "qgemm")
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,20 @@ def make_float(model: ir.Model, tensors: Collection[str]) -> None:
             if use.node.op_type == "DequantizeLinear":
                 ir.convenience.replace_all_uses_with(use.node.outputs[0], source)
     drop_unused(model)
+
+
+def reject_quantized(model: ir.Model, source: str) -> None:
+    """Raise GraphError where the graph holds operators of quantization, whoever wrote it."""
+    counts: dict[str, int] = {}
+    for node in model.graph:
+        if any(part in node.op_type.lower() for part in PARTS):
+            counts[node.op_type] = counts.get(node.op_type, 0) + 1
+    if counts:
+        raise GraphError(
+            f"{source} is quantized already",
+            found=", ".join(f"{count} {operator}" for operator, count in sorted(counts.items())),
+            wanted="the float graph that it was made from",
+        )
 
 
 def _source(quantizer: ir.Node) -> str:

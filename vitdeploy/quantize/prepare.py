@@ -14,9 +14,8 @@ from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.passes.image_norm import image_bounds
 from vitdeploy.quantize.channel_split import Hidden, smooth_hidden
 from vitdeploy.quantize.channels import scale_channels
-from vitdeploy.quantize.error import range_of
 from vitdeploy.quantize.placement import backend_of
-from vitdeploy.quantize.ranges import QuantizedWeight, Range
+from vitdeploy.quantize.ranges import QuantizedWeight, Range, range_of
 from vitdeploy.quantize.rounding import round_linear
 from vitdeploy.quantize.scores import output_of, smooth_scores
 from vitdeploy.quantize.smoothing import Fold, smooth_norms, smooth_values

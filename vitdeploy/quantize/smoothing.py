@@ -22,7 +22,7 @@ from vitdeploy.graph.analysis.linears import Linear
 from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.passes.biases import projection_of
 from vitdeploy.graph.values import floats_of
-from vitdeploy.quantize.error import expected_error
+from vitdeploy.quantize.products import expected_error
 from vitdeploy.quantize.statistics import Numbers, Statistics
 from vitdeploy.spec import WeightBits
 

@@ -212,7 +212,7 @@ def _slice(node: ir.Node, array: Indices) -> list[Indices] | None:
 
 
 def _gather(node: ir.Node, array: Indices) -> list[Indices] | None:
-    indices = array_of(node.inputs[1], fed=True)
+    indices = array_of(node.inputs[1], overridable=True)
     if indices is None:
         return None
     return [array.take(indices, axis=node.attributes.get_int("axis", 0))]

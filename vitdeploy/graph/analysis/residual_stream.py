@@ -95,7 +95,7 @@ def _written(stream: ResidualStream, value: ir.Value, axis: int) -> list[tuple[i
     for index, own in rows.items():
         operand = node.inputs[index]
         assert operand is not None
-        if not is_constant(operand, fed=True):
+        if not is_constant(operand, overridable=True):
             operands.append((operand, own))
         elif floats_of(operand) is not None and dim(operand, own) == stream.width:
             stream.constants[node, index] = own

@@ -175,7 +175,7 @@ def residual(attention: Attention) -> tuple[ir.Value, ir.Value] | None:
         return None
     while (node := only_user(value)) is not None:
         others = [other for other in node.inputs if other is not value and other is not None]
-        if node.op_type == "Add" and len(others) == 1 and not is_constant(others[0], fed=True):
+        if node.op_type == "Add" and len(others) == 1 and not is_constant(others[0], overridable=True):
             after = node.outputs[0]
             shapes = [list(each.shape or ()) for each in (others[0], after)]
             fits = shapes[0][1:] == shapes[1][1:] and len(shapes[1]) == TOKENS + 2 and shapes[1][TOKENS] == count

@@ -19,7 +19,7 @@ import onnx
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError, MissingFileError, UnsafeGraphError
-from vitdeploy.graph.io.stored import check_tensors, graphs, plausible, shown
+from vitdeploy.graph.io.stored import check_tensors, graphs, plausible, shown, subgraphs
 from vitdeploy.graph.io.wire import survey
 
 MAX_BYTES = 2**31 - 1
@@ -121,7 +121,7 @@ def _check_limits(proto: onnx.ModelProto, name: str) -> None:
     nodes, level = 0, [proto.graph]
     for depth in range(MAX_SUBGRAPHS + 2):
         nodes += sum(len(graph.node) for graph in level)
-        level = [inner for graph in level for inner in _subgraphs(graph)]
+        level = [inner for graph in level for inner in subgraphs(graph)]
         if not level:
             break
         if depth == MAX_SUBGRAPHS:
@@ -130,14 +130,6 @@ def _check_limits(proto: onnx.ModelProto, name: str) -> None:
             )
     if nodes > MAX_NODES:
         raise UnsafeGraphError(f"{name} has too many nodes", found=f"{nodes:,}", wanted=f"at most {MAX_NODES:,}")
-
-
-def _subgraphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                yield attribute.g
-            yield from attribute.graphs
 
 
 def _check_names(proto: onnx.ModelProto) -> None:

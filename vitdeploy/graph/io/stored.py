@@ -42,10 +42,16 @@ def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
     while stack:
         current = stack.pop()
         yield current
-        for node in current.node:
-            for attribute in node.attribute:
-                stack += [attribute.g] if attribute.HasField("g") else []
-                stack += attribute.graphs
+        stack += subgraphs(current)
+
+
+def subgraphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """The graphs in its own nodes' attributes: one level of branches and loops."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield attribute.g
+            yield from attribute.graphs
 
 
 def check_tensors(proto: onnx.ModelProto, folder: Path) -> None:

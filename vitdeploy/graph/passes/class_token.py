@@ -150,7 +150,7 @@ def _renumber(editor: Editor, node: ir.Node, held: Selected) -> None:
     value = node.inputs[0]
     assert value is not None
     if node.op_type == "Gather":
-        indices = array_of(node.inputs[1], fed=True)
+        indices = array_of(node.inputs[1], overridable=True)
         assert indices is not None
         places = [held.rows.index(int(index) % held.size) for index in indices.ravel()]
         editor.set_input(node, 1, np.array(places, np.int64).reshape(indices.shape))
@@ -170,7 +170,7 @@ def _renumber(editor: Editor, node: ir.Node, held: Selected) -> None:
 def _select(editor: Editor, before: ir.Node, value: ir.Value, axis: int, places: list[int]) -> ir.Value:
     """The rows of `value` at `places` along `axis`: a constant for a constant, else a Slice or a Gather."""
     name = str(before.name).rpartition("/")[0] or str(before.name)
-    if (array := array_of(value, fed=True)) is not None:
+    if (array := array_of(value, overridable=True)) is not None:
         return editor.constant(array.take(places, axis), f"{value.name}.rows")
     shape = list(value.shape) if value.shape is not None else None
     if shape is not None:

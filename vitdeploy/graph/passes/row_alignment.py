@@ -120,7 +120,7 @@ def _row_wise(node: ir.Node, axes: dict[ir.Value, int], count: int) -> tuple[int
         rows = rows_of_inputs(node, axis, count) if dim(node.outputs[0], axis) == count else None
         operands = [(node.inputs[i], own) for i, own in (rows or {}).items()]
         held = [value is not None and axes.get(value) == own for value, own in operands]
-        known = [is_constant(value, fed=True) for value, _ in operands]
+        known = [is_constant(value, overridable=True) for value, _ in operands]
         if rows and any(held) and all(one or other for one, other in zip(held, known, strict=True)):
             return axis, rows
     return None
@@ -164,7 +164,7 @@ def _extend(editor: Editor, flow: _Flow, stream: ir.Value, count: int, rows: int
     for node, index in uses:
         node.replace_input_with(index, extended)
     for node, index, axis in flow.constants:
-        array = array_of(node.inputs[index], fed=True)
+        array = array_of(node.inputs[index], overridable=True)
         assert array is not None
         widths = [(0, rows - count if own == axis else 0) for own in range(array.ndim)]
         editor.set_input(node, index, np.pad(array, widths, mode="reflect"))

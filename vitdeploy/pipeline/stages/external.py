@@ -11,7 +11,7 @@ from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.reference_model import find_reference_model
 from vitdeploy.pipeline.stages.export import ExportConfig, export
 from vitdeploy.pipeline.stages.files import MODEL_FILE
-from vitdeploy.quantize.reject_quantized import reject_quantized
+from vitdeploy.quantize.placement_reader import reject_quantized
 
 OPSET = 20
 

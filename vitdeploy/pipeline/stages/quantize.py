@@ -33,8 +33,8 @@ from vitdeploy.quantize.estimate import estimate
 from vitdeploy.quantize.image_checks import LEAST_IMAGES
 from vitdeploy.quantize.observers import BATCH, Observation
 from vitdeploy.quantize.placement import choose, place, shape
+from vitdeploy.quantize.placement_reader import reject_quantized
 from vitdeploy.quantize.prepare import prepare
-from vitdeploy.quantize.reject_quantized import reject_quantized
 from vitdeploy.quantize.scores import separate_scores
 from vitdeploy.quantize.statistics import load_statistics, save_statistics
 from vitdeploy.search.mixed import Mixed

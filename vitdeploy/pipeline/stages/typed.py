@@ -26,11 +26,11 @@ from vitdeploy.pipeline.progress import Counter, Progress, silent
 from vitdeploy.pipeline.stages.files import MODEL_FILE, write_json
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, check_precision, refuse_placed
 from vitdeploy.pipeline.stages.search import SearchConfig, find_sensitivity
-from vitdeploy.quantize.error import range_of
 from vitdeploy.quantize.extremes import Extremes
 from vitdeploy.quantize.half import HalfPlan, lift_masks, plan_half
 from vitdeploy.quantize.placement import choose, ignored, place, shape
 from vitdeploy.quantize.prepare import prepare, widened
+from vitdeploy.quantize.ranges import range_of
 from vitdeploy.quantize.statistics import Statistics, load_statistics
 from vitdeploy.search.high_precision import high_precision_layers
 from vitdeploy.spec import Precision, PreprocessSpec, WeightBits
