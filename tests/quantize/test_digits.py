@@ -129,7 +129,7 @@ from pathlib import Path
 import numpy as np
 from vitdeploy.data.folder import scan
 from vitdeploy.data.pixels import batches
-from vitdeploy.graph.io import get_metadata, load_graph
+from vitdeploy.graph.io.files import get_metadata, load_graph
 from vitdeploy.quantize.observers import observe
 
 model = load_graph(Path(sys.argv[1]))
