@@ -4,8 +4,8 @@ The order of nodes is that of ModelOpt's graphs, brackets where a node may miss:
 
     Q -> DQ -> MatMul -> [Mul or Div] -> [Add or Where] -> Softmax -> [Cast] -> Q -> DQ -> MatMul -> Q -> DQ
 
-`graph.attention` finds attention by what it computes, in float32, for rewrites that must be exact. This finder takes
-any type, passes quantizers, and keeps what does not belong there, so that a rule can name it.
+`graph.analysis.attention` finds attention by what it computes, in float32, for rewrites that must be exact. This finder
+takes any type, passes quantizers, and keeps what does not belong there, so that a rule can name it.
 """
 
 from __future__ import annotations

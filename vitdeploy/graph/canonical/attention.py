@@ -12,7 +12,7 @@ import onnx_ir as ir
 from vitdeploy.graph.analysis.attention import over_last_axis
 from vitdeploy.graph.analysis.layout import scaled_input
 from vitdeploy.graph.edit import Names, bypass, replace
-from vitdeploy.graph.values import array_of, operands, producer, stem, with_constant
+from vitdeploy.graph.values import array_of, is_constant, operands, producer, stem, with_constant
 
 # A mask that leaves every row a score above this cannot make a row of minus infinity out of any finite scores.
 UNMASKED = -1e30
@@ -43,7 +43,7 @@ def _scores(softmax: ir.Node) -> tuple[ir.Node, ir.Node | None] | None:
             if product is not None and candidate is not None:
                 return product, candidate.producer()
         product = producer(candidate, "MatMul")
-        if product is not None and array_of(product.inputs[1]) is None:
+        if product is not None and not is_constant(product.inputs[1]):
             return product, None
     return None
 

@@ -10,7 +10,7 @@ import onnx_ir as ir
 from vitdeploy.graph.edit import Names
 from vitdeploy.graph.shapes.infer import Inference
 from vitdeploy.graph.shapes.sizes import Dims, Extent, Size, Unknown
-from vitdeploy.graph.values import array_of
+from vitdeploy.graph.values import is_constant
 
 INT64 = ir.DataType.INT64
 
@@ -40,7 +40,7 @@ class SizeChain:
         """A Concat of constants and sizes of inputs, or one such size."""
         node = value.producer()
         if node is not None and node.op_type == "Concat":
-            return all(_is_size_of_input(part) or array_of(part) is not None for part in node.inputs)
+            return all(_is_size_of_input(part) or is_constant(part) for part in node.inputs)
         return _is_size_of_input(value)
 
     def vector(self, entries: Dims) -> ir.Value | None:

@@ -15,7 +15,7 @@ import onnx_ir as ir
 from vitdeploy.graph.edit import Names, replace
 from vitdeploy.graph.shapes.infer import Inference
 from vitdeploy.graph.shapes.sizes import Dims, Extent, Unknown, broadcast, product, view_shape
-from vitdeploy.graph.values import array_of, producer, stem, with_constant
+from vitdeploy.graph.values import array_of, is_constant, producer, stem, with_constant
 
 # Nodes between an index and the Range of its outermost axis: one Mul, one Unsqueeze, and an Add for each other axis.
 DEPTH = 12
@@ -37,7 +37,7 @@ def flatten_gathers(model: ir.Model) -> int:
         data, indices = node.inputs[0], _indices(node)
         assert known is not None and data is not None and indices is not None
         dims, wanted = known.dims_of(data), known.dims_of(node.outputs[0])
-        if array_of(data) is not None or dims is None or wanted is None:
+        if is_constant(data) or dims is None or wanted is None:
             continue
         axis = node.attributes.get_int("axis", 0) % len(dims)
         flat = (*dims[:axis], int(indices.size), *dims[axis + 1 :])

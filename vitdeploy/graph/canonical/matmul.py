@@ -17,7 +17,7 @@ import onnx_ir as ir
 from vitdeploy.graph.edit import Names, replace
 from vitdeploy.graph.shapes.infer import Inference
 from vitdeploy.graph.shapes.sizes import Dims, Extent, Unknown, view_shape
-from vitdeploy.graph.values import array_of, floats_of, stem
+from vitdeploy.graph.values import array_of, floats_of, is_constant, stem
 
 
 def gemm_to_matmul(model: ir.Model) -> int:
@@ -90,7 +90,7 @@ def _rewrite(model: ir.Model, known: Inference, node: ir.Node) -> bool:
     if letters is None or node.outputs[0].dtype is None:
         return False
     a, b = node.inputs
-    if array_of(a) is not None and array_of(b) is None:  # the weight on the right
+    if is_constant(a) and not is_constant(b):  # the weight on the right
         a, b, letters = b, a, _Letters(letters.b, letters.a, letters.out)
     dims = _dims(known, letters, (a, b))
     if a is None or b is None or dims is None:

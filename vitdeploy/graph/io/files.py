@@ -12,6 +12,7 @@ import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.io.admit import read_graph
+from vitdeploy.graph.values import weight_bytes
 from vitdeploy.spec import (
     DecodeError,
     GraphSpec,
@@ -106,11 +107,6 @@ def weights_folder(model: ir.Model) -> Path | None:
     """Where the weights lie that are not in the graph's own file; None where all are in it."""
     tensors = (value.const_value for value in model.graph.initializers.values())
     return next((Path(tensor.base_dir) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)), None)
-
-
-def weight_bytes(model: ir.Model) -> int:
-    tensors = (value.const_value for value in model.graph.initializers.values())
-    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
 
 def _lower_ir_version(model: ir.Model) -> None:

@@ -47,7 +47,7 @@ def add_rollout(model: ir.Model, views: AttentionViews) -> str:
     to patches; the rest goes to the tokens before them.
 
     Args:
-        looks: those of `model`, as `token_views` finds them. Where the batch and the heads share an axis, the map is
+        views: those of `model`, as `token_views` finds them. Where the batch and the heads share an axis, the map is
             right for batch 1 only.
     """
     editor = Editor(model)
