@@ -27,7 +27,7 @@ from tests.references import reference
 from vitdeploy.export.torch_onnx import export_graph
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.files import load_graph
-from vitdeploy.graph.passes.optimize import REWRITES, OptimizeOptions, optimize
+from vitdeploy.graph.passes.optimize import REWRITES, OptimizeOptions, exact, optimize
 from vitdeploy.spec import PreprocessSpec
 
 DEPTH = 2
@@ -247,6 +247,14 @@ def test_every_rewrite_keeps_what_its_row_says(rewrite):
     found = difference(*run(ir.to_proto(model), feeds), *run(before, feeds))  # the shapes are equal
     least, most = {"numbers": (0, 1e-6), "function": (0, 1e-4), "shapes": (1e-3, np.inf)}[rewrite.keeps]
     assert least <= found <= most
+
+
+def test_a_rewrite_without_a_switch_always_runs():
+    def unheard_of(model):
+        return 7
+
+    row = exact(unheard_of, "numbers")
+    assert row.chosen(OptimizeOptions()) and row.run(attention_model(), OptimizeOptions()) == 7
 
 
 def test_every_switch_has_a_row_of_its_name():

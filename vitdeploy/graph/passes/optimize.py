@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import Literal, NamedTuple
 
 import onnx_ir as ir
@@ -74,23 +73,23 @@ class Rewrite(NamedTuple):
     chosen: Callable[[OptimizeOptions], bool]
 
 
-def _switched(rewrite: Callable[[ir.Model], int], keeps: Literal["numbers", "function"]) -> Rewrite:
-    """A rewrite with a switch of its name among the options."""
+def exact(rewrite: Callable[[ir.Model], int], keeps: Literal["numbers", "function"]) -> Rewrite:
+    """A rewrite that needs nothing but the graph. It runs unless the options have a switch of its name that is off."""
     name = rewrite.__name__
-    return Rewrite(name, lambda model, options: rewrite(model), keeps, attrgetter(name))
+    return Rewrite(name, lambda model, _: rewrite(model), keeps, lambda options: getattr(options, name, True))
 
 
 # LayerScale first: then the projection that takes the value's bias is a plain linear, and so is every one that is
 # rotated. The rotation before the folds of biases: it leaves the shifts of norms in them. Folds of merged weights
 # before the class token and qkv, so that they find them in the exporter's form and the division copies the result.
 REWRITES = (
-    _switched(fold_layer_scale, "function"),
-    _switched(rotate_residual, "function"),
-    _switched(fold_attention_scale, "function"),
-    _switched(drop_key_bias, "function"),
-    _switched(fold_value_bias, "function"),
-    _switched(fold_image_normalisation, "function"),
-    _switched(class_token_only, "numbers"),
+    exact(fold_layer_scale, "function"),
+    exact(rotate_residual, "function"),
+    exact(fold_attention_scale, "function"),
+    exact(drop_key_bias, "function"),
+    exact(fold_value_bias, "function"),
+    exact(fold_image_normalisation, "function"),
+    exact(class_token_only, "numbers"),
     Rewrite("merge_qkv", lambda model, _: merge_qkv(model), "numbers", lambda options: options.qkv == "merged"),
     Rewrite("split_qkv", lambda model, _: split_qkv(model), "numbers", lambda options: options.qkv == "separate"),
     Rewrite(
