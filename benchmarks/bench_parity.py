@@ -27,8 +27,8 @@ from protocol import compiled
 
 from vitdeploy.bench.candidate import engine_candidate
 from vitdeploy.bench.process import WorkerProcess
+from vitdeploy.bench.protocol import SETTLE_SECONDS
 from vitdeploy.bench.run import started
-from vitdeploy.bench.worker import SETTLE_SECONDS
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.spec import EngineSpec
 from vitdeploy.verify.intervals import log_ratio

@@ -68,7 +68,7 @@ def spoilt(bundle: Path, out: Path, target: str) -> Path:
 def changed(bundle: Path, out: Path, target: str, bias: float | Values = 0.0) -> Path:
     """A model with other weights in its head, in their last digits, and a higher bias."""
     from vitdeploy.graph.edit import Editor
-    from vitdeploy.graph.io import load_graph, save_graph
+    from vitdeploy.graph.io.files import load_graph, save_graph
 
     if (out / "manifest.json").is_file():
         return out

@@ -34,8 +34,8 @@ import numpy as np
 
 from vitdeploy.bench.candidate import engine_candidate
 from vitdeploy.bench.paired import paired_ratio
+from vitdeploy.bench.protocol import SETTLE_SECONDS
 from vitdeploy.bench.run import started
-from vitdeploy.bench.worker import SETTLE_SECONDS
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.verify.intervals import student
 

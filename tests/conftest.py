@@ -159,12 +159,12 @@ def small_bundle(tmp_path_factory: pytest.TempPathFactory, small_export: Path) -
 @pytest.fixture(scope="session")
 def external_graph(tmp_path_factory: pytest.TempPathFactory, small_export: Path) -> Path:
     """The graph of small_export as one of more than 2 GB is written: model.onnx, and model.onnx.data beside it."""
-    from vitdeploy.graph import io
+    from vitdeploy.graph.io import files
 
     path = tmp_path_factory.mktemp("external") / "model.onnx"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(io, "MAX_WEIGHT_BYTES", 50_000)
-        io.save_graph(io.load_graph(small_export / "model.onnx"), path)
+        patch.setattr(files, "MAX_WEIGHT_BYTES", 50_000)
+        files.save_graph(files.load_graph(small_export / "model.onnx"), path)
     return path
 
 

@@ -18,7 +18,7 @@ from tests import forked
 from tests.command_line import ROOT, command_line
 from tests.graph.builder import Builder
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.io import load_graph, save_graph
+from vitdeploy.graph.io.files import load_graph, save_graph
 
 MODEL = "vit_w32d2h2_patch8_32"
 
@@ -154,8 +154,8 @@ def placed(tmp_path_factory, small_export):
     """A placement of the small model, with ranges out of the air: nothing runs it."""
     from dataclasses import replace
 
-    from vitdeploy.graph.io import get_metadata, load_graph, save_graph, set_metadata
-    from vitdeploy.graph.linears import find_linears
+    from vitdeploy.graph.analysis.linears import find_linears
+    from vitdeploy.graph.io.files import get_metadata, load_graph, save_graph, set_metadata
     from vitdeploy.quantize.placement import place
     from vitdeploy.quantize.ranges import Range
 

@@ -16,7 +16,7 @@ from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.compile.tensorrt import BuildOptions
 from vitdeploy.errors import CapabilityError, TargetError
-from vitdeploy.graph.io import GraphMetadata, get_metadata, graph_spec, load_graph, save_graph, set_metadata
+from vitdeploy.graph.io.files import GraphMetadata, get_metadata, graph_spec, load_graph, save_graph, set_metadata
 from vitdeploy.pipeline.job import prepare
 from vitdeploy.pipeline.plan import Candidate, engine_plan
 from vitdeploy.pipeline.progress import silent

@@ -9,8 +9,8 @@ import pytest
 
 from tests.command_line import command_line
 from tests.graph.builder import Builder
-from tests.graph.tensorrt.cases import CASES, attention
-from vitdeploy.graph.tensorrt.lint import lint
+from tests.lint.cases import CASES, attention
+from vitdeploy.lint.linter import lint
 from vitdeploy.spec import encode
 
 VERSIONS = ["10.3", "10.16", "11.4"]

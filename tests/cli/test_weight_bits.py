@@ -6,7 +6,8 @@ import pytest
 
 from tests.command_line import command_line
 from vitdeploy.bundle.read import read_bundle
-from vitdeploy.runtime import host, load
+from vitdeploy.runtime import host
+from vitdeploy.runtime.predictor import load
 
 TARGET = "onnxruntime-cpu"
 SATURATES = "weights of 8 bits saturate on this CPU, which has no VNNI"

@@ -18,10 +18,10 @@ from tests.quantize.test_families import error, pictures
 from tests.references import reference
 from vitdeploy.errors import CheckpointError, ExportError
 from vitdeploy.export.parity import TOLERANCE, relative_difference
-from vitdeploy.graph.attention import find_attentions
-from vitdeploy.graph.io import load_graph
-from vitdeploy.graph.linears import count_int8
-from vitdeploy.graph.optimize import OptimizeOptions
+from vitdeploy.graph.analysis.attention import find_attentions
+from vitdeploy.graph.analysis.linears import count_int8
+from vitdeploy.graph.io.files import load_graph
+from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.reference_model import find_reference_model, reference_runner
 from vitdeploy.pipeline.stages.compile import compile_graph

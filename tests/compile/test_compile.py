@@ -14,8 +14,8 @@ from vitdeploy.compile.engine import compile_engine
 from vitdeploy.compile.probe import probe_target
 from vitdeploy.data.folder import split
 from vitdeploy.errors import CapabilityError, EngineError, GraphError, TargetError
-from vitdeploy.graph.io import get_metadata, graph_spec, load_graph, save_graph, set_metadata
-from vitdeploy.graph.work import count_work
+from vitdeploy.graph.analysis.work import count_work
+from vitdeploy.graph.io.files import get_metadata, graph_spec, load_graph, save_graph, set_metadata
 from vitdeploy.models.load import load_model
 from vitdeploy.models.source import Source
 from vitdeploy.models.torch_runner import torch_runner

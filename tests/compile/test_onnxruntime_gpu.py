@@ -9,13 +9,14 @@ import pytest
 from vitdeploy.compile import onnxruntime_gpu
 from vitdeploy.compile.backend import CompileRequest
 from vitdeploy.compile.engine import compile_engine
-from vitdeploy.compile.onnxruntime import blank, count_kernels, run_profiled
+from vitdeploy.compile.onnxruntime import blank, count_kernels
 from vitdeploy.compile.onnxruntime_gpu import shape_nodes
 from vitdeploy.errors import CapabilityError
-from vitdeploy.graph.io import save_graph
+from vitdeploy.graph.io.files import save_graph
 from vitdeploy.runtime import ort, ort_gpu
 from vitdeploy.runtime.nvidia import find_driver
 from vitdeploy.runtime.ort_gpu import CUDA, SHAPE_NODES, TENSORRT
+from vitdeploy.runtime.ort_profile import run_profiled
 
 pytest.importorskip("onnxruntime", reason="pip install 'vitdeploy[onnxruntime]'")
 PROVIDER = ort_gpu.PROVIDERS[CUDA]

@@ -30,7 +30,7 @@ from vitdeploy.bundle.write import Golden, GoldenAnswers, write_bundle
 from vitdeploy.embed import source, web
 from vitdeploy.embed.web.pad import drawing_form
 from vitdeploy.errors import CapabilityError, InputError, TargetError
-from vitdeploy.graph.io import graph_spec, load_graph
+from vitdeploy.graph.io.files import graph_spec, load_graph
 from vitdeploy.runtime import load
 from vitdeploy.runtime.detection import detect
 from vitdeploy.runtime.geometry import input_window
@@ -559,8 +559,8 @@ def test_the_pad_takes_fingers(opened):
 
 
 def test_the_map_is_the_rollout_that_numpy_computes(opened, bundle):
-    from vitdeploy.graph.attention_views import token_views
-    from vitdeploy.graph.normalise import normalise as canonical
+    from vitdeploy.graph.analysis.attention_views import token_views
+    from vitdeploy.graph.canonical.normalise import normalise as canonical
     from vitdeploy.pipeline.instrumented import run_instrumented
 
     model = load_graph(bundle / "model.onnx")
@@ -618,7 +618,7 @@ def test_no_layout_has_a_fault_on_phones_and_desktops_light_and_dark(opened):
 def planted_page(folder, model, task, built):
     """A page of a planted model, float32 [batch, 1, 32, 32] in, with the golden answers of one image."""
     from vitdeploy.compile.engine import compile_engine
-    from vitdeploy.graph.io import GraphMetadata, save_graph, set_metadata
+    from vitdeploy.graph.io.files import GraphMetadata, save_graph, set_metadata
     from vitdeploy.runtime.engine import make_runner
 
     post = PostprocessSpec() if task == "detection" else None
@@ -780,7 +780,7 @@ def test_what_it_cannot_be_written_for_is_refused(bundle, small_bundle, tmp_path
 
 
 def test_without_attention_over_patches_the_page_says_why(bundle, tmp_path, monkeypatch):
-    from vitdeploy.graph.io import save_graph
+    from vitdeploy.graph.io.files import save_graph
 
     file = tmp_path / "windowed.onnx"
     save_graph(planted.windowed(), file)

@@ -13,8 +13,8 @@ from tests.command_line import ROOT, command_line
 from vitdeploy.errors import CapabilityError, ExportError, GraphError, RecipeError, TargetError
 from vitdeploy.export.batches import OneFunction, one_function
 from vitdeploy.export.parity import worst_difference
-from vitdeploy.graph.io import fixed_batch, graph_spec, load_graph
-from vitdeploy.graph.optimize import OptimizeOptions
+from vitdeploy.graph.io.files import fixed_batch, graph_spec, load_graph
+from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.batches import settle_batch
 from vitdeploy.pipeline.recipe import validate

@@ -14,7 +14,7 @@ from torch import nn
 from vitdeploy.errors import CheckpointError, ExportError
 from vitdeploy.export.parity import check_parity
 from vitdeploy.export.torch_onnx import PixelsIn, export_graph, opsets
-from vitdeploy.graph.io import get_metadata, graph_spec, load_graph, save_graph
+from vitdeploy.graph.io.files import get_metadata, graph_spec, load_graph, save_graph
 from vitdeploy.models.family import Signature
 from vitdeploy.models.load import load_model
 from vitdeploy.models.loaded import LoadedModel

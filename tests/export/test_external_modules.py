@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from tests.models.test_load_folders import SHAPE, SWIN, VIT, randomised
 from tests.parity import BATCHES, ENGINES, engine_runner
 from tests.references import reference
-from vitdeploy.graph.optimize import OptimizeOptions
+from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.reference_model import find_reference_model, reference_runner
 from vitdeploy.pipeline.stages.export import ExportConfig, export

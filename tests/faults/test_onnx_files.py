@@ -12,10 +12,10 @@ from onnx import TensorProto, helper
 
 from tests.graph.builder import Builder, values
 from vitdeploy.errors import GraphError, InputError, MissingFileError, UnsafeGraphError, VitdeployError
-from vitdeploy.graph import admit as gate
-from vitdeploy.graph import stored, wire
-from vitdeploy.graph.admit import admit
-from vitdeploy.graph.normalise import normalise
+from vitdeploy.graph.canonical.normalise import normalise
+from vitdeploy.graph.io import admit as gate
+from vitdeploy.graph.io import stored, wire
+from vitdeploy.graph.io.admit import admit
 
 
 def small():

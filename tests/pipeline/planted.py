@@ -13,7 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 from PIL import Image
 
 from vitdeploy.bundle.write import write_bundle
-from vitdeploy.graph.io import GraphMetadata, graph_spec, save_graph, set_metadata
+from vitdeploy.graph.io.files import GraphMetadata, graph_spec, save_graph, set_metadata
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
 
 SIDE, PATCH, GRID = 32, 8, 4

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from tests.pipeline import planted
-from vitdeploy.graph.io import save_graph
-from vitdeploy.graph.normalise import normalise
-from vitdeploy.pipeline.stages.attention import ORIGINAL, find_attention, read_attention, shared
+from vitdeploy.graph.canonical.normalise import normalise
+from vitdeploy.graph.io.files import save_graph
+from vitdeploy.pipeline.reference_model import ORIGINAL
+from vitdeploy.pipeline.stages.attention import find_attention, read_attention, shared
 from vitdeploy.runtime.preprocess import load_image
 
 PLACES = {3: ((1, 2), (3, 0)), 8: ((0, 1), (2, 2))}  # by image: its brightest and darkest patch

@@ -14,7 +14,7 @@ from PIL import Image
 from tests.graph.builder import Builder
 from vitdeploy.data.folder import Sample, split
 from vitdeploy.errors import DataError, GraphError
-from vitdeploy.graph.io import GraphMetadata, load_graph, save_graph, set_metadata
+from vitdeploy.graph.io.files import GraphMetadata, load_graph, save_graph, set_metadata
 from vitdeploy.pipeline.stages import quantize
 from vitdeploy.pipeline.stages.files import read_json
 from vitdeploy.pipeline.stages.quantize import calibrate

@@ -9,9 +9,9 @@ from vitdeploy.bundle.read import file_sha256
 from vitdeploy.compile.tensorrt import BuildOptions
 from vitdeploy.data.folder import split
 from vitdeploy.errors import GraphError
-from vitdeploy.graph.io import load_graph, save_graph
-from vitdeploy.graph.tensorrt.lint import lint
-from vitdeploy.graph.tensorrt.pixels import cast_pixels_first
+from vitdeploy.graph.io.files import load_graph, save_graph
+from vitdeploy.graph.passes.pixel_cast import cast_pixels_first
+from vitdeploy.lint.linter import lint
 from vitdeploy.pipeline.stages import compile as stage
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate
 from vitdeploy.pipeline.stages.typed import place_typed

@@ -9,10 +9,10 @@ from PIL import Image
 from tests.pipeline import planted
 from tests.report.test_attention import patch, tile
 from vitdeploy.errors import GraphError, InputError, OutputError
-from vitdeploy.graph.normalise import normalise
-from vitdeploy.graph.optimize import optimize
-from vitdeploy.graph.row_alignment import align_rows
-from vitdeploy.graph.token_merging import merge_tokens
+from vitdeploy.graph.canonical.normalise import normalise
+from vitdeploy.graph.passes.optimize import optimize
+from vitdeploy.graph.passes.row_alignment import align_rows
+from vitdeploy.graph.passes.token_merging import merge_tokens
 from vitdeploy.pipeline.explain import explain
 
 BRIGHT, DARK = (1, 2), (3, 0)
@@ -199,8 +199,8 @@ def test_the_command_prints_one_document_and_writes_the_picture_alone(cli, tmp_p
 
 def test_of_a_real_model_the_weights_that_are_drawn_sum_to_one(small_export, tmp_path, digits):
     """Through export, rewrites and bundle, as a user does."""
-    from vitdeploy.graph.attention_views import token_views
-    from vitdeploy.graph.optimize import OptimizeOptions
+    from vitdeploy.graph.analysis.attention_views import token_views
+    from vitdeploy.graph.passes.optimize import OptimizeOptions
     from vitdeploy.pipeline.explain import _float_graph
     from vitdeploy.pipeline.instrumented import run_instrumented
     from vitdeploy.pipeline.stages import optimize as stage

@@ -12,7 +12,7 @@ import pytest
 
 from tests.command_line import command_line
 from vitdeploy.errors import CheckpointError, DataError, GraphError, InputError, RecipeError
-from vitdeploy.graph.io import get_metadata, load_graph, save_graph, set_metadata
+from vitdeploy.graph.io.files import get_metadata, load_graph, save_graph, set_metadata
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.beside import ASSUMED
 from vitdeploy.pipeline.comparison import _settings

@@ -8,10 +8,10 @@ from onnx import TensorProto
 
 from tests.graph.builder import Builder, values
 from vitdeploy.errors import GraphError, UnsafeGraphError
-from vitdeploy.graph.attention import find_attentions
-from vitdeploy.graph.io import METADATA_KEY, load_graph
-from vitdeploy.graph.optimize import OptimizeOptions
-from vitdeploy.graph.rowwise import dim
+from vitdeploy.graph.analysis.attention import find_attentions
+from vitdeploy.graph.io.files import METADATA_KEY, load_graph
+from vitdeploy.graph.passes.optimize import OptimizeOptions
+from vitdeploy.graph.values import dim
 from vitdeploy.pipeline.stages.files import is_ours
 from vitdeploy.pipeline.stages.optimize import optimize
 

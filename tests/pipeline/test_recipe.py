@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import vitdeploy
 from vitdeploy.compile.tensorrt import BuildOptions
 from vitdeploy.errors import MissingFileError, RecipeError, VitdeployError
-from vitdeploy.graph.optimize import OptimizeOptions
+from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.recipe import MAX_BYTES, MAX_DEPTH, load_recipe, validate
 from vitdeploy.pipeline.reference_model import Overrides

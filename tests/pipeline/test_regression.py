@@ -14,7 +14,7 @@ from tests.report.test_html import HOSTILE, Page
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import InputError, MissingFileError, TargetError
-from vitdeploy.graph.io import load_graph, save_graph
+from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.pipeline.progress import silent
 from vitdeploy.pipeline.regression.compare import compare
 from vitdeploy.pipeline.regression.findings import Found, Limits, judge

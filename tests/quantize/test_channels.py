@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.graph.small_graphs import Builder, difference, random_feeds, run, run_in_double
-from vitdeploy.graph.image_norm import image_bounds
-from vitdeploy.graph.linears import find_linears
+from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.passes.image_norm import image_bounds
 from vitdeploy.quantize.channels import scale_channels
-from vitdeploy.quantize.error import products_error
-from vitdeploy.quantize.observers import Observer, with_outputs
+from vitdeploy.quantize.observer import Observer
+from vitdeploy.quantize.observers import with_outputs
 from vitdeploy.quantize.prepare import prepare
-from vitdeploy.quantize.products import products_of, weight_of
+from vitdeploy.quantize.products import products_error, products_of, weight_of
 from vitdeploy.quantize.rounding import round_linear
 from vitdeploy.quantize.statistics import FIELDS, Statistics
 

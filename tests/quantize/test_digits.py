@@ -13,10 +13,10 @@ import pytest
 
 from tests.targets import CPU_TARGETS
 from vitdeploy.data.folder import split
+from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.analysis.work import layer_macs
 from vitdeploy.graph.half.emulated import emulate
-from vitdeploy.graph.io import get_metadata, load_graph, serialised
-from vitdeploy.graph.layer_role import layer_macs
-from vitdeploy.graph.linears import find_linears
+from vitdeploy.graph.io.files import get_metadata, load_graph, serialised
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.reference_model import Overrides, find_reference_model
 from vitdeploy.pipeline.stages.compile import compile_graph
@@ -131,7 +131,7 @@ from pathlib import Path
 import numpy as np
 from vitdeploy.data.folder import scan
 from vitdeploy.data.pixels import batches
-from vitdeploy.graph.io import get_metadata, load_graph
+from vitdeploy.graph.io.files import get_metadata, load_graph
 from vitdeploy.quantize.observers import observe
 
 model = load_graph(Path(sys.argv[1]))

@@ -15,8 +15,8 @@ import torch
 from tests.models.detr_reference import randomise
 from tests.targets import CPU_TARGETS
 from vitdeploy.export.torch_onnx import export_graph
-from vitdeploy.graph.io import get_metadata, load_graph, save_graph
-from vitdeploy.graph.optimize import OptimizeOptions, optimize
+from vitdeploy.graph.io.files import get_metadata, load_graph, save_graph
+from vitdeploy.graph.passes.optimize import OptimizeOptions, optimize
 from vitdeploy.models.catalog import find_or_raise
 from vitdeploy.pipeline.stages.compile import compile_graph
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, place_graph

@@ -10,16 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.graph.small_graphs import FORMS, WIDTH, Builder, block, difference, random_feeds, run, run_in_double
-from vitdeploy.graph.attention import find_attentions
-from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.linears import find_linears
-from vitdeploy.graph.normalise import drop_unused
+from vitdeploy.graph.analysis.attention import find_attentions
+from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.edit import Editor, drop_unused
 from vitdeploy.quantize.channel_split import GainThreshold, smooth_hidden
-from vitdeploy.quantize.error import expected_error, range_of
 from vitdeploy.quantize.observer import Observer
 from vitdeploy.quantize.observers import with_outputs
 from vitdeploy.quantize.prepare import prepare
-from vitdeploy.quantize.ranges import activation_scale, quantize_weight
+from vitdeploy.quantize.products import expected_error
+from vitdeploy.quantize.ranges import activation_scale, quantize_weight, range_of
 from vitdeploy.quantize.rounding import round_weight
 from vitdeploy.quantize.scores import find_scores, score_tensors, separate_scores, smooth_scores
 from vitdeploy.quantize.smoothing import smooth_norms, smooth_values

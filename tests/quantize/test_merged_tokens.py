@@ -7,8 +7,8 @@ from tests.targets import CPU_TARGETS
 from vitdeploy.compile.engine import compile_engine
 from vitdeploy.data.folder import split
 from vitdeploy.data.pixels import batches
-from vitdeploy.graph.io import load_graph, save_graph
-from vitdeploy.graph.optimize import OptimizeOptions, optimize
+from vitdeploy.graph.io.files import load_graph, save_graph
+from vitdeploy.graph.passes.optimize import OptimizeOptions, optimize
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
 from vitdeploy.quantize.attention_onnxruntime import fuse_attention
 from vitdeploy.quantize.scores import separate_scores

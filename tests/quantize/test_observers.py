@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 from vitdeploy.data.folder import split
 from vitdeploy.data.pixels import batches
 from vitdeploy.errors import DataError
-from vitdeploy.graph.io import load_graph
-from vitdeploy.graph.linears import find_linears
+from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.io.files import load_graph
 from vitdeploy.quantize.estimate import estimate
 from vitdeploy.quantize.nonfinite import find_nonfinite
 from vitdeploy.quantize.observer import Observer, covariance_pays

@@ -15,13 +15,13 @@ from vitdeploy.compile.engine import compile_engine
 from vitdeploy.data.folder import split
 from vitdeploy.data.pixels import batches
 from vitdeploy.errors import GraphError, TargetError
-from vitdeploy.graph.io import load_graph, save_graph
-from vitdeploy.graph.linears import constant, count_int8, find_linears
-from vitdeploy.graph.optimize import optimize
-from vitdeploy.quantize.error import range_of
+from vitdeploy.graph.analysis.linears import count_int8, find_linears
+from vitdeploy.graph.io.files import load_graph, save_graph
+from vitdeploy.graph.passes.optimize import optimize
+from vitdeploy.graph.values import floats_of
 from vitdeploy.quantize.observers import observe
 from vitdeploy.quantize.placement import place, shape
-from vitdeploy.quantize.ranges import Range, activation_scale
+from vitdeploy.quantize.ranges import Range, activation_scale, range_of
 from vitdeploy.quantize.scores import separate_scores
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.openvino import OpenVinoRunner
@@ -198,7 +198,7 @@ def test_onnxruntime_has_the_bias_inside(model, ranges):
     fused = [node for node in model.graph if node.op_type == "MatMulIntegerToFloat"]
     for node in fused:
         assert len(node.inputs) == 7
-        np.testing.assert_array_equal(constant(node.inputs[6]), biases[node.name.split("/")[0]])
+        np.testing.assert_array_equal(floats_of(node.inputs[6]), biases[node.name.split("/")[0]])
         assert not node.inputs[5].const_value.numpy().any()  # weights are symmetric
 
 

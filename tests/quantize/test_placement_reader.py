@@ -8,16 +8,15 @@ import pytest
 from tests.targets import CPU_TARGETS
 from vitdeploy.data.folder import split
 from vitdeploy.data.pixels import batches
+from vitdeploy.graph.analysis.linears import count_int8, find_linears
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.io import load_graph
-from vitdeploy.graph.linears import count_int8, find_linears
-from vitdeploy.graph.optimize import OptimizeOptions, optimize
-from vitdeploy.quantize.error import range_of
+from vitdeploy.graph.io.files import load_graph
+from vitdeploy.graph.passes.optimize import OptimizeOptions, optimize
 from vitdeploy.quantize.observers import observe
 from vitdeploy.quantize.placement import choose, place, shape
 from vitdeploy.quantize.placement_reader import find_quantized, make_float
 from vitdeploy.quantize.prepare import prepare
-from vitdeploy.quantize.ranges import quantize_weight
+from vitdeploy.quantize.ranges import quantize_weight, range_of
 from vitdeploy.spec import PreprocessSpec
 
 PREPROCESS = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))

@@ -4,7 +4,7 @@ import onnx_ir as ir
 import pytest
 
 from vitdeploy.errors import GraphError
-from vitdeploy.quantize.reject_quantized import reject_quantized
+from vitdeploy.quantize.placement_reader import reject_quantized
 
 
 def graph_of(*operators):

@@ -7,9 +7,9 @@ from tests.targets import CPU_TARGETS
 from vitdeploy.compile.engine import compile_engine
 from vitdeploy.data.folder import split
 from vitdeploy.data.pixels import batches
-from vitdeploy.graph.io import load_graph, save_graph
-from vitdeploy.graph.linears import count_int8
-from vitdeploy.graph.optimize import OptimizeOptions, optimize
+from vitdeploy.graph.analysis.linears import count_int8
+from vitdeploy.graph.io.files import load_graph, save_graph
+from vitdeploy.graph.passes.optimize import OptimizeOptions, optimize
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.spec import PreprocessSpec

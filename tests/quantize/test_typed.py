@@ -4,16 +4,16 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
+from tests.graph.passes.test_rotation import vit
 from tests.graph.small_graphs import Builder, difference, random_feeds, run
-from tests.graph.test_rotation import vit
 from vitdeploy.backends import TARGETS
 from vitdeploy.data.folder import split
 from vitdeploy.errors import CapabilityError, DataError, GraphError
+from vitdeploy.graph.analysis.linears import find_linears
 from vitdeploy.graph.half.emulated import emulate
 from vitdeploy.graph.half.residual_scale import scale_residual
 from vitdeploy.graph.half.typed import type_graph
-from vitdeploy.graph.io import load_graph, save_graph
-from vitdeploy.graph.linears import find_linears
+from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, check_placed, place_graph
 from vitdeploy.pipeline.stages.typed import place_typed
 from vitdeploy.quantize.extremes import Extremes, with_extremes

@@ -16,13 +16,12 @@ from hypothesis.extra import numpy as arrays
 from tests.graph.builder import Builder
 from tests.targets import CPU_TARGETS
 from vitdeploy.data.folder import split
-from vitdeploy.graph.canonical.edit import array_of
-from vitdeploy.graph.io import get_metadata, load_graph, save_graph
-from vitdeploy.graph.optimize import optimize
+from vitdeploy.graph.io.files import get_metadata, load_graph, save_graph
+from vitdeploy.graph.passes.optimize import optimize
+from vitdeploy.graph.values import array_of
 from vitdeploy.pipeline.stages.compile import compile_graph
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
-from vitdeploy.quantize.error import expected_error, products_error
-from vitdeploy.quantize.products import Products
+from vitdeploy.quantize.products import Products, expected_error, products_error
 from vitdeploy.quantize.ranges import quantize_weight
 from vitdeploy.quantize.rounding import round_weight
 from vitdeploy.quantize.statistics import Statistics, load_statistics

@@ -14,8 +14,8 @@ import onnx_ir as ir
 import pytest
 
 from vitdeploy.errors import CapabilityError, EngineError, MissingPackageError, UnsafeError, UntrustedEngineError
-from vitdeploy.pipeline.capability import require_runtime
 from vitdeploy.runtime import ort, ort_gpu
+from vitdeploy.runtime.backend import require_runtime
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.ort_gpu import CUDA, SHAPE_NODES, TENSORRT, OnnxRuntimeGpuRunner

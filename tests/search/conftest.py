@@ -5,7 +5,7 @@ import pytest
 from tests.search.planted_layer import IMAGES, PLANTED, plant
 from vitdeploy.data.folder import split
 from vitdeploy.data.pixels import batches
-from vitdeploy.graph.io import load_graph, save_graph
+from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.quantize.observers import observe
 from vitdeploy.quantize.scores import separate_scores
 from vitdeploy.runtime.ort import OnnxRuntimeRunner

@@ -4,7 +4,7 @@ import pytest
 
 from tests.command_line import command_line
 from tests.search.planted_layer import PLANTED, table_for
-from vitdeploy.graph.io import load_graph
+from vitdeploy.graph.io.files import load_graph
 from vitdeploy.search.trials import opened
 
 TARGET = "onnxruntime-cpu"

@@ -6,8 +6,8 @@ import json
 import pytest
 
 from vitdeploy.errors import CapabilityError, InputError, MissingFileError, TargetError
-from vitdeploy.graph.io import save_graph
-from vitdeploy.graph.linears import find_linears
+from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.io.files import save_graph
 from vitdeploy.search import latency
 from vitdeploy.search.latency import FORMAT, LatencyTable, Timing, fingerprint, load_table, measure_latencies
 from vitdeploy.search.layer_graph import Convolution, Shape, layer_graph

@@ -7,7 +7,7 @@ import pytest
 
 from tests.search.planted_layer import PLANTED, table_for
 from vitdeploy.errors import InputError
-from vitdeploy.graph.io import load_graph
+from vitdeploy.graph.io.files import load_graph
 from vitdeploy.quantize.placement import choose, place, shape
 from vitdeploy.quantize.prepare import prepare
 from vitdeploy.search.mixed import Mixed, PrecisionOverride, Reached, Taken, choose_mends

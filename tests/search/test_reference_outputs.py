@@ -7,7 +7,7 @@ import scipy.stats
 
 from vitdeploy.data.folder import split
 from vitdeploy.data.pixels import batches
-from vitdeploy.graph.io import get_metadata, load_graph
+from vitdeploy.graph.io.files import get_metadata, load_graph
 from vitdeploy.quantize.observers import observe
 from vitdeploy.quantize.placement import choose, place, shape
 from vitdeploy.quantize.prepare import prepare

@@ -5,8 +5,8 @@ import pytest
 
 from vitdeploy.bench.results import Round
 from vitdeploy.errors import GraphError
-from vitdeploy.graph.io import load_graph, save_graph
-from vitdeploy.graph.row_alignment import align_rows
+from vitdeploy.graph.io.files import load_graph, save_graph
+from vitdeploy.graph.passes.row_alignment import align_rows
 from vitdeploy.search import rows
 from vitdeploy.search.latency import fingerprint
 from vitdeploy.spec import decode, encode

@@ -7,8 +7,8 @@ import pytest
 
 from tests.search.conftest import BATCH, PREPROCESS
 from vitdeploy.errors import GraphError, InputError
-from vitdeploy.graph.io import load_graph, save_graph
-from vitdeploy.graph.token_merging import merge_tokens
+from vitdeploy.graph.io.files import load_graph, save_graph
+from vitdeploy.graph.passes.token_merging import merge_tokens
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.search.expected import Expected
 from vitdeploy.search.latency import LatencyTable, Timing

@@ -7,8 +7,8 @@ import pytest
 from scipy import stats
 
 from tests.search.planted_layer import IMAGES, PLANTED
-from vitdeploy.graph.io import load_graph
-from vitdeploy.graph.linears import find_linears
+from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.io.files import load_graph
 from vitdeploy.search.sensitivity import Sensitivity, groups_of, mean_interval, measure_sensitivity
 from vitdeploy.search.trials import opened
 from vitdeploy.spec import decode, encode

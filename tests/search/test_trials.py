@@ -8,8 +8,8 @@ import pytest
 
 from tests.search.planted_layer import PLANTED
 from vitdeploy.errors import GraphError
-from vitdeploy.graph.io import load_graph
-from vitdeploy.graph.linears import find_linears
+from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.io.files import load_graph
 from vitdeploy.quantize.placement import choose, place, shape
 from vitdeploy.quantize.prepare import Overrides, prepare
 from vitdeploy.search.layer_graph import Shape, shapes_of

@@ -19,7 +19,7 @@ from vitdeploy.errors import InputError
 from vitdeploy.spec import PreprocessSpec, Task
 
 if TYPE_CHECKING:
-    from vitdeploy.graph.io import GraphMetadata
+    from vitdeploy.graph.io.files import GraphMetadata
     from vitdeploy.pipeline.batches import Asked
     from vitdeploy.pipeline.stages.export import ExportConfig
 
@@ -55,7 +55,7 @@ class Graph(Shown):
     @functools.cached_property
     def metadata(self) -> GraphMetadata:
         """What the file says of itself: task, preprocessing, labels; target and precision once it is placed."""
-        from vitdeploy.graph.io import get_metadata, load_graph
+        from vitdeploy.graph.io.files import get_metadata, load_graph
 
         return get_metadata(load_graph(self.file), str(self.file))
 
@@ -226,7 +226,7 @@ def optimize(
     file = graph_file(graph)
     home = home_of(folder, "optimized", OUTPUT_NAMES)
 
-    from vitdeploy.graph.optimize import OptimizeOptions
+    from vitdeploy.graph.passes.optimize import OptimizeOptions
     from vitdeploy.pipeline.stages.optimize import optimize as rewrite
 
     whole = isinstance(graph, Graph) or Path(graph).is_dir()

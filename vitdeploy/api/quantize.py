@@ -128,7 +128,7 @@ def quantize(
         check_data(chosen.path)
     home, typed, reporter = home_of(folder, "quantized", OUTPUT_NAMES), TARGETS[target].typed, reporting(progress)
 
-    from vitdeploy.graph.io import get_metadata, load_graph
+    from vitdeploy.graph.io.files import get_metadata, load_graph
     from vitdeploy.pipeline.job import weight_bits
     from vitdeploy.pipeline.stages.compile import check_task
     from vitdeploy.pipeline.stages.external import import_external

@@ -10,7 +10,7 @@ from vitdeploy.cli.console import command_line
 from vitdeploy.errors import TargetError
 
 if TYPE_CHECKING:
-    from vitdeploy.graph.tensorrt.findings import Finding
+    from vitdeploy.lint.findings import Finding
 
 TARGET = "tensorrt"
 # Nodes that are named for one rule; all are in the JSON document.
@@ -35,9 +35,9 @@ def lint_graphs(path: Path, target: str, version: str | None) -> tuple[dict[str,
             fix=f"this asks it: {command_line('vitdeploy', 'compile', path, '--target', target, '-o', 'DIR')}",
         )
 
-    from vitdeploy.graph.io import load_graph
-    from vitdeploy.graph.tensorrt.lint import counts, lint
-    from vitdeploy.graph.tensorrt.support import VERSIONS
+    from vitdeploy.graph.io.files import load_graph
+    from vitdeploy.lint.linter import counts, lint
+    from vitdeploy.lint.support import VERSIONS
 
     versions = VERSIONS if version is None else (version,)
     lines, every, graphs = [], [], {}

@@ -111,10 +111,10 @@ def _graph(path: Path) -> tuple[dict[str, Any], list[str]]:
 
     file = find_graph(path)
 
-    from vitdeploy.graph.attention import find_attentions
-    from vitdeploy.graph.io import METADATA_KEY, get_metadata, graph_spec, load_graph
-    from vitdeploy.graph.linears import find_linears
-    from vitdeploy.graph.rowwise import dim
+    from vitdeploy.graph.analysis.attention import find_attentions
+    from vitdeploy.graph.analysis.linears import find_linears
+    from vitdeploy.graph.io.files import METADATA_KEY, get_metadata, graph_spec, load_graph
+    from vitdeploy.graph.values import dim
     from vitdeploy.spec import encode
 
     model = load_graph(file)

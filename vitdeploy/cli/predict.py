@@ -15,6 +15,7 @@ from vitdeploy.cli.inputs import Input, find_inputs
 from vitdeploy.errors import InputError
 
 if TYPE_CHECKING:
+    from vitdeploy.runtime import load, load_sequence
     from vitdeploy.runtime.predictor import Predictor
     from vitdeploy.runtime.sequence_predictor import SequencePredictor
 
@@ -63,7 +64,6 @@ def _run(
 ) -> tuple[str, str, list[Input], Answers, Failures]:
     """(engine, why it, all inputs, those that are answered, those that cannot be)."""
     from vitdeploy.bundle.read import read_bundle
-    from vitdeploy.runtime import load, load_sequence
 
     if read_bundle(bundle).task == "sequence":
         found = find_inputs(texts, console.note, tokens=True)

@@ -39,33 +39,55 @@ def one_function(runner: Runner, preprocess: PreprocessSpec) -> OneFunction:
         ExportError: it gives two answers to the same image, or runs at no size.
     """
     images = _images(preprocess, max(SIZES))
-    tensor = runner.inputs[0]
-    feed = images if tensor.dtype == "uint8" else normalise(images, preprocess)
-    alone: dict[int, Answers | str] = {}
+    asker = _Asker(runner, images if runner.inputs[0].dtype == "uint8" else normalise(images, preprocess))
+    again = asker.together([0])
+    if not isinstance(again, str) and not isinstance(first := asker.alone(0), str):
+        refuse_two_answers(again, first)
+    wrong = next(((size, what) for size in BATCHES if (what := asker.trouble(size))), None)
+    if wrong is None:
+        return OneFunction(())
+    why = f"at batch {wrong[0]} it {wrong[1]}"
+    sizes = tuple(size for size in SIZES if not asker.trouble(size))
+    if not sizes:
+        raise ExportError(
+            "the ONNX file runs at no batch size",
+            found=why,
+            wanted=f"one of {', '.join(map(str, SIZES))}",
+            fix="export the model again with a fixed batch of 1",
+        )
+    return OneFunction(sizes, why)
 
-    def ask(numbers: Sequence[int]) -> Answers | str:
+
+class _Asker:
+    """Asks a runner about the images `feed`, by their numbers; an answer in words says why it does not run."""
+
+    def __init__(self, runner: Runner, feed: Array) -> None:
+        self._runner, self._feed = runner, feed
+        self._alone: dict[int, Answers | str] = {}
+
+    def together(self, numbers: Sequence[int]) -> Answers | str:
         try:
-            return runner.infer({tensor.name: feed[list(numbers)]})
+            return self._runner.infer({self._runner.inputs[0].name: self._feed[list(numbers)]})
         except (EngineError, TensorError) as error:
             return error.found
 
-    def single(number: int) -> Answers | str:
-        if number not in alone:
-            alone[number] = ask([number])
-        return alone[number]
+    def alone(self, number: int) -> Answers | str:
+        if number not in self._alone:
+            self._alone[number] = self.together([number])
+        return self._alone[number]
 
-    def trouble(size: int) -> str:
+    def trouble(self, size: int) -> str:
         """What is wrong at a size; "" for nothing. The first and the last image are looked at."""
         numbers = list(range(size))
-        found = ask(numbers)
+        found = self.together(numbers)
         if isinstance(found, str):
             return f"does not run ({found})"
         if any(len(array) != size for array in found.values()):
             return f"gives {', '.join(f'{name} {list(array.shape)}' for name, array in found.items())}"
         # Where it does not run at 1: the same images in another order.
-        turned = ask(numbers[::-1]) if isinstance(single(0), str) else None
+        turned = self.together(numbers[::-1]) if isinstance(self.alone(0), str) else None
         for row in sorted({0, size - 1}):
-            other, at = (single(row), 0) if turned is None else (turned, size - 1 - row)
+            other, at = (self.alone(row), 0) if turned is None else (turned, size - 1 - row)
             if isinstance(other, str):
                 return f"does not run ({other})"
             theirs = {name: array[at : at + 1] for name, array in other.items()}
@@ -76,23 +98,6 @@ def one_function(runner: Runner, preprocess: PreprocessSpec) -> OneFunction:
             if not apart <= TOLERANCE:
                 return f"says of an image what it does not say of it alone (max|a-b| / max|b| = {apart:.1e})"
         return ""
-
-    again = ask([0])
-    if not isinstance(again, str) and not isinstance(first := single(0), str):
-        refuse_two_answers(again, first)
-    wrong = next(((size, what) for size in BATCHES if (what := trouble(size))), None)
-    if wrong is None:
-        return OneFunction(())
-    why = f"at batch {wrong[0]} it {wrong[1]}"
-    sizes = tuple(size for size in SIZES if not trouble(size))
-    if not sizes:
-        raise ExportError(
-            "the ONNX file runs at no batch size",
-            found=why,
-            wanted=f"one of {', '.join(map(str, SIZES))}",
-            fix="export the model again with a fixed batch of 1",
-        )
-    return OneFunction(sizes, why)
 
 
 def _images(preprocess: PreprocessSpec, count: int) -> np.ndarray:

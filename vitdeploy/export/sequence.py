@@ -31,9 +31,10 @@ from vitdeploy.export.attention import attention
 from vitdeploy.export.parity import BATCHES, SEED, TOLERANCE, relative_difference
 from vitdeploy.export.tidy import tidy
 from vitdeploy.export.torch_onnx import _quiet
-from vitdeploy.graph.io import BATCH
-from vitdeploy.graph.names import Names
-from vitdeploy.graph.normalise import drop_unused, normalise
+from vitdeploy.graph.canonical.normalise import normalise
+from vitdeploy.graph.edit import Names, drop_unused
+from vitdeploy.graph.io.files import BATCH
+from vitdeploy.graph.values import is_constant
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.sequence import SequenceDecoder
 
@@ -233,7 +234,7 @@ def copy_sizes(model: ir.Model) -> None:
     """
     names = Names(model)
     for node in model.graph:
-        if node.op_type != "Reshape" or node.inputs[1] is None or node.inputs[1].const_value is not None:
+        if node.op_type != "Reshape" or node.inputs[1] is None or is_constant(node.inputs[1], overridable=True):
             continue
         before, after = node.inputs[0], node.outputs[0]
         if before is None or before.shape is None or after.shape is None:

@@ -11,6 +11,8 @@ import ast
 import onnx_ir as ir
 from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
+from vitdeploy.graph.edit import free_name
+
 SCOPES = "pkg.torch.onnx.name_scopes"
 
 
@@ -25,10 +27,10 @@ def tidy(model: ir.Model, prefix: str) -> None:
     for node in model.graph:
         scope = _module_path(node, prefix)
         _name_weight(node, scope, taken)
-        node.name = _free(f"{scope}/{node.op_type}" if scope else node.op_type, taken)
+        node.name = free_name(f"{scope}/{node.op_type}" if scope else node.op_type, taken)
         for i, output in enumerate(node.outputs):
             if not output.is_graph_output():
-                output.name = node.name if len(node.outputs) == 1 else _free(f"{node.name}.{i}", taken)
+                output.name = node.name if len(node.outputs) == 1 else free_name(f"{node.name}.{i}", taken)
     strip(model)
 
 
@@ -66,15 +68,6 @@ def _name_weight(node: ir.Node, scope: str, taken: set[str]) -> None:
 
 
 def _rename(value: ir.Value, name: str, taken: set[str]) -> None:
-    value.name = _free(name, taken)
+    value.name = free_name(name, taken)
     if value.const_value is not None:
         value.const_value.name = value.name
-
-
-def _free(name: str, taken: set[str]) -> str:
-    free, count = name, 1
-    while free in taken:
-        count += 1
-        free = f"{name}_{count}"
-    taken.add(free)
-    return free

@@ -19,8 +19,8 @@ from vitdeploy.errors import ExportError
 from vitdeploy.export.attention import attention, plain_attention
 from vitdeploy.export.scripted import scripts_as_they_run
 from vitdeploy.export.tidy import tidy
-from vitdeploy.graph.io import BATCH, GraphMetadata, set_metadata
-from vitdeploy.graph.normalise import normalise
+from vitdeploy.graph.canonical.normalise import normalise
+from vitdeploy.graph.io.files import BATCH, GraphMetadata, set_metadata
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, Task
 
 INPUT = "image"
@@ -90,13 +90,26 @@ def export_graph(
     else:
         wrapped = TensorIn(model)
         example = torch.zeros(example_batch, preprocess.channels, height, width)
-    shapes = {INPUT: {0: torch.export.Dim(BATCH)}} if batch is None else None
+    graph = _traced(wrapped, example, batch is None, opset, outputs, name)
+    tidy(graph, prefix="model")
+    with _quiet():
+        normalise(graph)
+    graph.graph.name = name
+    set_metadata(graph, GraphMetadata(name, task, preprocess, postprocess=postprocess))
+    return graph
+
+
+def _traced(
+    model: nn.Module, example: Tensor, dynamic: bool, opset: int, outputs: Sequence[str], name: str
+) -> ir.Model:
+    """What PyTorch's exporter makes of a model called `name`; the batch stays open where it is `dynamic`."""
+    shapes = {INPUT: {0: torch.export.Dim(BATCH)}} if dynamic else None
     try:
         # A bias made from a parameter that requires gradients gives attention other strides in the exporter's second
         # trace than in its first, and a view recorded in the first then fails.
-        with _quiet(), plain_attention(), scripts_as_they_run(wrapped), torch.no_grad():
+        with _quiet(), plain_attention(), scripts_as_they_run(model), torch.no_grad():
             program = torch.onnx.export(
-                wrapped.eval(),
+                model.eval(),
                 (example,),
                 dynamo=True,
                 dynamic_shapes=shapes,
@@ -116,13 +129,7 @@ def export_graph(
             fix="change that line (torch.where for a branch), or bring an ONNX file that was exported another way",
         ) from error
     assert program is not None
-    graph = program.model
-    tidy(graph, prefix="model")
-    with _quiet():
-        normalise(graph)
-    graph.graph.name = name
-    set_metadata(graph, GraphMetadata(name, task, preprocess, postprocess=postprocess))
-    return graph
+    return program.model
 
 
 def _root(error: BaseException) -> BaseException:

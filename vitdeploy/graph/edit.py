@@ -1,20 +1,134 @@
-"""Small, safe changes of a graph: new constants and nodes under free names, new weights for one linear."""
+"""Changes of a graph: new names, constants and nodes, others in the place of nodes, new weights for one linear.
+
+A file may hold any names, those that a pass would like to give included: an exporter gives two linears of one module
+the same stem, a rewritten graph is rewritten again. So every name of a new value or node is asked for here.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace as changed
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass, RemoveUnusedOpsetsPass, TopologicalSortPass
 
-from vitdeploy.graph.layout import reshape_sizes
-from vitdeploy.graph.linears import Linear, find_linears
-from vitdeploy.graph.names import Names
+from vitdeploy.graph.analysis.layout import reshape_sizes
+from vitdeploy.graph.analysis.linears import Linear, find_linears
+from vitdeploy.graph.values import stem
 
 Numbers = npt.NDArray[np.floating]
+
+
+def free_name(name: str, taken: set[str]) -> str:
+    """`name`, with a number behind it where it is `taken`; it is from then on."""
+    free, count = name, 1
+    while free in taken:
+        count += 1
+        free = f"{name}_{count}"
+    taken.add(free)
+    return free
+
+
+def constant(array: npt.NDArray[Any], name: str) -> ir.Value:
+    """A constant that is in no graph yet."""
+    tensor = ir.tensor(array, name=name)
+    return ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
+
+
+class Names:
+    """The names that are taken in a model: of values, initializers and nodes, in branches and loops too.
+
+    A name that is given is taken from then on. What others add to the model later is not known here: make a new one.
+    """
+
+    def __init__(self, model: ir.Model) -> None:
+        self._graph = model.graph
+        self._taken = set(_names(model.graph))
+
+    def free(self, name: str) -> str:
+        """`name`, with a number behind it where it is taken."""
+        return free_name(name, self._taken)
+
+    def release(self, name: str) -> None:
+        """Let a name be given again: what had it is gone."""
+        self._taken.discard(name)
+
+    def constant(self, array: npt.NDArray[Any], name: str) -> ir.Value:
+        """A new initializer."""
+        value = constant(array, self.free(name))
+        self._graph.register_initializer(value)
+        return value
+
+    def node(
+        self,
+        operator: str,
+        inputs: Sequence[ir.Value | None],
+        name: str,
+        attributes: Mapping[str, Any] | None = None,
+        *,
+        domain: str = "",
+        output: str | None = None,
+        outputs: int = 1,
+    ) -> ir.Node:
+        """A node that is in no graph yet. A single output is called `output`, by default as the node."""
+        node = ir.node(operator, inputs, attributes, domain=domain, num_outputs=outputs, name=self.free(name))
+        for i, value in enumerate(node.outputs):
+            if outputs > 1:
+                value.name = self.free(f"{node.name}.{i}")
+            else:
+                value.name = node.name if output is None else self.free(output)
+        return node
+
+
+def _names(graph: ir.Graph) -> Iterator[str]:
+    yield from (str(value.name) for value in (*graph.inputs, *graph.initializers.values()))
+    for node in graph:
+        yield str(node.name)
+        yield from (str(value.name) for value in node.outputs)
+        for attribute in node.attributes.values():
+            if attribute.type == ir.AttributeType.GRAPH:
+                yield from _names(attribute.as_graph())
+            elif attribute.type == ir.AttributeType.GRAPHS:
+                for inner in attribute.as_graphs():
+                    yield from _names(inner)
+
+
+def replace(model: ir.Model, node: ir.Node, new: Sequence[ir.Node]) -> None:
+    """Put `new` in the place of `node`; the first output of the last one takes over the name and all uses."""
+    names = Names(model)
+    for other in new:
+        if other.name is None or other.name != node.name:
+            other.name = names.free(other.name or f"{stem(node)}/{other.op_type}")
+    for other in new[:-1]:
+        other.outputs[0].name = other.name if other.name != node.name else names.free(str(other.name))
+    ir.convenience.replace_nodes_and_values(model.graph, node, [node], new, [node.outputs[0]], [new[-1].outputs[0]])
+
+
+def bypass(node: ir.Node, value: ir.Value) -> bool:
+    """Let everything that reads the output of `node` read `value`; False where a graph output keeps the node.
+
+    An output of the graph must keep its name, so only an inner, computed value can take its place.
+    """
+    old = node.outputs[0]
+    if old.is_graph_output():
+        if value.producer() is None or value.is_graph_output():
+            return False
+        old_name = old.name
+        old.name = None
+        value.name = old_name
+    ir.convenience.replace_all_uses_with(old, value, replace_graph_outputs=True)
+    assert node.graph is not None
+    node.graph.remove(node, safe=True)
+    return True
+
+
+def drop_unused(model: ir.Model) -> None:
+    """Remove nodes, initializers and opset imports that nothing reads, and sort what is left. In place."""
+    for clean in (RemoveUnusedNodesPass(), RemoveUnusedOpsetsPass(), TopologicalSortPass()):
+        clean(model)
 
 
 class Editor:
@@ -91,7 +205,7 @@ class Editor:
         Returns: the linear as it is now.
         """
         if weight is not None:
-            linear = replace(linear, weight=weight.astype(np.float32))
+            linear = changed(linear, weight=weight.astype(np.float32))
             self.set_input(linear.node, 1, linear.weight)
         if bias is not None:
             self._linears.pop(linear.output)
@@ -109,8 +223,8 @@ class Editor:
         elif add is not None and (bias.any() or add.outputs[0].is_graph_output()):
             self.set_input(add, 1 if add.inputs[0] is product else 0, bias)
         elif add is not None:
-            self.bypass(add, product)
-            return replace(linear, bias=None, bias_add=None)
+            bypass(add, product)
+            return changed(linear, bias=None, bias_add=None)
         elif linear.kind == "matmul" and bias.any():
             assert not product.is_graph_output()
             readers = list(product.uses())
@@ -121,7 +235,7 @@ class Editor:
                 node.replace_input_with(index, add.outputs[0])
         else:
             return linear
-        return replace(linear, bias=bias, bias_add=add)
+        return changed(linear, bias=bias, bias_add=add)
 
     def resize(self, value: ir.Value, axes: Collection[int], count: int) -> None:
         """Let these axes of a tensor, whose inputs have changed so, be of `count`: in its shape, and in the constant
@@ -133,11 +247,6 @@ class Editor:
             self.set_input(node, 1, np.array(sizes, np.int64))
         assert value.shape is not None
         value.shape = ir.Shape([count if axis in axes else size for axis, size in enumerate(value.shape)])
-
-    def bypass(self, node: ir.Node, value: ir.Value) -> None:
-        """Let what reads the output of `node` read `value`, and remove the node. Not for an output of the graph."""
-        ir.convenience.replace_all_uses_with(node.outputs[0], value)
-        self.graph.remove(node, safe=True)
 
     def _node(
         self,

@@ -12,7 +12,7 @@ from vitdeploy.bench.candidate import engine_candidate
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bundle.read import SIZES_FOLDER
 from vitdeploy.bundle.write import write_bundle
-from vitdeploy.graph.io import graph_spec, load_graph
+from vitdeploy.graph.io.files import graph_spec, load_graph
 from vitdeploy.pipeline.foresight import foresee
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.measure import measure, original_candidate

@@ -8,8 +8,8 @@ from typing import Literal
 
 from vitdeploy.errors import CapabilityError
 from vitdeploy.export.batches import one_function
-from vitdeploy.graph.external import import_graph
-from vitdeploy.graph.io import fixed_batch, graph_spec
+from vitdeploy.graph.io.external import import_graph
+from vitdeploy.graph.io.files import fixed_batch, graph_spec
 from vitdeploy.pipeline.reference_model import ReferenceModel, is_onnx, reference_runner
 
 # "auto": open, or as the file has it.

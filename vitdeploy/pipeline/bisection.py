@@ -15,7 +15,7 @@ import onnx_ir as ir
 from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.data.pixels import batches
 from vitdeploy.errors import InputError
-from vitdeploy.graph.io import get_metadata, graph_spec, load_graph
+from vitdeploy.graph.io.files import get_metadata, graph_spec, load_graph
 from vitdeploy.pipeline.plan import QUANTIZED
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.stages.files import is_ours

@@ -14,8 +14,8 @@ from vitdeploy.bundle.sign import signed_by
 from vitdeploy.devices.agent.documents import Placed
 from vitdeploy.devices.shipment import Shipment, ship
 from vitdeploy.errors import InputError
-from vitdeploy.graph.io import load_graph
-from vitdeploy.graph.linears import count_int8
+from vitdeploy.graph.analysis.linears import count_int8
+from vitdeploy.graph.io.files import load_graph
 from vitdeploy.models.model_folder.hub import is_hub_name
 from vitdeploy.pipeline.placement import PlacedGraphs, place_graphs
 from vitdeploy.pipeline.stages.files import is_ours, known_labels

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.attention_views import AttentionViews
-from vitdeploy.graph.io import save_graph
-from vitdeploy.graph.mark import mark, mark_mean
+from vitdeploy.graph.analysis.attention_views import AttentionViews
+from vitdeploy.graph.io.files import save_graph
+from vitdeploy.graph.passes.attention_outputs import mark, mark_mean
 from vitdeploy.pipeline.rollout import Floats, read_by, rollout, to_grid
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import Pixels, to_input

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitdeploy import __version__
-from vitdeploy.graph.io import load_graph
+from vitdeploy.graph.io.files import load_graph
 from vitdeploy.pipeline.batches import settle_batch
 from vitdeploy.pipeline.capability import require_target
 from vitdeploy.pipeline.progress import Progress
@@ -18,7 +18,7 @@ from vitdeploy.pipeline.reference_model import ReferenceModel, find_reference_mo
 from vitdeploy.pipeline.stages.compile import check_task
 from vitdeploy.pipeline.tasks.adapter import Data, Setting, TaskAdapter
 from vitdeploy.pipeline.tasks.adapters import make_adapter
-from vitdeploy.quantize.reject_quantized import reject_quantized
+from vitdeploy.quantize.placement_reader import reject_quantized
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.weight_bits import bits_for
 from vitdeploy.spec import Budget, WeightBits

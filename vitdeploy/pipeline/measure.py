@@ -14,7 +14,7 @@ from vitdeploy.bench.results import BenchRun
 from vitdeploy.bench.run import alone, run_benchmark
 from vitdeploy.bench.summary import block_medians, rows, samples
 from vitdeploy.bench.survey import surveyed
-from vitdeploy.graph.work import Work
+from vitdeploy.graph.analysis.work import Work
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.reference_model import ORIGINAL, to_request

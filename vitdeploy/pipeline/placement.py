@@ -11,7 +11,7 @@ from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.compile.tensorrt import BuildOptions
 from vitdeploy.errors import TargetError
-from vitdeploy.graph.io import (
+from vitdeploy.graph.io.files import (
     GraphMetadata,
     fixed_batch,
     get_metadata,
@@ -20,7 +20,7 @@ from vitdeploy.graph.io import (
     save_graph,
     set_metadata,
 )
-from vitdeploy.graph.tensorrt.pixels import cast_pixels_first
+from vitdeploy.graph.passes.pixel_cast import cast_pixels_first
 from vitdeploy.pipeline.stages.compile import check_task
 from vitdeploy.pipeline.stages.files import graphs_in, known_labels
 from vitdeploy.pipeline.stages.quantize import check_precision

@@ -28,7 +28,7 @@ from vitdeploy.pipeline.tensorrt_section import TensorRtSection
 from vitdeploy.spec import Budget, CropRounding, Fit, Interpolation, PostprocessSpec, Precision, PreprocessSpec
 
 if TYPE_CHECKING:
-    from vitdeploy.graph.optimize import OptimizeOptions
+    from vitdeploy.graph.passes.optimize import OptimizeOptions
     from vitdeploy.models.source import Source
     from vitdeploy.pipeline.reference_model import Overrides
     from vitdeploy.pipeline.stages.export import ExportConfig
@@ -159,8 +159,8 @@ class ExportSection(Section):
 
 
 class OptimizeSection(Section):
-    """Graph rewrites: see `graph.optimize.OptimizeOptions`. All are exact but `token_merging`: none, or how many tokens
-    remain behind the attention of which blocks, as {1: 192, 6: 128}. `align_rows`: none, or a number of rows."""
+    """Graph rewrites: see `graph.passes.optimize.OptimizeOptions`. All are exact but `token_merging`: none, or how many
+    tokens remain behind the attention of which blocks, as {1: 192, 6: 128}. `align_rows`: none, or a number of rows."""
 
     fold_layer_scale: bool = True
     rotate_residual: bool = False
@@ -189,7 +189,7 @@ class OptimizeSection(Section):
         return value
 
     def to_options(self) -> OptimizeOptions:
-        from vitdeploy.graph.optimize import OptimizeOptions
+        from vitdeploy.graph.passes.optimize import OptimizeOptions
 
         merging = () if self.token_merging == "none" else tuple(sorted(self.token_merging.items()))
         return OptimizeOptions(

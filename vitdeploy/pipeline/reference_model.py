@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from vitdeploy.bundle.read import SIZES_FOLDER, file_sha256
 from vitdeploy.data.label_file import read_labels
 from vitdeploy.errors import CheckpointError, GraphError
-from vitdeploy.graph.external import ForeignGraph, import_graph
-from vitdeploy.graph.io import graph_spec, serialised
+from vitdeploy.graph.io.external import ForeignGraph, import_graph
+from vitdeploy.graph.io.files import graph_spec, serialised
 from vitdeploy.models.model_folder.files import ModelFolder
 from vitdeploy.models.model_folder.hub import pinned
 from vitdeploy.models.model_folder.model_card import claimed_accuracy

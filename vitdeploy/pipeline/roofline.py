@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from vitdeploy.bench.context import Context, Layer, Memory, Profile
-from vitdeploy.graph.work import Work
+from vitdeploy.graph.analysis.work import Work
 
 # The kinds of layers that a line names.
 NAMED_KINDS = 2

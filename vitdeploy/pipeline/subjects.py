@@ -17,14 +17,7 @@ from vitdeploy.bundle.sign import signed_by, signed_digests
 from vitdeploy.compile.tensorrt import BuildOptions
 from vitdeploy.errors import CapabilityError, EngineError, InputError, MissingPackageError
 from vitdeploy.graph.half.emulated import emulate
-from vitdeploy.graph.io import (
-    GraphMetadata,
-    fixed_batch,
-    get_metadata,
-    graph_spec,
-    load_graph,
-    serialised,
-)
+from vitdeploy.graph.io.files import GraphMetadata, fixed_batch, get_metadata, graph_spec, load_graph, serialised
 from vitdeploy.models.model_folder.hub import is_hub_name
 from vitdeploy.models.names import FUNCTION
 from vitdeploy.models.source import Source

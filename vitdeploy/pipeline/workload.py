@@ -9,8 +9,8 @@ from pathlib import Path
 
 from vitdeploy.bench.candidate import BenchCandidate
 from vitdeploy.errors import VitdeployError
-from vitdeploy.graph.io import load_graph
-from vitdeploy.graph.work import Work, count_work
+from vitdeploy.graph.analysis.work import Work, count_work
+from vitdeploy.graph.io.files import load_graph
 from vitdeploy.runtime.backend import RUNTIME
 from vitdeploy.spec import EngineSpec, decode
 

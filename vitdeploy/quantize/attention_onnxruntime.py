@@ -10,14 +10,12 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.attention import Attention, find_attentions
-from vitdeploy.graph.biases import projection_of
-from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.layout import exclusive, leaves, origin, static_shape
-from vitdeploy.graph.linears import Linear
-from vitdeploy.graph.names import Names
-from vitdeploy.graph.normalise import drop_unused
-from vitdeploy.graph.rowwise import dim
+from vitdeploy.graph.analysis.attention import Attention, find_attentions
+from vitdeploy.graph.analysis.layout import exclusive, leaves, origin, static_shape
+from vitdeploy.graph.analysis.linears import Linear
+from vitdeploy.graph.edit import Editor, Names, drop_unused
+from vitdeploy.graph.passes.biases import projection_of
+from vitdeploy.graph.values import dim
 
 DOMAIN = "com.microsoft"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from vitdeploy.backends import BackendTable
-from vitdeploy.graph.linears import Linear
+from vitdeploy.graph.analysis.linears import Linear
 from vitdeploy.quantize.channel_split import GainThreshold
 from vitdeploy.quantize.ranges import QuantizedWeight, Range
 from vitdeploy.quantize.scores import Scores

@@ -20,10 +20,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from vitdeploy.graph.canonical.edit import only_user
+from vitdeploy.graph.analysis.linears import Linear
 from vitdeploy.graph.edit import Editor, Numbers
-from vitdeploy.graph.linears import Linear
-from vitdeploy.quantize.error import expected_error, range_of, step_of
+from vitdeploy.graph.values import only_user
+from vitdeploy.quantize.products import expected_error
+from vitdeploy.quantize.ranges import range_of, step_of
 from vitdeploy.quantize.smoothing import balanced
 from vitdeploy.quantize.statistics import Statistics
 from vitdeploy.spec import WeightBits

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
+from vitdeploy.graph.analysis.linears import Linear
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.image_norm import image_bounds
-from vitdeploy.graph.linears import Linear
-from vitdeploy.quantize.error import products_error, range_of, step_of
-from vitdeploy.quantize.products import Products, products_of, weight_of
+from vitdeploy.graph.passes.image_norm import image_bounds
+from vitdeploy.quantize.products import Products, products_error, products_of, weight_of
+from vitdeploy.quantize.ranges import range_of, step_of
 from vitdeploy.quantize.smoothing import ALPHAS, Fold, balanced
 from vitdeploy.quantize.statistics import Numbers, Statistics
 from vitdeploy.spec import WeightBits

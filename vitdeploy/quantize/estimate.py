@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import onnx_ir as ir
 
-from vitdeploy.graph.io import weight_bytes
+from vitdeploy.graph.values import weight_bytes
 from vitdeploy.quantize.observer import covariance_pays
 from vitdeploy.quantize.observers import observed_tensors
 

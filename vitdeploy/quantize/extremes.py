@@ -7,11 +7,11 @@ import numpy.typing as npt
 import onnx_ir as ir
 
 from vitdeploy.errors import DataError
-from vitdeploy.graph.canonical.infer import Inference
+from vitdeploy.graph.analysis.layout import is_layout
+from vitdeploy.graph.edit import Names
 from vitdeploy.graph.half.emulated import HALVES
-from vitdeploy.graph.io import weights_folder
-from vitdeploy.graph.layout import is_layout
-from vitdeploy.graph.names import Names
+from vitdeploy.graph.io.files import weights_folder
+from vitdeploy.graph.shapes.infer import Inference
 from vitdeploy.quantize.nonfinite import find_nonfinite
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise

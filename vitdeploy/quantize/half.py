@@ -16,13 +16,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.canonical.edit import array_of
-from vitdeploy.graph.edit import Editor
+from vitdeploy.graph.analysis.layout import is_layout, origin
+from vitdeploy.graph.analysis.linears import Linear
+from vitdeploy.graph.edit import Editor, Names
 from vitdeploy.graph.half.residual_scale import scale_residual, stream_tensors
 from vitdeploy.graph.half.typed import Half, half_roles, is_float, touches_floats
-from vitdeploy.graph.layout import is_layout, origin
-from vitdeploy.graph.linears import Linear
-from vitdeploy.graph.names import Names
+from vitdeploy.graph.values import array_of
 
 LARGEST, NORMAL = 65504.0, 2.0**-14
 # Other images reach further than those that were looked at.

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from vitdeploy.graph.linears import Linear
-from vitdeploy.graph.names import Names
+from vitdeploy.graph.analysis.linears import Linear
+from vitdeploy.graph.edit import Names
 from vitdeploy.quantize.ranges import ActivationScale, Range, activation_scale
 
 

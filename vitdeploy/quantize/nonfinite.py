@@ -10,8 +10,8 @@ import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
-from vitdeploy.graph.canonical.edit import array_of
-from vitdeploy.graph.io import weights_folder
+from vitdeploy.graph.io.files import weights_folder
+from vitdeploy.graph.values import array_of
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 
 # The outputs of so many nodes are held at once.

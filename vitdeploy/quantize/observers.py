@@ -15,8 +15,8 @@ import onnx
 import onnx_ir as ir
 
 from vitdeploy.errors import DataError
-from vitdeploy.graph.io import weights_folder
-from vitdeploy.graph.linears import find_linears
+from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.io.files import weights_folder
 from vitdeploy.quantize.image_checks import ImageChecks
 from vitdeploy.quantize.nonfinite import find_nonfinite
 from vitdeploy.quantize.observer import MOMENT_IMAGES, Arrays, Observer, covariance_pays

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.linears import Linear, find_linears
-from vitdeploy.graph.names import Names
+from vitdeploy.graph.analysis.linears import Linear, find_linears
+from vitdeploy.graph.edit import Names
 from vitdeploy.quantize.attention_onnxruntime import DOMAIN, fuse_attention
 from vitdeploy.quantize.backend import PlacementBackend
 from vitdeploy.quantize.channel_split import GainThreshold

@@ -16,12 +16,11 @@ from dataclasses import replace
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.attention import find_attentions
-from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.image_norm import takes_pixels
-from vitdeploy.graph.layer_role import is_ranked, layer_macs, reads_image
-from vitdeploy.graph.linears import Linear
-from vitdeploy.graph.names import Names
+from vitdeploy.graph.analysis.attention import find_attentions
+from vitdeploy.graph.analysis.linears import Linear, is_ranked, reads_image
+from vitdeploy.graph.analysis.work import layer_macs
+from vitdeploy.graph.edit import Editor, Names
+from vitdeploy.graph.passes.image_norm import takes_pixels
 from vitdeploy.quantize.backend import PlacementBackend
 from vitdeploy.quantize.channel_split import GainThreshold
 from vitdeploy.quantize.insert import Quantizers, dequantized_weight

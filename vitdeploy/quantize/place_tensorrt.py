@@ -19,13 +19,12 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.image_norm import image_bounds
-from vitdeploy.graph.layer_role import is_ranked
-from vitdeploy.graph.linears import Linear, constant
-from vitdeploy.graph.names import Names
-from vitdeploy.graph.tensorrt import lint
-from vitdeploy.graph.tensorrt.support import nearest_version
+from vitdeploy.graph.analysis.linears import Linear, is_ranked
+from vitdeploy.graph.edit import Editor, Names
+from vitdeploy.graph.passes.image_norm import image_bounds
+from vitdeploy.graph.values import floats_of
+from vitdeploy.lint import linter
+from vitdeploy.lint.support import nearest_version
 from vitdeploy.quantize.backend import PlacementBackend
 from vitdeploy.quantize.channel_split import GainThreshold
 from vitdeploy.quantize.insert import dequantized_weight
@@ -168,7 +167,7 @@ def _moved(editor: Editor, tensor: ir.Value, readers: Sequence[Linear], shift: f
     norm = tensor.producer()
     alone = {use.node for use in tensor.uses()} == {linear.node for linear in readers} and not tensor.is_graph_output()
     if norm is not None and norm.op_type == "LayerNormalization" and len(norm.inputs) > 2 and alone:
-        beta = constant(norm.inputs[2])
+        beta = floats_of(norm.inputs[2])
         if beta is not None:
             editor.set_input(norm, 2, (beta - shift).astype(np.float32))
             return tensor
@@ -178,7 +177,7 @@ def _moved(editor: Editor, tensor: ir.Value, readers: Sequence[Linear], shift: f
 
 def refuse(model: ir.Model, profiles: Sequence[Profile], name: str) -> None:
     """Raise GraphError for what TensorRT's documents say of the graph called `name`, before a build of minutes."""
-    lint.refuse(lint.lint(model, (nearest_version(tensorrt_api.require()),), profiles), name)
+    linter.refuse(linter.lint(model, (nearest_version(tensorrt_api.require()),), profiles), name)
 
 
 BACKEND = PlacementBackend(GAIN_THRESHOLD, reasons_for_float, write, write_fp8=write_fp8, refuse=refuse)

@@ -14,7 +14,7 @@ import onnx_ir as ir
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.errors import CapabilityError, GraphError
-from vitdeploy.graph.linears import Linear, find_linears, unplaced_weights
+from vitdeploy.graph.analysis.linears import Linear, find_linears, unplaced_weights
 from vitdeploy.quantize.backend import QUANTIZE
 from vitdeploy.quantize.ranges import QuantizedWeight, Range, quantize_weight
 

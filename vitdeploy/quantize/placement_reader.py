@@ -1,4 +1,7 @@
-"""A placement read back: which tensors are quantized for which layers, and the same graph with some of them float."""
+"""A quantized graph read back: which tensors are quantized for which layers; the same graph with some of them float.
+
+One is refused where the float graph is wanted: its ranges and weights are not those of the model.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from vitdeploy.graph.canonical.edit import add_constant, array_of
-from vitdeploy.graph.linears import layer_name
-from vitdeploy.graph.names import Names
-from vitdeploy.graph.normalise import drop_unused
+from vitdeploy.errors import GraphError
+from vitdeploy.graph.analysis.linears import layer_name
+from vitdeploy.graph.edit import Names, drop_unused
+from vitdeploy.graph.values import array_of
+
+# In the names of all operators of quantization: QuantizeLinear, QLinearConv, MatMulInteger, MatMulNBits ...
+PARTS = ("quantize", "qlinear", "integer", "nbits", "qattention", "qgemm")
 
 
 @dataclass(frozen=True)
@@ -53,11 +59,27 @@ def make_float(model: ir.Model, tensors: Collection[str]) -> None:
                 layer.replace_input_with(0, source)
                 dequantizer = weight.producer()
                 if dequantizer is not None and dequantizer.op_type == "DequantizeLinear":
-                    layer.replace_input_with(1, add_constant(model, _dequantized(dequantizer), f"{weight.name}.float"))
+                    layer.replace_input_with(
+                        1, Names(model).constant(_dequantized(dequantizer), f"{weight.name}.float")
+                    )
         for use in list(node.outputs[0].uses()):
             if use.node.op_type == "DequantizeLinear":
                 ir.convenience.replace_all_uses_with(use.node.outputs[0], source)
     drop_unused(model)
+
+
+def reject_quantized(model: ir.Model, source: str) -> None:
+    """Raise GraphError where the graph holds operators of quantization, whoever wrote it."""
+    counts: dict[str, int] = {}
+    for node in model.graph:
+        if any(part in node.op_type.lower() for part in PARTS):
+            counts[node.op_type] = counts.get(node.op_type, 0) + 1
+    if counts:
+        raise GraphError(
+            f"{source} is quantized already",
+            found=", ".join(f"{count} {operator}" for operator, count in sorted(counts.items())),
+            wanted="the float graph that it was made from",
+        )
 
 
 def _source(quantizer: ir.Node) -> str:

@@ -9,14 +9,13 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from vitdeploy.graph.analysis.linears import find_linears
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.image_norm import image_bounds
-from vitdeploy.graph.linears import find_linears
+from vitdeploy.graph.passes.image_norm import image_bounds
 from vitdeploy.quantize.backend import QUANTIZE
 from vitdeploy.quantize.channel_split import Hidden, smooth_hidden
 from vitdeploy.quantize.channels import scale_channels
-from vitdeploy.quantize.error import range_of
-from vitdeploy.quantize.ranges import QuantizedWeight, Range
+from vitdeploy.quantize.ranges import QuantizedWeight, Range, range_of
 from vitdeploy.quantize.rounding import round_linear
 from vitdeploy.quantize.scores import output_of, smooth_scores
 from vitdeploy.quantize.smoothing import Fold, smooth_norms, smooth_values

@@ -2,18 +2,22 @@
 
 A convolution is, in each of its groups, the product of a row that holds all values under its kernel (im2col) with a
 matrix. What quantization asks of a layer (how much an input channel weighs, what an error of the weights does to the
-outputs) is the same for both then.
+outputs) is the same for both then. By the error that INT8 is expected to make of the outputs, folds are chosen.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.graph.linears import Linear
+from vitdeploy.graph.analysis.linears import Linear
+from vitdeploy.quantize.ranges import largest_weight, range_of, step_of
+from vitdeploy.quantize.statistics import Statistics
+from vitdeploy.spec import WeightBits
 
 Numbers = npt.NDArray[np.float64]
 Scalar = TypeVar("Scalar", bound=np.generic)
@@ -78,6 +82,35 @@ def weight_of(linear: Linear, weights: npt.NDArray[Scalar]) -> npt.NDArray[Scala
     """Weights in the shape of `Products.weights`, in the shape that the layer has them in."""
     weights = weights[0] if linear.kind == "matmul" else weights.transpose(0, 2, 1)
     return weights.reshape(linear.weight.shape)
+
+
+def expected_error(
+    found: Statistics, weights: Sequence[npt.NDArray[np.floating]], step: float | None = None, bits: WeightBits = 8
+) -> float:
+    """The expected squared error of a row of x W, over all W [in, out], with uint8 x and int8 columns of W.
+
+    Rounding errors are taken as independent and uniform, step^2 / 12 each. The mean of what the rounding of the weights
+    does is left out: a corrected bias takes it away.
+
+    Args:
+        step: that of x, where it is not the one of its whole range.
+        bits: of the weights.
+    """
+    step = step_of(range_of(found)) if step is None else step
+    power, total = float(found.variance.sum()), 0.0
+    for weight in weights:
+        columns = np.abs(weight).max(axis=0) / largest_weight(bits)
+        total += step**2 * float((weight**2).sum()) + power * float((columns**2).sum())
+    return total / 12
+
+
+def products_error(found: Statistics, layer: Products, step: float, bits: WeightBits = 8) -> float:
+    """The expected squared error of one output of any layer, summed over its channels, in the mean of all
+    positions."""
+    power = (found.variance[layer.channels] * layer.inside).sum(axis=-1)
+    columns = np.abs(layer.weights).max(axis=1) / largest_weight(bits)
+    seen = (layer.weights**2).sum(axis=(0, 2)) @ layer.inside
+    return float(step**2 * seen + (power[:, None] * columns**2).sum()) / 12
 
 
 def _inside(linear: Linear) -> Numbers:

@@ -1,4 +1,4 @@
-"""From ranges to scales and zero points, and from float weights to INT8.
+"""From statistics to ranges, to scales and zero points; and from float weights to INT8.
 
 Activations: uint8, asymmetric, one scale and zero point a tensor. Weights: int8, symmetric, one scale an output
 channel, values -127..127, or -63..63 in 7 bits. Source: ONNX QuantizeLinear, q = saturate(round(x / scale) +
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.quantize.statistics import Statistics
 from vitdeploy.spec import WeightBits
 
 # int8 weights, and float32 scales [output channels].
@@ -37,6 +38,16 @@ class ActivationScale:
 
     scale: np.float32
     zero_point: np.uint8
+
+
+def range_of(found: Statistics) -> Range:
+    """From the smallest to the largest value of all channels."""
+    return Range(float(found.low.min()), float(found.high.max()))
+
+
+def step_of(bounds: Range) -> float:
+    """The distance of two neighbours of uint8 on a range, widened to hold zero."""
+    return (max(bounds.high, 0.0) - min(bounds.low, 0.0)) / 255
 
 
 def activation_scale(observed: Range) -> ActivationScale:

@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import scipy.linalg
 
-from vitdeploy.graph.linears import Linear
-from vitdeploy.quantize.error import range_of, step_of
+from vitdeploy.graph.analysis.linears import Linear
 from vitdeploy.quantize.products import products_of, weight_of
-from vitdeploy.quantize.ranges import TINY, QuantizedWeight, largest_weight, quantize_weight
+from vitdeploy.quantize.ranges import TINY, QuantizedWeight, largest_weight, quantize_weight, range_of, step_of
 from vitdeploy.quantize.statistics import Numbers, Statistics
 from vitdeploy.spec import WeightBits
 

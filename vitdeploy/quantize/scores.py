@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.attention import Attention, find_attentions
+from vitdeploy.graph.analysis.attention import Attention, find_attentions
+from vitdeploy.graph.analysis.layout import Indices, exclusive, leaves, origin
+from vitdeploy.graph.analysis.linears import Linear
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.layout import Indices, exclusive, leaves, origin
-from vitdeploy.graph.linears import Linear
-from vitdeploy.graph.qkv import split_qkv
+from vitdeploy.graph.passes.qkv import split_qkv
 from vitdeploy.quantize.smoothing import Fold
 from vitdeploy.quantize.statistics import Numbers, Statistics
 

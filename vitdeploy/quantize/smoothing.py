@@ -16,12 +16,13 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from vitdeploy.graph.attention import find_attentions
-from vitdeploy.graph.biases import projection_of
+from vitdeploy.graph.analysis.attention import find_attentions
+from vitdeploy.graph.analysis.layout import exclusive, leaves, origin
+from vitdeploy.graph.analysis.linears import Linear
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.layout import exclusive, leaves, origin
-from vitdeploy.graph.linears import Linear, constant
-from vitdeploy.quantize.error import expected_error
+from vitdeploy.graph.passes.biases import projection_of
+from vitdeploy.graph.values import floats_of
+from vitdeploy.quantize.products import expected_error
 from vitdeploy.quantize.statistics import Numbers, Statistics
 from vitdeploy.spec import WeightBits
 
@@ -77,7 +78,7 @@ def smooth_norms(
     for node in list(model.graph):
         if node.op_type != "LayerNormalization":
             continue
-        gamma, beta = constant(node.inputs[1]), constant(node.inputs[2]) if len(node.inputs) > 2 else None
+        gamma, beta = floats_of(node.inputs[1]), floats_of(node.inputs[2]) if len(node.inputs) > 2 else None
         linears = _readers(editor, node.outputs[0], len(gamma)) if gamma is not None and gamma.ndim == 1 else []
         inputs = _inputs(linears, known, layers, bits)
         if gamma is None or beta is None or not inputs:

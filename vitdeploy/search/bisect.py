@@ -16,8 +16,8 @@ from typing import Literal
 import onnx_ir as ir
 from onnx_ir.convenience import create_value_mapping
 
-from vitdeploy.graph.cuts import changed_tensors, part, single_cuts
-from vitdeploy.graph.linears import find_linears
+from vitdeploy.graph.analysis.cuts import changed_tensors, part, single_cuts
+from vitdeploy.graph.analysis.linears import find_linears
 from vitdeploy.quantize.placement_reader import Quantized, find_quantized
 from vitdeploy.search.facts import TensorFacts
 from vitdeploy.search.interval_search import Rise, gain, largest_increases

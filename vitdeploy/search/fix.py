@@ -11,8 +11,8 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.errors import HostError
-from vitdeploy.graph.linears import count_int8
-from vitdeploy.graph.normalise import drop_unused
+from vitdeploy.graph.analysis.linears import count_int8
+from vitdeploy.graph.edit import drop_unused
 from vitdeploy.quantize.observers import observe
 from vitdeploy.quantize.placement import choose, place, shape
 from vitdeploy.quantize.prepare import prepare

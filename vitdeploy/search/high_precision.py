@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from vitdeploy.graph.layer_role import layer_macs
-from vitdeploy.graph.linears import find_linears
+from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.analysis.work import layer_macs
 from vitdeploy.search.sensitivity import Sensitivity
 
 # Of all MACs of linears and convolutions, at most this share is left out of INT8.

@@ -25,8 +25,8 @@ from vitdeploy.bench.run import alone, measure_candidates, started
 from vitdeploy.bench.summary import block_medians
 from vitdeploy.compile.engine import compile_engine
 from vitdeploy.errors import InputError, MissingFileError, TargetError
-from vitdeploy.graph.io import save_graph
-from vitdeploy.graph.linears import count_int8, find_linears
+from vitdeploy.graph.analysis.linears import count_int8, find_linears
+from vitdeploy.graph.io.files import save_graph
 from vitdeploy.quantize.placement import place
 from vitdeploy.quantize.ranges import Range
 from vitdeploy.runtime.host import describe_host

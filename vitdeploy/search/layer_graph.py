@@ -10,10 +10,10 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
-from vitdeploy.graph.canonical.infer import Inference
-from vitdeploy.graph.canonical.operators import Dims
-from vitdeploy.graph.canonical.sizes import UNKNOWN, Size
-from vitdeploy.graph.linears import Linear, find_linears
+from vitdeploy.graph.analysis.linears import Linear, find_linears
+from vitdeploy.graph.edit import constant
+from vitdeploy.graph.shapes.infer import Inference
+from vitdeploy.graph.shapes.sizes import UNKNOWN, Dims, Size
 
 OPSET = 20
 SEED = 0
@@ -135,9 +135,8 @@ def layer_graph(shape: Shape) -> ir.Model:
     graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="layers")
     model = ir.Model(graph, ir_version=9, producer_name="vitdeploy")
 
-    def constant(array: Any, name: str) -> ir.Value:
-        tensor = ir.tensor(array, name=name)
-        value = ir.Value(name=name, type=ir.TensorType(tensor.dtype), shape=ir.Shape(array.shape), const_value=tensor)
+    def initializer(array: Any, name: str) -> ir.Value:
+        value = constant(array, name)
         graph.register_initializer(value)
         return value
 
@@ -148,7 +147,7 @@ def layer_graph(shape: Shape) -> ir.Model:
         graph.append(made)
         return output
 
-    row = constant(np.array([0], np.int64), "row")
+    row = initializer(np.array([0], np.int64), "row")
     for i in range(shape.copies):
         layout = shape.convolution
         sizes = [1, shape.rows, shape.k] if layout is None else [1, layout.channels, layout.height, layout.width]
@@ -156,17 +155,17 @@ def layer_graph(shape: Shape) -> ir.Model:
         graph.inputs.append(x)
         for operator in shape.front:
             vector = () if operator == "Gelu" else (generator.uniform(0.5, 2, sizes[-1]).astype(np.float32),)
-            constants = [constant(each, f"{i}.{operator}") for each in vector]
+            constants = [initializer(each, f"{i}.{operator}") for each in vector]
             x = node(operator, f"{i}.front", [x, *constants], sizes)
-        bias = constant(generator.standard_normal(shape.n, dtype=np.float32), f"{i}.bias")
+        bias = initializer(generator.standard_normal(shape.n, dtype=np.float32), f"{i}.bias")
         if layout is None:
-            weight = constant(generator.standard_normal((shape.k, shape.n), dtype=np.float32), f"{i}.weight")
+            weight = initializer(generator.standard_normal((shape.k, shape.n), dtype=np.float32), f"{i}.weight")
             wide = [1, shape.rows, shape.n]
             y = node("Add", str(i), [node("MatMul", str(i), [x, weight], wide), bias], wide)
             last = node("Gather", f"row {i}", [y, row], [1, 1, shape.n], axis=1)
         else:
             filters = (shape.n, layout.channels // layout.group, *layout.kernel)
-            weight = constant(generator.standard_normal(filters, dtype=np.float32), f"{i}.weight")
+            weight = initializer(generator.standard_normal(filters, dtype=np.float32), f"{i}.weight")
             attributes = {name: getattr(layout, name) for name in ("strides", "pads", "dilations", "group")}
             y = node("Conv", str(i), [x, weight, bias], [], **attributes)
             y.shape = None

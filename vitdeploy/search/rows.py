@@ -20,11 +20,11 @@ from vitdeploy.bench.quiet import together
 from vitdeploy.bench.results import Round
 from vitdeploy.bench.run import run_benchmark
 from vitdeploy.compile.engine import compile_engine
-from vitdeploy.graph.attention import find_attentions
-from vitdeploy.graph.io import load_graph, save_graph
-from vitdeploy.graph.linears import count_int8, find_linears
-from vitdeploy.graph.normalise import drop_unused
-from vitdeploy.graph.row_alignment import align_rows, token_stream
+from vitdeploy.graph.analysis.attention import find_attentions
+from vitdeploy.graph.analysis.linears import count_int8, find_linears
+from vitdeploy.graph.edit import drop_unused
+from vitdeploy.graph.io.files import load_graph, save_graph
+from vitdeploy.graph.passes.row_alignment import align_rows, token_stream
 from vitdeploy.quantize.placement import place, shape
 from vitdeploy.quantize.scores import score_tensors
 from vitdeploy.search.latency import BOUNDS, fingerprint

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from vitdeploy.graph.io import load_graph, save_graph
-from vitdeploy.graph.linears import find_linears
-from vitdeploy.graph.token_merging import merge_tokens
-from vitdeploy.graph.tokens import follow, merge_points
+from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.analysis.tokens import follow, merge_points
+from vitdeploy.graph.io.files import load_graph, save_graph
+from vitdeploy.graph.passes.token_merging import merge_tokens
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.search.expected import Expected
 from vitdeploy.search.front import pareto_front

@@ -16,8 +16,8 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.errors import DataError
-from vitdeploy.graph.cuts import part
-from vitdeploy.graph.io import save_graph
+from vitdeploy.graph.analysis.cuts import part
+from vitdeploy.graph.io.files import save_graph
 from vitdeploy.quantize.placement_reader import find_quantized, make_float
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner

@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from vitdeploy.graph.image_norm import takes_pixels
-from vitdeploy.graph.io import save_graph
-from vitdeploy.graph.linears import Linear, find_linears
+from vitdeploy.graph.analysis.linears import Linear, find_linears
+from vitdeploy.graph.edit import constant
+from vitdeploy.graph.io.files import save_graph
+from vitdeploy.graph.passes.image_norm import takes_pixels
 from vitdeploy.quantize.attention_onnxruntime import DOMAIN
 from vitdeploy.quantize.ranges import QuantizedWeight, Range, activation_scale
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
@@ -128,11 +129,8 @@ class _Branch:
         self.output: ir.Value | None = None
 
     def constant(self, array: Any, name: str) -> ir.Value:
-        tensor = ir.tensor(np.asarray(array), name=f"{self.name}|{name}")
-        shape = ir.Shape(np.shape(array))
-        value = ir.Value(name=tensor.name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor)
-        self.constants.append(value)
-        return value
+        self.constants.append(constant(np.asarray(array), f"{self.name}|{name}"))
+        return self.constants[-1]
 
     def node(self, operator: str, inputs: Sequence[ir.Value | None], domain: str = "", **attributes: Any) -> ir.Value:
         node = ir.node(operator, inputs, attributes, domain=domain, name=f"{self.name}|{operator} {len(self.nodes)}")

@@ -8,8 +8,8 @@ from pathlib import Path
 import onnx_ir as ir
 
 from vitdeploy.compile.engine import compile_engine
-from vitdeploy.graph.io import save_graph
-from vitdeploy.graph.linears import count_int8
+from vitdeploy.graph.analysis.linears import count_int8
+from vitdeploy.graph.io.files import save_graph
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.runner import Array
 from vitdeploy.search.reference_outputs import ReferenceOutputs

@@ -12,14 +12,13 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from vitdeploy.graph.analysis.linears import Linear, find_linears
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.linears import Linear, find_linears
 from vitdeploy.quantize.backend import QUANTIZE
 from vitdeploy.quantize.channel_split import ANY_GAIN, ChannelSplit, best_split, hidden_first
-from vitdeploy.quantize.error import range_of
 from vitdeploy.quantize.placement import check_calibrated, choose, shape
 from vitdeploy.quantize.prepare import Prepared, prepare, widened
-from vitdeploy.quantize.ranges import Range, symmetric_step
+from vitdeploy.quantize.ranges import Range, range_of, symmetric_step
 from vitdeploy.quantize.rounding import round_linear
 from vitdeploy.quantize.scores import output_of
 from vitdeploy.quantize.statistics import Statistics

@@ -13,7 +13,7 @@ from tests.parity import BATCHES, ENGINES, engine_runner
 from tests.references import reference
 from vitdeploy.errors import CheckpointError, UnknownModelError
 from vitdeploy.export.torch_onnx import export_graph
-from vitdeploy.graph.io import save_graph
+from vitdeploy.graph.io.files import save_graph
 from vitdeploy.models.architectures.swin import SwinConfig, SwinTransformer, relative_position_index, shift_mask
 from vitdeploy.models.families.swin import FAMILY, parse, resize, resize_table
 from vitdeploy.spec import PreprocessSpec, TensorSpec

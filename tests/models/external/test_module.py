@@ -11,7 +11,7 @@ from torch import nn
 from tests.references import reference
 from vitdeploy.errors import CheckpointError, UserCodeError
 from vitdeploy.export.torch_onnx import export_graph
-from vitdeploy.graph.io import serialised
+from vitdeploy.graph.io.files import serialised
 from vitdeploy.models.external.identity import identity_in_memory
 from vitdeploy.models.external.module import from_module
 from vitdeploy.runtime.ort import OnnxRuntimeRunner

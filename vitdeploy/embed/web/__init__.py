@@ -17,11 +17,11 @@ from vitdeploy.embed.source import Embedded, find_embedded
 from vitdeploy.embed.templates import render
 from vitdeploy.embed.web.pad import drawing_form
 from vitdeploy.errors import CapabilityError, GraphError
-from vitdeploy.graph.admit import admit
-from vitdeploy.graph.attention_views import AttentionViews, token_views
-from vitdeploy.graph.io import save_graph
-from vitdeploy.graph.normalise import normalise
-from vitdeploy.graph.rollout import add_rollout
+from vitdeploy.graph.analysis.attention_views import AttentionViews, token_views
+from vitdeploy.graph.canonical.normalise import normalise
+from vitdeploy.graph.io.admit import admit
+from vitdeploy.graph.io.files import save_graph
+from vitdeploy.graph.passes.attention_outputs import add_rollout
 from vitdeploy.runtime.golden import largest_difference
 from vitdeploy.spec import TensorSpec, encode
 

@@ -1,1 +1,2 @@
-"""The passes that bring a graph into the canonical form, one rule of it a file; `graph/normalise.py` runs them."""
+"""The canonical form: one pattern for each construct, whoever exported it; one rule of it a file, and a row of
+`normalise.PASSES`. Changes when an exporter writes something new."""

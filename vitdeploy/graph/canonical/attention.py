@@ -9,16 +9,10 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.canonical.edit import (
-    array_of,
-    bypass,
-    operands,
-    producer,
-    replace,
-    stem,
-    with_constant,
-)
-from vitdeploy.graph.names import Names
+from vitdeploy.graph.analysis.attention import over_last_axis
+from vitdeploy.graph.analysis.layout import scaled_input
+from vitdeploy.graph.edit import Names, bypass, replace
+from vitdeploy.graph.values import array_of, is_constant, operands, producer, stem, with_constant
 
 # A mask that leaves every row a score above this cannot make a row of minus infinity out of any finite scores.
 UNMASKED = -1e30
@@ -28,7 +22,7 @@ def canonical_attention(model: ir.Model) -> int:
     """Bring every attention into the form above. Returns how many nodes were rewritten."""
     count = 0
     for node in list(model.graph):
-        if node.op_type == "Softmax" and node.domain == "" and _over_last_axis(node):
+        if node.op_type == "Softmax" and node.domain == "" and over_last_axis(node):
             count += _without_nan_check(model, node)
             product = _scores(node)
             if product is not None:
@@ -36,11 +30,6 @@ def canonical_attention(model: ir.Model) -> int:
         elif node.op_type == "Reshape" and node.graph is not None:
             count += _plain_transpose(model, node)
     return count
-
-
-def _over_last_axis(node: ir.Node) -> bool:
-    axis, value = node.attributes.get_int("axis", -1), node.inputs[0]
-    return axis == -1 or (value is not None and value.shape is not None and axis == len(value.shape) - 1)
 
 
 def _scores(softmax: ir.Node) -> tuple[ir.Node, ir.Node | None] | None:
@@ -54,7 +43,7 @@ def _scores(softmax: ir.Node) -> tuple[ir.Node, ir.Node | None] | None:
             if product is not None and candidate is not None:
                 return product, candidate.producer()
         product = producer(candidate, "MatMul")
-        if product is not None and array_of(product.inputs[1]) is None:
+        if product is not None and not is_constant(product.inputs[1]):
             return product, None
     return None
 
@@ -64,8 +53,8 @@ def _scale_on_query(model: ir.Model, product: ir.Node, scaling: ir.Node | None) 
     query, key = product.inputs
     if query is None or key is None:
         return False
-    behind = _factor(scaling)
-    on_query, on_key = _factor(query.producer()), _factor(_below_transpose(key))
+    behind = scaled_input(scaling)
+    on_query, on_key = scaled_input(query.producer()), scaled_input(_below_transpose(key))
     if behind is None and on_key is None:
         return False
     factor = float(np.prod([found[1] for found in (behind, on_query, on_key) if found is not None]))
@@ -80,17 +69,9 @@ def _scale_on_query(model: ir.Model, product: ir.Node, scaling: ir.Node | None) 
     scaled.outputs[0].type, scaled.outputs[0].shape = query.type, query.shape
     model.graph.insert_before(product, scaled)
     product.replace_input_with(0, scaled.outputs[0])
-    if scaling is not None:
-        bypass(model, scaling, product.outputs[0])
+    if scaling is not None and behind is not None:
+        bypass(scaling, product.outputs[0])
     return True
-
-
-def _factor(node: ir.Node | None) -> tuple[ir.Value, float] | None:
-    """(x, c) of a node that multiplies x by the number c."""
-    times, over = with_constant(node, "Mul"), with_constant(node, "Div")
-    if over is not None and over[1]:
-        return over[0], 1.0 / over[1]
-    return times
 
 
 def _below_transpose(key: ir.Value) -> ir.Node | None:
@@ -133,7 +114,7 @@ def _without_nan_check(model: ir.Model, softmax: ir.Node) -> bool:
         masks = [array for array in map(array_of, masked) if array is not None]
         if not masks or not all(np.all(mask.max(axis=-1) > UNMASKED) if mask.ndim else False for mask in masks):
             return False
-    return bypass(model, where, probability)
+    return bypass(where, probability)
 
 
 def _plain_transpose(model: ir.Model, node: ir.Node) -> bool:

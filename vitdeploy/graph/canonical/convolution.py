@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-from vitdeploy.graph.canonical.edit import add_constant, array_of, bypass, operands, producer
+from vitdeploy.graph.edit import Names, bypass
+from vitdeploy.graph.values import array_of, operands, producer
 
 Floats = npt.NDArray[np.float64]
 
@@ -43,7 +44,7 @@ def _fold(model: ir.Model, node: ir.Node) -> bool:
         if affine is None or not all(np.all(np.isfinite(part)) for part in affine):
             continue
         _rewrite(model, convolution, weight, bias, *affine)
-        return bypass(model, node, value)
+        return bypass(node, value)
     return False
 
 
@@ -94,9 +95,9 @@ def _rewrite(
     assert old is not None
     if not np.all(scale == 1):
         column = scale.reshape(-1, *(1,) * (weight.ndim - 1))
-        folded = add_constant(model, (weight * column).astype(np.float32), f"{old.name}.folded")
+        folded = Names(model).constant((weight * column).astype(np.float32), f"{old.name}.folded")
         convolution.replace_input_with(1, folded)
     moved = shift + (scale * bias if bias is not None else 0.0)
-    new_bias = add_constant(model, moved.astype(np.float32), f"{old.name}.bias")
+    new_bias = Names(model).constant(moved.astype(np.float32), f"{old.name}.bias")
     convolution.resize_inputs(3)
     convolution.replace_input_with(2, new_bias)

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.canonical.edit import add_constant, array_of
-from vitdeploy.graph.canonical.infer import Inference
-from vitdeploy.graph.canonical.operators import Dims
-from vitdeploy.graph.canonical.sizes import Extent, Size, Unknown
-from vitdeploy.graph.names import Names
+from vitdeploy.graph.edit import Names
+from vitdeploy.graph.shapes.infer import Inference
+from vitdeploy.graph.shapes.sizes import Dims, Extent, Size, Unknown
+from vitdeploy.graph.values import is_constant
 
 INT64 = ir.DataType.INT64
 
@@ -41,7 +40,7 @@ class SizeChain:
         """A Concat of constants and sizes of inputs, or one such size."""
         node = value.producer()
         if node is not None and node.op_type == "Concat":
-            return all(_is_size_of_input(part) or array_of(part) is not None for part in node.inputs)
+            return all(_is_size_of_input(part) or is_constant(part) for part in node.inputs)
         return _is_size_of_input(value)
 
     def vector(self, entries: Dims) -> ir.Value | None:
@@ -64,7 +63,7 @@ class SizeChain:
         if (entry,) in self._made:
             return self._made[(entry,)]
         if isinstance(entry, int):
-            value = add_constant(self._model, np.array([entry], np.int64), f"size_{entry}")
+            value = Names(self._model).constant(np.array([entry], np.int64), f"size_{entry}")
         elif len(entry.names) > 1 or entry.names[0] not in self._origins:
             return None
         elif entry.factor == 1:

@@ -10,8 +10,9 @@ import math
 
 import onnx_ir as ir
 
-from vitdeploy.graph.canonical.edit import only_user, replace
 from vitdeploy.graph.canonical.polynomial import Polynomial, ancestors, is_close, polynomial
+from vitdeploy.graph.edit import replace
+from vitdeploy.graph.values import only_user
 
 OPSET = 20
 # What stands inside erf or tanh, as a polynomial in x.

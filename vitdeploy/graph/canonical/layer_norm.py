@@ -1,4 +1,6 @@
-"""Layer normalisation as one node, from the seven to eleven nodes that exporters write before opset 17.
+"""Layer normalisation as one node, where runtimes want it.
+
+Before opset 17 exporters write seven to eleven nodes for it.
 
 Source: arXiv 1607.06450, equations 3 and 4; ONNX LayerNormalization-17. As one node it is computed in float32 in a half
 precision graph too: written out, its squares overflow float16.
@@ -11,19 +13,12 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.canonical.edit import (
-    add_constant,
-    array_of,
-    only_user,
-    operands,
-    producer,
-    replace,
-    scalar_of,
-    stem,
-    with_constant,
-)
+from vitdeploy.graph.edit import Names, replace
+from vitdeploy.graph.values import array_of, only_user, operands, producer, scalar_of, stem, with_constant
 
 OPSET = 17
+# The Transpose of queries and keys.
+HEADS_FIRST = [0, 2, 1, 3]
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
@@ -139,7 +134,7 @@ def _fuse(model: ir.Model, found: _Normalised) -> bool:
             inputs.append(constant)
         elif operator == "Mul":
             ones = np.ones(width, x.dtype.numpy())
-            inputs.append(add_constant(model, ones, f"{stem(last)}.scale"))
+            inputs.append(Names(model).constant(ones, f"{stem(last)}.scale"))
     attributes = {"axis": -1, "epsilon": found.epsilon, "stash_type": 1}
     name = f"{stem(last)}/LayerNormalization"
     replace(model, last, [ir.node("LayerNormalization", inputs, attributes=attributes, name=name)])
@@ -161,9 +156,47 @@ def _per_channel(model: ir.Model, node: ir.Node, operator: str, width: int) -> t
     if array.size != 1 and (array.size != width or array.shape[-1] != width):
         return None
     vector = np.ascontiguousarray(np.broadcast_to(array.reshape(-1), (width,)))
-    return user, add_constant(model, vector, f"{constant.name}.vector")
+    return user, Names(model).constant(vector, f"{constant.name}.vector")
 
 
 def _uncast(value: ir.Value | None) -> ir.Value | None:
     node = producer(value, "Cast")
     return node.inputs[0] if node is not None else value
+
+
+def norm_before_heads(graph: ir.Graph) -> int:
+    """LayerNormalization(Transpose(x)) over each head's channels becomes Transpose(LayerNormalization(x)), which is the
+    same. In place; returns how many.
+
+    The Transpose then stands at the product, where runtimes take it into their attention. Behind it, a normalisation
+    keeps it out; and with as many tokens as heads OpenVINO 2026.4 takes such a Transpose, which leaves the shape, for
+    nothing.
+    """
+    count = 0
+    for node in list(graph):
+        if node.op_type != "LayerNormalization" or node.domain != "" or len(node.outputs) > 1:
+            continue
+        moved = node.inputs[0]
+        transpose = producer(moved, "Transpose")
+        if moved is None or transpose is None or only_user(moved) is not node or node.outputs[0].is_graph_output():
+            continue
+        over_channels = node.attributes.get_int("axis", -1) in (-1, 3)
+        if not over_channels or list(transpose.attributes.get_ints("perm", ())) != HEADS_FIRST:
+            continue
+        _swap(graph, transpose, node)
+        count += 1
+    return count
+
+
+def _swap(graph: ir.Graph, transpose: ir.Node, norm: ir.Node) -> None:
+    """Each keeps its name and its value, whose shapes change places."""
+    moved, normed, source = transpose.outputs[0], norm.outputs[0], transpose.inputs[0]
+    assert source is not None
+    readers = list(normed.uses())
+    norm.replace_input_with(0, source)
+    transpose.replace_input_with(0, normed)
+    for reader, index in readers:
+        reader.replace_input_with(index, moved)
+    moved.shape, normed.shape = normed.shape, source.shape
+    graph.remove(transpose)
+    graph.insert_after(norm, transpose)

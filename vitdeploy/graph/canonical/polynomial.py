@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import onnx_ir as ir
 
-from vitdeploy.graph.canonical.edit import array_of, scalar_of
+from vitdeploy.graph.values import is_constant, scalar_of
 
 # Exponents of each leaf -> coefficient: 0.5 x + 0.5 x t over the leaves (x, t) is {(1, 0): 0.5, (1, 1): 0.5}.
 Polynomial = dict[tuple[int, ...], float]
@@ -79,7 +79,7 @@ def ancestors(value: ir.Value | None, depth: int = DEPTH) -> Iterator[ir.Value]:
     for _ in range(depth):
         below = []
         for current in level:
-            if current is None or current in seen or array_of(current) is not None:
+            if current is None or current in seen or is_constant(current):
                 continue
             seen.add(current)
             yield current

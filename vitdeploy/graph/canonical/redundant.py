@@ -7,11 +7,11 @@ from collections.abc import Callable
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.canonical.edit import array_of, bypass, operands, producer, replace
 from vitdeploy.graph.canonical.free_sizes import SizeChain
-from vitdeploy.graph.canonical.infer import Inference, broadcast
-from vitdeploy.graph.canonical.operators import Dims
-from vitdeploy.graph.canonical.sizes import Unknown
+from vitdeploy.graph.edit import bypass, replace
+from vitdeploy.graph.shapes.infer import Inference
+from vitdeploy.graph.shapes.sizes import Dims, Unknown, broadcast
+from vitdeploy.graph.values import array_of, is_constant, operands, producer
 
 # x op c = x for this constant; for the first two also c op x.
 NEUTRAL = {"Add": 0.0, "Mul": 1.0, "Sub": 0.0, "Div": 1.0}
@@ -29,7 +29,7 @@ def remove_redundant(model: ir.Model, known: Inference, chain: SizeChain) -> int
             continue
         source = _unchanged(known, node)
         same = source is not None and source.dtype == node.outputs[0].dtype
-        bypassed = same and source is not None and bypass(model, node, source)
+        bypassed = same and source is not None and bypass(node, source)
         count += bypassed or _sink_expand(model, known, node) or _sink_through_view(model, known, chain, node)
     return count
 
@@ -134,7 +134,7 @@ def _sink_expand(model: ir.Model, known: Inference, node: ir.Node) -> bool:
         node.replace_input_with(index, data)
         return True
     others = [value for i, value in enumerate(node.inputs) if i != index]
-    if array_of(data) is None or any(array_of(value) is None for value in others):
+    if not is_constant(data) or not all(is_constant(value) for value in others):
         return False
     if known.dims_of(expand.outputs[0]) != wanted:
         return False
@@ -152,7 +152,7 @@ def _sink_through_view(model: ir.Model, known: Inference, chain: SizeChain, node
     """Move the Expand of a constant behind a Cast, Unsqueeze or Tile, where it may meet an elementwise operator."""
     expand = producer(node.inputs[0], "Expand") if node.op_type in ("Cast", "Unsqueeze", "Tile") else None
     data = expand.inputs[0] if expand is not None else None
-    if expand is None or data is None or array_of(data) is None:
+    if expand is None or data is None or not is_constant(data):
         return False
     before, after = known.dims_of(data), known.dims_of(expand.outputs[0])
     wanted = known.dims_of(node.outputs[0])

@@ -9,12 +9,12 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.canonical.edit import add_constant, array_of, replace
 from vitdeploy.graph.canonical.free_sizes import SizeChain
-from vitdeploy.graph.canonical.infer import ARITHMETIC, Inference
-from vitdeploy.graph.canonical.operators import Dims
-from vitdeploy.graph.canonical.sizes import Unknown
-from vitdeploy.graph.canonical.strided import viewed
+from vitdeploy.graph.canonical.gather import viewed
+from vitdeploy.graph.edit import Names, replace
+from vitdeploy.graph.shapes.infer import ARITHMETIC, Inference
+from vitdeploy.graph.shapes.sizes import Dims, view_shape
+from vitdeploy.graph.values import array_of
 
 INT64 = ir.DataType.INT64
 
@@ -38,7 +38,7 @@ def _known_numbers(model: ir.Model, known: Inference) -> int:
             continue
         if not value.uses() or not all(isinstance(entry, int) for entry in contents.ravel()):
             continue
-        constant = add_constant(model, contents.astype(value.dtype.numpy()), f"{value.name}.constant")
+        constant = Names(model).constant(contents.astype(value.dtype.numpy()), f"{value.name}.constant")
         known.contents[constant] = contents
         count += len(value.uses())
         ir.convenience.replace_all_uses_with(value, constant)
@@ -62,29 +62,11 @@ def _view(model: ir.Model, known: Inference, node: ir.Node, data: ir.Value | Non
     current = array_of(node.inputs[1]) if node.op_type == "Reshape" else None
     if current is not None and current.tolist() == target:
         return 0
-    shape = add_constant(model, np.array(target, np.int64), f"{node.name}.shape")
+    shape = Names(model).constant(np.array(target, np.int64), f"{node.name}.shape")
     new = ir.node("Reshape", [data, shape], name=node.name)
     known.dims[new.outputs[0]] = wanted
     replace(model, node, [new])
     return 1
-
-
-def view_shape(data: Dims | None, wanted: Dims | None) -> list[int] | None:
-    """The constant that reshapes `data` to `wanted`: -1 for one free size, 0 for one that stays where it is."""
-    if wanted is None or any(isinstance(size, Unknown) for size in wanted):
-        return None
-    target, free = [], 0
-    for axis, size in enumerate(wanted):
-        if isinstance(size, int):
-            if size == 0:
-                return None
-            target.append(size)
-        elif free and data is not None and axis < len(data) and data[axis] == size:
-            target.append(0)
-        else:
-            target.append(-1)
-            free += 1
-    return target if free <= 1 else None
 
 
 def _tile(model: ir.Model, known: Inference, node: ir.Node) -> int:
@@ -104,7 +86,7 @@ def _constant_of_shape(model: ir.Model, known: Inference, node: ir.Node) -> int:
     if contents is None or contents.ndim != 1:
         return 0
     fill = np.zeros(1, np.float32) if attribute is None else attribute.as_tensor().numpy().reshape(1)
-    constant = add_constant(model, np.ascontiguousarray(fill), f"{node.name}.value")
+    constant = Names(model).constant(np.ascontiguousarray(fill), f"{node.name}.value")
     replace(model, node, [ir.node("Expand", [constant, node.inputs[0]], name=node.name)])
     return 1
 

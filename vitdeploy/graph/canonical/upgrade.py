@@ -6,7 +6,7 @@ import onnx
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
-from vitdeploy.graph.canonical.infer import Inference
+from vitdeploy.graph.shapes.infer import Inference
 
 LOWEST = 11
 # Larger tensors stay outside the converter, which copies everything it is given several times; so do those on disk.
@@ -31,7 +31,7 @@ def upgrade_opset(model: ir.Model, opset: int) -> bool:
         )
     Inference(model)  # some adapters, such as Softmax-12's, write worse graphs where they know no shapes
     try:
-        converted = onnx.version_converter.convert_version(without_weights(model), opset)
+        converted = onnx.version_converter.convert_version(_without_weights(model), opset)
         graph = ir.from_proto(converted).graph
     except Exception as error:  # the converter raises RuntimeError, ConvertError and others
         text = str(error).strip().splitlines()
@@ -45,7 +45,7 @@ def upgrade_opset(model: ir.Model, opset: int) -> bool:
     return True
 
 
-def without_weights(model: ir.Model) -> onnx.ModelProto:
+def _without_weights(model: ir.Model) -> onnx.ModelProto:
     """The graph as a small proto: initializers of more than 1,024 elements, or on disk, stand as inputs."""
     proto = onnx.ModelProto(ir_version=max(model.ir_version, 8))
     proto.opset_import.extend(onnx.helper.make_opsetid(*item) for item in model.graph.opset_imports.items())

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from vitdeploy.graph.layout import is_layout
-from vitdeploy.graph.names import Names
+from vitdeploy.graph.analysis.layout import is_layout
+from vitdeploy.graph.analysis.linears import is_dequantized
+from vitdeploy.graph.edit import Names
 
 HALVES = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 # What gives its input's numbers, or a choice of its inputs' numbers, and so rounds nothing.
@@ -70,11 +71,6 @@ def _into_integer_product(node: ir.Node) -> bool:
     """A DequantizeLinear whose output only products with another one read."""
     readers = [use.node for use in node.outputs[0].uses()]
     return node.op_type == "DequantizeLinear" and all(
-        reader.op_type in ("MatMul", "Conv", "Gemm") and all(_dequantized(value) for value in reader.inputs[:2])
+        reader.op_type in ("MatMul", "Conv", "Gemm") and all(is_dequantized(value) for value in reader.inputs[:2])
         for reader in readers
     )
-
-
-def _dequantized(value: ir.Value | None) -> bool:
-    producer = value.producer() if value is not None else None
-    return producer is not None and producer.op_type == "DequantizeLinear"

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from vitdeploy.graph.analysis.linears import Linear
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.linears import Linear
 
 
 def patches_to_matmul(model: ir.Model) -> int:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_ir as ir
 
+from vitdeploy.graph.analysis.residual_stream import find_stream
 from vitdeploy.graph.edit import Editor
-from vitdeploy.graph.linears import constant
-from vitdeploy.graph.residual_stream import find_stream
+from vitdeploy.graph.values import floats_of
 
 # What ONNX takes where a norm does not say its epsilon.
 EPSILON = 1e-5
@@ -23,7 +23,7 @@ def stream_tensors(model: ir.Model) -> set[str]:
     """The names of all tensors of the residual stream that `scale_residual` scales, with the products in front of
     biases; empty where there is no such stream."""
     editor = Editor(model)
-    stream = find_stream(editor, model)
+    stream = find_stream(editor.linears, model)
     if stream is None:
         return set()
     products = {str(linear.node.outputs[0].name) for linear in editor.linears if linear.node in stream.writers}
@@ -39,7 +39,7 @@ def scale_residual(model: ir.Model, exponent: int) -> int:
     Returns: how many norms read the stream; 0 where there is none that can be scaled, which is left as it is.
     """
     editor = Editor(model)
-    stream = find_stream(editor, model)
+    stream = find_stream(editor.linears, model)
     if stream is None or not stream.norms:
         return 0
     factor = np.float32(2.0) ** -exponent
@@ -51,7 +51,7 @@ def scale_residual(model: ir.Model, exponent: int) -> int:
         if weight is not None or bias is not None:
             editor.set_linear(linear, weight, bias)
     for node, index in stream.constants:
-        array = constant(node.inputs[index])
+        array = floats_of(node.inputs[index])
         assert array is not None
         editor.set_input(node, index, array * factor)
     for node in stream.norms:

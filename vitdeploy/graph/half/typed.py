@@ -19,10 +19,9 @@ import onnx
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
-from vitdeploy.graph.canonical.edit import array_of
-from vitdeploy.graph.canonical.infer import Inference
-from vitdeploy.graph.names import Names
-from vitdeploy.graph.normalise import drop_unused
+from vitdeploy.graph.edit import Names, drop_unused
+from vitdeploy.graph.shapes.infer import Inference
+from vitdeploy.graph.values import array_of
 
 Half = Literal["fp16", "bf16"]
 TYPES = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}

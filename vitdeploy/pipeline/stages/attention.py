@@ -10,9 +10,9 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.errors import EngineError, GraphError
-from vitdeploy.graph.attention_views import AttentionViews, token_views
-from vitdeploy.graph.io import load_graph
-from vitdeploy.graph.normalise import normalise
+from vitdeploy.graph.analysis.attention_views import AttentionViews, token_views
+from vitdeploy.graph.canonical.normalise import normalise
+from vitdeploy.graph.io.files import load_graph
 from vitdeploy.pipeline.instrumented import run_instrumented
 from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.reference_model import ORIGINAL

@@ -11,8 +11,8 @@ from vitdeploy.compile.engine import compile_engine
 from vitdeploy.compile.parts import joined, within
 from vitdeploy.compile.tensorrt import BuildOptions
 from vitdeploy.errors import CapabilityError, TargetError
-from vitdeploy.graph.io import GraphMetadata, fixed_batch, get_metadata, graph_spec, load_graph
-from vitdeploy.graph.linears import count_int8
+from vitdeploy.graph.analysis.linears import count_int8
+from vitdeploy.graph.io.files import GraphMetadata, fixed_batch, get_metadata, graph_spec, load_graph
 from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, read_json, write_json
 from vitdeploy.quantize.backend import QUANTIZE

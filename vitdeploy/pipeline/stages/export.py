@@ -13,10 +13,10 @@ import onnx_ir as ir
 from vitdeploy.errors import ExportError, GraphError
 from vitdeploy.export.parity import FREE_BATCH, TOLERANCE, ask, check_graph
 from vitdeploy.export.torch_onnx import export_graph
-from vitdeploy.graph.external import import_graph
-from vitdeploy.graph.io import GraphMetadata, fixed_batch, get_metadata, graph_spec, save_graph, set_metadata
-from vitdeploy.graph.normalise import normalise
-from vitdeploy.graph.pixels import take_pixels
+from vitdeploy.graph.canonical.normalise import normalise
+from vitdeploy.graph.io.external import import_graph
+from vitdeploy.graph.io.files import GraphMetadata, fixed_batch, get_metadata, graph_spec, save_graph, set_metadata
+from vitdeploy.graph.io.inputs import take_pixels
 from vitdeploy.models.load import load_model
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.pipeline.progress import Progress, silent

@@ -13,7 +13,7 @@ from vitdeploy.data.label_file import read_labels
 from vitdeploy.errors import GraphError, MissingFileError
 
 if TYPE_CHECKING:
-    from vitdeploy.graph.io import GraphMetadata
+    from vitdeploy.graph.io.files import GraphMetadata
 
 MODEL_FILE = "model.onnx"
 LABELS_FILE = "labels.txt"
@@ -75,7 +75,7 @@ def is_ours(file: Path) -> bool:
     """Whether an ONNX file says that vitdeploy wrote it; one that cannot be parsed does not."""
     import onnx  # where the names of files are all that is wanted, nothing is to wait for it
 
-    from vitdeploy.graph.io import METADATA_KEY
+    from vitdeploy.graph.io.files import METADATA_KEY
 
     try:
         proto = onnx.load(str(file), load_external_data=False)

@@ -8,14 +8,14 @@ from typing import Any
 
 from vitdeploy.errors import EngineError, GraphError
 from vitdeploy.export.parity import compare_graphs
-from vitdeploy.graph.admit import admit
-from vitdeploy.graph.image_size import set_image_size
-from vitdeploy.graph.io import save_graph
-from vitdeploy.graph.normalise import normalise
-from vitdeploy.graph.optimize import OptimizeOptions
-from vitdeploy.graph.optimize import optimize as rewrite
-from vitdeploy.graph.row_alignment import align_rows
-from vitdeploy.graph.token_merging import merge_tokens
+from vitdeploy.graph.canonical.normalise import normalise
+from vitdeploy.graph.io.admit import admit
+from vitdeploy.graph.io.files import save_graph
+from vitdeploy.graph.io.inputs import set_image_size
+from vitdeploy.graph.passes.optimize import OptimizeOptions
+from vitdeploy.graph.passes.optimize import optimize as rewrite
+from vitdeploy.graph.passes.row_alignment import align_rows
+from vitdeploy.graph.passes.token_merging import merge_tokens
 from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.stages.files import SEQUENCE_PARTS, copy_labels, is_ours, write_json
 

@@ -14,7 +14,8 @@ from vitdeploy.backends import TARGETS
 from vitdeploy.data.folder import Sample
 from vitdeploy.data.pixels import batches
 from vitdeploy.errors import GraphError
-from vitdeploy.graph.io import (
+from vitdeploy.graph.edit import drop_unused
+from vitdeploy.graph.io.files import (
     GraphMetadata,
     fixed_batch,
     get_metadata,
@@ -23,8 +24,7 @@ from vitdeploy.graph.io import (
     save_graph,
     set_metadata,
 )
-from vitdeploy.graph.normalise import drop_unused
-from vitdeploy.graph.tensorrt.pixels import cast_pixels_first
+from vitdeploy.graph.passes.pixel_cast import cast_pixels_first
 from vitdeploy.pipeline.capability import check_placed as check_placed
 from vitdeploy.pipeline.capability import check_precision as check_precision
 from vitdeploy.pipeline.progress import Counter, Progress, silent
@@ -34,8 +34,8 @@ from vitdeploy.quantize.estimate import estimate
 from vitdeploy.quantize.image_checks import LEAST_IMAGES
 from vitdeploy.quantize.observers import BATCH, Observation
 from vitdeploy.quantize.placement import choose, place, shape
+from vitdeploy.quantize.placement_reader import reject_quantized
 from vitdeploy.quantize.prepare import prepare
-from vitdeploy.quantize.reject_quantized import reject_quantized
 from vitdeploy.quantize.scores import separate_scores
 from vitdeploy.quantize.statistics import load_statistics, save_statistics
 from vitdeploy.search.mixed import Mixed

@@ -10,7 +10,7 @@ import numpy as np
 
 from vitdeploy.data.folder import Sample
 from vitdeploy.data.pixels import batches
-from vitdeploy.graph.io import fixed_batch, get_metadata, graph_spec, load_graph
+from vitdeploy.graph.io.files import fixed_batch, get_metadata, graph_spec, load_graph
 from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.stages.compile import read_engine
 from vitdeploy.pipeline.stages.files import MODEL_FILE, read_json, write_json

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitdeploy.data.folder import Sample
-from vitdeploy.graph.io import load_graph
+from vitdeploy.graph.io.files import load_graph
 from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.stages.files import read_json, write_json
 from vitdeploy.pipeline.stages.score import float_reference_outputs

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from vitdeploy.export.sequence import DECODER_STEP, ENCODER, check_sequence_parity, export_sequence
-from vitdeploy.graph.io import GraphMetadata, save_graph, set_metadata
+from vitdeploy.graph.io.files import GraphMetadata, save_graph, set_metadata
 from vitdeploy.models.architectures.transformer import Transformer
 from vitdeploy.models.load import load_model
 from vitdeploy.pipeline.progress import Progress

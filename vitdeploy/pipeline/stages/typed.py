@@ -14,23 +14,23 @@ import onnx_ir as ir
 
 from vitdeploy.data.folder import Sample
 from vitdeploy.data.pixels import batches
+from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.analysis.work import node_macs
 from vitdeploy.graph.canonical.upgrade import upgrade_opset
 from vitdeploy.graph.half.emulated import emulate
 from vitdeploy.graph.half.patches import patches_to_matmul
 from vitdeploy.graph.half.typed import Half, touches_floats, type_graph
-from vitdeploy.graph.io import fixed_batch, get_metadata, graph_spec, load_graph, save_graph, set_metadata
-from vitdeploy.graph.layer_role import node_macs
-from vitdeploy.graph.linears import find_linears
-from vitdeploy.graph.tensorrt.pixels import cast_pixels_first
+from vitdeploy.graph.io.files import fixed_batch, get_metadata, graph_spec, load_graph, save_graph, set_metadata
+from vitdeploy.graph.passes.pixel_cast import cast_pixels_first
 from vitdeploy.pipeline.progress import Counter, Progress, silent
 from vitdeploy.pipeline.stages.files import MODEL_FILE, write_json
 from vitdeploy.pipeline.stages.quantize import PlaceConfig, check_precision, refuse_placed
 from vitdeploy.pipeline.stages.search import SearchConfig, find_sensitivity
-from vitdeploy.quantize.error import range_of
 from vitdeploy.quantize.extremes import Extremes
 from vitdeploy.quantize.half import HalfPlan, lift_masks, plan_half
 from vitdeploy.quantize.placement import choose, ignored, place, shape
 from vitdeploy.quantize.prepare import prepare, widened
+from vitdeploy.quantize.ranges import range_of
 from vitdeploy.quantize.statistics import Statistics, load_statistics
 from vitdeploy.search.high_precision import high_precision_layers
 from vitdeploy.spec import Precision, PreprocessSpec, WeightBits

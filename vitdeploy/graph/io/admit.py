@@ -1,0 +1,247 @@
+"""The gate for ONNX files: what passes can be read, rewritten and run without surprises.
+
+A file is of unknown origin, whatever it says of itself: metadata that name vitdeploy can be copied.
+
+Everything that costs memory or time is bounded before it happens: the size of the file, then its frame (`wire`), then
+what its tensors declare (`stored`), and only then is it parsed into a graph. Declared shapes of inner tensors are
+dropped: a file could lie about them, and `normalise` infers them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from vitdeploy.errors import GraphError, MissingFileError, UnsafeGraphError
+from vitdeploy.graph.io.stored import check_tensors, graphs, plausible, shown, subgraphs
+from vitdeploy.graph.io.wire import survey
+
+MAX_BYTES = 2**31 - 1
+MAX_NODES = 100_000
+MAX_SUBGRAPHS = 4
+MAX_NAME = 1024
+OPSETS = range(11, 24)
+IR_VERSIONS = range(4, onnx.IR_VERSION + 1)
+IMAGE_TYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.UINT8)
+TOKEN_TYPES = (ir.DataType.INT32, ir.DataType.INT64)
+# Initializers above this size are no concern of the ONNX checker, which would copy them.
+CHECKED_ELEMENTS = 1024
+
+
+def admit(path: Path) -> ir.Model:
+    """Read an ONNX file of whatever origin, to rewrite it. Weights beside it stay on disk, memory-mapped.
+
+    Raises:
+        MissingFileError: no such file, or a file of weights that is not there.
+        GraphError: not an ONNX file, or one that no target could run: opset, operators, inputs.
+        UnsafeGraphError: sizes or file names that only an attack, or heavy damage, would write.
+    """
+    proto = _safe(path)
+    _check_header(proto)
+    _check_inputs(proto)
+    return _parsed(proto, path, shapes=False)
+
+
+def read_graph(path: Path) -> ir.Model:
+    """Read an ONNX file as it is, to run or compile it: any operators and inputs, with the shapes that it declares.
+
+    Raises:
+        MissingFileError, UnsafeGraphError: as `admit`.
+        GraphError: not an ONNX file, or one that the ONNX checker rejects.
+    """
+    return _parsed(_safe(path), path, shapes=True)
+
+
+def _safe(path: Path) -> onnx.ModelProto:
+    """The file, once nothing in it is larger or reaches further than it may."""
+    content = _read(path)
+    name = shown(path.name)
+    if not content:
+        raise GraphError(f"{name} is an empty file", found="0 bytes", wanted="an ONNX model", fix="get it again")
+    survey(content, name)
+    proto = onnx.ModelProto()
+    try:
+        proto.ParseFromString(content)
+    except Exception as error:  # protobuf's DecodeError has no types; text that is not UTF-8 is a UnicodeDecodeError
+        raise _invalid(name, str(error)) from None
+    del content
+    _check_limits(proto, name)
+    _check_names(proto)
+    check_tensors(proto, path.parent)
+    return proto
+
+
+def _parsed(proto: onnx.ModelProto, path: Path, *, shapes: bool) -> ir.Model:
+    try:
+        onnx.checker.check_model(_without_weights(proto))
+        for graph in () if shapes else graphs(proto.graph):
+            del graph.value_info[:]
+        model = ir.from_proto(proto)
+    except Exception as error:  # checker and reader have no common base
+        raise _invalid(shown(path.name), str(error) or type(error).__name__) from None
+    ir.external_data.set_base_dir(model.graph, path.parent)
+    return model
+
+
+def _read(path: Path) -> bytes:
+    """The bytes of a regular file, opened once: what is checked is what is used. A pipe is not waited for."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    except (OSError, ValueError):
+        raise MissingFileError(
+            f"no ONNX file at {shown(str(path), MAX_NAME)}", wanted="a .onnx file that can be read"
+        ) from None
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise MissingFileError(f"{shown(str(path), MAX_NAME)} is not a file", wanted="a .onnx file")
+    with os.fdopen(descriptor, "rb") as file:
+        if status.st_size > MAX_BYTES:
+            raise UnsafeGraphError(
+                f"{shown(path.name)} is too large for an ONNX file",
+                found=f"{status.st_size:,} bytes",
+                wanted=f"at most {MAX_BYTES:,}; larger models keep their weights in a file beside it",
+            )
+        return file.read(status.st_size)
+
+
+def _check_limits(proto: onnx.ModelProto, name: str) -> None:
+    if proto.functions:
+        raise GraphError(
+            f"{name} defines functions of its own",
+            found=", ".join(shown(function.name) for function in proto.functions[:5]),
+            fix="write them out with onnx.inliner.inline_local_functions",
+        )
+    nodes, level = 0, [proto.graph]
+    for depth in range(MAX_SUBGRAPHS + 2):
+        nodes += sum(len(graph.node) for graph in level)
+        level = [inner for graph in level for inner in subgraphs(graph)]
+        if not level:
+            break
+        if depth == MAX_SUBGRAPHS:
+            raise UnsafeGraphError(
+                f"{name} nests branches and loops too deeply", wanted=f"at most {MAX_SUBGRAPHS} levels"
+            )
+    if nodes > MAX_NODES:
+        raise UnsafeGraphError(f"{name} has too many nodes", found=f"{nodes:,}", wanted=f"at most {MAX_NODES:,}")
+
+
+def _check_names(proto: onnx.ModelProto) -> None:
+    for text in _names(proto):
+        # protobuf gives the bytes where they are not UTF-8.
+        if isinstance(text, bytes) or len(text) > MAX_NAME or not text.isprintable():
+            raise UnsafeGraphError(
+                "the file has a name that cannot be shown",
+                found=shown(text),
+                wanted=f"at most {MAX_NAME:,} printable characters",
+            )
+    names = [tensor.name for tensor in proto.graph.initializer]
+    if len(set(names)) != len(names):
+        raise GraphError("two weights of the graph have the same name")
+
+
+def _names(proto: onnx.ModelProto) -> Iterator[str | bytes]:
+    for entry in proto.opset_import:
+        yield entry.domain
+    for graph in graphs(proto.graph):
+        yield graph.name
+        for tensor in graph.initializer:
+            yield tensor.name
+        for value in (*graph.input, *graph.output):
+            yield value.name
+            yield from (dim.dim_param for dim in value.type.tensor_type.shape.dim)
+        for node in graph.node:
+            yield from (node.name, node.op_type, node.domain, *node.input, *node.output)
+            yield from (attribute.name for attribute in node.attribute)
+
+
+def _check_header(proto: onnx.ModelProto) -> None:
+    if proto.ir_version not in IR_VERSIONS:
+        raise GraphError(
+            "the file has a version of the ONNX format that is not supported",
+            found=f"IR version {proto.ir_version}",
+            wanted=f"{IR_VERSIONS.start} to {IR_VERSIONS.stop - 1}",
+        )
+    versions = {entry.domain or "ai.onnx": entry.version for entry in proto.opset_import}
+    opset = versions.get("ai.onnx")
+    if opset not in OPSETS:
+        raise GraphError(
+            "the file has an opset that is not supported",
+            found="none" if opset is None else f"opset {opset}",
+            wanted=f"{OPSETS.start} to {OPSETS.stop - 1}",
+            fix="export it again with opset_version=18",
+        )
+    foreign = sorted(
+        {
+            f"{shown(node.domain or 'ai.onnx')}.{shown(node.op_type)}"
+            for graph in graphs(proto.graph)
+            for node in graph.node
+            if node.domain not in ("", "ai.onnx") or not onnx.defs.has(node.op_type)
+        }
+    )
+    if foreign:
+        raise GraphError(
+            "the graph has operators that the targets cannot run",
+            found=", ".join(foreign[:8]) + (f" and {len(foreign) - 8} more" if len(foreign) > 8 else ""),
+            wanted="operators of ai.onnx",
+            fix="export the model before a runtime's optimizer rewrote it, or without the custom operator",
+        )
+
+
+def _check_inputs(proto: onnx.ModelProto) -> None:
+    weights = {tensor.name for tensor in proto.graph.initializer}
+    readable = 0
+    for value in proto.graph.input:
+        if value.name in weights:
+            continue
+        tensor, name = value.type.tensor_type, shown(value.name)
+        if not value.type.HasField("tensor_type") or not tensor.HasField("shape") or not tensor.elem_type:
+            raise GraphError(f"the input {name} has no declared type and shape", wanted="a tensor of known rank")
+        sizes = [dim.dim_value for dim in tensor.shape.dim if dim.HasField("dim_value")]
+        if not plausible(sizes):
+            raise UnsafeGraphError(
+                f"the input {name} declares an absurd shape", found=shown(" x ".join(map(str, sizes)))
+            )
+        rank = len(tensor.shape.dim)
+        readable += (rank == 4 and tensor.elem_type in IMAGE_TYPES) or (rank == 2 and tensor.elem_type in TOKEN_TYPES)
+    if not readable:
+        raise GraphError(
+            "the graph has no input that could be an image or tokens",
+            found=", ".join(shown(value.name) for value in proto.graph.input if value.name not in weights)
+            or "no input",
+            wanted="float32, float16 or uint8 with 4 axes, or int64 [batch, tokens]",
+        )
+
+
+def _without_weights(proto: onnx.ModelProto) -> onnx.ModelProto:
+    """The model as the checker needs it: large and external initializers as inputs, of the same type and shape."""
+    bare = onnx.ModelProto(ir_version=proto.ir_version, opset_import=proto.opset_import)
+    graph = bare.graph
+    graph.name = proto.graph.name
+    graph.node.extend(proto.graph.node)
+    graph.input.extend(proto.graph.input)
+    graph.output.extend(proto.graph.output)
+    declared = {value.name for value in proto.graph.input}
+    for tensor in proto.graph.initializer:
+        external = tensor.data_location == onnx.TensorProto.EXTERNAL
+        if not external and math.prod(tensor.dims) <= CHECKED_ELEMENTS:
+            graph.initializer.append(tensor)
+        elif tensor.name not in declared:
+            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+    return bare
+
+
+def _invalid(name: str, found: str) -> GraphError:
+    lines = found.strip().splitlines()
+    return GraphError(
+        f"{name} is not a valid ONNX file",
+        found=shown(lines[0]) if lines else "",
+        wanted="an ONNX model",
+        fix="export it again",
+    )

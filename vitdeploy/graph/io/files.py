@@ -1,0 +1,168 @@
+"""Read and write ONNX: one file, the lowest IR version that holds the opset, the same bytes for the same graph."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+import onnx_ir as ir
+
+from vitdeploy.errors import GraphError
+from vitdeploy.graph.io.admit import read_graph
+from vitdeploy.graph.values import weight_bytes
+from vitdeploy.spec import (
+    DecodeError,
+    GraphSpec,
+    PostprocessSpec,
+    Precision,
+    PreprocessSpec,
+    SequenceSpec,
+    Task,
+    TensorSpec,
+    WeightBits,
+    decode,
+    encode,
+)
+
+# protobuf takes 2 GiB - 1 for the whole file; what is left is for nodes and names.
+MAX_WEIGHT_BYTES = 2**31 - 2**26
+METADATA_KEY = "vitdeploy"
+BATCH = "batch"
+
+
+@dataclass(frozen=True)
+class GraphMetadata:
+    """What travels inside the file, so that a lone `model.onnx` still says how to feed it.
+
+    `target` and `precision` are set in the placement of one target, and None in the float graph; `weight_bits` of INT8
+    weights. `labels` are the class names, () where the model has none of its own.
+    """
+
+    name: str
+    task: Task
+    preprocess: PreprocessSpec | None
+    target: str | None = None
+    precision: Precision | None = None
+    postprocess: PostprocessSpec | None = None
+    sequence: SequenceSpec | None = None
+    weight_bits: WeightBits | None = None
+    labels: tuple[str, ...] = ()
+
+    @property
+    def images(self) -> PreprocessSpec:
+        """How images become the input; raises GraphError where the input is no image."""
+        if self.preprocess is None:
+            raise GraphError(f"{self.name} takes no images", found=f"a graph for the task {self.task}")
+        return self.preprocess
+
+
+def load_graph(path: Path) -> ir.Model:
+    """Parse and check an ONNX file. Weights beside it (external data) are not read before they are used.
+
+    Raises:
+        MissingFileError: no such file, or none of the weights beside it.
+        GraphError: not an ONNX file, or one that the ONNX checker rejects.
+        UnsafeGraphError: sizes or file names that only an attack, or heavy damage, would write.
+    """
+    return read_graph(path)
+
+
+def save_graph(model: ir.Model, path: Path) -> None:
+    """Write the graph, the same bytes for the same graph. Where it would pass protobuf's limit of 2 GB, the weights lie
+    beside it in `<name>.onnx.data`. The caller owns atomicity (stages write into a folder that is published whole).
+
+    Raises:
+        GraphError: the graph breaks a rule of the ONNX checker.
+    """
+    _lower_ir_version(model)
+    if weight_bytes(model) > MAX_WEIGHT_BYTES:
+        ir.save(model, path, external_data=f"{path.name}.data")
+        _check(str(path))
+        return
+    ir.external_data.load_to_model(model)  # weights that lie beside another file
+    proto = ir.to_proto(model)
+    _check(proto)
+    path.write_bytes(proto.SerializeToString(deterministic=True))
+
+
+def serialised(model: ir.Model) -> bytes:
+    """The graph as the bytes of one file, with all weights.
+
+    Raises:
+        GraphError: it is too large for one file.
+    """
+    size = weight_bytes(model)
+    if size > MAX_WEIGHT_BYTES:
+        raise GraphError("the graph does not fit into memory whole", found=f"{size:,} bytes of weights")
+    _lower_ir_version(model)
+    ir.external_data.load_to_model(model)
+    data: bytes = ir.to_proto(model).SerializeToString(deterministic=True)
+    return data
+
+
+def weights_folder(model: ir.Model) -> Path | None:
+    """Where the weights lie that are not in the graph's own file; None where all are in it."""
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    return next((Path(tensor.base_dir) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)), None)
+
+
+def _lower_ir_version(model: ir.Model) -> None:
+    """The lowest IR version that holds the opset, so that the oldest runtimes read the file."""
+    standard = {domain: version for domain, version in model.opset_imports.items() if domain in ("", "ai.onnx.ml")}
+    model.ir_version = onnx.helper.find_min_ir_version_for(
+        [onnx.helper.make_opsetid(domain, version) for domain, version in standard.items()]
+    )
+
+
+def _check(model: str | onnx.ModelProto) -> None:
+    try:
+        onnx.checker.check_model(model)
+    except onnx.checker.ValidationError as error:
+        raise GraphError("the graph breaks a rule of ONNX", found=str(error).splitlines()[0][:200]) from None
+
+
+def set_metadata(model: ir.Model, metadata: GraphMetadata) -> None:
+    model.metadata_props[METADATA_KEY] = json.dumps(encode(metadata), sort_keys=True)
+
+
+def get_metadata(model: ir.Model, source: str) -> GraphMetadata:
+    """The metadata that `vitdeploy export` wrote.
+
+    Raises:
+        GraphError: the file carries none, or one that does not decode.
+    """
+    text = model.metadata_props.get(METADATA_KEY)
+    if text is None:
+        raise GraphError(
+            f"{source} does not say how its input is made",
+            found="no vitdeploy metadata in the file",
+            wanted="a graph written by `vitdeploy export`",
+            fix=f"vitdeploy export {shlex.quote(source)} -o DIR brings an ONNX file of images into such a form",
+        )
+    try:
+        return decode(GraphMetadata, json.loads(text))
+    except (ValueError, DecodeError) as error:
+        raise GraphError(f"{source} has metadata that cannot be read", found=str(error)[:200]) from None
+
+
+def graph_spec(model: ir.Model, file: str) -> GraphSpec:
+    """Names, dtypes and shapes of a graph's inputs and outputs."""
+    return GraphSpec(
+        file, tuple(_tensor_spec(v) for v in model.graph.inputs), tuple(_tensor_spec(v) for v in model.graph.outputs)
+    )
+
+
+def _tensor_spec(value: ir.Value) -> TensorSpec:
+    if value.shape is None or value.dtype is None:
+        raise GraphError(f"the tensor {value.name} has no declared type and shape")
+    shape = tuple(size if isinstance(size, int) else str(size.value or "dynamic") for size in value.shape)
+    return TensorSpec(str(value.name), str(value.dtype.numpy()), shape)
+
+
+def fixed_batch(spec: GraphSpec) -> int | None:
+    """The batch that a graph is fixed to, or None where it is dynamic."""
+    size = spec.inputs[0].shape[0]
+    return size if isinstance(size, int) else None

@@ -1,0 +1,174 @@
+"""What a graph takes: an input bound to a constant, the size of its images, pixels instead of normalised floats."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from vitdeploy.errors import GraphError
+from vitdeploy.graph.edit import Names
+from vitdeploy.spec import PreprocessSpec
+
+
+def bind_input(model: ir.Model, name: str, value: npt.NDArray[Any]) -> None:
+    """Every sample of the batch gets `value` for the input `name`, which is an input no longer. In place.
+
+    A detector that scales its boxes by a second input, the size of the image in pixels, gives boxes relative to the
+    image (0 to 1) when that size is bound to (1, 1). `normalise` then removes what the constant makes superfluous.
+
+    Args:
+        value: the input of one sample, without the batch axis; cast to the input's type.
+
+    Raises:
+        GraphError: no such input, no other input to take the batch from, or a shape that `value` does not have.
+    """
+    inputs = {str(item.name): item for item in model.graph.inputs}
+    bound = inputs.pop(name, None)
+    if bound is None or bound.dtype is None or bound.shape is None:
+        raise GraphError(f"the graph has no input {name!r} to bind", found=", ".join(inputs) or "none")
+    if not inputs:
+        raise GraphError(f"{name!r} is the only input of the graph", wanted="another input that holds the images")
+    batch, *sizes = bound.shape if len(bound.shape) else (None,)
+    fits = len(sizes) == value.ndim and all(
+        not isinstance(size, int) or size == own for size, own in zip(sizes, value.shape, strict=True)
+    )
+    if batch is None or not fits:
+        raise GraphError(
+            f"the value does not fit the input {name!r}",
+            found=f"shape {list(value.shape)} for each sample",
+            wanted=f"shape {[size if isinstance(size, int) else str(size) for size in sizes]}",
+        )
+    array = np.ascontiguousarray(value[np.newaxis].astype(bound.dtype.numpy()))
+    constant = Names(model).constant(array, f"{name}.constant")
+    if isinstance(batch, int) and batch == 1:
+        repeated = constant
+    else:
+        repeated = _repeated(model, constant, batch, next(iter(inputs.values())))
+    ir.convenience.replace_all_uses_with(bound, repeated, replace_graph_outputs=True)
+    model.graph.inputs.remove(bound)
+
+
+def _repeated(model: ir.Model, constant: ir.Value, batch: int | ir.SymbolicDim, images: ir.Value) -> ir.Value:
+    """`constant` once for each sample: Expand to (batch, 1, ...)."""
+    rest, names, name = [1] * (len(constant.shape or ()) - 1), Names(model), constant.name
+    if isinstance(batch, int):
+        target = names.constant(np.array([batch, *rest], np.int64), f"{name}.shape")
+        nodes = []
+    else:
+        size = names.node("Shape", [images], f"{name}/Shape")
+        zero = names.constant(np.zeros(1, np.int64), f"{name}.axis")
+        first = names.node("Gather", [size.outputs[0], zero], f"{name}/Gather", {"axis": 0})
+        ones = names.constant(np.array(rest, np.int64), f"{name}.ones")
+        shape = names.node("Concat", [first.outputs[0], ones], f"{name}/Concat", {"axis": 0})
+        nodes, target = [size, first, shape], shape.outputs[0]
+    nodes.append(names.node("Expand", [constant, target], f"{name}/Expand"))
+    nodes[-1].outputs[0].type = constant.type
+    model.graph.insert_before(model.graph[0], nodes)
+    return nodes[-1].outputs[0]
+
+
+def set_image_size(model: ir.Model, size: tuple[int, int] | None) -> None:
+    """Give the one input of four axes [batch, channels, height, width] its channels, height and width. In place.
+
+    An exporter may leave them open: optimum names all four axes.
+
+    Open channels are those of the first convolution. A graph without such an input stays as it is.
+
+    Args:
+        size: (height, width) in pixels; None where the graph is to say it.
+
+    Raises:
+        GraphError: the size is open and none is given, or it is another one; or nothing tells the channels.
+    """
+    images = [value for value in model.graph.inputs if value.shape is not None and len(value.shape) == 4]
+    if len(images) != 1:
+        return
+    [image] = images
+    assert image.shape is not None
+    batch, channels, *own = image.shape
+    said = [side if isinstance(side, int) else None for side in own]
+    if size is None and None in said:
+        raise GraphError(
+            "the graph takes images of any size",
+            found=f"{image.name} {[str(side) for side in image.shape]}",
+            wanted="one size",
+            fix="--image-size HEIGHTxWIDTH, source.image_size of a recipe, or a preprocess: with a crop",
+        )
+    if size is not None and any(side not in (None, wanted) for side, wanted in zip(said, size, strict=True)):
+        raise of_another_size(own, size)
+    image.shape = ir.Shape([batch, channels if isinstance(channels, int) else _channels(model), *(size or said)])
+
+
+def of_another_size(own: Sequence[object], wanted: Sequence[int]) -> GraphError:
+    return GraphError(
+        "the graph takes images of another size",
+        found=f"{own[0]}x{own[1]}",
+        wanted=f"{wanted[0]}x{wanted[1]}",
+        fix="export it again at that size",
+    )
+
+
+def _channels(model: ir.Model) -> int:
+    """Of the first convolution: it takes the image, at most cast before."""
+    for node in model.graph:
+        weight = node.inputs[1].shape if node.op_type == "Conv" and node.inputs[1] is not None else None
+        if weight is not None and isinstance(weight[1], int):
+            group = node.attributes.get("group")
+            return weight[1] * (group.as_int() if group is not None else 1)
+    raise GraphError(
+        "the graph takes images of any number of channels",
+        found="no convolution, which would tell it",
+        wanted="a fixed number of channels",
+        fix="export it again with channels that are not dynamic",
+    )
+
+
+def take_pixels(model: ir.Model, preprocess: PreprocessSpec) -> None:
+    """Let a graph with one float32 NCHW input take uint8 [batch, height, width, channels] instead, in place: the cheap
+    half of preprocessing, (x / 255 - mean) / std.
+
+    Written as the exporter writes it for a PyTorch model: one multiplication and one addition per pixel.
+
+    Raises:
+        GraphError: the input is not float32 [batch, channels, height, width] of the preprocessing's size.
+    """
+    image = model.graph.inputs[0]
+    height, width = preprocess.crop
+    shape = image.shape
+    wanted = (preprocess.channels, height, width)
+    if image.dtype != ir.DataType.FLOAT or shape is None or len(shape) != 4 or not _fits(shape, wanted):
+        raise GraphError(
+            "the preprocessing does not fit the graph's input",
+            found=f"{image.name}: {image.dtype}{list(shape) if shape is not None else ''}",
+            wanted=f"float32 [batch, {', '.join(map(str, wanted))}]",
+        )
+    mean, std = (np.array(values, np.float64).reshape(1, -1, 1, 1) for values in (preprocess.mean, preprocess.std))
+    names, name, batch = Names(model), str(image.name), shape[0]
+    scale = names.constant((1 / (255 * std)).astype(np.float32), "pixel_scale")
+    shift = names.constant((-mean / std).astype(np.float32), "pixel_shift")
+    pixels = ir.Value(
+        name=name,
+        type=ir.TensorType(ir.DataType.UINT8),
+        shape=ir.Shape([batch, height, width, preprocess.channels]),
+    )
+    image.name = names.free(f"{name}/normalised")
+    transposed = names.node("Transpose", [pixels], "pixels/Transpose", {"perm": [0, 3, 1, 2]})
+    floats = names.node("Cast", [transposed.outputs[0]], "pixels/Cast", {"to": ir.DataType.FLOAT})
+    scaled = names.node("Mul", [floats.outputs[0], scale], "pixels/Mul")
+    shifted = names.node("Add", [scaled.outputs[0], shift], "pixels/Add")
+    nodes = [transposed, floats, scaled, shifted]
+    for node in nodes:
+        node.outputs[0].dtype = ir.DataType.UINT8 if node is transposed else ir.DataType.FLOAT
+        node.outputs[0].shape = ir.Shape([batch, preprocess.channels, height, width])
+    for user, index in list(image.uses()):
+        user.replace_input_with(index, shifted.outputs[0])
+    model.graph.inputs[0] = pixels
+    model.graph.insert_before(model.graph[0], nodes)
+
+
+def _fits(shape: ir.Shape, wanted: tuple[int, int, int]) -> bool:
+    return all(not isinstance(size, int) or size == want for size, want in zip(shape[1:], wanted, strict=True))

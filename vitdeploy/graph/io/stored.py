@@ -1,0 +1,188 @@
+"""The tensors stored in an ONNX file or beside it: sizes that add up, and files that lie where they may.
+
+Nothing is allocated or opened here: declared sizes are compared with the bytes that are there. What external data may
+be follows docs/ExternalDataSecurity.md of ONNX and the ways around earlier checks (CVE-2022-25882, CVE-2024-27318,
+CVE-2026-27489, CVE-2026-34446, CVE-2026-34445).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import stat
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+import onnx
+import onnx_ir as ir
+
+from vitdeploy.errors import GraphError, MissingFileError, UnsafeGraphError
+
+MAX_ELEMENTS = 1 << 33
+MAX_RANK = 32
+KEYS = frozenset({"location", "offset", "length", "checksum"})
+SHOWN_CHARACTERS = 80
+
+
+def shown(text: str | bytes, most: int = SHOWN_CHARACTERS) -> str:
+    """A name out of an external file, safe to print: escaped, and cut after `most` characters."""
+    raw = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+    safe = "".join(c if c.isprintable() else c.encode("unicode_escape", "replace").decode() for c in raw[: most + 1])
+    return safe if len(raw) <= most else f"{safe[:most]}..."
+
+
+def plausible(dims: Sequence[int]) -> bool:
+    """Whether sizes could be a tensor's: not negative, and no more elements than a machine could hold."""
+    return len(dims) <= MAX_RANK and all(size >= 0 for size in dims) and math.prod(dims) <= MAX_ELEMENTS
+
+
+def graphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """A graph and all graphs in its nodes' attributes."""
+    stack = [graph]
+    while stack:
+        current = stack.pop()
+        yield current
+        stack += subgraphs(current)
+
+
+def subgraphs(graph: onnx.GraphProto) -> Iterator[onnx.GraphProto]:
+    """The graphs in its own nodes' attributes: one level of branches and loops."""
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                yield attribute.g
+            yield from attribute.graphs
+
+
+def check_tensors(proto: onnx.ModelProto, folder: Path) -> None:
+    """Check every tensor of a model whose file lies in `folder`.
+
+    Raises:
+        GraphError: a type without a size, a sparse tensor, external data for anything but a weight.
+        MissingFileError: the file of a tensor is not there.
+        UnsafeGraphError: a size that does not fit what is stored, or a file outside the folder.
+    """
+    for graph in graphs(proto.graph):
+        if graph.sparse_initializer:
+            raise GraphError("the graph has sparse tensors", wanted="dense tensors: no target runs sparse ones")
+        for tensor in graph.initializer:
+            _check(tensor, folder if graph is proto.graph else None)
+        for node in graph.node:
+            for attribute in node.attribute:
+                if attribute.HasField("t"):
+                    _check(attribute.t, None)
+                for tensor in attribute.tensors:
+                    _check(tensor, None)
+
+
+def _check(tensor: onnx.TensorProto, folder: Path | None) -> None:
+    """Check one tensor; `folder` is where its external data may lie, None for a tensor that must have none."""
+    name = shown(tensor.name)
+    if tensor.data_type not in ir.DataType.__members__.values() or tensor.data_type == ir.DataType.UNDEFINED:
+        raise GraphError(f"the tensor {name} has an unknown type", found=f"type {tensor.data_type}")
+    if tensor.HasField("segment"):
+        raise GraphError(f"the tensor {name} is stored in segments", wanted="a tensor in one piece")
+    if not plausible(tensor.dims):
+        raise UnsafeGraphError(
+            f"the tensor {name} declares an absurd shape",
+            found=shown(" x ".join(map(str, tensor.dims[: MAX_RANK + 1]))),
+            wanted=f"at most {MAX_ELEMENTS:,} elements",
+        )
+    elements, dtype = math.prod(tensor.dims), ir.DataType(tensor.data_type)
+    if tensor.data_location == onnx.TensorProto.EXTERNAL:
+        if dtype.is_string() or folder is None:
+            raise GraphError(
+                f"the tensor {name} has external data",
+                found="text" if dtype.is_string() else "a tensor inside a node",
+                wanted="external data for the weights of the main graph only",
+                fix="save the model with convert_attribute=False",
+            )
+        _check_external(tensor, folder, -(-elements * dtype.bitwidth // 8))
+        return
+    if tensor.external_data:
+        raise UnsafeGraphError(f"the tensor {name} names a file, but says that its data is in the model")
+    if tensor.HasField("raw_data"):
+        stored, wanted = len(tensor.raw_data), -(-elements * (0 if dtype.is_string() else dtype.bitwidth) // 8)
+    else:
+        stored, wanted = _entries(tensor, dtype, elements)
+    if stored != wanted:
+        raise UnsafeGraphError(
+            f"the tensor {name} does not hold what it declares", found=f"{stored:,} stored", wanted=f"{wanted:,}"
+        )
+
+
+def _entries(tensor: onnx.TensorProto, dtype: ir.DataType, elements: int) -> tuple[int, int]:
+    """(entries stored, entries that the shape needs) of a tensor in one of the typed fields."""
+    field = onnx.helper.tensor_dtype_to_field(int(dtype))
+    stored = len(getattr(tensor, field))
+    if dtype in (ir.DataType.COMPLEX64, ir.DataType.COMPLEX128):
+        return stored, 2 * elements
+    if not dtype.is_string() and dtype.bitwidth < 8:  # as many as fit share an entry of one byte
+        return stored, -(-elements * dtype.bitwidth // 8)
+    return stored, elements
+
+
+def _check_external(tensor: onnx.TensorProto, folder: Path, size: int) -> None:
+    name, entries = shown(tensor.name), {entry.key: entry.value for entry in tensor.external_data}
+    if len(entries) != len(tensor.external_data) or not entries.keys() <= KEYS:
+        unknown = ", ".join(sorted(shown(key) for key in entries.keys() - KEYS))
+        raise UnsafeGraphError(f"the tensor {name} has keys of external data that ONNX does not define", found=unknown)
+    location = entries.get("location", "")
+    length = _file_size(name, location, folder)
+    offset = _number(name, entries, "offset", 0)
+    held = _number(name, entries, "length", size)
+    if offset + held > length or held != size:
+        raise UnsafeGraphError(
+            f"the tensor {name} reaches beyond its external data",
+            found=f"bytes {offset:,} to {offset + held:,} of {length:,} in {shown(location)}",
+            wanted=f"{size:,} bytes",
+        )
+
+
+def _number(name: str, entries: dict[str, str], key: str, default: int) -> int:
+    text = entries.get(key)
+    if text is None:
+        return default
+    if not (text.isascii() and text.isdecimal() and len(text) <= 18):
+        raise UnsafeGraphError(
+            f"the {key} of the tensor {name} is not a size", found=shown(text), wanted="a whole number"
+        )
+    return int(text)
+
+
+def _file_size(name: str, location: str, folder: Path) -> int:
+    """The size of a regular file of one name, inside `folder`, reached without any link."""
+    windows = PureWindowsPath(location)
+    parts = PurePosixPath(location).parts
+    outside = bool(windows.drive or windows.root or ".." in windows.parts or "\\" in location)
+    if not parts or outside or not location.isprintable():
+        raise UnsafeGraphError(
+            f"the tensor {name} names a file outside the folder of the model",
+            found=shown(location) or "no file name",
+            wanted="a plain path relative to the model",
+        )
+    path, status = folder, None
+    for part in parts:
+        path = path / part
+        try:
+            status = os.lstat(path)
+        except OSError:
+            raise MissingFileError(
+                f"the external data of the tensor {name} is not there",
+                found=f"no {shown('/'.join(parts))} beside it",
+                fix="copy it there",
+            ) from None
+        if stat.S_ISLNK(status.st_mode):
+            raise UnsafeGraphError(
+                f"the external data of the tensor {name} is a link",
+                found=shown(str(path)),
+                fix="copy the model and its data into one folder (cp -L)",
+            )
+    assert status is not None
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+        raise UnsafeGraphError(
+            f"the external data of the tensor {name} is not a file of its own",
+            found=f"{shown(str(path))}: {'another name of a file' if stat.S_ISREG(status.st_mode) else 'no file'}",
+            fix="copy the model and its data into one folder (cp -L)",
+        )
+    return status.st_size

@@ -1,0 +1,107 @@
+"""Rewrites of a float graph that a recipe chooses, in the order in which they help each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple
+
+import onnx_ir as ir
+
+from vitdeploy.graph.passes.biases import drop_key_bias, fold_value_bias
+from vitdeploy.graph.passes.class_token import class_token_only
+from vitdeploy.graph.passes.image_norm import fold_image_normalisation
+from vitdeploy.graph.passes.qkv import merge_qkv, split_qkv
+from vitdeploy.graph.passes.rotation import rotate_residual
+from vitdeploy.graph.passes.row_alignment import align_rows
+from vitdeploy.graph.passes.scales import fold_attention_scale, fold_layer_scale
+from vitdeploy.graph.passes.token_merging import merge_tokens
+
+
+@dataclass(frozen=True)
+class OptimizeOptions:
+    """Which rewrites run. Every one is exact up to the rounding of new float32 weights, but for `token_merging`.
+
+    `qkv`: "merged" gives query, key and value one linear where they read the same tensor, "separate" one each; "keep"
+    leaves them as they are, but for the last block where `class_token_only` divides them.
+    `token_merging`: (block, how many tokens remain) each, as in `merge_tokens`.
+    `align_rows`: how many rows the blocks compute, as in `align_rows`; None: one for each token.
+    """
+
+    fold_layer_scale: bool = True
+    rotate_residual: bool = False
+    fold_attention_scale: bool = True
+    drop_key_bias: bool = True
+    fold_value_bias: bool = True
+    fold_image_normalisation: bool = True
+    class_token_only: bool = True
+    qkv: Literal["keep", "merged", "separate"] = "keep"
+    token_merging: tuple[tuple[int, int], ...] = ()
+    align_rows: int | None = None
+
+    def exact(self) -> OptimizeOptions:
+        """The same without what changes the function, and without what comes behind that."""
+        return replace(self, token_merging=(), align_rows=None) if self.token_merging else self
+
+
+def optimize(model: ir.Model, options: OptimizeOptions | None = None) -> dict[str, int]:
+    """Run the chosen rewrites, in place. A second run changes nothing, but tokens cannot be merged, nor rows be
+    aligned, twice.
+
+    Args:
+        model: a graph as `normalise` leaves it: linears as MatMul + Add, constants folded.
+
+    Returns: how many places each rewrite that ran has changed, by its name, in the order of the run.
+
+    Raises:
+        GraphError: the tokens cannot be merged, or the rows not be aligned, as `merge_tokens` and `align_rows` say.
+    """
+    options = options or OptimizeOptions()
+    return {each.name: each.run(model, options) for each in REWRITES if each.chosen(options)}
+
+
+class Rewrite(NamedTuple):
+    """`run` changes a graph in place and returns how many places; `chosen` says whether options ask for it.
+
+    keeps: "numbers", every number that is still computed; "function", up to the rounding of new float32 weights;
+    "shapes", of the outputs alone.
+    """
+
+    name: str
+    run: Callable[[ir.Model, OptimizeOptions], int]
+    keeps: Literal["numbers", "function", "shapes"]
+    chosen: Callable[[OptimizeOptions], bool]
+
+
+def exact(rewrite: Callable[[ir.Model], int], keeps: Literal["numbers", "function"]) -> Rewrite:
+    """A rewrite that needs nothing but the graph. It runs unless the options have a switch of its name that is off."""
+    name = rewrite.__name__
+    return Rewrite(name, lambda model, _: rewrite(model), keeps, lambda options: getattr(options, name, True))
+
+
+# LayerScale first: then the projection that takes the value's bias is a plain linear, and so is every one that is
+# rotated. The rotation before the folds of biases: it leaves the shifts of norms in them. Folds of merged weights
+# before the class token and qkv, so that they find them in the exporter's form and the division copies the result.
+REWRITES = (
+    exact(fold_layer_scale, "function"),
+    exact(rotate_residual, "function"),
+    exact(fold_attention_scale, "function"),
+    exact(drop_key_bias, "function"),
+    exact(fold_value_bias, "function"),
+    exact(fold_image_normalisation, "function"),
+    exact(class_token_only, "numbers"),
+    Rewrite("merge_qkv", lambda model, _: merge_qkv(model), "numbers", lambda options: options.qkv == "merged"),
+    Rewrite("split_qkv", lambda model, _: split_qkv(model), "numbers", lambda options: options.qkv == "separate"),
+    Rewrite(
+        "merge_tokens",
+        lambda model, options: len(merge_tokens(model, dict(options.token_merging))) - 1,
+        "shapes",
+        lambda options: bool(options.token_merging),
+    ),
+    Rewrite(
+        "align_rows",
+        lambda model, options: align_rows(model, options.align_rows or 0),
+        "numbers",
+        lambda options: options.align_rows is not None,
+    ),
+)

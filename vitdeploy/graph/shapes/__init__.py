@@ -1,0 +1,1 @@
+"""The type and shape of every value, up to free sizes. Changes with ONNX's operators."""

@@ -1,0 +1,289 @@
+"""Shapes of all values, and the contents of the integer tensors that shapes are computed with, up to free sizes.
+
+ONNX's own inference (`onnx.shape_inference`, one node at a time) knows every operator; what it cannot do is arithmetic
+on a free size, such as batch * windows, or a Reshape to it. Those operators are computed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from vitdeploy.graph.shapes import sizes
+from vitdeploy.graph.shapes.operators import Operand, Operators
+from vitdeploy.graph.shapes.sizes import UNKNOWN, Dims, Extent, Size, broadcast
+
+Contents = npt.NDArray[np.object_]
+
+# A shape has at most a few entries; longer integer tensors are data (indices of a relative position table).
+CONTENT_LIMIT = 64
+INTEGERS = (ir.DataType.INT64, ir.DataType.INT32, ir.DataType.BOOL)
+ELEMENTWISE: dict[str, Callable[..., Extent]] = {
+    "Add": sizes.plus,
+    "Sub": sizes.minus,
+    "Mul": sizes.times,
+    "Div": sizes.divided,
+    "Mod": sizes.modulo,
+    "Equal": sizes.equal,
+    "Where": sizes.chosen,
+}
+
+
+class Inference:
+    """What is known of each value of the main graph: `dims[value]` and `contents[value]`, where present.
+
+    Writes the types that it finds into values that declare none, and the shapes into all values. `operators` remembers
+    the results for equal nodes, from one inference of a model to the next.
+    """
+
+    def __init__(self, model: ir.Model, operators: Operators | None = None) -> None:
+        self.dims: dict[ir.Value, Dims] = {}
+        self.contents: dict[ir.Value, Contents] = {}
+        self._operators = operators or Operators(model.graph.opset_imports)
+        for value in model.graph.inputs:
+            if value.shape is not None:
+                free = [f"{value.name}.{axis}" for axis in range(len(value.shape))]
+                self.dims[value] = tuple(
+                    size if isinstance(size, int) else Size(1, (size.value or name,))
+                    for size, name in zip(value.shape, free, strict=True)
+                )
+        for node in model.graph:
+            self._visit(node)
+        for value, dims in self.dims.items():
+            if not value.is_graph_input():
+                value.shape = ir.Shape([size if isinstance(size, int) else _symbol(size) for size in dims])
+
+    def dims_of(self, value: ir.Value | None) -> Dims | None:
+        if value is not None and value not in self.dims and value.const_value is not None:
+            self.dims[value] = tuple(int(size) for size in value.const_value.shape.numpy())
+        return self.dims.get(value) if value is not None else None
+
+    def contents_of(self, value: ir.Value | None) -> Contents | None:
+        """The entries of a small integer tensor, each an int, a Size or UNKNOWN."""
+        if value is None:
+            return None
+        tensor = value.const_value
+        unread = value not in self.contents and tensor is not None and not value.is_graph_input()
+        if unread and tensor is not None and tensor.dtype in INTEGERS and tensor.size <= CONTENT_LIMIT:
+            array = tensor.numpy()
+            self.contents[value] = _objects([int(entry) for entry in array.ravel()], array.shape)
+        return self.contents.get(value)
+
+    def numbers(self, value: ir.Value) -> npt.NDArray[Any] | None:
+        """The value of a small tensor, constant or computed, that no free size enters."""
+        contents, tensor = self.contents_of(value), value.const_value
+        if contents is not None and value.dtype is not None:
+            known = all(isinstance(entry, int) for entry in contents.ravel())
+            return contents.astype(value.dtype.numpy()) if known else None
+        if tensor is not None and tensor.size <= CONTENT_LIMIT and not value.is_graph_input():
+            return tensor.numpy()
+        return None
+
+    def _visit(self, node: ir.Node) -> None:
+        self._infer_types(node)
+        if node.domain not in ("", "ai.onnx") or len(node.outputs) != 1:
+            return
+        output = node.outputs[0]
+        rule = _DIMS.get(node.op_type)
+        dims = rule(self, node) if rule is not None else None
+        if dims is not None:
+            self.dims[output] = dims
+        contents = self._evaluate(node)
+        if contents is not None and contents.size <= CONTENT_LIMIT:
+            self.contents[output] = contents
+            self.dims[output] = contents.shape
+
+    def _evaluate(self, node: ir.Node) -> Contents | None:
+        try:
+            if node.op_type in ELEMENTWISE:
+                operands = [self.contents_of(value) for value in node.inputs]
+                if any(operand is None for operand in operands):
+                    return None
+                function = np.frompyfunc(ELEMENTWISE[node.op_type], len(operands), 1)
+                return _as_array(function(*operands))
+            rule = _CONTENTS.get(node.op_type)
+            return rule(self, node) if rule is not None else None
+        except (IndexError, ValueError):  # an index out of range: the file's fault, found by its runtime
+            return None
+
+    def _infer_types(self, node: ir.Node) -> None:
+        operands: list[Operand | None] = []
+        for value in node.inputs:
+            if value is not None and value.dtype is None:
+                return
+            operands.append(self._operand(value) if value is not None else None)
+        found = self._operators.infer(node, operands)
+        for output, (dtype, dims) in zip(node.outputs, found, strict=False):
+            if output.type is None and dtype is not None:
+                output.type = ir.TensorType(dtype)
+            if dims is not None:
+                self.dims[output] = dims
+
+    def _operand(self, value: ir.Value) -> Operand:
+        numbers = self.numbers(value)
+        assert value.dtype is not None
+        return Operand(
+            value.dtype, self.dims_of(value), None if numbers is None else (numbers.shape, numbers.tobytes())
+        )
+
+
+def _reshape(inference: Inference, node: ir.Node) -> Dims | None:
+    data, target = inference.dims_of(node.inputs[0]), inference.contents_of(node.inputs[1])
+    if target is None or target.ndim != 1:
+        return None
+    copied = not node.attributes.get_int("allowzero", 0)
+    result: list[Extent] = []
+    for axis, size in enumerate(target):
+        if size == 0 and copied:
+            if data is None or axis >= len(data):
+                return None
+            size = data[axis]
+        result.append(size)
+    if -1 in result:
+        hole = result.index(-1)
+        known = sizes.product((*result[:hole], *result[hole + 1 :]))
+        result[hole] = sizes.divided(sizes.product(data), known) if data is not None else UNKNOWN
+    return tuple(result)
+
+
+def _flatten(inference: Inference, node: ir.Node) -> Dims | None:
+    data = inference.dims_of(node.inputs[0])
+    if data is None:
+        return None
+    axis = node.attributes.get_int("axis", 1)
+    return sizes.product(data[:axis]), sizes.product(data[axis:])
+
+
+def _expand(inference: Inference, node: ir.Node) -> Dims | None:
+    data, target = inference.dims_of(node.inputs[0]), inference.contents_of(node.inputs[1])
+    return broadcast(data, tuple(target)) if data is not None and target is not None and target.ndim == 1 else None
+
+
+def _tile(inference: Inference, node: ir.Node) -> Dims | None:
+    data, repeats = inference.dims_of(node.inputs[0]), inference.contents_of(node.inputs[1])
+    if data is None or repeats is None or len(data) != repeats.size:
+        return None
+    return tuple(sizes.times(size, count) for size, count in zip(data, repeats, strict=True))
+
+
+def _constant_of_shape(inference: Inference, node: ir.Node) -> Dims | None:
+    target = inference.contents_of(node.inputs[0])
+    return tuple(target) if target is not None and target.ndim == 1 else None
+
+
+def _resize(inference: Inference, node: ir.Node) -> Dims | None:
+    """The batch of a Resize is scaled by 1, which ONNX's inference does not carry through for a free size."""
+    data, scales = inference.dims_of(node.inputs[0]), node.inputs[2] if len(node.inputs) > 2 else None
+    factors, inferred = inference.numbers(scales) if scales is not None else None, inference.dims.get(node.outputs[0])
+    if data is None or factors is None or inferred is None or len(data) != factors.size or "axes" in node.attributes:
+        return None
+    return tuple(own if factor == 1 else size for own, size, factor in zip(data, inferred, factors, strict=True))
+
+
+_DIMS: dict[str, Callable[[Inference, ir.Node], Dims | None]] = {
+    "Reshape": _reshape,
+    "Flatten": _flatten,
+    "Expand": _expand,
+    "Tile": _tile,
+    "ConstantOfShape": _constant_of_shape,
+    "Resize": _resize,
+}
+
+
+def _shape(inference: Inference, node: ir.Node) -> Contents | None:
+    dims = inference.dims_of(node.inputs[0])
+    if dims is None:
+        return None
+    taken = dims[node.attributes.get_int("start", 0) : node.attributes.get_int("end", len(dims))]
+    return _objects(list(taken), (len(taken),))
+
+
+def _gather(inference: Inference, node: ir.Node) -> Contents | None:
+    data, indices = inference.contents_of(node.inputs[0]), inference.contents_of(node.inputs[1])
+    if data is None or indices is None or not all(isinstance(index, int) for index in indices.ravel()):
+        return None
+    return _as_array(np.take(data, indices.astype(np.int64), axis=node.attributes.get_int("axis", 0)))
+
+
+def _slice(inference: Inference, node: ir.Node) -> Contents | None:
+    parts = [inference.contents_of(value) for value in node.inputs]
+    if parts[0] is None or parts[0].ndim != 1 or any(part is None or part.size != 1 for part in parts[1:]):
+        return None
+    start, end, *rest = (part.item() for part in parts[1:] if part is not None)
+    step = rest[1] if len(rest) > 1 else 1
+    if not all(isinstance(bound, int) for bound in (start, end, step)) or step < 1:
+        return None
+    return parts[0][slice(start, end, step)]
+
+
+def _concat(inference: Inference, node: ir.Node) -> Contents | None:
+    parts = [inference.contents_of(value) for value in node.inputs]
+    known = [part for part in parts if part is not None and part.ndim == 1]
+    return np.concatenate(known) if len(known) == len(parts) else None
+
+
+def _viewed(inference: Inference, node: ir.Node) -> Contents | None:
+    """Squeeze, Unsqueeze and Reshape keep the entries; the new shape was inferred before."""
+    data, dims = inference.contents_of(node.inputs[0]), inference.dims.get(node.outputs[0])
+    if data is None or dims is None or not all(isinstance(size, int) for size in dims):
+        return None
+    return data.reshape(dims)
+
+
+def _cast(inference: Inference, node: ir.Node) -> Contents | None:
+    return inference.contents_of(node.inputs[0]) if node.attributes.get_int("to") in INTEGERS[:2] else None
+
+
+def _filled(inference: Inference, node: ir.Node) -> Contents | None:
+    dims = inference.dims.get(node.outputs[0])
+    value = node.attributes.get("value")
+    if dims is None or value is None or not all(isinstance(size, int) for size in dims):
+        return None
+    tensor, count = value.as_tensor(), sizes.product(dims)
+    if tensor.dtype not in INTEGERS or not isinstance(count, int) or count > CONTENT_LIMIT:
+        return None
+    return _objects([int(tensor.numpy().item())] * count, dims)
+
+
+def _product(inference: Inference, node: ir.Node) -> Contents | None:
+    data, dims = inference.contents_of(node.inputs[0]), inference.dims.get(node.outputs[0])
+    if data is None or dims is None or any(size != 1 for size in dims):
+        return None
+    return _objects([sizes.product(tuple(data.ravel()))], tuple(1 for _ in dims))
+
+
+_CONTENTS: dict[str, Callable[[Inference, ir.Node], Contents | None]] = {
+    "Shape": _shape,
+    "Gather": _gather,
+    "Slice": _slice,
+    "Concat": _concat,
+    "Squeeze": _viewed,
+    "Unsqueeze": _viewed,
+    "Reshape": _viewed,
+    "Cast": _cast,
+    "Identity": lambda inference, node: inference.contents_of(node.inputs[0]),
+    "ConstantOfShape": _filled,
+    "ReduceProd": _product,
+}
+# Operators whose results are known here: what none of them reads is no longer arithmetic, but its use.
+ARITHMETIC = frozenset({*ELEMENTWISE, *_CONTENTS})
+
+
+def _objects(entries: list[Any], shape: Sequence[Extent]) -> Contents:
+    array = np.empty(len(entries), dtype=object)
+    array[:] = entries
+    return array.reshape(shape)
+
+
+def _as_array(value: Any) -> Contents:
+    if isinstance(value, np.ndarray):
+        return value
+    return _objects([value], ())
+
+
+def _symbol(size: Extent) -> ir.SymbolicDim:
+    return ir.SymbolicDim(str(size) if isinstance(size, Size) else None)

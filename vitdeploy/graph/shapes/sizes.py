@@ -1,0 +1,147 @@
+"""Sizes of axes that are known up to the free sizes of the graph's inputs: 197, batch, 4*batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Size:
+    """A product of a factor (not 0) and of named sizes, each at least 1; never a plain number.
+
+    Products and exact quotients stay such a product, and that is all that view, window and head arithmetic needs.
+    """
+
+    factor: int
+    names: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return "*".join([*([str(self.factor)] if self.factor != 1 else []), *self.names])
+
+
+class Unknown:
+    """A size of which nothing is known. One instance, `UNKNOWN`, equal to nothing but itself."""
+
+    def __repr__(self) -> str:
+        return "UNKNOWN"
+
+
+UNKNOWN = Unknown()
+Extent = int | Size | Unknown
+Dims = tuple[Extent, ...]
+
+
+def times(a: Extent, b: Extent) -> Extent:
+    if isinstance(a, Unknown) or isinstance(b, Unknown):
+        return UNKNOWN
+    if a == 0 or b == 0:
+        return 0
+    factor = 1
+    names: list[str] = []
+    for part in (a, b):
+        factor *= part if isinstance(part, int) else part.factor
+        names += [] if isinstance(part, int) else part.names
+    return _size(factor, names)
+
+
+def divided(a: Extent, b: Extent) -> Extent:
+    """a / b where that leaves no remainder whatever the named sizes are; numbers are divided as ONNX does it."""
+    if isinstance(a, Unknown) or isinstance(b, Unknown) or b == 0:
+        return UNKNOWN
+    if isinstance(a, int) and isinstance(b, int):
+        return abs(a) // abs(b) * (1 if (a >= 0) == (b > 0) else -1)
+    factor, names = (a, []) if isinstance(a, int) else (a.factor, list(a.names))
+    divisor, divisor_names = (b, ()) if isinstance(b, int) else (b.factor, b.names)
+    for name in divisor_names:
+        if name not in names:
+            return UNKNOWN
+        names.remove(name)
+    return _size(factor // divisor, names) if factor % divisor == 0 else UNKNOWN
+
+
+def plus(a: Extent, b: Extent) -> Extent:
+    if isinstance(a, Unknown) or isinstance(b, Unknown):
+        return UNKNOWN
+    if a == 0 or b == 0:
+        return b if a == 0 else a
+    if isinstance(a, int) and isinstance(b, int):
+        return a + b
+    if isinstance(a, Size) and isinstance(b, Size) and a.names == b.names:
+        return _size(a.factor + b.factor, list(a.names))
+    return UNKNOWN
+
+
+def minus(a: Extent, b: Extent) -> Extent:
+    return plus(a, times(b, -1))
+
+
+def modulo(a: Extent, b: Extent) -> Extent:
+    """The remainder, for numbers that are not negative and for exact quotients."""
+    if isinstance(a, int) and isinstance(b, int):
+        return a % b if a >= 0 and b > 0 else UNKNOWN
+    return UNKNOWN if isinstance(divided(a, b), Unknown) else 0
+
+
+def equal(a: Extent, b: Extent) -> Extent:
+    """1, 0 or UNKNOWN. A named size is at least 1, so it differs from 0 and from all negative numbers."""
+    if isinstance(a, Unknown) or isinstance(b, Unknown):
+        return UNKNOWN
+    if a == b:
+        return 1
+    low, high = (a, b) if isinstance(a, int) else (b, a)
+    if isinstance(low, int) and isinstance(high, int):
+        return 0
+    if isinstance(low, int) and isinstance(high, Size) and high.factor > 0:
+        return 0 if low < high.factor or low % high.factor else UNKNOWN
+    return UNKNOWN
+
+
+def chosen(condition: Extent, a: Extent, b: Extent) -> Extent:
+    if isinstance(condition, int):
+        return a if condition else b
+    return a if a == b else UNKNOWN
+
+
+def product(sizes: Dims) -> Extent:
+    total: Extent = 1
+    for size in sizes:
+        total = times(total, size)
+    return total
+
+
+def broadcast(*shapes: Dims) -> Dims:
+    """The shape that all broadcast to; a free size that meets a number other than 1 is taken to be that number."""
+    rank = max(map(len, shapes))
+    columns = zip(*((1,) * (rank - len(shape)) + tuple(shape) for shape in shapes), strict=True)
+    return tuple(_wider(column) for column in columns)
+
+
+def _wider(column: Sequence[Extent]) -> Extent:
+    found = [size for size in column if size != 1]
+    numbers = [size for size in found if isinstance(size, int)]
+    if numbers or not found:
+        return numbers[0] if numbers else 1
+    return found[0] if all(size == found[0] for size in found) else UNKNOWN
+
+
+def view_shape(data: Dims | None, wanted: Dims | None) -> list[int] | None:
+    """The constant that reshapes `data` to `wanted`: -1 for one free size, 0 for one that stays where it is."""
+    if wanted is None or any(isinstance(size, Unknown) for size in wanted):
+        return None
+    target, free = [], 0
+    for axis, size in enumerate(wanted):
+        if isinstance(size, int):
+            if size == 0:
+                return None
+            target.append(size)
+        elif free and data is not None and axis < len(data) and data[axis] == size:
+            target.append(0)
+        else:
+            target.append(-1)
+            free += 1
+    return target if free <= 1 else None
+
+
+def _size(factor: int, names: list[str]) -> Extent:
+    return Size(factor, tuple(sorted(names))) if names and factor else factor

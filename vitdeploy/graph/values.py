@@ -1,0 +1,121 @@
+"""What a value of a graph is, read and never changed: its constant, its sizes, the nodes around it."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+
+def array_of(value: ir.Value | None, *, overridable: bool = False) -> npt.NDArray[Any] | None:
+    """The value of an initializer of any type, or None for what is computed or can be fed from outside.
+
+    `normalise` makes initializers of Constant nodes, so that there is nothing else to read.
+
+    Args:
+        overridable: also that of an initializer which the file lists among its inputs, as exporters did with every
+            weight before IR version 4. Nothing here ever feeds one; but what folds constants would take it from others.
+    """
+    if value is None or value.const_value is None or (value.is_graph_input() and not overridable):
+        return None
+    return value.const_value.numpy()
+
+
+def floats_of(value: ir.Value | None) -> npt.NDArray[np.float32] | None:
+    """The value of a float32 initializer, overridable or not; None for anything else."""
+    array = array_of(value, overridable=True)
+    return array if array is not None and array.dtype == np.float32 else None
+
+
+def integers_of(value: ir.Value | None) -> list[int] | None:
+    """The values of an int64 initializer, overridable or not, flattened; None for anything else."""
+    array = array_of(value, overridable=True)
+    return [int(i) for i in array.ravel()] if array is not None and array.dtype == np.int64 else None
+
+
+def scalar_of(value: ir.Value | None) -> float | None:
+    """The number in a constant of one element that nobody can feed, whatever its type and shape."""
+    if value is None or value.const_value is None or value.const_value.size != 1:
+        return None
+    array = array_of(value)
+    return float(array.item()) if array is not None else None
+
+
+def is_constant(value: ir.Value | None, *, overridable: bool = False) -> bool:
+    """Whether `array_of` would give something. Reads nothing: weights stay on disk."""
+    return value is not None and value.const_value is not None and (overridable or not value.is_graph_input())
+
+
+def weight_bytes(model: ir.Model) -> int:
+    """The bytes of all initializers."""
+    tensors = (value.const_value for value in model.graph.initializers.values())
+    return sum(tensor.nbytes for tensor in tensors if tensor is not None)
+
+
+def rank_of(value: ir.Value | None) -> int | None:
+    """The number of axes where it is known."""
+    return len(value.shape) if value is not None and value.shape is not None else None
+
+
+def dim(value: ir.Value | None, axis: int) -> int | None:
+    """The size of one axis where it is known and static."""
+    if value is None or value.shape is None or not -len(value.shape) <= axis < len(value.shape):
+        return None
+    size = value.shape[axis]
+    return size if isinstance(size, int) else None
+
+
+def operands(node: ir.Node | None, operator: str) -> tuple[ir.Value, ir.Value] | None:
+    """The two inputs of `node` if it is that binary operator."""
+    if node is None or node.op_type != operator or node.domain != "" or len(node.inputs) != 2:
+        return None
+    left, right = node.inputs
+    return (left, right) if left is not None and right is not None else None
+
+
+def with_constant(node: ir.Node | None, operator: str) -> tuple[ir.Value, float] | None:
+    """(x, c) of `x operator c` with a constant of one element; of `c operator x` too where the operator commutes."""
+    pair = operands(node, operator)
+    if pair is None:
+        return None
+    for x, c in (pair, pair[::-1]) if operator in ("Add", "Mul") else (pair,):
+        number = scalar_of(c)
+        if number is not None and not is_constant(x):
+            return x, number
+    return None
+
+
+def producer(value: ir.Value | None, operator: str) -> ir.Node | None:
+    """The node that computes `value` if it is that operator of ONNX."""
+    node = value.producer() if value is not None else None
+    return node if node is not None and node.op_type == operator and node.domain == "" else None
+
+
+def only_user(value: ir.Value) -> ir.Node | None:
+    """The node that alone reads `value`, once; None for a graph output too."""
+    uses = list(value.uses())
+    return uses[0].node if len(uses) == 1 and not value.is_graph_output() else None
+
+
+def ancestors(value: ir.Value, *, past_sizes: bool = True) -> Iterator[ir.Node]:
+    """The nodes that a value is computed from, nearest first. Without `past_sizes`, only those that depend on what an
+    input holds: not what a Shape node makes of its size."""
+    seen: set[ir.Node] = set()
+    queue = deque([value])
+    while queue:
+        node = queue.popleft().producer()
+        if node is None or node in seen or (node.op_type == "Shape" and not past_sizes):
+            continue
+        seen.add(node)
+        yield node
+        queue.extend(each for each in node.inputs if each is not None)
+
+
+def stem(node: ir.Node) -> str:
+    """The path of the module that a node belongs to: "blocks.0/attn" of "blocks.0/attn/MatMul" and ".../MatMul_1"."""
+    return re.sub(rf"/{node.op_type}(_\d+)?$", "", str(node.name or node.op_type))

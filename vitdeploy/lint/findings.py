@@ -1,0 +1,53 @@
+"""What the linter says: one finding a node (or tensor) and rule; a rule is a pure function over a prepared graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+from vitdeploy.lint.support import Support
+from vitdeploy.lint.view import View
+
+# error: TensorRT would refuse the graph, or compute something else; warning: slower, or unfused; note: good to know.
+Severity = Literal["error", "warning", "note"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """`rule` is its stable code, `node` the name of a node or tensor, `versions` the releases that it holds for."""
+
+    rule: str
+    severity: Severity
+    node: str
+    found: str
+    wanted: str
+    fix: str
+    versions: tuple[str, ...]
+
+
+class Hit(NamedTuple):
+    """What a rule found at one node or tensor. `wanted` and `fix` say it closer than the rule's own words."""
+
+    node: str
+    found: str
+    wanted: str = ""
+    fix: str = ""
+
+
+Check = Callable[[View, Support], Iterable[Hit]]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What `check` looks for in a graph. `wanted` and `fix` are those of its findings in general.
+
+    `by_release`: whether the releases differ in it; `check` is called once for all where they do not.
+    """
+
+    code: str
+    severity: Severity
+    wanted: str
+    fix: str
+    check: Check
+    by_release: bool = False

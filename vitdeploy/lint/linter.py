@@ -1,0 +1,93 @@
+"""The static linter for TensorRT: what its parser and builder would refuse, slow down or leave unfused, and the fix.
+
+No TensorRT is asked: the facts are in `support.py` and in the rules. What it passes can still fail in a build; what it
+calls an error is documented to.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from vitdeploy.errors import GraphError
+from vitdeploy.lint import attention, constants, operators, quantized_layers, quantizers, strong_typing
+from vitdeploy.lint import profiles as shapes
+from vitdeploy.lint.findings import Finding, Rule
+from vitdeploy.lint.support import VERSIONS, support_of
+from vitdeploy.lint.view import prepare
+from vitdeploy.runtime.profiles import Profile
+
+RULES: tuple[Rule, ...] = (
+    *operators.RULES,
+    *strong_typing.RULES,
+    *quantizers.RULES,
+    *quantized_layers.RULES,
+    *attention.RULES,
+    *shapes.RULES,
+    *constants.RULES,
+)
+SEVERITIES = ("error", "warning", "note")
+# Findings that `refuse` spells out.
+SHOWN_FINDINGS = 5
+
+
+def lint(
+    model: ir.Model, versions: Sequence[str] = VERSIONS, profiles: Sequence[Profile] | None = None
+) -> list[Finding]:
+    """All findings, errors first, then in the order of the rules and of the graph. The model is left as it is.
+
+    Args:
+        model: a graph as its file has it; weights are read where a rule is about their values.
+        versions: releases of TensorRT, of `VERSIONS`; `nearest_version` gives the one for an installed release.
+        profiles: the optimisation profiles that an engine will be built with; None leaves out the rules on them.
+
+    Raises:
+        TargetError: a version whose facts are not known here.
+    """
+    view = prepare(model, profiles)
+    found: dict[tuple[Rule, str, str, str, str], list[str]] = {}
+    supports = [support_of(version) for version in versions]
+    for rule in RULES:
+        for support in supports if rule.by_release else supports[:1]:
+            names = [support.name] if rule.by_release else list(versions)
+            for hit in rule.check(view, support):
+                key = (rule, hit.node, hit.found, hit.wanted or rule.wanted, hit.fix or rule.fix)
+                found.setdefault(key, []).extend(name for name in names if name not in found[key])
+    findings = [
+        Finding(rule.code, rule.severity, node, what, wanted, fix, tuple(names))
+        for (rule, node, what, wanted, fix), names in found.items()
+    ]
+    return sorted(findings, key=lambda finding: SEVERITIES.index(finding.severity))
+
+
+def refuse(findings: Sequence[Finding], name: str = "the graph") -> None:
+    """Raise if there is an error among the findings of the graph called `name`.
+
+    Raises:
+        GraphError: with the first errors, each with its rule, its node and its fix.
+    """
+    errors = [finding for finding in findings if finding.severity == "error"]
+    if not errors:
+        return
+    rest = len(errors) - SHOWN_FINDINGS
+    raise GraphError(
+        f"TensorRT would refuse {name}, or compute something else",
+        found="; ".join(f"{finding.rule} {finding.node}: {finding.found}" for finding in errors[:SHOWN_FINDINGS])
+        + (f"; and {rest} more" if rest > 0 else ""),
+        wanted="; ".join(dict.fromkeys(finding.wanted for finding in errors[:SHOWN_FINDINGS])),
+        fix="; ".join(dict.fromkeys(finding.fix for finding in errors[:SHOWN_FINDINGS])),
+    )
+
+
+def counts(findings: Sequence[Finding]) -> dict[str, int]:
+    """How many findings of each severity."""
+    found = Counter(finding.severity for finding in findings)
+    return {severity: found[severity] for severity in SEVERITIES}  # type: ignore[index]
+
+
+def rule_table() -> str:
+    """All rules as a Markdown table, as the documentation has it."""
+    rows = [f"| {rule.code} | {rule.severity} | {rule.wanted} | {rule.fix} |" for rule in RULES]
+    return "\n".join(["| rule | | wanted | fix |", "|---|---|---|---|", *rows])

@@ -1,0 +1,95 @@
+"""Rules of strongly typed networks: TensorRT 11 knows no others, and TensorRT 10 is asked for one (TRT2xx).
+
+Nothing is cast for the user there: the types of the graph are those that run. ONNX's schemas name which inputs of an
+operator share a type; TensorRT demands it of some more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import onnx_ir as ir
+
+from vitdeploy.lint.findings import Hit, Rule
+from vitdeploy.lint.support import Support
+from vitdeploy.lint.view import QDQ, View, label, type_name
+
+_NORMS = frozenset(
+    {"BatchNormalization", "GroupNormalization", "InstanceNormalization", "LayerNormalization", "RMSNormalization"}
+)
+
+
+def _operands(view: View, support: Support) -> Iterator[Hit]:
+    for node in view.nodes:
+        if node.op_type in _NORMS | QDQ:  # which have rules of their own
+            continue
+        shared: dict[str, list[ir.Value]] = {}
+        for value, parameter in view.typed_inputs(node):
+            shared.setdefault(parameter.type_str, []).append(value)
+        for values in shared.values():
+            if len({value.dtype for value in values}) > 1:
+                yield Hit(label(node), f"{node.op_type} of {_types(values)}")
+
+
+def _norms(view: View, support: Support) -> Iterator[Hit]:
+    """BatchNormalization of several types came with 10.7."""
+    for node in view.of(*sorted(_NORMS - {"BatchNormalization"} if support.release >= (10, 7) else _NORMS)):
+        values = [value for value in node.inputs if value is not None and value.dtype is not None]
+        if len({value.dtype for value in values}) > 1:
+            yield Hit(label(node), f"{node.op_type} of {_types(values)}")
+
+
+def _powers(view: View, support: Support) -> Iterator[Hit]:
+    """Exponents of another type: integer ones came with 10.8."""
+    for node in view.of("Pow"):
+        base, exponent = (value.dtype if value is not None else None for value in node.inputs)
+        if base is None or exponent is None or base == exponent:
+            continue
+        if exponent.is_floating_point() or support.release < (10, 8):
+            yield Hit(label(node), f"{type_name(base)} to the power of {type_name(exponent)}")
+
+
+def _outputs(view: View, support: Support) -> Iterator[Hit]:
+    for value in view.model.graph.outputs:
+        declared = view.declared[str(value.name)]
+        if value.dtype is not None and declared is not None and value.dtype != declared:
+            found = f"{type_name(value.dtype)}, declared as {type_name(declared)}"
+            yield Hit(str(value.name), found, f"{type_name(declared)}, as declared")
+
+
+def _types(values: Sequence[ir.Value]) -> str:
+    return ", ".join(f"{type_name(value.dtype)} {value.name}" for value in values)
+
+
+RULES = (
+    Rule(
+        "TRT201",
+        "error",
+        "operands of one type",
+        "write constants in the type of the other operand, or Cast at the border of the FP32 island",
+        _operands,
+    ),
+    Rule(
+        "TRT202",
+        "error",
+        "input, scale and bias of a normalisation in one type",
+        "write scale and bias in the input's type, or Cast the input to float and the result back",
+        _norms,
+        by_release=True,
+    ),
+    Rule(
+        "TRT203",
+        "error",
+        "base and exponent of one type",
+        "write the exponent in the base's type",
+        _powers,
+        by_release=True,
+    ),
+    Rule(
+        "TRT204",
+        "error",
+        "outputs of the type that the graph declares",
+        "Cast in front of the output, or declare the type that is computed",
+        _outputs,
+    ),
+)

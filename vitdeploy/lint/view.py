@@ -1,0 +1,103 @@
+"""A graph prepared for rules: a copy with constants as initializers, and with every type and shape inferred."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import onnx
+import onnx_ir as ir
+from onnx_ir.passes.common import LiftConstantsToInitializersPass
+
+from vitdeploy.graph.analysis.layout import MOVES, climb
+from vitdeploy.graph.shapes.infer import Inference
+from vitdeploy.graph.values import is_constant
+from vitdeploy.runtime.profiles import Profile
+
+QDQ = frozenset({"QuantizeLinear", "DequantizeLinear"})
+# Operators whose second input holds the weights, where it is constant.
+PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
+
+
+@dataclass(frozen=True)
+class View:
+    """`declared` are the types that the file gives its outputs; in `model` they have the types that are computed.
+
+    `profiles` is None where nobody asks about profiles.
+    """
+
+    model: ir.Model
+    declared: Mapping[str, ir.DataType | None]
+    profiles: Sequence[Profile] | None = None
+
+    @property
+    def opset(self) -> int:
+        return int(self.model.graph.opset_imports.get("", 0))
+
+    @cached_property
+    def nodes(self) -> tuple[ir.Node, ...]:
+        """The nodes of ONNX's own domain in the main graph."""
+        return tuple(node for node in self.model.graph if not node.domain)
+
+    def of(self, *operators: str) -> Iterator[ir.Node]:
+        return (node for node in self.nodes if node.op_type in operators)
+
+    @cached_property
+    def values(self) -> tuple[ir.Value, ...]:
+        """All tensors of the main graph: inputs, initializers, and what nodes compute."""
+        graph = self.model.graph
+        computed = [value for node in graph for value in node.outputs]
+        return tuple(dict.fromkeys((*graph.inputs, *graph.initializers.values(), *computed)))
+
+    def typed_inputs(self, node: ir.Node) -> Iterator[tuple[ir.Value, Any]]:
+        """The inputs of known type, each with the parameter of ONNX's schema that it is given for."""
+        try:
+            parameters = onnx.defs.get_schema(node.op_type, self.opset, "").inputs
+        except onnx.defs.SchemaError:
+            return
+        for index, value in enumerate(node.inputs if parameters else ()):
+            parameter = parameters[min(index, len(parameters) - 1)]  # the last one may stand for many
+            if value is not None and value.dtype is not None and (parameter.is_homogeneous or index < len(parameters)):
+                yield value, parameter
+
+
+def prepare(model: ir.Model, profiles: Sequence[Profile] | None = None) -> View:
+    """A view of a copy of `model`. Weights are shared, and stay on disk until a rule reads them."""
+    copy = model.clone()
+    LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(copy)
+    declared = {str(value.name): value.dtype for value in copy.graph.outputs}
+    for value in copy.graph.outputs:
+        if value.producer() is not None:
+            value.type = None
+    Inference(copy)
+    return View(copy, declared, profiles)
+
+
+def label(node: ir.Node) -> str:
+    return str(node.name or f"the {node.op_type} of {node.outputs[0].name}")
+
+
+def type_name(dtype: ir.DataType | None) -> str:
+    """As ONNX writes it: "float", "float16", "int8" ..."""
+    return dtype.name.lower() if dtype is not None else "unknown"
+
+
+def listed(dtypes: Sequence[ir.DataType] | frozenset[ir.DataType]) -> str:
+    return ", ".join(type_name(dtype) for dtype in sorted(dtypes))
+
+
+def shape_text(value: ir.Value) -> str:
+    if value.shape is None:
+        return "[?]"
+    return "[" + ", ".join(str(size) if isinstance(size, int) else str(size.value or "?") for size in value.shape) + "]"
+
+
+def is_weight(value: ir.Value | None) -> bool:
+    """Whether it is made of constants alone: quantized, dequantized, cast or moved as may be."""
+    if value is None:
+        return False
+    end, way = climb(value, MOVES | QDQ | {"Cast"})
+    others = [other for node in way for other in node.inputs[1:] if other is not None]
+    return is_constant(end) and all(is_constant(other) for other in others)
