@@ -21,10 +21,7 @@ import cv2
 import numpy as np
 
 from vitdeploy.errors import VitdeployError
-from vitdeploy.runtime.postprocess import Classification
-from vitdeploy.runtime.detection import Detections
-from vitdeploy.runtime.answers import Result
-from vitdeploy.runtime.predictor import load
+from vitdeploy.runtime import Classification, Detections, Result, load
 
 GREEN = (0, 255, 0)
 Frame = tuple[int, np.ndarray]  # its number in the source, and BGR pixels [height, width, 3]

@@ -7,9 +7,8 @@ import pytest
 
 from vitdeploy.bundle.pack import pack_bundle
 from vitdeploy.bundle.read import MANIFEST_FILE
-from vitdeploy.bundle.unpack import unpack
 from vitdeploy.errors import ArchiveError, DigestError, InputError, MissingFileError, OutputError, SignatureError
-from vitdeploy.runtime import load
+from vitdeploy.runtime import load, unpack
 
 
 @pytest.fixture

@@ -6,8 +6,7 @@ import pytest
 
 from tests.command_line import command_line
 from vitdeploy.bundle.read import read_bundle
-from vitdeploy.runtime import host
-from vitdeploy.runtime.predictor import load
+from vitdeploy.runtime import host, load
 
 TARGET = "onnxruntime-cpu"
 SATURATES = "weights of 8 bits saturate on this CPU, which has no VNNI"

@@ -15,7 +15,6 @@ from vitdeploy.cli.inputs import Input, find_inputs
 from vitdeploy.errors import InputError
 
 if TYPE_CHECKING:
-    from vitdeploy.runtime import load, load_sequence
     from vitdeploy.runtime.predictor import Predictor
     from vitdeploy.runtime.sequence_predictor import SequencePredictor
 
