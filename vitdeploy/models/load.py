@@ -7,6 +7,7 @@ What a user may name:
     FILE alone                        the architecture is recognised by keys and shapes; a config.json beside it is read
     timm:NAME[.TAG], hf:FOLDER ...    a model folder; the architecture is ours where we have it, the library's otherwise
     timm:NAME + FILE                  likewise, with the weights from a file
+    a module in memory                as the program that `external.program` wrote of it; from Python alone
     package.module:function           the user's own module, with the weights of FILE if given; never from a recipe
 """
 
@@ -28,6 +29,7 @@ from vitdeploy.models.config_check import check_config, named_config
 from vitdeploy.models.external.adapted import IMAGE_SIZE
 from vitdeploy.models.external.function import from_function
 from vitdeploy.models.external.identity import weights_digest
+from vitdeploy.models.external.program import load_program
 from vitdeploy.models.external.timm import from_timm
 from vitdeploy.models.external.transformers import from_transformers
 from vitdeploy.models.family import Family, Hints, Recognised
@@ -61,7 +63,7 @@ def located(source: Source) -> tuple[Source, ModelFolder | None]:
         InputError: neither a model nor a checkpoint is named.
         MissingFileError, HubError, MissingPackageError: the files cannot be had.
     """
-    if source.model is None and source.checkpoint is None and source.function is None:
+    if all(part is None for part in (source.model, source.checkpoint, source.function, source.program)):
         raise InputError("no model is named", wanted="a model, a checkpoint, or both", fix="vitdeploy export list")
     given = source.checkpoint
     if source.model is not None and is_hub_name(source.model) and not (given and source.model.startswith("timm:")):
@@ -101,6 +103,8 @@ def load_model(source: Source, preprocess: PreprocessSpec | None = None) -> Load
 
 
 def _load(source: Source, preprocess: PreprocessSpec | None) -> LoadedModel:
+    if source.program is not None:
+        return load_program(source.program, source.name, source.image_size)
     if source.function is not None:
         return from_function(source.function, source.image_size, source.checkpoint)
     local, folder = located(source)

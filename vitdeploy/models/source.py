@@ -1,4 +1,4 @@
-"""What a user says of a model: plain data, without PyTorch. `source` builds the model of it."""
+"""What a user says of a model: plain data, without PyTorch. `load` builds the model of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ class Source:
     `image_size` is (height, width), other than the checkpoint's. `heads`: for a bare state dict that cannot say it.
     `text_features`: a .npy of float32 [classes, width], which makes a CLIP or SigLIP tower a zero-shot classifier.
     `function` is `package.module:function`, and comes from the command line only; it must return the weights of the
-    digest `weights` where that is given. `only_batch`: an ONNX file is taken at that.
+    digest `weights` where that is given. `program` is a file that `external.program` wrote of a module in memory.
+    `only_batch`: an ONNX file is taken at that.
     """
 
     model: str | None = None
@@ -23,8 +24,10 @@ class Source:
     text_features: Path | None = None
     function: str | None = None
     weights: str | None = None
+    program: Path | None = None
     only_batch: int | None = None
 
     @property
     def name(self) -> str:
-        return self.function or self.model or (self.checkpoint.name if self.checkpoint else "model")
+        file = self.checkpoint.name if self.checkpoint else self.program.stem if self.program else "model"
+        return self.function or self.model or file

@@ -145,7 +145,7 @@ def _of_module(source: Source, given: Overrides) -> ReferenceModel:
     original = load_model(local, given.preprocess)
     refuse_unusable(original)
     files = folder.files if folder is not None else ()
-    digests = _digests([*files, *(path for path in (source.checkpoint, source.text_features) if path)])
+    digests = _digests([*files, *(path for path in (source.checkpoint, source.text_features, source.program) if path)])
     if source.function is not None:
         local = dataclasses.replace(local, weights=weights_digest(original.module))
         digests[source.function] = identity(original)
@@ -299,7 +299,9 @@ def reference_runner(source: Source, *, threads: int = 0, original: LoadedModel 
 
 def to_request(source: Source) -> dict[str, Any]:
     """The source as JSON values, for a measuring process in any working folder."""
-    files = {name: path.resolve() for name in ("checkpoint", "text_features") if (path := getattr(source, name))}
+    files = {
+        name: path.resolve() for name in ("checkpoint", "text_features", "program") if (path := getattr(source, name))
+    }
     if is_onnx(source):
         files["model"] = _graph_file(source).resolve()
     plain = {**encode(source), **{name: str(path) for name, path in files.items()}}
@@ -310,6 +312,6 @@ def to_request(source: Source) -> dict[str, Any]:
 def from_request(request: Mapping[str, Any]) -> Source:
     """What `to_request` was given."""
     plain = {key: value for key, value in request.items() if key in {f.name for f in dataclasses.fields(Source)}}
-    paths = {name: Path(plain[name]) for name in ("checkpoint", "text_features") if plain.get(name)}
+    paths = {name: Path(plain[name]) for name in ("checkpoint", "text_features", "program") if plain.get(name)}
     size = plain.get("image_size")
     return Source(**{**plain, **paths, "image_size": tuple(size) if size else None})

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from tests.conftest import ROOT
 from tests.references import reference
-from vitdeploy.errors import CheckpointError, UserCodeError
+from vitdeploy.errors import CheckpointError, ExportError, UserCodeError
 from vitdeploy.export.torch_onnx import export_graph
 from vitdeploy.graph.io import serialised
-from vitdeploy.models.external.identity import identity_in_memory
 from vitdeploy.models.external.module import from_module
+from vitdeploy.models.external.program import save_program
+from vitdeploy.models.load import load_model
+from vitdeploy.models.source import Source
+from vitdeploy.pipeline.reference_model import find_reference_model, from_request, to_request
+from vitdeploy.pipeline.stages.export import ExportConfig, export
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.spec import PreprocessSpec
 
@@ -112,7 +120,6 @@ def test_a_module_of_timm_says_size_and_preprocessing():
     original = from_module(model)
     assert (original.signature.image_size, original.classes) == ((64, 64), 7)
     assert original.preprocess.mean == (0.5, 0.5, 0.5) and original.preprocess.resize == 71
-    assert identity_in_memory(original) == identity_in_memory(from_module(copy.deepcopy(model)))
     check_export(original)
     pooled = from_module(timm.create_model("vit_tiny_patch16_224", img_size=64, depth=1, num_classes=0))
     assert (pooled.signature.task, pooled.signature.outputs[0].name) == ("features", "features")
@@ -157,22 +164,108 @@ def test_what_does_not_fit_is_refused():
         from_module(module, preprocess=spec())
 
 
-@pytest.mark.parametrize("train", [False, True])
-def test_the_identity_follows_weights_and_code(train):
-    module = plain().train(train)
-    same = identity_in_memory(from_module(module, preprocess=spec()))
-    assert same == identity_in_memory(from_module(plain(), preprocess=spec()))
-    assert same != identity_in_memory(from_module(plain(factor=1 + 1e-6), preprocess=spec()))
+# --- as a file --------------------------------------------------------------------------------------------------------
+
+
+def modules():
+    timm = reference("timm")
+    torch.manual_seed(0)
+    yield from_module(plain(), preprocess=spec(), labels=list("abcdef"))
+    yield from_module(timm.create_model("vit_tiny_patch16_224", img_size=64, depth=2, num_classes=7))
+    yield from_module(TwoHeads("features"), preprocess=spec(channels=1), task="features")
+
+
+def test_a_program_is_the_module_with_all_that_is_known_of_it(tmp_path):
+    for number, original in enumerate(modules()):
+        loaded = load_model(save_program(original, tmp_path / f"own{number}.pt2"))
+        assert loaded.name == f"own{number}"
+        for field in ("signature", "preprocess", "labels", "notes", "family"):
+            assert getattr(loaded, field) == getattr(original, field)
+        image = torch.randn(5, original.signature.channels, *original.signature.image_size)
+        torch.testing.assert_close(loaded.module(image), original.module(image))
+
+
+def test_another_process_runs_it_and_writes_the_same_bytes(tmp_path):
+    code = """if True:
+        import json, sys, torch
+        from pathlib import Path
+        from tests.models.external.test_module import from_module, plain, save_program, spec
+        from vitdeploy.models.load import load_model
+        from vitdeploy.pipeline.reference_model import from_request
+        original = load_model(from_request(json.loads(sys.argv[1])))
+        print(original.module(torch.ones(2, 3, 32, 48)).tolist())
+        save_program(from_module(plain(), preprocess=spec()), Path(sys.argv[2]))
+    """
+    original = from_module(plain(), preprocess=spec())
+    request = json.dumps(to_request(save_program(original, tmp_path / "own.pt2")))
+    done = subprocess.run(
+        [sys.executable, "-c", code, request, str(tmp_path / "again.pt2")],
+        env={"PYTHONPATH": str(ROOT), "PATH": ""},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    torch.testing.assert_close(torch.tensor(json.loads(done.stdout)), original.module(torch.ones(2, 3, *SIZE)))
+    assert digest(tmp_path / "again.pt2") == digest(tmp_path / "own.pt2")
+
+
+def digest(path):
+    """As the pipeline has it in the keys of what it stores."""
+    [value] = find_reference_model(Source(program=path)).digests.values()
+    return value
+
+
+def test_its_digest_follows_weights_and_code(tmp_path):
+    def found(module, name="own.pt2"):
+        return digest(save_program(from_module(module, preprocess=spec()), tmp_path / name).program)
+
+    module = plain().train()
+    same = found(module)
+    assert same == found(plain())
+    assert same != found(plain(factor=1 + 1e-6))
     with torch.no_grad():
         module.head.bias[0] += 1e-6
-    assert same != identity_in_memory(from_module(module, preprocess=spec()))
+    assert same != found(module)
 
 
-def test_a_module_that_cannot_be_traced_has_an_identity_too():
-    class Branching(Plain):
-        def forward(self, image):
-            return super().forward(image if image.sum() > 1e9 else image * 2)
+def test_the_pipeline_exports_it(tmp_path):
+    source = save_program(from_module(plain(), preprocess=spec(), labels=list("abcdef")), tmp_path / "own.pt2")
+    assert from_request(to_request(source)) == source
+    found = find_reference_model(source)
+    assert (found.name, found.family, found.classes, found.labels) == ("own", "module", 6, tuple("abcdef"))
+    (tmp_path / "out").mkdir()
+    facts = export(found, ExportConfig("own", 20, None, True), tmp_path / "out")
+    assert all(row["max_relative_difference"] < 1e-4 for row in facts["parity"])
 
+
+class Branching(Plain):
+    def forward(self, image):
+        return super().forward(image if image.sum() > 1e9 else image * 2)
+
+
+class Drawing(Plain):
+    def forward(self, image):
+        return super().forward(image) + torch.rand(1)
+
+
+@pytest.mark.parametrize(("kind", "told"), [(Branching, "cannot be traced"), (Drawing, "answers otherwise")])
+def test_what_no_program_can_be_is_refused(kind, told, tmp_path):
     torch.manual_seed(0)
-    original = from_module(Branching(), preprocess=spec())
-    assert identity_in_memory(original) == identity_in_memory(original) != identity_in_memory(from_module(plain()))
+    with pytest.raises(ExportError, match=told) as raised:
+        save_program(from_module(kind(), preprocess=spec()), tmp_path / "own.pt2")
+    assert "--model package.module:function" in raised.value.fix
+    assert not (tmp_path / "own.pt2").exists()
+
+
+def test_files_and_sizes_that_do_not_fit_a_program_are_refused(tmp_path):
+    source = save_program(from_module(plain(), preprocess=spec()), tmp_path / "own.pt2")
+    with pytest.raises(CheckpointError, match="is of one image size alone") as raised:
+        load_model(Source(program=source.program, image_size=(64, 64)))
+    assert raised.value.wanted == "32x48"
+    torch.export.save(torch.export.export(nn.ReLU(), (torch.zeros(1),)), tmp_path / "other.pt2")
+    (tmp_path / "text.pt2").write_text("no program")
+    for name in ("other.pt2", "text.pt2", "absent.pt2"):
+        with pytest.raises(CheckpointError, match="is no program that vitdeploy wrote"):
+            load_model(Source(program=Path(tmp_path / name)))

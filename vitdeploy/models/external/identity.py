@@ -52,28 +52,6 @@ def identity(original: LoadedModel) -> str:
     return total.hexdigest()
 
 
-def identity_in_memory(original: LoadedModel) -> str:
-    """`identity` of a module whose code may lie in no file, as a notebook's: SHA-256 of the weights and of the program
-    that PyTorch traces of its code. Where it cannot be traced: `identity`."""
-    signature = original.signature
-    images = torch.zeros(2, signature.channels, *signature.image_size)
-    batch = ({0: torch.export.Dim.DYNAMIC},)
-    try:
-        with torch.no_grad():
-            program = torch.export.export(original.module, (images,), dynamic_shapes=batch, strict=False)
-    except Exception:  # the export says what is wrong with it
-        return identity(original)
-    total = hashlib.sha256(weights_digest(original.module).encode())
-    for name, part in program.graph_module.named_modules():
-        if isinstance(part, torch.fx.GraphModule):
-            total.update(f"{name}\n{part.graph}\n".encode())
-    for name, constant in sorted(program.constants.items()):
-        total.update(name.encode())
-        if isinstance(constant, Tensor):
-            total.update(_bytes(constant))
-    return total.hexdigest()
-
-
 def _bytes(tensor: Tensor) -> bytes:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
