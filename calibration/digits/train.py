@@ -25,7 +25,7 @@ from PIL import Image
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from vitdeploy.models.vit import VisionTransformer, ViTConfig
+from vitdeploy.models.architectures.vit import VisionTransformer, ViTConfig
 
 FOLDER = Path(__file__).resolve().parent
 CONFIG = ViTConfig(image_size=(32, 32), patch_size=4, in_channels=1, width=192, depth=4, heads=3, num_classes=10)

@@ -23,8 +23,8 @@ import torch.nn.functional as F
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from vitdeploy.models.transformer import Transformer, TransformerConfig
-from vitdeploy.models.transformer_family import parse
+from vitdeploy.models.architectures.transformer import Transformer, TransformerConfig
+from vitdeploy.models.families.transformer import parse
 
 FOLDER = Path(__file__).resolve().parent
 NAME = "transformer_w32e2d2h4_v13_l20"

@@ -209,7 +209,7 @@ def test_two_packages_with_one_family_are_refused(toy):
 def test_a_family_called_as_ours_is_refused(site, name):
     distribution(site, "toy_mixer", **{name: "toy_family:FAMILY"})
     assert f"vitdeploy's own {name}" in refused("toy_family:FAMILY")
-    assert catalog.find(OURS) is not None
+    assert find_reference_model(Source(OURS)).family == "vit"
 
 
 @pytest.mark.parametrize(

@@ -63,6 +63,7 @@ def _run(
 ) -> tuple[str, str, list[Input], Answers, Failures]:
     """(engine, why it, all inputs, those that are answered, those that cannot be)."""
     from vitdeploy.bundle.read import read_bundle
+    from vitdeploy.runtime import load, load_sequence
 
     if read_bundle(bundle).task == "sequence":
         found = find_inputs(texts, console.note, tokens=True)

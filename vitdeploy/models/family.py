@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitdeploy.errors import CheckpointError
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, Task, TensorSpec
 
 
@@ -65,6 +66,16 @@ class Recognised:
     config: Any
     state: dict[str, Tensor]
     notes: tuple[str, ...] = ()
+
+
+def refuse_channels(channels: int, *, grey: bool = True) -> None:
+    """Raise CheckpointError where images have another number of channels."""
+    if channels not in ((1, 3) if grey else (3,)):
+        raise CheckpointError(
+            "the model does not take images",
+            found=f"{channels} input channels",
+            wanted="1 (grey) or 3 (RGB)" if grey else "3 (RGB)",
+        )
 
 
 def _own_fields(config: Any) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ What a user may name:
     FILE alone                        the architecture is recognised by keys and shapes; a config.json beside it is read
     timm:NAME[.TAG], hf:FOLDER ...    a model folder; the architecture is ours where we have it, the library's otherwise
     timm:NAME + FILE                  likewise, with the weights from a file
+    a module in memory                as the program that `external.program` wrote of it; from Python alone
     package.module:function           the user's own module, with the weights of FILE if given; never from a recipe
 """
 
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitdeploy.errors import CheckpointError, InputError, UserCodeError
+from vitdeploy.errors import InputError, UserCodeError
 from vitdeploy.models import catalog, names
 from vitdeploy.models.checkpoints.load_state import load_state
 from vitdeploy.models.checkpoints.read import read_checkpoint
@@ -31,7 +32,7 @@ from vitdeploy.models.external.identity import weights_digest
 from vitdeploy.models.external.pickled import open_module
 from vitdeploy.models.external.timm import from_timm
 from vitdeploy.models.external.transformers import from_transformers
-from vitdeploy.models.family import Family, Hints, Recognised
+from vitdeploy.models.family import Family, Hints, Recognised, refuse_channels
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.model_folder.config import model_config, stated_size, timm_config, vision_part
 from vitdeploy.models.model_folder.files import CONFIG, PREPROCESSOR, SAFETENSORS, ModelFolder, beside
@@ -303,9 +304,5 @@ def _noted(original: LoadedModel, name: str, config: Mapping[str, Any], notes: t
 
 def refuse_unusable(original: LoadedModel) -> None:
     """Raise CheckpointError where no image fits the model."""
-    if original.signature.task != "sequence" and original.signature.channels not in (1, 3):
-        raise CheckpointError(
-            "the model does not take images",
-            found=f"{original.signature.channels} input channels",
-            wanted="1 (grey) or 3 (RGB)",
-        )
+    if original.signature.task != "sequence":
+        refuse_channels(original.signature.channels)

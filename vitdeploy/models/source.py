@@ -1,4 +1,4 @@
-"""What a user says of a model: plain data, without PyTorch. `source` builds the model of it."""
+"""What a user says of a model: plain data, without PyTorch. `load` builds the model of it."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def _both(side: int | tuple[int, int]) -> tuple[int, int]:
 
 
 class SourceSection(Section):
-    """Where the model comes from; see `models.source` for what `model` may name.
+    """Where the model comes from; see `models.load` for what `model` may name.
 
     `image_size`: other than the checkpoint's; one side or [height, width]. `image_sizes`: several of them, each with
     graphs and engines of its own in one bundle. `heads`: for a bare state dict that cannot say it. `labels`: a file

@@ -19,7 +19,7 @@ from vitdeploy.graph.io.files import graph_spec, serialised
 from vitdeploy.models.model_folder.files import ModelFolder
 from vitdeploy.models.model_folder.hub import pinned
 from vitdeploy.models.model_folder.model_card import claimed_accuracy
-from vitdeploy.models.names import ONNX_FILE, extensions, graph_folder
+from vitdeploy.models.names import LIBRARIES, NAMES, ONNX_FILE, graph_folder
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.beside import find_beside
 from vitdeploy.pipeline.early import require_label_file, require_onnx_file
@@ -154,7 +154,7 @@ def _of_module(source: Source, given: Overrides) -> ReferenceModel:
     if source.module is not None:
         local = dataclasses.replace(local, weights=weights_digest(original.module))
         digests[source.name] = identity_in_memory(original)
-    elif original.family in extensions():  # code that no version of ours stands for
+    elif original.family not in (*NAMES, *LIBRARIES):  # code that no version of ours stands for
         digests[original.family] = identity(original)
     signature = original.signature
     return ReferenceModel(

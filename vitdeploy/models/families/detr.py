@@ -20,8 +20,9 @@ from vitdeploy.errors import CheckpointError, UnknownModelError
 from vitdeploy.models.architectures.detr import DETR, MIN_SIDE, DETRConfig
 from vitdeploy.models.architectures.detr_masks import DETRPanoptic
 from vitdeploy.models.architectures.resnet import ResNetConfig
-from vitdeploy.models.family import Family, Hints, Recognised, Signature
+from vitdeploy.models.family import Family, Hints, Recognised, Signature, refuse_channels
 from vitdeploy.models.keys.detr import to_detr
+from vitdeploy.models.model_folder.image_processor import IMAGENET_MEAN, IMAGENET_STD
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, TensorSpec
 
 RESNETS = {"resnet50": ResNetConfig(), "resnet101": ResNetConfig(depths=(3, 4, 23, 3))}
@@ -29,7 +30,6 @@ RESNETS = {"resnet50": ResNetConfig(), "resnet101": ResNetConfig(depths=(3, 4, 2
 PANOPTIC_CLASSES, PANOPTIC_THINGS = 250, 91
 # The released code's demo shows detections above 0.7, its panoptic post-processing keeps queries above 0.85.
 DETECTION_THRESHOLD, PANOPTIC_THRESHOLD = 0.7, 0.85
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _PUBLISHED_WIDTH, _PUBLISHED_HEADS = 256, 8
 
 _NAME = re.compile(
@@ -123,10 +123,7 @@ def preprocess(config: DETRConfig) -> PreprocessSpec:
     Raises:
         CheckpointError: the backbone does not take 3 channels.
     """
-    if config.backbone.in_channels != 3:
-        raise CheckpointError(
-            "the model does not take images", found=f"{config.backbone.in_channels} input channels", wanted="3 (RGB)"
-        )
+    refuse_channels(config.backbone.in_channels, grey=False)
     return PreprocessSpec(config.image_size, config.image_size, "bilinear", IMAGENET_MEAN, IMAGENET_STD)
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from vitdeploy.errors import CheckpointError, UnknownModelError
 from vitdeploy.models.architectures.swin import Border, SwinConfig, SwinTransformer
-from vitdeploy.models.family import Family, Hints, Recognised, Signature
+from vitdeploy.models.family import Family, Hints, Recognised, Signature, refuse_channels
 from vitdeploy.models.keys import swin as keys
 from vitdeploy.models.model_folder.config import stated_size
 from vitdeploy.models.model_folder.image_processor import timm_preprocess
@@ -98,10 +98,7 @@ def preprocess(config: SwinConfig) -> PreprocessSpec:
     Raises:
         CheckpointError: the patch embedding has neither 1 nor 3 channels, so no image fits it.
     """
-    if config.in_channels not in (1, 3):
-        raise CheckpointError(
-            "the model does not take images", found=f"{config.in_channels} input channels", wanted="1 (grey) or 3 (RGB)"
-        )
+    refuse_channels(config.in_channels)
     share = 1.0 if min(config.image_size) >= 384 else 0.9
     return timm_preprocess({"crop_pct": share}, config.in_channels, config.image_size)
 

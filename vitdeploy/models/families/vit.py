@@ -12,16 +12,21 @@ from vitdeploy.errors import CheckpointError
 from vitdeploy.models.architectures.deit import DistilledVisionTransformer
 from vitdeploy.models.architectures.positions import resize_positions
 from vitdeploy.models.architectures.vit import Preset, VisionTransformer, ViTConfig
-from vitdeploy.models.family import Family, Hints, Recognised, Signature
+from vitdeploy.models.family import Family, Hints, Recognised, Signature, refuse_channels
 from vitdeploy.models.keys import vit_jax, vit_timm, vit_torchvision, vit_transformers
 from vitdeploy.models.keys.vit_names import parse_deit, parse_vit
 from vitdeploy.models.keys.vit_transformers import MODEL_TYPES
-from vitdeploy.models.model_folder.image_processor import IMAGENET_MEAN, IMAGENET_STD, timm_preprocess
+from vitdeploy.models.model_folder.image_processor import (
+    CLIP_MEAN,
+    CLIP_STD,
+    HALF,
+    IMAGENET_MEAN,
+    IMAGENET_STD,
+    timm_preprocess,
+)
 from vitdeploy.models.names import NAMES
 from vitdeploy.spec import PreprocessSpec, TensorSpec
 
-HALF = (0.5, 0.5, 0.5)
-CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 # Mean, deviation and the share of the resized image that the crop keeps, below 384 pixels and from there on. From the
 # default configurations of timm 1.0.31.
 PRESETS: Mapping[Preset, tuple[tuple[float, ...], tuple[float, ...], float, float]] = {
@@ -87,10 +92,7 @@ def preprocess(config: ViTConfig) -> PreprocessSpec:
     Raises:
         CheckpointError: the patch embedding has neither 1 nor 3 channels, so no image fits it.
     """
-    if config.in_channels not in (1, 3):
-        raise CheckpointError(
-            "the model does not take images", found=f"{config.in_channels} input channels", wanted="1 (grey) or 3 (RGB)"
-        )
+    refuse_channels(config.in_channels)
     mean, std, small, large = PRESETS[config.preset]
     share = small if min(config.image_size) < LARGE else large
     return timm_preprocess({"mean": mean, "std": std, "crop_pct": share}, config.in_channels, config.image_size)
