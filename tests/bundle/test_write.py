@@ -151,7 +151,7 @@ def sequence_bundle(tmp_path_factory, sequence_export):
     from vitdeploy.graph.io import get_metadata, graph_spec, load_graph
     from vitdeploy.pipeline.stages.compile import compile_graphs
     from vitdeploy.pipeline.stages.files import graphs_in
-    from vitdeploy.pipeline.stages.quantize import PlaceConfig, place_graphs
+    from vitdeploy.pipeline.stages.place import PlaceConfig, place_graphs
 
     engines = []
     for target in CPU_TARGETS:

@@ -16,14 +16,14 @@ from vitdeploy.bundle.write import write_bundle
 from vitdeploy.compile.tensorrt import BuildOptions
 from vitdeploy.errors import CapabilityError, TargetError
 from vitdeploy.graph.io import GraphMetadata, get_metadata, graph_spec, load_graph, save_graph, set_metadata
-from vitdeploy.pipeline import plan
 from vitdeploy.pipeline.job import prepare
-from vitdeploy.pipeline.plan import Candidate, engine_plan
+from vitdeploy.pipeline.plan import engine_plan
 from vitdeploy.pipeline.progress import silent
 from vitdeploy.pipeline.recipe import load_recipe
-from vitdeploy.pipeline.run import step_key
+from vitdeploy.pipeline.stages import target_tools
 from vitdeploy.pipeline.stages.compile import check_task
-from vitdeploy.pipeline.stages.quantize import PlaceConfig, place_graph
+from vitdeploy.pipeline.stages.place import PlaceConfig, place_graph
+from vitdeploy.pipeline.stages.step import Candidate
 from vitdeploy.pipeline.subjects import compile_bundle
 from vitdeploy.spec import TARGETS, EngineSpec
 from vitdeploy.store.store import Artifact
@@ -116,7 +116,7 @@ def test_an_emulated_bundle_is_checked_as_any_other(run, bundle, small_export, d
     ],
 )
 def test_options_that_make_no_engine_are_refused(run, small_export, options, says, monkeypatch):
-    monkeypatch.setattr("vitdeploy.pipeline.capability.require_runtime", lambda target: None)
+    monkeypatch.setattr("vitdeploy.pipeline.available.require_runtime", lambda target: None)
     monkeypatch.setattr("vitdeploy.pipeline.stages.compile.tensorrt_version", lambda: "11.4.0")
     done = run("compile", small_export, "--target", "tensorrt", "-o", "out", *options)
     assert (done.returncode, done.stdout) == (2, "")
@@ -143,8 +143,8 @@ def test_a_fixed_batch_has_no_profiles(placed, tmp_path):
 
 
 def test_how_tensorrt_builds_is_part_of_an_engines_key_and_of_no_other(monkeypatch):
-    monkeypatch.setattr("vitdeploy.pipeline.capability.require_runtime", lambda target: None)
-    monkeypatch.setattr(plan, "fingerprint", lambda: {"tensorrt": "11.4.0", "gpu": "a GPU"})
+    monkeypatch.setattr("vitdeploy.pipeline.available.require_runtime", lambda target: None)
+    monkeypatch.setattr(target_tools, "fingerprint", lambda: {"tensorrt": "11.4.0", "gpu": "a GPU"})
     given = ["targets=[tensorrt, onnxruntime-cpu]", "precision=fp32"]
     [job] = prepare(load_recipe(RECIPE, given), skip_bad=False, progress=silent)
 
@@ -152,7 +152,7 @@ def test_how_tensorrt_builds_is_part_of_an_engines_key_and_of_no_other(monkeypat
         changed = dataclasses.replace(job, recipe=load_recipe(RECIPE, [*given, *overrides]))
         steps = engine_plan(changed, [Candidate(target, "fp32", True) for target in job.recipe.targets])
         artifacts = {step.name: Artifact(Path(), "", step.name) for step in steps}
-        return {step.name: step_key(step, artifacts) for step in steps}
+        return {step.name: step.key(artifacts) for step in steps}
 
     plain = keys()
     for change in ("workspace=64", "builder_optimization_level=5", "version_compatible=true", "profiles=[[1,8,32]]"):

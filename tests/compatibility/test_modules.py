@@ -27,7 +27,7 @@ from vitdeploy.pipeline.reference_model import find_reference_model, reference_r
 from vitdeploy.pipeline.stages.compile import compile_graph
 from vitdeploy.pipeline.stages.export import ExportConfig, export
 from vitdeploy.pipeline.stages.optimize import optimize
-from vitdeploy.pipeline.stages.quantize import PlaceConfig, place_graph
+from vitdeploy.pipeline.stages.place import PlaceConfig, place_graph
 from vitdeploy.quantize import place_openvino
 from vitdeploy.quantize.observers import observe
 from vitdeploy.quantize.scores import separate_scores

@@ -18,10 +18,13 @@ from vitdeploy.graph.io import get_metadata, graph_spec, load_graph, save_graph,
 from vitdeploy.graph.work import count_work
 from vitdeploy.models.reference import torch_runner
 from vitdeploy.models.source import Source, load_model
+from vitdeploy.pipeline.capability import check_precision
 from vitdeploy.pipeline.reference_model import find_reference_model
-from vitdeploy.pipeline.stages.compile import compile_graph, compile_graphs, read_engine
+from vitdeploy.pipeline.stages.calibrate import calibrate
+from vitdeploy.pipeline.stages.compile import compile_graph, compile_graphs
+from vitdeploy.pipeline.stages.engines import read_engine
 from vitdeploy.pipeline.stages.export import ExportConfig, export
-from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, check_precision, place_graph, place_graphs
+from vitdeploy.pipeline.stages.place import PlaceConfig, place_graph, place_graphs
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 

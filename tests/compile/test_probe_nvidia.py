@@ -12,7 +12,7 @@ from vitdeploy.compile import probe_nvidia
 from vitdeploy.compile.finding import Finding, finding_lines
 from vitdeploy.compile.probe import examine, probe_target
 from vitdeploy.errors import CapabilityError
-from vitdeploy.pipeline.plan import target_tools
+from vitdeploy.pipeline.stages.target_tools import target_tools
 from vitdeploy.runtime import nvidia
 from vitdeploy.runtime.nvidia import Gpu, describe_gpu, find_driver
 from vitdeploy.spec import TARGETS

@@ -56,9 +56,10 @@ def bundle(digits, tmp_path_factory):
     from vitdeploy.data.folder import split
     from vitdeploy.models.source import Source
     from vitdeploy.pipeline.reference_model import Overrides, find_reference_model
+    from vitdeploy.pipeline.stages.calibrate import calibrate
     from vitdeploy.pipeline.stages.compile import compile_graph
     from vitdeploy.pipeline.stages.export import ExportConfig, export
-    from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
+    from vitdeploy.pipeline.stages.place import PlaceConfig, place_graph
     from vitdeploy.runtime.engine import make_runner
     from vitdeploy.runtime.golden import engine_outputs
     from vitdeploy.runtime.ort import OnnxRuntimeRunner

@@ -15,9 +15,9 @@ from tests.graph.builder import Builder
 from vitdeploy.data.folder import Sample, split
 from vitdeploy.errors import DataError, GraphError
 from vitdeploy.graph.io import GraphMetadata, load_graph, save_graph, set_metadata
-from vitdeploy.pipeline.stages import quantize
+from vitdeploy.pipeline.stages import calibrate as stage
+from vitdeploy.pipeline.stages.calibrate import calibrate
 from vitdeploy.pipeline.stages.files import read_json
-from vitdeploy.pipeline.stages.quantize import calibrate
 from vitdeploy.pipeline.stages.unfinished import STATE, load_state, save_state
 from vitdeploy.spec import PreprocessSpec
 
@@ -37,7 +37,7 @@ def graph(small_export):
 @pytest.fixture
 def often(monkeypatch):
     """The state is saved after each fifth image, not only after each 32nd."""
-    monkeypatch.setattr(quantize, "SAVED_BATCHES", 5)
+    monkeypatch.setattr(stage, "SAVED_BATCHES", 5)
 
 
 def made(graph, samples, out, *arguments):
@@ -54,16 +54,16 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from vitdeploy.data.folder import split
-from vitdeploy.pipeline.stages import quantize
+from vitdeploy.pipeline.stages import calibrate as stage
 
 def progress(text, done, total):
     if done == 13:
         os.kill(os.getpid(), getattr(signal, sys.argv[5]))
 
-quantize.SAVED_BATCHES = 5
+stage.SAVED_BATCHES = 5
 signal.signal(signal.SIGINT, signal.default_int_handler)
 samples = split(Path(sys.argv[2]), "folders", calibration=24, evaluation=1, seed=0).calibration
-quantize.calibrate(Path(sys.argv[1]), samples, Path(sys.argv[3]), progress, Path(sys.argv[4]))
+stage.calibrate(Path(sys.argv[1]), samples, Path(sys.argv[3]), progress, Path(sys.argv[4]))
 """
 
 

@@ -13,7 +13,9 @@ from vitdeploy.graph.io import load_graph, save_graph
 from vitdeploy.graph.tensorrt.lint import lint
 from vitdeploy.graph.tensorrt.pixels import cast_pixels_first
 from vitdeploy.pipeline.stages import compile as stage
-from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate
+from vitdeploy.pipeline.stages.calibrate import calibrate
+from vitdeploy.pipeline.stages.engines import loads_here
+from vitdeploy.pipeline.stages.place import PlaceConfig
 from vitdeploy.pipeline.stages.typed import place_typed
 from vitdeploy.pipeline.subjects import compile_bundle
 from vitdeploy.runtime import tensorrt_identity
@@ -88,9 +90,9 @@ def test_a_plan_is_loaded_where_it_was_built_or_signed_and_built_anew_elsewhere(
     digest = file_sha256(tmp_path / "engine.plan")
     engine = EngineSpec("tensorrt", "fp16", "graph.onnx", ("engine.plan",), 1, False, "", (), (), device=here)
     other = dataclasses.replace(engine, device={**here, "gpu": "another GPU"})
-    assert not stage.loads_here(tmp_path, engine, ())
-    assert stage.loads_here(tmp_path, engine, {digest}) and not stage.loads_here(tmp_path, other, {digest})
+    assert not loads_here(tmp_path, engine, ())
+    assert loads_here(tmp_path, engine, {digest}) and not loads_here(tmp_path, other, {digest})
     register(digest, {})
-    assert stage.loads_here(tmp_path, engine, ()) and not stage.loads_here(tmp_path, other, ())
+    assert loads_here(tmp_path, engine, ()) and not loads_here(tmp_path, other, ())
     on_cpu = dataclasses.replace(engine, target="openvino-cpu", files=())
-    assert stage.loads_here(tmp_path, on_cpu, ())
+    assert loads_here(tmp_path, on_cpu, ())

@@ -11,7 +11,7 @@ from tests.pipeline.test_imported import NETWORK
 from vitdeploy.cli.sweep import _unmet
 from vitdeploy.errors import InputError, MissingFileError, WorkerError
 from vitdeploy.pipeline.executors import Processes
-from vitdeploy.pipeline.plan import Step
+from vitdeploy.pipeline.stages.step import Step
 from vitdeploy.pipeline.sweep import Entry, _unmeasured, load_all, make_ahead
 
 

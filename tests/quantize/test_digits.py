@@ -18,9 +18,10 @@ from vitdeploy.graph.layer_role import layer_macs
 from vitdeploy.graph.linears import find_linears
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.reference_model import Overrides, find_reference_model
+from vitdeploy.pipeline.stages.calibrate import calibrate
 from vitdeploy.pipeline.stages.compile import compile_graph
 from vitdeploy.pipeline.stages.export import ExportConfig, export
-from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
+from vitdeploy.pipeline.stages.place import PlaceConfig, place_graph
 from vitdeploy.pipeline.stages.typed import place_typed
 from vitdeploy.quantize import place_openvino
 from vitdeploy.quantize.placement import backend_of

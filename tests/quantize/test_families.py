@@ -19,7 +19,7 @@ from vitdeploy.graph.io import get_metadata, load_graph, save_graph
 from vitdeploy.graph.optimize import OptimizeOptions, optimize
 from vitdeploy.models.catalog import find_or_raise
 from vitdeploy.pipeline.stages.compile import compile_graph
-from vitdeploy.pipeline.stages.quantize import PlaceConfig, place_graph
+from vitdeploy.pipeline.stages.place import PlaceConfig, place_graph
 from vitdeploy.quantize import place_openvino
 from vitdeploy.quantize.observers import observe
 from vitdeploy.quantize.statistics import save_statistics

@@ -9,7 +9,8 @@ from vitdeploy.data.folder import split
 from vitdeploy.data.pixels import batches
 from vitdeploy.graph.io import load_graph, save_graph
 from vitdeploy.graph.optimize import OptimizeOptions, optimize
-from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
+from vitdeploy.pipeline.stages.calibrate import calibrate
+from vitdeploy.pipeline.stages.place import PlaceConfig, place_graph
 from vitdeploy.quantize.attention_onnxruntime import fuse_attention
 from vitdeploy.quantize.scores import separate_scores
 from vitdeploy.runtime.engine import make_runner

@@ -10,7 +10,8 @@ from vitdeploy.data.pixels import batches
 from vitdeploy.graph.io import load_graph, save_graph
 from vitdeploy.graph.linears import count_int8
 from vitdeploy.graph.optimize import OptimizeOptions, optimize
-from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
+from vitdeploy.pipeline.stages.calibrate import calibrate
+from vitdeploy.pipeline.stages.place import PlaceConfig, place_graph
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.spec import PreprocessSpec
 

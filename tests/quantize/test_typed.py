@@ -13,7 +13,8 @@ from vitdeploy.graph.half.residual_scale import scale_residual
 from vitdeploy.graph.half.typed import type_graph
 from vitdeploy.graph.io import load_graph, save_graph
 from vitdeploy.graph.linears import find_linears
-from vitdeploy.pipeline.stages.quantize import PlaceConfig, check_placed, place_graph
+from vitdeploy.pipeline.available import check_placed
+from vitdeploy.pipeline.stages.place import PlaceConfig, place_graph
 from vitdeploy.pipeline.stages.typed import place_typed
 from vitdeploy.quantize.extremes import Extremes, with_extremes
 from vitdeploy.quantize.half import HEADROOM, LARGEST, LIMIT, HalfPlan, plan_half

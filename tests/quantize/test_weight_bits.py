@@ -19,8 +19,9 @@ from vitdeploy.data.folder import split
 from vitdeploy.graph.canonical.edit import array_of
 from vitdeploy.graph.io import get_metadata, load_graph, save_graph
 from vitdeploy.graph.optimize import optimize
+from vitdeploy.pipeline.stages.calibrate import calibrate
 from vitdeploy.pipeline.stages.compile import compile_graph
-from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
+from vitdeploy.pipeline.stages.place import PlaceConfig, place_graph
 from vitdeploy.quantize.error import expected_error, products_error
 from vitdeploy.quantize.products import Products
 from vitdeploy.quantize.ranges import quantize_weight

@@ -14,7 +14,7 @@ import onnx_ir as ir
 import pytest
 
 from vitdeploy.errors import CapabilityError, EngineError, MissingPackageError, UnsafeError, UntrustedEngineError
-from vitdeploy.pipeline.capability import require_runtime
+from vitdeploy.pipeline.available import require_runtime
 from vitdeploy.runtime import ort, ort_gpu
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner

@@ -52,7 +52,8 @@ def command(
 
     With --on a device compiles the engine, and it is fetched. Only that device can load what TensorRT built.
     """
-    from vitdeploy.pipeline.capability import check_precision, require_target
+    from vitdeploy.pipeline.available import require_target
+    from vitdeploy.pipeline.capability import check_precision
     from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, find_graph
     from vitdeploy.publish import check_replaceable, replacing
 

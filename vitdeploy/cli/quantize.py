@@ -13,7 +13,7 @@ from vitdeploy.cli.console import Console, Number, command_line, output_options
 from vitdeploy.cli.sources import ImageSize
 
 if TYPE_CHECKING:
-    from vitdeploy.search.mixed import Mixed
+    from vitdeploy.search.overrides import Mixed
     from vitdeploy.search.sensitivity import Sensitivity
 
 LISTED_LAYERS = 8
@@ -83,7 +83,7 @@ def command(
     """
     import tempfile
 
-    from vitdeploy.pipeline.capability import check_placed, require_runtime
+    from vitdeploy.pipeline.available import check_placed, require_runtime
     from vitdeploy.pipeline.early import check_data
     from vitdeploy.pipeline.stages.files import MODEL_FILE, OUTPUT_NAMES, copy_labels, find_graph, is_ours
     from vitdeploy.publish import check_replaceable, replacing
@@ -102,19 +102,21 @@ def command(
     check_replaceable(output, OUTPUT_NAMES)
 
     from vitdeploy.pipeline.job import weight_bits
+    from vitdeploy.pipeline.stages.calibrate import calibrate
     from vitdeploy.pipeline.stages.compile import check_task
     from vitdeploy.pipeline.stages.external import import_external
-    from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
+    from vitdeploy.pipeline.stages.place import PlaceConfig, place_graph
     from vitdeploy.pipeline.stages.search import (
+        SENSITIVITY_PAGE,
         SearchConfig,
         find_mixed,
         find_sensitivity,
         read_sensitivity,
-        write_page,
     )
     from vitdeploy.pipeline.stages.typed import EIGHT_BITS, place_typed
     from vitdeploy.pipeline.subjects import graph_metadata
     from vitdeploy.pipeline.tasks.images import calibration_images
+    from vitdeploy.report.html import render_sensitivity
     from vitdeploy.runtime.host import describe_host
     from vitdeploy.runtime.weight_bits import saturation_warning
 
@@ -143,7 +145,8 @@ def command(
             elif sensitivity:
                 costs = find_sensitivity(search, file, statistics, samples, work, console.progress)
             if costs is not None:
-                write_page(costs, metadata.name, work)
+                page = render_sensitivity(_encoded(costs), metadata.name)
+                (work / SENSITIVITY_PAGE).write_text(page, encoding="utf-8")
             config = PlaceConfig(target, precision, ignore, bits)  # type: ignore[arg-type]
             if typed:
                 placed = place_typed(config, file, statistics, samples, work, console.progress)

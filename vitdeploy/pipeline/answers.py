@@ -10,9 +10,9 @@ from typing import Any
 
 from vitdeploy.pipeline.examples import choose, example
 from vitdeploy.pipeline.job import Job
-from vitdeploy.pipeline.plan import REFERENCE, candidates
-from vitdeploy.pipeline.reference_model import ORIGINAL
-from vitdeploy.pipeline.stages.verify import read_answers
+from vitdeploy.pipeline.plan import candidates
+from vitdeploy.pipeline.stages.answers import read_answers
+from vitdeploy.pipeline.stages.step import ORIGINAL, REFERENCE
 from vitdeploy.pipeline.tasks.adapter import Data, TaskAdapter
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.store.store import Artifact

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from vitdeploy import __version__
 from vitdeploy.graph.io import load_graph
+from vitdeploy.pipeline.available import require_target
 from vitdeploy.pipeline.batches import settle_batch
-from vitdeploy.pipeline.capability import require_target
 from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.recipe import Recipe
 from vitdeploy.pipeline.reference_model import ReferenceModel, find_reference_model, is_onnx
 from vitdeploy.pipeline.stages.compile import check_task
+from vitdeploy.pipeline.stages.tools import package_versions
 from vitdeploy.pipeline.tasks.adapter import Data, Setting, TaskAdapter
 from vitdeploy.pipeline.tasks.adapters import make_adapter
 from vitdeploy.quantize.reject_quantized import reject_quantized
@@ -106,11 +106,5 @@ def weight_bits(vnni: bool | None) -> WeightBits:
 
 
 def tool_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Versions of vitdeploy and of the named packages that are installed."""
-    versions = {"vitdeploy": __version__}
-    for package in packages:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = "absent"
-    return versions
+    """Versions of vitdeploy and of the named packages."""
+    return {"vitdeploy": __version__, **package_versions(packages)}

@@ -17,8 +17,9 @@ from vitdeploy.bench.survey import surveyed
 from vitdeploy.graph.work import Work
 from vitdeploy.models.given import Source
 from vitdeploy.pipeline.progress import Progress
-from vitdeploy.pipeline.reference_model import ORIGINAL, to_request
+from vitdeploy.pipeline.reference_model import to_request
 from vitdeploy.pipeline.roofline import context_facts
+from vitdeploy.pipeline.stages.step import ORIGINAL
 from vitdeploy.pipeline.workload import workloads_of
 from vitdeploy.runtime.interpreter import module_argv
 

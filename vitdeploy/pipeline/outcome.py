@@ -10,12 +10,13 @@ from typing import Any
 from vitdeploy.pipeline.answers import report_answers
 from vitdeploy.pipeline.foresight import criterion_of
 from vitdeploy.pipeline.job import Job, tool_versions
-from vitdeploy.pipeline.plan import CALIBRATE, EXPORT, OPTIMIZE, QUANTIZED, REFERENCE, Candidate, candidates
+from vitdeploy.pipeline.plan import candidates
 from vitdeploy.pipeline.rendered import render_attention
-from vitdeploy.pipeline.stages.compile import read_engine
-from vitdeploy.pipeline.stages.files import read_json
-from vitdeploy.pipeline.stages.search import LATENCY_FILE, MIXED_FILE, SENSITIVITY_FILE
-from vitdeploy.pipeline.stages.verify import read_answers
+from vitdeploy.pipeline.stages.answers import read_answers
+from vitdeploy.pipeline.stages.engines import read_engine
+from vitdeploy.pipeline.stages.files import MIXED_FILE, read_json
+from vitdeploy.pipeline.stages.search import LATENCY_FILE, SENSITIVITY_FILE
+from vitdeploy.pipeline.stages.step import CALIBRATE, EXPORT, OPTIMIZE, QUANTIZED, REFERENCE, Candidate
 from vitdeploy.pipeline.verdict import Judged, Verdict, decide, engine_gate
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.weight_bits import weight_remarks

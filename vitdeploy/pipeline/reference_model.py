@@ -21,8 +21,8 @@ from vitdeploy.models.given import Source
 from vitdeploy.models.hub import ModelFolder, pinned
 from vitdeploy.models.names import ONNX_FILE, graph_folder
 from vitdeploy.pipeline.beside import find_beside
-from vitdeploy.pipeline.early import require_label_file, require_onnx_file
-from vitdeploy.pipeline.stages.files import known_labels
+from vitdeploy.pipeline.stages.files import known_labels, require_label_file, require_onnx_file
+from vitdeploy.pipeline.stages.step import ORIGINAL
 from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner
@@ -31,8 +31,6 @@ from vitdeploy.verify.plausible import Claim
 
 if TYPE_CHECKING:
     from vitdeploy.models.loaded import LoadedModel
-
-ORIGINAL = "original"
 
 
 @dataclass(frozen=True)
@@ -83,6 +81,20 @@ class ReferenceModel:
     def images(self) -> PreprocessSpec:
         assert self.preprocess is not None, "asked of a model that takes no images"
         return self.preprocess
+
+    def identity(self) -> dict[str, Any]:
+        """What its graphs and its answers depend on, beside the bytes of its files; no path of this machine is part of
+        it."""
+        source = self.source
+        return {
+            "model": None if self.digests and source.checkpoint is None else source.model,
+            "image_size": source.image_size,
+            "batch": source.only_batch,
+            "heads": source.heads,
+            "preprocess": encode(self.preprocess),
+            "postprocess": encode(self.postprocess),
+            "labels": list(self.labels),
+        }
 
     def facts(self) -> dict[str, Any]:
         """The `model` part of a report."""

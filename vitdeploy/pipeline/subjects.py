@@ -31,7 +31,8 @@ from vitdeploy.pipeline.measure import original_candidate
 from vitdeploy.pipeline.placement import bundle_of, place_graphs
 from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.reference_model import find_reference_model, reference_runner
-from vitdeploy.pipeline.stages.compile import compile_graphs, loads_here, read_engine
+from vitdeploy.pipeline.stages.compile import compile_graphs
+from vitdeploy.pipeline.stages.engines import loads_here, read_engine
 from vitdeploy.pipeline.stages.files import MODEL_FILE, is_ours, known_labels
 from vitdeploy.pipeline.stages.files import find_graph as find_graph
 from vitdeploy.pipeline.tasks.adapter import Setting

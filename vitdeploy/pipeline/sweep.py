@@ -12,10 +12,11 @@ from vitdeploy.errors import InputError, VitdeployError
 from vitdeploy.pipeline.assemble import run_pipeline
 from vitdeploy.pipeline.executors import Executor
 from vitdeploy.pipeline.job import Job, prepare
-from vitdeploy.pipeline.plan import Step, make_plan
+from vitdeploy.pipeline.plan import make_plan
 from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.recipe import Recipe, load_recipe
 from vitdeploy.pipeline.run import run_plan
+from vitdeploy.pipeline.stages.step import Step
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.store.store import Store
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitdeploy.pipeline.plan import Candidate
-from vitdeploy.pipeline.reference_model import ORIGINAL
+from vitdeploy.pipeline.stages.step import ORIGINAL, Candidate
 from vitdeploy.spec import Budget, GateStatus
 from vitdeploy.verify.gate import Gate, bound_gate, join
 

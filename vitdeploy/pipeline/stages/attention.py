@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +13,17 @@ from vitdeploy.errors import EngineError, GraphError
 from vitdeploy.graph.attention_views import AttentionViews, token_views
 from vitdeploy.graph.io import load_graph
 from vitdeploy.graph.normalise import normalise
+from vitdeploy.pipeline.examples import choose
 from vitdeploy.pipeline.instrumented import run_instrumented
 from vitdeploy.pipeline.progress import Progress, silent
-from vitdeploy.pipeline.reference_model import ORIGINAL
 from vitdeploy.pipeline.rollout import Floats
-from vitdeploy.pipeline.stages.files import read_json, write_json
+from vitdeploy.pipeline.stages.answers import read_answers
+from vitdeploy.pipeline.stages.files import MODEL_FILE, read_json, write_json
+from vitdeploy.pipeline.stages.step import ATTENTION, EXPORT, ORIGINAL, REFERENCE, Candidate, Folders, Step
+from vitdeploy.pipeline.stages.tools import package_versions
+from vitdeploy.pipeline.tasks.adapter import Data, ImageKit
 from vitdeploy.runtime.preprocess import Pixels
-from vitdeploy.spec import PreprocessSpec
+from vitdeploy.spec import PreprocessSpec, encode
 
 # Images that attention is drawn for; tasks whose answer is read from tokens over patches.
 IMAGES = 4
@@ -88,3 +92,28 @@ def shared(ours: Floats, reference: Floats) -> float:
     """How much of a map is where the other one is, 0..1: sum(min(p, q)) of the two, each made to sum to 1."""
     p, q = (each / max(float(each.sum()), 1e-12) for each in (ours, reference))
     return float(np.minimum(p, q).sum())
+
+
+def attention_step(adapter: ImageKit, data: Data, contenders: Sequence[Candidate]) -> Step:
+    """Attention of the original, and of what is shipped in INT8, on the first examples of the report."""
+    preprocess = adapter.setting.images
+    shown = [c for c in contenders if c.shipped and c.precision in ("int8", "mixed")]
+
+    def write(folders: Folders, out: Path, progress: Progress) -> None:
+        reference = read_answers(folders[REFERENCE].path)
+        answers = {c.artifact: read_answers(folders[c.step("verify")].path) for c in contenders}
+        numbers = [each.index for each in choose(adapter, reference, answers, data)[:IMAGES]]
+        pixels = adapter.pixels(data)
+        images = {number: pixels[number][0] for number in numbers}
+        placements = {c.artifact: folders[c.step("place")].path / MODEL_FILE for c in shown}
+        find_attention(folders[EXPORT].path / MODEL_FILE, placements, images, preprocess, out, progress)
+
+    return Step(
+        ATTENTION,
+        "attention",
+        write,
+        {"preprocess": encode(preprocess), "images": IMAGES},
+        (EXPORT, REFERENCE, *(c.step("place") for c in shown), *(c.step("verify") for c in contenders)),
+        {"samples": data.evaluation_digest},
+        package_versions(("onnx", "onnx-ir", "onnxruntime", "numpy", "pillow")),
+    )

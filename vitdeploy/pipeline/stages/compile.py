@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
-from vitdeploy.bundle.read import file_sha256
 from vitdeploy.compile.engine import compile_engine
 from vitdeploy.compile.parts import joined, within
 from vitdeploy.compile.tensorrt import BuildOptions, default_batches
@@ -16,12 +14,13 @@ from vitdeploy.graph.linears import count_int8
 from vitdeploy.graph.tensorrt.lint import lint, refuse
 from vitdeploy.graph.tensorrt.support import nearest_version
 from vitdeploy.pipeline.progress import Progress, silent
-from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, read_json, write_json
-from vitdeploy.runtime import tensorrt_identity
+from vitdeploy.pipeline.stages.engines import may_load
+from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, write_json
+from vitdeploy.pipeline.stages.step import Candidate, Folders, Step
+from vitdeploy.pipeline.stages.target_tools import target_tools
 from vitdeploy.runtime.profiles import plan_profiles
 from vitdeploy.runtime.tensorrt_api import require as tensorrt_version
-from vitdeploy.runtime.trust import is_trusted
-from vitdeploy.spec import TARGETS, EngineSpec, GraphSpec, Task, decode, encode
+from vitdeploy.spec import TARGETS, EngineSpec, GraphSpec, Task, encode
 
 
 def check_task(task: Task, target: str, precision: str) -> None:
@@ -116,24 +115,21 @@ def check_batch(graph: Path, spec: GraphSpec, batch: int) -> None:
         )
 
 
-def read_engine(folder: Path) -> EngineSpec:
-    return decode(EngineSpec, read_json(folder / "engine.json"))
+def compile_step(candidate: Candidate, batch: int, build: BuildOptions) -> Step:
+    """The engine of a candidate, compiled at `batch`. `build`: how TensorRT builds; no other back end depends on it."""
+    options = build if TARGETS[candidate.target].backend == "tensorrt" else None
 
+    def write(folders: Folders, out: Path, progress: Progress) -> None:
+        progress(candidate.step("compile"), 0, 1)
+        compile_graphs(folders[candidate.step("place")].path, candidate.target, batch, out, progress, options)
+        progress(candidate.step("compile"), 1, 1)
 
-def loads_here(folder: Path, engine: EngineSpec, signed: Collection[str]) -> bool:
-    """Whether an engine of a bundle may be loaded on this machine as it is. A plan of TensorRT must be trusted, by this
-    user's registry or as one of the `signed` digests, and be of a machine like this one.
-
-    Raises:
-        MissingPackageError, EngineError, CapabilityError: no usable TensorRT or GPU, where the engine needs them.
-    """
-    if TARGETS[engine.target].backend != "tensorrt":
-        return True
-    return tensorrt_identity.loads_here(file_sha256(folder / engine.files[0]), engine.device, signed)
-
-
-def may_load(folder: Path) -> bool:
-    """Whether this user may load the engine that the stage left in `folder`. A plan of TensorRT must stand in the
-    registry of this user, which may be gone while the folder is there."""
-    engine = read_engine(folder)
-    return TARGETS[engine.target].backend != "tensorrt" or is_trusted(file_sha256(folder / engine.files[0]))
+    return Step(
+        candidate.step("compile"),
+        "compile",
+        write,
+        {"target": candidate.target, "batch": batch, **({"build": encode(options)} if options else {})},
+        (candidate.step("place"),),
+        packages=target_tools(candidate.target),
+        usable=may_load,
+    )

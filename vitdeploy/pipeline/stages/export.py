@@ -23,6 +23,11 @@ from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.reference_model import ReferenceModel, is_onnx, reference_runner
 from vitdeploy.pipeline.stages.files import LABELS_FILE, MODEL_FILE, graphs_in, write_json
 from vitdeploy.pipeline.stages.sequence import export_sequence_model
+from vitdeploy.pipeline.stages.step import EXPORT, Folders, Step
+from vitdeploy.pipeline.stages.tools import package_versions
+from vitdeploy.spec import encode
+
+PACKAGES = ("torch", "onnx", "onnxscript", "onnx-ir", "numpy", "timm", "transformers")
 
 
 @dataclass(frozen=True)
@@ -123,3 +128,19 @@ def _imported(reference_model: ReferenceModel, config: ExportConfig) -> ir.Model
         ),
     )
     return found.model
+
+
+def export_step(reference_model: ReferenceModel, config: ExportConfig) -> Step:
+    """The float graph or graphs of the original."""
+
+    def write(folders: Folders, out: Path, progress: Progress) -> None:
+        export(reference_model, config, out, progress)
+
+    return Step(
+        EXPORT,
+        "export",
+        write,
+        {**reference_model.identity(), **encode(config)},
+        outside=dict(reference_model.digests),
+        packages=package_versions(PACKAGES),
+    )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 MODEL_FILE = "model.onnx"
 LABELS_FILE = "labels.txt"
+STATISTICS_FILE, MIXED_FILE = "statistics.npz", "mixed.json"
 SEQUENCE_PARTS = ("encoder", "decoder_step")
 # Every name that a command writes at the top of an output folder; a folder with any other name is never replaced.
 OUTPUT_NAMES = (
@@ -69,6 +70,18 @@ def find_graph(path: Path) -> Path:
             fix=command.format(shlex.quote(str(path))),
         )
     return file
+
+
+def require_onnx_file(path: Path) -> None:
+    if not path.is_file():
+        raise MissingFileError(f"no ONNX file at {path}", fix="check the path")
+
+
+def require_label_file(path: Path) -> None:
+    if not path.is_file():
+        raise MissingFileError(
+            f"no label file at {path}", wanted="a text file with one class name a line", fix="check the path"
+        )
 
 
 def is_ours(file: Path) -> bool:

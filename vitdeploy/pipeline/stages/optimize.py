@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from vitdeploy.graph.optimize import optimize as rewrite
 from vitdeploy.graph.row_alignment import align_rows
 from vitdeploy.graph.token_merging import merge_tokens
 from vitdeploy.pipeline.progress import Progress, silent
-from vitdeploy.pipeline.stages.files import SEQUENCE_PARTS, copy_labels, is_ours, write_json
+from vitdeploy.pipeline.stages.files import SEQUENCE_PARTS, copy_labels, graphs_in, is_ours, write_json
+from vitdeploy.pipeline.stages.step import EXPORT, OPTIMIZE, Folders, Step
+from vitdeploy.pipeline.stages.tools import package_versions
 
 
 def optimize(
@@ -79,3 +82,13 @@ def optimize(
     copy_labels(next(iter(graphs.values())).parent, out)
     write_json(out / "optimize.json", facts)
     return facts
+
+
+def optimize_step(options: OptimizeOptions) -> Step:
+    """The rewritten graphs of the job's export."""
+
+    def write(folders: Folders, out: Path, progress: Progress) -> None:
+        optimize(graphs_in(folders[EXPORT].path), options, out, progress)
+
+    packages = package_versions(("onnx", "onnxscript", "onnx-ir", "onnxruntime", "numpy"))
+    return Step(OPTIMIZE, "optimize", write, asdict(options), (EXPORT,), packages=packages)

@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitdeploy.data.folder import Sample
 from vitdeploy.graph.io import load_graph
 from vitdeploy.pipeline.progress import Progress, silent
-from vitdeploy.pipeline.stages.files import read_json, write_json
-from vitdeploy.pipeline.stages.score import float_reference_outputs
+from vitdeploy.pipeline.stages.files import MODEL_FILE, read_json, write_json
+from vitdeploy.pipeline.stages.reference_outputs import float_reference_outputs
+from vitdeploy.pipeline.stages.step import OPTIMIZE, Folders, Step
+from vitdeploy.pipeline.stages.target_tools import target_tools
+from vitdeploy.pipeline.stages.tools import package_versions
 from vitdeploy.search.latency import measure_latencies
 from vitdeploy.search.schedules import Schedule, find_tokens, predict_times, shapes_to_time, try_schedules
 from vitdeploy.spec import decode, encode
+
+if TYPE_CHECKING:
+    from vitdeploy.pipeline.tasks.adapter import Data
 
 LATENCY_FILE, SCHEDULES_FILE = "latency.json", "schedules.json"
 # Every schedule is a pass over so many images.
@@ -45,3 +52,22 @@ def find_schedules(target: str, graph: Path, samples: Sequence[Sample], out: Pat
 
 def read_schedules(folder: Path) -> Schedules:
     return decode(Schedules, read_json(folder / SCHEDULES_FILE))
+
+
+def schedules_step(target: str, data: Data) -> Step:
+    """Schedules of token merging for the job's float graph."""
+    samples = data.calibration
+
+    def write(folders: Folders, out: Path, progress: Progress) -> None:
+        find_schedules(target, folders[OPTIMIZE].path / MODEL_FILE, samples, out, progress)
+
+    return Step(
+        f"schedules {target}",
+        "schedules",
+        write,
+        {"target": target},
+        (OPTIMIZE,),
+        {"images": data.calibration_digest},
+        {**target_tools(target), **package_versions(("onnxruntime", "onnx-ir", "pillow", "numpy", "scipy"))},
+        measured=True,
+    )

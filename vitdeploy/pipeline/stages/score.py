@@ -5,24 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from vitdeploy.data.folder import Sample
-from vitdeploy.data.pixels import batches
-from vitdeploy.graph.io import fixed_batch, get_metadata, graph_spec, load_graph
 from vitdeploy.pipeline.progress import Progress, silent
-from vitdeploy.pipeline.stages.compile import read_engine
+from vitdeploy.pipeline.stages.engines import read_engine
 from vitdeploy.pipeline.stages.files import MODEL_FILE, read_json, write_json
+from vitdeploy.pipeline.stages.reference_outputs import float_reference_outputs
+from vitdeploy.pipeline.stages.step import Candidate, Folders, Step
+from vitdeploy.pipeline.stages.target_tools import target_tools
+from vitdeploy.pipeline.stages.tools import package_versions
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.search.expected import Expected
-from vitdeploy.search.reference_outputs import ReferenceOutputs
 from vitdeploy.search.sensitivity import mean_interval
 from vitdeploy.spec import decode, encode
 
+if TYPE_CHECKING:
+    from vitdeploy.pipeline.tasks.adapter import Data
+    from vitdeploy.store.store import Artifact
+
 SCORE_FILE = "score.json"
-BATCH = 8
 
 
 @dataclass(frozen=True)
@@ -34,16 +36,6 @@ class Score:
     distance: float
     ci95: tuple[float, float]
     expected: Expected | None
-
-
-def float_reference_outputs(graph: Path, samples: Sequence[Sample]) -> ReferenceOutputs:
-    """What a float graph answers to some images, asked for at the graph's own batch where that is fixed."""
-    model = load_graph(graph)
-    metadata = get_metadata(model, str(graph))
-    batch = fixed_batch(graph_spec(model, MODEL_FILE)) or BATCH
-    pixels = np.concatenate(list(batches(samples, metadata.images, BATCH)))
-    with OnnxRuntimeRunner(graph, name="the float graph", batch=batch) as runner:
-        return ReferenceOutputs(runner, pixels, metadata.images, metadata.task, batch=batch)
 
 
 def score(graph: Path, folder: Path, samples: Sequence[Sample], out: Path, progress: Progress = silent) -> None:
@@ -62,3 +54,21 @@ def score(graph: Path, folder: Path, samples: Sequence[Sample], out: Path, progr
 
 def read_score(folder: Path) -> Score:
     return decode(Score, read_json(folder / SCORE_FILE))
+
+
+def score_step(candidate: Candidate, reference: Artifact, data: Data) -> Step:
+    """The distance of a compiled candidate from the float graph in `reference`."""
+    graph, samples = reference.path / MODEL_FILE, data.calibration
+
+    def write(folders: Folders, out: Path, progress: Progress) -> None:
+        score(graph, folders[candidate.step("compile")].path, samples, out, progress)
+
+    return Step(
+        candidate.step("score"),
+        "score",
+        write,
+        {},
+        (candidate.step("compile"),),
+        {"images": data.calibration_digest, "reference": reference.digest},
+        {**target_tools(candidate.target), **package_versions(("onnxruntime", "pillow", "numpy", "scipy"))},
+    )

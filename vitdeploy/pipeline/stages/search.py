@@ -4,24 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vitdeploy.data.folder import Sample
 from vitdeploy.graph.io import load_graph
 from vitdeploy.pipeline.progress import Progress, silent
-from vitdeploy.pipeline.stages.files import read_json, write_json
-from vitdeploy.pipeline.stages.score import float_reference_outputs
+from vitdeploy.pipeline.stages.files import MIXED_FILE, MODEL_FILE, STATISTICS_FILE, read_json, write_json
+from vitdeploy.pipeline.stages.reference_outputs import float_reference_outputs
+from vitdeploy.pipeline.stages.step import CALIBRATE, OPTIMIZE, Candidate, Folders, Step
+from vitdeploy.pipeline.stages.target_tools import target_tools
+from vitdeploy.pipeline.stages.tools import package_versions
 from vitdeploy.quantize.statistics import load_statistics
-from vitdeploy.report.html import render_sensitivity
 from vitdeploy.search.latency import load_table, measure_latencies
-from vitdeploy.search.mixed import Mixed, choose_mends, shapes_to_time
+from vitdeploy.search.mixed import choose_mends, shapes_to_time
+from vitdeploy.search.overrides import Mixed
 from vitdeploy.search.sensitivity import Sensitivity, measure_sensitivity
 from vitdeploy.search.trials import Trials, opened
 from vitdeploy.spec import Budget, WeightBits, decode, encode
 
+if TYPE_CHECKING:
+    from vitdeploy.pipeline.tasks.adapter import Data
+
 SENSITIVITY_FILE, SENSITIVITY_PAGE = "sensitivity.json", "sensitivity.html"
-LATENCY_FILE, MIXED_FILE = "latency.json", "mixed.json"
+LATENCY_FILE = "latency.json"
 # Every question about a layer is a pass over so many images; their ranks are steady from some tens on.
 IMAGES = 32
 
@@ -74,10 +81,6 @@ def find_mixed(
     return mixed
 
 
-def read_mixed(folder: Path) -> Mixed:
-    return decode(Mixed, read_json(folder / MIXED_FILE))
-
-
 def read_sensitivity(folder: Path) -> Sensitivity:
     return decode(Sensitivity, read_json(folder / SENSITIVITY_FILE))
 
@@ -95,6 +98,21 @@ def _trials(
         yield trials
 
 
-def write_page(found: Sensitivity, name: str, out: Path) -> None:
-    """Writes sensitivity.html, for a model of this name."""
-    (out / SENSITIVITY_PAGE).write_text(render_sensitivity(encode(found), name), encoding="utf-8")
+def search_step(candidate: Candidate, weight_bits: WeightBits, budget: Budget, data: Data) -> Step:
+    """The overrides of a candidate in mixed precision; measured on this machine."""
+    config, samples = SearchConfig(candidate.target, weight_bits=weight_bits), data.calibration
+
+    def write(folders: Folders, out: Path, progress: Progress) -> None:
+        graph, statistics = folders[OPTIMIZE].path / MODEL_FILE, folders[CALIBRATE].path / STATISTICS_FILE
+        find_mixed(config, budget, graph, statistics, samples, out, progress)
+
+    return Step(
+        candidate.step("search"),
+        "search",
+        write,
+        {**asdict(config), "min_agreement": budget.min_agreement, "max_drop": budget.max_drop},
+        (OPTIMIZE, CALIBRATE),
+        {"images": data.calibration_digest},
+        {**target_tools(candidate.target), **package_versions(("onnxruntime", "onnx-ir", "pillow", "numpy", "scipy"))},
+        measured=True,
+    )

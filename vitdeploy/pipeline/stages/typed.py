@@ -7,7 +7,7 @@ import glob
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx_ir as ir
@@ -18,14 +18,18 @@ from vitdeploy.graph.canonical.upgrade import upgrade_opset
 from vitdeploy.graph.half.emulated import emulate
 from vitdeploy.graph.half.patches import patches_to_matmul
 from vitdeploy.graph.half.typed import Half, touches_floats, type_graph
-from vitdeploy.graph.io import fixed_batch, get_metadata, graph_spec, load_graph, save_graph, set_metadata
+from vitdeploy.graph.io import fixed_batch, graph_spec, load_graph, save_graph, set_metadata
 from vitdeploy.graph.layer_role import node_macs
 from vitdeploy.graph.linears import find_linears
 from vitdeploy.graph.tensorrt.pixels import cast_pixels_first
+from vitdeploy.pipeline.capability import check_precision
 from vitdeploy.pipeline.progress import Counter, Progress, silent
-from vitdeploy.pipeline.stages.files import MODEL_FILE, write_json
-from vitdeploy.pipeline.stages.quantize import PlaceConfig, check_precision, refuse_placed
+from vitdeploy.pipeline.stages.files import MODEL_FILE, STATISTICS_FILE, write_json
+from vitdeploy.pipeline.stages.float_graph import load_float_graph
+from vitdeploy.pipeline.stages.place import PlaceConfig
 from vitdeploy.pipeline.stages.search import SearchConfig, find_sensitivity
+from vitdeploy.pipeline.stages.step import CALIBRATE, OPTIMIZE, QUANTIZED, Candidate, Folders, Step
+from vitdeploy.pipeline.stages.tools import backend_versions, package_versions
 from vitdeploy.quantize.error import range_of
 from vitdeploy.quantize.extremes import Extremes
 from vitdeploy.quantize.half import HalfPlan, lift_masks, plan_half
@@ -34,6 +38,9 @@ from vitdeploy.quantize.prepare import prepare, widened
 from vitdeploy.quantize.statistics import Statistics, load_statistics
 from vitdeploy.search.high_precision import high_precision_layers
 from vitdeploy.spec import Precision, PreprocessSpec, WeightBits
+
+if TYPE_CHECKING:
+    from vitdeploy.pipeline.tasks.adapter import Data
 
 # Scales of Q/DQ may be float16 from this opset on, and FP8 is there.
 QDQ_OPSET = 19
@@ -77,9 +84,7 @@ def place_typed(
         DataError: an activation is not finite, in float32 or then in half precision; names the node.
     """
     check_precision(config.target, config.precision)
-    model = load_graph(graph)
-    metadata = get_metadata(model, str(graph))
-    refuse_placed(model, metadata, graph)
+    model, metadata = load_float_graph(graph)
     eight, half = config.precision in EIGHT_BITS, half_of(config.precision)
     if eight:
         upgrade_opset(model, QDQ_OPSET)
@@ -167,3 +172,28 @@ def _census(model: ir.Model, plan: HalfPlan) -> dict[str, Any]:
         "float32": {name: plan.float_fallback[name] for name in plan.float_fallback if name in names},
         "macs": {kind: macs[kind] for kind in ("half", "float32")},
     }
+
+
+def typed_step(candidate: Candidate, data: Data) -> Step:
+    """The placement of a candidate whose precision is typed in the graph."""
+    samples, quantized = data.calibration, candidate.precision in QUANTIZED
+    config = PlaceConfig(candidate.target, candidate.precision)
+
+    def write(folders: Folders, out: Path, progress: Progress) -> None:
+        progress(candidate.step("place"), 0, 1)
+        statistics = folders[CALIBRATE].path / STATISTICS_FILE if quantized else None
+        place_typed(config, folders[OPTIMIZE].path / MODEL_FILE, statistics, samples, out, progress)
+        progress(candidate.step("place"), 1, 1)
+
+    return Step(
+        candidate.step("place"),
+        "place",
+        write,
+        asdict(config),
+        (OPTIMIZE, *((CALIBRATE,) if quantized else ())),
+        {"images": data.calibration_digest},
+        {
+            **package_versions(("onnx", "onnx-ir", "numpy", "onnxruntime", "pillow")),
+            **backend_versions(candidate.target),
+        },
+    )

@@ -1,4 +1,4 @@
-"""Answers of the original and of an engine to the evaluation samples, and what they say of each other."""
+"""Answers of an engine to the evaluation samples, and what they say beside those of the original."""
 
 from __future__ import annotations
 
@@ -7,22 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from vitdeploy.pipeline.progress import Counter, Progress, silent
-from vitdeploy.pipeline.reference_model import ReferenceModel, reference_runner
+from vitdeploy.pipeline.stages.answers import ANSWERS_FILE, read_answers
+from vitdeploy.pipeline.stages.engines import read_engine
+from vitdeploy.pipeline.stages.files import write_json
+from vitdeploy.pipeline.stages.step import REFERENCE, Candidate, Folders, Step
+from vitdeploy.pipeline.stages.target_tools import target_tools
+from vitdeploy.pipeline.stages.tools import package_versions
 from vitdeploy.pipeline.tasks.adapter import Data, TaskAdapter
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.spec import EngineSpec, PreprocessSpec
+from vitdeploy.spec import EngineSpec, PostprocessSpec, PreprocessSpec, encode
 from vitdeploy.verify.collect import Answers
 from vitdeploy.verify.diagnosis import diagnose
-
-ANSWERS_FILE = "answers.npz"
-
-
-def run_reference(
-    reference_model: ReferenceModel, adapter: TaskAdapter, data: Data, out: Path, progress: Progress = silent
-) -> None:
-    """Writes answers.npz: what the original says to the evaluation samples."""
-    count = Counter(progress, f"original on the evaluation {adapter.noun}s", len(data.evaluation))
-    adapter.answers(reference_runner(reference_model.source), data, count).save(out / ANSWERS_FILE)
 
 
 def run_engine(
@@ -31,10 +26,6 @@ def run_engine(
     """Writes answers.npz: what an engine says to the evaluation samples."""
     count = Counter(progress, f"{engine.artifact} on the evaluation {adapter.noun}s", len(data.evaluation))
     adapter.answers(make_runner(folder, engine), data, count).save(out / ANSWERS_FILE)
-
-
-def read_answers(folder: Path) -> Answers:
-    return Answers.load(folder / ANSWERS_FILE)
 
 
 def judge(
@@ -57,3 +48,35 @@ def judge(
         tensor = None if reference_on_our_tensor is None else adapter.compare(ours, reference_on_our_tensor, data)
     same = None if tensor is None else {key: tensor[key] for key in ("agreement", "max_difference")}
     return {**image, "same_tensor": same, "diagnosis": diagnose(tensor, image, *preprocess, precision)}
+
+
+def verify_step(
+    candidate: Candidate,
+    preprocess: PreprocessSpec | None,
+    postprocess: PostprocessSpec | None,
+    adapter: TaskAdapter,
+    data: Data,
+) -> Step:
+    """The answers of a candidate's engine, and what `judge` says of them. The original is preprocessed as it is."""
+
+    def write(folders: Folders, out: Path, progress: Progress) -> None:
+        folder = folders[candidate.step("compile")].path
+        engine = read_engine(folder)
+        run_engine(engine, folder, adapter, data, out, progress)
+        ours, reference = read_answers(out), read_answers(folders[REFERENCE].path)
+        found = judge(adapter, ours, reference, data, engine.precision, (preprocess, preprocess), None)
+        write_json(out / "verify.json", found)
+
+    return Step(
+        candidate.step("verify"),
+        "verify",
+        write,
+        {
+            "preprocess": encode(preprocess),
+            "postprocess": encode(postprocess),
+            "mapping": data.mapping.digest if data.mapping is not None else None,
+        },
+        (candidate.step("compile"), REFERENCE),
+        {"samples": data.evaluation_digest},
+        {**target_tools(candidate.target), **package_versions(("pillow", "numpy", "scipy", "pycocotools"))},
+    )

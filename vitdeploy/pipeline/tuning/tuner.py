@@ -20,32 +20,25 @@ from vitdeploy.pipeline.foresight import criterion_of, foresee
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.measure import measure, original_candidate
 from vitdeploy.pipeline.outcome import engine_bytes, verified
-from vitdeploy.pipeline.plan import OPTIMIZE, REFERENCE, Step, engine_plan, judge_plan, reference_step
+from vitdeploy.pipeline.plan import engine_plan, judge_plan, original_step
 from vitdeploy.pipeline.progress import Progress
-from vitdeploy.pipeline.reference_model import ORIGINAL
 from vitdeploy.pipeline.run import run_plan
-from vitdeploy.pipeline.stages.compile import read_engine
+from vitdeploy.pipeline.stages.answers import read_answers
+from vitdeploy.pipeline.stages.engines import read_engine
 from vitdeploy.pipeline.stages.files import read_json
-from vitdeploy.pipeline.stages.schedules import Schedules, read_schedules
-from vitdeploy.pipeline.stages.score import Score, read_score
-from vitdeploy.pipeline.stages.verify import read_answers
+from vitdeploy.pipeline.stages.rows import read_rows, rows_step
+from vitdeploy.pipeline.stages.schedules import Schedules, read_schedules, schedules_step
+from vitdeploy.pipeline.stages.score import Score, read_score, score_step
+from vitdeploy.pipeline.stages.screen import SCREEN, SCREEN_FILE, screen_step
+from vitdeploy.pipeline.stages.step import OPTIMIZE, ORIGINAL, REFERENCE, Step
 from vitdeploy.pipeline.tuning.choice import Choice, Finalist, choose
-from vitdeploy.pipeline.tuning.steps import (
-    ROWS_FILE,
-    SCREEN,
-    SCREEN_FILE,
-    rows_step,
-    schedules_step,
-    score_step,
-    screen_step,
-)
 from vitdeploy.pipeline.tuning.variants import Variant, float_variants
 from vitdeploy.pipeline.verdict import engine_gate
 from vitdeploy.search.expected import Expected
 from vitdeploy.search.front import pareto_front
 from vitdeploy.search.rows import RowTable
 from vitdeploy.search.schedules import Schedule, select
-from vitdeploy.spec import Budget, decode
+from vitdeploy.spec import Budget
 from vitdeploy.store.store import Artifact, Store
 from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.gate import GUARD, accuracy_gate, guards
@@ -123,7 +116,7 @@ class Tuner:
 
     def foresee(self) -> list[str]:
         """What the budget asks and the data cannot prove, whatever is found. The original answers for it."""
-        answers = read_answers(self._run([reference_step(self.job)])[REFERENCE].path)
+        answers = read_answers(self._run([original_step(self.job)])[REFERENCE].path)
         return foresee(self.job.adapter, answers, self.job.data, self.job.budget)
 
     def run(self) -> Tuned:
@@ -175,7 +168,7 @@ class Tuner:
         except GraphError as error:
             self._refused(what, error)
             return
-        found = self.rows[target] = decode(RowTable, read_json(artifacts[f"rows {target}"].path / ROWS_FILE))
+        found = self.rows[target] = read_rows(artifacts[f"rows {target}"].path)
         if found.disturbed:
             self.left_out.append((what, f"its times are not decided: {found.disturbed}"))
         elif found.aligned is None:
@@ -191,7 +184,7 @@ class Tuner:
             self.left_out.append((f"token merging on {target}", "no time was left for it"))
             return
         try:
-            artifacts = self._run([*engine_plan(self.job, ()), schedules_step(self.job, target)])
+            artifacts = self._run([*engine_plan(self.job, ()), schedules_step(target, self.job.data)])
         except GraphError as error:
             self._refused(f"token merging on {target}", error)
             return
@@ -229,7 +222,7 @@ class Tuner:
             self.left_out.append((variant.name, error.message))
             return
         reference = artifacts[OPTIMIZE] if not variant.merges else self.made[0].artifacts[OPTIMIZE]
-        step = score_step(job, candidate, reference)
+        step = score_step(candidate, reference, job.data)
         artifacts = self._run([step], artifacts)
         self.made.append(Made(variant, job, artifacts, read_score(artifacts[step.name].path)))
 
@@ -246,7 +239,7 @@ class Tuner:
 
     def _screen(self) -> tuple[dict[str, list[float]], str]:
         """The medians of each round by name, and why they are not to be relied on."""
-        step = screen_step(self.job, {each.variant.name: each.engine for each in self.made})
+        step = screen_step(self.job.recipe.engine_batch, {each.variant.name: each.engine for each in self.made})
         found = read_json(self._run([step])[SCREEN].path / SCREEN_FILE)
         return dict(found["block_medians_ms"]), str(found["disturbed"])
 

@@ -1,44 +1,30 @@
-"""Calibration, and the graphs of one target in one precision."""
+"""Calibration: what the inputs of layers hold on the calibration images."""
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
-
-import onnx_ir as ir
+from typing import TYPE_CHECKING, Any
 
 from vitdeploy.data.folder import Sample
 from vitdeploy.data.pixels import batches
 from vitdeploy.errors import GraphError
-from vitdeploy.graph.io import (
-    GraphMetadata,
-    fixed_batch,
-    get_metadata,
-    graph_spec,
-    load_graph,
-    save_graph,
-    set_metadata,
-)
-from vitdeploy.graph.normalise import drop_unused
-from vitdeploy.graph.tensorrt.pixels import cast_pixels_first
-from vitdeploy.pipeline.capability import check_placed as check_placed
-from vitdeploy.pipeline.capability import check_precision as check_precision
+from vitdeploy.graph.io import fixed_batch, graph_spec
 from vitdeploy.pipeline.progress import Counter, Progress, silent
-from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, write_json
+from vitdeploy.pipeline.stages.files import MODEL_FILE, STATISTICS_FILE, write_json
+from vitdeploy.pipeline.stages.float_graph import load_float_graph
+from vitdeploy.pipeline.stages.step import CALIBRATE, OPTIMIZE, Folders, Step
+from vitdeploy.pipeline.stages.tools import package_versions
 from vitdeploy.pipeline.stages.unfinished import load_state, save_state
 from vitdeploy.quantize.estimate import estimate
 from vitdeploy.quantize.image_checks import LEAST_IMAGES
 from vitdeploy.quantize.observers import BATCH, Observation
-from vitdeploy.quantize.placement import choose, place, shape
-from vitdeploy.quantize.prepare import prepare
-from vitdeploy.quantize.reject_quantized import reject_quantized
 from vitdeploy.quantize.scores import separate_scores
-from vitdeploy.quantize.statistics import load_statistics, save_statistics
-from vitdeploy.search.mixed import Mixed
-from vitdeploy.spec import TARGETS, Precision, WeightBits
+from vitdeploy.quantize.statistics import save_statistics
+
+if TYPE_CHECKING:
+    from vitdeploy.pipeline.tasks.adapter import Data
 
 # What is observed is saved after each so many batches; an interruption loses no more.
 SAVED_BATCHES = 32
@@ -56,9 +42,7 @@ def calibrate(
         GraphError: the graph is quantized already, or has a fixed batch of more images than there are.
         DataError: an activation is not finite, or no image has any detail.
     """
-    model = load_graph(graph)
-    metadata = get_metadata(model, str(graph))
-    refuse_placed(model, metadata, graph)
+    model, metadata = load_float_graph(graph)
     separate_scores(model)  # so that queries and keys are tensors of their own, which some target quantizes
     size = fixed_batch(graph_spec(model, MODEL_FILE)) or BATCH
     shown, left = samples[: len(samples) // size * size], len(samples) % size
@@ -83,24 +67,13 @@ def calibrate(
     found, warnings = observation.statistics(), _warnings(observation, names, size)
     if left:
         warnings.append(f"{left} of {len(samples)} calibration images are left out: the graph has the batch {size}.")
-    save_statistics(found, out / "statistics.npz")
+    save_statistics(found, out / STATISTICS_FILE)
     bounds = {name: {"low": float(each.low.min()), "high": float(each.high.max())} for name, each in found.items()}
     write_json(out / "ranges.json", bounds)
     distinct = observation.checks.distinct
     facts = {"images": len(shown), "distinct": distinct, "memory": asdict(memory), "warnings": warnings}
     write_json(out / "calibrate.json", facts)
     return facts
-
-
-def refuse_placed(model: ir.Model, metadata: GraphMetadata, graph: Path) -> None:
-    """Raise GraphError for a graph that is quantized, or placed for a target, already."""
-    if metadata.precision is not None:
-        raise GraphError(
-            f"{graph} is quantized or placed already",
-            found=f"{metadata.precision} for {metadata.target}",
-            wanted="the float graph written by `vitdeploy export`",
-        )
-    reject_quantized(model, str(graph))
 
 
 def _warnings(observation: Observation, names: Sequence[str], size: int) -> list[str]:
@@ -123,55 +96,20 @@ def _warnings(observation: Observation, names: Sequence[str], size: int) -> list
     return found
 
 
-@dataclass(frozen=True)
-class PlaceConfig:
-    """`weight_bits`: of INT8 weights."""
+def calibrate_step(data: Data) -> Step:
+    """The statistics of the job's float graph on the calibration images."""
+    samples = data.calibration
 
-    target: str
-    precision: Precision
-    ignore: tuple[str, ...] = ()
-    weight_bits: WeightBits = 8
+    def write(folders: Folders, out: Path, progress: Progress, scratch: Path) -> None:
+        calibrate(folders[OPTIMIZE].path / MODEL_FILE, samples, out, progress, scratch)
 
-
-def place_graphs(
-    config: PlaceConfig, folder: Path, statistics: Path | None, out: Path, mixed: Mixed | None = None
-) -> None:
-    """Writes the placement of every graph in `folder`; errors as `place_graph`."""
-    for file in graphs_in(folder).values():
-        place_graph(config, file, statistics, out, mixed)
-
-
-def place_graph(
-    config: PlaceConfig, graph: Path, statistics: Path | None, out: Path, mixed: Mixed | None = None
-) -> dict[str, Any]:
-    """Writes the graph for one target in one precision under its own file name, and placement.json.
-
-    Args:
-        mixed: what a search found, where the precision is mixed.
-    """
-    check_precision(config.target, config.precision)
-    model = load_graph(graph)
-    metadata = get_metadata(model, str(graph))
-    placed: dict[str, Any] = {"target": config.target, "int8": (), "float": {}}
-    bits = None
-    if TARGETS[config.target].typed:
-        cast_pixels_first(model)
-    if config.precision in ("int8", "mixed"):
-        if statistics is None:
-            raise GraphError("INT8 needs calibration", wanted="images", fix="--data DIR")
-        float_fallback = mixed.float_fallback if mixed is not None else ()
-        ignore = (*config.ignore, *map(glob.escape, float_fallback))
-        shape(model, config.target, config.ignore)
-        layers = choose(model, config.target, ignore).int8
-        overrides = mixed.overrides if mixed is not None else None
-        bits = config.weight_bits
-        prepared = prepare(model, load_statistics(statistics), layers, config.target, overrides, bits)
-        placed = asdict(place(model, prepared.ranges, config.target, ignore, prepared.weights))
-        placed["float"] |= dict.fromkeys(float_fallback, "worth its time in float")
-        placed["folds"] = [{**asdict(fold), "what": fold.what} for fold in prepared.folds]
-        placed["hidden"] = [{**asdict(each), "what": each.what} for each in prepared.hidden]
-        drop_unused(model)
-    set_metadata(model, replace(metadata, target=config.target, precision=config.precision, weight_bits=bits))
-    save_graph(model, out / graph.name)
-    write_json(out / "placement.json", placed)
-    return placed
+    return Step(
+        CALIBRATE,
+        "calibrate",
+        write,
+        {},
+        (OPTIMIZE,),
+        {"images": data.calibration_digest},
+        package_versions(("onnxruntime", "pillow", "numpy")),
+        resumable=True,
+    )

@@ -1,0 +1,38 @@
+"""How many rows a model is fastest with in INT8: see `search.rows`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vitdeploy.pipeline.progress import Progress
+from vitdeploy.pipeline.stages.files import MODEL_FILE, read_json, write_json
+from vitdeploy.pipeline.stages.step import OPTIMIZE, Folders, Step
+from vitdeploy.pipeline.stages.target_tools import target_tools
+from vitdeploy.pipeline.stages.tools import package_versions
+from vitdeploy.search.rows import RowTable, measure_rows
+from vitdeploy.spec import decode, encode
+
+ROWS_FILE = "rows.json"
+
+
+def read_rows(folder: Path) -> RowTable:
+    return decode(RowTable, read_json(folder / ROWS_FILE))
+
+
+def rows_step(target: str) -> Step:
+    """The number of rows that the job's float graph is fastest with in INT8."""
+
+    def write(folders: Folders, out: Path, progress: Progress) -> None:
+        found = measure_rows(folders[OPTIMIZE].path / MODEL_FILE, target, progress=progress)
+        write_json(out / ROWS_FILE, encode(found))
+
+    return Step(
+        f"rows {target}",
+        "rows",
+        write,
+        {"target": target},
+        (OPTIMIZE,),
+        packages={**target_tools(target), **package_versions(("onnx-ir", "numpy"))},
+        measured=True,
+        usable=lambda folder: not read_json(folder / ROWS_FILE)["disturbed"],
+    )
