@@ -18,13 +18,14 @@ from vitdeploy.pipeline.beside import ASSUMED
 from vitdeploy.pipeline.comparison import _settings
 from vitdeploy.pipeline.job import prepare
 from vitdeploy.pipeline.progress import silent
-from vitdeploy.pipeline.recipe import load_recipe
 from vitdeploy.pipeline.reference_model import Overrides, find_reference_model, reference_runner
+from vitdeploy.pipeline.resolve import source_of
 from vitdeploy.pipeline.stages.export import ExportConfig, export
 from vitdeploy.pipeline.subjects import compile_bundle, find_subjects, opened
 from vitdeploy.pipeline.sweep import Entry
 from vitdeploy.pipeline.tuning.prepare import prepare_search
 from vitdeploy.pipeline.tuning.write import recipe_text
+from vitdeploy.recipe.load import load_recipe
 from vitdeploy.runtime.labels import read_labels
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
 
@@ -204,7 +205,7 @@ def test_a_recipe_names_the_folder(exported, digits, tmp_path):
     named = load_recipe(tmp_path / "r.yaml", ["source.model=vit_w32d2h2_patch8_32"])
     assert named.source.model == "vit_w32d2h2_patch8_32"
     with pytest.raises(GraphError, match="of another size"):  # the graph in that folder is one of 32x32
-        find_reference_model(dataclasses.replace(recipe.to_source(), image_size=(32, 48)))
+        find_reference_model(dataclasses.replace(source_of(recipe), image_size=(32, 48)))
 
 
 # --- a module of one's own, on the command line -----------------------------------------------------------------------

@@ -22,11 +22,12 @@ from vitdeploy.pipeline.foresight import foresee
 from vitdeploy.pipeline.job import Job, prepare
 from vitdeploy.pipeline.plan import make_plan
 from vitdeploy.pipeline.progress import silent
-from vitdeploy.pipeline.recipe import BudgetSection, load_recipe
 from vitdeploy.pipeline.reference_model import reference_runner
 from vitdeploy.pipeline.subjects import Subject, find_subjects
 from vitdeploy.pipeline.tasks.adapter import DataChoice
 from vitdeploy.pipeline.tuning.tuner import Tuner
+from vitdeploy.recipe.load import load_recipe
+from vitdeploy.recipe.sections import BudgetSection
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.spec import Budget
 from vitdeploy.store.store import Store

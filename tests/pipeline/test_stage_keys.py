@@ -10,7 +10,6 @@ import pytest
 from vitdeploy.pipeline.job import prepare
 from vitdeploy.pipeline.plan import make_plan
 from vitdeploy.pipeline.progress import silent
-from vitdeploy.pipeline.recipe import load_recipe
 from vitdeploy.pipeline.stages.files import write_json
 from vitdeploy.pipeline.stages.rows import rows_step
 from vitdeploy.pipeline.stages.schedules import schedules_step
@@ -18,6 +17,7 @@ from vitdeploy.pipeline.stages.score import score_step
 from vitdeploy.pipeline.stages.screen import screen_step
 from vitdeploy.pipeline.stages.step import Candidate, Step
 from vitdeploy.pipeline.stages.typed import typed_step
+from vitdeploy.recipe.load import load_recipe
 from vitdeploy.spec import EngineSpec, encode
 from vitdeploy.store.sources import HOME, source_digest
 from vitdeploy.store.store import Artifact
@@ -75,7 +75,7 @@ def test_a_step_has_the_digest_of_its_code_wherever_the_package_lies(steps, dige
         ("serve/app", set()),
         ("devices/client", set()),
         ("bundle/write", set()),
-        ("pipeline/recipe", set()),
+        ("recipe/recipe", set()),
         ("pipeline/plan", set()),
         ("pipeline/verdict", set()),
         ("models/vit", {"export", "reference"}),

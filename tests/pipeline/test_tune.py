@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.command_line import command_line
-from vitdeploy.pipeline.recipe import load_recipe
+from vitdeploy.recipe.load import load_recipe
 
 RECIPE = """
 vitdeploy: 1

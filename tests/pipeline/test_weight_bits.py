@@ -9,9 +9,9 @@ from vitdeploy.pipeline.job import prepare, weight_bits
 from vitdeploy.pipeline.outcome import said_of_weights
 from vitdeploy.pipeline.plan import make_plan
 from vitdeploy.pipeline.progress import silent
-from vitdeploy.pipeline.recipe import load_recipe
 from vitdeploy.pipeline.stages.files import write_json
 from vitdeploy.pipeline.stages.step import Candidate
+from vitdeploy.recipe.load import load_recipe
 from vitdeploy.runtime import host
 from vitdeploy.spec import EngineSpec, encode
 from vitdeploy.store.store import Artifact

@@ -110,7 +110,7 @@ def _check_early(name: str | None, options: dict[str, Any], labels: Path | None)
     from vitdeploy.pipeline.early import check_model
 
     if name is not None and name.endswith((".yaml", ".yml")):
-        from vitdeploy.pipeline.recipe import load_recipe
+        from vitdeploy.recipe.load import load_recipe
 
         source = load_recipe(Path(name), (), options["function"]).source
         check_model(source.model, options["checkpoint"] or source.checkpoint, labels or source.labels)
@@ -130,17 +130,18 @@ def _wanted(
     changed = {key: value for key, value in changes.items() if value is not None}
     asked: Asked | None = int(batch) if batch is not None and batch.isdecimal() else batch
     if name is not None and name.endswith((".yaml", ".yml")):
-        from vitdeploy.pipeline.recipe import load_recipe
+        from vitdeploy.pipeline.resolve import at_size, at_sizes, export_config_of, overrides_of, source_of
+        from vitdeploy.recipe.load import load_recipe
 
         recipe = load_recipe(Path(name), (), options["function"])
         given = to_source(None, {**options, "image_size": None})
         said = {f.name: getattr(given, f.name) for f in dataclasses.fields(given) if getattr(given, f.name)}
         wanted = []
-        for each in tuple(map(recipe.at_size, sizes)) or recipe.at_sizes():
-            overrides = each.to_overrides()
+        for each in tuple(at_size(recipe, size) for size in sizes) or at_sizes(recipe):
+            overrides = overrides_of(each)
             overrides = dataclasses.replace(overrides, labels=labels or overrides.labels)
-            config = dataclasses.replace(each.to_export(), **changed)
-            source = dataclasses.replace(each.to_source(), **said)
+            config = dataclasses.replace(export_config_of(each), **changed)
+            source = dataclasses.replace(source_of(each), **said)
             wanted.append((source, overrides, asked or each.export.batch, config))
         return wanted
     sources = [to_source(name, {**options, "image_size": size}) for size in sizes or (None,)]

@@ -47,7 +47,7 @@ def command(
     each, and a recipe names the folder.
     """
     from vitdeploy.errors import GateError
-    from vitdeploy.pipeline.recipe import load_recipe
+    from vitdeploy.recipe.load import load_recipe
 
     for path in recipes:
         load_recipe(path, overrides, function)  # before all that is heavy is imported

@@ -22,7 +22,7 @@ from vitdeploy.pipeline.capability import check_target as check_target
 from vitdeploy.pipeline.stages.files import find_graph, require_label_file, require_onnx_file
 
 if TYPE_CHECKING:
-    from vitdeploy.pipeline.recipe import Recipe
+    from vitdeploy.recipe.recipe import Recipe
 
 REPORT_FILE = "report.json"
 

@@ -12,13 +12,14 @@ from vitdeploy.graph.io import load_graph
 from vitdeploy.pipeline.available import require_target
 from vitdeploy.pipeline.batches import settle_batch
 from vitdeploy.pipeline.progress import Progress
-from vitdeploy.pipeline.recipe import Recipe
 from vitdeploy.pipeline.reference_model import ReferenceModel, find_reference_model, is_onnx
+from vitdeploy.pipeline.resolve import at_sizes, choice_of, overrides_of, source_of
 from vitdeploy.pipeline.stages.compile import check_task
 from vitdeploy.pipeline.stages.tools import package_versions
 from vitdeploy.pipeline.tasks.adapter import Data, Setting, TaskAdapter
 from vitdeploy.pipeline.tasks.adapters import make_adapter
 from vitdeploy.quantize.reject_quantized import reject_quantized
+from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.weight_bits import bits_for
 from vitdeploy.spec import Budget, WeightBits
@@ -65,12 +66,12 @@ def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress, function: str
     """
     for target in recipe.targets:
         require_target(target, recipe.precision)
-    recipes = recipe.at_sizes()
+    recipes = at_sizes(recipe)
     reference_models, settled = [], []
     for i, each in enumerate(recipes):
         progress("read the model", i, len(recipes))
-        source = dataclasses.replace(each.to_source(), function=function)
-        reference_model, batch = settle_batch(find_reference_model(source, each.to_overrides()), each.export.batch)
+        source = dataclasses.replace(source_of(each), function=function)
+        reference_model, batch = settle_batch(find_reference_model(source, overrides_of(each)), each.export.batch)
         reference_models.append(reference_model)
         settled.append(each.at_batch(batch) if batch is not None and each.export.batch == "auto" else each)
     progress("read the model", len(recipes), len(recipes))
@@ -79,7 +80,7 @@ def prepare(recipe: Recipe, *, skip_bad: bool, progress: Progress, function: str
     if recipe.precision in ("int8", "mixed") and is_onnx(reference_models[0].source):
         reject_quantized(load_graph(Path(str(reference_models[0].source.model))), reference_models[0].name)
     kits = [make_adapter(setting_of(reference_model)) for reference_model in reference_models]
-    data = kits[0].load(recipe.to_choice(), skip_bad=skip_bad, progress=progress)
+    data = kits[0].load(choice_of(recipe), skip_bad=skip_bad, progress=progress)
     return tuple(
         Job(each, reference_model, adapter, data)
         for each, reference_model, adapter in zip(settled, reference_models, kits, strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from vitdeploy.pipeline.job import Job
+from vitdeploy.pipeline.resolve import export_config_of, rewrites_of
 from vitdeploy.pipeline.stages.attention import TASKS, attention_step
 from vitdeploy.pipeline.stages.calibrate import calibrate_step
 from vitdeploy.pipeline.stages.compile import compile_step
@@ -45,7 +46,7 @@ def make_plan(job: Job) -> list[Step]:
 def engine_plan(job: Job, contenders: Sequence[Candidate]) -> list[Step]:
     """From the original to the compiled engines of some candidates."""
     recipe = job.recipe
-    steps = [export_step(job.reference_model, recipe.to_export()), optimize_step(recipe.optimize.to_options())]
+    steps = [export_step(job.reference_model, export_config_of(recipe)), optimize_step(rewrites_of(recipe.optimize))]
     if any(candidate.precision in QUANTIZED for candidate in contenders):
         steps.append(calibrate_step(job.data))
     for candidate in contenders:

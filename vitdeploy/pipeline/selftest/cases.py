@@ -9,7 +9,8 @@ from typing import Any
 
 import vitdeploy
 from vitdeploy.errors import MissingFileError
-from vitdeploy.pipeline.recipe import Recipe, load_recipe, validate
+from vitdeploy.recipe.load import load_recipe, validate
+from vitdeploy.recipe.recipe import Recipe
 
 DIGITS = "recipes/digits.yaml"
 

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from vitdeploy.errors import CapabilityError, InputError, RecipeError
 from vitdeploy.pipeline.job import Job, prepare
 from vitdeploy.pipeline.progress import Progress
-from vitdeploy.pipeline.recipe import Recipe, validate
 from vitdeploy.pipeline.tuning.variants import Variant
+from vitdeploy.recipe.load import validate
+from vitdeploy.recipe.recipe import Recipe
 
 
 def prepare_search(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vitdeploy.pipeline.recipe import Recipe
 from vitdeploy.pipeline.stages.step import Candidate
+from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.spec import TARGETS, Precision
 
 FLOATS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")

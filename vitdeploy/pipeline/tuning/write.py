@@ -21,12 +21,13 @@ from vitdeploy.pipeline.outcome import (
     said_of_weights,
     warnings_of,
 )
-from vitdeploy.pipeline.recipe import PATHS, Recipe
 from vitdeploy.pipeline.stages.files import RECIPE_FILE as RECIPE_FILE
 from vitdeploy.pipeline.stages.files import TUNED_NAMES
 from vitdeploy.pipeline.tuning.remarks import remarks
 from vitdeploy.pipeline.tuning.tuner import Made, Tuned
 from vitdeploy.publish import replacing
+from vitdeploy.recipe.load import PATHS
+from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.report.html import render_tuning
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.spec import encode

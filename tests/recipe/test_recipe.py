@@ -13,9 +13,11 @@ from vitdeploy.compile.tensorrt import BuildOptions
 from vitdeploy.errors import MissingFileError, RecipeError, VitdeployError
 from vitdeploy.graph.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.recipe import MAX_BYTES, MAX_DEPTH, load_recipe, validate
 from vitdeploy.pipeline.reference_model import Overrides
+from vitdeploy.pipeline.resolve import at_sizes, choice_of, export_config_of, overrides_of, rewrites_of, source_of
 from vitdeploy.pipeline.tasks.adapter import DataChoice
+from vitdeploy.recipe.load import MAX_BYTES, load_recipe, validate
+from vitdeploy.recipe.yaml_values import MAX_DEPTH
 from vitdeploy.spec import Budget, PostprocessSpec, PreprocessSpec
 
 RECIPES = sorted((Path(vitdeploy.__file__).parents[1] / "recipes").glob("*.yaml"))
@@ -87,24 +89,24 @@ def changed(path, value):
 
 def test_the_example_with_every_section_loads(load, tmp_path):
     recipe = load(EXAMPLE)
-    assert recipe.to_source() == Source(
+    assert source_of(recipe) == Source(
         model="vit_base_patch16_224",
         checkpoint=tmp_path / "weights.safetensors",
         image_size=(224, 256),
         heads=12,
         text_features=tmp_path / "text.npy",
     )
-    assert recipe.to_overrides() == Overrides(
+    assert overrides_of(recipe) == Overrides(
         recipe.preprocess.to_spec(), PostprocessSpec("sigmoid", "xyxy", 0.3, (0, 2), 0.4, 0.7), tmp_path / "names.txt"
     )
-    assert recipe.to_choice() == DataChoice(tmp_path / "images", "folders", tmp_path / "labels", 128, "all", 7)
+    assert choice_of(recipe) == DataChoice(tmp_path / "images", "folders", tmp_path / "labels", 128, "all", 7)
     assert recipe.preprocess.to_spec() == PreprocessSpec(248, (224, 224), "bicubic", (0.5,) * 3, (0.5,) * 3)
     assert (recipe.data.calibration.images, recipe.data.evaluation.images, recipe.data.seed) == (128, "all", 7)
-    assert recipe.optimize.to_options() == OptimizeOptions(class_token_only=False, fold_layer_scale=False, qkv="merged")
+    assert rewrites_of(recipe.optimize) == OptimizeOptions(class_token_only=False, fold_layer_scale=False, qkv="merged")
     assert recipe.targets == ("openvino-cpu", "onnxruntime-cpu")
     assert recipe.to_budget() == Budget(max_drop=1.0, min_agreement=98.5)
     assert (recipe.bench.scenarios, recipe.bench.batch, recipe.engine_batch) == (("single", "offline"), (1, 8), 1)
-    export = recipe.to_export()
+    export = export_config_of(recipe)
     assert (export.name, export.opset, export.batch, export.in_graph) == ("vit-base", 20, None, True)
 
 
@@ -112,8 +114,8 @@ def test_the_least_recipe_has_the_documented_defaults(load):
     recipe = load(LEAST)
     assert (recipe.precision, recipe.export.opset, recipe.data.labels) == ("int8", 20, "folders")
     assert recipe.vnni == "auto"
-    assert (recipe.to_source(), recipe.to_overrides(), recipe.to_budget()) == (Source("m"), Overrides(), Budget())
-    assert recipe.optimize.to_options() == OptimizeOptions()
+    assert (source_of(recipe), overrides_of(recipe), recipe.to_budget()) == (Source("m"), Overrides(), Budget())
+    assert rewrites_of(recipe.optimize) == OptimizeOptions()
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.name)
@@ -284,7 +286,7 @@ def test_a_value_that_does_not_fit_is_refused_at_its_path(path, value):
 def test_merged_tokens_are_given_by_block(load, problems):
     recipe = load(EXAMPLE, "optimize.token_merging={6: 128, 1: 192}")
     assert recipe.optimize.token_merging == {1: 192, 6: 128}
-    assert recipe.optimize.to_options().token_merging == ((1, 192), (6, 128))
+    assert rewrites_of(recipe.optimize).token_merging == ((1, 192), (6, 128))
     assert problems(EXAMPLE, "optimize.token_merging=192") == [
         "$.optimize.token_merging: input should be none, or block: tokens that remain, as {1: 192, 6: 128} "
         "(found '192')"
@@ -298,7 +300,7 @@ def test_a_bench_may_also_ask_as_a_server_is_asked(load):
 
 def test_a_fixed_batch_must_be_that_of_the_bench(problems, load):
     assert "bench.batch must be [4]" in problems(EXAMPLE, "export.batch=4")[0]
-    assert load(EXAMPLE, "export.batch=4", "bench.batch=[4]").to_export().batch == 4
+    assert export_config_of(load(EXAMPLE, "export.batch=4", "bench.batch=[4]")).batch == 4
 
 
 def test_tensorrt_builds_as_the_recipe_says(load):
@@ -389,10 +391,10 @@ def test_a_model_is_a_path_beside_the_recipe_where_it_is_a_graph_or_a_folder_tha
 
 def test_several_image_sizes_are_as_many_recipes(load):
     recipe = load(LEAST.replace("{model: m}", "{model: m, image_sizes: [224, [192, 256]]}"))
-    assert [each.to_source().image_size for each in recipe.at_sizes()] == [(224, 224), (192, 256)]
-    assert all(validate(each.model_dump(mode="json"), "") == each for each in recipe.at_sizes())
+    assert [source_of(each).image_size for each in at_sizes(recipe)] == [(224, 224), (192, 256)]
+    assert all(validate(each.model_dump(mode="json"), "") == each for each in at_sizes(recipe))
     one = load(LEAST)
-    assert one.at_sizes() == (one,)
+    assert at_sizes(one) == (one,)
 
 
 @pytest.mark.parametrize(
@@ -524,10 +526,10 @@ def test_no_value_in_a_field_raises_anything_but_a_recipe_error(field, value):
 
 
 def test_a_number_of_rows_is_given_as_it_is(load):
-    assert load(EXAMPLE, "optimize.align_rows=200").optimize.to_options().align_rows == 200
-    assert load(EXAMPLE, "optimize.align_rows=none").optimize.to_options().align_rows is None
+    assert rewrites_of(load(EXAMPLE, "optimize.align_rows=200").optimize).align_rows == 200
+    assert rewrites_of(load(EXAMPLE, "optimize.align_rows=none").optimize).align_rows is None
 
 
 def test_a_rotation_of_the_residual_stream(load):
-    assert not load(EXAMPLE).optimize.to_options().rotate_residual
-    assert load(EXAMPLE, "optimize.rotate_residual=true").optimize.to_options().rotate_residual
+    assert not rewrites_of(load(EXAMPLE).optimize).rotate_residual
+    assert rewrites_of(load(EXAMPLE, "optimize.rotate_residual=true").optimize).rotate_residual

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from vitdeploy.compile.tensorrt import BuildOptions
-from vitdeploy.pipeline.section import Positive, Section
+from vitdeploy.recipe.section import Positive, Section
 from vitdeploy.runtime.profiles import Batches
 
 Profile = Annotated[tuple[Positive, Positive, Positive], Field(strict=False)]
@@ -22,7 +22,7 @@ class TensorRtSection(Section):
 
     profiles: Annotated[tuple[Profile, ...], Field(min_length=1, strict=False)] | None = None
     workspace: Positive | None = None
-    builder_optimization_level: Annotated[int, Field(ge=0, le=5)] = 3
+    builder_optimization_level: Annotated[int, Field(ge=0, le=5)] = BuildOptions.level
     hardware_compatibility_level: HardwareCompatibility = "none"
     version_compatible: bool = False
 
