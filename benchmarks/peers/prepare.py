@@ -15,11 +15,11 @@ from vitdeploy.data.folder import Sample
 from vitdeploy.data.pixels import batches
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.job import prepare as prepare_job
-from vitdeploy.pipeline.progress import silent
 from vitdeploy.pipeline.resolve import export_config_of
 from vitdeploy.pipeline.stages.export import export
 from vitdeploy.pipeline.stages.files import MODEL_FILE
 from vitdeploy.pipeline.tasks.images import labels_in
+from vitdeploy.progress import silent
 from vitdeploy.recipe.load import validate
 from vitdeploy.spec import encode
 

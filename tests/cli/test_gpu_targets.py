@@ -18,12 +18,12 @@ from vitdeploy.errors import CapabilityError, TargetError
 from vitdeploy.graph.io import GraphMetadata, get_metadata, graph_spec, load_graph, save_graph, set_metadata
 from vitdeploy.pipeline.job import prepare
 from vitdeploy.pipeline.plan import engine_plan
-from vitdeploy.pipeline.progress import silent
 from vitdeploy.pipeline.stages import target_tools
 from vitdeploy.pipeline.stages.compile import check_task
 from vitdeploy.pipeline.stages.place import PlaceConfig, place_graph
 from vitdeploy.pipeline.stages.step import Candidate
 from vitdeploy.pipeline.subjects import compile_bundle
+from vitdeploy.progress import silent
 from vitdeploy.recipe.load import load_recipe
 from vitdeploy.spec import TARGETS, EngineSpec
 from vitdeploy.store.store import Artifact

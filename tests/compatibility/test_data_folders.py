@@ -11,9 +11,9 @@ from PIL import Image
 
 from tests.compatibility_page import Page
 from vitdeploy.errors import VitdeployError
-from vitdeploy.pipeline.progress import silent
 from vitdeploy.pipeline.tasks.adapter import DataChoice, Setting
 from vitdeploy.pipeline.tasks.adapters import make_adapter
+from vitdeploy.progress import silent
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
 
 SPEC = PreprocessSpec(8, (8, 8), "bilinear", (0.5,), (0.5,))

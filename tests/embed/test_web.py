@@ -560,9 +560,9 @@ def test_the_pad_takes_fingers(opened):
 
 
 def test_the_map_is_the_rollout_that_numpy_computes(opened, bundle):
+    from vitdeploy.attention.instrumented import run_instrumented
     from vitdeploy.graph.attention_views import token_views
     from vitdeploy.graph.normalise import normalise as canonical
-    from vitdeploy.pipeline.instrumented import run_instrumented
 
     model = load_graph(bundle / "model.onnx")
     canonical(model)

@@ -73,7 +73,7 @@ from vitdeploy.pipeline.outcome import conclude
 from vitdeploy.pipeline.plan import make_plan
 from vitdeploy.recipe.load import load_recipe
 from vitdeploy.pipeline.run import run_plan
-from vitdeploy.pipeline.progress import silent
+from vitdeploy.progress import silent
 from vitdeploy.store.store import Store
 os.chdir(home)
 recipe = load_recipe(Path("recipe.yaml"))

@@ -5,12 +5,12 @@ import onnxruntime
 import pytest
 
 from tests.pipeline import planted
+from vitdeploy.attention.instrumented import run_instrumented
 from vitdeploy.graph.attention_views import token_views
 from vitdeploy.graph.io import load_graph, serialised
 from vitdeploy.graph.normalise import normalise
 from vitdeploy.graph.optimize import optimize
 from vitdeploy.graph.rollout import add_rollout
-from vitdeploy.pipeline.instrumented import run_instrumented
 from vitdeploy.spec import PreprocessSpec
 
 

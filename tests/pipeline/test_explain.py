@@ -199,10 +199,10 @@ def test_the_command_prints_one_document_and_writes_the_picture_alone(cli, tmp_p
 
 def test_of_a_real_model_the_weights_that_are_drawn_sum_to_one(small_export, tmp_path, digits):
     """Through export, rewrites and bundle, as a user does."""
+    from vitdeploy.attention.instrumented import run_instrumented
     from vitdeploy.graph.attention_views import token_views
     from vitdeploy.graph.optimize import OptimizeOptions
     from vitdeploy.pipeline.explain import _float_graph
-    from vitdeploy.pipeline.instrumented import run_instrumented
     from vitdeploy.pipeline.stages import optimize as stage
     from vitdeploy.pipeline.subjects import compile_bundle
     from vitdeploy.runtime.preprocess import load_pixels

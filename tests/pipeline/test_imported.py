@@ -17,7 +17,6 @@ from vitdeploy.models.source import Source
 from vitdeploy.pipeline.beside import ASSUMED
 from vitdeploy.pipeline.comparison import _settings
 from vitdeploy.pipeline.job import prepare
-from vitdeploy.pipeline.progress import silent
 from vitdeploy.pipeline.reference_model import Overrides, find_reference_model, reference_runner
 from vitdeploy.pipeline.resolve import source_of
 from vitdeploy.pipeline.stages.export import ExportConfig, export
@@ -25,6 +24,7 @@ from vitdeploy.pipeline.subjects import compile_bundle, find_subjects, opened
 from vitdeploy.pipeline.sweep import Entry
 from vitdeploy.pipeline.tuning.prepare import prepare_search
 from vitdeploy.pipeline.tuning.write import recipe_text
+from vitdeploy.progress import silent
 from vitdeploy.recipe.load import load_recipe
 from vitdeploy.runtime.labels import read_labels
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec

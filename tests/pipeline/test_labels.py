@@ -21,11 +21,11 @@ from vitdeploy.pipeline.comparison import Trial, verify_subjects
 from vitdeploy.pipeline.foresight import foresee
 from vitdeploy.pipeline.job import Job, prepare
 from vitdeploy.pipeline.plan import make_plan
-from vitdeploy.pipeline.progress import silent
 from vitdeploy.pipeline.reference_model import reference_runner
 from vitdeploy.pipeline.subjects import Subject, find_subjects
 from vitdeploy.pipeline.tasks.adapter import DataChoice
 from vitdeploy.pipeline.tuning.tuner import Tuner
+from vitdeploy.progress import silent
 from vitdeploy.recipe.load import load_recipe
 from vitdeploy.recipe.sections import BudgetSection
 from vitdeploy.runtime.ort import OnnxRuntimeRunner

@@ -15,7 +15,6 @@ from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import InputError, MissingFileError, TargetError
 from vitdeploy.graph.io import load_graph, save_graph
-from vitdeploy.pipeline.progress import silent
 from vitdeploy.pipeline.regression.compare import compare
 from vitdeploy.pipeline.regression.findings import Found, Limits, judge
 from vitdeploy.pipeline.regression.measured import _timed
@@ -23,6 +22,7 @@ from vitdeploy.pipeline.regression.pairs import Pair, pair_up
 from vitdeploy.pipeline.regression.reports import NOT_IN_TURNS
 from vitdeploy.pipeline.subjects import compile_bundle
 from vitdeploy.pipeline.tasks.adapter import DataChoice
+from vitdeploy.progress import silent
 from vitdeploy.report.html import render_regression
 from vitdeploy.report.junit import render_junit
 from vitdeploy.runtime import load

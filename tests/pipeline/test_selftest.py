@@ -15,10 +15,10 @@ from vitdeploy.errors import CapabilityError
 from vitdeploy.models.compiled import PROVIDER, CompiledRunner
 from vitdeploy.models.reference import TorchRunner
 from vitdeploy.models.source import Source, load_model
-from vitdeploy.pipeline.progress import silent
 from vitdeploy.pipeline.selftest.cases import Case, default_cases
 from vitdeploy.pipeline.selftest.run import REPORT_NAMES, run_selftest
 from vitdeploy.pipeline.selftest.torch_worker import make_runner
+from vitdeploy.progress import silent
 from vitdeploy.recipe.load import validate
 from vitdeploy.runtime import nvidia
 from vitdeploy.spec import TARGETS

@@ -9,7 +9,6 @@ import pytest
 
 from vitdeploy.pipeline.job import prepare
 from vitdeploy.pipeline.plan import make_plan
-from vitdeploy.pipeline.progress import silent
 from vitdeploy.pipeline.stages.files import write_json
 from vitdeploy.pipeline.stages.rows import rows_step
 from vitdeploy.pipeline.stages.schedules import schedules_step
@@ -17,6 +16,7 @@ from vitdeploy.pipeline.stages.score import score_step
 from vitdeploy.pipeline.stages.screen import screen_step
 from vitdeploy.pipeline.stages.step import Candidate, Step
 from vitdeploy.pipeline.stages.typed import typed_step
+from vitdeploy.progress import silent
 from vitdeploy.recipe.load import load_recipe
 from vitdeploy.spec import EngineSpec, encode
 from vitdeploy.store.sources import HOME, source_digest
@@ -96,7 +96,7 @@ def test_a_step_has_the_digest_of_its_code_wherever_the_package_lies(steps, dige
         ("pipeline/tasks/classification", ASKED),
         ("pipeline/tasks/detection", set()),
         ("pipeline/stages/calibrate", {"calibrate"}),
-        ("pipeline/rollout", {"attention"}),
+        ("attention/rollout", {"attention"}),
     ],
 )
 def test_a_change_of_a_module_makes_again_what_runs_it_and_nothing_else(digests, module, stages):

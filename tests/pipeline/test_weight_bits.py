@@ -8,9 +8,9 @@ import pytest
 from vitdeploy.pipeline.job import prepare, weight_bits
 from vitdeploy.pipeline.outcome import said_of_weights
 from vitdeploy.pipeline.plan import make_plan
-from vitdeploy.pipeline.progress import silent
 from vitdeploy.pipeline.stages.files import write_json
 from vitdeploy.pipeline.stages.step import Candidate
+from vitdeploy.progress import silent
 from vitdeploy.recipe.load import load_recipe
 from vitdeploy.runtime import host
 from vitdeploy.spec import EngineSpec, encode

@@ -18,13 +18,13 @@ from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.measure import measure, original_candidate
 from vitdeploy.pipeline.outcome import Outcome, conclude
 from vitdeploy.pipeline.plan import candidates, make_plan
-from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.pipeline.stages.answers import read_answers
 from vitdeploy.pipeline.stages.engines import read_engine
 from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, graphs_in
 from vitdeploy.pipeline.stages.step import CALIBRATE, OPTIMIZE, ORIGINAL, REFERENCE, Step
 from vitdeploy.pipeline.tasks.golden import golden_of
+from vitdeploy.progress import Progress
 from vitdeploy.publish import replacing
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.report.html import render_html

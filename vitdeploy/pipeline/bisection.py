@@ -16,11 +16,11 @@ from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.data.pixels import batches
 from vitdeploy.errors import InputError
 from vitdeploy.graph.io import get_metadata, graph_spec, load_graph
-from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.stages.files import is_ours
 from vitdeploy.pipeline.stages.step import QUANTIZED
 from vitdeploy.pipeline.subjects import find_bundle, find_graph, graph_metadata
 from vitdeploy.pipeline.tasks.images import calibration_images
+from vitdeploy.progress import Progress
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.search.bisect import STANDS_OUT, Bisection, Culprit, Part, bisect

@@ -9,14 +9,14 @@ from typing import Any
 
 import onnx_ir as ir
 
+from vitdeploy.attention.instrumented import InstrumentedOutputs, run_instrumented
+from vitdeploy.attention.rollout import Floats, read_by, to_grid
 from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.errors import GraphError, InputError, OutputError
 from vitdeploy.graph.admit import admit
 from vitdeploy.graph.attention_views import AttentionViews, object_views, token_views
 from vitdeploy.graph.io import get_metadata
 from vitdeploy.graph.normalise import normalise
-from vitdeploy.pipeline.instrumented import InstrumentedOutputs, run_instrumented
-from vitdeploy.pipeline.rollout import Floats, read_by, to_grid
 from vitdeploy.publish import storage_errors, sync_folder, temporary_folder
 from vitdeploy.report.attention import Panel, attention_picture, picture_size
 from vitdeploy.runtime.detection import Detection, detect

@@ -16,11 +16,11 @@ from vitdeploy.bench.summary import block_medians, rows, samples
 from vitdeploy.bench.survey import surveyed
 from vitdeploy.graph.work import Work
 from vitdeploy.models.given import Source
-from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.reference_model import to_request
 from vitdeploy.pipeline.roofline import context_facts
 from vitdeploy.pipeline.stages.step import ORIGINAL
 from vitdeploy.pipeline.workload import workloads_of
+from vitdeploy.progress import Progress
 from vitdeploy.runtime.interpreter import module_argv
 
 # What a ratio is of, by the scenario that it was measured in.

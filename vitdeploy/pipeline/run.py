@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from vitdeploy.pipeline.places import store_folder
-from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.stages.step import Step
+from vitdeploy.progress import Progress
+from vitdeploy.store.places import store_folder
 from vitdeploy.store.store import Artifact, Store
 
 

@@ -29,13 +29,13 @@ from vitdeploy.models.hub import is_hub_name
 from vitdeploy.models.names import FUNCTION
 from vitdeploy.pipeline.measure import original_candidate
 from vitdeploy.pipeline.placement import bundle_of, place_graphs
-from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.reference_model import find_reference_model, reference_runner
 from vitdeploy.pipeline.stages.compile import compile_graphs
 from vitdeploy.pipeline.stages.engines import loads_here, read_engine
 from vitdeploy.pipeline.stages.files import MODEL_FILE, is_ours, known_labels
 from vitdeploy.pipeline.stages.files import find_graph as find_graph
 from vitdeploy.pipeline.tasks.adapter import Setting
+from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import describe_host

@@ -13,9 +13,9 @@ from vitdeploy.pipeline.assemble import run_pipeline
 from vitdeploy.pipeline.executors import Executor
 from vitdeploy.pipeline.job import Job, prepare
 from vitdeploy.pipeline.plan import make_plan
-from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.pipeline.stages.step import Step
+from vitdeploy.progress import Progress, silent
 from vitdeploy.recipe.load import load_recipe
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.runtime.host import describe_host

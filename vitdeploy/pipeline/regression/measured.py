@@ -15,11 +15,11 @@ from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.pipeline.comparison import verify_subjects
 from vitdeploy.pipeline.measure import measure
-from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.regression.findings import Found
 from vitdeploy.pipeline.regression.pairs import Pair, pair_up
 from vitdeploy.pipeline.subjects import Finder, Subject
 from vitdeploy.pipeline.tasks.adapter import DataChoice
+from vitdeploy.progress import Progress
 from vitdeploy.spec import Budget, EngineSpec, Manifest
 
 # What is judged is the median.

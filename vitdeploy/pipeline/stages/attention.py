@@ -9,19 +9,19 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 
+from vitdeploy.attention.instrumented import run_instrumented
+from vitdeploy.attention.rollout import Floats
 from vitdeploy.errors import EngineError, GraphError
 from vitdeploy.graph.attention_views import AttentionViews, token_views
 from vitdeploy.graph.io import load_graph
 from vitdeploy.graph.normalise import normalise
 from vitdeploy.pipeline.examples import choose
-from vitdeploy.pipeline.instrumented import run_instrumented
-from vitdeploy.pipeline.progress import Progress, silent
-from vitdeploy.pipeline.rollout import Floats
 from vitdeploy.pipeline.stages.answers import read_answers
 from vitdeploy.pipeline.stages.files import MODEL_FILE, read_json, write_json
 from vitdeploy.pipeline.stages.step import ATTENTION, EXPORT, ORIGINAL, REFERENCE, Candidate, Folders, Step
 from vitdeploy.pipeline.stages.tools import package_versions
 from vitdeploy.pipeline.tasks.adapter import Data, ImageKit
+from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.preprocess import Pixels
 from vitdeploy.spec import PreprocessSpec, encode
 

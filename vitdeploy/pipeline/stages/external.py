@@ -7,10 +7,10 @@ from pathlib import Path
 from vitdeploy.graph.io import load_graph
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.batches import settle_batch
-from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.reference_model import find_reference_model
 from vitdeploy.pipeline.stages.export import ExportConfig, export
 from vitdeploy.pipeline.stages.files import MODEL_FILE
+from vitdeploy.progress import Progress, silent
 from vitdeploy.quantize.reject_quantized import reject_quantized
 
 OPSET = 20

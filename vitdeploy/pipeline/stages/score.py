@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitdeploy.data.folder import Sample
-from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.stages.engines import read_engine
 from vitdeploy.pipeline.stages.files import MODEL_FILE, read_json, write_json
 from vitdeploy.pipeline.stages.reference_outputs import float_reference_outputs
 from vitdeploy.pipeline.stages.step import Candidate, Folders, Step
 from vitdeploy.pipeline.stages.target_tools import target_tools
 from vitdeploy.pipeline.stages.tools import package_versions
+from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.search.expected import Expected
 from vitdeploy.search.sensitivity import mean_interval

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from vitdeploy.data.folder import Sample
 from vitdeploy.graph.io import load_graph
-from vitdeploy.pipeline.progress import Progress, silent
 from vitdeploy.pipeline.stages.files import MIXED_FILE, MODEL_FILE, STATISTICS_FILE, read_json, write_json
 from vitdeploy.pipeline.stages.reference_outputs import float_reference_outputs
 from vitdeploy.pipeline.stages.step import CALIBRATE, OPTIMIZE, Candidate, Folders, Step
 from vitdeploy.pipeline.stages.target_tools import target_tools
 from vitdeploy.pipeline.stages.tools import package_versions
+from vitdeploy.progress import Progress, silent
 from vitdeploy.quantize.statistics import load_statistics
 from vitdeploy.search.latency import load_table, measure_latencies
 from vitdeploy.search.mixed import choose_mends, shapes_to_time

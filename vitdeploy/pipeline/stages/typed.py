@@ -23,13 +23,13 @@ from vitdeploy.graph.layer_role import node_macs
 from vitdeploy.graph.linears import find_linears
 from vitdeploy.graph.tensorrt.pixels import cast_pixels_first
 from vitdeploy.pipeline.capability import check_precision
-from vitdeploy.pipeline.progress import Counter, Progress, silent
 from vitdeploy.pipeline.stages.files import MODEL_FILE, STATISTICS_FILE, write_json
 from vitdeploy.pipeline.stages.float_graph import load_float_graph
 from vitdeploy.pipeline.stages.place import PlaceConfig
 from vitdeploy.pipeline.stages.search import SearchConfig, find_sensitivity
 from vitdeploy.pipeline.stages.step import CALIBRATE, OPTIMIZE, QUANTIZED, Candidate, Folders, Step
 from vitdeploy.pipeline.stages.tools import backend_versions, package_versions
+from vitdeploy.progress import Counter, Progress, silent
 from vitdeploy.quantize.error import range_of
 from vitdeploy.quantize.extremes import Extremes
 from vitdeploy.quantize.half import HalfPlan, lift_masks, plan_half

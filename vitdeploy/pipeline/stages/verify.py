@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.pipeline.progress import Counter, Progress, silent
 from vitdeploy.pipeline.stages.answers import ANSWERS_FILE, read_answers
 from vitdeploy.pipeline.stages.engines import read_engine
 from vitdeploy.pipeline.stages.files import write_json
@@ -14,6 +13,7 @@ from vitdeploy.pipeline.stages.step import REFERENCE, Candidate, Folders, Step
 from vitdeploy.pipeline.stages.target_tools import target_tools
 from vitdeploy.pipeline.stages.tools import package_versions
 from vitdeploy.pipeline.tasks.adapter import Data, TaskAdapter
+from vitdeploy.progress import Counter, Progress, silent
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.spec import EngineSpec, PostprocessSpec, PreprocessSpec, encode
 from vitdeploy.verify.collect import Answers

@@ -16,9 +16,9 @@ from vitdeploy.data.decoding import decode_images
 from vitdeploy.data.folder import OWN_SPLIT, DataSplit, Labels, Sample, enough, scan
 from vitdeploy.data.pixels import Skipped
 from vitdeploy.errors import MissingFileError
-from vitdeploy.pipeline.places import store_folder
-from vitdeploy.pipeline.progress import Counter, Progress
+from vitdeploy.progress import Counter, Progress
 from vitdeploy.spec import PreprocessSpec
+from vitdeploy.store.places import store_folder
 
 
 def check_images(

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from vitdeploy.data.tokens import digest, read_tokens, split
 from vitdeploy.errors import DataError, EngineError
-from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.tasks.adapter import Count, Data, DataChoice, TaskAdapter
+from vitdeploy.progress import Progress
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.verify.changes import Changes
 from vitdeploy.verify.collect import Answers

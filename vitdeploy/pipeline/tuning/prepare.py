@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from vitdeploy.errors import CapabilityError, InputError, RecipeError
 from vitdeploy.pipeline.job import Job, prepare
-from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.tuning.variants import Variant
+from vitdeploy.progress import Progress
 from vitdeploy.recipe.load import validate
 from vitdeploy.recipe.recipe import Recipe
 

@@ -21,7 +21,6 @@ from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.measure import measure, original_candidate
 from vitdeploy.pipeline.outcome import engine_bytes, verified
 from vitdeploy.pipeline.plan import engine_plan, judge_plan, original_step
-from vitdeploy.pipeline.progress import Progress
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.pipeline.stages.answers import read_answers
 from vitdeploy.pipeline.stages.engines import read_engine
@@ -34,6 +33,7 @@ from vitdeploy.pipeline.stages.step import OPTIMIZE, ORIGINAL, REFERENCE, Step
 from vitdeploy.pipeline.tuning.choice import Choice, Finalist, choose
 from vitdeploy.pipeline.tuning.variants import Variant, float_variants
 from vitdeploy.pipeline.verdict import engine_gate
+from vitdeploy.progress import Progress
 from vitdeploy.search.expected import Expected
 from vitdeploy.search.front import pareto_front
 from vitdeploy.search.rows import RowTable

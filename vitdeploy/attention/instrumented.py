@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
+from vitdeploy.attention.rollout import Floats, read_by, rollout, to_grid
 from vitdeploy.graph.attention_views import AttentionViews
 from vitdeploy.graph.io import save_graph
 from vitdeploy.graph.mark import mark, mark_mean
-from vitdeploy.pipeline.rollout import Floats, read_by, rollout, to_grid
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import Pixels, to_input
 from vitdeploy.runtime.runner import Array
