@@ -18,10 +18,10 @@ from vitdeploy.pipeline.job import prepare as prepare_job
 from vitdeploy.pipeline.resolve import export_config_of
 from vitdeploy.pipeline.stages.export import export
 from vitdeploy.pipeline.stages.files import MODEL_FILE
-from vitdeploy.pipeline.tasks.images import labels_in
 from vitdeploy.progress import silent
 from vitdeploy.recipe.load import validate
 from vitdeploy.spec import encode
+from vitdeploy.tasks.images import labels_in
 
 
 def job_of(

@@ -23,7 +23,6 @@ from vitdeploy.pipeline.job import Job, prepare
 from vitdeploy.pipeline.plan import make_plan
 from vitdeploy.pipeline.reference_model import reference_runner
 from vitdeploy.pipeline.subjects import Subject, find_subjects
-from vitdeploy.pipeline.tasks.adapter import DataChoice
 from vitdeploy.pipeline.tuning.tuner import Tuner
 from vitdeploy.progress import silent
 from vitdeploy.recipe.load import load_recipe
@@ -31,6 +30,7 @@ from vitdeploy.recipe.sections import BudgetSection
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.spec import Budget
 from vitdeploy.store.store import Store
+from vitdeploy.tasks.adapter import DataChoice
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 ORDER = (4, 7, 2, 0, 9, 5, 1, 8, 6, 3)

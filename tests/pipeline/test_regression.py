@@ -21,11 +21,11 @@ from vitdeploy.pipeline.regression.measured import _timed
 from vitdeploy.pipeline.regression.pairs import Pair, pair_up
 from vitdeploy.pipeline.regression.reports import NOT_IN_TURNS
 from vitdeploy.pipeline.subjects import compile_bundle
-from vitdeploy.pipeline.tasks.adapter import DataChoice
 from vitdeploy.progress import silent
 from vitdeploy.report.html import render_regression
 from vitdeploy.report.junit import render_junit
 from vitdeploy.runtime import load
+from vitdeploy.tasks.adapter import DataChoice
 
 ENGINE = "openvino-cpu-int8"
 STRICT = Limits(max_drop=1.0, max_slowdown=5.0)

@@ -93,8 +93,8 @@ def test_a_step_has_the_digest_of_its_code_wherever_the_package_lies(steps, dige
         ("data/pixels", {"calibrate", "typed", "search", "score", "schedules", *ASKED}),
         ("verify/classes", ASKED),
         ("verify/diagnosis", {"verify"}),
-        ("pipeline/tasks/classification", ASKED),
-        ("pipeline/tasks/detection", set()),
+        ("tasks/classification", ASKED),
+        ("tasks/detection", set()),
         ("pipeline/stages/calibrate", {"calibrate"}),
         ("attention/rollout", {"attention"}),
     ],
@@ -110,14 +110,14 @@ def test_what_is_made_by_another_adapter_has_another_digest(steps):
     class Adapter:
         pass
 
-    Adapter.__module__ = "vitdeploy.pipeline.tasks.detection"
+    Adapter.__module__ = "vitdeploy.tasks.detection"
     adapter = Adapter()
 
     def write(folders, out, progress):
         return adapter
 
     step = Step("a", "a", write, {})
-    assert step.modules == {__name__, "vitdeploy.pipeline.tasks.detection"}
+    assert step.modules == {__name__, "vitdeploy.tasks.detection"}
     assert step.tools["code"] != Step("a", "a", lambda folders, out, progress: None, {}).tools["code"]
 
 

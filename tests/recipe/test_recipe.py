@@ -15,10 +15,10 @@ from vitdeploy.graph.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.reference_model import Overrides
 from vitdeploy.pipeline.resolve import at_sizes, choice_of, export_config_of, overrides_of, rewrites_of, source_of
-from vitdeploy.pipeline.tasks.adapter import DataChoice
 from vitdeploy.recipe.load import MAX_BYTES, load_recipe, validate
 from vitdeploy.recipe.yaml_values import MAX_DEPTH
 from vitdeploy.spec import Budget, PostprocessSpec, PreprocessSpec
+from vitdeploy.tasks.adapter import DataChoice
 
 RECIPES = sorted((Path(vitdeploy.__file__).parents[1] / "recipes").glob("*.yaml"))
 EXAMPLE = """

@@ -115,10 +115,10 @@ def command(
     )
     from vitdeploy.pipeline.stages.typed import EIGHT_BITS, place_typed
     from vitdeploy.pipeline.subjects import graph_metadata
-    from vitdeploy.pipeline.tasks.images import calibration_images
     from vitdeploy.report.html import render_sensitivity
     from vitdeploy.runtime.host import describe_host
     from vitdeploy.runtime.weight_bits import saturation_warning
+    from vitdeploy.tasks.images import calibration_images
 
     mixed, costs, bits = None, None, 8 if typed else weight_bits(vnni)
     if image_size is not None and is_ours(given):

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from vitdeploy.errors import GateError
     from vitdeploy.pipeline.on_devices import Outcome
     from vitdeploy.pipeline.subjects import Subject
-    from vitdeploy.pipeline.tasks.adapter import DataChoice
     from vitdeploy.spec import Budget
+    from vitdeploy.tasks.adapter import DataChoice
     from vitdeploy.verify.gate import Gate
 
 

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitdeploy.pipeline.examples import choose, example
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.plan import candidates
 from vitdeploy.pipeline.stages.answers import read_answers
 from vitdeploy.pipeline.stages.step import ORIGINAL, REFERENCE
-from vitdeploy.pipeline.tasks.adapter import Data, TaskAdapter
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.store.store import Artifact
+from vitdeploy.tasks.adapter import Data, TaskAdapter
+from vitdeploy.tasks.examples import choose, example
 from vitdeploy.verify.changes import Changes
 from vitdeploy.verify.classes import by_class, confusion, reliability
 from vitdeploy.verify.collect import Answers

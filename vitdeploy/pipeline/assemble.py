@@ -14,6 +14,7 @@ from vitdeploy.bundle.read import SIZES_FOLDER
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.graph.io import graph_spec, load_graph
 from vitdeploy.pipeline.foresight import foresee
+from vitdeploy.pipeline.golden import golden_of
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.measure import measure, original_candidate
 from vitdeploy.pipeline.outcome import Outcome, conclude
@@ -23,7 +24,6 @@ from vitdeploy.pipeline.stages.answers import read_answers
 from vitdeploy.pipeline.stages.engines import read_engine
 from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, graphs_in
 from vitdeploy.pipeline.stages.step import CALIBRATE, OPTIMIZE, ORIGINAL, REFERENCE, Step
-from vitdeploy.pipeline.tasks.golden import golden_of
 from vitdeploy.progress import Progress
 from vitdeploy.publish import replacing
 from vitdeploy.recipe.recipe import Recipe

@@ -19,7 +19,6 @@ from vitdeploy.graph.io import get_metadata, graph_spec, load_graph
 from vitdeploy.pipeline.stages.files import is_ours
 from vitdeploy.pipeline.stages.step import QUANTIZED
 from vitdeploy.pipeline.subjects import find_bundle, find_graph, graph_metadata
-from vitdeploy.pipeline.tasks.images import calibration_images
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
@@ -29,6 +28,7 @@ from vitdeploy.search.fix import Fix, find_fix, fixed_bits
 from vitdeploy.search.reference_outputs import ReferenceOutputs
 from vitdeploy.search.splice import Splice
 from vitdeploy.spec import EngineSpec
+from vitdeploy.tasks.images import calibration_images
 
 IMAGES = 32
 # How many parts are shown where none stands out.

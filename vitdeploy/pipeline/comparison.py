@@ -16,11 +16,11 @@ from vitdeploy.pipeline.foresight import bounds_answers, criterion_of, foresee
 from vitdeploy.pipeline.measure import measure
 from vitdeploy.pipeline.stages.verify import judge
 from vitdeploy.pipeline.subjects import Subject
-from vitdeploy.pipeline.tasks.adapter import DataChoice, Setting, TaskAdapter
-from vitdeploy.pipeline.tasks.adapters import make_adapter
 from vitdeploy.progress import Counter, Progress
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import Budget
+from vitdeploy.tasks.adapter import DataChoice, Setting, TaskAdapter
+from vitdeploy.tasks.adapters import make_adapter
 from vitdeploy.verify.collect import Answers
 from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.gate import GUARD, Gate, accuracy_gate

@@ -15,14 +15,14 @@ from vitdeploy.pipeline.reference_model import ReferenceModel, find_reference_mo
 from vitdeploy.pipeline.resolve import at_sizes, choice_of, overrides_of, source_of
 from vitdeploy.pipeline.stages.compile import check_task
 from vitdeploy.pipeline.stages.tools import package_versions
-from vitdeploy.pipeline.tasks.adapter import Data, Setting, TaskAdapter
-from vitdeploy.pipeline.tasks.adapters import make_adapter
 from vitdeploy.progress import Progress
 from vitdeploy.quantize.reject_quantized import reject_quantized
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.weight_bits import bits_for
 from vitdeploy.spec import Budget, WeightBits
+from vitdeploy.tasks.adapter import Data, Setting, TaskAdapter
+from vitdeploy.tasks.adapters import make_adapter
 from vitdeploy.verify.gate import with_guard
 
 

@@ -17,8 +17,8 @@ from vitdeploy.pipeline.stages.search import search_step
 from vitdeploy.pipeline.stages.step import QUANTIZED, Candidate, Step
 from vitdeploy.pipeline.stages.typed import typed_step
 from vitdeploy.pipeline.stages.verify import verify_step
-from vitdeploy.pipeline.tasks.adapter import ImageKit
 from vitdeploy.spec import TARGETS
+from vitdeploy.tasks.adapter import ImageKit
 
 
 def candidates(job: Job) -> list[Candidate]:

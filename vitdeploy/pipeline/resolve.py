@@ -9,9 +9,9 @@ from vitdeploy.graph.optimize import OptimizeOptions
 from vitdeploy.models.given import Source
 from vitdeploy.pipeline.reference_model import Overrides
 from vitdeploy.pipeline.stages.export import ExportConfig
-from vitdeploy.pipeline.tasks.adapter import DataChoice
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.recipe.sections import OptimizeSection, height_width
+from vitdeploy.tasks.adapter import DataChoice
 
 
 def at_sizes(recipe: Recipe) -> tuple[Recipe, ...]:

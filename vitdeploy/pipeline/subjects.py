@@ -34,7 +34,6 @@ from vitdeploy.pipeline.stages.compile import compile_graphs
 from vitdeploy.pipeline.stages.engines import loads_here, read_engine
 from vitdeploy.pipeline.stages.files import MODEL_FILE, is_ours, known_labels
 from vitdeploy.pipeline.stages.files import find_graph as find_graph
-from vitdeploy.pipeline.tasks.adapter import Setting
 from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.engine import make_runner
@@ -44,6 +43,7 @@ from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.weight_bits import weight_remarks
 from vitdeploy.spec import TARGETS, EngineSpec, Manifest, encode
+from vitdeploy.tasks.adapter import Setting
 
 DEFAULT_TARGET = "onnxruntime-cpu"
 REBUILT = "{} was built again, of the bundle's graph: its plan is not of this user and this machine."

@@ -18,9 +18,9 @@ from vitdeploy.pipeline.regression.measured import compare_bundles
 from vitdeploy.pipeline.regression.recorded import read_report
 from vitdeploy.pipeline.regression.reports import compare_reports
 from vitdeploy.pipeline.subjects import opened
-from vitdeploy.pipeline.tasks.adapter import DataChoice
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.host import describe_host
+from vitdeploy.tasks.adapter import DataChoice
 from vitdeploy.verify.gate import Gate, join
 
 SENTENCES = {

@@ -18,9 +18,9 @@ from vitdeploy.pipeline.measure import measure
 from vitdeploy.pipeline.regression.findings import Found
 from vitdeploy.pipeline.regression.pairs import Pair, pair_up
 from vitdeploy.pipeline.subjects import Finder, Subject
-from vitdeploy.pipeline.tasks.adapter import DataChoice
 from vitdeploy.progress import Progress
 from vitdeploy.spec import Budget, EngineSpec, Manifest
+from vitdeploy.tasks.adapter import DataChoice
 
 # What is judged is the median.
 PERCENTILES = (50.0,)

@@ -24,7 +24,7 @@ from vitdeploy.quantize.scores import separate_scores
 from vitdeploy.quantize.statistics import save_statistics
 
 if TYPE_CHECKING:
-    from vitdeploy.pipeline.tasks.adapter import Data
+    from vitdeploy.tasks.adapter import Data
 
 # What is observed is saved after each so many batches; an interruption loses no more.
 SAVED_BATCHES = 32

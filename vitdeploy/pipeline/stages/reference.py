@@ -8,9 +8,9 @@ from vitdeploy.pipeline.reference_model import ReferenceModel, reference_runner
 from vitdeploy.pipeline.stages.answers import ANSWERS_FILE
 from vitdeploy.pipeline.stages.step import REFERENCE, Folders, Step
 from vitdeploy.pipeline.stages.tools import package_versions
-from vitdeploy.pipeline.tasks.adapter import Data, TaskAdapter
 from vitdeploy.progress import Counter, Progress, silent
 from vitdeploy.runtime.host import describe_host
+from vitdeploy.tasks.adapter import Data, TaskAdapter
 
 
 def run_reference(

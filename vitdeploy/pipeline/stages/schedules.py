@@ -20,7 +20,7 @@ from vitdeploy.search.schedules import Schedule, find_tokens, predict_times, sha
 from vitdeploy.spec import decode, encode
 
 if TYPE_CHECKING:
-    from vitdeploy.pipeline.tasks.adapter import Data
+    from vitdeploy.tasks.adapter import Data
 
 LATENCY_FILE, SCHEDULES_FILE = "latency.json", "schedules.json"
 # Every schedule is a pass over so many images.

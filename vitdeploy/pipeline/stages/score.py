@@ -21,8 +21,8 @@ from vitdeploy.search.sensitivity import mean_interval
 from vitdeploy.spec import decode, encode
 
 if TYPE_CHECKING:
-    from vitdeploy.pipeline.tasks.adapter import Data
     from vitdeploy.store.store import Artifact
+    from vitdeploy.tasks.adapter import Data
 
 SCORE_FILE = "score.json"
 

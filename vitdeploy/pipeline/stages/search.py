@@ -25,7 +25,7 @@ from vitdeploy.search.trials import Trials, opened
 from vitdeploy.spec import Budget, WeightBits, decode, encode
 
 if TYPE_CHECKING:
-    from vitdeploy.pipeline.tasks.adapter import Data
+    from vitdeploy.tasks.adapter import Data
 
 SENSITIVITY_FILE, SENSITIVITY_PAGE = "sensitivity.json", "sensitivity.html"
 LATENCY_FILE = "latency.json"

@@ -40,7 +40,7 @@ from vitdeploy.search.high_precision import high_precision_layers
 from vitdeploy.spec import Precision, PreprocessSpec, WeightBits
 
 if TYPE_CHECKING:
-    from vitdeploy.pipeline.tasks.adapter import Data
+    from vitdeploy.tasks.adapter import Data
 
 # Scales of Q/DQ may be float16 from this opset on, and FP8 is there.
 QDQ_OPSET = 19

@@ -12,10 +12,10 @@ from vitdeploy.pipeline.stages.files import write_json
 from vitdeploy.pipeline.stages.step import REFERENCE, Candidate, Folders, Step
 from vitdeploy.pipeline.stages.target_tools import target_tools
 from vitdeploy.pipeline.stages.tools import package_versions
-from vitdeploy.pipeline.tasks.adapter import Data, TaskAdapter
 from vitdeploy.progress import Counter, Progress, silent
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.spec import EngineSpec, PostprocessSpec, PreprocessSpec, encode
+from vitdeploy.tasks.adapter import Data, TaskAdapter
 from vitdeploy.verify.collect import Answers
 from vitdeploy.verify.diagnosis import diagnose
 

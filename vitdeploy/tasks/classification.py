@@ -10,8 +10,8 @@ import numpy as np
 
 from vitdeploy.data.classes import match_folders
 from vitdeploy.data.folder import DataSplit, Sample
-from vitdeploy.pipeline.tasks.adapter import Data, DataChoice, Found, ImageKit, labels_of
 from vitdeploy.runtime.postprocess import classify, softmax
+from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, labels_of
 from vitdeploy.verify.agreement import compare
 from vitdeploy.verify.changes import Changes, judged
 from vitdeploy.verify.classes import Classified

@@ -16,10 +16,10 @@ from vitdeploy.data.classes import ClassMap
 from vitdeploy.data.decoded import Decoded, DecodedSet
 from vitdeploy.data.folder import DataSplit, digest, split
 from vitdeploy.errors import DataError
-from vitdeploy.pipeline.tasks.images import check_images
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, Task
+from vitdeploy.tasks.images import check_images
 from vitdeploy.verify.changes import Changes
 from vitdeploy.verify.classes import Classified
 from vitdeploy.verify.collect import Answers, collect

@@ -21,7 +21,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from tests.command_line import ROOT, Command, command_line
-from tests.pipeline.lively_detr import CLASSES, MEAN, SIDE, STD, lively, save
+from tests.tasks.lively_detr import CLASSES, MEAN, SIDE, STD, lively, save
 from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.models.catalog import find_or_raise
 from vitdeploy.runtime.panoptic import segment

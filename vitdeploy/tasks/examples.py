@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from vitdeploy.pipeline.tasks.adapter import Data, TaskAdapter
+from vitdeploy.tasks.adapter import Data, TaskAdapter
 from vitdeploy.verify.collect import Answers
 
 # At most so many of each kind.

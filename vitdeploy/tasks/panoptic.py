@@ -10,10 +10,10 @@ import numpy as np
 
 from vitdeploy.data.classes import match_categories
 from vitdeploy.data.panoptic import PanopticMap, read_panoptic
-from vitdeploy.pipeline.tasks.adapter import Data, DataChoice, Found, ImageKit, worst_difference
-from vitdeploy.pipeline.tasks.detection import listed
 from vitdeploy.runtime.panoptic import segment
 from vitdeploy.runtime.postprocess import label_of
+from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, worst_difference
+from vitdeploy.tasks.detection import listed
 from vitdeploy.verify.changes import Changes, map_changes
 from vitdeploy.verify.collect import Answers
 from vitdeploy.verify.panoptic import compare_panoptic

@@ -11,11 +11,11 @@ import numpy as np
 
 from vitdeploy.data.classes import match_categories
 from vitdeploy.data.detection import read_detection
-from vitdeploy.pipeline.tasks.adapter import Data, DataChoice, Found, ImageKit, thumbnail, worst_difference
 from vitdeploy.runtime.detection import Detections, detect
 from vitdeploy.runtime.geometry import input_window
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.spec import PostprocessSpec
+from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, thumbnail, worst_difference
 from vitdeploy.verify.average_precision import Objects
 from vitdeploy.verify.changes import Changes, object_changes
 from vitdeploy.verify.collect import Answers

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.pipeline.tasks.adapter import Data, ImageKit, labels_of
+from vitdeploy.tasks.adapter import Data, ImageKit, labels_of
 from vitdeploy.verify.changes import Changes
 from vitdeploy.verify.collect import Answers
 from vitdeploy.verify.features import compare_features, neighbour_changes

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from vitdeploy.data.tokens import digest, read_tokens, split
 from vitdeploy.errors import DataError, EngineError
-from vitdeploy.pipeline.tasks.adapter import Count, Data, DataChoice, TaskAdapter
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.runner import Runner
+from vitdeploy.tasks.adapter import Count, Data, DataChoice, TaskAdapter
 from vitdeploy.verify.changes import Changes
 from vitdeploy.verify.collect import Answers
 from vitdeploy.verify.plausible import doubt_value

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from vitdeploy.pipeline.tasks.adapter import Setting, TaskAdapter
-from vitdeploy.pipeline.tasks.classification import ClassificationKit
-from vitdeploy.pipeline.tasks.detection import DetectionKit
-from vitdeploy.pipeline.tasks.features import FeaturesKit
-from vitdeploy.pipeline.tasks.panoptic import PanopticKit
-from vitdeploy.pipeline.tasks.sequence import SequenceKit
 from vitdeploy.spec import Task
+from vitdeploy.tasks.adapter import Setting, TaskAdapter
+from vitdeploy.tasks.classification import ClassificationKit
+from vitdeploy.tasks.detection import DetectionKit
+from vitdeploy.tasks.features import FeaturesKit
+from vitdeploy.tasks.panoptic import PanopticKit
+from vitdeploy.tasks.sequence import SequenceKit
 
 KITS: dict[Task, type[TaskAdapter]] = {
     "classification": ClassificationKit,
