@@ -25,7 +25,7 @@ def sabotage(graph: Path) -> None:
 
 def sabotage_int8(patch: pytest.MonkeyPatch) -> None:
     """Every INT8 graph that is placed from now on is sabotaged."""
-    from vitdeploy.pipeline.stages import place
+    from vitdeploy.stages import place
 
     honest = place.place_graph
 

@@ -13,9 +13,9 @@ from tests.parity import ENGINES, PHOTOGRAPHS, engine_runner
 from vitdeploy.data.folder import split
 from vitdeploy.models.reference import TorchRunner
 from vitdeploy.models.source import Source, load_model
-from vitdeploy.pipeline.reference_model import find_reference_model
-from vitdeploy.pipeline.stages.export import ExportConfig, export
 from vitdeploy.runtime.preprocess import load_image
+from vitdeploy.stages.export import ExportConfig, export
+from vitdeploy.stages.reference_model import find_reference_model
 from vitdeploy.verify.agreement import compare
 from vitdeploy.verify.collect import collect
 

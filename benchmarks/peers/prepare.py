@@ -16,11 +16,11 @@ from vitdeploy.data.pixels import batches
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.job import prepare as prepare_job
 from vitdeploy.pipeline.resolve import export_config_of
-from vitdeploy.pipeline.stages.export import export
-from vitdeploy.pipeline.stages.files import MODEL_FILE
 from vitdeploy.progress import silent
 from vitdeploy.recipe.load import validate
 from vitdeploy.spec import encode
+from vitdeploy.stages.export import export
+from vitdeploy.stages.files import MODEL_FILE
 from vitdeploy.tasks.images import labels_in
 
 

@@ -18,14 +18,14 @@ from vitdeploy.errors import CapabilityError, TargetError
 from vitdeploy.graph.io import GraphMetadata, get_metadata, graph_spec, load_graph, save_graph, set_metadata
 from vitdeploy.pipeline.job import prepare
 from vitdeploy.pipeline.plan import engine_plan
-from vitdeploy.pipeline.stages import target_tools
-from vitdeploy.pipeline.stages.compile import check_task
-from vitdeploy.pipeline.stages.place import PlaceConfig, place_graph
-from vitdeploy.pipeline.stages.step import Candidate
 from vitdeploy.pipeline.subjects import compile_bundle
 from vitdeploy.progress import silent
 from vitdeploy.recipe.load import load_recipe
 from vitdeploy.spec import TARGETS, EngineSpec
+from vitdeploy.stages import target_tools
+from vitdeploy.stages.compile import check_task
+from vitdeploy.stages.place import PlaceConfig, place_graph
+from vitdeploy.stages.step import Candidate
 from vitdeploy.store.store import Artifact
 
 RECIPE = ROOT / "recipes" / "digits.yaml"
@@ -117,7 +117,7 @@ def test_an_emulated_bundle_is_checked_as_any_other(run, bundle, small_export, d
 )
 def test_options_that_make_no_engine_are_refused(run, small_export, options, says, monkeypatch):
     monkeypatch.setattr("vitdeploy.pipeline.available.require_runtime", lambda target: None)
-    monkeypatch.setattr("vitdeploy.pipeline.stages.compile.tensorrt_version", lambda: "11.4.0")
+    monkeypatch.setattr("vitdeploy.stages.compile.tensorrt_version", lambda: "11.4.0")
     done = run("compile", small_export, "--target", "tensorrt", "-o", "out", *options)
     assert (done.returncode, done.stdout) == (2, "")
     assert says in done.stderr

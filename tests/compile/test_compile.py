@@ -18,15 +18,15 @@ from vitdeploy.graph.io import get_metadata, graph_spec, load_graph, save_graph,
 from vitdeploy.graph.work import count_work
 from vitdeploy.models.reference import torch_runner
 from vitdeploy.models.source import Source, load_model
-from vitdeploy.pipeline.capability import check_precision
-from vitdeploy.pipeline.reference_model import find_reference_model
-from vitdeploy.pipeline.stages.calibrate import calibrate
-from vitdeploy.pipeline.stages.compile import compile_graph, compile_graphs
-from vitdeploy.pipeline.stages.engines import read_engine
-from vitdeploy.pipeline.stages.export import ExportConfig, export
-from vitdeploy.pipeline.stages.place import PlaceConfig, place_graph, place_graphs
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.stages.calibrate import calibrate
+from vitdeploy.stages.capability import check_precision
+from vitdeploy.stages.compile import compile_graph, compile_graphs
+from vitdeploy.stages.engines import read_engine
+from vitdeploy.stages.export import ExportConfig, export
+from vitdeploy.stages.place import PlaceConfig, place_graph, place_graphs
+from vitdeploy.stages.reference_model import find_reference_model
 
 REVERSE = Path(__file__).parent.parent.parent / "calibration" / "reverse"
 LAYERS = 4 * 2 + 2

@@ -55,14 +55,14 @@ def bundle(digits, tmp_path_factory):
     beside it. A bundle of `vitdeploy run` but for the report."""
     from vitdeploy.data.folder import split
     from vitdeploy.models.source import Source
-    from vitdeploy.pipeline.reference_model import Overrides, find_reference_model
-    from vitdeploy.pipeline.stages.calibrate import calibrate
-    from vitdeploy.pipeline.stages.compile import compile_graph
-    from vitdeploy.pipeline.stages.export import ExportConfig, export
-    from vitdeploy.pipeline.stages.place import PlaceConfig, place_graph
     from vitdeploy.runtime.engine import make_runner
     from vitdeploy.runtime.golden import engine_outputs
     from vitdeploy.runtime.ort import OnnxRuntimeRunner
+    from vitdeploy.stages.calibrate import calibrate
+    from vitdeploy.stages.compile import compile_graph
+    from vitdeploy.stages.export import ExportConfig, export
+    from vitdeploy.stages.place import PlaceConfig, place_graph
+    from vitdeploy.stages.reference_model import Overrides, find_reference_model
 
     work = tmp_path_factory.mktemp("digits")
     images = split(digits, "folders", calibration=128, evaluation="all", seed=0).calibration[:32]

@@ -16,15 +16,15 @@ from vitdeploy.export.parity import worst_difference
 from vitdeploy.graph.io import fixed_batch, graph_spec, load_graph
 from vitdeploy.graph.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.batches import settle_batch
-from vitdeploy.pipeline.reference_model import find_reference_model, reference_runner, to_request
 from vitdeploy.pipeline.reference_worker import make_runner
 from vitdeploy.pipeline.resolve import export_config_of
-from vitdeploy.pipeline.stages.export import ExportConfig, export
-from vitdeploy.pipeline.stages.optimize import optimize
 from vitdeploy.recipe.load import validate
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.spec import PreprocessSpec
+from vitdeploy.stages.batches import settle_batch
+from vitdeploy.stages.export import ExportConfig, export
+from vitdeploy.stages.optimize import optimize
+from vitdeploy.stages.reference_model import find_reference_model, reference_runner, to_request
 
 DATA = Path(os.environ.get("VITDEPLOY_TEST_DATA", ROOT.parent / "shared" / "data"))
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64

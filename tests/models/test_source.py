@@ -18,7 +18,7 @@ from tests.references import reference
 from vitdeploy.errors import CheckpointError, InputError, MissingPackageError, UnknownModelError
 from vitdeploy.models import catalog
 from vitdeploy.models.source import Source, load_model
-from vitdeploy.pipeline.reference_model import from_request, to_request
+from vitdeploy.stages.reference_model import from_request, to_request
 
 NAMES = {
     "vit": "vit_w32d2h4_patch8_32",

@@ -14,7 +14,7 @@ from vitdeploy.models.function import from_function
 from vitdeploy.models.source import Source, load_model
 from vitdeploy.models.working_folder import WorkingFolder, shown_folder
 from vitdeploy.pipeline.measure import original_candidate
-from vitdeploy.pipeline.reference_model import find_reference_model
+from vitdeploy.stages.reference_model import find_reference_model
 
 NETWORK = """
 import torch

@@ -203,9 +203,9 @@ def test_of_a_real_model_the_weights_that_are_drawn_sum_to_one(small_export, tmp
     from vitdeploy.graph.attention_views import token_views
     from vitdeploy.graph.optimize import OptimizeOptions
     from vitdeploy.pipeline.explain import _float_graph
-    from vitdeploy.pipeline.stages import optimize as stage
     from vitdeploy.pipeline.subjects import compile_bundle
     from vitdeploy.runtime.preprocess import load_pixels
+    from vitdeploy.stages import optimize as stage
 
     for name in ("float", "bundle"):
         (tmp_path / name).mkdir()

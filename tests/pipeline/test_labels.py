@@ -21,7 +21,6 @@ from vitdeploy.pipeline.comparison import Trial, verify_subjects
 from vitdeploy.pipeline.foresight import foresee
 from vitdeploy.pipeline.job import Job, prepare
 from vitdeploy.pipeline.plan import make_plan
-from vitdeploy.pipeline.reference_model import reference_runner
 from vitdeploy.pipeline.subjects import Subject, find_subjects
 from vitdeploy.pipeline.tuning.tuner import Tuner
 from vitdeploy.progress import silent
@@ -29,6 +28,7 @@ from vitdeploy.recipe.load import load_recipe
 from vitdeploy.recipe.sections import BudgetSection
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.spec import Budget
+from vitdeploy.stages.reference_model import reference_runner
 from vitdeploy.store.store import Store
 from vitdeploy.tasks.adapter import DataChoice
 

@@ -8,12 +8,12 @@ import pytest
 
 from vitdeploy.bundle.read import file_sha256
 from vitdeploy.pipeline.run import preview, run_plan
-from vitdeploy.pipeline.stages.engines import may_load
-from vitdeploy.pipeline.stages.files import write_json
-from vitdeploy.pipeline.stages.step import Step
 from vitdeploy.progress import silent
 from vitdeploy.runtime.trust import is_trusted, register, registry
 from vitdeploy.spec import EngineSpec, encode
+from vitdeploy.stages.engines import may_load
+from vitdeploy.stages.files import write_json
+from vitdeploy.stages.step import Step
 from vitdeploy.store.store import Store
 
 ENGINE = EngineSpec("tensorrt", "fp16", "graph.onnx", ("engine.plan",), 1, True, "TensorRT", (), ())

@@ -11,8 +11,8 @@ from tests.pipeline.test_imported import NETWORK
 from vitdeploy.cli.sweep import _unmet
 from vitdeploy.errors import InputError, MissingFileError, WorkerError
 from vitdeploy.pipeline.executors import Processes
-from vitdeploy.pipeline.stages.step import Step
 from vitdeploy.pipeline.sweep import Entry, _unmeasured, load_all, make_ahead
+from vitdeploy.stages.step import Step
 
 
 def a_recipe(folder, name, checkpoint, digits, **fields):

@@ -10,10 +10,10 @@ from vitdeploy.data.pixels import batches
 from vitdeploy.graph.io import load_graph, save_graph
 from vitdeploy.graph.linears import count_int8
 from vitdeploy.graph.optimize import OptimizeOptions, optimize
-from vitdeploy.pipeline.stages.calibrate import calibrate
-from vitdeploy.pipeline.stages.place import PlaceConfig, place_graph
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.spec import PreprocessSpec
+from vitdeploy.stages.calibrate import calibrate
+from vitdeploy.stages.place import PlaceConfig, place_graph
 
 
 @pytest.fixture(scope="module")

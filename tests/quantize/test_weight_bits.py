@@ -19,9 +19,6 @@ from vitdeploy.data.folder import split
 from vitdeploy.graph.canonical.edit import array_of
 from vitdeploy.graph.io import get_metadata, load_graph, save_graph
 from vitdeploy.graph.optimize import optimize
-from vitdeploy.pipeline.stages.calibrate import calibrate
-from vitdeploy.pipeline.stages.compile import compile_graph
-from vitdeploy.pipeline.stages.place import PlaceConfig, place_graph
 from vitdeploy.quantize.error import expected_error, products_error
 from vitdeploy.quantize.products import Products
 from vitdeploy.quantize.ranges import quantize_weight
@@ -30,6 +27,9 @@ from vitdeploy.quantize.statistics import Statistics, load_statistics
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.search.reference_outputs import ReferenceOutputs
 from vitdeploy.search.trials import opened
+from vitdeploy.stages.calibrate import calibrate
+from vitdeploy.stages.compile import compile_graph
+from vitdeploy.stages.place import PlaceConfig, place_graph
 
 ROOT = Path(__file__).parent.parent.parent
 LARGEST = 63

@@ -13,11 +13,11 @@ from vitdeploy.compile.tensorrt import BuildOptions
 from vitdeploy.errors import MissingFileError, RecipeError, VitdeployError
 from vitdeploy.graph.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.reference_model import Overrides
 from vitdeploy.pipeline.resolve import at_sizes, choice_of, export_config_of, overrides_of, rewrites_of, source_of
 from vitdeploy.recipe.load import MAX_BYTES, load_recipe, validate
 from vitdeploy.recipe.yaml_values import MAX_DEPTH
 from vitdeploy.spec import Budget, PostprocessSpec, PreprocessSpec
+from vitdeploy.stages.reference_model import Overrides
 from vitdeploy.tasks.adapter import DataChoice
 
 RECIPES = sorted((Path(vitdeploy.__file__).parents[1] / "recipes").glob("*.yaml"))

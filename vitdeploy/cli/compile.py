@@ -53,9 +53,9 @@ def command(
     With --on a device compiles the engine, and it is fetched. Only that device can load what TensorRT built.
     """
     from vitdeploy.pipeline.available import require_target
-    from vitdeploy.pipeline.capability import check_precision
-    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, find_graph
     from vitdeploy.publish import check_replaceable, replacing
+    from vitdeploy.stages.capability import check_precision
+    from vitdeploy.stages.files import OUTPUT_NAMES, find_graph
 
     build = to_build(target, options)
     if on is None:

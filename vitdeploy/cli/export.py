@@ -16,9 +16,9 @@ from vitdeploy.cli.table import Column, Line, Table
 
 if TYPE_CHECKING:
     from vitdeploy.models.source import Source
-    from vitdeploy.pipeline.batches import Asked
-    from vitdeploy.pipeline.reference_model import Overrides, ReferenceModel
-    from vitdeploy.pipeline.stages.export import ExportConfig
+    from vitdeploy.stages.batches import Asked
+    from vitdeploy.stages.export import ExportConfig
+    from vitdeploy.stages.reference_model import Overrides, ReferenceModel
 
 
 @click.command("export")
@@ -58,15 +58,15 @@ def command(
     if batch is not None and batch != "dynamic" and not (batch.isdecimal() and int(batch) > 0):
         raise click.BadParameter("wanted a number above 0, or dynamic", param_hint="--batch")
     from vitdeploy.bundle.read import SIZES_FOLDER
-    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
     from vitdeploy.publish import check_replaceable, replacing
+    from vitdeploy.stages.files import OUTPUT_NAMES
 
     check_replaceable(output, OUTPUT_NAMES)
     _check_early(source[0] if source else None, options, labels)
 
-    from vitdeploy.pipeline.batches import settle_batch
-    from vitdeploy.pipeline.reference_model import find_reference_model
-    from vitdeploy.pipeline.stages.export import export
+    from vitdeploy.stages.batches import settle_batch
+    from vitdeploy.stages.export import export
+    from vitdeploy.stages.reference_model import find_reference_model
 
     changes = {"opset": int(opset) if opset else None, "batch": batch, "in_graph": False if no_preprocess else None}
     found: list[tuple[ReferenceModel, dict[str, Any]]] = []
@@ -122,8 +122,8 @@ def _wanted(
     name: str | None, options: dict[str, Any], labels: Path | None, changes: dict[str, Any]
 ) -> list[tuple[Source, Overrides, Asked, ExportConfig]]:
     """What to export and how, one a size."""
-    from vitdeploy.pipeline.reference_model import Overrides
-    from vitdeploy.pipeline.stages.export import ExportConfig
+    from vitdeploy.stages.export import ExportConfig
+    from vitdeploy.stages.reference_model import Overrides
 
     sizes = dict.fromkeys(options.pop("image_size"))
     batch = changes.pop("batch")

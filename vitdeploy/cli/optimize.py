@@ -87,8 +87,8 @@ def command(
     canonical form (LayerNorm and GELU as single nodes, linears as MatMul and Add, shapes as constants). --merge-tokens
     applies after the comparison.
     """
-    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, SEQUENCE_PARTS, find_graph, graphs_in, is_ours
     from vitdeploy.publish import check_replaceable, replacing
+    from vitdeploy.stages.files import OUTPUT_NAMES, SEQUENCE_PARTS, find_graph, graphs_in, is_ours
 
     if len(dict(merging)) < len(merging):
         raise click.UsageError("--merge-tokens names a block twice")
@@ -96,7 +96,7 @@ def command(
     check_replaceable(output, OUTPUT_NAMES)
 
     from vitdeploy.graph.optimize import OptimizeOptions
-    from vitdeploy.pipeline.stages.optimize import optimize
+    from vitdeploy.stages.optimize import optimize
 
     graphs = graphs_in(graph) if graph.is_dir() else {file.stem if file.stem in SEQUENCE_PARTS else "model": file}
     options = OptimizeOptions(

@@ -85,9 +85,9 @@ def command(
 
     from vitdeploy.pipeline.available import check_placed, require_runtime
     from vitdeploy.pipeline.early import check_data
-    from vitdeploy.pipeline.stages.files import MODEL_FILE, OUTPUT_NAMES, copy_labels, find_graph, is_ours
     from vitdeploy.publish import check_replaceable, replacing
     from vitdeploy.spec import TARGETS, Budget
+    from vitdeploy.stages.files import MODEL_FILE, OUTPUT_NAMES, copy_labels, find_graph, is_ours
 
     if precision != "mixed" and (min_agreement is not None or latency_table is not None):
         raise click.UsageError("--min-agreement and --latency-table need --precision mixed.")
@@ -102,22 +102,22 @@ def command(
     check_replaceable(output, OUTPUT_NAMES)
 
     from vitdeploy.pipeline.job import weight_bits
-    from vitdeploy.pipeline.stages.calibrate import calibrate
-    from vitdeploy.pipeline.stages.compile import check_task
-    from vitdeploy.pipeline.stages.external import import_external
-    from vitdeploy.pipeline.stages.place import PlaceConfig, place_graph
-    from vitdeploy.pipeline.stages.search import (
+    from vitdeploy.pipeline.subjects import graph_metadata
+    from vitdeploy.report.html import render_sensitivity
+    from vitdeploy.runtime.host import describe_host
+    from vitdeploy.runtime.weight_bits import saturation_warning
+    from vitdeploy.stages.calibrate import calibrate
+    from vitdeploy.stages.compile import check_task
+    from vitdeploy.stages.external import import_external
+    from vitdeploy.stages.place import PlaceConfig, place_graph
+    from vitdeploy.stages.search import (
         SENSITIVITY_PAGE,
         SearchConfig,
         find_mixed,
         find_sensitivity,
         read_sensitivity,
     )
-    from vitdeploy.pipeline.stages.typed import EIGHT_BITS, place_typed
-    from vitdeploy.pipeline.subjects import graph_metadata
-    from vitdeploy.report.html import render_sensitivity
-    from vitdeploy.runtime.host import describe_host
-    from vitdeploy.runtime.weight_bits import saturation_warning
+    from vitdeploy.stages.typed import EIGHT_BITS, place_typed
     from vitdeploy.tasks.images import calibration_images
 
     mixed, costs, bits = None, None, 8 if typed else weight_bits(vnni)

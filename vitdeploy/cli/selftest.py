@@ -35,7 +35,7 @@ def command(console: Console, target: str, output: Path | None, duration: float)
     """
     from vitdeploy.bench.protocol import Protocol
     from vitdeploy.errors import GateError, HostError
-    from vitdeploy.pipeline.capability import check_target
+    from vitdeploy.stages.capability import check_target
 
     check_target(target)
     from vitdeploy.pipeline.selftest.cases import default_cases

@@ -73,9 +73,9 @@ def command(
     """
     from vitdeploy.errors import GateError
     from vitdeploy.pipeline.early import check_recipe
-    from vitdeploy.pipeline.stages.files import RECIPE_FILE, TUNED_NAMES
     from vitdeploy.publish import check_replaceable
     from vitdeploy.recipe.load import load_recipe
+    from vitdeploy.stages.files import RECIPE_FILE, TUNED_NAMES
 
     loaded = load_recipe(recipe, overrides, function)
     bounds = {"max_drop": max_drop, "min_agreement": min_agreement, "max_latency": max_latency}

@@ -10,9 +10,9 @@ from typing import Any
 
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.plan import candidates
-from vitdeploy.pipeline.stages.answers import read_answers
-from vitdeploy.pipeline.stages.step import ORIGINAL, REFERENCE
 from vitdeploy.runtime.postprocess import label_of
+from vitdeploy.stages.answers import read_answers
+from vitdeploy.stages.step import ORIGINAL, REFERENCE
 from vitdeploy.store.store import Artifact
 from vitdeploy.tasks.adapter import Data, TaskAdapter
 from vitdeploy.tasks.examples import choose, example

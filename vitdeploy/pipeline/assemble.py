@@ -20,15 +20,15 @@ from vitdeploy.pipeline.measure import measure, original_candidate
 from vitdeploy.pipeline.outcome import Outcome, conclude
 from vitdeploy.pipeline.plan import candidates, make_plan
 from vitdeploy.pipeline.run import run_plan
-from vitdeploy.pipeline.stages.answers import read_answers
-from vitdeploy.pipeline.stages.engines import read_engine
-from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, graphs_in
-from vitdeploy.pipeline.stages.step import CALIBRATE, OPTIMIZE, ORIGINAL, REFERENCE, Step
 from vitdeploy.progress import Progress
 from vitdeploy.publish import replacing
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.report.html import render_html
 from vitdeploy.spec import GraphSpec
+from vitdeploy.stages.answers import read_answers
+from vitdeploy.stages.engines import read_engine
+from vitdeploy.stages.files import OUTPUT_NAMES, graphs_in
+from vitdeploy.stages.step import CALIBRATE, OPTIMIZE, ORIGINAL, REFERENCE, Step
 from vitdeploy.store.store import Artifact, Store
 
 

@@ -6,9 +6,9 @@ import importlib.util
 
 from vitdeploy.compile.openvino import require_precision
 from vitdeploy.errors import CapabilityError, MissingPackageError
-from vitdeploy.pipeline.capability import check_precision, check_target
 from vitdeploy.runtime.ort_gpu import PROVIDERS, require_provider
 from vitdeploy.spec import TARGETS
+from vitdeploy.stages.capability import check_precision, check_target
 
 # What stands in a graph: `quantize` makes it. The other precisions are those of `compile`.
 _QUANTIZED = ("int8", "mixed", "fp8")

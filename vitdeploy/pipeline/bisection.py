@@ -16,8 +16,6 @@ from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.data.pixels import batches
 from vitdeploy.errors import InputError
 from vitdeploy.graph.io import get_metadata, graph_spec, load_graph
-from vitdeploy.pipeline.stages.files import is_ours
-from vitdeploy.pipeline.stages.step import QUANTIZED
 from vitdeploy.pipeline.subjects import find_bundle, find_graph, graph_metadata
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.choice import select_engines
@@ -28,6 +26,8 @@ from vitdeploy.search.fix import Fix, find_fix, fixed_bits
 from vitdeploy.search.reference_outputs import ReferenceOutputs
 from vitdeploy.search.splice import Splice
 from vitdeploy.spec import EngineSpec
+from vitdeploy.stages.files import is_ours
+from vitdeploy.stages.step import QUANTIZED
 from vitdeploy.tasks.images import calibration_images
 
 IMAGES = 32

@@ -14,11 +14,11 @@ from vitdeploy.data.classes import differing
 from vitdeploy.errors import InputError
 from vitdeploy.pipeline.foresight import bounds_answers, criterion_of, foresee
 from vitdeploy.pipeline.measure import measure
-from vitdeploy.pipeline.stages.verify import judge
 from vitdeploy.pipeline.subjects import Subject
 from vitdeploy.progress import Counter, Progress
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import Budget
+from vitdeploy.stages.verify import judge
 from vitdeploy.tasks.adapter import DataChoice, Setting, TaskAdapter
 from vitdeploy.tasks.adapters import make_adapter
 from vitdeploy.verify.collect import Answers

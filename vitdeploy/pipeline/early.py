@@ -17,9 +17,9 @@ from vitdeploy.errors import MissingFileError
 from vitdeploy.models.hub import is_hub_name, local_folder
 from vitdeploy.models.names import FUNCTION, check_name, require_checkpoint
 from vitdeploy.pipeline.available import require_target
-from vitdeploy.pipeline.capability import check_engine as check_engine
-from vitdeploy.pipeline.capability import check_target as check_target
-from vitdeploy.pipeline.stages.files import find_graph, require_label_file, require_onnx_file
+from vitdeploy.stages.capability import check_engine as check_engine
+from vitdeploy.stages.capability import check_target as check_target
+from vitdeploy.stages.files import find_graph, require_label_file, require_onnx_file
 
 if TYPE_CHECKING:
     from vitdeploy.recipe.recipe import Recipe

@@ -9,11 +9,11 @@ from pathlib import Path
 
 from vitdeploy.bundle.write import Golden, GoldenAnswers
 from vitdeploy.pipeline.job import Job
-from vitdeploy.pipeline.reference_model import reference_runner
 from vitdeploy.runtime.alike import count_same
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import engine_outputs
 from vitdeploy.spec import EngineSpec, GateStatus
+from vitdeploy.stages.reference_model import reference_runner
 from vitdeploy.verify.gate import GUARD
 
 GOLDEN_SAMPLES = 8

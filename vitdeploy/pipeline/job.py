@@ -10,17 +10,17 @@ from pathlib import Path
 from vitdeploy import __version__
 from vitdeploy.graph.io import load_graph
 from vitdeploy.pipeline.available import require_target
-from vitdeploy.pipeline.batches import settle_batch
-from vitdeploy.pipeline.reference_model import ReferenceModel, find_reference_model, is_onnx
 from vitdeploy.pipeline.resolve import at_sizes, choice_of, overrides_of, source_of
-from vitdeploy.pipeline.stages.compile import check_task
-from vitdeploy.pipeline.stages.tools import package_versions
 from vitdeploy.progress import Progress
 from vitdeploy.quantize.reject_quantized import reject_quantized
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.weight_bits import bits_for
 from vitdeploy.spec import Budget, WeightBits
+from vitdeploy.stages.batches import settle_batch
+from vitdeploy.stages.compile import check_task
+from vitdeploy.stages.reference_model import ReferenceModel, find_reference_model, is_onnx
+from vitdeploy.stages.tools import package_versions
 from vitdeploy.tasks.adapter import Data, Setting, TaskAdapter
 from vitdeploy.tasks.adapters import make_adapter
 from vitdeploy.verify.gate import with_guard

@@ -25,12 +25,12 @@ from vitdeploy.pipeline.comparison import Trial, unique
 from vitdeploy.pipeline.device_artifact import DeviceArtifact, placed_shipment
 from vitdeploy.pipeline.measure import summarise
 from vitdeploy.pipeline.placement import PlacedGraphs
-from vitdeploy.pipeline.stages.compile import check_batch
 from vitdeploy.pipeline.subjects import Subject, image_request
 from vitdeploy.pipeline.workload import work_of
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.weight_bits import weight_remarks
 from vitdeploy.spec import Budget, EngineSpec, encode
+from vitdeploy.stages.compile import check_batch
 from vitdeploy.tasks.adapter import DataChoice
 from vitdeploy.verify.collect import Answers
 from vitdeploy.verify.gate import Gate

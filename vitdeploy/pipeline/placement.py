@@ -20,10 +20,10 @@ from vitdeploy.graph.io import (
     set_metadata,
 )
 from vitdeploy.graph.tensorrt.pixels import cast_pixels_first
-from vitdeploy.pipeline.capability import check_precision
-from vitdeploy.pipeline.stages.compile import check_task
-from vitdeploy.pipeline.stages.files import graphs_in, known_labels
 from vitdeploy.spec import TARGETS, EngineSpec, GraphSpec, Manifest, Precision
+from vitdeploy.stages.capability import check_precision
+from vitdeploy.stages.compile import check_task
+from vitdeploy.stages.files import graphs_in, known_labels
 
 
 @dataclass(frozen=True)

@@ -6,18 +6,18 @@ from collections.abc import Sequence
 
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.resolve import export_config_of, rewrites_of
-from vitdeploy.pipeline.stages.attention import TASKS, attention_step
-from vitdeploy.pipeline.stages.calibrate import calibrate_step
-from vitdeploy.pipeline.stages.compile import compile_step
-from vitdeploy.pipeline.stages.export import export_step
-from vitdeploy.pipeline.stages.optimize import optimize_step
-from vitdeploy.pipeline.stages.place import place_step
-from vitdeploy.pipeline.stages.reference import reference_step
-from vitdeploy.pipeline.stages.search import search_step
-from vitdeploy.pipeline.stages.step import QUANTIZED, Candidate, Step
-from vitdeploy.pipeline.stages.typed import typed_step
-from vitdeploy.pipeline.stages.verify import verify_step
 from vitdeploy.spec import TARGETS
+from vitdeploy.stages.attention import TASKS, attention_step
+from vitdeploy.stages.calibrate import calibrate_step
+from vitdeploy.stages.compile import compile_step
+from vitdeploy.stages.export import export_step
+from vitdeploy.stages.optimize import optimize_step
+from vitdeploy.stages.place import place_step
+from vitdeploy.stages.reference import reference_step
+from vitdeploy.stages.search import search_step
+from vitdeploy.stages.step import QUANTIZED, Candidate, Step
+from vitdeploy.stages.typed import typed_step
+from vitdeploy.stages.verify import verify_step
 from vitdeploy.tasks.adapter import ImageKit
 
 

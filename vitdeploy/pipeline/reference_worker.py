@@ -10,8 +10,8 @@ from vitdeploy.bench.worker import serve
 from vitdeploy.errors import TargetError
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.source import Source, load_model
-from vitdeploy.pipeline.reference_model import from_request, is_onnx, reference_runner
 from vitdeploy.runtime.runner import Runner
+from vitdeploy.stages.reference_model import from_request, is_onnx, reference_runner
 
 
 @functools.lru_cache(maxsize=1)

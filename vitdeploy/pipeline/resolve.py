@@ -7,10 +7,10 @@ from typing import Any
 
 from vitdeploy.graph.optimize import OptimizeOptions
 from vitdeploy.models.given import Source
-from vitdeploy.pipeline.reference_model import Overrides
-from vitdeploy.pipeline.stages.export import ExportConfig
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.recipe.sections import OptimizeSection, height_width
+from vitdeploy.stages.export import ExportConfig
+from vitdeploy.stages.reference_model import Overrides
 from vitdeploy.tasks.adapter import DataChoice
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from vitdeploy.pipeline.stages.step import Step
 from vitdeploy.progress import Progress
+from vitdeploy.stages.step import Step
 from vitdeploy.store.places import store_folder
 from vitdeploy.store.store import Artifact, Store
 

@@ -29,11 +29,6 @@ from vitdeploy.models.hub import is_hub_name
 from vitdeploy.models.names import FUNCTION
 from vitdeploy.pipeline.measure import original_candidate
 from vitdeploy.pipeline.placement import bundle_of, place_graphs
-from vitdeploy.pipeline.reference_model import find_reference_model, reference_runner
-from vitdeploy.pipeline.stages.compile import compile_graphs
-from vitdeploy.pipeline.stages.engines import loads_here, read_engine
-from vitdeploy.pipeline.stages.files import MODEL_FILE, is_ours, known_labels
-from vitdeploy.pipeline.stages.files import find_graph as find_graph
 from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.engine import make_runner
@@ -43,6 +38,11 @@ from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.weight_bits import weight_remarks
 from vitdeploy.spec import TARGETS, EngineSpec, Manifest, encode
+from vitdeploy.stages.compile import compile_graphs
+from vitdeploy.stages.engines import loads_here, read_engine
+from vitdeploy.stages.files import MODEL_FILE, is_ours, known_labels
+from vitdeploy.stages.files import find_graph as find_graph
+from vitdeploy.stages.reference_model import find_reference_model, reference_runner
 from vitdeploy.tasks.adapter import Setting
 
 DEFAULT_TARGET = "onnxruntime-cpu"
@@ -153,8 +153,8 @@ def find_subjects(
         subjects = _bundle_subjects(bundle, target, work, trust if bundle == path else None)
         return subjects if bundle == path else [dataclasses.replace(s, name=str(path)) for s in subjects]
     # Which know recipes and PyTorch too: a bundle's bench needs neither.
-    from vitdeploy.pipeline.batches import settle_batch
     from vitdeploy.pipeline.job import setting_of
+    from vitdeploy.stages.batches import settle_batch
 
     named = is_hub_name(text)
     reference_model, batch = settle_batch(find_reference_model(_named(text, source)))

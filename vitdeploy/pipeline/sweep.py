@@ -14,11 +14,11 @@ from vitdeploy.pipeline.executors import Executor
 from vitdeploy.pipeline.job import Job, prepare
 from vitdeploy.pipeline.plan import make_plan
 from vitdeploy.pipeline.run import run_plan
-from vitdeploy.pipeline.stages.step import Step
 from vitdeploy.progress import Progress, silent
 from vitdeploy.recipe.load import load_recipe
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.runtime.host import describe_host
+from vitdeploy.stages.step import Step
 from vitdeploy.store.store import Store
 
 

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitdeploy.pipeline.stages.step import ORIGINAL, Candidate
 from vitdeploy.spec import Budget, GateStatus
+from vitdeploy.stages.step import ORIGINAL, Candidate
 from vitdeploy.verify.gate import Gate, bound_gate, join
 
 # Of gates, the one that is nearest to a budget first.

@@ -18,17 +18,17 @@ from vitdeploy.pipeline.job import Job, prepare, tool_versions
 from vitdeploy.pipeline.measure import measure, original_candidate
 from vitdeploy.pipeline.outcome import TOOLS, engine_bytes, verified
 from vitdeploy.pipeline.plan import engine_plan, judge_plan
-from vitdeploy.pipeline.reference_model import to_request
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.pipeline.selftest.cases import Case
 from vitdeploy.pipeline.selftest.steps import FAILED, NOT_RUN, Steps
-from vitdeploy.pipeline.stages.engines import read_engine
-from vitdeploy.pipeline.stages.step import QUANTIZED, Candidate
 from vitdeploy.progress import Progress
 from vitdeploy.report.html import render_selftest
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.interpreter import module_argv
 from vitdeploy.spec import TARGETS, Precision, encode
+from vitdeploy.stages.engines import read_engine
+from vitdeploy.stages.reference_model import to_request
+from vitdeploy.stages.step import QUANTIZED, Candidate
 from vitdeploy.store.store import Artifact, Store
 from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.gate import accuracy_gate

@@ -10,8 +10,8 @@ from vitdeploy.bench.worker import serve
 from vitdeploy.models.compiled import CompiledRunner
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.source import Source, load_model
-from vitdeploy.pipeline.reference_model import from_request
 from vitdeploy.runtime.runner import Runner
+from vitdeploy.stages.reference_model import from_request
 
 
 @functools.lru_cache(maxsize=1)

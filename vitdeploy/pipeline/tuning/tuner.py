@@ -22,14 +22,6 @@ from vitdeploy.pipeline.measure import measure, original_candidate
 from vitdeploy.pipeline.outcome import engine_bytes, verified
 from vitdeploy.pipeline.plan import engine_plan, judge_plan, original_step
 from vitdeploy.pipeline.run import run_plan
-from vitdeploy.pipeline.stages.answers import read_answers
-from vitdeploy.pipeline.stages.engines import read_engine
-from vitdeploy.pipeline.stages.files import read_json
-from vitdeploy.pipeline.stages.rows import read_rows, rows_step
-from vitdeploy.pipeline.stages.schedules import Schedules, read_schedules, schedules_step
-from vitdeploy.pipeline.stages.score import Score, read_score, score_step
-from vitdeploy.pipeline.stages.screen import SCREEN, SCREEN_FILE, screen_step
-from vitdeploy.pipeline.stages.step import OPTIMIZE, ORIGINAL, REFERENCE, Step
 from vitdeploy.pipeline.tuning.choice import Choice, Finalist, choose
 from vitdeploy.pipeline.tuning.variants import Variant, float_variants
 from vitdeploy.pipeline.verdict import engine_gate
@@ -39,6 +31,14 @@ from vitdeploy.search.front import pareto_front
 from vitdeploy.search.rows import RowTable
 from vitdeploy.search.schedules import Schedule, select
 from vitdeploy.spec import Budget
+from vitdeploy.stages.answers import read_answers
+from vitdeploy.stages.engines import read_engine
+from vitdeploy.stages.files import read_json
+from vitdeploy.stages.rows import read_rows, rows_step
+from vitdeploy.stages.schedules import Schedules, read_schedules, schedules_step
+from vitdeploy.stages.score import Score, read_score, score_step
+from vitdeploy.stages.screen import SCREEN, SCREEN_FILE, screen_step
+from vitdeploy.stages.step import OPTIMIZE, ORIGINAL, REFERENCE, Step
 from vitdeploy.store.store import Artifact, Store
 from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.gate import GUARD, accuracy_gate, guards

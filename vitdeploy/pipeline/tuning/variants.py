@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vitdeploy.pipeline.stages.step import Candidate
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.spec import TARGETS, Precision
+from vitdeploy.stages.step import Candidate
 
 FLOATS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
 

@@ -13,14 +13,14 @@ from vitdeploy.graph.io import GraphMetadata, fixed_batch, get_metadata, graph_s
 from vitdeploy.graph.linears import count_int8
 from vitdeploy.graph.tensorrt.lint import lint, refuse
 from vitdeploy.graph.tensorrt.support import nearest_version
-from vitdeploy.pipeline.stages.engines import may_load
-from vitdeploy.pipeline.stages.files import MODEL_FILE, graphs_in, write_json
-from vitdeploy.pipeline.stages.step import Candidate, Folders, Step
-from vitdeploy.pipeline.stages.target_tools import target_tools
 from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.profiles import plan_profiles
 from vitdeploy.runtime.tensorrt_api import require as tensorrt_version
 from vitdeploy.spec import TARGETS, EngineSpec, GraphSpec, Task, encode
+from vitdeploy.stages.engines import may_load
+from vitdeploy.stages.files import MODEL_FILE, graphs_in, write_json
+from vitdeploy.stages.step import Candidate, Folders, Step
+from vitdeploy.stages.target_tools import target_tools
 
 
 def check_task(task: Task, target: str, precision: str) -> None:

@@ -10,11 +10,6 @@ from typing import TYPE_CHECKING
 
 from vitdeploy.data.folder import Sample
 from vitdeploy.graph.io import load_graph
-from vitdeploy.pipeline.stages.files import MIXED_FILE, MODEL_FILE, STATISTICS_FILE, read_json, write_json
-from vitdeploy.pipeline.stages.reference_outputs import float_reference_outputs
-from vitdeploy.pipeline.stages.step import CALIBRATE, OPTIMIZE, Candidate, Folders, Step
-from vitdeploy.pipeline.stages.target_tools import target_tools
-from vitdeploy.pipeline.stages.tools import package_versions
 from vitdeploy.progress import Progress, silent
 from vitdeploy.quantize.statistics import load_statistics
 from vitdeploy.search.latency import load_table, measure_latencies
@@ -23,6 +18,11 @@ from vitdeploy.search.overrides import Mixed
 from vitdeploy.search.sensitivity import Sensitivity, measure_sensitivity
 from vitdeploy.search.trials import Trials, opened
 from vitdeploy.spec import Budget, WeightBits, decode, encode
+from vitdeploy.stages.files import MIXED_FILE, MODEL_FILE, STATISTICS_FILE, read_json, write_json
+from vitdeploy.stages.reference_outputs import float_reference_outputs
+from vitdeploy.stages.step import CALIBRATE, OPTIMIZE, Candidate, Folders, Step
+from vitdeploy.stages.target_tools import target_tools
+from vitdeploy.stages.tools import package_versions
 
 if TYPE_CHECKING:
     from vitdeploy.tasks.adapter import Data

@@ -12,8 +12,8 @@ from vitdeploy.graph.attention import find_attentions
 from vitdeploy.graph.io import METADATA_KEY, load_graph
 from vitdeploy.graph.optimize import OptimizeOptions
 from vitdeploy.graph.rowwise import dim
-from vitdeploy.pipeline.stages.files import is_ours
-from vitdeploy.pipeline.stages.optimize import optimize
+from vitdeploy.stages.files import is_ours
+from vitdeploy.stages.optimize import optimize
 
 
 def of_others():

@@ -9,16 +9,16 @@ import pytest
 
 from vitdeploy.pipeline.job import prepare
 from vitdeploy.pipeline.plan import make_plan
-from vitdeploy.pipeline.stages.files import write_json
-from vitdeploy.pipeline.stages.rows import rows_step
-from vitdeploy.pipeline.stages.schedules import schedules_step
-from vitdeploy.pipeline.stages.score import score_step
-from vitdeploy.pipeline.stages.screen import screen_step
-from vitdeploy.pipeline.stages.step import Candidate, Step
-from vitdeploy.pipeline.stages.typed import typed_step
 from vitdeploy.progress import silent
 from vitdeploy.recipe.load import load_recipe
 from vitdeploy.spec import EngineSpec, encode
+from vitdeploy.stages.files import write_json
+from vitdeploy.stages.rows import rows_step
+from vitdeploy.stages.schedules import schedules_step
+from vitdeploy.stages.score import score_step
+from vitdeploy.stages.screen import screen_step
+from vitdeploy.stages.step import Candidate, Step
+from vitdeploy.stages.typed import typed_step
 from vitdeploy.store.sources import HOME, source_digest
 from vitdeploy.store.store import Artifact
 
@@ -95,7 +95,7 @@ def test_a_step_has_the_digest_of_its_code_wherever_the_package_lies(steps, dige
         ("verify/diagnosis", {"verify"}),
         ("tasks/classification", ASKED),
         ("tasks/detection", set()),
-        ("pipeline/stages/calibrate", {"calibrate"}),
+        ("stages/calibrate", {"calibrate"}),
         ("attention/rollout", {"attention"}),
     ],
 )

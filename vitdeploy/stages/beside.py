@@ -12,8 +12,8 @@ from vitdeploy.errors import CheckpointError
 from vitdeploy.models.config_files import read_json, transformers_preprocess, transformers_processor
 from vitdeploy.models.hub import CONFIG, PREPROCESSOR
 from vitdeploy.models.label_names import labels_for
-from vitdeploy.pipeline.stages.files import LABELS_FILE, labels_beside
 from vitdeploy.spec import PreprocessSpec
+from vitdeploy.stages.files import LABELS_FILE, labels_beside
 
 ASSUMED = "an ONNX file does not say how images are prepared: / 255 and a plain resize are assumed"
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from vitdeploy.pipeline.stages.tools import backend_versions, package_versions
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.nvidia import describe_gpu
 from vitdeploy.runtime.tensorrt_identity import fingerprint
 from vitdeploy.spec import TARGETS
+from vitdeploy.stages.tools import backend_versions, package_versions
 
 
 def target_tools(target: str) -> dict[str, str]:

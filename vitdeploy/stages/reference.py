@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vitdeploy.pipeline.reference_model import ReferenceModel, reference_runner
-from vitdeploy.pipeline.stages.answers import ANSWERS_FILE
-from vitdeploy.pipeline.stages.step import REFERENCE, Folders, Step
-from vitdeploy.pipeline.stages.tools import package_versions
 from vitdeploy.progress import Counter, Progress, silent
 from vitdeploy.runtime.host import describe_host
+from vitdeploy.stages.answers import ANSWERS_FILE
+from vitdeploy.stages.reference_model import ReferenceModel, reference_runner
+from vitdeploy.stages.step import REFERENCE, Folders, Step
+from vitdeploy.stages.tools import package_versions
 from vitdeploy.tasks.adapter import Data, TaskAdapter
 
 

@@ -22,13 +22,6 @@ from vitdeploy.graph.io import fixed_batch, graph_spec, load_graph, save_graph, 
 from vitdeploy.graph.layer_role import node_macs
 from vitdeploy.graph.linears import find_linears
 from vitdeploy.graph.tensorrt.pixels import cast_pixels_first
-from vitdeploy.pipeline.capability import check_precision
-from vitdeploy.pipeline.stages.files import MODEL_FILE, STATISTICS_FILE, write_json
-from vitdeploy.pipeline.stages.float_graph import load_float_graph
-from vitdeploy.pipeline.stages.place import PlaceConfig
-from vitdeploy.pipeline.stages.search import SearchConfig, find_sensitivity
-from vitdeploy.pipeline.stages.step import CALIBRATE, OPTIMIZE, QUANTIZED, Candidate, Folders, Step
-from vitdeploy.pipeline.stages.tools import backend_versions, package_versions
 from vitdeploy.progress import Counter, Progress, silent
 from vitdeploy.quantize.error import range_of
 from vitdeploy.quantize.extremes import Extremes
@@ -38,6 +31,13 @@ from vitdeploy.quantize.prepare import prepare, widened
 from vitdeploy.quantize.statistics import Statistics, load_statistics
 from vitdeploy.search.high_precision import high_precision_layers
 from vitdeploy.spec import Precision, PreprocessSpec, WeightBits
+from vitdeploy.stages.capability import check_precision
+from vitdeploy.stages.files import MODEL_FILE, STATISTICS_FILE, write_json
+from vitdeploy.stages.float_graph import load_float_graph
+from vitdeploy.stages.place import PlaceConfig
+from vitdeploy.stages.search import SearchConfig, find_sensitivity
+from vitdeploy.stages.step import CALIBRATE, OPTIMIZE, QUANTIZED, Candidate, Folders, Step
+from vitdeploy.stages.tools import backend_versions, package_versions
 
 if TYPE_CHECKING:
     from vitdeploy.tasks.adapter import Data

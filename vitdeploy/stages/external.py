@@ -6,12 +6,12 @@ from pathlib import Path
 
 from vitdeploy.graph.io import load_graph
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.batches import settle_batch
-from vitdeploy.pipeline.reference_model import find_reference_model
-from vitdeploy.pipeline.stages.export import ExportConfig, export
-from vitdeploy.pipeline.stages.files import MODEL_FILE
 from vitdeploy.progress import Progress, silent
 from vitdeploy.quantize.reject_quantized import reject_quantized
+from vitdeploy.stages.batches import settle_batch
+from vitdeploy.stages.export import ExportConfig, export
+from vitdeploy.stages.files import MODEL_FILE
+from vitdeploy.stages.reference_model import find_reference_model
 
 OPSET = 20
 

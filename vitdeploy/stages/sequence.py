@@ -10,8 +10,8 @@ from vitdeploy.export.sequence import DECODER_STEP, ENCODER, check_sequence_pari
 from vitdeploy.graph.io import GraphMetadata, save_graph, set_metadata
 from vitdeploy.models.source import load_model
 from vitdeploy.models.transformer import Transformer
-from vitdeploy.pipeline.reference_model import ReferenceModel
 from vitdeploy.progress import Progress
+from vitdeploy.stages.reference_model import ReferenceModel
 
 
 def export_sequence_model(

@@ -11,17 +11,17 @@ from vitdeploy.data.folder import Sample
 from vitdeploy.data.pixels import batches
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.io import fixed_batch, graph_spec
-from vitdeploy.pipeline.stages.files import MODEL_FILE, STATISTICS_FILE, write_json
-from vitdeploy.pipeline.stages.float_graph import load_float_graph
-from vitdeploy.pipeline.stages.step import CALIBRATE, OPTIMIZE, Folders, Step
-from vitdeploy.pipeline.stages.tools import package_versions
-from vitdeploy.pipeline.stages.unfinished import load_state, save_state
 from vitdeploy.progress import Counter, Progress, silent
 from vitdeploy.quantize.estimate import estimate
 from vitdeploy.quantize.image_checks import LEAST_IMAGES
 from vitdeploy.quantize.observers import BATCH, Observation
 from vitdeploy.quantize.scores import separate_scores
 from vitdeploy.quantize.statistics import save_statistics
+from vitdeploy.stages.files import MODEL_FILE, STATISTICS_FILE, write_json
+from vitdeploy.stages.float_graph import load_float_graph
+from vitdeploy.stages.step import CALIBRATE, OPTIMIZE, Folders, Step
+from vitdeploy.stages.tools import package_versions
+from vitdeploy.stages.unfinished import load_state, save_state
 
 if TYPE_CHECKING:
     from vitdeploy.tasks.adapter import Data

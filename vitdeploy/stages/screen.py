@@ -11,11 +11,11 @@ from vitdeploy.bench.decided import disturbed_reason
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bench.run import run_benchmark
 from vitdeploy.bench.summary import block_medians
-from vitdeploy.pipeline.stages.engines import read_engine
-from vitdeploy.pipeline.stages.files import read_json, write_json
-from vitdeploy.pipeline.stages.step import Folders, Step
-from vitdeploy.pipeline.stages.target_tools import target_tools
 from vitdeploy.progress import Progress
+from vitdeploy.stages.engines import read_engine
+from vitdeploy.stages.files import read_json, write_json
+from vitdeploy.stages.step import Folders, Step
+from vitdeploy.stages.target_tools import target_tools
 
 if TYPE_CHECKING:
     from vitdeploy.store.store import Artifact

@@ -19,13 +19,13 @@ from vitdeploy.graph.normalise import normalise
 from vitdeploy.graph.pixels import take_pixels
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.source import load_model
-from vitdeploy.pipeline.reference_model import ReferenceModel, is_onnx, reference_runner
-from vitdeploy.pipeline.stages.files import LABELS_FILE, MODEL_FILE, graphs_in, write_json
-from vitdeploy.pipeline.stages.sequence import export_sequence_model
-from vitdeploy.pipeline.stages.step import EXPORT, Folders, Step
-from vitdeploy.pipeline.stages.tools import package_versions
 from vitdeploy.progress import Progress, silent
 from vitdeploy.spec import encode
+from vitdeploy.stages.files import LABELS_FILE, MODEL_FILE, graphs_in, write_json
+from vitdeploy.stages.reference_model import ReferenceModel, is_onnx, reference_runner
+from vitdeploy.stages.sequence import export_sequence_model
+from vitdeploy.stages.step import EXPORT, Folders, Step
+from vitdeploy.stages.tools import package_versions
 
 PACKAGES = ("torch", "onnx", "onnxscript", "onnx-ir", "numpy", "timm", "transformers")
 

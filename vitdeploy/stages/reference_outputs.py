@@ -10,9 +10,9 @@ import numpy as np
 from vitdeploy.data.folder import Sample
 from vitdeploy.data.pixels import batches
 from vitdeploy.graph.io import fixed_batch, get_metadata, graph_spec, load_graph
-from vitdeploy.pipeline.stages.files import MODEL_FILE
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.search.reference_outputs import ReferenceOutputs
+from vitdeploy.stages.files import MODEL_FILE
 
 BATCH = 8
 

@@ -15,13 +15,13 @@ from vitdeploy.errors import EngineError, GraphError
 from vitdeploy.graph.attention_views import AttentionViews, token_views
 from vitdeploy.graph.io import load_graph
 from vitdeploy.graph.normalise import normalise
-from vitdeploy.pipeline.stages.answers import read_answers
-from vitdeploy.pipeline.stages.files import MODEL_FILE, read_json, write_json
-from vitdeploy.pipeline.stages.step import ATTENTION, EXPORT, ORIGINAL, REFERENCE, Candidate, Folders, Step
-from vitdeploy.pipeline.stages.tools import package_versions
 from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.preprocess import Pixels
 from vitdeploy.spec import PreprocessSpec, encode
+from vitdeploy.stages.answers import read_answers
+from vitdeploy.stages.files import MODEL_FILE, read_json, write_json
+from vitdeploy.stages.step import ATTENTION, EXPORT, ORIGINAL, REFERENCE, Candidate, Folders, Step
+from vitdeploy.stages.tools import package_versions
 from vitdeploy.tasks.adapter import Data, ImageKit
 from vitdeploy.tasks.examples import choose
 

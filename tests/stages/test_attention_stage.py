@@ -8,9 +8,9 @@ import pytest
 from tests.pipeline import planted
 from vitdeploy.graph.io import save_graph
 from vitdeploy.graph.normalise import normalise
-from vitdeploy.pipeline.stages.attention import find_attention, read_attention, shared
-from vitdeploy.pipeline.stages.step import ORIGINAL
 from vitdeploy.runtime.preprocess import load_image
+from vitdeploy.stages.attention import find_attention, read_attention, shared
+from vitdeploy.stages.step import ORIGINAL
 
 PLACES = {3: ((1, 2), (3, 0)), 8: ((0, 1), (2, 2))}  # by image: its brightest and darkest patch
 

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vitdeploy.data.folder import Sample
-from vitdeploy.pipeline.stages.engines import read_engine
-from vitdeploy.pipeline.stages.files import MODEL_FILE, read_json, write_json
-from vitdeploy.pipeline.stages.reference_outputs import float_reference_outputs
-from vitdeploy.pipeline.stages.step import Candidate, Folders, Step
-from vitdeploy.pipeline.stages.target_tools import target_tools
-from vitdeploy.pipeline.stages.tools import package_versions
 from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.search.expected import Expected
 from vitdeploy.search.sensitivity import mean_interval
 from vitdeploy.spec import decode, encode
+from vitdeploy.stages.engines import read_engine
+from vitdeploy.stages.files import MODEL_FILE, read_json, write_json
+from vitdeploy.stages.reference_outputs import float_reference_outputs
+from vitdeploy.stages.step import Candidate, Folders, Step
+from vitdeploy.stages.target_tools import target_tools
+from vitdeploy.stages.tools import package_versions
 
 if TYPE_CHECKING:
     from vitdeploy.store.store import Artifact

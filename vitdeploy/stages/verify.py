@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.pipeline.stages.answers import ANSWERS_FILE, read_answers
-from vitdeploy.pipeline.stages.engines import read_engine
-from vitdeploy.pipeline.stages.files import write_json
-from vitdeploy.pipeline.stages.step import REFERENCE, Candidate, Folders, Step
-from vitdeploy.pipeline.stages.target_tools import target_tools
-from vitdeploy.pipeline.stages.tools import package_versions
 from vitdeploy.progress import Counter, Progress, silent
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.spec import EngineSpec, PostprocessSpec, PreprocessSpec, encode
+from vitdeploy.stages.answers import ANSWERS_FILE, read_answers
+from vitdeploy.stages.engines import read_engine
+from vitdeploy.stages.files import write_json
+from vitdeploy.stages.step import REFERENCE, Candidate, Folders, Step
+from vitdeploy.stages.target_tools import target_tools
+from vitdeploy.stages.tools import package_versions
 from vitdeploy.tasks.adapter import Data, TaskAdapter
 from vitdeploy.verify.collect import Answers
 from vitdeploy.verify.diagnosis import diagnose

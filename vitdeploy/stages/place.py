@@ -11,16 +11,16 @@ from vitdeploy.errors import GraphError
 from vitdeploy.graph.io import get_metadata, load_graph, save_graph, set_metadata
 from vitdeploy.graph.normalise import drop_unused
 from vitdeploy.graph.tensorrt.pixels import cast_pixels_first
-from vitdeploy.pipeline.capability import check_precision
-from vitdeploy.pipeline.stages.files import MIXED_FILE, STATISTICS_FILE, graphs_in, read_json, write_json
-from vitdeploy.pipeline.stages.step import CALIBRATE, OPTIMIZE, QUANTIZED, Candidate, Folders, Step
-from vitdeploy.pipeline.stages.tools import backend_versions, package_versions
 from vitdeploy.progress import Progress
 from vitdeploy.quantize.placement import choose, place, shape
 from vitdeploy.quantize.prepare import prepare
 from vitdeploy.quantize.statistics import load_statistics
 from vitdeploy.search.overrides import Mixed
 from vitdeploy.spec import TARGETS, Precision, WeightBits, decode
+from vitdeploy.stages.capability import check_precision
+from vitdeploy.stages.files import MIXED_FILE, STATISTICS_FILE, graphs_in, read_json, write_json
+from vitdeploy.stages.step import CALIBRATE, OPTIMIZE, QUANTIZED, Candidate, Folders, Step
+from vitdeploy.stages.tools import backend_versions, package_versions
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from tests.graph.builder import Builder
 from vitdeploy.data.folder import Sample, split
 from vitdeploy.errors import DataError, GraphError
 from vitdeploy.graph.io import GraphMetadata, load_graph, save_graph, set_metadata
-from vitdeploy.pipeline.stages import calibrate as stage
-from vitdeploy.pipeline.stages.calibrate import calibrate
-from vitdeploy.pipeline.stages.files import read_json
-from vitdeploy.pipeline.stages.unfinished import STATE, load_state, save_state
 from vitdeploy.spec import PreprocessSpec
+from vitdeploy.stages import calibrate as stage
+from vitdeploy.stages.calibrate import calibrate
+from vitdeploy.stages.files import read_json
+from vitdeploy.stages.unfinished import STATE, load_state, save_state
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -54,7 +54,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from vitdeploy.data.folder import split
-from vitdeploy.pipeline.stages import calibrate as stage
+from vitdeploy.stages import calibrate as stage
 
 def progress(text, done, total):
     if done == 13:

@@ -20,13 +20,13 @@ from vitdeploy.models.claims import claimed_accuracy
 from vitdeploy.models.given import Source
 from vitdeploy.models.hub import ModelFolder, pinned
 from vitdeploy.models.names import ONNX_FILE, graph_folder
-from vitdeploy.pipeline.beside import find_beside
-from vitdeploy.pipeline.stages.files import known_labels, require_label_file, require_onnx_file
-from vitdeploy.pipeline.stages.step import ORIGINAL
 from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, Task, TensorSpec, encode
+from vitdeploy.stages.beside import find_beside
+from vitdeploy.stages.files import known_labels, require_label_file, require_onnx_file
+from vitdeploy.stages.step import ORIGINAL
 from vitdeploy.verify.plausible import Claim
 
 if TYPE_CHECKING:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vitdeploy.pipeline.stages.files import MODEL_FILE, read_json, write_json
-from vitdeploy.pipeline.stages.step import OPTIMIZE, Folders, Step
-from vitdeploy.pipeline.stages.target_tools import target_tools
-from vitdeploy.pipeline.stages.tools import package_versions
 from vitdeploy.progress import Progress
 from vitdeploy.search.rows import RowTable, measure_rows
 from vitdeploy.spec import decode, encode
+from vitdeploy.stages.files import MODEL_FILE, read_json, write_json
+from vitdeploy.stages.step import OPTIMIZE, Folders, Step
+from vitdeploy.stages.target_tools import target_tools
+from vitdeploy.stages.tools import package_versions
 
 ROWS_FILE = "rows.json"
 

@@ -6,10 +6,10 @@ from collections.abc import Collection
 from pathlib import Path
 
 from vitdeploy.bundle.read import file_sha256
-from vitdeploy.pipeline.stages.files import read_json
 from vitdeploy.runtime import tensorrt_identity
 from vitdeploy.runtime.trust import is_trusted
 from vitdeploy.spec import TARGETS, EngineSpec, decode
+from vitdeploy.stages.files import read_json
 
 
 def read_engine(folder: Path) -> EngineSpec:

@@ -10,7 +10,7 @@ from vitdeploy.errors import CapabilityError
 from vitdeploy.export.batches import one_function
 from vitdeploy.graph.external import import_graph
 from vitdeploy.graph.io import fixed_batch, graph_spec
-from vitdeploy.pipeline.reference_model import ReferenceModel, is_onnx, reference_runner
+from vitdeploy.stages.reference_model import ReferenceModel, is_onnx, reference_runner
 
 # "auto": open, or as the file has it.
 Asked = Literal["auto", "dynamic"] | int

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 from vitdeploy.data.folder import Sample
 from vitdeploy.graph.io import load_graph
-from vitdeploy.pipeline.stages.files import MODEL_FILE, read_json, write_json
-from vitdeploy.pipeline.stages.reference_outputs import float_reference_outputs
-from vitdeploy.pipeline.stages.step import OPTIMIZE, Folders, Step
-from vitdeploy.pipeline.stages.target_tools import target_tools
-from vitdeploy.pipeline.stages.tools import package_versions
 from vitdeploy.progress import Progress, silent
 from vitdeploy.search.latency import measure_latencies
 from vitdeploy.search.schedules import Schedule, find_tokens, predict_times, shapes_to_time, try_schedules
 from vitdeploy.spec import decode, encode
+from vitdeploy.stages.files import MODEL_FILE, read_json, write_json
+from vitdeploy.stages.reference_outputs import float_reference_outputs
+from vitdeploy.stages.step import OPTIMIZE, Folders, Step
+from vitdeploy.stages.target_tools import target_tools
+from vitdeploy.stages.tools import package_versions
 
 if TYPE_CHECKING:
     from vitdeploy.tasks.adapter import Data

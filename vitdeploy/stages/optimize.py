@@ -17,10 +17,10 @@ from vitdeploy.graph.optimize import OptimizeOptions
 from vitdeploy.graph.optimize import optimize as rewrite
 from vitdeploy.graph.row_alignment import align_rows
 from vitdeploy.graph.token_merging import merge_tokens
-from vitdeploy.pipeline.stages.files import SEQUENCE_PARTS, copy_labels, graphs_in, is_ours, write_json
-from vitdeploy.pipeline.stages.step import EXPORT, OPTIMIZE, Folders, Step
-from vitdeploy.pipeline.stages.tools import package_versions
 from vitdeploy.progress import Progress, silent
+from vitdeploy.stages.files import SEQUENCE_PARTS, copy_labels, graphs_in, is_ours, write_json
+from vitdeploy.stages.step import EXPORT, OPTIMIZE, Folders, Step
+from vitdeploy.stages.tools import package_versions
 
 
 def optimize(
