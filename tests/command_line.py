@@ -59,9 +59,9 @@ def command_line(folder: Path, store: Path, *, short_bench: bool = False) -> Ite
     from vitdeploy.bench import process, protocol
     from vitdeploy.cli.main import main
     from vitdeploy.pipeline import assemble
-    from vitdeploy.pipeline.tuning import tuner
     from vitdeploy.search import latency, rows
     from vitdeploy.stages import screen
+    from vitdeploy.workflows.tuning import tuner
 
     before = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch:

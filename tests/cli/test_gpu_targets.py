@@ -18,7 +18,6 @@ from vitdeploy.errors import CapabilityError, TargetError
 from vitdeploy.graph.io import GraphMetadata, get_metadata, graph_spec, load_graph, save_graph, set_metadata
 from vitdeploy.pipeline.job import prepare
 from vitdeploy.pipeline.plan import engine_plan
-from vitdeploy.pipeline.subjects import compile_bundle
 from vitdeploy.progress import silent
 from vitdeploy.recipe.load import load_recipe
 from vitdeploy.spec import TARGETS, EngineSpec
@@ -27,6 +26,7 @@ from vitdeploy.stages.compile import check_task
 from vitdeploy.stages.place import PlaceConfig, place_graph
 from vitdeploy.stages.step import Candidate
 from vitdeploy.store.store import Artifact
+from vitdeploy.workflows.subjects import compile_bundle
 
 RECIPE = ROOT / "recipes" / "digits.yaml"
 DOCTOR = "`vitdeploy doctor --target tensorrt` says what else is missing"

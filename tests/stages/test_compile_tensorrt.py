@@ -12,7 +12,6 @@ from vitdeploy.errors import GraphError
 from vitdeploy.graph.io import load_graph, save_graph
 from vitdeploy.graph.tensorrt.lint import lint
 from vitdeploy.graph.tensorrt.pixels import cast_pixels_first
-from vitdeploy.pipeline.subjects import compile_bundle
 from vitdeploy.runtime import tensorrt_identity
 from vitdeploy.runtime.trust import register
 from vitdeploy.spec import EngineSpec
@@ -21,6 +20,7 @@ from vitdeploy.stages.calibrate import calibrate
 from vitdeploy.stages.engines import loads_here
 from vitdeploy.stages.place import PlaceConfig
 from vitdeploy.stages.typed import place_typed
+from vitdeploy.workflows.subjects import compile_bundle
 
 
 class Built(Exception):

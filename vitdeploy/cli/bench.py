@@ -139,8 +139,8 @@ def command(
     for name in artifacts:
         check_artifact(name)
 
-    from vitdeploy.pipeline.comparison import bench_subjects
-    from vitdeploy.pipeline.subjects import opened
+    from vitdeploy.workflows.comparison import bench_subjects
+    from vitdeploy.workflows.subjects import opened
 
     with console, opened(target=target, source=to_source(None, options), trust=trust) as find:
         subjects = [subject for name in artifacts for subject in find(name)]
@@ -160,8 +160,8 @@ def _bench_on(
     import tempfile
 
     from vitdeploy.devices.registry import find_devices
-    from vitdeploy.pipeline.device_artifact import find_device_artifacts
-    from vitdeploy.pipeline.on_devices import bench_on
+    from vitdeploy.workflows.device_artifact import find_device_artifacts
+    from vitdeploy.workflows.on_devices import bench_on
 
     devices = find_devices(on)
     with console, tempfile.TemporaryDirectory(prefix="vitdeploy-") as work:

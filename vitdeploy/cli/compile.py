@@ -65,7 +65,7 @@ def command(
     file = find_graph(graph)
     check_replaceable(output, OUTPUT_NAMES)
 
-    from vitdeploy.pipeline.subjects import compile_bundle
+    from vitdeploy.workflows.subjects import compile_bundle
 
     with console, replacing(output, OUTPUT_NAMES) as work:
         console.progress(f"compile for {target}", 0, 1)
@@ -107,8 +107,8 @@ def _compile_on(
 
     from vitdeploy.devices.registry import find_devices
     from vitdeploy.errors import UnknownDeviceError
-    from vitdeploy.pipeline.on_devices import compile_on
-    from vitdeploy.pipeline.placement import bundle_of, place_graphs
+    from vitdeploy.workflows.on_devices import compile_on
+    from vitdeploy.workflows.placement import bundle_of, place_graphs
 
     devices = find_devices(on)
     if len(devices) != 1:

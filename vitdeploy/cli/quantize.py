@@ -102,7 +102,6 @@ def command(
     check_replaceable(output, OUTPUT_NAMES)
 
     from vitdeploy.pipeline.job import weight_bits
-    from vitdeploy.pipeline.subjects import graph_metadata
     from vitdeploy.report.html import render_sensitivity
     from vitdeploy.runtime.host import describe_host
     from vitdeploy.runtime.weight_bits import saturation_warning
@@ -119,6 +118,7 @@ def command(
     )
     from vitdeploy.stages.typed import EIGHT_BITS, place_typed
     from vitdeploy.tasks.images import calibration_images
+    from vitdeploy.workflows.subjects import graph_metadata
 
     mixed, costs, bits = None, None, 8 if typed else weight_bits(vnni)
     if image_size is not None and is_ours(given):

@@ -52,13 +52,13 @@ def command(
     for path in recipes:
         load_recipe(path, overrides, function)  # before all that is heavy is imported
 
-    from vitdeploy.pipeline.executors import Processes
     from vitdeploy.pipeline.run import default_store
-    from vitdeploy.pipeline.sweep import Entry, load_all, sweep
     from vitdeploy.publish import check_replaceable, storage_errors
     from vitdeploy.report.html import render_sweep
     from vitdeploy.runtime.atomic import write_atomic
     from vitdeploy.stages.files import OUTPUT_NAMES, write_json
+    from vitdeploy.workflows.executors import Processes
+    from vitdeploy.workflows.sweep import Entry, load_all, sweep
 
     store = default_store().root
     entries = [Entry(recipe, overrides, store, skip_bad, function) for recipe in recipes]

@@ -84,9 +84,9 @@ def command(
     check_recipe(loaded.model_copy(update={"precision": "fp32"}), targets or None)  # every precision is tried
 
     from vitdeploy.pipeline.run import default_store
-    from vitdeploy.pipeline.tuning.prepare import prepare_search
-    from vitdeploy.pipeline.tuning.tuner import Tuner
-    from vitdeploy.pipeline.tuning.write import write_tuned
+    from vitdeploy.workflows.tuning.prepare import prepare_search
+    from vitdeploy.workflows.tuning.tuner import Tuner
+    from vitdeploy.workflows.tuning.write import write_tuned
 
     with console:
         job = prepare_search(loaded, targets, bounds, skip_bad=skip_bad, progress=console.progress, function=function)

@@ -17,11 +17,11 @@ from vitdeploy.cli.sources import source_options, to_source
 
 if TYPE_CHECKING:
     from vitdeploy.errors import GateError
-    from vitdeploy.pipeline.on_devices import Outcome
-    from vitdeploy.pipeline.subjects import Subject
     from vitdeploy.spec import Budget
     from vitdeploy.tasks.adapter import DataChoice
     from vitdeploy.verify.gate import Gate
+    from vitdeploy.workflows.on_devices import Outcome
+    from vitdeploy.workflows.subjects import Subject
 
 
 @click.command("verify")
@@ -93,7 +93,7 @@ def command(
             raise click.UsageError("--bisect judges nothing: leave --max-drop, --min-agreement and labels out.")
         if trust is not None:
             raise click.UsageError("--bisect compiles the parts that it runs: leave --trust out.")
-        from vitdeploy.pipeline.bisection import bisect_artifact
+        from vitdeploy.workflows.bisection import bisect_artifact
 
         with console:
             told = bisect_artifact(
@@ -108,9 +108,9 @@ def command(
             )
         console.finish(told.document, told.lines, None, told.then)
         return
-    from vitdeploy.pipeline.comparison import verify_subjects
-    from vitdeploy.pipeline.subjects import emulation_offered, opened
     from vitdeploy.spec import Budget
+    from vitdeploy.workflows.comparison import verify_subjects
+    from vitdeploy.workflows.subjects import emulation_offered, opened
 
     choice = evaluation(data, labels, annotations, num_samples, seed)
     budget = Budget(max_drop=max_drop, min_agreement=min_agreement)
@@ -172,8 +172,8 @@ def _verify_on(
     import tempfile
 
     from vitdeploy.devices.registry import find_devices
-    from vitdeploy.pipeline.device_artifact import find_device_artifacts
-    from vitdeploy.pipeline.on_devices import verify_on
+    from vitdeploy.workflows.device_artifact import find_device_artifacts
+    from vitdeploy.workflows.on_devices import verify_on
 
     devices = find_devices(on)
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as work:

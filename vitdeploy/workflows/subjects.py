@@ -28,7 +28,6 @@ from vitdeploy.models.given import Source
 from vitdeploy.models.hub import is_hub_name
 from vitdeploy.models.names import FUNCTION
 from vitdeploy.pipeline.measure import original_candidate
-from vitdeploy.pipeline.placement import bundle_of, place_graphs
 from vitdeploy.progress import Progress, silent
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.engine import make_runner
@@ -44,6 +43,7 @@ from vitdeploy.stages.files import MODEL_FILE, is_ours, known_labels
 from vitdeploy.stages.files import find_graph as find_graph
 from vitdeploy.stages.reference_model import find_reference_model, reference_runner
 from vitdeploy.tasks.adapter import Setting
+from vitdeploy.workflows.placement import bundle_of, place_graphs
 
 DEFAULT_TARGET = "onnxruntime-cpu"
 REBUILT = "{} was built again, of the bundle's graph: its plan is not of this user and this machine."

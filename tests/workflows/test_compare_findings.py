@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from vitdeploy.pipeline.regression.findings import Found, Limits, judge
+from vitdeploy.workflows.regression.findings import Found, Limits, judge
 
 LIMITS = Limits(max_drop=1.0, max_slowdown=5.0)
 BUSY = "somebody else was busy"

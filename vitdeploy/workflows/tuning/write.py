@@ -21,8 +21,6 @@ from vitdeploy.pipeline.outcome import (
     said_of_weights,
     warnings_of,
 )
-from vitdeploy.pipeline.tuning.remarks import remarks
-from vitdeploy.pipeline.tuning.tuner import Made, Tuned
 from vitdeploy.publish import replacing
 from vitdeploy.recipe.load import PATHS
 from vitdeploy.recipe.recipe import Recipe
@@ -31,6 +29,8 @@ from vitdeploy.runtime.host import describe_host
 from vitdeploy.spec import encode
 from vitdeploy.stages.files import RECIPE_FILE as RECIPE_FILE
 from vitdeploy.stages.files import TUNED_NAMES
+from vitdeploy.workflows.tuning.remarks import remarks
+from vitdeploy.workflows.tuning.tuner import Made, Tuned
 
 UNITS = {"classification": "KL, nats"}
 

@@ -14,7 +14,6 @@ from vitdeploy.data.classes import differing
 from vitdeploy.errors import InputError
 from vitdeploy.pipeline.foresight import bounds_answers, criterion_of, foresee
 from vitdeploy.pipeline.measure import measure
-from vitdeploy.pipeline.subjects import Subject
 from vitdeploy.progress import Counter, Progress
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import Budget
@@ -24,6 +23,7 @@ from vitdeploy.tasks.adapters import make_adapter
 from vitdeploy.verify.collect import Answers
 from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.gate import GUARD, Gate, accuracy_gate
+from vitdeploy.workflows.subjects import Subject
 
 
 def verify_subjects(

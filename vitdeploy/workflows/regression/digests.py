@@ -7,8 +7,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from vitdeploy.pipeline.regression.recorded import RecordedProvenance, RecordedReport
 from vitdeploy.spec import Manifest
+from vitdeploy.workflows.regression.recorded import RecordedProvenance, RecordedReport
 
 
 def of_bundle(manifest: Manifest) -> dict[str, str]:

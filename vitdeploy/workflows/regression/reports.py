@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from vitdeploy.bench.paired import PROCESS_FREEDOM, PROCESS_SPREAD, quantile
-from vitdeploy.pipeline.regression.findings import Found
-from vitdeploy.pipeline.regression.pairs import Pair, pair_up
-from vitdeploy.pipeline.regression.recorded import RecordedReport
 from vitdeploy.verify.intervals import unpaired_difference, unpaired_log_ratio
+from vitdeploy.workflows.regression.findings import Found
+from vitdeploy.workflows.regression.pairs import Pair, pair_up
+from vitdeploy.workflows.regression.recorded import RecordedReport
 
 # The accuracy of these tasks is a share of the samples that were answered rightly.
 SHARES = ("classification", "sequence")

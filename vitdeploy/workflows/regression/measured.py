@@ -13,14 +13,14 @@ from typing import Any
 
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bundle.read import read_bundle
-from vitdeploy.pipeline.comparison import verify_subjects
 from vitdeploy.pipeline.measure import measure
-from vitdeploy.pipeline.regression.findings import Found
-from vitdeploy.pipeline.regression.pairs import Pair, pair_up
-from vitdeploy.pipeline.subjects import Finder, Subject
 from vitdeploy.progress import Progress
 from vitdeploy.spec import Budget, EngineSpec, Manifest
 from vitdeploy.tasks.adapter import DataChoice
+from vitdeploy.workflows.comparison import verify_subjects
+from vitdeploy.workflows.regression.findings import Found
+from vitdeploy.workflows.regression.pairs import Pair, pair_up
+from vitdeploy.workflows.subjects import Finder, Subject
 
 # What is judged is the median.
 PERCENTILES = (50.0,)

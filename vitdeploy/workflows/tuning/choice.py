@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitdeploy.pipeline.tuning.variants import Variant
 from vitdeploy.pipeline.verdict import find_ratio, keeps_answers, kept, relative_times, sentence, undecided_among
 from vitdeploy.verify.gate import Gate
+from vitdeploy.workflows.tuning.variants import Variant
 
 Ratios = Sequence[Mapping[str, Any]]
 

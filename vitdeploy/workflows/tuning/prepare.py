@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from vitdeploy.errors import CapabilityError, InputError, RecipeError
 from vitdeploy.pipeline.job import Job, prepare
-from vitdeploy.pipeline.tuning.variants import Variant
 from vitdeploy.progress import Progress
 from vitdeploy.recipe.load import validate
 from vitdeploy.recipe.recipe import Recipe
+from vitdeploy.workflows.tuning.variants import Variant
 
 
 def prepare_search(

@@ -16,7 +16,6 @@ from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.data.pixels import batches
 from vitdeploy.errors import InputError
 from vitdeploy.graph.io import get_metadata, graph_spec, load_graph
-from vitdeploy.pipeline.subjects import find_bundle, find_graph, graph_metadata
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
@@ -29,6 +28,7 @@ from vitdeploy.spec import EngineSpec
 from vitdeploy.stages.files import is_ours
 from vitdeploy.stages.step import QUANTIZED
 from vitdeploy.tasks.images import calibration_images
+from vitdeploy.workflows.subjects import find_bundle, find_graph, graph_metadata
 
 IMAGES = 32
 # How many parts are shown where none stands out.

@@ -21,11 +21,7 @@ from vitdeploy.devices.results import check_run, product_files, reported
 from vitdeploy.devices.runner import RemoteRunner
 from vitdeploy.devices.shipment import entries, make_job
 from vitdeploy.errors import VitdeployError
-from vitdeploy.pipeline.comparison import Trial, unique
-from vitdeploy.pipeline.device_artifact import DeviceArtifact, placed_shipment
 from vitdeploy.pipeline.measure import summarise
-from vitdeploy.pipeline.placement import PlacedGraphs
-from vitdeploy.pipeline.subjects import Subject, image_request
 from vitdeploy.pipeline.workload import work_of
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.weight_bits import weight_remarks
@@ -34,6 +30,10 @@ from vitdeploy.stages.compile import check_batch
 from vitdeploy.tasks.adapter import DataChoice
 from vitdeploy.verify.collect import Answers
 from vitdeploy.verify.gate import Gate
+from vitdeploy.workflows.comparison import Trial, unique
+from vitdeploy.workflows.device_artifact import DeviceArtifact, placed_shipment
+from vitdeploy.workflows.placement import PlacedGraphs
+from vitdeploy.workflows.subjects import Subject, image_request
 
 T = TypeVar("T")
 Note = Callable[[str], None]

@@ -19,8 +19,6 @@ from vitdeploy.pipeline.measure import measure, original_candidate
 from vitdeploy.pipeline.outcome import TOOLS, engine_bytes, verified
 from vitdeploy.pipeline.plan import engine_plan, judge_plan
 from vitdeploy.pipeline.run import run_plan
-from vitdeploy.pipeline.selftest.cases import Case
-from vitdeploy.pipeline.selftest.steps import FAILED, NOT_RUN, Steps
 from vitdeploy.progress import Progress
 from vitdeploy.report.html import render_selftest
 from vitdeploy.runtime.host import describe_host
@@ -32,6 +30,8 @@ from vitdeploy.stages.step import QUANTIZED, Candidate
 from vitdeploy.store.store import Artifact, Store
 from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.gate import accuracy_gate
+from vitdeploy.workflows.selftest.cases import Case
+from vitdeploy.workflows.selftest.steps import FAILED, NOT_RUN, Steps
 
 # What a self-test tries of a target's precisions, in this order.
 PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8", "fp8")
@@ -197,5 +197,5 @@ def _reference(job: Job, target: str) -> BenchCandidate:
     source = job.reference_model.source
     if TARGETS[target].device != "GPU":
         return original_candidate(source)
-    worker = module_argv("vitdeploy.pipeline.selftest.torch_worker")
+    worker = module_argv("vitdeploy.workflows.selftest.torch_worker")
     return BenchCandidate(COMPILED, "torch", "fp16", worker, to_request(source))

@@ -10,9 +10,9 @@ from tests.command_line import command_line
 from tests.pipeline.test_imported import NETWORK
 from vitdeploy.cli.sweep import _unmet
 from vitdeploy.errors import InputError, MissingFileError, WorkerError
-from vitdeploy.pipeline.executors import Processes
-from vitdeploy.pipeline.sweep import Entry, _unmeasured, load_all, make_ahead
 from vitdeploy.stages.step import Step
+from vitdeploy.workflows.executors import Processes
+from vitdeploy.workflows.sweep import Entry, _unmeasured, load_all, make_ahead
 
 
 def a_recipe(folder, name, checkpoint, digits, **fields):

@@ -10,7 +10,6 @@ from typing import Any
 
 from vitdeploy.errors import InputError, VitdeployError
 from vitdeploy.pipeline.assemble import run_pipeline
-from vitdeploy.pipeline.executors import Executor
 from vitdeploy.pipeline.job import Job, prepare
 from vitdeploy.pipeline.plan import make_plan
 from vitdeploy.pipeline.run import run_plan
@@ -20,6 +19,7 @@ from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.stages.step import Step
 from vitdeploy.store.store import Store
+from vitdeploy.workflows.executors import Executor
 
 
 @dataclass(frozen=True)

@@ -17,13 +17,13 @@ from vitdeploy.errors import InputError
 from vitdeploy.graph.io import load_graph
 from vitdeploy.graph.linears import count_int8
 from vitdeploy.models.hub import is_hub_name
-from vitdeploy.pipeline.placement import PlacedGraphs, place_graphs
-from vitdeploy.pipeline.subjects import DEFAULT_TARGET, find_graph, graph_metadata
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.labels import number_of_classes, read_labels
 from vitdeploy.spec import TARGETS, EngineSpec, Manifest
 from vitdeploy.stages.files import is_ours, known_labels
 from vitdeploy.tasks.adapter import Setting
+from vitdeploy.workflows.placement import PlacedGraphs, place_graphs
+from vitdeploy.workflows.subjects import DEFAULT_TARGET, find_graph, graph_metadata
 
 
 @dataclass(frozen=True)

@@ -15,17 +15,17 @@ from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import InputError, MissingFileError, TargetError
 from vitdeploy.graph.io import load_graph, save_graph
-from vitdeploy.pipeline.regression.compare import compare
-from vitdeploy.pipeline.regression.findings import Found, Limits, judge
-from vitdeploy.pipeline.regression.measured import _timed
-from vitdeploy.pipeline.regression.pairs import Pair, pair_up
-from vitdeploy.pipeline.regression.reports import NOT_IN_TURNS
-from vitdeploy.pipeline.subjects import compile_bundle
 from vitdeploy.progress import silent
 from vitdeploy.report.html import render_regression
 from vitdeploy.report.junit import render_junit
 from vitdeploy.runtime import load
 from vitdeploy.tasks.adapter import DataChoice
+from vitdeploy.workflows.regression.compare import compare
+from vitdeploy.workflows.regression.findings import Found, Limits, judge
+from vitdeploy.workflows.regression.measured import _timed
+from vitdeploy.workflows.regression.pairs import Pair, pair_up
+from vitdeploy.workflows.regression.reports import NOT_IN_TURNS
+from vitdeploy.workflows.subjects import compile_bundle
 
 ENGINE = "openvino-cpu-int8"
 STRICT = Limits(max_drop=1.0, max_slowdown=5.0)

@@ -13,7 +13,7 @@ from vitdeploy.graph.normalise import normalise
 from vitdeploy.graph.optimize import optimize
 from vitdeploy.graph.row_alignment import align_rows
 from vitdeploy.graph.token_merging import merge_tokens
-from vitdeploy.pipeline.explain import explain
+from vitdeploy.workflows.explain import explain
 
 BRIGHT, DARK = (1, 2), (3, 0)
 # Of the planted models: the image, rollout, mean of the heads, and a head each for bright and dark.
@@ -202,10 +202,10 @@ def test_of_a_real_model_the_weights_that_are_drawn_sum_to_one(small_export, tmp
     from vitdeploy.attention.instrumented import run_instrumented
     from vitdeploy.graph.attention_views import token_views
     from vitdeploy.graph.optimize import OptimizeOptions
-    from vitdeploy.pipeline.explain import _float_graph
-    from vitdeploy.pipeline.subjects import compile_bundle
     from vitdeploy.runtime.preprocess import load_pixels
     from vitdeploy.stages import optimize as stage
+    from vitdeploy.workflows.explain import _float_graph
+    from vitdeploy.workflows.subjects import compile_bundle
 
     for name in ("float", "bundle"):
         (tmp_path / name).mkdir()

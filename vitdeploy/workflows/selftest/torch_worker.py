@@ -1,4 +1,4 @@
-"""The measuring process of PyTorch at its best on a GPU: `python -m vitdeploy.pipeline.selftest.torch_worker`."""
+"""The measuring process of PyTorch at its best on a GPU: `python -m vitdeploy.workflows.selftest.torch_worker`."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from vitdeploy.pipeline.tuning.choice import Finalist, choose
-from vitdeploy.pipeline.tuning.variants import Variant
 from vitdeploy.verify.gate import Gate
+from vitdeploy.workflows.tuning.choice import Finalist, choose
+from vitdeploy.workflows.tuning.variants import Variant
 
 PASS, FAIL = Gate("pass"), Gate("fail", ("drop 3.00 points [2.00, 4.00], budget 1",))
 UNDECIDED = Gate("undecided", ("drop 0.90 points; undecided: needs about 9,000 images",))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from vitdeploy.bench.paired import ratio_of_medians
-from vitdeploy.pipeline.tuning.variants import FLOATS, Variant
+from vitdeploy.workflows.tuning.variants import FLOATS, Variant
 
 Medians = Mapping[str, Sequence[float]]
 

@@ -22,8 +22,6 @@ from vitdeploy.pipeline.measure import measure, original_candidate
 from vitdeploy.pipeline.outcome import engine_bytes, verified
 from vitdeploy.pipeline.plan import engine_plan, judge_plan, original_step
 from vitdeploy.pipeline.run import run_plan
-from vitdeploy.pipeline.tuning.choice import Choice, Finalist, choose
-from vitdeploy.pipeline.tuning.variants import Variant, float_variants
 from vitdeploy.pipeline.verdict import engine_gate
 from vitdeploy.progress import Progress
 from vitdeploy.search.expected import Expected
@@ -42,6 +40,8 @@ from vitdeploy.stages.step import OPTIMIZE, ORIGINAL, REFERENCE, Step
 from vitdeploy.store.store import Artifact, Store
 from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.gate import GUARD, accuracy_gate, guards
+from vitdeploy.workflows.tuning.choice import Choice, Finalist, choose
+from vitdeploy.workflows.tuning.variants import Variant, float_variants
 
 # The share of a time budget after which no new variant is begun; the rest is for measuring the finalists.
 SEARCH_SHARE = 0.5

@@ -12,16 +12,16 @@ from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import InputError
 from vitdeploy.models.given import Source
 from vitdeploy.pipeline.early import REPORT_FILE, is_report
-from vitdeploy.pipeline.regression.digests import of_bundle, of_report, side_by_side
-from vitdeploy.pipeline.regression.findings import Found, Limits, judge
-from vitdeploy.pipeline.regression.measured import compare_bundles
-from vitdeploy.pipeline.regression.recorded import read_report
-from vitdeploy.pipeline.regression.reports import compare_reports
-from vitdeploy.pipeline.subjects import opened
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.tasks.adapter import DataChoice
 from vitdeploy.verify.gate import Gate, join
+from vitdeploy.workflows.regression.digests import of_bundle, of_report, side_by_side
+from vitdeploy.workflows.regression.findings import Found, Limits, judge
+from vitdeploy.workflows.regression.measured import compare_bundles
+from vitdeploy.workflows.regression.recorded import read_report
+from vitdeploy.workflows.regression.reports import compare_reports
+from vitdeploy.workflows.subjects import opened
 
 SENTENCES = {
     "pass": "The candidate keeps within the limits.",

@@ -15,14 +15,14 @@ from vitdeploy.errors import CapabilityError
 from vitdeploy.models.compiled import PROVIDER, CompiledRunner
 from vitdeploy.models.reference import TorchRunner
 from vitdeploy.models.source import Source, load_model
-from vitdeploy.pipeline.selftest.cases import Case, default_cases
-from vitdeploy.pipeline.selftest.run import REPORT_NAMES, run_selftest
-from vitdeploy.pipeline.selftest.torch_worker import make_runner
 from vitdeploy.progress import silent
 from vitdeploy.recipe.load import validate
 from vitdeploy.runtime import nvidia
 from vitdeploy.spec import TARGETS
 from vitdeploy.store.store import Store
+from vitdeploy.workflows.selftest.cases import Case, default_cases
+from vitdeploy.workflows.selftest.run import REPORT_NAMES, run_selftest
+from vitdeploy.workflows.selftest.torch_worker import make_runner
 
 CPU = "onnxruntime-cpu"
 SHORT = Protocol(scenarios=("single",), batch=(1,), duration=0, block_seconds=0.02, min_rounds=3, warmup=0, processes=1)
@@ -156,7 +156,7 @@ def test_an_engine_with_other_answers_fails_the_self_test(recipe, small_checkpoi
 
 @pytest.mark.parametrize(("code", "status"), [("VD5001", 5), ("VD4201", 4), (None, 0)])
 def test_the_exit_code_tells_wrong_answers_from_what_does_not_run(code, status, tmp_path, monkeypatch, shared_store):
-    from vitdeploy.pipeline.selftest import run
+    from vitdeploy.workflows.selftest import run
 
     def told(target, cases, work, store, *, protocol, progress):
         (work / "doctor.txt").write_text("ok\n")
