@@ -8,6 +8,8 @@ import pytest
 
 from vitdeploy.errors import HostError
 from vitdeploy.extensions import entry_points_of, extension_versions, load_row
+from vitdeploy.stages.target_tools import target_tools
+from vitdeploy.stages.tools import backend_versions
 
 GROUP = "vitdeploy.toys"
 
@@ -88,3 +90,11 @@ def test_the_code_of_a_row_is_all_of_its_package(install, tmp_path):
     (tmp_path / "two_toys" / "helpers.py").write_text("ROW = 8\n")
     forget()
     assert before.keys() == extension_versions("seven").keys() and before != extension_versions("seven")
+
+
+def test_an_engine_depends_on_who_adds_to_its_back_end(install):
+    plain = target_tools("onnxruntime-cpu")
+    install("one_toy", ("onnxruntime", "one_toy:ROW"), ("openvino-cpu", "one_toy:ROW"), code="ROW = 7\n")
+    assert target_tools("onnxruntime-cpu").keys() - plain.keys() == {"vitdeploy.toys onnxruntime"}
+    assert backend_versions("openvino-cpu").keys() == {"vitdeploy.toys openvino-cpu"}
+    assert backend_versions("tensorrt") == {}

@@ -75,6 +75,11 @@ def test_an_import_counts_wherever_it_runs(tmp_path, text, found):
     assert imports(text, modules) == {f"vitdeploy.{name}" for name in found} == parsed(text, modules)
 
 
+def test_a_module_without_its_source_has_no_digest(tmp_path):
+    with pytest.raises(KeyError):
+        source_digest(["vitdeploy.b", "vitdeploy.absent"], write(tmp_path))
+
+
 CHAIN = {"b": "from vitdeploy import c\n", "c": "from vitdeploy import b\n\nx = 1\n"}
 
 

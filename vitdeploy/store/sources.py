@@ -2,7 +2,8 @@
 
 What is imported is read from the text of a module, and nothing is imported for it. An import counts wherever it
 stands, but for those under `if TYPE_CHECKING:`, which never run. So does a string that is the dotted name of a module,
-as processes and tables of back ends name them. The package `vitdeploy` itself, which users import, is no part of it.
+or of something in it ("vitdeploy.runtime.ort:BACKEND"), as processes and tables of back ends name them. A package's own
+file counts where something that stands in it is imported; that of `vitdeploy` itself, which is for users, never does.
 
 Whole files are hashed, with their comments: reading 300 files takes a tenth of what parsing them does, and to make a
 folder once more is cheap beside reusing one that is out of date.
@@ -35,9 +36,12 @@ def source_digest(modules: Iterable[str], home: Path = HOME) -> str:
 
     Args:
         home: the folder that the package lies in.
+
+    Raises:
+        KeyError: a module has no source there.
     """
     digests: dict[str, str] = {}
-    waiting = [module for module in modules if module in _files(home)]
+    waiting = [module for module in modules if module.startswith(f"{PACKAGE}.")]
     while waiting:
         module = waiting.pop()
         if module not in digests:
