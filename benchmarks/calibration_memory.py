@@ -17,7 +17,7 @@ COUNTS = (64, 1024)
 
 def child(graph: Path, folder: Path, count: int) -> None:
     from vitdeploy.data.folder import scan
-    from vitdeploy.pipeline.stages.quantize import calibrate
+    from vitdeploy.stages.calibrate import calibrate
 
     samples, _ = scan(folder, "none")
     with tempfile.TemporaryDirectory() as out:

@@ -19,8 +19,8 @@ CHILD = "--child"
 def child(name: str) -> None:
     """Prints the weights' bytes, the peak after the imports and at the end (kB), the seconds, the graph's bytes."""
     from vitdeploy.models.source import Source
-    from vitdeploy.pipeline.reference_model import find_reference_model
-    from vitdeploy.pipeline.stages.export import ExportConfig, export
+    from vitdeploy.stages.export import ExportConfig, export
+    from vitdeploy.stages.reference_model import find_reference_model
 
     idle = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.perf_counter()

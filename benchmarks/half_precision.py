@@ -29,8 +29,8 @@ def child(graph: Path, folder: Path, times: float, count: int) -> dict[str, Any]
     from vitdeploy.data.folder import scan
     from vitdeploy.graph.half.residual_scale import scale_residual
     from vitdeploy.graph.io.files import get_metadata, load_graph, save_graph
-    from vitdeploy.pipeline.stages.quantize import PlaceConfig
-    from vitdeploy.pipeline.stages.typed import Images, place_typed
+    from vitdeploy.stages.place import PlaceConfig
+    from vitdeploy.stages.typed import Images, place_typed
 
     found, _ = scan(folder, "none")
     samples = list(itertools.islice(itertools.cycle(found), count))

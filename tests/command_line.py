@@ -59,8 +59,9 @@ def command_line(folder: Path, store: Path, *, short_bench: bool = False) -> Ite
     from vitdeploy.bench import process, protocol
     from vitdeploy.cli.main import main
     from vitdeploy.pipeline import assemble
-    from vitdeploy.pipeline.tuning import steps, tuner
     from vitdeploy.search import latency, rows
+    from vitdeploy.stages import screen
+    from vitdeploy.workflows.tuning import tuner
 
     before = signal.getsignal(signal.SIGTERM)
     with pytest.MonkeyPatch.context() as patch:
@@ -72,7 +73,7 @@ def command_line(folder: Path, store: Path, *, short_bench: bool = False) -> Ite
             patch.setattr(protocol, "Protocol", short)
             for module in (assemble, tuner):
                 patch.setattr(module, "Protocol", short)
-            for searching in (steps, rows, latency):
+            for searching in (screen, rows, latency):
                 patch.setattr(searching, "BLOCK_SECONDS", 0.02)
                 patch.setattr(searching, "WARMUP_SECONDS", 0.0)
             patch.setattr(rows, "ROUNDS", 3)

@@ -135,9 +135,9 @@ def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def small_export(tmp_path_factory: pytest.TempPathFactory, small_checkpoint: Path) -> Path:
     """A folder with SMALL_MODEL's model.onnx (opset 20, dynamic batch, uint8 NHWC in) and export.json."""
     from vitdeploy.models.source import Source
-    from vitdeploy.pipeline.reference_model import Overrides, find_reference_model
-    from vitdeploy.pipeline.stages.export import ExportConfig, export
     from vitdeploy.spec import PreprocessSpec
+    from vitdeploy.stages.export import ExportConfig, export
+    from vitdeploy.stages.reference_model import Overrides, find_reference_model
 
     out = tmp_path_factory.mktemp("export")
     preprocess = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))
@@ -149,7 +149,7 @@ def small_export(tmp_path_factory: pytest.TempPathFactory, small_checkpoint: Pat
 @pytest.fixture(scope="session")
 def small_bundle(tmp_path_factory: pytest.TempPathFactory, small_export: Path) -> Path:
     """The small model compiled for ONNX Runtime, in float32. Tests copy it before they damage it."""
-    from vitdeploy.pipeline.subjects import compile_bundle
+    from vitdeploy.workflows.subjects import compile_bundle
 
     folder = tmp_path_factory.mktemp("bundle")
     compile_bundle(small_export / "model.onnx", "onnxruntime-cpu", None, None, folder)
@@ -181,8 +181,8 @@ def sequence_export(tmp_path_factory: pytest.TempPathFactory, sequence_source: S
     """A folder with its encoder.onnx, decoder_step.onnx (opset 18) and export.json; one for all processes of tests."""
     from filelock import FileLock  # PyTorch depends on it
 
-    from vitdeploy.pipeline.reference_model import find_reference_model
-    from vitdeploy.pipeline.stages.export import ExportConfig, export
+    from vitdeploy.stages.export import ExportConfig, export
+    from vitdeploy.stages.reference_model import find_reference_model
 
     work = tmp_path_factory.mktemp("sequence")
     out = tmp_path_factory.getbasetemp() / "sequence_export"

@@ -6,8 +6,8 @@ import onnxruntime  # noqa: F401
 import openvino  # noqa: F401
 
 import vitdeploy.pipeline.assemble
-import vitdeploy.pipeline.recipe
-import vitdeploy.pipeline.reference_worker  # noqa: F401
+import vitdeploy.pipeline.reference_worker
+import vitdeploy.recipe.load  # noqa: F401
 
 gc.collect()
 gc.freeze()

@@ -25,14 +25,14 @@ def sabotage(graph: Path) -> None:
 
 def sabotage_int8(patch: pytest.MonkeyPatch) -> None:
     """Every INT8 graph that is placed from now on is sabotaged."""
-    from vitdeploy.pipeline.stages import quantize
+    from vitdeploy.stages import place
 
-    honest = quantize.place_graph
+    honest = place.place_graph
 
-    def place_graph(config: quantize.PlaceConfig, graph: Path, statistics: Any, out: Path, *others: Any) -> Any:
+    def place_graph(config: place.PlaceConfig, graph: Path, statistics: Any, out: Path, *others: Any) -> Any:
         placed = honest(config, graph, statistics, out, *others)
         if config.precision == "int8":
             sabotage(out / graph.name)
         return placed
 
-    patch.setattr(quantize, "place_graph", place_graph)
+    patch.setattr(place, "place_graph", place_graph)

@@ -14,9 +14,9 @@ from vitdeploy.data.folder import split
 from vitdeploy.models.load import load_model
 from vitdeploy.models.source import Source
 from vitdeploy.models.torch_runner import TorchRunner
-from vitdeploy.pipeline.reference_model import find_reference_model
-from vitdeploy.pipeline.stages.export import ExportConfig, export
 from vitdeploy.runtime.preprocess import load_image
+from vitdeploy.stages.export import ExportConfig, export
+from vitdeploy.stages.reference_model import find_reference_model
 from vitdeploy.verify.agreement import compare
 from vitdeploy.verify.collect import collect
 

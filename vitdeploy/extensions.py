@@ -11,7 +11,10 @@ Nothing of another package is imported before a table is asked for a row that vi
 from __future__ import annotations
 
 import functools
+import hashlib
+import importlib.util
 from collections.abc import Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -43,6 +46,33 @@ def entry_points_of(group: str) -> Mapping[str, EntryPoint]:
             )
         found[each.name] = each
     return MappingProxyType(found)
+
+
+@functools.lru_cache
+def extension_versions(*names: str) -> Mapping[str, str]:
+    """Who brings the rows of these names to any of our tables, by group and name: the distribution with its version,
+    and SHA-256 over the Python files of the package that the row's module is of. None of them is loaded."""
+    from importlib.metadata import entry_points
+
+    groups = sorted(group for group in entry_points().groups if group.startswith("vitdeploy."))
+    rows = (row for group in groups for name, row in sorted(entry_points_of(group).items()) if name in names)
+    found = {}
+    for row in rows:
+        made_by = f"{row.dist.name} {row.dist.version} " if row.dist else ""
+        found[f"{row.group} {row.name}"] = made_by + _package_digest(row.module.partition(".")[0])
+    return MappingProxyType(found)
+
+
+def _package_digest(package: str) -> str:
+    """Of its Python files with their places in it, or of the one file that it is; of nothing without such a package."""
+    spec = importlib.util.find_spec(package)
+    total = hashlib.sha256()
+    if spec is not None and spec.origin is not None:
+        file = Path(spec.origin)
+        for path in sorted(file.parent.rglob("*.py")) if spec.submodule_search_locations else [file]:
+            name, text = path.relative_to(file.parent).as_posix(), path.read_text(encoding="utf-8")
+            total.update(f"{name}\n{text}\n".encode())
+    return total.hexdigest()
 
 
 def load_row(entry: EntryPoint, kind: type[Row]) -> Row:

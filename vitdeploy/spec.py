@@ -20,6 +20,8 @@ Precision = Literal["fp32", "fp16", "bf16", "fp8", "int8", "mixed"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Fit = Literal["stretch", "cover"]
 CropRounding = Literal["even", "down"]
+Scores = Literal["softmax", "sigmoid", "given"]
+Boxes = Literal["cxcywh", "xyxy"]
 # Of INT8 weights, whose largest is 2^(bits - 1) - 1: 127, or 63 for CPUs on which products of more bits saturate.
 WeightBits = Literal[7, 8]
 Task = Literal["classification", "features", "detection", "panoptic", "sequence"]
@@ -83,8 +85,8 @@ class PostprocessSpec:
     are stuff), `mask_threshold` and `overlap` as in DETR's panoptic post-processing (arXiv 2005.12872, section 4.4).
     """
 
-    scores: Literal["softmax", "sigmoid", "given"] = "softmax"
-    boxes: Literal["cxcywh", "xyxy"] = "cxcywh"
+    scores: Scores = "softmax"
+    boxes: Boxes = "cxcywh"
     threshold: float = 0.5
     things: tuple[int, ...] = ()
     mask_threshold: float = 0.5

@@ -10,7 +10,7 @@ from worker import make_runner
 
 from vitdeploy.bench.worker import random_feeds
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.reference_model import to_request
+from vitdeploy.stages.reference_model import to_request
 
 
 def work(payload: Payload) -> Payload:

@@ -11,13 +11,14 @@ from child import Payload, peak_mb, serve
 from kernels import float_macs
 from prepare import job_of, sha256
 
-from vitdeploy.pipeline.plan import Step, make_plan
-from vitdeploy.pipeline.progress import silent
+from vitdeploy.pipeline.plan import make_plan
 from vitdeploy.pipeline.run import run_plan
-from vitdeploy.pipeline.stages.compile import read_engine
-from vitdeploy.pipeline.stages.files import MODEL_FILE
+from vitdeploy.progress import silent
 from vitdeploy.search.rows import RowTable, measure_rows
 from vitdeploy.spec import decode, encode
+from vitdeploy.stages.engines import read_engine
+from vitdeploy.stages.files import MODEL_FILE
+from vitdeploy.stages.step import Step
 from vitdeploy.store.store import Store
 
 

@@ -15,12 +15,13 @@ from vitdeploy.data.folder import Sample
 from vitdeploy.data.pixels import batches
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.job import prepare as prepare_job
-from vitdeploy.pipeline.progress import silent
-from vitdeploy.pipeline.recipe import validate
-from vitdeploy.pipeline.stages.export import export
-from vitdeploy.pipeline.stages.files import MODEL_FILE
-from vitdeploy.pipeline.tasks.images import labels_in
+from vitdeploy.pipeline.resolve import export_config_of
+from vitdeploy.progress import silent
+from vitdeploy.recipe.load import validate
 from vitdeploy.spec import encode
+from vitdeploy.stages.export import export
+from vitdeploy.stages.files import MODEL_FILE
+from vitdeploy.tasks.images import labels_in
 
 
 def job_of(
@@ -70,7 +71,7 @@ def work(payload: Payload) -> Payload:
     out.mkdir(parents=True, exist_ok=True)
     accuracy = bool(payload["model"]["checkpoint"])
     job = job_of(payload["model"], evaluation="all" if accuracy else 1)
-    export(job.reference_model, job.recipe.to_export(), out)
+    export(job.reference_model, export_config_of(job.recipe), out)
     _save(out / "calibration", job.data.calibration, job)
     if accuracy:
         _save(out / "evaluation", job.data.evaluation, job)

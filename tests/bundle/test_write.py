@@ -149,9 +149,9 @@ def test_weights_beside_a_graph_go_with_it_and_are_verified(tmp_path, external_g
 def sequence_bundle(tmp_path_factory, sequence_export):
     """A bundle of two graphs with an engine for every target that is installed."""
     from vitdeploy.graph.io.files import get_metadata, graph_spec, load_graph
-    from vitdeploy.pipeline.stages.compile import compile_graphs
-    from vitdeploy.pipeline.stages.files import graphs_in
-    from vitdeploy.pipeline.stages.quantize import PlaceConfig, place_graphs
+    from vitdeploy.stages.compile import compile_graphs
+    from vitdeploy.stages.files import graphs_in
+    from vitdeploy.stages.place import PlaceConfig, place_graphs
 
     engines = []
     for target in CPU_TARGETS:

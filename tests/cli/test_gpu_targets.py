@@ -18,16 +18,16 @@ from vitdeploy.compile.tensorrt import BuildOptions
 from vitdeploy.errors import CapabilityError, TargetError
 from vitdeploy.graph.io.files import GraphMetadata, get_metadata, graph_spec, load_graph, save_graph, set_metadata
 from vitdeploy.pipeline.job import prepare
-from vitdeploy.pipeline.plan import Candidate, engine_plan
-from vitdeploy.pipeline.progress import silent
-from vitdeploy.pipeline.recipe import load_recipe
-from vitdeploy.pipeline.run import step_key
-from vitdeploy.pipeline.stages.compile import check_task
-from vitdeploy.pipeline.stages.quantize import PlaceConfig, place_graph
-from vitdeploy.pipeline.subjects import compile_bundle
+from vitdeploy.pipeline.plan import engine_plan
+from vitdeploy.progress import silent
+from vitdeploy.recipe.load import load_recipe
 from vitdeploy.runtime import tensorrt
 from vitdeploy.spec import EngineSpec
+from vitdeploy.stages.compile import check_task
+from vitdeploy.stages.place import PlaceConfig, place_graph
+from vitdeploy.stages.step import Candidate
 from vitdeploy.store.store import Artifact
+from vitdeploy.workflows.subjects import compile_bundle
 
 RECIPE = ROOT / "recipes" / "digits.yaml"
 DOCTOR = "`vitdeploy doctor --target tensorrt` says what else is missing"
@@ -117,7 +117,7 @@ def test_an_emulated_bundle_is_checked_as_any_other(run, bundle, small_export, d
     ],
 )
 def test_options_that_make_no_engine_are_refused(run, small_export, options, says, monkeypatch):
-    monkeypatch.setattr("vitdeploy.pipeline.capability.require_runtime", lambda target: None)
+    monkeypatch.setattr("vitdeploy.pipeline.available.require_runtime", lambda target: None)
     monkeypatch.setattr("vitdeploy.runtime.tensorrt_api.require", lambda: "11.4.0")
     done = run("compile", small_export, "--target", "tensorrt", "-o", "out", *options)
     assert (done.returncode, done.stdout) == (2, "")
@@ -144,7 +144,7 @@ def test_a_fixed_batch_has_no_profiles(placed, tmp_path):
 
 
 def test_how_tensorrt_builds_is_part_of_an_engines_key_and_of_no_other(monkeypatch):
-    monkeypatch.setattr("vitdeploy.pipeline.capability.require_runtime", lambda target: None)
+    monkeypatch.setattr("vitdeploy.pipeline.available.require_runtime", lambda target: None)
     row = dataclasses.replace(tensorrt.BACKEND, describe_device=lambda: {"tensorrt": "11.4.0", "gpu": "a GPU"})
     monkeypatch.setattr(tensorrt, "BACKEND", row)
     given = ["targets=[tensorrt, onnxruntime-cpu]", "precision=fp32"]
@@ -154,7 +154,7 @@ def test_how_tensorrt_builds_is_part_of_an_engines_key_and_of_no_other(monkeypat
         changed = dataclasses.replace(job, recipe=load_recipe(RECIPE, [*given, *overrides]))
         steps = engine_plan(changed, [Candidate(target, "fp32", True) for target in job.recipe.targets])
         artifacts = {step.name: Artifact(Path(), "", step.name) for step in steps}
-        return {step.name: step_key(step, artifacts) for step in steps}
+        return {step.name: step.key(artifacts) for step in steps}
 
     plain = keys()
     for change in ("workspace=64", "builder_optimization_level=5", "version_compatible=true", "profiles=[[1,8,32]]"):

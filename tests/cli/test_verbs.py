@@ -12,8 +12,8 @@ from tests.command_line import command_line
 from vitdeploy import __version__
 from vitdeploy.bench import survey
 from vitdeploy.bundle.read import read_bundle, verify_files
-from vitdeploy.pipeline.subjects import compile_bundle
 from vitdeploy.runtime import load
+from vitdeploy.workflows.subjects import compile_bundle
 
 MODEL = "vit_w32d2h2_patch8_32"
 TARGETS = ("openvino-cpu", "onnxruntime-cpu")

@@ -96,8 +96,8 @@ def test_doctor_says_whether_the_cpu_has_vnni(here, cpu, flags, expected):
 
 
 def test_a_bisection_proposes_weights_that_fit_the_cpu(cpu, bundles):
-    from vitdeploy.pipeline.bisection import BisectionFormatter
     from vitdeploy.search.fix import Fix, fixed_bits
+    from vitdeploy.workflows.bisection import BisectionFormatter
 
     eight, seven = (read_bundle(bundles[bits][0]).engines[0] for bits in (8, 7))
     fix = Fix("quantize", (), 1.0, 0.1, enough=True)

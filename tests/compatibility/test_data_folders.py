@@ -11,10 +11,10 @@ from PIL import Image
 
 from tests.compatibility_page import Page
 from vitdeploy.errors import VitdeployError
-from vitdeploy.pipeline.progress import silent
-from vitdeploy.pipeline.tasks.adapter import DataChoice, Setting
-from vitdeploy.pipeline.tasks.adapters import make_adapter
+from vitdeploy.progress import silent
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
+from vitdeploy.tasks.adapter import DataChoice, Setting
+from vitdeploy.tasks.adapters import make_adapter
 
 SPEC = PreprocessSpec(8, (8, 8), "bilinear", (0.5,), (0.5,))
 PETS = ("dog", "cat", "bird", "great white shark", "hot dog, hotdog", "tench, Tinca tinca")

@@ -23,17 +23,17 @@ from vitdeploy.graph.analysis.linears import count_int8
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.reference_model import find_reference_model, reference_runner
-from vitdeploy.pipeline.stages.compile import compile_graph
-from vitdeploy.pipeline.stages.export import ExportConfig, export
-from vitdeploy.pipeline.stages.optimize import optimize
-from vitdeploy.pipeline.stages.quantize import PlaceConfig, place_graph
 from vitdeploy.quantize import place_openvino
 from vitdeploy.quantize.observers import observe
 from vitdeploy.quantize.scores import separate_scores
 from vitdeploy.quantize.statistics import save_statistics
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.preprocess import normalise
+from vitdeploy.stages.compile import compile_graph
+from vitdeploy.stages.export import ExportConfig, export
+from vitdeploy.stages.optimize import optimize
+from vitdeploy.stages.place import PlaceConfig, place_graph
+from vitdeploy.stages.reference_model import find_reference_model, reference_runner
 
 TARGETS = ("openvino-cpu", "onnxruntime-cpu")
 PART = 8

@@ -19,12 +19,15 @@ from vitdeploy.graph.io.files import get_metadata, graph_spec, load_graph, save_
 from vitdeploy.models.load import load_model
 from vitdeploy.models.source import Source
 from vitdeploy.models.torch_runner import torch_runner
-from vitdeploy.pipeline.reference_model import find_reference_model
-from vitdeploy.pipeline.stages.compile import compile_graph, compile_graphs, read_engine
-from vitdeploy.pipeline.stages.export import ExportConfig, export
-from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, check_precision, place_graph, place_graphs
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.stages.calibrate import calibrate
+from vitdeploy.stages.capability import check_precision
+from vitdeploy.stages.compile import compile_graph, compile_graphs
+from vitdeploy.stages.engines import read_engine
+from vitdeploy.stages.export import ExportConfig, export
+from vitdeploy.stages.place import PlaceConfig, place_graph, place_graphs
+from vitdeploy.stages.reference_model import find_reference_model
 
 REVERSE = Path(__file__).parent.parent.parent / "calibration" / "reverse"
 LAYERS = 4 * 2 + 2

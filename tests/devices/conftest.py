@@ -20,8 +20,8 @@ from vitdeploy.bench.machine_lock import LOCK_NAME
 from vitdeploy.devices.client import Client
 from vitdeploy.devices.registry import Device
 from vitdeploy.devices.shipment import make_job
-from vitdeploy.pipeline.device_artifact import placed_shipment
-from vitdeploy.pipeline.placement import place_graphs
+from vitdeploy.workflows.device_artifact import placed_shipment
+from vitdeploy.workflows.placement import place_graphs
 
 HOLD = """
 import fcntl, sys

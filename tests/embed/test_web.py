@@ -55,13 +55,14 @@ def bundle(digits, tmp_path_factory):
     beside it. A bundle of `vitdeploy run` but for the report."""
     from vitdeploy.data.folder import split
     from vitdeploy.models.source import Source
-    from vitdeploy.pipeline.reference_model import Overrides, find_reference_model
-    from vitdeploy.pipeline.stages.compile import compile_graph
-    from vitdeploy.pipeline.stages.export import ExportConfig, export
-    from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
     from vitdeploy.runtime.engine import make_runner
     from vitdeploy.runtime.golden import engine_outputs
     from vitdeploy.runtime.ort import OnnxRuntimeRunner
+    from vitdeploy.stages.calibrate import calibrate
+    from vitdeploy.stages.compile import compile_graph
+    from vitdeploy.stages.export import ExportConfig, export
+    from vitdeploy.stages.place import PlaceConfig, place_graph
+    from vitdeploy.stages.reference_model import Overrides, find_reference_model
 
     work = tmp_path_factory.mktemp("digits")
     images = split(digits, "folders", calibration=128, evaluation="all", seed=0).calibration[:32]
@@ -559,9 +560,9 @@ def test_the_pad_takes_fingers(opened):
 
 
 def test_the_map_is_the_rollout_that_numpy_computes(opened, bundle):
+    from vitdeploy.attention.instrumented import run_instrumented
     from vitdeploy.graph.analysis.attention_views import token_views
     from vitdeploy.graph.canonical.normalise import normalise as canonical
-    from vitdeploy.pipeline.instrumented import run_instrumented
 
     model = load_graph(bundle / "model.onnx")
     canonical(model)

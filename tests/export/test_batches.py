@@ -16,14 +16,15 @@ from vitdeploy.export.parity import worst_difference
 from vitdeploy.graph.io.files import fixed_batch, graph_spec, load_graph
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.batches import settle_batch
-from vitdeploy.pipeline.recipe import validate
-from vitdeploy.pipeline.reference_model import find_reference_model, reference_runner, to_request
 from vitdeploy.pipeline.reference_worker import make_runner
-from vitdeploy.pipeline.stages.export import ExportConfig, export
-from vitdeploy.pipeline.stages.optimize import optimize
+from vitdeploy.pipeline.resolve import export_config_of
+from vitdeploy.recipe.load import validate
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.spec import PreprocessSpec
+from vitdeploy.stages.batches import settle_batch
+from vitdeploy.stages.export import ExportConfig, export
+from vitdeploy.stages.optimize import optimize
+from vitdeploy.stages.reference_model import find_reference_model, reference_runner, to_request
 
 DATA = Path(os.environ.get("VITDEPLOY_TEST_DATA", ROOT.parent / "shared" / "data"))
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
@@ -232,7 +233,7 @@ def test_it_is_not_benched_at_another_batch(tmp_path):
 def test_a_recipe_follows_the_batch_where_it_says_nothing():
     base = {"vitdeploy": 1, "name": "a", "source": {"model": "a.onnx"}, "data": {"path": "."}, "targets": ["tensorrt"]}
     fixed = validate(base, "here").at_batch(1)
-    assert (fixed.export.batch, fixed.bench.batch, fixed.to_export().batch) == (1, (1,), 1)
+    assert (fixed.export.batch, fixed.bench.batch, export_config_of(fixed).batch) == (1, (1,), 1)
     assert validate(fixed.model_dump(), "here") == fixed
     for section, value in (("bench", {"batch": [1, 8]}), ("tensorrt", {"profiles": [[1, 4, 8]]})):
         values = {"bench": {"batch": [1, 8]}, "tensorrt": {"profiles": [[1, 1, 8]]}} if section == "tensorrt" else {}

@@ -14,8 +14,8 @@ EXPORT = """
 import sys
 from pathlib import Path
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.reference_model import Overrides, find_reference_model
-from vitdeploy.pipeline.stages.export import ExportConfig, export
+from vitdeploy.stages.reference_model import Overrides, find_reference_model
+from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.spec import PreprocessSpec
 
 preprocess = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))

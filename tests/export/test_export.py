@@ -20,11 +20,11 @@ from vitdeploy.models.load import load_model
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.source import Source
 from vitdeploy.models.torch_runner import TorchRunner
-from vitdeploy.pipeline.reference_model import Overrides, find_reference_model
-from vitdeploy.pipeline.stages.export import ExportConfig, export
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, TensorSpec
+from vitdeploy.stages.export import ExportConfig, export
+from vitdeploy.stages.reference_model import Overrides, find_reference_model
 
 MODEL, DEPTH = "vit_w32d2h2_patch8_32", 2
 PREPROCESS = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))

@@ -16,10 +16,10 @@ from tests.parity import BATCHES, ENGINES, engine_runner
 from tests.references import reference
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.reference_model import find_reference_model, reference_runner
-from vitdeploy.pipeline.stages.export import ExportConfig, export
-from vitdeploy.pipeline.stages.optimize import optimize
 from vitdeploy.runtime.preprocess import normalise
+from vitdeploy.stages.export import ExportConfig, export
+from vitdeploy.stages.optimize import optimize
+from vitdeploy.stages.reference_model import find_reference_model, reference_runner
 
 TIMM = {
     # One stage of two blocks, with regular and with shifted windows.

@@ -24,7 +24,7 @@ from vitdeploy.models import catalog
 from vitdeploy.models.load import load_model
 from vitdeploy.models.names import check_name
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.reference_model import find_reference_model
+from vitdeploy.stages.reference_model import find_reference_model
 
 ROOT = Path(__file__).parents[2]
 TOY = Path(__file__).with_name("toy_family.py")

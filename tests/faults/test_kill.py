@@ -71,9 +71,9 @@ from vitdeploy.pipeline.assemble import write_run
 from vitdeploy.pipeline.job import prepare
 from vitdeploy.pipeline.outcome import conclude
 from vitdeploy.pipeline.plan import make_plan
-from vitdeploy.pipeline.recipe import load_recipe
+from vitdeploy.recipe.load import load_recipe
 from vitdeploy.pipeline.run import run_plan
-from vitdeploy.pipeline.progress import silent
+from vitdeploy.progress import silent
 from vitdeploy.store.store import Store
 os.chdir(home)
 recipe = load_recipe(Path("recipe.yaml"))

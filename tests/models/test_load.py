@@ -19,7 +19,7 @@ from vitdeploy.errors import CheckpointError, InputError, MissingPackageError, U
 from vitdeploy.models import catalog
 from vitdeploy.models.load import load_model
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.reference_model import from_request, to_request
+from vitdeploy.stages.reference_model import from_request, to_request
 
 NAMES = {
     "vit": "vit_w32d2h4_patch8_32",

@@ -13,13 +13,13 @@ from vitdeploy.data.decoded import DecodedSet
 from vitdeploy.data.folder import Sample
 from vitdeploy.data.panoptic import PanopticMap
 from vitdeploy.pipeline.answers import answer_facts
-from vitdeploy.pipeline.examples import CHANGED, UNSURE, USUAL, Chosen, choose, example
-from vitdeploy.pipeline.tasks.adapter import Data, Setting, thumbnail
-from vitdeploy.pipeline.tasks.adapters import make_adapter
-from vitdeploy.pipeline.tasks.sequence import Pair
 from vitdeploy.report.answers import class_headline
 from vitdeploy.runtime.postprocess import softmax
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec
+from vitdeploy.tasks.adapter import Data, Setting, thumbnail
+from vitdeploy.tasks.adapters import make_adapter
+from vitdeploy.tasks.examples import CHANGED, UNSURE, USUAL, Chosen, choose, example
+from vitdeploy.tasks.sequence import Pair
 from vitdeploy.verify.changes import map_changes, object_changes
 from vitdeploy.verify.classes import LISTED_ROWS, MATRIX_CLASSES, Classified, by_class, confusion, reliability
 from vitdeploy.verify.collect import Answers

@@ -14,19 +14,20 @@ from tests.command_line import command_line
 from vitdeploy.errors import CheckpointError, DataError, GraphError, InputError, RecipeError
 from vitdeploy.graph.io.files import get_metadata, load_graph, save_graph, set_metadata
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.beside import ASSUMED
-from vitdeploy.pipeline.comparison import _settings
 from vitdeploy.pipeline.job import prepare
-from vitdeploy.pipeline.progress import silent
-from vitdeploy.pipeline.recipe import load_recipe
-from vitdeploy.pipeline.reference_model import Overrides, find_reference_model, reference_runner
-from vitdeploy.pipeline.stages.export import ExportConfig, export
-from vitdeploy.pipeline.subjects import compile_bundle, find_subjects, opened
-from vitdeploy.pipeline.sweep import Entry
-from vitdeploy.pipeline.tuning.prepare import prepare_search
-from vitdeploy.pipeline.tuning.write import recipe_text
+from vitdeploy.pipeline.resolve import source_of
+from vitdeploy.progress import silent
+from vitdeploy.recipe.load import load_recipe
 from vitdeploy.runtime.labels import read_labels
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
+from vitdeploy.stages.beside import ASSUMED
+from vitdeploy.stages.export import ExportConfig, export
+from vitdeploy.stages.reference_model import Overrides, find_reference_model, reference_runner
+from vitdeploy.workflows.comparison import _settings
+from vitdeploy.workflows.subjects import compile_bundle, find_subjects, opened
+from vitdeploy.workflows.sweep import Entry
+from vitdeploy.workflows.tuning.prepare import prepare_search
+from vitdeploy.workflows.tuning.write import recipe_text
 
 LABELS = tuple(f"digit {i}" for i in range(10))
 PREPROCESS = PreprocessSpec(40, (32, 32), "bilinear", (0.4,), (0.3,), crop_rounding="down")
@@ -204,7 +205,7 @@ def test_a_recipe_names_the_folder(exported, digits, tmp_path):
     named = load_recipe(tmp_path / "r.yaml", ["source.model=vit_w32d2h2_patch8_32"])
     assert named.source.model == "vit_w32d2h2_patch8_32"
     with pytest.raises(GraphError, match="of another size"):  # the graph in that folder is one of 32x32
-        find_reference_model(dataclasses.replace(recipe.to_source(), image_size=(32, 48)))
+        find_reference_model(dataclasses.replace(source_of(recipe), image_size=(32, 48)))
 
 
 # --- a module of one's own, on the command line -----------------------------------------------------------------------

@@ -17,19 +17,20 @@ from tests.command_line import command_line
 from tests.conftest import DIGITS, SMALL_MODEL
 from vitdeploy.errors import InputError
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.comparison import Trial, verify_subjects
 from vitdeploy.pipeline.foresight import foresee
 from vitdeploy.pipeline.job import Job, prepare
 from vitdeploy.pipeline.plan import make_plan
-from vitdeploy.pipeline.progress import silent
-from vitdeploy.pipeline.recipe import BudgetSection, load_recipe
-from vitdeploy.pipeline.reference_model import reference_runner
-from vitdeploy.pipeline.subjects import Subject, find_subjects
-from vitdeploy.pipeline.tasks.adapter import DataChoice
-from vitdeploy.pipeline.tuning.tuner import Tuner
+from vitdeploy.progress import silent
+from vitdeploy.recipe.load import load_recipe
+from vitdeploy.recipe.sections import BudgetSection
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.spec import Budget
+from vitdeploy.stages.reference_model import reference_runner
 from vitdeploy.store.store import Store
+from vitdeploy.tasks.adapter import DataChoice
+from vitdeploy.workflows.comparison import Trial, verify_subjects
+from vitdeploy.workflows.subjects import Subject, find_subjects
+from vitdeploy.workflows.tuning.tuner import Tuner
 
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 ORDER = (4, 7, 2, 0, 9, 5, 1, 8, 6, 3)

@@ -7,13 +7,13 @@ import shutil
 import pytest
 
 from vitdeploy.bundle.read import file_sha256
-from vitdeploy.pipeline.plan import Step
-from vitdeploy.pipeline.progress import silent
 from vitdeploy.pipeline.run import preview, run_plan
-from vitdeploy.pipeline.stages.compile import may_load
-from vitdeploy.pipeline.stages.files import write_json
+from vitdeploy.progress import silent
 from vitdeploy.runtime.trust import is_trusted, register, registry
 from vitdeploy.spec import EngineSpec, encode
+from vitdeploy.stages.engines import may_load
+from vitdeploy.stages.files import write_json
+from vitdeploy.stages.step import Step
 from vitdeploy.store.store import Store
 
 ENGINE = EngineSpec("tensorrt", "fp16", "graph.onnx", ("engine.plan",), 1, True, "TensorRT", (), ())
@@ -24,10 +24,11 @@ def store(tmp_path):
     return Store(tmp_path / "store")
 
 
-def writes(name, *inputs, outside="a", text=None, **changes):
-    """A step whose file holds its name (or `text`) and the content of its inputs."""
+def writes(name, *inputs, outside="a", text=None, given=None, **changes):
+    """A step whose file holds its name (or `text`) and the content of its inputs; code of `given` counts as its own."""
 
     def write(folders, out, progress):
+        assert given in (None, ENGINE)
         parts = [(folders[i].path / "file").read_text(encoding="utf-8") for i in inputs]
         (out / "file").write_text(f"{text or name}({','.join(parts)})", encoding="utf-8")
 
@@ -70,8 +71,8 @@ def test_what_depends_on_a_step_is_reused_when_the_step_makes_the_same_bytes(sto
     assert made_and_reused(plan(outside="b"), store) == ("a", "bcd", "c(b(a()))")
 
 
-@pytest.mark.parametrize("change", [{"version": 2}, {"tools": {"torch": "9"}}, {"outside": "b"}])
-def test_a_step_is_made_again_when_its_code_tools_or_files_change(store, change):
+@pytest.mark.parametrize("change", [{"given": ENGINE}, {"packages": {"torch": "9"}}, {"outside": "b"}])
+def test_a_step_is_made_again_when_its_code_packages_or_files_change(store, change):
     made_and_reused(plan(), store)
     made, _, _ = made_and_reused(plan(**change), store)
     assert made == "a"

@@ -11,11 +11,10 @@ import pytest
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.errors import GateError, TargetError
-from vitdeploy.pipeline.plan import Candidate
-from vitdeploy.pipeline.reference_model import ORIGINAL
 from vitdeploy.pipeline.verdict import Judged, decide, engine_gate
 from vitdeploy.runtime import load
 from vitdeploy.spec import Budget
+from vitdeploy.stages.step import ORIGINAL, Candidate
 from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.gate import GUARD, Gate, accuracy_gate, with_guard
 

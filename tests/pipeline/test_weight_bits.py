@@ -7,12 +7,13 @@ import pytest
 
 from vitdeploy.pipeline.job import prepare, weight_bits
 from vitdeploy.pipeline.outcome import said_of_weights
-from vitdeploy.pipeline.plan import Candidate, make_plan
-from vitdeploy.pipeline.progress import silent
-from vitdeploy.pipeline.recipe import load_recipe
-from vitdeploy.pipeline.stages.files import write_json
+from vitdeploy.pipeline.plan import make_plan
+from vitdeploy.progress import silent
+from vitdeploy.recipe.load import load_recipe
 from vitdeploy.runtime import host
 from vitdeploy.spec import EngineSpec, encode
+from vitdeploy.stages.files import write_json
+from vitdeploy.stages.step import Candidate
 from vitdeploy.store.store import Artifact
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "digits.yaml"

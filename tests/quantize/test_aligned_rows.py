@@ -12,9 +12,10 @@ from vitdeploy.data.pixels import batches
 from vitdeploy.graph.analysis.linears import count_int8
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.graph.passes.optimize import OptimizeOptions, optimize
-from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.spec import PreprocessSpec
+from vitdeploy.stages.calibrate import calibrate
+from vitdeploy.stages.place import PlaceConfig, place_graph
 
 
 @pytest.fixture(scope="module")

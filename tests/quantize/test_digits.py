@@ -18,17 +18,18 @@ from vitdeploy.graph.analysis.work import layer_macs
 from vitdeploy.graph.half.emulated import emulate
 from vitdeploy.graph.io.files import get_metadata, load_graph, serialised
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.reference_model import Overrides, find_reference_model
-from vitdeploy.pipeline.stages.compile import compile_graph
-from vitdeploy.pipeline.stages.export import ExportConfig, export
-from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
-from vitdeploy.pipeline.stages.typed import place_typed
 from vitdeploy.quantize import place_openvino
 from vitdeploy.quantize.backend import QUANTIZE
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.preprocess import load_image
 from vitdeploy.spec import PreprocessSpec
+from vitdeploy.stages.calibrate import calibrate
+from vitdeploy.stages.compile import compile_graph
+from vitdeploy.stages.export import ExportConfig, export
+from vitdeploy.stages.place import PlaceConfig, place_graph
+from vitdeploy.stages.reference_model import Overrides, find_reference_model
+from vitdeploy.stages.typed import place_typed
 from vitdeploy.verify.agreement import compare
 from vitdeploy.verify.collect import collect
 

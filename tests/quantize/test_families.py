@@ -18,13 +18,13 @@ from vitdeploy.export.torch_onnx import export_graph
 from vitdeploy.graph.io.files import get_metadata, load_graph, save_graph
 from vitdeploy.graph.passes.optimize import OptimizeOptions, optimize
 from vitdeploy.models.catalog import find_or_raise
-from vitdeploy.pipeline.stages.compile import compile_graph
-from vitdeploy.pipeline.stages.quantize import PlaceConfig, place_graph
 from vitdeploy.quantize import place_openvino
 from vitdeploy.quantize.observers import observe
 from vitdeploy.quantize.statistics import save_statistics
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.stages.compile import compile_graph
+from vitdeploy.stages.place import PlaceConfig, place_graph
 
 SWIN, DETR = "swin_w32d2-1h2-4_patch4_window4_32", "detr_r1-1-1-1c8_w32h4e1d1q6_64"
 # Errors as `error` has them, and one layer each that has to be right for them. DETR's convolutions are in INT8 on

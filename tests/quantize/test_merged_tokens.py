@@ -9,11 +9,12 @@ from vitdeploy.data.folder import split
 from vitdeploy.data.pixels import batches
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.graph.passes.optimize import OptimizeOptions, optimize
-from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
 from vitdeploy.quantize.attention_onnxruntime import fuse_attention
 from vitdeploy.quantize.scores import separate_scores
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.spec import PreprocessSpec
+from vitdeploy.stages.calibrate import calibrate
+from vitdeploy.stages.place import PlaceConfig, place_graph
 
 MERGING = {"plain": (), "merged": ((0, 12),)}
 

@@ -14,13 +14,14 @@ from vitdeploy.graph.half.emulated import emulate
 from vitdeploy.graph.half.residual_scale import scale_residual
 from vitdeploy.graph.half.typed import type_graph
 from vitdeploy.graph.io.files import load_graph, save_graph
-from vitdeploy.pipeline.stages.quantize import PlaceConfig, check_placed, place_graph
-from vitdeploy.pipeline.stages.typed import place_typed
+from vitdeploy.pipeline.available import check_placed
 from vitdeploy.quantize.extremes import Extremes, with_extremes
 from vitdeploy.quantize.half import HEADROOM, LARGEST, LIMIT, HalfPlan, plan_half
 from vitdeploy.quantize.place_tensorrt import _grid, write
 from vitdeploy.quantize.ranges import Range, quantize_weight
 from vitdeploy.spec import PreprocessSpec
+from vitdeploy.stages.place import PlaceConfig, place_graph
+from vitdeploy.stages.typed import place_typed
 
 TYPED = [name for name, row in TARGETS.items() if row.typed]
 PIXELS = PreprocessSpec(8, (8, 8), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))
@@ -250,7 +251,7 @@ def test_precisions_that_are_no_types_are_refused():
 
 
 def test_overflow_in_half_names_the_node(small_export, samples, tmp_path, monkeypatch):
-    monkeypatch.setattr("vitdeploy.pipeline.stages.typed.plan_half", lambda *_: HalfPlan({}))
+    monkeypatch.setattr("vitdeploy.stages.typed.plan_half", lambda *_: HalfPlan({}))
     model = load_graph(small_export / "model.onnx")
     scale_residual(model, -18)
     save_graph(model, tmp_path / "large.onnx")

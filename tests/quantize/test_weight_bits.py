@@ -19,8 +19,6 @@ from vitdeploy.data.folder import split
 from vitdeploy.graph.io.files import get_metadata, load_graph, save_graph
 from vitdeploy.graph.passes.optimize import optimize
 from vitdeploy.graph.values import array_of
-from vitdeploy.pipeline.stages.compile import compile_graph
-from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
 from vitdeploy.quantize.products import Products, expected_error, products_error
 from vitdeploy.quantize.ranges import quantize_weight
 from vitdeploy.quantize.rounding import round_weight
@@ -28,6 +26,9 @@ from vitdeploy.quantize.statistics import Statistics, load_statistics
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.search.reference_outputs import ReferenceOutputs
 from vitdeploy.search.trials import opened
+from vitdeploy.stages.calibrate import calibrate
+from vitdeploy.stages.compile import compile_graph
+from vitdeploy.stages.place import PlaceConfig, place_graph
 
 ROOT = Path(__file__).parent.parent.parent
 LARGEST = 63

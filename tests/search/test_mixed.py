@@ -10,7 +10,8 @@ from vitdeploy.errors import InputError
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.quantize.placement import choose, place, shape
 from vitdeploy.quantize.prepare import prepare
-from vitdeploy.search.mixed import Mixed, PrecisionOverride, Reached, Taken, choose_mends
+from vitdeploy.search.mixed import choose_mends
+from vitdeploy.search.overrides import Mixed, PrecisionOverride, Reached, Taken
 from vitdeploy.search.sensitivity import measure_sensitivity
 from vitdeploy.search.trial import answers_of
 from vitdeploy.spec import Budget, decode, encode

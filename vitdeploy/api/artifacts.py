@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from vitdeploy.models.source import Source
-    from vitdeploy.pipeline.subjects import Subject
+    from vitdeploy.workflows.subjects import Subject
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def opened(
         trust: bundles must be signed by this identity.
     """
     from vitdeploy.models.source import Source
-    from vitdeploy.pipeline.subjects import opened as opened_by_name
+    from vitdeploy.workflows.subjects import opened as opened_by_name
 
     @contextlib.contextmanager
     def finder(source: Source) -> Iterator[Callable[[str], list[Subject]]]:
@@ -82,8 +82,8 @@ def _original(read: Model) -> Subject:
     """A model that was read. One by a built-in name has only the preprocessing that is usual for it: the other side's
     is then taken, as for its name."""
     from vitdeploy.models.model_folder.hub import is_hub_name
-    from vitdeploy.pipeline.batches import settle_batch
-    from vitdeploy.pipeline.subjects import original_subject
+    from vitdeploy.stages.batches import settle_batch
+    from vitdeploy.workflows.subjects import original_subject
 
     source = read.source
     reference, batch = settle_batch(read.reference)

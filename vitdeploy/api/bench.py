@@ -17,7 +17,7 @@ from vitdeploy.errors import InputError
 
 if TYPE_CHECKING:
     from vitdeploy.bench.protocol import Protocol
-    from vitdeploy.pipeline.on_devices import Outcome
+    from vitdeploy.workflows.on_devices import Outcome
 
 PERCENTILES = (50.0, 90.0, 99.0)
 
@@ -122,7 +122,7 @@ def bench(
     for each in artifacts:
         check_early(each)
 
-    from vitdeploy.pipeline.comparison import bench_subjects
+    from vitdeploy.workflows.comparison import bench_subjects
 
     with reporter, opened(target=target, trust=Path(trust) if trust is not None else None) as find:
         subjects = [subject for each in artifacts for subject in find(each)]
@@ -145,8 +145,8 @@ def bench_on(
     """As `bench`, on each of the registered devices that `on` names: they build and measure the engines themselves, all
     at once. A device's error is in its outcome."""
     from vitdeploy.devices.registry import find_devices
-    from vitdeploy.pipeline import on_devices
-    from vitdeploy.pipeline.device_artifact import find_device_artifacts
+    from vitdeploy.workflows import on_devices
+    from vitdeploy.workflows.device_artifact import find_device_artifacts
 
     protocol = _protocol(scenarios, batch, duration, warmup, threads)
     devices, reporter = find_devices(on), reporting(progress)

@@ -86,8 +86,9 @@ def compile(
     >>> engine.artifact
     'onnxruntime-cpu-fp32'
     """
-    from vitdeploy.pipeline.capability import check_precision, require_target
-    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
+    from vitdeploy.pipeline.available import require_target
+    from vitdeploy.stages.capability import check_precision
+    from vitdeploy.stages.files import OUTPUT_NAMES
 
     if on is None:
         require_target(target, precision or "fp32")
@@ -95,7 +96,7 @@ def compile(
         check_precision(target, precision or "fp32")
     file, home, reporter = graph_file(graph), home_of(folder, "bundle", OUTPUT_NAMES), reporting(progress)
 
-    from vitdeploy.pipeline.subjects import compile_bundle
+    from vitdeploy.workflows.subjects import compile_bundle
 
     with reporter, filling(home, OUTPUT_NAMES) as work:
         reporter.progress(f"compile for {target}", 0, 1)
@@ -132,8 +133,8 @@ def _compile_on(
 ) -> Manifest:
     from vitdeploy.devices.registry import find_devices
     from vitdeploy.errors import UnknownDeviceError
-    from vitdeploy.pipeline.on_devices import compile_on
-    from vitdeploy.pipeline.placement import bundle_of, place_graphs
+    from vitdeploy.workflows.on_devices import compile_on
+    from vitdeploy.workflows.placement import bundle_of, place_graphs
 
     devices = find_devices(on)
     if len(devices) != 1:

@@ -22,8 +22,8 @@ from vitdeploy.spec import GateStatus, Precision, encode
 if TYPE_CHECKING:
     from vitdeploy.pipeline.job import Job
     from vitdeploy.pipeline.outcome import Outcome
-    from vitdeploy.pipeline.plan import Step
-    from vitdeploy.pipeline.recipe import Recipe
+    from vitdeploy.recipe.recipe import Recipe
+    from vitdeploy.stages.step import Step
 
 GUARDED = " (the guard of every run whose budget bounds neither drop nor agreement)"
 
@@ -170,8 +170,8 @@ def run(
         RecipeError, MissingFileError: of the recipe. Errors of the model, the images, the targets and the stages.
     """
     from vitdeploy.pipeline.early import check_recipe
-    from vitdeploy.pipeline.recipe import load_recipe
-    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
+    from vitdeploy.recipe.load import load_recipe
+    from vitdeploy.stages.files import OUTPUT_NAMES
 
     loaded = load_recipe(Path(recipe), overrides, function) if isinstance(recipe, str | Path) else recipe
     home, reporter = home_of(folder, "bundle", OUTPUT_NAMES), reporting(progress)
@@ -206,7 +206,7 @@ def plan(
 ) -> list[PlannedStep]:
     """What `run` would do: every input is checked, and nothing is computed. Arguments and errors as of `run`."""
     from vitdeploy.pipeline.early import check_recipe
-    from vitdeploy.pipeline.recipe import load_recipe
+    from vitdeploy.recipe.load import load_recipe
 
     loaded = load_recipe(Path(recipe), overrides, function) if isinstance(recipe, str | Path) else recipe
     check_recipe(loaded)
@@ -241,7 +241,7 @@ def recipe_of(
 ) -> Recipe:
     """The recipe of a model and images with these arguments; raises RecipeError where they do not fit."""
     from vitdeploy.pipeline.job import setting_of
-    from vitdeploy.pipeline.recipe import validate
+    from vitdeploy.recipe.load import validate
 
     chosen = images(data)
     place, kind = chosen.place(setting_of(read.reference))
@@ -278,7 +278,7 @@ def targets_here(precision: str) -> list[str]:
     """
     from vitdeploy.backends import TARGETS
     from vitdeploy.errors import HostError
-    from vitdeploy.pipeline.capability import require_target
+    from vitdeploy.pipeline.available import require_target
 
     found = []
     for row in TARGETS.values():

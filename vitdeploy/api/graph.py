@@ -20,8 +20,8 @@ from vitdeploy.spec import PreprocessSpec, Task
 
 if TYPE_CHECKING:
     from vitdeploy.graph.io.files import GraphMetadata
-    from vitdeploy.pipeline.batches import Asked
-    from vitdeploy.pipeline.stages.export import ExportConfig
+    from vitdeploy.stages.batches import Asked
+    from vitdeploy.stages.export import ExportConfig
 
 REWRITES = (
     "fold_layer_scale",
@@ -48,7 +48,7 @@ class Graph(Shown):
     @functools.cached_property
     def file(self) -> Path:
         """The ONNX file; the encoder's of an encoder-decoder."""
-        from vitdeploy.pipeline.stages.files import find_graph
+        from vitdeploy.stages.files import find_graph
 
         return find_graph(self.folder)
 
@@ -71,7 +71,7 @@ class Graph(Shown):
     @property
     def labels(self) -> tuple[str, ...]:
         """Its class names in the order of its outputs, () where it has none."""
-        from vitdeploy.pipeline.stages.files import known_labels
+        from vitdeploy.stages.files import known_labels
 
         return known_labels(self.file, self.metadata)
 
@@ -84,7 +84,7 @@ GraphLike = Graph | str | Path
 
 def graph_file(graph: GraphLike) -> Path:
     """The ONNX file of a graph, of its folder, or itself; errors as `find_graph`."""
-    from vitdeploy.pipeline.stages.files import find_graph
+    from vitdeploy.stages.files import find_graph
 
     return graph.file if isinstance(graph, Graph) else find_graph(Path(graph))
 
@@ -118,8 +118,8 @@ def export(
     >>> graph.document["largest_difference"] < 1e-5
     True
     """
-    from vitdeploy.pipeline.stages.export import ExportConfig
-    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
+    from vitdeploy.stages.export import ExportConfig
+    from vitdeploy.stages.files import OUTPUT_NAMES
 
     home = home_of(folder, "graph", OUTPUT_NAMES)
     read = model(source)
@@ -133,9 +133,9 @@ def export_sizes(
     """One model at several image sizes, each read by a function, into one folder: the first at its top, the others
     below `sizes`."""
     from vitdeploy.bundle.read import SIZES_FOLDER
-    from vitdeploy.pipeline.batches import settle_batch
-    from vitdeploy.pipeline.stages.export import export as export_graph
-    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
+    from vitdeploy.stages.batches import settle_batch
+    from vitdeploy.stages.export import export as export_graph
+    from vitdeploy.stages.files import OUTPUT_NAMES
 
     found: list[tuple[Model, dict[str, Any]]] = []
     with reporter, filling(home, OUTPUT_NAMES) as work:
@@ -219,7 +219,7 @@ def optimize(
     >>> vd.optimize(float_graph, progress=False).task
     'classification'
     """
-    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, SEQUENCE_PARTS, graphs_in
+    from vitdeploy.stages.files import OUTPUT_NAMES, SEQUENCE_PARTS, graphs_in
 
     if unknown := [name for name in without if name not in REWRITES]:
         raise InputError(f"no rewrite is called {', '.join(unknown)}", wanted=", ".join(REWRITES))
@@ -227,7 +227,7 @@ def optimize(
     home = home_of(folder, "optimized", OUTPUT_NAMES)
 
     from vitdeploy.graph.passes.optimize import OptimizeOptions
-    from vitdeploy.pipeline.stages.optimize import optimize as rewrite
+    from vitdeploy.stages.optimize import optimize as rewrite
 
     whole = isinstance(graph, Graph) or Path(graph).is_dir()
     graphs = graphs_in(file.parent) if whole else {file.stem if file.stem in SEQUENCE_PARTS else "model": file}

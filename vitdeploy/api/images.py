@@ -23,8 +23,8 @@ from vitdeploy.runtime.runner import type_name
 if TYPE_CHECKING:
     from PIL import Image
 
-    from vitdeploy.pipeline.tasks.adapter import Setting
     from vitdeploy.spec import PreprocessSpec
+    from vitdeploy.tasks.adapter import Setting
 
 Kind = Literal["folders", "none", "yolo", "coco", "panoptic"]
 # What the columns of other people's data sets are called.
@@ -59,7 +59,7 @@ class Images:
                 classes the model does not have.
         """
         if self.path is not None:
-            from vitdeploy.pipeline.tasks.images import labels_in
+            from vitdeploy.tasks.images import labels_in
 
             return self.path, self.kind or ("none" if self.path.suffix == ".npz" else labels_in(self.path))
         key = (setting.preprocess, setting.labels, setting.classes)

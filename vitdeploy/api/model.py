@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from vitdeploy.models.source import Source
-    from vitdeploy.pipeline.reference_model import Overrides, ReferenceModel
+    from vitdeploy.stages.reference_model import Overrides, ReferenceModel
 
 
 @dataclass(frozen=True, repr=False)
@@ -102,7 +102,7 @@ def model(
         return source
     from vitdeploy.models.source import Source
     from vitdeploy.pipeline.early import check_model
-    from vitdeploy.pipeline.reference_model import Overrides
+    from vitdeploy.stages.reference_model import Overrides
 
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     label_file = _label_file(labels)
@@ -125,7 +125,7 @@ def model(
 
 def read_model(source: Source, overrides: Overrides) -> Model:
     """The model of a source, with what is said of it instead of its files; errors as `model`."""
-    from vitdeploy.pipeline.reference_model import find_reference_model
+    from vitdeploy.stages.reference_model import find_reference_model
 
     return Model(find_reference_model(source, overrides), overrides)
 

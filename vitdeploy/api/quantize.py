@@ -18,7 +18,7 @@ from vitdeploy.spec import Budget, WeightBits, encode
 
 if TYPE_CHECKING:
     from vitdeploy.data.folder import Sample
-    from vitdeploy.search.mixed import Mixed
+    from vitdeploy.search.overrides import Mixed
     from vitdeploy.search.sensitivity import Sensitivity
 
 QuantizedPrecision = Literal["int8", "mixed", "fp16", "bf16", "fp8"]
@@ -114,10 +114,10 @@ def quantize(
     'int8'
     """
     from vitdeploy.backends import TARGETS
-    from vitdeploy.pipeline.capability import check_placed
+    from vitdeploy.pipeline.available import check_placed
     from vitdeploy.pipeline.early import check_data
-    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, is_ours
     from vitdeploy.runtime.backend import require_runtime
+    from vitdeploy.stages.files import OUTPUT_NAMES, is_ours
 
     _check_arguments(target, precision, vnni, sensitivity, min_agreement, latency_table)
     check_placed(target, precision)
@@ -130,11 +130,11 @@ def quantize(
 
     from vitdeploy.graph.io.files import get_metadata, load_graph
     from vitdeploy.pipeline.job import weight_bits
-    from vitdeploy.pipeline.stages.compile import check_task
-    from vitdeploy.pipeline.stages.external import import_external
-    from vitdeploy.pipeline.stages.files import copy_labels, known_labels
-    from vitdeploy.pipeline.tasks.adapter import Setting
-    from vitdeploy.pipeline.tasks.images import calibration_images
+    from vitdeploy.stages.compile import check_task
+    from vitdeploy.stages.external import import_external
+    from vitdeploy.stages.files import copy_labels, known_labels
+    from vitdeploy.tasks.adapter import Setting
+    from vitdeploy.tasks.images import calibration_images
 
     if image_size is not None and is_ours(given):
         raise InputError(f"{given} has its image size already", fix="leave the image size out")
@@ -184,15 +184,11 @@ def _check_arguments(
 
 def _make(how: _How, file: Path, name: str, samples: Sequence[Sample], work: Path, reporter: Reporter) -> _Made:
     """Calibrate, search and place; the files lie in `work`."""
-    from vitdeploy.pipeline.stages.quantize import PlaceConfig, calibrate, place_graph
-    from vitdeploy.pipeline.stages.search import (
-        SearchConfig,
-        find_mixed,
-        find_sensitivity,
-        read_sensitivity,
-        write_page,
-    )
-    from vitdeploy.pipeline.stages.typed import EIGHT_BITS, place_typed
+    from vitdeploy.report.html import render_sensitivity
+    from vitdeploy.stages.calibrate import calibrate
+    from vitdeploy.stages.place import PlaceConfig, place_graph
+    from vitdeploy.stages.search import SearchConfig, find_mixed, find_sensitivity, read_sensitivity
+    from vitdeploy.stages.typed import EIGHT_BITS, place_typed
 
     mixed, costs, statistics = None, None, work / "statistics.npz"
     calibrated: dict[str, Any] = {"images": len(samples), "memory": None, "warnings": []}
@@ -205,7 +201,7 @@ def _make(how: _How, file: Path, name: str, samples: Sequence[Sample], work: Pat
     elif how.sensitivity:
         costs = find_sensitivity(search, file, statistics, samples, work, reporter.progress)
     if costs is not None:
-        write_page(costs, name, work)
+        (work / "sensitivity.html").write_text(render_sensitivity(encode(costs), name), encoding="utf-8")
     config = PlaceConfig(how.target, how.precision, how.ignore, how.bits)
     if how.typed:
         placed = place_typed(config, file, statistics, samples, work, reporter.progress)

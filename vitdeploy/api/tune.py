@@ -18,7 +18,7 @@ from vitdeploy.api.tables import Column, Line, Table, human_bytes
 from vitdeploy.spec import GateStatus
 
 if TYPE_CHECKING:
-    from vitdeploy.pipeline.recipe import Recipe
+    from vitdeploy.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,7 +40,7 @@ class Tuned(Shown):
     @property
     def recipe(self) -> Path:
         """The recipe of the variant to ship: `vitdeploy.run` makes its bundle."""
-        from vitdeploy.pipeline.stages.files import RECIPE_FILE
+        from vitdeploy.stages.files import RECIPE_FILE
 
         return self.folder / RECIPE_FILE
 
@@ -127,17 +127,17 @@ def tune_recipe(
     """As `tune`, of a recipe, as `vitdeploy tune` does it. `targets` and the bounds of `budget` come before those of
     the recipe; the other arguments and the errors are those of `vitdeploy.run`."""
     from vitdeploy.pipeline.early import check_recipe
-    from vitdeploy.pipeline.recipe import load_recipe
-    from vitdeploy.pipeline.stages.files import TUNED_NAMES
+    from vitdeploy.recipe.load import load_recipe
+    from vitdeploy.stages.files import TUNED_NAMES
 
     loaded = load_recipe(Path(recipe), overrides, function) if isinstance(recipe, str | Path) else recipe
     home, reporter = home_of(folder, "tuned", TUNED_NAMES), reporting(progress)
     check_recipe(loaded.model_copy(update={"precision": "fp32"}), targets or None)  # every precision is tried
 
     from vitdeploy.pipeline.run import default_store
-    from vitdeploy.pipeline.tuning.prepare import prepare_search
-    from vitdeploy.pipeline.tuning.tuner import Tuner
-    from vitdeploy.pipeline.tuning.write import write_tuned
+    from vitdeploy.workflows.tuning.prepare import prepare_search
+    from vitdeploy.workflows.tuning.tuner import Tuner
+    from vitdeploy.workflows.tuning.write import write_tuned
 
     given = source.source if source is not None else None
     with reporter:

@@ -18,11 +18,11 @@ from vitdeploy.errors import InputError
 from vitdeploy.spec import Budget, GateStatus
 
 if TYPE_CHECKING:
-    from vitdeploy.pipeline.bisection import BisectionReport
-    from vitdeploy.pipeline.on_devices import Outcome
-    from vitdeploy.pipeline.subjects import Subject
-    from vitdeploy.pipeline.tasks.adapter import DataChoice
+    from vitdeploy.tasks.adapter import DataChoice
     from vitdeploy.verify.gate import Gate
+    from vitdeploy.workflows.bisection import BisectionReport
+    from vitdeploy.workflows.on_devices import Outcome
+    from vitdeploy.workflows.subjects import Subject
 
 
 @dataclass(frozen=True, repr=False)
@@ -118,8 +118,8 @@ def verify(
     'pass'
     """
     chosen = _checked(artifact, against, data, target)
-    from vitdeploy.pipeline.comparison import verify_subjects
-    from vitdeploy.pipeline.subjects import emulation_offered
+    from vitdeploy.workflows.comparison import verify_subjects
+    from vitdeploy.workflows.subjects import emulation_offered
 
     reporter, budget = reporting(progress), Budget(max_drop=max_drop, min_agreement=min_agreement)
     name = artifact_name(artifact)
@@ -157,8 +157,8 @@ def verify_on(
     the original here. A device's error is in its outcome."""
     chosen = _checked(artifact, against, data, target)
     from vitdeploy.devices.registry import find_devices
-    from vitdeploy.pipeline import on_devices
-    from vitdeploy.pipeline.device_artifact import find_device_artifacts
+    from vitdeploy.workflows import on_devices
+    from vitdeploy.workflows.device_artifact import find_device_artifacts
 
     reporter, budget = reporting(progress), Budget(max_drop=max_drop, min_agreement=min_agreement)
     name = _require_path(artifact)
@@ -201,14 +201,14 @@ def bisect(
     """Find which part and which layer, its input or its weight, makes an engine's answers differ from those of its
     float graph, on calibration images. Both are graphs or bundles; arguments and errors as of `verify`."""
     chosen = _checked(artifact, against, data, target)
-    from vitdeploy.pipeline.bisection import bisect_artifact
-    from vitdeploy.pipeline.tasks.adapter import Setting
+    from vitdeploy.tasks.adapter import Setting
+    from vitdeploy.workflows.bisection import bisect_artifact
 
     reporter = reporting(progress)
     name, original = _require_path(artifact), _require_path(against)
     if chosen.path is None:
         from vitdeploy.api.graph import Graph
-        from vitdeploy.pipeline.stages.files import find_graph
+        from vitdeploy.stages.files import find_graph
 
         metadata = Graph(find_graph(Path(original)).parent).metadata
         place, _ = chosen.place(Setting(metadata.task, metadata.preprocess, labels=metadata.labels))
@@ -248,7 +248,7 @@ def _choice(chosen: Images, ours: Subject, num_samples: int | None, seed: int) -
 
 
 def _data_choice(chosen: Images, place: Path, kind: str, num_samples: int | None, seed: int) -> DataChoice:
-    from vitdeploy.pipeline.tasks.adapter import DataChoice
+    from vitdeploy.tasks.adapter import DataChoice
 
     return DataChoice(place, kind, chosen.annotations, 0, num_samples or "all", seed)
 

@@ -81,6 +81,6 @@ def to_build(target: str, options: dict[str, Any]) -> BuildOptions | None:
     if target != "tensorrt":
         flags = ", ".join("--profile" if name == "profiles" else f"--{name.replace('_', '-')}" for name in given)
         raise click.UsageError(f"{flags}: for --target tensorrt, not for {target}.")
-    from vitdeploy.pipeline.tensorrt_section import TensorRtSection
+    from vitdeploy.recipe.tensorrt import TensorRtSection
 
     return TensorRtSection(**given).to_options()

@@ -75,13 +75,13 @@ def command(
         check_data(data)
     require_annotations(annotations)
 
-    from vitdeploy.pipeline.regression.compare import compare
-    from vitdeploy.pipeline.regression.findings import Limits
-    from vitdeploy.pipeline.stages.files import write_json
     from vitdeploy.publish import replacing, storage_errors
     from vitdeploy.report.html import render_regression
     from vitdeploy.report.junit import render_junit
     from vitdeploy.runtime.atomic import write_atomic
+    from vitdeploy.stages.files import write_json
+    from vitdeploy.workflows.regression.compare import compare
+    from vitdeploy.workflows.regression.findings import Limits
 
     if junit is not None and not junit.parent.is_dir():
         raise click.BadParameter(f"no folder {junit.parent}", param_hint="--junit")

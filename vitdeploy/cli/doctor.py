@@ -84,8 +84,8 @@ def _examine(console: Console, target: str) -> None:
     from vitdeploy.compile.finding import finding_lines
     from vitdeploy.compile.probe import examine
     from vitdeploy.errors import HostError
-    from vitdeploy.pipeline.capability import check_target
     from vitdeploy.spec import encode
+    from vitdeploy.stages.capability import check_target
 
     check_target(target)
     found = examine(target)

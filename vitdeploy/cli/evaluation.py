@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from vitdeploy.pipeline.tasks.adapter import DataChoice
+    from vitdeploy.tasks.adapter import DataChoice
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -31,8 +31,8 @@ def evaluation(
     data: Path, labels: str | None, annotations: Path | None, samples: int | None = None, seed: int = 0
 ) -> DataChoice:
     """The images, or sequences, that these options choose to evaluate on: `samples` of them, or all."""
-    from vitdeploy.pipeline.tasks.adapter import DataChoice
-    from vitdeploy.pipeline.tasks.images import labels_in
+    from vitdeploy.tasks.adapter import DataChoice
+    from vitdeploy.tasks.images import labels_in
 
     kind = labels or ("none" if data.suffix == ".npz" else labels_in(data))
     return DataChoice(data, kind, annotations, 0, samples or "all", seed)

@@ -28,7 +28,7 @@ def command(console: Console, bundle: Path, image: Path, output: Path) -> None:
     if not image.is_file():
         raise MissingFileError(f"no image at {image}", fix="check the path")
 
-    from vitdeploy.pipeline.explain import explain
+    from vitdeploy.workflows.explain import explain
 
     with console:
         console.progress("attention maps", 0, 1)

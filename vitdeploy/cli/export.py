@@ -17,8 +17,8 @@ from vitdeploy.cli.sources import NAMES, source_options, to_source
 
 if TYPE_CHECKING:
     from vitdeploy.api.model import Model
-    from vitdeploy.pipeline.batches import Asked
-    from vitdeploy.pipeline.stages.export import ExportConfig
+    from vitdeploy.stages.batches import Asked
+    from vitdeploy.stages.export import ExportConfig
 
 
 @click.command("export")
@@ -58,7 +58,7 @@ def command(
     if batch is not None and batch != "dynamic" and not (batch.isdecimal() and int(batch) > 0):
         raise click.BadParameter("wanted a number above 0, or dynamic", param_hint="--batch")
     from vitdeploy.api.folders import home_of
-    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
+    from vitdeploy.stages.files import OUTPUT_NAMES
 
     home = home_of(output, "graph", OUTPUT_NAMES)
     _check_early(source[0] if source else None, options, labels)
@@ -89,7 +89,7 @@ def _check_early(name: str | None, options: dict[str, Any], labels: Path | None)
     from vitdeploy.pipeline.early import check_model
 
     if name is not None and name.endswith((".yaml", ".yml")):
-        from vitdeploy.pipeline.recipe import load_recipe
+        from vitdeploy.recipe.load import load_recipe
 
         source = load_recipe(Path(name), (), options["function"]).source
         check_model(source.model, options["checkpoint"] or source.checkpoint, labels or source.labels)
@@ -103,25 +103,26 @@ def _wanted(
     """What to export and how, one a size."""
     from vitdeploy.api.graph import graph_name
     from vitdeploy.api.model import read_model
-    from vitdeploy.pipeline.reference_model import Overrides
-    from vitdeploy.pipeline.stages.export import ExportConfig
+    from vitdeploy.stages.export import ExportConfig
+    from vitdeploy.stages.reference_model import Overrides
 
     sizes = dict.fromkeys(options.pop("image_size"))
     batch = changes.pop("batch")
     changed = {key: value for key, value in changes.items() if value is not None}
     asked: Asked | None = int(batch) if batch is not None and batch.isdecimal() else batch
     if name is not None and name.endswith((".yaml", ".yml")):
-        from vitdeploy.pipeline.recipe import load_recipe
+        from vitdeploy.pipeline.resolve import at_size, at_sizes, export_config_of, overrides_of, source_of
+        from vitdeploy.recipe.load import load_recipe
 
         recipe = load_recipe(Path(name), (), options["function"])
         given = to_source(None, {**options, "image_size": None})
         said = {f.name: getattr(given, f.name) for f in dataclasses.fields(given) if getattr(given, f.name)}
         wanted: list[tuple[Callable[[], Model], Asked, ExportConfig]] = []
-        for each in tuple(map(recipe.at_size, sizes)) or recipe.at_sizes():
-            overrides = each.to_overrides()
+        for each in tuple(at_size(recipe, size) for size in sizes) or at_sizes(recipe):
+            overrides = overrides_of(each)
             overrides = dataclasses.replace(overrides, labels=labels or overrides.labels)
-            config = dataclasses.replace(each.to_export(), **changed)
-            source = dataclasses.replace(each.to_source(), **said)
+            config = dataclasses.replace(export_config_of(each), **changed)
+            source = dataclasses.replace(source_of(each), **said)
             wanted.append((functools.partial(read_model, source, overrides), asked or each.export.batch, config))
         return wanted
     sources = [to_source(name, {**options, "image_size": size}) for size in sizes or (None,)]

@@ -23,8 +23,8 @@ def lint_graphs(path: Path, target: str, version: str | None) -> tuple[dict[str,
     Raises:
         TargetError: a target or version whose rules are not known. Errors of reading come through.
     """
-    from vitdeploy.pipeline.capability import check_target
     from vitdeploy.spec import encode
+    from vitdeploy.stages.capability import check_target
 
     check_target(target)
     if target != TARGET:
@@ -57,7 +57,7 @@ def lint_graphs(path: Path, target: str, version: str | None) -> tuple[dict[str,
 def _graphs(path: Path) -> dict[str, Path]:
     """The graphs that TensorRT would be given: those placed for it in a bundle, or else the float graphs."""
     from vitdeploy.bundle.read import is_bundle, read_bundle, verify_files
-    from vitdeploy.pipeline.stages.files import find_graph, graphs_in
+    from vitdeploy.stages.files import find_graph, graphs_in
 
     if not is_bundle(path):
         file = find_graph(path)

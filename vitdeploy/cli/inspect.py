@@ -107,7 +107,7 @@ def _bundle(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _graph(path: Path) -> tuple[dict[str, Any], list[str]]:
-    from vitdeploy.pipeline.stages.files import find_graph
+    from vitdeploy.stages.files import find_graph
 
     file = find_graph(path)
 

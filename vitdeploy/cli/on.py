@@ -13,7 +13,7 @@ from vitdeploy.cli.console import Console
 
 if TYPE_CHECKING:
     from vitdeploy.errors import VitdeployError
-    from vitdeploy.pipeline.on_devices import Outcome
+    from vitdeploy.workflows.on_devices import Outcome
 
 on_option = click.option(
     "--on",
@@ -32,7 +32,7 @@ def finish_devices(
 ) -> None:
     """Print what came of each device, its errors too, and leave with the worst of these, if there is one; `unmet` says
     of what was found whether a gate is not met."""
-    from vitdeploy.pipeline.on_devices import worst
+    from vitdeploy.workflows.on_devices import worst
 
     documents: list[dict[str, Any]] = []
     lines: list[Line] = []

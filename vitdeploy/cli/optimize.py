@@ -81,7 +81,7 @@ def command(
     if len(dict(merging)) < len(merging):
         raise click.UsageError("--merge-tokens names a block twice")
     from vitdeploy.api.graph import graph_file, optimize
-    from vitdeploy.pipeline.stages.files import is_ours
+    from vitdeploy.stages.files import is_ours
 
     made = optimize(
         graph,

@@ -53,9 +53,9 @@ def command(
     """
     from vitdeploy.api.deploy import plan, run
     from vitdeploy.errors import GateError
-    from vitdeploy.pipeline.recipe import load_recipe
-    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES
     from vitdeploy.publish import check_replaceable
+    from vitdeploy.recipe.load import load_recipe
+    from vitdeploy.stages.files import OUTPUT_NAMES
 
     loaded = load_recipe(recipe, overrides, function)
     out = output or Path("out") / loaded.name

@@ -35,13 +35,13 @@ def command(console: Console, target: str, output: Path | None, duration: float)
     """
     from vitdeploy.bench.protocol import Protocol
     from vitdeploy.errors import GateError, HostError
-    from vitdeploy.pipeline.capability import check_target
+    from vitdeploy.stages.capability import check_target
 
     check_target(target)
-    from vitdeploy.pipeline.selftest.cases import default_cases
-    from vitdeploy.pipeline.selftest.run import REPORT_NAMES, run_selftest
     from vitdeploy.publish import replacing, temporary_folder
     from vitdeploy.store.store import Store
+    from vitdeploy.workflows.selftest.cases import default_cases
+    from vitdeploy.workflows.selftest.run import REPORT_NAMES, run_selftest
 
     out = output or Path("out") / f"selftest-{target}"
     with console, replacing(out, REPORT_NAMES) as work, temporary_folder(out.parent) as store:

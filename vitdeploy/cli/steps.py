@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from vitdeploy.cli.console import Console
 
 if TYPE_CHECKING:
-    from vitdeploy.pipeline.plan import Step
+    from vitdeploy.stages.step import Step
 
 
 def tell_finished(console: Console, name: str, step: Step, reused: bool) -> None:

@@ -47,18 +47,18 @@ def command(
     each, and a recipe names the folder.
     """
     from vitdeploy.errors import GateError
-    from vitdeploy.pipeline.recipe import load_recipe
+    from vitdeploy.recipe.load import load_recipe
 
     for path in recipes:
         load_recipe(path, overrides, function)  # before all that is heavy is imported
 
-    from vitdeploy.pipeline.executors import Processes
     from vitdeploy.pipeline.run import default_store
-    from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, write_json
-    from vitdeploy.pipeline.sweep import Entry, load_all, sweep
     from vitdeploy.publish import check_replaceable, storage_errors
     from vitdeploy.report.html import render_sweep
     from vitdeploy.runtime.atomic import write_atomic
+    from vitdeploy.stages.files import OUTPUT_NAMES, write_json
+    from vitdeploy.workflows.executors import Processes
+    from vitdeploy.workflows.sweep import Entry, load_all, sweep
 
     store = default_store().root
     entries = [Entry(recipe, overrides, store, skip_bad, function) for recipe in recipes]

@@ -70,7 +70,7 @@ def command(
     """
     from vitdeploy.api.tune import tune_recipe
     from vitdeploy.errors import GateError
-    from vitdeploy.pipeline.recipe import load_recipe
+    from vitdeploy.recipe.load import load_recipe
 
     loaded = load_recipe(recipe, overrides, function)
     out = output or Path("out") / f"{loaded.name}-tuned"

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from vitdeploy.pipeline.examples import choose, example
 from vitdeploy.pipeline.job import Job
-from vitdeploy.pipeline.plan import REFERENCE, candidates
-from vitdeploy.pipeline.reference_model import ORIGINAL
-from vitdeploy.pipeline.stages.verify import read_answers
-from vitdeploy.pipeline.tasks.adapter import Data, TaskAdapter
+from vitdeploy.pipeline.plan import candidates
 from vitdeploy.runtime.postprocess import label_of
+from vitdeploy.stages.answers import read_answers
+from vitdeploy.stages.step import ORIGINAL, REFERENCE
 from vitdeploy.store.store import Artifact
+from vitdeploy.tasks.adapter import Data, TaskAdapter
+from vitdeploy.tasks.examples import choose, example
 from vitdeploy.verify.changes import Changes
 from vitdeploy.verify.classes import by_class, confusion, reliability
 from vitdeploy.verify.collect import Answers

@@ -14,21 +14,21 @@ from vitdeploy.bundle.read import SIZES_FOLDER
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.graph.io.files import graph_spec, load_graph
 from vitdeploy.pipeline.foresight import foresee
+from vitdeploy.pipeline.golden import golden_of
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.measure import measure, original_candidate
 from vitdeploy.pipeline.outcome import Outcome, conclude
-from vitdeploy.pipeline.plan import CALIBRATE, OPTIMIZE, REFERENCE, Step, candidates, make_plan
-from vitdeploy.pipeline.progress import Progress
-from vitdeploy.pipeline.recipe import Recipe
-from vitdeploy.pipeline.reference_model import ORIGINAL
+from vitdeploy.pipeline.plan import candidates, make_plan
 from vitdeploy.pipeline.run import run_plan
-from vitdeploy.pipeline.stages.compile import read_engine
-from vitdeploy.pipeline.stages.files import OUTPUT_NAMES, graphs_in
-from vitdeploy.pipeline.stages.verify import read_answers
-from vitdeploy.pipeline.tasks.golden import golden_of
+from vitdeploy.progress import Progress
 from vitdeploy.publish import replacing
+from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.report.html import render_html
 from vitdeploy.spec import GraphSpec
+from vitdeploy.stages.answers import read_answers
+from vitdeploy.stages.engines import read_engine
+from vitdeploy.stages.files import OUTPUT_NAMES, graphs_in
+from vitdeploy.stages.step import CALIBRATE, OPTIMIZE, ORIGINAL, REFERENCE, Step
 from vitdeploy.store.store import Artifact, Store
 
 

@@ -17,13 +17,13 @@ from vitdeploy.errors import MissingFileError
 from vitdeploy.models.checkpoints.shards import require_checkpoint
 from vitdeploy.models.model_folder.hub import is_hub_name, local_folder
 from vitdeploy.models.names import FUNCTION, check_name
-from vitdeploy.pipeline.capability import check_engine as check_engine
-from vitdeploy.pipeline.capability import check_target as check_target
-from vitdeploy.pipeline.capability import require_target
-from vitdeploy.pipeline.stages.files import find_graph
+from vitdeploy.pipeline.available import require_target
+from vitdeploy.stages.capability import check_engine as check_engine
+from vitdeploy.stages.capability import check_target as check_target
+from vitdeploy.stages.files import find_graph, require_label_file, require_onnx_file
 
 if TYPE_CHECKING:
-    from vitdeploy.pipeline.recipe import Recipe
+    from vitdeploy.recipe.recipe import Recipe
 
 REPORT_FILE = "report.json"
 
@@ -101,18 +101,6 @@ def require_annotations(path: Path | None) -> None:
             f"no annotations at {path}",
             wanted="YOLO's folder of label files, or COCO's JSON file",
             fix="check the path of the annotations",
-        )
-
-
-def require_onnx_file(path: Path) -> None:
-    if not path.is_file():
-        raise MissingFileError(f"no ONNX file at {path}", fix="check the path")
-
-
-def require_label_file(path: Path) -> None:
-    if not path.is_file():
-        raise MissingFileError(
-            f"no label file at {path}", wanted="a text file with one class name a line", fix="check the path"
         )
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vitdeploy.pipeline.tasks.adapter import Data, TaskAdapter
 from vitdeploy.spec import Budget
+from vitdeploy.tasks.adapter import Data, TaskAdapter
 from vitdeploy.verify.collect import Answers
 from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.feasible import Criterion, criterion_to_prove, unprovable

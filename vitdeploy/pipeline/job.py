@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from vitdeploy import __version__
 from vitdeploy.graph.io.files import load_graph
-from vitdeploy.pipeline.batches import settle_batch
-from vitdeploy.pipeline.capability import require_target
-from vitdeploy.pipeline.progress import Progress
-from vitdeploy.pipeline.recipe import Recipe
-from vitdeploy.pipeline.reference_model import ReferenceModel, find_reference_model, is_onnx
-from vitdeploy.pipeline.stages.compile import check_task
-from vitdeploy.pipeline.tasks.adapter import Data, Setting, TaskAdapter
-from vitdeploy.pipeline.tasks.adapters import make_adapter
+from vitdeploy.pipeline.available import require_target
+from vitdeploy.pipeline.resolve import at_sizes, choice_of, overrides_of, source_of
+from vitdeploy.progress import Progress
 from vitdeploy.quantize.placement_reader import reject_quantized
+from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.weight_bits import bits_for
 from vitdeploy.spec import Budget, WeightBits
+from vitdeploy.stages.batches import settle_batch
+from vitdeploy.stages.compile import check_task
+from vitdeploy.stages.reference_model import ReferenceModel, find_reference_model, is_onnx
+from vitdeploy.stages.tools import package_versions
+from vitdeploy.tasks.adapter import Data, Setting, TaskAdapter
+from vitdeploy.tasks.adapters import make_adapter
 from vitdeploy.verify.gate import with_guard
 
 
@@ -73,12 +74,12 @@ def prepare(
     """
     for target in recipe.targets:
         require_target(target, recipe.precision)
-    recipes = recipe.at_sizes()
+    recipes = at_sizes(recipe)
     reference_models, settled = [], []
     for i, each in enumerate(recipes):
         progress("read the model", i, len(recipes))
-        source = dataclasses.replace(each.to_source(), function=function, module=module)
-        reference_model, batch = settle_batch(find_reference_model(source, each.to_overrides()), each.export.batch)
+        source = dataclasses.replace(source_of(each), function=function, module=module)
+        reference_model, batch = settle_batch(find_reference_model(source, overrides_of(each)), each.export.batch)
         reference_models.append(reference_model)
         settled.append(each.at_batch(batch) if batch is not None and each.export.batch == "auto" else each)
     progress("read the model", len(recipes), len(recipes))
@@ -87,7 +88,7 @@ def prepare(
     if recipe.precision in ("int8", "mixed") and is_onnx(reference_models[0].source):
         reject_quantized(load_graph(Path(str(reference_models[0].source.model))), reference_models[0].name)
     kits = [make_adapter(setting_of(reference_model)) for reference_model in reference_models]
-    data = kits[0].load(recipe.to_choice(), skip_bad=skip_bad, progress=progress)
+    data = kits[0].load(choice_of(recipe), skip_bad=skip_bad, progress=progress)
     return tuple(
         Job(each, reference_model, adapter, data)
         for each, reference_model, adapter in zip(settled, reference_models, kits, strict=True)
@@ -114,11 +115,5 @@ def weight_bits(vnni: bool | None) -> WeightBits:
 
 
 def tool_versions(packages: Iterable[str]) -> dict[str, str]:
-    """Versions of vitdeploy and of the named packages that are installed."""
-    versions = {"vitdeploy": __version__}
-    for package in packages:
-        try:
-            versions[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            versions[package] = "absent"
-    return versions
+    """Versions of vitdeploy and of the named packages."""
+    return {"vitdeploy": __version__, **package_versions(packages)}

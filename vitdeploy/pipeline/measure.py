@@ -16,11 +16,12 @@ from vitdeploy.bench.summary import block_medians, rows, samples
 from vitdeploy.bench.survey import surveyed
 from vitdeploy.graph.analysis.work import Work
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.progress import Progress
-from vitdeploy.pipeline.reference_model import ORIGINAL, to_request
 from vitdeploy.pipeline.roofline import context_facts
 from vitdeploy.pipeline.workload import workloads_of
+from vitdeploy.progress import Progress
 from vitdeploy.runtime.interpreter import module_argv
+from vitdeploy.stages.reference_model import to_request
+from vitdeploy.stages.step import ORIGINAL
 
 # What a ratio is of, by the scenario that it was measured in.
 METRICS = {"single": "latency", "offline": "throughput"}

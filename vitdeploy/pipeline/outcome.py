@@ -10,16 +10,17 @@ from typing import Any
 from vitdeploy.pipeline.answers import report_answers
 from vitdeploy.pipeline.foresight import criterion_of
 from vitdeploy.pipeline.job import Job, tool_versions
-from vitdeploy.pipeline.plan import CALIBRATE, EXPORT, OPTIMIZE, QUANTIZED, REFERENCE, Candidate, candidates
+from vitdeploy.pipeline.plan import candidates
 from vitdeploy.pipeline.rendered import render_attention
-from vitdeploy.pipeline.stages.compile import read_engine
-from vitdeploy.pipeline.stages.files import read_json
-from vitdeploy.pipeline.stages.search import LATENCY_FILE, MIXED_FILE, SENSITIVITY_FILE
-from vitdeploy.pipeline.stages.verify import read_answers
 from vitdeploy.pipeline.verdict import Judged, Verdict, decide, engine_gate
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.weight_bits import weight_remarks
 from vitdeploy.spec import encode
+from vitdeploy.stages.answers import read_answers
+from vitdeploy.stages.engines import read_engine
+from vitdeploy.stages.files import MIXED_FILE, read_json
+from vitdeploy.stages.search import LATENCY_FILE, SENSITIVITY_FILE
+from vitdeploy.stages.step import CALIBRATE, EXPORT, OPTIMIZE, QUANTIZED, REFERENCE, Candidate
 from vitdeploy.store.store import Artifact, list_files
 from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.gate import GUARD, Gate, accuracy_gate, guards

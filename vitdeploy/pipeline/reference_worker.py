@@ -11,8 +11,8 @@ from vitdeploy.errors import TargetError
 from vitdeploy.models.load import load_model
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.source import Source
-from vitdeploy.pipeline.reference_model import from_request, is_onnx, reference_runner
 from vitdeploy.runtime.runner import Runner
+from vitdeploy.stages.reference_model import from_request, is_onnx, reference_runner
 
 
 @functools.lru_cache(maxsize=1)

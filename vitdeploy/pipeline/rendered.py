@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from vitdeploy.pipeline.plan import ATTENTION
-from vitdeploy.pipeline.reference_model import ORIGINAL
-from vitdeploy.pipeline.stages.attention import read_attention, shared
 from vitdeploy.report.attention import attention_tile
+from vitdeploy.stages.attention import read_attention, shared
+from vitdeploy.stages.step import ATTENTION, ORIGINAL
 from vitdeploy.store.store import Artifact
 
 

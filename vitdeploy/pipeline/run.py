@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from vitdeploy.pipeline.places import store_folder
-from vitdeploy.pipeline.plan import Step
-from vitdeploy.pipeline.progress import Progress
-from vitdeploy.store.key import artifact_key
+from vitdeploy.progress import Progress
+from vitdeploy.stages.step import Step
+from vitdeploy.store.places import store_folder
 from vitdeploy.store.store import Artifact, Store
 
 
@@ -36,7 +35,7 @@ def run_plan(
     """
     artifacts, fresh = dict(artifacts or {}), set() if fresh is None else fresh
     for step in plan:
-        key = step_key(step, artifacts)
+        key = step.key(artifacts)
         found = store.find(key) if resume or key in fresh else None
         if found is not None and not step.usable(found.path):
             store.remove(key)
@@ -44,13 +43,12 @@ def run_plan(
         if found is None:
             if not resume:
                 store.remove(key)
-            inputs = _input_digests(step, artifacts)
             kept = {"scratch": store.unfinished(key)} if step.resumable else {}
             found = store.make(
                 key,
                 step.kind,
                 step.config,
-                inputs,
+                step.input_digests(artifacts),
                 step.tools,
                 lambda out, s=step, k=kept: s.write(artifacts, out, progress, **k),  # type: ignore[misc]
             )
@@ -62,17 +60,6 @@ def run_plan(
     return artifacts
 
 
-def step_key(step: Step, artifacts: dict[str, Artifact]) -> str:
-    return artifact_key(step.kind, step.version, step.config, _input_digests(step, artifacts), step.tools)
-
-
-def _input_digests(step: Step, artifacts: dict[str, Artifact]) -> dict[str, str]:
-    """By the kind of the input, or its whole name where there are several of a kind."""
-    kinds = [name.split()[0] for name in step.inputs]
-    names = [name if kinds.count(kind) > 1 else kind for name, kind in zip(step.inputs, kinds, strict=True)]
-    return {**step.outside, **{key: artifacts[name].digest for key, name in zip(names, step.inputs, strict=True)}}
-
-
 def preview(plan: list[Step], store: Store) -> list[tuple[str, bool]]:
     """What a run would do: each step's name, and whether its artifact is there already. Computes nothing.
 
@@ -82,7 +69,7 @@ def preview(plan: list[Step], store: Store) -> list[tuple[str, bool]]:
     rows = []
     for step in plan:
         known = all(name in artifacts for name in step.inputs)
-        found = store.find(step_key(step, artifacts)) if known else None
+        found = store.find(step.key(artifacts)) if known else None
         if found is not None and not step.usable(found.path):
             found = None
         if found is not None:

@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from vitdeploy.pipeline.plan import Candidate
-from vitdeploy.pipeline.reference_model import ORIGINAL
 from vitdeploy.spec import Budget, GateStatus
+from vitdeploy.stages.step import ORIGINAL, Candidate
 from vitdeploy.verify.gate import Gate, bound_gate, join
 
 # Of gates, the one that is nearest to a budget first.

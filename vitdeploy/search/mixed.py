@@ -8,16 +8,14 @@ left, and measured at the end.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 import numpy as np
 
-from vitdeploy.quantize.prepare import Overrides
 from vitdeploy.runtime.runner import Array
-from vitdeploy.search.expected import Expected
 from vitdeploy.search.latency import LatencyTable
 from vitdeploy.search.layer_graph import Shape
+from vitdeploy.search.overrides import Mixed, PrecisionOverride, Reached, Taken
 from vitdeploy.search.sensitivity import Sensitivity, mean_interval
 from vitdeploy.search.switched import Choice
 from vitdeploy.search.trials import FLOAT, SCALED, Layer, Trials
@@ -31,67 +29,6 @@ MOST_SENSITIVE = 8
 LEAST_PRICE = 1e-3
 
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True)
-class PrecisionOverride:
-    """One layer computed otherwise. `share`: of its range, where that is clipped; `price_us`: what it adds to the
-    latency of one image (negative: it is faster); `left`: the share of the layer's cost that stays."""
-
-    kind: Literal["clipped", "scaled", "float"]
-    layer: str
-    price_us: float
-    left: float = 0.0
-    share: float | None = None
-
-    def __str__(self) -> str:
-        return {
-            "float": f"{self.layer} in float",
-            "scaled": f"{self.layer}: hidden channels scaled",
-            "clipped": f"{self.layer}: {100 * (self.share or 1):.0f} % of its range",
-        }[self.kind]
-
-
-@dataclass(frozen=True)
-class Reached:
-    """A distance, mean over the images, and what is expected of a classifier's answers; None for other tasks."""
-
-    distance: float
-    expected: Expected | None
-
-
-@dataclass(frozen=True)
-class Taken:
-    """An override that was taken, and where it was predicted to lead."""
-
-    override: PrecisionOverride
-    reached: Reached
-
-
-@dataclass(frozen=True)
-class Mixed:
-    """`int8`, `reached`: measured without and with all overrides; `saved_us`: what INT8 saves in all layers; `met`:
-    whether the bounds of the budget are expected to be met, None without any."""
-
-    target: str
-    images: int
-    int8: Reached
-    reached: Reached
-    saved_us: float
-    taken: tuple[Taken, ...]
-    met: bool | None
-
-    @property
-    def float_fallback(self) -> tuple[str, ...]:
-        """The layers left in float."""
-        return tuple(each.override.layer for each in self.taken if each.override.kind == "float")
-
-    @property
-    def overrides(self) -> Overrides:
-        """What else is done, of layers that stay in INT8."""
-        kept = [each.override for each in self.taken if each.override.layer not in self.float_fallback]
-        scaled = tuple(override.layer for override in kept if override.kind == "scaled")
-        return Overrides(scaled, {override.layer: override.share for override in kept if override.share is not None})
 
 
 def shapes_to_time(trials: Trials) -> list[Shape]:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 
 
 def canonical_json(value: Any) -> str:
@@ -15,14 +15,11 @@ def canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
 
 
-def artifact_key(
-    kind: str, version: int, config: Mapping[str, Any], inputs: Mapping[str, str], tools: Mapping[str, str]
-) -> str:
-    """The key of what stage `kind` in `version` makes from `config` and inputs of these digests with these tools."""
+def artifact_key(kind: str, config: Mapping[str, Any], inputs: Mapping[str, str], tools: Mapping[str, str]) -> str:
+    """The key of what stage `kind` makes from `config` and inputs of these digests with these tools."""
     parts = {
         "format": FORMAT,
         "kind": kind,
-        "version": version,
         "config": dict(config),
         "inputs": dict(inputs),
         "tools": dict(tools),

@@ -5,12 +5,12 @@ import onnxruntime
 import pytest
 
 from tests.pipeline import planted
+from vitdeploy.attention.instrumented import run_instrumented
 from vitdeploy.graph.analysis.attention_views import token_views
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.files import load_graph, serialised
 from vitdeploy.graph.passes.attention_outputs import add_rollout
 from vitdeploy.graph.passes.optimize import optimize
-from vitdeploy.pipeline.instrumented import run_instrumented
 from vitdeploy.spec import PreprocessSpec
 
 

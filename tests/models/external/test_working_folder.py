@@ -15,7 +15,7 @@ from vitdeploy.models.external.working_folder import WorkingFolder, shown_folder
 from vitdeploy.models.load import load_model
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.measure import original_candidate
-from vitdeploy.pipeline.reference_model import find_reference_model
+from vitdeploy.stages.reference_model import find_reference_model
 
 NETWORK = """
 import torch

@@ -1,0 +1,62 @@
+"""What the screening says in words."""
+
+import pytest
+
+from vitdeploy.workflows.tuning.remarks import remarks
+from vitdeploy.workflows.tuning.variants import Variant
+
+FP32, BF16, INT8 = (Variant("openvino-cpu", precision) for precision in ("fp32", "bf16", "int8"))
+MERGED = Variant("openvino-cpu", "int8", ((1, 192), (6, 128)))
+
+
+def rounds(median, jitter=0.0):
+    return [median * (1 + jitter * (-1) ** i) for i in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("int8", "jitter", "said"),
+    [
+        (5.0, 0.0, []),
+        (10.0, 0.0, ["BF16 is faster than INT8 on openvino-cpu (latency ratio 1.25 [1.17, 1.33]): ship BF16 there."]),
+        (8.0, 0.1, ["INT8 is not provably faster than BF16 on openvino-cpu (latency ratio 0.99 [0.85, 1.17])."]),
+    ],
+)
+def test_int8_against_the_fastest_float(int8, jitter, said):
+    medians = {FP32.name: rounds(16.0), BF16.name: rounds(8.0), INT8.name: rounds(int8, jitter)}
+    assert remarks([FP32, BF16, INT8], medians) == said
+
+
+@pytest.mark.parametrize(
+    ("merged", "jitter", "told"),
+    [
+        (4.0, 0.0, "pays on openvino-cpu: latency ratio 0.80 [0.75, 0.85]"),
+        (6.0, 0.0, "does not pay on openvino-cpu: latency ratio 1.20 [1.13, 1.28]"),
+        (5.0, 0.1, "is not provably faster on openvino-cpu: latency ratio 0.99 [0.85, 1.17]"),
+    ],
+)
+def test_merging_against_the_same_without(merged, jitter, told):
+    medians = {FP32.name: rounds(16.0), INT8.name: rounds(5.0), MERGED.name: rounds(merged, jitter)}
+    [said] = remarks([FP32, INT8, MERGED], medians)
+    assert said == f"Merging to 192 tokens in block 1, then to 128 tokens in block 6 {told} to without."
+
+
+def test_aligned_rows_against_the_same_without():
+    aligned = Variant("openvino-cpu", "int8", rows=200)
+    medians = {FP32.name: rounds(16.0), INT8.name: rounds(5.0), aligned.name: rounds(4.0)}
+    assert remarks([FP32, INT8, aligned], medians) == [
+        "Computing 200 rows pays on openvino-cpu: latency ratio 0.80 [0.75, 0.85] to without."
+    ]
+
+
+def test_a_disturbed_screening_says_nothing_of_times():
+    medians = {FP32.name: rounds(16.0), INT8.name: rounds(5.0), MERGED.name: rounds(4.0)}
+    [said] = remarks([FP32, INT8, MERGED], medians, "others had 40 % of the CPUs' time: measure again")
+    assert said == (
+        "Which variants are faster than others was not decided: others had 40 % of the CPUs' time: measure again."
+    )
+
+
+def test_a_name_says_what_is_done():
+    assert Variant("openvino-cpu", "int8", rows=200).name == "openvino-cpu-int8 rows 200"
+    assert MERGED.name == "openvino-cpu-int8 tokens 1:192+6:128"
+    assert MERGED.plain == INT8

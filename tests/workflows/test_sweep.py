@@ -1,0 +1,118 @@
+"""`sweep`: many recipes, made side by side, measured alone, one table; and the executors under it."""
+
+import json
+import os
+import sys
+
+import pytest
+
+from tests.command_line import command_line
+from tests.pipeline.test_imported import NETWORK
+from vitdeploy.cli.sweep import _unmet
+from vitdeploy.errors import InputError, MissingFileError, WorkerError
+from vitdeploy.stages.step import Step
+from vitdeploy.workflows.executors import Processes
+from vitdeploy.workflows.sweep import Entry, _unmeasured, load_all, make_ahead
+
+
+def a_recipe(folder, name, checkpoint, digits, **fields):
+    recipe = {
+        "vitdeploy": 1,
+        "name": name,
+        "source": {"model": "vit_w32d2h2_patch8_32", "checkpoint": str(checkpoint)},
+        "preprocess": {"resize": 32, "crop": 32, "mean": [0.5], "std": [0.5]},
+        "data": {"path": str(digits / "calibration"), "labels": "none", "calibration": {"images": 4}},
+        "targets": ["onnxruntime-cpu"],
+        "precision": "fp32",
+        "bench": {"scenarios": ["single"], "batch": [1], "duration": 0.1},
+        **fields,
+    }
+    path = folder / f"{name}.yaml"
+    path.write_text(json.dumps(recipe))
+    return path
+
+
+def entry(path, store="store"):
+    return Entry(path, (), path.parent / store, False)
+
+
+# --- executors --------------------------------------------------------------------------------------------------------
+
+
+def test_an_error_of_one_piece_is_its_result_and_ends_no_other(tmp_path):
+    entries = [entry(tmp_path / name) for name in ("first.yaml", "second.yaml")]
+    found = dict(Processes(1).map(make_ahead, entries))
+    assert [type(found[index]) for index in (0, 1)] == [MissingFileError, MissingFileError]
+    assert "second.yaml" in found[1].message and found[1].exit_code == 2
+
+
+def test_what_is_returned_comes_back_under_its_index():
+    assert dict(Processes(1).map(len, ["a", "bcd"])) == {0: 1, 1: 3}
+
+
+def test_a_process_that_dies_is_an_error():
+    [(index, error)] = Processes(1).map(os._exit, [3])
+    assert index == 0 and isinstance(error, WorkerError) and error.message == "a working process died"
+
+
+# --- the sweep --------------------------------------------------------------------------------------------------------
+
+
+def test_nothing_that_needs_a_measured_step_is_made_ahead():
+    def step(name, *inputs, measured=False):
+        return Step(name, "kind", {}, lambda *_: None, inputs, measured=measured)
+
+    plan = [step("a"), step("times", "a", measured=True), step("b", "times"), step("c", "b"), step("d", "a")]
+    assert [each.name for each in _unmeasured(plan)] == ["a", "d"]
+
+
+def test_two_recipes_of_one_name_are_refused(tmp_path, small_checkpoint, digits):
+    first = a_recipe(tmp_path, "same", small_checkpoint, digits)
+    with pytest.raises(InputError, match="the same name"):
+        load_all([entry(first), entry(first)])
+
+
+def test_a_module_of_ones_own_in_recipes_that_name_no_model(tmp_path, shared_store, digits, monkeypatch):
+    name = f"swept_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(NETWORK)
+    values = {
+        **{"vitdeploy": 1, "name": "own", "targets": ["onnxruntime-cpu"], "precision": "fp32"},
+        "data": {"path": str(digits), "calibration": {"images": 4}, "evaluation": {"images": 8}},
+        "preprocess": {"resize": 32, "crop": 32, "mean": [0.5], "std": [0.5]},
+        "budget": {"min_agreement": 10},
+    }
+    (tmp_path / "own.yaml").write_text(json.dumps(values))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    with command_line(tmp_path, shared_store, short_bench=True) as here:
+        done = here("sweep", "own.yaml", "--model", f"{name}:build", "-o", "swept", "--json")
+    assert done.returncode == 0, done.stderr
+    [row] = json.loads(done.stdout)["recipes"]
+    assert row["report"]["model"]["source"] == f"{name}:build"
+
+
+def test_a_budget_that_another_image_size_misses_is_missed():
+    report = {"verdict": {"gate": "pass"}, "sizes": [{"gate": "pass"}, {"gate": "fail"}]}
+    assert _unmet(report) and not _unmet({"verdict": {"gate": "pass"}})
+
+
+def test_recipes_become_one_table_and_one_that_fails_ends_no_other(tmp_path, shared_store, small_checkpoint, digits):
+    recipes = [
+        a_recipe(tmp_path, "plain", small_checkpoint, digits),
+        a_recipe(tmp_path, "broken", tmp_path / "missing.safetensors", digits),
+        a_recipe(tmp_path, "strict", small_checkpoint, digits, budget={"min_agreement": 99.99}),
+    ]
+    with command_line(tmp_path, shared_store, short_bench=True) as here:
+        done = here("sweep", *recipes, "-o", "swept", "--json")
+        assert done.returncode == 2 and "broken" in done.stderr and "missing.safetensors" in done.stderr
+        found = {row["name"]: row for row in json.loads(done.stdout)["recipes"]}
+        assert found["broken"]["report"] is None and found["broken"]["error"]["exit_code"] == 2
+        assert found["plain"]["error"] is None and found["plain"]["report"]["bench"]["results"]
+        for name in ("plain", "strict"):
+            assert (tmp_path / "swept" / name / "manifest.json").is_file()
+        page = (tmp_path / "swept" / "sweep.html").read_text()
+        assert 'href="plain/report.html"' in page and "onnxruntime-cpu-fp32" in page and "Failed" in page
+        # Images that are few prove no 99.99 %.
+        assert here("sweep", recipes[2], "-o", "swept", "--jobs", 2).returncode == 5
+        (tmp_path / "swept" / "plain" / "mine.txt").write_text("kept")
+        refused = here("sweep", recipes[0], "-o", "swept")
+        assert refused.returncode == 2 and (tmp_path / "swept" / "plain" / "mine.txt").read_text() == "kept"

@@ -1,0 +1,84 @@
+"""What the sections of a recipe are to the parts that they are for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.graph.passes.optimize import OptimizeOptions
+from vitdeploy.models.source import Source
+from vitdeploy.recipe.recipe import Recipe
+from vitdeploy.recipe.sections import OptimizeSection, height_width
+from vitdeploy.stages.export import ExportConfig
+from vitdeploy.stages.reference_model import Overrides
+from vitdeploy.tasks.adapter import DataChoice
+
+
+def at_sizes(recipe: Recipe) -> tuple[Recipe, ...]:
+    """A recipe for each of `source.image_sizes`, in their order; this one alone where there are none."""
+    return tuple(at_size(recipe, height_width(size)) for size in recipe.source.image_sizes or ()) or (recipe,)
+
+
+def at_size(recipe: Recipe, size: tuple[int, int]) -> Recipe:
+    """The recipe for one image size. A `preprocess` that is given holds for its own crop; for another size the same
+    share of the image is cropped."""
+    from vitdeploy.models.load import scaled
+
+    source = recipe.source.model_copy(update={"image_size": size, "image_sizes": None})
+    changed: dict[str, Any] = {"source": source}
+    if recipe.preprocess is not None:
+        spec = recipe.preprocess.to_spec()
+        spec = scaled(spec, spec.crop, size) if spec.crop != size else spec
+        new = {"resize": spec.resize, "crop": spec.crop, "fit": spec.fit}
+        changed["preprocess"] = recipe.preprocess.model_copy(update=new)
+    return recipe.model_copy(update=changed)
+
+
+def source_of(recipe: Recipe) -> Source:
+    source = recipe.source
+    return Source(
+        model=source.model,
+        checkpoint=Path(source.checkpoint) if source.checkpoint else None,
+        image_size=height_width(source.image_size) if source.image_size is not None else None,
+        heads=source.heads,
+        text_features=Path(source.text_features) if source.text_features else None,
+    )
+
+
+def overrides_of(recipe: Recipe) -> Overrides:
+    return Overrides(
+        preprocess=recipe.preprocess.to_spec() if recipe.preprocess else None,
+        postprocess=recipe.postprocess.to_spec() if recipe.postprocess else None,
+        labels=Path(recipe.source.labels) if recipe.source.labels else None,
+    )
+
+
+def choice_of(recipe: Recipe) -> DataChoice:
+    data = recipe.data
+    return DataChoice(
+        path=Path(data.path),
+        labels=data.labels,
+        annotations=Path(data.annotations) if data.annotations else None,
+        calibration=data.calibration.images,
+        evaluation=data.evaluation.images,
+        seed=data.seed,
+    )
+
+
+def export_config_of(recipe: Recipe) -> ExportConfig:
+    """What the export stage is a function of, beside the original."""
+    return ExportConfig(
+        name=recipe.name,
+        opset=recipe.export.opset,
+        batch=recipe.export.batch if isinstance(recipe.export.batch, int) else None,
+        in_graph=recipe.export.preprocess,
+    )
+
+
+def rewrites_of(section: OptimizeSection) -> OptimizeOptions:
+    merging = () if section.token_merging == "none" else tuple(sorted(section.token_merging.items()))
+    return OptimizeOptions(
+        **section.model_dump(exclude={"token_merging", "align_rows"}),
+        token_merging=merging,
+        align_rows=None if section.align_rows == "none" else section.align_rows,
+    )

@@ -1,0 +1,110 @@
+"""From a file to a recipe: read, overridden, its paths made absolute, validated."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from vitdeploy.errors import MissingFileError, RecipeError
+from vitdeploy.models.names import graph_folder, is_built_in
+from vitdeploy.recipe.problems import problem_line
+from vitdeploy.recipe.recipe import Recipe
+from vitdeploy.recipe.sections import FUNCTION
+from vitdeploy.recipe.yaml_values import NOT_YAML, read_yaml
+
+MAX_BYTES = 1 << 20
+# Fields that name files: relative to the recipe, so that it runs from anywhere.
+PATHS = (
+    *(("source", key) for key in ("model", "checkpoint", "labels", "text_features")),
+    *(("data", key) for key in ("path", "annotations")),
+)
+
+
+def load_recipe(path: Path, overrides: Sequence[str] = (), function: str | None = None) -> Recipe:
+    """Read, override and validate. Paths in the file are relative to it; paths in overrides to the working folder.
+
+    Args:
+        overrides: "a.b=value" each, the value in YAML.
+        function: the user's own model, which the command line names. The recipe names none then, and no code ever.
+
+    Raises:
+        MissingFileError: no such file.
+        RecipeError: not YAML, or anything that does not fit: all problems at once.
+    """
+    if not path.is_file():
+        raise MissingFileError(f"no recipe at {path}", fix="check the path; `vitdeploy run --help` shows a recipe")
+    data = _parse(path)
+    _anchor(data, path.parent)
+    for override in overrides:
+        _set(data, override, str(path))
+    if function is not None:
+        data.setdefault("source", {})
+    return validate(data, str(path), function)
+
+
+def validate(data: Any, source: str, function: str | None = None) -> Recipe:
+    """The recipe that these YAML values are; raises RecipeError with every problem. `function` as for `load_recipe`."""
+    try:
+        return Recipe.model_validate(data, context={FUNCTION: function})
+    except ValidationError as error:
+        raise RecipeError(source, [problem_line(e, Recipe) for e in error.errors()]) from None
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    if path.stat().st_size > MAX_BYTES:
+        raise RecipeError(str(path), [f"$: {path.stat().st_size:,} bytes, wanted at most {MAX_BYTES:,}"])
+    try:
+        data = read_yaml(path.read_text(encoding="utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise RecipeError(str(path), [f"$: not UTF-8 at byte {error.start}"]) from None
+    except NOT_YAML as error:
+        raise RecipeError(str(path), ["$: not YAML: " + " ".join(str(error).split())[:300]]) from None
+    if not isinstance(data, dict):
+        raise RecipeError(str(path), [f"$: found {type(data).__name__}, wanted a mapping of fields"])
+    return data
+
+
+def _anchor(data: dict[str, Any], folder: Path) -> None:
+    """Make the recipe's own paths relative to the recipe, so that it runs from anywhere."""
+    for section, key in PATHS:
+        values = data.get(section)
+        if isinstance(values, dict) and isinstance(values.get(key), str):
+            if key == "model":
+                values[key] = _anchored_model(values[key], folder)
+                continue
+            with contextlib.suppress(RuntimeError):  # the home of a user that there is not
+                values[key] = str(Path(values[key]).expanduser())
+            values[key] = str(folder / values[key])
+
+
+def _anchored_model(model: str, folder: Path) -> str:
+    """A model is a path where it is an ONNX file, the folder of one, or a folder after `hf:` that is there."""
+    path = model
+    with contextlib.suppress(RuntimeError):  # as above
+        path = str(folder / Path(model).expanduser())
+    if model.endswith(".onnx") or (not is_built_in(model) and graph_folder(path) is not None):
+        return path
+    name = model.removeprefix("hf:")
+    if name != model and (folder / name).is_dir():
+        return f"hf:{folder / name}"
+    return model
+
+
+def _set(data: dict[str, Any], override: str, source: str) -> None:
+    path, separator, text = override.partition("=")
+    keys = path.split(".")
+    if not separator or not all(keys):
+        raise RecipeError(source, [f"--set {override!r}: wanted a.b=value"])
+    at = data
+    for key in keys[:-1]:
+        at = at.setdefault(key, {})
+        if not isinstance(at, dict):
+            raise RecipeError(source, [f"--set {override!r}: $.{key} is not a mapping"])
+    try:
+        at[keys[-1]] = read_yaml(text)
+    except NOT_YAML as error:
+        raise RecipeError(source, [f"--set {override!r}: " + " ".join(str(error).split())[:200]]) from None

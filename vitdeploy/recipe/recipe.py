@@ -1,0 +1,117 @@
+"""The whole recipe, and what holds between its sections."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from vitdeploy.backends import TARGETS
+from vitdeploy.compile.tensorrt import BuildOptions, default_batches
+from vitdeploy.errors import RecipeError
+from vitdeploy.recipe.section import Section
+from vitdeploy.recipe.sections import (
+    BenchSection,
+    BudgetSection,
+    BundleSection,
+    DataSection,
+    ExportSection,
+    OptimizeSection,
+    PostprocessSection,
+    PreprocessSection,
+    SourceSection,
+)
+from vitdeploy.recipe.tensorrt import TensorRtSection
+from vitdeploy.spec import Budget, Precision
+
+
+class Recipe(Section):
+    """The whole pipeline, schema version 1.
+
+    `vnni`: whether the CPU that runs INT8 has it; auto: as this machine.
+    """
+
+    vitdeploy: Literal[1]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    source: SourceSection
+    preprocess: PreprocessSection | None = None
+    postprocess: PostprocessSection | None = None
+    data: DataSection
+    export: ExportSection = ExportSection()
+    optimize: OptimizeSection = OptimizeSection()
+    precision: Precision = "int8"
+    vnni: Literal["auto"] | bool = "auto"
+    targets: Annotated[tuple[str, ...], Field(strict=False)]
+    budget: BudgetSection = BudgetSection()
+    bench: BenchSection = BenchSection()
+    bundle: BundleSection = BundleSection()
+    tensorrt: TensorRtSection = TensorRtSection()
+
+    @field_validator("vitdeploy", mode="before")
+    @classmethod
+    def _no_boolean(cls, version: Any) -> Any:
+        if version is True:  # equal to 1 for pydantic's Literal
+            raise ValueError("input should be 1")
+        return version
+
+    @field_validator("targets")
+    @classmethod
+    def _known_targets(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
+        if not targets:
+            raise ValueError(f"wanted at least one of {', '.join(TARGETS)}")
+        for target in targets:
+            if target not in TARGETS:
+                near = difflib.get_close_matches(target, TARGETS, n=1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                raise ValueError(f"{target!r} is not a target; there are {', '.join(TARGETS)}{hint}")
+        if len(set(targets)) != len(targets):
+            raise ValueError("a target is named twice")
+        return targets
+
+    @model_validator(mode="after")
+    def _batches_fit(self) -> Recipe:
+        fixed = self.export.batch
+        if isinstance(fixed, int) and set(self.bench.batch) != {fixed}:
+            raise ValueError(f"export.batch is fixed to {fixed}, so bench.batch must be [{fixed}]")
+        return self
+
+    @model_validator(mode="after")
+    def _profiles_fit(self) -> Recipe:
+        if self.tensorrt.profiles is None or "tensorrt" not in self.targets:
+            return self
+        if isinstance(self.export.batch, int):
+            raise ValueError(f"export.batch is fixed to {self.export.batch}, so tensorrt.profiles must be left out")
+        lost = [str(batch) for batch in self.bench.batch if not self.tensorrt.holds(batch)]
+        if lost:
+            raise ValueError(f"no profile of tensorrt.profiles holds bench.batch {', '.join(lost)}")
+        return self
+
+    def at_batch(self, batch: int) -> Recipe:
+        """The recipe of a model that runs at one batch alone, where it leaves that open.
+
+        Raises:
+            RecipeError: it asks for engines of another batch.
+        """
+        if "batch" in self.bench.model_fields_set and set(self.bench.batch) != {batch}:
+            told = f"$.bench.batch: {list(self.bench.batch)}, and the model is of batch {batch} alone; give [{batch}]"
+            raise RecipeError("the recipe", [told])
+        if self.tensorrt.profiles is not None and "tensorrt" in self.targets:
+            raise RecipeError("the recipe", [f"$.tensorrt.profiles: the model is of batch {batch} alone; leave it out"])
+        export = self.export.model_copy(update={"batch": batch})
+        return self.model_copy(update={"export": export, "bench": self.bench.model_copy(update={"batch": (batch,)})})
+
+    @property
+    def engine_batch(self) -> int:
+        """The batch that engines are compiled at: the fixed one, or that of the single stream."""
+        return self.bench.batch[0]
+
+    def to_build(self) -> BuildOptions:
+        """How TensorRT builds; without profiles of one's own, for all batches up to the largest that is benched."""
+        options = self.tensorrt.to_options()
+        profiles = options.batches or default_batches(self.engine_batch, max(self.bench.batch))
+        return dataclasses.replace(options, batches=profiles)
+
+    def to_budget(self) -> Budget:
+        return Budget(**self.budget.model_dump())

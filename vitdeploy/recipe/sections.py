@@ -1,0 +1,199 @@
+"""The sections of a recipe: what may be written. Where a section stands for a value of its own class, such as
+`spec.Budget`, that class says what the fields are and their defaults, and the section bounds them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, ValidationInfo, field_validator, model_validator
+
+from vitdeploy.bench.protocol import Protocol, parse_scenario
+from vitdeploy.recipe.section import Positive, Section
+from vitdeploy.spec import Boxes, Budget, CropRounding, Fit, Interpolation, PostprocessSpec, PreprocessSpec, Scores
+
+FUNCTION = "function"  # in the context of a validation: what the command line names as the model
+
+PerChannel = Annotated[tuple[float, ...], Field(min_length=1, max_length=3)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Side = Positive | Annotated[tuple[Positive, Positive], Field(strict=False)]
+
+
+def height_width(side: int | tuple[int, int]) -> tuple[int, int]:
+    """(height, width); one side is that of a square."""
+    return (side, side) if isinstance(side, int) else side
+
+
+class SourceSection(Section):
+    """Where the model comes from; see `models.source` for what `model` may name.
+
+    `image_size`: other than the checkpoint's; one side or [height, width]. `image_sizes`: several of them, each with
+    graphs and engines of its own in one bundle. `heads`: for a bare state dict that cannot say it. `labels`: a file
+    with one class name a line. `text_features`: see `models.zero_shot`.
+    """
+
+    model: str | None = None
+    checkpoint: str | None = None
+    image_size: Side | None = None
+    image_sizes: Annotated[tuple[Side, ...], Field(min_length=1, strict=False)] | None = None
+    heads: Positive | None = None
+    labels: str | None = None
+    text_features: str | None = None
+
+    @model_validator(mode="after")
+    def _named(self, info: ValidationInfo) -> SourceSection:
+        function = (info.context or {}).get(FUNCTION)
+        if function is None and self.model is None and self.checkpoint is None:
+            raise ValueError("names neither a model nor a checkpoint; a module of your own goes with --model")
+        if function is not None and self.model is not None:
+            raise ValueError(f"names the model {self.model}, and --model {function}: leave one of them out")
+        if function is not None and self.heads is not None:
+            raise ValueError(f"heads says nothing of your own module, --model {function}")
+        return self
+
+    @model_validator(mode="after")
+    def _sizes(self) -> SourceSection:
+        if self.image_size is not None and self.image_sizes is not None:
+            raise ValueError("has both image_size and image_sizes")
+        sizes = [height_width(size) for size in self.image_sizes or ()]
+        if len(set(sizes)) != len(sizes):
+            raise ValueError("image_sizes names a size twice")
+        return self
+
+
+class PreprocessSection(Section):
+    """See `spec.PreprocessSpec`; `resize` is a short side or [height, width], `crop` may be one side of a square."""
+
+    resize: Side
+    crop: Side
+    interpolation: Interpolation = PreprocessSpec.interpolation
+    mean: Annotated[PerChannel, Field(strict=False)]
+    std: Annotated[PerChannel, Field(strict=False)]
+    fit: Fit = PreprocessSpec.fit
+    crop_rounding: CropRounding = PreprocessSpec.crop_rounding
+
+    @model_validator(mode="after")
+    def _channels(self) -> PreprocessSection:
+        if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
+            raise ValueError(f"mean has {len(self.mean)} values and std {len(self.std)}; wanted 1 or 3 of each")
+        if min(self.std) <= 0:
+            raise ValueError("std must be above 0")
+        return self
+
+    def to_spec(self) -> PreprocessSpec:
+        return PreprocessSpec(
+            self.resize, height_width(self.crop), self.interpolation, self.mean, self.std, self.fit, self.crop_rounding
+        )
+
+
+class PostprocessSection(Section):
+    """See `spec.PostprocessSpec`; for detectors and panoptic models."""
+
+    scores: Scores = PostprocessSpec.scores
+    boxes: Boxes = PostprocessSpec.boxes
+    threshold: Share = PostprocessSpec.threshold
+    things: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] = PostprocessSpec.things
+    mask_threshold: Share = PostprocessSpec.mask_threshold
+    overlap: Share = PostprocessSpec.overlap
+
+    def to_spec(self) -> PostprocessSpec:
+        return PostprocessSpec(**self.model_dump())
+
+
+class CalibrationSection(Section):
+    images: Positive = 128
+
+
+class EvaluationSection(Section):
+    images: Positive | Literal["all"] = "all"
+
+
+class DataSection(Section):
+    """A folder of images, or an .npz of token arrays.
+
+    `labels`: class folders (`folders`), none, or what lies at `annotations`: a folder of YOLO files (`yolo`), COCO's
+    instances JSON (`coco`), COCO's panoptic JSON with its folder of PNGs (`panoptic`).
+    """
+
+    path: str
+    labels: Literal["folders", "none", "yolo", "coco", "panoptic"] = "folders"
+    annotations: str | None = None
+    calibration: CalibrationSection = CalibrationSection()
+    evaluation: EvaluationSection = EvaluationSection()
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
+
+
+class ExportSection(Section):
+    """`batch` auto: dynamic, or the one of an ONNX file that has a fixed one."""
+
+    opset: Literal[18, 19, 20] = 20
+    batch: Literal["auto", "dynamic"] | Positive = "auto"
+    preprocess: bool = True
+
+
+class OptimizeSection(Section):
+    """Graph rewrites: see `graph.optimize.OptimizeOptions`. All are exact but `token_merging`: none, or how many tokens
+    remain behind the attention of which blocks, as {1: 192, 6: 128}. `align_rows`: none, or a number of rows."""
+
+    fold_layer_scale: bool = True
+    rotate_residual: bool = False
+    fold_attention_scale: bool = True
+    drop_key_bias: bool = True
+    fold_value_bias: bool = True
+    fold_image_normalisation: bool = True
+    class_token_only: bool = True
+    qkv: Literal["keep", "merged", "separate"] = "keep"
+    token_merging: Literal["none"] | dict[int, int] = "none"
+    align_rows: Literal["none"] | Positive = "none"
+
+    @field_validator("token_merging", mode="before")
+    @classmethod
+    def _schedule(cls, value: Any) -> Any:
+        if value == "none":
+            return value
+        numbers = [*value, *value.values()] if isinstance(value, dict) else []
+        if not numbers or not all(type(number) is int for number in numbers):
+            raise ValueError("input should be none, or block: tokens that remain, as {1: 192, 6: 128}")
+        remaining = [value[block] for block in sorted(value)]
+        if min(value) < 0 or min(remaining) < 1:
+            raise ValueError("blocks count from 0, and at least one token remains")
+        if any(after >= before for before, after in itertools.pairwise(remaining)):
+            raise ValueError("a later block must leave fewer tokens than the one before")
+        return value
+
+
+class BudgetSection(Section):
+    """See `spec.Budget`."""
+
+    max_drop: Annotated[float, Field(ge=0)] | None = Budget.max_drop
+    min_agreement: Annotated[float, Field(ge=0, le=100)] | None = Budget.min_agreement
+    max_latency: Annotated[float, Field(gt=0)] | None = Budget.max_latency
+    max_size: Positive | None = Budget.max_size
+
+
+class BenchSection(Section):
+    """`scenarios`: see `bench.protocol.parse_scenario`. `batch`: the last for `offline`, the first for the others.
+    `duration`: seconds an artifact and scenario; see `bench.protocol.Protocol`."""
+
+    scenarios: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] = Protocol.scenarios
+    batch: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=2, strict=False)] = Protocol.batch
+    duration: Annotated[float, Field(gt=0, le=3600)] = Protocol.duration
+
+    @field_validator("scenarios")
+    @classmethod
+    def _compared(cls, scenarios: tuple[str, ...]) -> tuple[str, ...]:
+        """Artifacts are compared by the rounds that they take in turns, which the other scenarios have not."""
+        parsed = [parse_scenario(text) for text in scenarios]
+        if not any(scenario.spread for scenario in parsed):
+            raise ValueError("wanted single or offline among them: these are compared")
+        if len(set(scenarios)) < len(scenarios):
+            raise ValueError("wanted each once")
+        return scenarios
+
+
+class BundleSection(Section):
+    """`include_failed`: engines that fail the budget are in the bundle too. They stand last, and an app gets one only
+    by `load(..., allow_failed=True)`."""
+
+    include_failed: bool = False

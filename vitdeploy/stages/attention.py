@@ -1,0 +1,119 @@
+"""Where the original looks in a few images, and where quantized engines do: rollout of their attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from vitdeploy.attention.instrumented import run_instrumented
+from vitdeploy.attention.rollout import Floats
+from vitdeploy.errors import EngineError, GraphError
+from vitdeploy.graph.analysis.attention_views import AttentionViews, token_views
+from vitdeploy.graph.canonical.normalise import normalise
+from vitdeploy.graph.io.files import load_graph
+from vitdeploy.progress import Progress, silent
+from vitdeploy.runtime.preprocess import Pixels
+from vitdeploy.spec import PreprocessSpec, encode
+from vitdeploy.stages.answers import read_answers
+from vitdeploy.stages.files import MODEL_FILE, read_json, write_json
+from vitdeploy.stages.step import ATTENTION, EXPORT, ORIGINAL, REFERENCE, Candidate, Folders, Step
+from vitdeploy.stages.tools import package_versions
+from vitdeploy.tasks.adapter import Data, ImageKit
+from vitdeploy.tasks.examples import choose
+
+# Images that attention is drawn for; tasks whose answer is read from tokens over patches.
+IMAGES = 4
+TASKS = ("classification", "features")
+FACTS_FILE, MAPS_FILE = "attention.json", "attention.npz"
+
+
+def find_attention(
+    original: Path,
+    placements: Mapping[str, Path],
+    images: Mapping[int, Pixels],
+    preprocess: PreprocessSpec,
+    out: Path,
+    progress: Progress = silent,
+) -> None:
+    """Writes attention.json, and attention.npz with float32 [images, rows, columns] for each graph that can be read.
+
+    Engines fuse their attention, so none of them says its weights. What they compute is in their placement, the graph
+    that they were compiled from; it is run on ONNX Runtime with the weights as outputs, which keeps them from being
+    fused.
+
+    Args:
+        original: the exported graph, before anything was optimized. placements: those of engines, by artifact.
+        images: by their number among the evaluation samples.
+    """
+    facts: dict[str, Any] = {"images": list(images), "left_out": {}}
+    maps: dict[str, np.ndarray] = {}
+    blocks = 0
+    for done, (name, file) in enumerate({ORIGINAL: original, **placements}.items()):
+        progress("attention", done, 1 + len(placements))
+        try:
+            model, views = _views(file, canonical=name == ORIGINAL)
+            if name == ORIGINAL:
+                blocks = len(views.blocks)
+                facts |= {"grid": list(views.grid), "reader": views.reader, "blocks": blocks}
+            elif (len(views.blocks), list(views.grid)) != (blocks, facts["grid"]):
+                raise GraphError(f"{len(views.blocks)} of its {blocks} attentions can be read")
+            found: list[Floats] = [
+                each.flow_map(views) for each in run_instrumented(model, views, images.values(), preprocess)
+            ]
+            maps[name] = np.stack(found).astype(np.float32)
+        except (GraphError, EngineError) as error:
+            facts["left_out"][name] = error.message
+            if name == ORIGINAL:
+                break
+    progress("attention", 1 + len(placements), 1 + len(placements))
+    np.savez(out / MAPS_FILE, **maps)  # type: ignore[arg-type]
+    write_json(out / FACTS_FILE, facts)
+
+
+def _views(file: Path, canonical: bool) -> tuple[ir.Model, AttentionViews]:
+    """A graph and where its attentions look. Placements are canonical but for their quantization, which has to stay."""
+    model = load_graph(file)
+    if canonical:
+        normalise(model)
+    return model, token_views(model, file.name)
+
+
+def read_attention(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What `find_attention` wrote: facts, and maps by artifact."""
+    with np.load(folder / MAPS_FILE, allow_pickle=False) as file:
+        return read_json(folder / FACTS_FILE), {name: file[name] for name in file.files}
+
+
+def shared(ours: Floats, reference: Floats) -> float:
+    """How much of a map is where the other one is, 0..1: sum(min(p, q)) of the two, each made to sum to 1."""
+    p, q = (each / max(float(each.sum()), 1e-12) for each in (ours, reference))
+    return float(np.minimum(p, q).sum())
+
+
+def attention_step(adapter: ImageKit, data: Data, contenders: Sequence[Candidate]) -> Step:
+    """Attention of the original, and of what is shipped in INT8, on the first examples of the report."""
+    preprocess = adapter.setting.images
+    shown = [c for c in contenders if c.shipped and c.precision in ("int8", "mixed")]
+
+    def write(folders: Folders, out: Path, progress: Progress) -> None:
+        reference = read_answers(folders[REFERENCE].path)
+        answers = {c.artifact: read_answers(folders[c.step("verify")].path) for c in contenders}
+        numbers = [each.index for each in choose(adapter, reference, answers, data)[:IMAGES]]
+        pixels = adapter.pixels(data)
+        images = {number: pixels[number][0] for number in numbers}
+        placements = {c.artifact: folders[c.step("place")].path / MODEL_FILE for c in shown}
+        find_attention(folders[EXPORT].path / MODEL_FILE, placements, images, preprocess, out, progress)
+
+    return Step(
+        ATTENTION,
+        "attention",
+        write,
+        {"preprocess": encode(preprocess), "images": IMAGES},
+        (EXPORT, REFERENCE, *(c.step("place") for c in shown), *(c.step("verify") for c in contenders)),
+        {"samples": data.evaluation_digest},
+        package_versions(("onnx", "onnx-ir", "onnxruntime", "numpy", "pillow")),
+    )

@@ -1,0 +1,133 @@
+"""From the placement of a target to its engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from vitdeploy.backends import TARGETS
+from vitdeploy.compile.backend import COMPILE
+from vitdeploy.compile.engine import compile_engine
+from vitdeploy.compile.parts import joined, within
+from vitdeploy.compile.tensorrt import BuildOptions
+from vitdeploy.errors import CapabilityError, TargetError
+from vitdeploy.graph.analysis.linears import count_int8
+from vitdeploy.graph.io.files import GraphMetadata, fixed_batch, get_metadata, graph_spec, load_graph
+from vitdeploy.progress import Progress, silent
+from vitdeploy.quantize.backend import QUANTIZE
+from vitdeploy.spec import EngineSpec, GraphSpec, Task, encode
+from vitdeploy.stages.engines import may_load
+from vitdeploy.stages.files import MODEL_FILE, graphs_in, write_json
+from vitdeploy.stages.step import Candidate, Folders, Step
+from vitdeploy.stages.target_tools import target_tools
+
+
+def check_task(task: Task, target: str, precision: str) -> None:
+    """Raise where a target does not run models of this task in that precision.
+
+    Raises:
+        CapabilityError: an encoder-decoder on a GPU, where lengths would have to be fixed, or in 8 bits.
+    """
+    if task != "sequence":
+        return
+    if TARGETS[target].device == "GPU":
+        others = [name for name, row in TARGETS.items() if row.device != "GPU"]
+        raise CapabilityError(
+            f"an encoder-decoder does not run on {target} in this version",
+            found="graphs whose lengths change from token to token",
+            wanted=" or ".join(others),
+            fix=f"choose the target {others[0]}, in fp32",
+        )
+    if precision in ("int8", "mixed"):
+        raise CapabilityError(
+            "an encoder-decoder is not quantized by this version",
+            found=f"precision {precision}",
+            wanted="precision fp32",
+            fix="set precision to fp32; the float graph needs no `vitdeploy quantize`",
+        )
+
+
+def compile_graphs(
+    folder: Path, target: str, batch: int, out: Path, progress: Progress = silent, build: BuildOptions | None = None
+) -> EngineSpec:
+    """Writes the engine of the graph or graphs in `folder`, and engine.json; errors as `compile_graph`."""
+    graphs = graphs_in(folder)
+    if list(graphs) == ["model"]:
+        return compile_graph(graphs["model"], target, batch, out, progress, build)
+    parts = []
+    for name, file in graphs.items():
+        (out / name).mkdir()
+        parts.append((compile_graph(file, target, batch, out / name, progress, build), name))
+    engine = joined([within(part, name) for part, name in parts], _metadata(graphs["encoder"]).sequence)
+    write_json(out / "engine.json", encode(engine))
+    return engine
+
+
+def _metadata(graph: Path) -> GraphMetadata:
+    return get_metadata(load_graph(graph), str(graph))
+
+
+def compile_graph(
+    graph: Path, target: str, batch: int, out: Path, progress: Progress = silent, build: BuildOptions | None = None
+) -> EngineSpec:
+    """Writes graph.onnx, the engine's files and engine.json. The graph's own metadata says its precision; `build` is
+    how TensorRT builds, which is asked only for graphs and profiles that its documents do not rule out."""
+    model = load_graph(graph)
+    metadata = get_metadata(model, str(graph))
+    if metadata.target not in (None, target):
+        raise TargetError(
+            f"{graph} was placed for another target",
+            found=str(metadata.target),
+            wanted=target,
+            fix=f"vitdeploy quantize FLOAT_GRAPH --data IMAGES --target {target} -o DIR, or --target {metadata.target}",
+        )
+    spec = graph_spec(model, MODEL_FILE)
+    check_batch(graph, spec, batch)
+    shapes, refuse = COMPILE[target].profiles, QUANTIZE[target].refuse
+    if shapes is not None and refuse is not None:
+        refuse(model, shapes(spec.inputs, build, batch), str(graph))
+    engine = compile_engine(
+        graph,
+        out,
+        target=target,
+        precision=metadata.precision or "fp32",
+        batch=batch,
+        placed=count_int8(model),
+        build=build,
+        progress=progress,
+    )
+    engine = replace(engine, weight_bits=metadata.weight_bits)
+    write_json(out / "engine.json", encode(engine))
+    return engine
+
+
+def check_batch(graph: Path, spec: GraphSpec, batch: int) -> None:
+    """Raise TargetError where a graph cannot be compiled at `batch`."""
+    fixed = fixed_batch(spec)
+    if fixed is not None and fixed != batch:
+        raise TargetError(
+            f"{graph} has the fixed batch {fixed}",
+            found=f"--batch {batch}",
+            wanted=f"batch {fixed}",
+            fix="export with a dynamic batch",
+        )
+
+
+def compile_step(candidate: Candidate, batch: int, build: BuildOptions) -> Step:
+    """The engine of a candidate, compiled at `batch`. `build`: how TensorRT builds; no other back end depends on it."""
+    options = build if COMPILE[candidate.target].profiles is not None else None
+
+    def write(folders: Folders, out: Path, progress: Progress) -> None:
+        progress(candidate.step("compile"), 0, 1)
+        compile_graphs(folders[candidate.step("place")].path, candidate.target, batch, out, progress, options)
+        progress(candidate.step("compile"), 1, 1)
+
+    return Step(
+        candidate.step("compile"),
+        "compile",
+        write,
+        {"target": candidate.target, "batch": batch, **({"build": encode(options)} if options else {})},
+        (candidate.step("place"),),
+        packages=target_tools(candidate.target),
+        usable=may_load,
+    )

@@ -1,0 +1,142 @@
+"""The files that stages write."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitdeploy.bundle.sign import SIGNATURE_FILE
+from vitdeploy.data.label_file import read_labels
+from vitdeploy.errors import GraphError, MissingFileError
+
+if TYPE_CHECKING:
+    from vitdeploy.graph.io.files import GraphMetadata
+
+MODEL_FILE = "model.onnx"
+LABELS_FILE = "labels.txt"
+STATISTICS_FILE, MIXED_FILE = "statistics.npz", "mixed.json"
+SEQUENCE_PARTS = ("encoder", "decoder_step")
+# Every name that a command writes at the top of an output folder; a folder with any other name is never replaced.
+OUTPUT_NAMES = (
+    *(MODEL_FILE, "encoder.onnx", "decoder_step.onnx", "model.onnx.data", LABELS_FILE),
+    *("export.json", "optimize.json", "placement.json", "calibration.json", "manifest.json"),
+    *("sensitivity.json", "sensitivity.html", "latency.json", "mixed.json"),
+    *("engines", "golden", "sizes", "report.html", "report.json", SIGNATURE_FILE),
+)
+# The same of `vitdeploy tune`.
+RECIPE_FILE = "recipe.yaml"
+TUNED_NAMES = ("tune.json", "tune.html", RECIPE_FILE)
+_WEIGHTS = ("a checkpoint", "vitdeploy export --checkpoint {} -o DIR")
+_RECIPE = ("a recipe", "vitdeploy run {}")
+# Files that are given in the place of a graph: what they are, and the command that takes them.
+_OTHERS = {
+    **dict.fromkeys((".safetensors", ".pt", ".pth", ".bin", ".npz", ".ckpt"), _WEIGHTS),
+    **dict.fromkeys((".yaml", ".yml"), _RECIPE),
+    ".json": ("a report, or other JSON", "vitdeploy compare {} OTHER_REPORT.json, or open report.html beside it"),
+    ".html": ("a page", "open it in a browser, and give the bundle's folder here"),
+}
+
+
+def graphs_in(folder: Path) -> dict[str, Path]:
+    """The graphs of a stage's folder by name: {"model": ...}, or {"encoder": ..., "decoder_step": ...}."""
+    if (folder / MODEL_FILE).is_file():
+        return {"model": folder / MODEL_FILE}
+    return {part: folder / f"{part}.onnx" for part in SEQUENCE_PARTS if (folder / f"{part}.onnx").is_file()}
+
+
+def find_graph(path: Path) -> Path:
+    """The ONNX file of a folder that holds model.onnx (or encoder.onnx), or the file itself.
+
+    Raises:
+        MissingFileError: neither.
+    """
+    file = next(iter(graphs_in(path).values()), path / MODEL_FILE) if path.is_dir() else path
+    if not file.is_file():
+        raise MissingFileError(
+            f"no graph at {path}",
+            found=f"no {MODEL_FILE} in the folder" if path.is_dir() else "no such file",
+            wanted="a folder that holds model.onnx, or an .onnx file",
+            fix="vitdeploy export MODEL --checkpoint FILE -o DIR",
+        )
+    if file.suffix.lower() in _OTHERS:
+        what, command = _OTHERS[file.suffix.lower()]
+        raise GraphError(
+            f"{path} is no graph",
+            found=what,
+            wanted="a folder that holds model.onnx, or an .onnx file",
+            fix=command.format(shlex.quote(str(path))),
+        )
+    return file
+
+
+def require_onnx_file(path: Path) -> None:
+    if not path.is_file():
+        raise MissingFileError(f"no ONNX file at {path}", fix="check the path")
+
+
+def require_label_file(path: Path) -> None:
+    if not path.is_file():
+        raise MissingFileError(
+            f"no label file at {path}", wanted="a text file with one class name a line", fix="check the path"
+        )
+
+
+def is_ours(file: Path) -> bool:
+    """Whether an ONNX file says that vitdeploy wrote it; one that cannot be parsed does not."""
+    import onnx  # where the names of files are all that is wanted, nothing is to wait for it
+
+    from vitdeploy.graph.io.files import METADATA_KEY
+
+    try:
+        proto = onnx.load(str(file), load_external_data=False)
+    except Exception:  # protobuf's DecodeError has no types
+        return False
+    return any(entry.key == METADATA_KEY for entry in proto.metadata_props)
+
+
+def labels_beside(graph: Path) -> tuple[str, ...]:
+    """The class names in the file that lies beside a graph, () without one.
+
+    Raises:
+        DataError: it is not UTF-8.
+    """
+    file = graph.parent / LABELS_FILE
+    return read_labels(file) if file.is_file() else ()
+
+
+def known_labels(graph: Path, metadata: GraphMetadata) -> tuple[str, ...]:
+    """The class names of a graph: its own, or those that lie beside it.
+
+    Raises:
+        GraphError: both are there, and are not the same.
+        DataError: as `labels_beside`.
+    """
+    file, beside = graph.parent / LABELS_FILE, labels_beside(graph)
+    if beside and metadata.labels and beside != metadata.labels:
+        differ = next((i for i, (a, b) in enumerate(zip(beside, metadata.labels, strict=False)) if a != b), None)
+        at = f"{len(beside)} lines" if differ is None else f"line {differ + 1}: {beside[differ]!r}"
+        wanted = f"{len(metadata.labels)}" if differ is None else repr(metadata.labels[differ])
+        raise GraphError(
+            f"{file} has other class names than {graph.name} beside it",
+            found=at,
+            wanted=f"{wanted}, as in {graph.name}",
+            fix=f"remove {file}; or, for other names: vitdeploy export {graph} --labels FILE -o DIR",
+        )
+    return metadata.labels or beside
+
+
+def copy_labels(source: Path, out: Path) -> None:
+    """The class names that lie beside a graph go with it."""
+    if (source / LABELS_FILE).is_file():
+        shutil.copyfile(source / LABELS_FILE, out / LABELS_FILE)
+
+
+def write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))

@@ -1,0 +1,94 @@
+"""Rewrites of the float graph: the exact ones, compared with the graph before; then tokens are merged where asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.errors import EngineError, GraphError
+from vitdeploy.export.parity import compare_graphs
+from vitdeploy.graph.canonical.normalise import normalise
+from vitdeploy.graph.io.admit import admit
+from vitdeploy.graph.io.files import save_graph
+from vitdeploy.graph.io.inputs import set_image_size
+from vitdeploy.graph.passes.optimize import OptimizeOptions
+from vitdeploy.graph.passes.optimize import optimize as rewrite
+from vitdeploy.graph.passes.row_alignment import align_rows
+from vitdeploy.graph.passes.token_merging import merge_tokens
+from vitdeploy.progress import Progress, silent
+from vitdeploy.stages.files import SEQUENCE_PARTS, copy_labels, graphs_in, is_ours, write_json
+from vitdeploy.stages.step import EXPORT, OPTIMIZE, Folders, Step
+from vitdeploy.stages.tools import package_versions
+
+
+def optimize(
+    graphs: Mapping[str, Path],
+    options: OptimizeOptions,
+    out: Path,
+    progress: Progress = silent,
+    image_size: tuple[int, int] | None = None,
+) -> dict[str, Any]:
+    """Writes every graph rewritten, and optimize.json: what was changed how often, and the difference.
+
+    The difference is that of the exact rewrites. What merging tokens costs is not in it: `verify` measures that. Rows
+    that are aligned after a merge are not compared either: another rounding may choose another pair of tokens.
+
+    The files may be of any exporter, and are called by their names here. `image_size` is (height, width), for a file
+    that leaves it open.
+
+    Raises:
+        UnsafeGraphError, GraphError, MissingFileError: a file is refused, as `admit` says; or its tokens cannot be
+            merged, or its rows aligned, as asked.
+        ExportError: a rewritten graph is not the same function.
+    """
+    facts: dict[str, Any] = {"rewrites": {}, "difference": {}, "nodes": {}}
+    for done, (name, file) in enumerate(graphs.items()):
+        progress("optimize", done, len(graphs))
+        model = admit(file)
+        if name not in SEQUENCE_PARTS:
+            set_image_size(model, image_size)
+        before = len(model.graph)
+        counts = {**normalise(model).passes, **rewrite(model, options.exact())}
+        made = out / f"{name}.onnx"
+        save_graph(model, made)
+        try:
+            facts["difference"][name] = compare_graphs(file, made)
+        except EngineError as error:
+            if image_size is None:
+                if is_ours(file):
+                    raise
+                raise GraphError(
+                    f"{file} does not run at every batch size, though its batch is open",
+                    found=error.found,
+                    fix=f"vitdeploy export {file} -o DIR takes it at the batch that it has; then optimize DIR",
+                ) from None
+            raise GraphError(
+                f"{file} does not run on images of {image_size[0]}x{image_size[1]}",
+                found=error.found,
+                fix="--image-size with the size that it was exported at",
+            ) from None
+        if options.token_merging:
+            schedule = dict(options.token_merging)
+            tokens = merge_tokens(model, schedule)[0]
+            if options.align_rows is not None:
+                counts["align_rows"] = align_rows(model, options.align_rows)
+            save_graph(model, made)
+            facts.setdefault("token_merging", {})[name] = {"tokens": tokens, "remaining": schedule}
+        facts["rewrites"][name] = counts
+        facts["nodes"][name] = [before, len(model.graph)]
+    progress("optimize", len(graphs), len(graphs))
+    copy_labels(next(iter(graphs.values())).parent, out)
+    write_json(out / "optimize.json", facts)
+    return facts
+
+
+def optimize_step(options: OptimizeOptions) -> Step:
+    """The rewritten graphs of the job's export."""
+
+    def write(folders: Folders, out: Path, progress: Progress) -> None:
+        optimize(graphs_in(folders[EXPORT].path), options, out, progress)
+
+    packages = package_versions(("onnx", "onnxscript", "onnx-ir", "onnxruntime", "numpy"))
+    return Step(OPTIMIZE, "optimize", write, asdict(options), (EXPORT,), packages=packages)

@@ -1,0 +1,38 @@
+"""Answers of the original to the evaluation samples: what all engines are compared with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vitdeploy.progress import Counter, Progress, silent
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.stages.answers import ANSWERS_FILE
+from vitdeploy.stages.reference_model import ReferenceModel, reference_runner
+from vitdeploy.stages.step import REFERENCE, Folders, Step
+from vitdeploy.stages.tools import package_versions
+from vitdeploy.tasks.adapter import Data, TaskAdapter
+
+
+def run_reference(
+    reference_model: ReferenceModel, adapter: TaskAdapter, data: Data, out: Path, progress: Progress = silent
+) -> None:
+    """Writes answers.npz: what the original says to the evaluation samples."""
+    count = Counter(progress, f"original on the evaluation {adapter.noun}s", len(data.evaluation))
+    adapter.answers(reference_runner(reference_model.source), data, count).save(out / ANSWERS_FILE)
+
+
+def reference_step(reference_model: ReferenceModel, adapter: TaskAdapter, data: Data) -> Step:
+    """What the original says to the evaluation samples; it needs no other step."""
+
+    def write(folders: Folders, out: Path, progress: Progress) -> None:
+        run_reference(reference_model, adapter, data, out, progress)
+
+    return Step(
+        REFERENCE,
+        "reference",
+        write,
+        reference_model.identity(),
+        (),
+        {**reference_model.digests, "samples": data.evaluation_digest},
+        {**package_versions(("torch", "timm", "transformers", "pillow", "numpy")), "host": str(describe_host())},
+    )

@@ -1,0 +1,333 @@
+"""The original of a job: what it is, and how it is run. Everything that a command makes is compared with it.
+
+It is a PyTorch module, or an ONNX file that somebody else exported; both run behind the same `Runner`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from vitdeploy.bundle.read import SIZES_FOLDER, file_sha256
+from vitdeploy.data.label_file import read_labels
+from vitdeploy.errors import CheckpointError, GraphError
+from vitdeploy.graph.io.external import ForeignGraph, import_graph
+from vitdeploy.graph.io.files import graph_spec, serialised
+from vitdeploy.models.model_folder.files import ModelFolder
+from vitdeploy.models.model_folder.hub import pinned
+from vitdeploy.models.model_folder.model_card import claimed_accuracy
+from vitdeploy.models.names import LIBRARIES, NAMES, ONNX_FILE, graph_folder
+from vitdeploy.models.source import Source
+from vitdeploy.runtime.labels import number_of_classes
+from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.runtime.runner import Runner
+from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, Task, TensorSpec, encode
+from vitdeploy.stages.beside import find_beside
+from vitdeploy.stages.files import known_labels, require_label_file, require_onnx_file
+from vitdeploy.stages.step import ORIGINAL
+from vitdeploy.verify.plausible import Claim
+
+if TYPE_CHECKING:
+    from vitdeploy.models.loaded import LoadedModel
+
+# Fields of a source that name files.
+FILES = ("checkpoint", "text_features", "module")
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What the user says of a model instead of its checkpoint; None leaves what is there."""
+
+    preprocess: PreprocessSpec | None = None
+    postprocess: PostprocessSpec | None = None
+    labels: Path | None = None
+
+
+@dataclass(frozen=True)
+class ReferenceModel:
+    """What is known of the original. `source` names files of this machine only, `name` is for people.
+
+    `classes` is None for a model without classes, and where its outputs do not say how many there are. `labels` are the
+    model's own class names, () without any. `digests` are SHA-256 by file name of all that it was read from. `claim` is
+    the accuracy that files beside the checkpoint tell.
+    """
+
+    name: str
+    source: Source
+    task: Task
+    image_size: tuple[int, int]
+    channels: int
+    outputs: tuple[TensorSpec, ...]
+    parameters: int
+    preprocess: PreprocessSpec | None
+    postprocess: PostprocessSpec | None = None
+    sequence: SequenceSpec | None = None
+    labels: tuple[str, ...] = ()
+    family: str = ""
+    revision: str | None = None
+    notes: tuple[str, ...] = ()
+    digests: Mapping[str, str] = field(default_factory=dict)
+    claim: Claim | None = None
+
+    @property
+    def size(self) -> str:
+        """The image size as people and folders name it: "384x384" (height, width)."""
+        return f"{self.image_size[0]}x{self.image_size[1]}"
+
+    @property
+    def classes(self) -> int | None:
+        return number_of_classes(self.outputs, self.postprocess)
+
+    @property
+    def images(self) -> PreprocessSpec:
+        assert self.preprocess is not None, "asked of a model that takes no images"
+        return self.preprocess
+
+    def identity(self) -> dict[str, Any]:
+        """What its graphs and its answers depend on, beside the bytes of its files; no path of this machine is part of
+        it."""
+        source = self.source
+        return {
+            "model": None if self.digests and source.checkpoint is None else source.model,
+            "image_size": source.image_size,
+            "batch": source.only_batch,
+            "heads": source.heads,
+            "preprocess": encode(self.preprocess),
+            "postprocess": encode(self.postprocess),
+            "labels": list(self.labels),
+        }
+
+    def facts(self) -> dict[str, Any]:
+        """The `model` part of a report."""
+        return {
+            "source": self.name,
+            "family": self.family,
+            "task": self.task,
+            "parameters": self.parameters,
+            "image_size": list(self.image_size),
+            "channels": self.channels,
+            "classes": self.classes,
+            "revision": self.revision,
+            "notes": list(self.notes),
+        }
+
+
+def is_onnx(source: Source) -> bool:
+    return source.model is not None and source.model.endswith(".onnx")
+
+
+def find_reference_model(source: Source, overrides: Overrides | None = None) -> ReferenceModel:
+    """Read the original once, and say what it is. Errors of reading it come through.
+
+    Raises:
+        CheckpointError: an override does not fit it.
+        DataError: the labels are not UTF-8.
+    """
+    given = overrides or Overrides()
+    source = _in_folder(source)
+    reference_model = _of_graph(source, given) if is_onnx(source) else _of_module(source, given)
+    preprocess, postprocess = (
+        given.preprocess or reference_model.preprocess,
+        given.postprocess or reference_model.postprocess,
+    )
+    if preprocess is not None and (
+        preprocess.crop != reference_model.image_size or preprocess.channels != reference_model.channels
+    ):
+        raise CheckpointError(
+            f"the preprocessing does not fit {reference_model.name}",
+            found=f"crop {preprocess.crop[0]}x{preprocess.crop[1]}, {preprocess.channels} channels",
+            wanted=f"crop {reference_model.size}, {reference_model.channels} channels",
+            fix="change preprocess.crop, mean and std, or choose the model of that size",
+        )
+    reference_model = dataclasses.replace(reference_model, preprocess=preprocess, postprocess=postprocess)
+    if given.labels is None:
+        return reference_model
+    labels = _labels(given.labels, reference_model)
+    told = f"the model has labels of its own; those of {given.labels} are taken"
+    notes = (*reference_model.notes, told) if reference_model.labels not in ((), labels) else reference_model.notes
+    return dataclasses.replace(reference_model, labels=labels, notes=notes)
+
+
+def _of_module(source: Source, given: Overrides) -> ReferenceModel:
+    # PyTorch, where a module is read only.
+    from vitdeploy.models.external.identity import identity, identity_in_memory, weights_digest
+    from vitdeploy.models.load import load_model, located, refuse_unusable
+
+    local, folder = located(source)
+    original = load_model(local, given.preprocess)
+    refuse_unusable(original)
+    files = folder.files if folder is not None else ()
+    digests = _digests([*files, *(path for path in (source.checkpoint, source.text_features) if path)])
+    if source.function is not None:
+        local = dataclasses.replace(local, weights=weights_digest(original.module))
+        digests[source.function] = identity(original)
+    if source.module is not None:
+        local = dataclasses.replace(local, weights=weights_digest(original.module))
+        digests[source.name] = identity_in_memory(original)
+    elif original.family not in (*NAMES, *LIBRARIES):  # code that no version of ours stands for
+        digests[original.family] = identity(original)
+    signature = original.signature
+    return ReferenceModel(
+        name=source.name if folder is None else pinned(source.name, folder),
+        source=local,
+        task=signature.task,
+        image_size=signature.image_size,
+        channels=signature.channels,
+        outputs=signature.outputs,
+        parameters=original.parameters,
+        preprocess=original.preprocess,
+        postprocess=signature.postprocess,
+        sequence=signature.sequence,
+        labels=original.labels,
+        family=original.family,
+        revision=folder.revision if folder is not None else None,
+        notes=original.notes,
+        digests=digests,
+        claim=_claim(folder),
+    )
+
+
+def _claim(folder: ModelFolder | None) -> Claim | None:
+    found = claimed_accuracy(folder.path) if folder is not None else None
+    return Claim(*found) if found is not None else None
+
+
+def _of_graph(source: Source, given: Overrides) -> ReferenceModel:
+    asked = source.image_size or (given.preprocess.crop if given.preprocess else None)
+    try:
+        graph = import_graph(_graph_file(source), asked, source.only_batch)
+    except GraphError:
+        if source.image_size or not asked:
+            raise
+        # Of another size than the crop: find_reference_model says so.
+        graph = import_graph(_graph_file(source), batch=source.only_batch)
+    spec, own = graph_spec(graph.model, ""), graph.metadata
+    sizes = [int(size) if isinstance(size, int) else 0 for size in spec.inputs[0].shape[1:]]
+    height, width, channels = sizes if graph.takes_pixels else (*sizes[1:], sizes[0])
+    source = dataclasses.replace(source, image_size=(height, width))
+    notes = list(graph.notes)
+    zeros, ones = (0.0,) * channels, (1.0,) * channels
+    preprocess = PreprocessSpec((height, width), (height, width), "bilinear", zeros, ones)
+    if own is not None:
+        preprocess, labels = own.images, known_labels(_graph_file(source), own)
+        notes += _contradictions(graph, given)
+    else:
+        classes = number_of_classes(spec.outputs, graph.postprocess)
+        beside = find_beside(_graph_file(source), channels, (height, width), classes)
+        preprocess, labels = beside.preprocess or preprocess, beside.labels
+        notes += [note for note in beside.notes if given.preprocess is None or note.startswith("labels")]
+    return ReferenceModel(
+        name=source.name,
+        source=source,
+        task=graph.task,
+        image_size=(height, width),
+        channels=channels,
+        outputs=spec.outputs,
+        parameters=graph.parameters,
+        preprocess=preprocess,
+        postprocess=graph.postprocess,
+        labels=labels,
+        family="onnx",
+        notes=tuple(notes),
+        digests=_digests([_graph_file(source)]),
+    )
+
+
+def _contradictions(graph: ForeignGraph, given: Overrides) -> list[str]:
+    """What is given wins over what the file says of itself, and that is said.
+
+    Raises:
+        CheckpointError: it cannot win, because it is part of the graph.
+    """
+    own = graph.metadata
+    assert own is not None
+    spec, other = own.images, given.preprocess
+    if graph.takes_pixels and other is not None and (other.mean, other.std) != (spec.mean, spec.std):
+        raise CheckpointError(
+            f"{own.name} normalises its images itself, in another way than is asked",
+            found=f"mean {list(other.mean)}, std {list(other.std)}",
+            wanted=f"mean {list(spec.mean)}, std {list(spec.std)}, as it was exported",
+            fix="leave preprocess: out, or export the model again with --no-preprocess",
+        )
+    notes = []
+    if other not in (None, spec):
+        notes.append(
+            f"the file was exported for other preprocessing ({_differing(spec, other)}); what is given is taken"
+        )
+    if given.postprocess not in (None, own.postprocess):
+        told = _differing(own.postprocess, given.postprocess)
+        notes.append(f"the file was exported for other post-processing ({told}); what is given is taken")
+    return notes
+
+
+def _differing(own: Any, other: Any) -> str:
+    """The fields of `own` that `other` has otherwise."""
+    theirs = encode(other) or {}
+    fields = [f"{key} {value}" for key, value in (encode(own) or {}).items() if theirs.get(key) != value]
+    return ", ".join(fields) or "none"
+
+
+def _in_folder(source: Source) -> Source:
+    """The graph in the folder that `vitdeploy export` made, of the image size that is asked for."""
+    folder = graph_folder(source.model)
+    if folder is None:
+        return source
+    size = "x".join(map(str, source.image_size or ()))
+    other = folder / SIZES_FOLDER / size / ONNX_FILE
+    return dataclasses.replace(source, model=str(other if size and other.is_file() else folder / ONNX_FILE))
+
+
+def _graph_file(source: Source) -> Path:
+    assert source.model is not None
+    path = Path(source.model)
+    require_onnx_file(path)
+    return path
+
+
+def _digests(files: list[Path]) -> dict[str, str]:
+    return {path.name: file_sha256(path) for path in files}
+
+
+def _labels(path: Path, reference_model: ReferenceModel) -> tuple[str, ...]:
+    """One name a line, in the order of the model's classes."""
+    require_label_file(path)
+    labels = read_labels(path)
+    if reference_model.classes not in (None, len(labels)):
+        raise CheckpointError(
+            f"{path} does not fit {reference_model.name}",
+            found=f"{len(labels)} lines",
+            wanted=f"one per class: {reference_model.classes}",
+        )
+    return labels
+
+
+def reference_runner(source: Source, *, threads: int = 0, original: LoadedModel | None = None) -> Runner:
+    """The runner (not loaded yet) of the original: PyTorch eager, or ONNX Runtime for an ONNX file."""
+    if is_onnx(source):
+        graph = import_graph(_graph_file(source), source.image_size, source.only_batch)
+        return OnnxRuntimeRunner(serialised(graph.model), name=ORIGINAL, threads=threads)
+    from vitdeploy.models.load import load_model
+    from vitdeploy.models.torch_runner import torch_runner
+
+    return torch_runner(original or load_model(source), threads=threads)
+
+
+def to_request(source: Source) -> dict[str, Any]:
+    """The source as JSON values, for a measuring process in any working folder."""
+    files = {name: path.resolve() for name in FILES if (path := getattr(source, name))}
+    if is_onnx(source):
+        files["model"] = _graph_file(source).resolve()
+    plain = {**encode(source), **{name: str(path) for name, path in files.items()}}
+    folder = Path(plain["model"].removeprefix("hf:")) if str(plain["model"]).startswith("hf:") else None
+    return {**plain, "model": f"hf:{folder.resolve()}"} if folder is not None and folder.is_dir() else plain
+
+
+def from_request(request: Mapping[str, Any]) -> Source:
+    """What `to_request` was given."""
+    plain = {key: value for key, value in request.items() if key in {f.name for f in dataclasses.fields(Source)}}
+    paths = {name: Path(plain[name]) for name in FILES if plain.get(name)}
+    size = plain.get("image_size")
+    return Source(**{**plain, **paths, "image_size": tuple(size) if size else None})

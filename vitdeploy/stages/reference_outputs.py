@@ -1,0 +1,27 @@
+"""What a float graph answers to the calibration images: what searches compare with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from vitdeploy.data.folder import Sample
+from vitdeploy.data.pixels import batches
+from vitdeploy.graph.io.files import fixed_batch, get_metadata, graph_spec, load_graph
+from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.search.reference_outputs import ReferenceOutputs
+from vitdeploy.stages.files import MODEL_FILE
+
+BATCH = 8
+
+
+def float_reference_outputs(graph: Path, samples: Sequence[Sample]) -> ReferenceOutputs:
+    """What a float graph answers to some images, asked for at the graph's own batch where that is fixed."""
+    model = load_graph(graph)
+    metadata = get_metadata(model, str(graph))
+    batch = fixed_batch(graph_spec(model, MODEL_FILE)) or BATCH
+    pixels = np.concatenate(list(batches(samples, metadata.images, BATCH)))
+    with OnnxRuntimeRunner(graph, name="the float graph", batch=batch) as runner:
+        return ReferenceOutputs(runner, pixels, metadata.images, metadata.task, batch=batch)

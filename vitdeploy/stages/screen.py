@@ -1,0 +1,51 @@
+"""The latencies of many engines, in one benchmark run of short blocks; those that matter are measured again."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitdeploy.bench.candidate import engine_candidate
+from vitdeploy.bench.decided import disturbed_reason
+from vitdeploy.bench.protocol import Protocol
+from vitdeploy.bench.run import run_benchmark
+from vitdeploy.bench.summary import block_medians
+from vitdeploy.progress import Progress
+from vitdeploy.stages.engines import read_engine
+from vitdeploy.stages.files import read_json, write_json
+from vitdeploy.stages.step import Folders, Step
+from vitdeploy.stages.target_tools import target_tools
+
+if TYPE_CHECKING:
+    from vitdeploy.store.store import Artifact
+
+SCREEN, SCREEN_FILE = "compare the latencies", "screen.json"
+BLOCK_SECONDS, WARMUP_SECONDS = 0.2, 0.5
+
+
+def screen_step(batch: int, engines: Mapping[str, Artifact]) -> Step:
+    """The latencies of compiled engines by name, at `batch`."""
+
+    def write(folders: Folders, out: Path, progress: Progress) -> None:
+        bench_candidates = [
+            engine_candidate(read_engine(artifact.path), artifact.path, name) for name, artifact in engines.items()
+        ]
+        protocol = Protocol.of_singles(BLOCK_SECONDS, WARMUP_SECONDS, batch=batch)
+        bench_run = run_benchmark(bench_candidates, protocol, lambda text, done, total: progress(SCREEN, done, total))
+        found = {"block_medians_ms": block_medians(bench_run), "disturbed": disturbed_reason(bench_run)}
+        write_json(out / SCREEN_FILE, found)
+
+    tools: dict[str, str] = {}
+    for target in sorted({read_engine(artifact.path).target for artifact in engines.values()}):
+        tools |= target_tools(target)
+    return Step(
+        SCREEN,
+        "screen",
+        write,
+        {"batch": batch, "engines": list(engines)},
+        outside={name: artifact.digest for name, artifact in engines.items()},
+        packages=tools,
+        measured=True,
+        usable=lambda folder: not read_json(folder / SCREEN_FILE)["disturbed"],
+    )

@@ -1,0 +1,86 @@
+"""One stage with everything that its key is made of, and the engine that it may be a stage of."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from vitdeploy.spec import Precision
+from vitdeploy.store.key import artifact_key
+from vitdeploy.store.sources import source_digest
+
+if TYPE_CHECKING:
+    from vitdeploy.store.store import Artifact
+
+Folders: TypeAlias = "Mapping[str, Artifact]"
+# Names of steps that a plan has once.
+EXPORT, OPTIMIZE, CALIBRATE, REFERENCE, ATTENTION = "export", "optimize", "calibrate", "reference", "attention"
+# The name of the original beside those of engines.
+ORIGINAL = "original"
+# Precisions that need calibration.
+QUANTIZED = ("int8", "mixed", "fp8")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One stage with its config. `inputs` are names of earlier steps; `outside` are digests of files from outside;
+    `packages` are the versions of what computes it, and the machine where it matters.
+
+    `write` takes the inputs' folders, the empty folder to fill, and a progress; where the step is `resumable` also
+    `scratch`: a folder of its key, to keep what an interrupted run needs to go on. The version of a stage is the source
+    code that `write` can run; nobody raises a number.
+    `measured`: it holds times of this device, whose reuse is told. `usable` says of a stored folder whether it may be
+    used by this user; one that may not is made again.
+    """
+
+    name: str
+    kind: str
+    write: Callable[..., None]
+    config: dict[str, Any]
+    inputs: tuple[str, ...] = ()
+    outside: dict[str, str] = field(default_factory=dict)
+    packages: dict[str, str] = field(default_factory=dict)
+    resumable: bool = False
+    measured: bool = False
+    usable: Callable[[Path], bool] = lambda folder: True
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """Where the code of `write` begins: its own module, and those of the values that it closes over, for these may
+        be of classes that its module does not know, as a task's adapter is."""
+        given = inspect.getclosurevars(self.write).nonlocals.values()
+        return frozenset({self.write.__module__, *(getattr(value, "__module__", "") for value in given)})
+
+    @property
+    def tools(self) -> dict[str, str]:
+        """What it is made with: packages, and our own code as one digest."""
+        return {**self.packages, "code": source_digest(self.modules)}
+
+    def input_digests(self, artifacts: Mapping[str, Artifact]) -> dict[str, str]:
+        """By the kind of the input, or its whole name where there are several of a kind."""
+        kinds = [name.split()[0] for name in self.inputs]
+        names = [name if kinds.count(kind) > 1 else kind for name, kind in zip(self.inputs, kinds, strict=True)]
+        return {**self.outside, **{key: artifacts[name].digest for key, name in zip(names, self.inputs, strict=True)}}
+
+    def key(self, artifacts: Mapping[str, Artifact]) -> str:
+        """The key of its folder; `artifacts` holds those of its inputs."""
+        return artifact_key(self.kind, self.config, self.input_digests(artifacts), self.tools)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A target in one precision; `shipped` where it is what the recipe asks for, else a float baseline."""
+
+    target: str
+    precision: Precision
+    shipped: bool
+
+    @property
+    def artifact(self) -> str:
+        return f"{self.target}-{self.precision}"
+
+    def step(self, kind: str) -> str:
+        return f"{kind} {self.artifact}"

@@ -1,0 +1,199 @@
+"""The graph of a target whose precision is typed in the graph: float16, bfloat16, or INT8 with the rest in float16."""
+
+from __future__ import annotations
+
+import collections
+import glob
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import onnx_ir as ir
+
+from vitdeploy.data.folder import Sample
+from vitdeploy.data.pixels import batches
+from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.analysis.work import node_macs
+from vitdeploy.graph.canonical.upgrade import upgrade_opset
+from vitdeploy.graph.half.emulated import emulate
+from vitdeploy.graph.half.patches import patches_to_matmul
+from vitdeploy.graph.half.typed import Half, touches_floats, type_graph
+from vitdeploy.graph.io.files import fixed_batch, graph_spec, load_graph, save_graph, set_metadata
+from vitdeploy.graph.passes.pixel_cast import cast_pixels_first
+from vitdeploy.progress import Counter, Progress, silent
+from vitdeploy.quantize.extremes import Extremes
+from vitdeploy.quantize.half import HalfPlan, lift_masks, plan_half
+from vitdeploy.quantize.placement import choose, ignored, place, shape
+from vitdeploy.quantize.prepare import prepare, widened
+from vitdeploy.quantize.ranges import range_of
+from vitdeploy.quantize.statistics import Statistics, load_statistics
+from vitdeploy.search.high_precision import high_precision_layers
+from vitdeploy.spec import Precision, PreprocessSpec, WeightBits
+from vitdeploy.stages.capability import check_precision
+from vitdeploy.stages.files import MODEL_FILE, STATISTICS_FILE, write_json
+from vitdeploy.stages.float_graph import load_float_graph
+from vitdeploy.stages.place import PlaceConfig
+from vitdeploy.stages.search import SearchConfig, find_sensitivity
+from vitdeploy.stages.step import CALIBRATE, OPTIMIZE, QUANTIZED, Candidate, Folders, Step
+from vitdeploy.stages.tools import backend_versions, package_versions
+
+if TYPE_CHECKING:
+    from vitdeploy.tasks.adapter import Data
+
+# Scales of Q/DQ may be float16 from this opset on, and FP8 is there.
+QDQ_OPSET = 19
+EIGHT_BITS = ("int8", "fp8")
+BATCH = 4
+# Tensors that lose more of their numbers to zero than this share are told.
+UNDERFLOW = 0.01
+
+
+@dataclass(frozen=True)
+class Images:
+    """What a range pass is shown: the samples in the batches that a graph takes, and how they become its input."""
+
+    samples: Sequence[Sample]
+    preprocess: PreprocessSpec
+
+    def batches(self, model: ir.Model) -> Iterator[np.ndarray]:
+        """uint8 [n, height, width, channels] each; what fills no fixed batch is left out."""
+        fixed = fixed_batch(graph_spec(model, MODEL_FILE))
+        count = len(self.samples) // fixed * fixed if fixed else len(self.samples)
+        return batches(self.samples[:count], self.preprocess, fixed or BATCH)
+
+
+def place_typed(
+    config: PlaceConfig,
+    graph: Path,
+    statistics: Path | None,
+    samples: Sequence[Sample],
+    out: Path,
+    progress: Progress = silent,
+) -> dict[str, Any]:
+    """Writes the graph with its types under its own file name, and placement.json. What is in 8 bits has the rest in
+    float16; of INT8, the layers that cost most for what they save (see `high_precision_layers`), with sensitivity.json.
+
+    Args:
+        statistics: of the inputs of layers, for INT8 and FP8.
+        samples: what the ranges of all tensors are found on, and the typed graph is evaluated on.
+
+    Raises:
+        GraphError: the graph is placed or quantized already.
+        DataError: an activation is not finite, in float32 or then in half precision; names the node.
+    """
+    check_precision(config.target, config.precision)
+    model, metadata = load_float_graph(graph)
+    eight, half = config.precision in EIGHT_BITS, half_of(config.precision)
+    if eight:
+        upgrade_opset(model, QDQ_OPSET)
+    images = Images(samples, metadata.images)
+    plan = _prepare_types(model, half, images, () if eight else config.ignore, progress)
+    placed: dict[str, Any] = {"target": config.target, "int8": (), "float": {}}
+    if eight:
+        assert statistics is not None
+        kept_float: list[str] = []
+        if config.precision == "int8":
+            asked = SearchConfig(config.target, config.ignore)
+            costs = find_sensitivity(asked, graph, statistics, samples, out, progress)
+            kept_float = high_precision_layers(load_graph(graph), costs)
+        placed = _place(model, config, load_statistics(statistics), plan, kept_float)
+    placed["half"] = _write_types(model, half, plan, images, progress)
+    bits: WeightBits | None = 8 if config.precision == "int8" else None
+    set_metadata(model, replace(metadata, target=config.target, precision=config.precision, weight_bits=bits))
+    save_graph(model, out / graph.name)
+    write_json(out / "placement.json", placed)
+    return placed
+
+
+def half_of(precision: Precision) -> Half:
+    return "bf16" if precision == "bf16" else "fp16"
+
+
+def _place(
+    model: ir.Model, config: PlaceConfig, known: dict[str, Statistics], plan: HalfPlan, kept_float: Sequence[str]
+) -> dict[str, Any]:
+    """INT8 or FP8 in all layers but those that stay in float32, or are kept in high precision."""
+    float_fallback = [linear.name for linear in find_linears(model) if str(linear.node.name) in plan.float_fallback]
+    ignore = (*config.ignore, *map(glob.escape, (*float_fallback, *kept_float)))
+    if config.precision == "fp8":
+        ranges = {name: range_of(found) for name, found in widened(known).items()}
+        return {**asdict(place(model, ranges, config.target, ignore, fp8=True)), "folds": [], "hidden": []}
+    shape(model, config.target, ignore)
+    prepared = prepare(model, known, choose(model, config.target, ignore).int8, config.target)
+    placed = asdict(place(model, prepared.ranges, config.target, ignore, prepared.weights))
+    placed["float"] |= dict.fromkeys(kept_float, "its INT8 costs more answers than its share of the MACs")
+    placed["folds"] = [{**asdict(fold), "what": fold.what} for fold in prepared.folds]
+    placed["hidden"] = [{**asdict(each), "what": each.what} for each in prepared.hidden]
+    return placed
+
+
+def _prepare_types(model: ir.Model, half: Half, images: Images, ignore: Sequence[str], progress: Progress) -> HalfPlan:
+    """Make a float32 graph ready for its types, in place. Layers to `ignore` stay in float32."""
+    lift_masks(model)
+    cast_pixels_first(model)
+    if half == "bf16":
+        patches_to_matmul(model)
+    plan = plan_half(model, _extremes(model, images, "range pass", progress).largest(), half)
+    nodes = {linear.name: str(linear.node.name) for linear in find_linears(model)}
+    asked = {nodes[name]: "ignored on request" for name in ignored(list(nodes), ignore)}
+    return replace(plan, float_fallback={**plan.float_fallback, **asked})
+
+
+def _write_types(model: ir.Model, half: Half, plan: HalfPlan, images: Images, progress: Progress) -> dict[str, Any]:
+    """Write the types into the graph, in place, and evaluate it with them on all images. Returns what placement.json
+    says of them."""
+    type_graph(model, half, plan.float_fallback)
+    text = {"fp16": "float16", "bf16": "bfloat16"}[half]
+    lost = _extremes(emulate(model), images, f"evaluate with {text} storage", progress, text).lost()
+    underflow = {name: share for name, share in sorted(lost.items(), key=lambda row: -row[1]) if share > UNDERFLOW}
+    return {"type": half, "residual_exponent": plan.exponent, **_census(model, plan), "underflow": underflow}
+
+
+def _extremes(model: ir.Model, images: Images, text: str, progress: Progress, precision: str = "float32") -> Extremes:
+    fixes = {} if precision == "float32" else {"fix": "leave this node's layer in float32 (--ignore), or take bf16"}
+    counter = Counter(progress, text, len(images.samples))
+    with Extremes(model, images.preprocess, precision, **fixes) as extremes:
+        for pixels in images.batches(model):
+            extremes.update(pixels)
+            counter(len(pixels))
+    return extremes
+
+
+def _census(model: ir.Model, plan: HalfPlan) -> dict[str, Any]:
+    """Which operations are in float32 and why, and what share of all MACs."""
+    macs: collections.Counter[str] = collections.Counter()
+    for node in model.graph:
+        kind = "float32" if any(value.dtype == ir.DataType.FLOAT for value in node.outputs) else "half"
+        macs[kind] += node_macs(model, node) or 0
+    names = {str(node.name) for node in model.graph if touches_floats(node) and node.op_type != "Cast"}
+    return {
+        "float32": {name: plan.float_fallback[name] for name in plan.float_fallback if name in names},
+        "macs": {kind: macs[kind] for kind in ("half", "float32")},
+    }
+
+
+def typed_step(candidate: Candidate, data: Data) -> Step:
+    """The placement of a candidate whose precision is typed in the graph."""
+    samples, quantized = data.calibration, candidate.precision in QUANTIZED
+    config = PlaceConfig(candidate.target, candidate.precision)
+
+    def write(folders: Folders, out: Path, progress: Progress) -> None:
+        progress(candidate.step("place"), 0, 1)
+        statistics = folders[CALIBRATE].path / STATISTICS_FILE if quantized else None
+        place_typed(config, folders[OPTIMIZE].path / MODEL_FILE, statistics, samples, out, progress)
+        progress(candidate.step("place"), 1, 1)
+
+    return Step(
+        candidate.step("place"),
+        "place",
+        write,
+        asdict(config),
+        (OPTIMIZE, *((CALIBRATE,) if quantized else ())),
+        {"images": data.calibration_digest},
+        {
+            **package_versions(("onnx", "onnx-ir", "numpy", "onnxruntime", "pillow")),
+            **backend_versions(candidate.target),
+        },
+    )

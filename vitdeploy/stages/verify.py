@@ -1,0 +1,82 @@
+"""Answers of an engine to the evaluation samples, and what they say beside those of the original."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.progress import Counter, Progress, silent
+from vitdeploy.runtime.engine import make_runner
+from vitdeploy.spec import EngineSpec, PostprocessSpec, PreprocessSpec, encode
+from vitdeploy.stages.answers import ANSWERS_FILE, read_answers
+from vitdeploy.stages.engines import read_engine
+from vitdeploy.stages.files import write_json
+from vitdeploy.stages.step import REFERENCE, Candidate, Folders, Step
+from vitdeploy.stages.target_tools import target_tools
+from vitdeploy.stages.tools import package_versions
+from vitdeploy.tasks.adapter import Data, TaskAdapter
+from vitdeploy.verify.collect import Answers
+from vitdeploy.verify.diagnosis import diagnose
+
+
+def run_engine(
+    engine: EngineSpec, folder: Path, adapter: TaskAdapter, data: Data, out: Path, progress: Progress = silent
+) -> None:
+    """Writes answers.npz: what an engine says to the evaluation samples."""
+    count = Counter(progress, f"{engine.artifact} on the evaluation {adapter.noun}s", len(data.evaluation))
+    adapter.answers(make_runner(folder, engine), data, count).save(out / ANSWERS_FILE)
+
+
+def judge(
+    adapter: TaskAdapter,
+    ours: Answers,
+    reference: Answers,
+    data: Data,
+    precision: str,
+    preprocess: tuple[PreprocessSpec | None, PreprocessSpec | None],
+    reference_on_our_tensor: Answers | None,
+) -> dict[str, Any]:
+    """What `verify` says of one artifact: on the same image, on the same tensor, and why they differ.
+
+    preprocess: of the artifact and of the original. reference_on_our_tensor: what the original says to the artifact's
+    tensors, where their preprocessing differs; None where it cannot be fed these.
+    """
+    image = adapter.compare(ours, reference, data)
+    tensor: Mapping[str, Any] | None = image
+    if preprocess[0] != preprocess[1]:
+        tensor = None if reference_on_our_tensor is None else adapter.compare(ours, reference_on_our_tensor, data)
+    same = None if tensor is None else {key: tensor[key] for key in ("agreement", "max_difference")}
+    return {**image, "same_tensor": same, "diagnosis": diagnose(tensor, image, *preprocess, precision)}
+
+
+def verify_step(
+    candidate: Candidate,
+    preprocess: PreprocessSpec | None,
+    postprocess: PostprocessSpec | None,
+    adapter: TaskAdapter,
+    data: Data,
+) -> Step:
+    """The answers of a candidate's engine, and what `judge` says of them. The original is preprocessed as it is."""
+
+    def write(folders: Folders, out: Path, progress: Progress) -> None:
+        folder = folders[candidate.step("compile")].path
+        engine = read_engine(folder)
+        run_engine(engine, folder, adapter, data, out, progress)
+        ours, reference = read_answers(out), read_answers(folders[REFERENCE].path)
+        found = judge(adapter, ours, reference, data, engine.precision, (preprocess, preprocess), None)
+        write_json(out / "verify.json", found)
+
+    return Step(
+        candidate.step("verify"),
+        "verify",
+        write,
+        {
+            "preprocess": encode(preprocess),
+            "postprocess": encode(postprocess),
+            "mapping": data.mapping.digest if data.mapping is not None else None,
+        },
+        (candidate.step("compile"), REFERENCE),
+        {"samples": data.evaluation_digest},
+        {**target_tools(candidate.target), **package_versions(("pillow", "numpy", "scipy", "pycocotools"))},
+    )

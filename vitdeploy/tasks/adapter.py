@@ -1,0 +1,275 @@
+"""One kit a task: the same questions, which every task answers in its own way."""
+
+from __future__ import annotations
+
+import io
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from vitdeploy.data.annotations import AnnotatedSet
+from vitdeploy.data.classes import ClassMap
+from vitdeploy.data.decoded import Decoded, DecodedSet
+from vitdeploy.data.folder import DataSplit, digest, split
+from vitdeploy.errors import DataError
+from vitdeploy.progress import Progress
+from vitdeploy.runtime.runner import Runner
+from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, Task
+from vitdeploy.tasks.images import check_images
+from vitdeploy.verify.changes import Changes
+from vitdeploy.verify.classes import Classified
+from vitdeploy.verify.collect import Answers, collect
+from vitdeploy.verify.plausible import Claim
+
+Count = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a model's inputs and outputs are read. `labels`: its own class names, () without; `classes`: how many;
+    `claim`: how accurate its own files call it."""
+
+    task: Task
+    preprocess: PreprocessSpec | None
+    postprocess: PostprocessSpec | None = None
+    sequence: SequenceSpec | None = None
+    labels: tuple[str, ...] = ()
+    classes: int | None = None
+    claim: Claim | None = None
+
+    @property
+    def images(self) -> PreprocessSpec:
+        assert self.preprocess is not None, "asked of a model that takes no images"
+        return self.preprocess
+
+
+@dataclass(frozen=True)
+class DataChoice:
+    """Which data, as the recipe or the command line says it; see the recipe's `data`."""
+
+    path: Path
+    labels: str
+    annotations: Path | None
+    calibration: int
+    evaluation: int | Literal["all"]
+    seed: int
+
+    @property
+    def numbers(self) -> dict[str, Any]:
+        """How many of each part, and the seed, as every `split` takes them."""
+        return {"calibration": self.calibration, "evaluation": self.evaluation, "seed": self.seed}
+
+
+@dataclass(frozen=True)
+class Data:
+    """Samples that choices may be made on, samples that they are judged on, and what is known of these.
+
+    `classes` are the names of the model's classes, as the model or the data has them; () where labels are not classes.
+    `truth`: by sample path, None without. `mapping`: how the data's classes became the model's, None without classes.
+    `decoded`: the pixels of evaluation images.
+    """
+
+    root: Path
+    calibration: Sequence[Any]
+    evaluation: Sequence[Any]
+    calibration_digest: str
+    evaluation_digest: str
+    classes: tuple[str, ...] = ()
+    truth: Mapping[Path, Any] | None = None
+    skipped: tuple[str, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    mapping: ClassMap | None = None
+    decoded: DecodedSet | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a person is to be told of the data before any work."""
+        return self.mapping.notes if self.mapping is not None else ()
+
+
+class TaskAdapter(ABC):
+    """The task's answers to: which data, what to keep of the answers, do they agree, how are they shown."""
+
+    noun = "image"
+
+    def __init__(self, setting: Setting) -> None:
+        self.setting = setting
+
+    @abstractmethod
+    def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
+        """Find the data, read all of it once, and split it. Errors of data and images come through."""
+
+    @abstractmethod
+    def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
+        """What an artifact says to the evaluation samples, as much of it as `compare` and `show` need."""
+
+    @abstractmethod
+    def compare(self, ours: Answers, reference: Answers, data: Data) -> dict[str, Any]:
+        """The facts of `ours` against `reference` on the evaluation samples: the fields of `Judged`, and the task's."""
+
+    def doubt(self, reference: Answers, data: Data, found: Mapping[str, Any]) -> str | None:
+        """What makes the original's own answers incredible, in a sentence; None where nothing does. `found`: what
+        `compare` says of some artifact."""
+        return None
+
+    @abstractmethod
+    def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:
+        """One answer for the report: {"label": one line, "score": 0..1 or None}."""
+
+    @abstractmethod
+    def picture(self, data: Data, index: int) -> bytes | None:
+        """A PNG or JPEG of one evaluation sample as the model sees it; None where it is no image."""
+
+    @abstractmethod
+    def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
+        """What is known to be in one evaluation sample, in a line; None where nothing is."""
+
+    @abstractmethod
+    def golden_inputs(self, data: Data, count: int) -> np.ndarray:
+        """The first evaluation samples as an engine takes them: uint8 [n, height, width, channels], or tokens."""
+
+    @abstractmethod
+    def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
+        """On which evaluation samples the two answer otherwise, and how bad that is."""
+
+    @abstractmethod
+    def sample_name(self, data: Data, index: int) -> str:
+        """What a person finds one evaluation sample by."""
+
+    def classified(self, answers: Answers, data: Data) -> Classified | None:
+        """Each sample's class, and the one that it was taken for; None without labels, or where samples have none."""
+        return None
+
+    def certainty(self, answers: Answers) -> np.ndarray | None:
+        """float64 [n], how sure each answer is; None where the task does not say."""
+        return None
+
+    def marks(self, ours: Answers, reference: Answers, index: int) -> dict[str, Any] | None:
+        """What to draw on the picture of a sample, in shares of its sides; None where there is nothing."""
+        return None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a task finds for a choice: the split, the annotated set where there is one, `Data.truth` and
+    `Data.mapping`."""
+
+    parts: DataSplit
+    annotated: AnnotatedSet[Any] | None = None
+    truth: Mapping[Path, Any] | None = None
+    mapping: ClassMap | None = None
+
+
+class ImageKit(TaskAdapter):
+    """What all tasks on images share. `kinds` of labels are those that the task has a use for."""
+
+    kinds: tuple[str, ...] = ("folders", "none")
+
+    def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
+        check_labels(choice, self.kinds, self.setting.task)
+        found = self.find(choice)
+        parts, decoded, skipped = check_images(found.parts, self.setting.images, skip_bad=skip_bad, progress=progress)
+        labels, mapping = found.annotated, found.mapping
+        return Data(
+            root=choice.path,
+            calibration=parts.calibration,
+            evaluation=parts.evaluation,
+            calibration_digest=digest(parts.calibration, choice.path),
+            evaluation_digest=digest(parts.evaluation, choice.path)
+            + (labels.digest(parts.evaluation) + mapping.digest if labels is not None and mapping is not None else ""),
+            classes=() if labels is not None else parts.classes,
+            truth=found.truth,
+            skipped=skipped,
+            facts={
+                **({"unannotated": labels.unannotated} if labels is not None else {}),
+                "mapping": mapping.facts() if mapping is not None else None,
+            },
+            mapping=mapping,
+            decoded=decoded,
+        )
+
+    def find(self, choice: DataChoice) -> Found:
+        """The images of a choice, split; with class folders where `choice.labels` says so."""
+        labels: Any = choice.labels
+        return Found(split(choice.path, labels, **choice.numbers))
+
+    def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
+        return collect(runner, self.pixels(data), self.setting.images, self.keep, progress)
+
+    def pixels(self, data: Data) -> Decoded:
+        """The evaluation images as this model sees them."""
+        assert data.decoded is not None
+        return data.decoded.of(self.setting.images)
+
+    def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
+        """What is kept of the outputs of one image: all of them, and its size."""
+        return {**outputs, "size": np.array(size, np.int64)}
+
+    def picture(self, data: Data, index: int) -> bytes:
+        return thumbnail(self.pixels(data)[index][0])
+
+    def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
+        label = data.evaluation[index].label
+        return data.classes[label] if label is not None else None
+
+    def sample_name(self, data: Data, index: int) -> str:
+        path: Path = data.evaluation[index].path
+        return path.relative_to(data.root).as_posix() if path.is_relative_to(data.root) else path.name
+
+    def golden_inputs(self, data: Data, count: int) -> np.ndarray:
+        pixels = self.pixels(data)
+        return np.stack([pixels[index][0] for index in range(min(count, len(pixels)))])
+
+
+def labels_of(data: Data) -> np.ndarray | None:
+    """The class of each evaluation sample, int64 [n]; None without labels."""
+    samples = data.evaluation
+    return None if samples[0].label is None else np.array([sample.label for sample in samples], np.int64)
+
+
+def thumbnail(pixels: np.ndarray, side: int = 160) -> bytes:
+    """A picture of uint8 [height, width, channels], its longer side at most `side` pixels, enlarged where it is tiny: a
+    PNG, or a JPEG where that is smaller, as it is of photographs."""
+    from PIL import Image
+
+    image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
+    short = min(image.size)
+    if short < 96:
+        factor = -(-96 // short)
+        image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
+    image.thumbnail((side, side))
+    files = []
+    for form, options in (("PNG", {"optimize": True}), ("JPEG", {"quality": 88})):
+        buffer = io.BytesIO()
+        image.save(buffer, form, **options)
+        files.append(buffer.getvalue())
+    return min(files, key=len)
+
+
+def check_labels(choice: DataChoice, allowed: Sequence[str], task: Task) -> None:
+    """Raise DataError for a kind of labels that the task has no use for."""
+    if choice.labels not in allowed:
+        raise DataError(
+            f"labels of the kind {choice.labels!r} do not fit a model for {task}",
+            found=f"data.labels: {choice.labels}",
+            wanted=", ".join(allowed),
+            fix="change data.labels",
+        )
+    if choice.labels in ("yolo", "coco", "panoptic") and choice.annotations is None:
+        raise DataError(
+            f"labels of the kind {choice.labels!r} need a place",
+            wanted="data.annotations: the folder of YOLO files, or COCO's JSON file",
+        )
+
+
+def worst_difference(ours: Answers, reference: Answers, names: Sequence[str]) -> float:
+    """max|a - b| / max|b| over the named outputs, the worst of them."""
+    worst = 0.0
+    for name in names:
+        a, b = ours.stacked(name).astype(np.float64), reference.stacked(name).astype(np.float64)
+        worst = max(worst, float(np.abs(a - b).max() / max(np.abs(b).max(), 1e-300)))
+    return worst

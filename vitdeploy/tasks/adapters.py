@@ -1,0 +1,23 @@
+"""From a setting to the kit of its task."""
+
+from __future__ import annotations
+
+from vitdeploy.spec import Task
+from vitdeploy.tasks.adapter import Setting, TaskAdapter
+from vitdeploy.tasks.classification import ClassificationKit
+from vitdeploy.tasks.detection import DetectionKit
+from vitdeploy.tasks.features import FeaturesKit
+from vitdeploy.tasks.panoptic import PanopticKit
+from vitdeploy.tasks.sequence import SequenceKit
+
+KITS: dict[Task, type[TaskAdapter]] = {
+    "classification": ClassificationKit,
+    "features": FeaturesKit,
+    "detection": DetectionKit,
+    "panoptic": PanopticKit,
+    "sequence": SequenceKit,
+}
+
+
+def make_adapter(setting: Setting) -> TaskAdapter:
+    return KITS[setting.task](setting)

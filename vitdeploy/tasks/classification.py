@@ -1,0 +1,72 @@
+"""Classification: class folders, top-1 and top-5."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from vitdeploy.data.classes import match_folders
+from vitdeploy.data.folder import DataSplit, Sample
+from vitdeploy.runtime.postprocess import classify, softmax
+from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, labels_of
+from vitdeploy.verify.agreement import compare
+from vitdeploy.verify.changes import Changes, judged
+from vitdeploy.verify.classes import Classified
+from vitdeploy.verify.collect import Answers
+from vitdeploy.verify.plausible import doubt_accuracy
+
+
+class ClassificationKit(ImageKit):
+    def find(self, choice: DataChoice) -> Found:
+        """The images with the model's classes as their labels."""
+        parts = super().find(choice).parts
+        if not parts.classes:
+            return Found(parts)
+        found = match_folders(parts.classes, parts.empty, self.setting.labels, self.setting.classes)
+        calibration, evaluation = (
+            tuple(Sample(s.path, found.index[parts.classes[s.label]]) for s in part if s.label is not None)
+            for part in (parts.calibration, parts.evaluation)
+        )
+        classes = parts.classes if found.how == "position" else self.setting.labels
+        return Found(DataSplit(calibration, evaluation, classes), mapping=found)
+
+    def compare(self, ours: Answers, reference: Answers, data: Data) -> dict[str, Any]:
+        return asdict(compare(ours.stacked("logits"), reference.stacked("logits"), labels_of(data)))
+
+    def doubt(self, reference: Answers, data: Data, found: Mapping[str, Any]) -> str | None:
+        labels = labels_of(data)
+        if labels is None:
+            return None
+        logits = reference.stacked("logits")
+        text = doubt_accuracy(logits.argmax(axis=1), labels, logits.shape[1], self.setting.claim)
+        return f"{text} ({data.mapping.text})" if text is not None and data.mapping is not None else text
+
+    def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
+        """The surer the new answer, the worse."""
+        found, original, labels = _best(ours), _best(reference), labels_of(data)
+        right = (None, None) if labels is None else (found == labels, original == labels)
+        return judged(found != original, _scores(ours).max(axis=1), *right)
+
+    def classified(self, answers: Answers, data: Data) -> Classified | None:
+        labels = labels_of(data)
+        return None if labels is None else Classified(labels, _best(answers), _scores(answers).max(axis=1))
+
+    def certainty(self, answers: Answers) -> np.ndarray:
+        """By how much the best class is above the second."""
+        best = np.sort(_scores(answers), axis=1)[:, -2:]
+        return np.asarray(best[:, -1] - best[:, 0])
+
+    def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:
+        best = classify(answers.columns["logits"][index], labels, 1)
+        return {"label": best.label, "score": best.score}
+
+
+def _best(answers: Answers) -> np.ndarray:
+    return np.asarray(answers.stacked("logits").argmax(axis=1))
+
+
+def _scores(answers: Answers) -> np.ndarray:
+    return softmax(answers.stacked("logits"))

@@ -1,0 +1,124 @@
+"""Detection: labelled boxes, COCO's mAP, and whether the same objects are found."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from vitdeploy.data.classes import match_categories
+from vitdeploy.data.detection import read_detection
+from vitdeploy.runtime.detection import Detections, detect
+from vitdeploy.runtime.geometry import input_window
+from vitdeploy.runtime.postprocess import label_of
+from vitdeploy.spec import PostprocessSpec
+from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, thumbnail, worst_difference
+from vitdeploy.verify.average_precision import Objects
+from vitdeploy.verify.changes import Changes, object_changes
+from vitdeploy.verify.collect import Answers
+from vitdeploy.verify.detection import compare_detections, partners
+from vitdeploy.verify.plausible import doubt_value
+
+SHOWN_OBJECTS = 4
+# Boxes of a kind that are drawn on one picture.
+MARKED = 24
+
+
+class DetectionKit(ImageKit):
+    kinds = ("yolo", "coco", "none")
+
+    def find(self, choice: DataChoice) -> Found:
+        if choice.annotations is None or choice.labels == "none":
+            return super().find(choice)
+        kind: Any = choice.labels
+        found = read_detection(choice.path, choice.annotations, kind)
+        used = {int(c) for boxes in found.annotations.values() for c in boxes.classes}
+        mapping = match_categories(found.categories, used, self.setting.labels, self.setting.classes)
+        truth = {path: boxes.renumbered(mapping.index) for path, boxes in found.annotations.items()}
+        return Found(found.split(**choice.numbers), found, truth, mapping)
+
+    @property
+    def _head(self) -> PostprocessSpec:
+        assert self.setting.postprocess is not None
+        return self.setting.postprocess
+
+    def compare(self, ours: Answers, reference: Answers, data: Data) -> dict[str, Any]:
+        truth = None if data.truth is None else [data.truth[sample.path] for sample in data.evaluation]
+        names = self._head.comparable(name for name in ours.columns if name != "size")
+        found = compare_detections(
+            self._objects(ours),
+            self._objects(reference),
+            truth,
+            threshold=self._head.threshold,
+            max_difference=worst_difference(ours, reference, names),
+        )
+        return asdict(found)
+
+    def _objects(self, answers: Answers) -> list[Objects]:
+        """All that a model finds, whatever its score: mAP is of the whole ranking."""
+        return [_to_objects(self._detect(answers, i, 0.0, None)) for i in range(len(answers))]
+
+    def _detect(self, answers: Answers, index: int, threshold: float, labels: Sequence[str] | None) -> Detections:
+        outputs = {name: column[index] for name, column in answers.columns.items() if name != "size"}
+        width, height = (int(side) for side in answers.columns["size"][index])
+        head = dataclasses.replace(self._head, threshold=threshold)
+        return detect(outputs, (width, height), self.setting.images, head, labels)
+
+    def doubt(self, reference: Answers, data: Data, found: Mapping[str, Any]) -> str | None:
+        return doubt_value(found["metric"], found["reference_value"])
+
+    def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
+        return object_changes(self._seen(ours), self._seen(reference))
+
+    def _seen(self, answers: Answers) -> list[Objects]:
+        """What a user sees."""
+        return [_to_objects(self._detect(answers, i, self._head.threshold, None)) for i in range(len(answers))]
+
+    def marks(self, ours: Answers, reference: Answers, index: int) -> dict[str, Any]:
+        """Boxes that both find, as the artifact has them, and those that one of the two finds alone."""
+        threshold = self._head.threshold
+        a, b = (_to_objects(self._detect(each, index, threshold, None)) for each in (ours, reference))
+        both = partners(a, b)
+        boxes = {
+            "both": a.boxes[both[:, 0]],
+            "artifact": np.delete(a.boxes, both[:, 0], axis=0),
+            "original": np.delete(b.boxes, both[:, 1], axis=0),
+        }
+        width, height = (int(side) for side in ours.columns["size"][index])
+        window = input_window((width, height), self.setting.images)
+        start = np.array([window.left, window.top] * 2)
+        extent = np.array([window.right - window.left, window.bottom - window.top] * 2)
+        shares = {name: np.clip((found - start) / extent, 0, 1) for name, found in boxes.items()}
+        return {name: found[:MARKED].round(4).tolist() for name, found in shares.items()}
+
+    def picture(self, data: Data, index: int) -> bytes:
+        """Large enough for boxes to be told apart."""
+        return thumbnail(self.pixels(data)[index][0], 288)
+
+    def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:
+        objects = self._detect(answers, index, self._head.threshold, labels).objects
+        return {"label": listed([found.label for found in objects]), "score": objects[0].score if objects else None}
+
+    def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
+        if data.truth is None:
+            return None
+        return listed([label_of(int(c), labels) for c in data.truth[data.evaluation[index].path].classes])
+
+
+def _to_objects(found: Detections) -> Objects:
+    return Objects(
+        np.array([each.index for each in found.objects], np.int64),
+        np.array([each.score for each in found.objects], np.float64),
+        np.array([each.box for each in found.objects], np.float64).reshape(-1, 4),
+    )
+
+
+def listed(labels: Sequence[str]) -> str:
+    """What is there and how often, most frequent first: "3× person, 1× dog"."""
+    counts = {label: labels.count(label) for label in dict.fromkeys(labels)}
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    more = f" and {len(ordered) - SHOWN_OBJECTS} more" if len(ordered) > SHOWN_OBJECTS else ""
+    return ", ".join(f"{count}× {label}" for label, count in ordered[:SHOWN_OBJECTS]) + more or "nothing"

@@ -1,0 +1,91 @@
+"""Images of a folder for one purpose, each read once before any work: a broken file is found now, not in an hour.
+
+What was read to evaluate on is kept: the original and every engine see these pixels, and no file is decoded again.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from vitdeploy.data.decoded import DecodedSet
+from vitdeploy.data.decoding import decode_images
+from vitdeploy.data.folder import OWN_SPLIT, DataSplit, Labels, Sample, enough, scan
+from vitdeploy.data.pixels import Skipped
+from vitdeploy.errors import MissingFileError
+from vitdeploy.progress import Counter, Progress
+from vitdeploy.spec import PreprocessSpec
+from vitdeploy.store.places import store_folder
+
+
+def check_images(
+    images: DataSplit, preprocess: PreprocessSpec, *, skip_bad: bool, progress: Progress
+) -> tuple[DataSplit, DecodedSet, tuple[str, ...]]:
+    """The readable images of both parts, the pixels of those to evaluate on, and the paths of the others.
+
+    Raises:
+        ImageError: a file cannot be read, and `skip_bad` is False.
+        DataError: not one image of a part can be read.
+        StorageError: no room for the pixels.
+    """
+    skipped = Skipped([])
+    bad = skipped if skip_bad else None
+    count = Counter(progress, "check the images", len(images.calibration) + len(images.evaluation))
+    calibration: list[Sample] = []
+    if images.calibration:
+        for sample, _, _ in decode_images(images.calibration, preprocess, bad):
+            calibration.append(sample)
+            count(1)
+    decoded = DecodedSet(images.evaluation, _scratch())
+    evaluation = decoded.check(preprocess, bad, count) if images.evaluation else ()
+    return replace(images, calibration=tuple(calibration), evaluation=evaluation), decoded, tuple(skipped.paths)
+
+
+def _scratch() -> Path:
+    """Where there is room for large files: beside the store's artifacts, or the system's own place."""
+    folder = store_folder()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return folder
+    except OSError:
+        return Path(tempfile.gettempdir())
+
+
+def labels_in(folder: Path) -> Labels:
+    """ "folders" where the folder (or its own evaluation part) has class folders, else "none".
+
+    Raises:
+        MissingFileError: no such folder.
+    """
+    if not folder.is_dir():
+        raise MissingFileError(f"no image folder at {folder}", fix="check the path of the images")
+    root = folder / "evaluation" if _has_split(folder) else folder
+    return "folders" if any(entry.is_dir() and not entry.name.startswith(".") for entry in root.iterdir()) else "none"
+
+
+def calibration_images(
+    folder: Path, count: int | None, seed: int, preprocess: PreprocessSpec, *, skip_bad: bool, progress: Progress
+) -> tuple[tuple[Sample, ...], tuple[str, ...]]:
+    """`count` images of `folder` (None: all) in seeded order, of its own calibration part where it brings a split; and
+    the paths of those that cannot be read.
+
+    Raises:
+        MissingFileError, DataError, ImageError: no folder, too few images, an unreadable one.
+    """
+    labels = labels_in(folder)
+    root = folder / "calibration" if _has_split(folder) else folder
+    samples, classes = scan(root, labels)
+    if count is not None:
+        enough(root, len(samples), count, "calibration")
+    order = np.random.RandomState(seed).permutation(len(samples))
+    chosen = DataSplit(tuple(samples[i] for i in order[:count]), (), classes)
+    checked, _, skipped = check_images(chosen, preprocess, skip_bad=skip_bad, progress=progress)
+    return checked.calibration, skipped
+
+
+def _has_split(folder: Path) -> bool:
+    return all((folder / name).is_dir() for name in OWN_SPLIT)

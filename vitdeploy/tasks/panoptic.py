@@ -1,0 +1,79 @@
+"""Panoptic segmentation: every pixel a segment, panoptic quality, and whether images are cut the same way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from vitdeploy.data.classes import match_categories
+from vitdeploy.data.panoptic import PanopticMap, read_panoptic
+from vitdeploy.runtime.panoptic import segment
+from vitdeploy.runtime.postprocess import label_of
+from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, worst_difference
+from vitdeploy.tasks.detection import listed
+from vitdeploy.verify.changes import Changes, map_changes
+from vitdeploy.verify.collect import Answers
+from vitdeploy.verify.panoptic import compare_panoptic
+from vitdeploy.verify.plausible import doubt_value
+
+MAP, SEGMENTS = "map", "segments"
+
+
+class PanopticKit(ImageKit):
+    kinds = ("panoptic", "none")
+
+    def find(self, choice: DataChoice) -> Found:
+        if choice.annotations is None or choice.labels == "none":
+            return super().find(choice)
+        found = read_panoptic(choice.path, choice.annotations)
+        used = {category for each in found.annotations.values() for category in each.segments.values()}
+        mapping = match_categories(found.categories, used, self.setting.labels, self.setting.classes)
+        truth = {path: (annotation, mapping.index) for path, annotation in found.annotations.items()}
+        return Found(found.split(**choice.numbers), found, truth, mapping)
+
+    def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
+        """The map and its segments as rows of (id, class); the masks themselves would fill the disk."""
+        assert self.setting.postprocess is not None
+        found = segment(outputs, size, self.setting.images, self.setting.postprocess, None)
+        rows = np.array([(each.id, each.index) for each in found.segments], np.int64).reshape(-1, 2)
+        return {"logits": outputs["logits"], "boxes": outputs["boxes"], MAP: found.map, SEGMENTS: rows}
+
+    def compare(self, ours: Answers, reference: Answers, data: Data) -> dict[str, Any]:
+        assert self.setting.postprocess is not None and self.setting.classes is not None
+        truth = None
+        if data.truth is not None:
+            known = [data.truth[sample.path] for sample in data.evaluation]
+            truth = (annotation.load(mapping) for annotation, mapping in known)
+        found = compare_panoptic(
+            _maps(ours),
+            _maps(reference),
+            truth,
+            classes=self.setting.classes,
+            things=self.setting.postprocess.things,
+            max_difference=worst_difference(ours, reference, ["logits", "boxes"]),
+        )
+        return asdict(found)
+
+    def doubt(self, reference: Answers, data: Data, found: Mapping[str, Any]) -> str | None:
+        return doubt_value(found["metric"], found["reference_value"])
+
+    def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:
+        rows = answers.columns[SEGMENTS][index]
+        return {"label": listed([label_of(int(c), labels) for _, c in rows]), "score": None}
+
+    def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
+        return map_changes(list(_maps(ours)), list(_maps(reference)))
+
+    def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
+        if data.truth is None:
+            return None
+        annotation, mapping = data.truth[data.evaluation[index].path]
+        return listed([label_of(mapping[category], labels) for category in annotation.segments.values()])
+
+
+def _maps(answers: Answers) -> Iterator[PanopticMap]:
+    for ids, rows in zip(answers.columns[MAP], answers.columns[SEGMENTS], strict=True):
+        yield PanopticMap(ids, {int(i): int(c) for i, c in rows})

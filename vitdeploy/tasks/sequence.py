@@ -1,0 +1,131 @@
+"""Sequences: token arrays in, token arrays out, compared token by token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.data.tokens import digest, read_tokens, split
+from vitdeploy.errors import DataError, EngineError
+from vitdeploy.progress import Progress
+from vitdeploy.runtime.runner import Runner
+from vitdeploy.tasks.adapter import Count, Data, DataChoice, TaskAdapter
+from vitdeploy.verify.changes import Changes
+from vitdeploy.verify.collect import Answers
+from vitdeploy.verify.plausible import doubt_value
+from vitdeploy.verify.sequence import compare_sequences, token_changes
+
+CHUNK = 32
+TOKENS, BEST = "tokens", "best"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A source, int64 [s], and what is to be written for it, int64 [t] or None; both padded."""
+
+    source: npt.NDArray[np.int64]
+    target: npt.NDArray[np.int64] | None
+
+
+class SequenceKit(TaskAdapter):
+    noun = "sequence"
+
+    def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
+        progress("read the tokens", 0, 1)
+        if choice.path.suffix != ".npz":
+            raise DataError(
+                f"{choice.path} does not fit a model for sequences",
+                found="a folder" if choice.path.is_dir() else f"a {choice.path.suffix or 'nameless'} file",
+                wanted="an .npz with int64 arrays source [n, s] and, where known, target [n, t]",
+                fix="change data.path",
+            )
+        calibration, evaluation = split(read_tokens(choice.path), **choice.numbers, source=str(choice.path))
+        progress("read the tokens", 1, 1)
+        rows = [
+            [Pair(part.source[i], None if part.target is None else part.target[i]) for i in range(len(part))]
+            for part in (calibration, evaluation)
+        ]
+        return Data(choice.path.parent, rows[0], rows[1], digest(calibration), digest(evaluation))
+
+    @property
+    def _pad(self) -> int:
+        assert self.setting.sequence is not None
+        return self.setting.sequence.pad
+
+    @property
+    def _end(self) -> int:
+        assert self.setting.sequence is not None
+        return self.setting.sequence.end
+
+    def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
+        """The tokens, and the logit of each: all logits of all steps would not fit into memory."""
+        samples: Sequence[Pair] = data.evaluation
+        tokens: list[np.ndarray] = []
+        best: list[np.ndarray] = []
+        with runner:
+            for start in range(0, len(samples), CHUNK):
+                group = samples[start : start + CHUNK]
+                outputs = runner.infer({runner.inputs[0].name: np.stack([pair.source for pair in group])})
+                if not np.isfinite(outputs["logits"]).all():
+                    raise EngineError(
+                        f"{runner.name} gives logits that are not finite",
+                        wanted="finite logits",
+                        fix="choose another precision, or check the checkpoint",
+                    )
+                tokens += list(outputs["tokens"])
+                best += list(outputs["logits"].max(axis=-1))
+                progress(len(group))
+        return Answers({TOKENS: tuple(tokens), BEST: tuple(best)})
+
+    def compare(self, ours: Answers, reference: Answers, data: Data) -> dict[str, Any]:
+        targets = [pair.target for pair in data.evaluation if pair.target is not None]
+        found = compare_sequences(
+            ours.columns[TOKENS],
+            reference.columns[TOKENS],
+            targets or None,
+            pad=self._pad,
+            max_difference=self._difference(ours, reference),
+        )
+        return asdict(found)
+
+    def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
+        targets = [pair.target for pair in data.evaluation if pair.target is not None]
+        return token_changes(ours.columns[TOKENS], reference.columns[TOKENS], targets or None, self._pad)
+
+    def sample_name(self, data: Data, index: int) -> str:
+        return f"sequence {index}"
+
+    def _difference(self, ours: Answers, reference: Answers) -> float:
+        """max|a - b| / max|b| of the chosen tokens' logits, as far as both have written the same."""
+        worst = largest = 0.0
+        columns = (a.columns[name] for a in (ours, reference) for name in (TOKENS, BEST))
+        for a, scores, b, wanted in zip(*columns, strict=True):
+            steps = min(len(a), len(b))
+            last = np.flatnonzero((a[:steps] != b[:steps]) | (a[:steps] == self._end))
+            steps = int(last[0]) + 1 if len(last) else steps
+            worst = max(worst, float(np.abs(scores[:steps] - wanted[:steps]).max(initial=0.0)))
+            largest = max(largest, float(np.abs(wanted[:steps]).max(initial=0.0)))
+        return worst / max(largest, 1e-300)
+
+    def doubt(self, reference: Answers, data: Data, found: Mapping[str, Any]) -> str | None:
+        return doubt_value(found["metric"], found["reference_value"])
+
+    def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:
+        return {"label": self._text(answers.columns[TOKENS][index]), "score": None}
+
+    def _text(self, tokens: np.ndarray) -> str:
+        return " ".join(str(int(token)) for token in tokens if token != self._pad)
+
+    def picture(self, data: Data, index: int) -> bytes | None:
+        return None
+
+    def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
+        target = data.evaluation[index].target
+        return None if target is None else self._text(target)
+
+    def golden_inputs(self, data: Data, count: int) -> np.ndarray:
+        return np.stack([pair.source for pair in data.evaluation[:count]])

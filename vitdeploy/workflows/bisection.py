@@ -1,0 +1,251 @@
+"""`verify --bisect`: from what the user typed to where the error of an engine enters, in numbers and in words."""
+
+from __future__ import annotations
+
+import math
+import shlex
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from vitdeploy.bundle.read import read_bundle, verify_files
+from vitdeploy.data.pixels import batches
+from vitdeploy.errors import InputError
+from vitdeploy.graph.io.files import get_metadata, graph_spec, load_graph
+from vitdeploy.progress import Progress
+from vitdeploy.runtime.choice import select_engines
+from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.search.bisect import STANDS_OUT, Bisection, Culprit, Part, bisect
+from vitdeploy.search.facts import TensorFacts
+from vitdeploy.search.fix import Fix, find_fix, fixed_bits
+from vitdeploy.search.reference_outputs import ReferenceOutputs
+from vitdeploy.search.splice import Splice
+from vitdeploy.spec import EngineSpec
+from vitdeploy.stages.files import find_graph, is_ours
+from vitdeploy.stages.step import QUANTIZED
+from vitdeploy.tasks.images import calibration_images
+from vitdeploy.workflows.subjects import find_bundle, graph_metadata
+
+IMAGES = 32
+# How many parts are shown where none stands out.
+SHOWN_PARTS = 3
+# More layers than this are counted, not named.
+MANY = 4
+TEXT = "runs"
+
+
+@dataclass(frozen=True)
+class BisectionReport:
+    """The document, its lines for people, and the command that fixes, "" without one."""
+
+    document: dict[str, Any]
+    lines: list[str]
+    then: str
+
+
+def bisect_artifact(
+    artifact: str,
+    against: str,
+    data: Path,
+    *,
+    target: str | None,
+    num_samples: int | None,
+    seed: int,
+    skip_bad: bool,
+    progress: Progress,
+) -> BisectionReport:
+    """Where the answers of an engine leave those of its float graph.
+
+    The images are those that `vitdeploy quantize --data` would calibrate on, 32 by default: evaluation images stay
+    unseen. The float graph is that of `against` where this is a graph or a bundle, else the artifact's own.
+
+    Raises:
+        InputError: no engine, no float graph, one of another model, or a model that takes no image. Errors of data,
+            graphs and engines come through.
+    """
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
+        bundle = find_bundle(artifact, target=target, work=Path(folder))
+        if bundle is None:
+            raise InputError(
+                "only the engine of a graph can be bisected",
+                found=f"{artifact}, an original",
+                wanted="a bundle, or a graph that vitdeploy wrote",
+                fix="vitdeploy run or vitdeploy compile makes one",
+            )
+        manifest = read_bundle(bundle)
+        verify_files(bundle, manifest)
+        chosen = select_engines(manifest, target or "auto")
+        # Of several, one that has lost something: the recommended one may be in float.
+        engine = next((each for each in chosen if each.precision in QUANTIZED), chosen[0])
+        if manifest.preprocess is None or engine.parts:
+            raise InputError(
+                f"{artifact} takes no images", found=f"the task {manifest.task}", wanted="a model of images"
+            )
+        file = _float_graph(against) or _float_graph(str(bundle))
+        if file is None:
+            raise InputError(
+                "there is no float graph to compare with",
+                found=f"{artifact} holds only its INT8 form, and {against} is no graph",
+                wanted="the folder of `vitdeploy export` or `optimize` that it was quantized from",
+                fix="--against FOLDER",
+            )
+        graph, placement = load_graph(file), load_graph(bundle / engine.graph)
+        _check_same_model(graph, placement, str(file))
+        images = get_metadata(graph, str(file)).images
+        samples, skipped = calibration_images(
+            data, num_samples or IMAGES, seed, images, skip_bad=skip_bad, progress=progress
+        )
+        [pixels] = batches(samples, images, len(samples))
+        with OnnxRuntimeRunner(file, name="float") as runner:
+            reference_outputs = ReferenceOutputs(runner, pixels, images, manifest.task, batch=engine.batch)
+        splice = Splice(graph, placement, engine, reference_outputs)
+        splice.ran = lambda: progress(f"{TEXT} of {engine.artifact} in parts", splice.runs, _expected(splice))
+        found = bisect(splice)
+        fix = find_fix(found, splice)
+    shown = find_graph(Path(artifact)) if file.is_relative_to(folder) else file
+    formatter = BisectionFormatter(
+        artifact, str(shown), str(data), engine, "KL {} nats" if manifest.task == "classification" else "{}"
+    )
+    document = {
+        **{"artifact": artifact, "against": str(shown), "engine": engine.artifact, "n": len(pixels)},
+        **{"skipped": list(skipped), "metric": formatter.metric, "runs": splice.runs},
+        **_plain({**asdict(found), "fix": None if fix is None else asdict(fix)}),
+    }
+    document |= {"located": found.located is not None, "sentence": formatter.sentence(found)}
+    return BisectionReport(document, formatter.lines(found, fix, len(pixels), splice.runs), formatter.command(fix))
+
+
+def _expected(splice: Splice) -> int:
+    """How many runs there may be, for a progress bar."""
+    return max(16, splice.runs + 1)
+
+
+def _float_graph(text: str) -> Path | None:
+    """The float graph at a path, None where there is none."""
+    path = Path(text)
+    if not path.exists() or (path.is_file() and not is_ours(path)):
+        return None
+    file = find_graph(path)
+    return file if graph_metadata(file).precision is None else None
+
+
+def _check_same_model(graph: ir.Model, placement: ir.Model, name: str) -> None:
+    ours, theirs = (graph_spec(model, "") for model in (placement, graph))
+    if (ours.inputs, ours.outputs) != (theirs.inputs, theirs.outputs):
+        raise InputError(
+            f"{name} is the float graph of another model",
+            found="; ".join(map(str, (*theirs.inputs, *theirs.outputs))),
+            wanted="; ".join(map(str, (*ours.inputs, *ours.outputs))),
+            fix="--against the graph that the artifact was made of",
+        )
+
+
+@dataclass(frozen=True)
+class BisectionFormatter:
+    """Says what was found. `form` is how a distance is written."""
+
+    artifact: str
+    graph: str
+    data: str
+    engine: EngineSpec
+    form: str
+
+    @property
+    def metric(self) -> str:
+        return "kl" if "KL" in self.form else "relative squared error"
+
+    def distance(self, value: float) -> str:
+        if math.isinf(value):
+            return "answers that are not finite"
+        return self.form.format(f"{value:.2e}") + ("" if "KL" in self.form else " of the power of the outputs")
+
+    def lines(self, found: Bisection, fix: Fix | None, images: int, runs: int) -> list[str]:
+        head = f"{self.artifact} ({self.engine.artifact}) against {self.graph} on {images} images, {runs} runs"
+        lines = [head, f"distance    {self.distance(found.distance)}", self.sentence(found)]
+        culprit = found.located
+        if culprit is not None:
+            part = found.parts[0]
+            lines.append(
+                f"share       {_percent(part, culprit)} of the distance: {100 * part.share:.0f} % enters between "
+                f"{part.start} and {part.end}"
+            )
+        elif not found.same:
+            lines += [
+                f"  {100 * part.share:.0f} % between {part.start} and {part.end}" for part in found.parts[:SHOWN_PARTS]
+            ]
+        return lines + ([f"fix        {self.words(fix)}"] if fix is not None else [])
+
+    def sentence(self, found: Bisection) -> str:
+        if found.same:
+            return "no error enters: the answers are those of the float graph"
+        culprit, part = found.culprit, found.parts[0]
+        if found.located is None:
+            text = f"the error enters all along: nothing has {100 * STANDS_OUT:.0f} % of it"
+            return text if culprit is None else f"{text}; most at {_place(culprit, part)}, {_percent(part, culprit)}"
+        assert culprit is not None
+        text = f"error enters at {_place(culprit, part)}"
+        return text if culprit.facts is None else f"{text}: {_facts(culprit.facts)}"
+
+    def words(self, fix: Fix) -> str:
+        if fix.kind == "compile":
+            what = "compile the float graph in FP32"
+        elif fix.ignore:
+            what = f"leave {_join(fix.ignore)} in float"
+        else:
+            what = "quantize the float graph again, with the folds, channel scaling and rounding of this version"
+        change = f"{self.distance(fix.before)} -> {self.distance(fix.after)}"
+        if fix.enough:
+            return f"{what}: {change}"
+        if fix.kind == "compile":
+            return f"none: compiled again in FP32 it does the same ({change}), so it is the runtime; try another target"
+        return f"none that helps enough; the best that was tried: {what}: {change}"
+
+    def command(self, fix: Fix | None) -> str:
+        if fix is None or not fix.enough:
+            return ""
+        words = ["vitdeploy", fix.kind, self.graph, "--target", self.engine.target, "-o", "DIR"]
+        if fix.kind == "compile":
+            return shlex.join([*words, "--precision", "fp32"])
+        ignore = [word for layer in fix.ignore for word in ("--ignore", layer)]
+        bits = ["--no-vnni"] if fixed_bits(self.engine) < 8 else []
+        return shlex.join([*words, "--data", self.data, *bits, *ignore])
+
+
+def _percent(part: Part, culprit: Culprit) -> str:
+    return f"{100 * part.share * culprit.share:.0f} %"
+
+
+def _place(culprit: Culprit, part: Part) -> str:
+    if culprit.kind == "node":
+        return culprit.tensors[0] if len(culprit.tensors) == 1 else f"some node between {part.start} and {part.end}"
+    # Layers that share one input, as query, key and value, are told apart by nothing, and need not be.
+    count = len(culprit.layers)
+    if count > MANY:
+        return f"the {culprit.kind}s of {count} layers between {part.start} and {part.end}"
+    return f"{_join(culprit.layers)} {culprit.kind if count == 1 else culprit.kind + 's'}"
+
+
+def _join(names: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def _facts(facts: TensorFacts) -> str:
+    lost = f"{100 * (1 - facts.finite):.2g} % of it is not finite, " if facts.finite < 1 else ""
+    outliers = ", ".join(f"channel {channel} reaches {reach:.3g}" for channel, reach in facts.outliers.items())
+    return (
+        f"{lost}max {facts.high:.3g}, 99.9th percentile {facts.percentile:.3g} (min {facts.low:.3g}, "
+        f"median channel {facts.median_channel:.3g}{'; ' + outliers if outliers else ''})"
+    )
+
+
+def _plain(value: Any) -> Any:
+    """As JSON has it: None for what is not finite, names of channels as text."""
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,180 @@
+"""`verify` and `bench` on subjects: two artifacts on the same samples, many artifacts in one benchmark run."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vitdeploy.bench.percentiles import DEFAULT
+from vitdeploy.bench.protocol import Protocol
+from vitdeploy.bench.run import against_last
+from vitdeploy.data.classes import differing
+from vitdeploy.errors import InputError
+from vitdeploy.pipeline.foresight import bounds_answers, criterion_of, foresee
+from vitdeploy.pipeline.measure import measure
+from vitdeploy.progress import Counter, Progress
+from vitdeploy.runtime.runner import Runner
+from vitdeploy.spec import Budget
+from vitdeploy.stages.verify import judge
+from vitdeploy.tasks.adapter import DataChoice, Setting, TaskAdapter
+from vitdeploy.tasks.adapters import make_adapter
+from vitdeploy.verify.collect import Answers
+from vitdeploy.verify.comparison import Comparison
+from vitdeploy.verify.gate import GUARD, Gate, accuracy_gate
+from vitdeploy.workflows.subjects import Subject
+
+
+def verify_subjects(
+    ours: Subject,
+    theirs: Subject,
+    choice: DataChoice,
+    *,
+    skip_bad: bool,
+    budget: Budget,
+    progress: Progress,
+    note: Callable[[str], None] = lambda text: None,
+) -> tuple[dict[str, Any], Gate]:
+    """The facts and the gate of `ours` against `theirs`, one runtime after the other; errors as `Trial`. `note` hears
+    what the budget asks and the data cannot prove, before `ours` is asked."""
+    trial = Trial(ours, theirs, choice, skip_bad=skip_bad, progress=progress)
+    for text in trial.foresee(budget):
+        note(text)
+    return trial.judge(ours, trial.answers(ours), budget)
+
+
+class Trial:
+    """Artifacts of one setting against an original, on the same samples; the original answers once, when first asked.
+
+    Raises:
+        InputError: no side says how images are prepared, or the two are for other tasks or classes. Errors of data and
+            engines come through.
+    """
+
+    def __init__(
+        self, ours: Subject, theirs: Subject, choice: DataChoice, *, skip_bad: bool, progress: Progress
+    ) -> None:
+        self._own, self._other = _settings(ours, theirs)
+        self._adapter, self._theirs, self._progress = make_adapter(self._own), theirs, progress
+        self._data = self._adapter.load(choice, skip_bad=skip_bad, progress=progress)
+
+    def foresee(self, budget: Budget) -> list[str]:
+        """What a budget asks and these samples cannot prove."""
+        return foresee(self._adapter, self._reference, self._data, budget) if bounds_answers(budget) else []
+
+    def answers(self, ours: Subject) -> Answers:
+        """What an artifact says to the samples."""
+        return self._run(self._adapter, ours.runner(), ours.name)
+
+    def _run(self, by: TaskAdapter, runner: Runner, name: str) -> Answers:
+        return by.answers(runner, self._data, Counter(self._progress, name, len(self._data.evaluation)))
+
+    @functools.cached_property
+    def _reference(self) -> Answers:
+        return self._run(make_adapter(self._other), self._theirs.runner(), self._theirs.name)
+
+    @functools.cached_property
+    def _same_tensor(self) -> Answers | None:
+        """The original's answers to our tensors: resized, cropped and normalised our way. None where both have the
+        same preprocessing, and where the original cannot be fed them: it takes another shape, or normalises by itself,
+        and otherwise."""
+        own, other = self._own, self._other
+        if own.preprocess == other.preprocess or not _same_shape(own, other):
+            return None
+        runner = self._theirs.runner()
+        adapter = make_adapter(dataclasses.replace(other, preprocess=own.preprocess))
+        answers = self._run(adapter, runner, f"{self._theirs.name} on the same tensor")
+        by_itself = runner.inputs[0].dtype == "uint8"
+        return None if by_itself and not _same_scale(own, other) else answers
+
+    def judge(self, ours: Subject, answers: Answers, budget: Budget) -> tuple[dict[str, Any], Gate]:
+        """The facts and the gate of what `ours` has answered."""
+        preprocess = (self._own.preprocess, self._other.preprocess)
+        found = judge(
+            self._adapter, answers, self._reference, self._data, ours.precision, preprocess, self._same_tensor
+        )
+        criterion = criterion_of(self._adapter, self._reference, self._data, budget)
+        gate = accuracy_gate(Comparison.of(found), budget, criterion, GUARD[self._own.task])
+        doubt = self._adapter.doubt(self._reference, self._data, found)
+        return {
+            "artifact": ours.name,
+            "against": self._theirs.name,
+            **found,
+            "mapping": self._data.mapping.facts() if self._data.mapping is not None else None,
+            "skipped": list(self._data.skipped),
+            "remarks": [*ours.remarks, *self._theirs.remarks, *self._data.notes],
+            "warnings": [doubt] if doubt is not None else [],
+            "gate": {"status": gate.status, "reasons": list(gate.reasons)},
+        }, gate
+
+
+def _settings(ours: Subject, theirs: Subject) -> tuple[Setting, Setting]:
+    """How each side reads its samples; a side without preprocessing of its own takes the other's."""
+    own, other = ours.setting, theirs.setting
+    if not ours.own and not theirs.own and own.preprocess is not None:
+        raise InputError(
+            "neither side says how images are prepared",
+            found="two built-in models",
+            wanted="at least one exported graph or bundle",
+        )
+    if own.task != other.task or own.classes != other.classes:
+        raise InputError(
+            "the tasks or classes of the two models differ",
+            found=f"{own.task} with {own.classes} classes against {other.task} with {other.classes}",
+            wanted="the same task, and the same number of classes",
+        )
+    if (differs := differing(own.labels, other.labels)) is not None:
+        raise InputError(
+            "the two models count their classes in another order",
+            found=differs,
+            wanted="the same classes in the same order: answers are compared by their numbers",
+            fix="take the original that the artifact was made of, or correct the labels.txt that is wrong",
+        )
+    own = dataclasses.replace(own, labels=own.labels or other.labels, claim=other.claim)
+    if not ours.own:
+        own = _taken(ours.name, own, other)
+    if not theirs.own:
+        other = _taken(theirs.name, other, own)
+    return own, other
+
+
+def _taken(name: str, setting: Setting, other: Setting) -> Setting:
+    """The setting of an original that does not say how its images are prepared, with the other side's preprocessing.
+
+    Raises:
+        InputError: it takes images of another size.
+    """
+    ours, theirs = setting.preprocess, other.preprocess
+    if ours is not None and theirs is not None and ours.crop != theirs.crop:
+        raise InputError(
+            f"{name} takes images of another size than the other side",
+            found=f"{ours.crop[0]}x{ours.crop[1]}",
+            wanted=f"{theirs.crop[0]}x{theirs.crop[1]}",
+            fix=f"--image-size {theirs.crop[0]}x{theirs.crop[1]}, where the model takes that size",
+        )
+    return dataclasses.replace(setting, preprocess=theirs)
+
+
+def _same_shape(own: Setting, other: Setting) -> bool:
+    return (own.images.crop, own.images.channels) == (other.images.crop, other.images.channels)
+
+
+def _same_scale(own: Setting, other: Setting) -> bool:
+    return (own.images.mean, own.images.std) == (other.images.mean, other.images.std)
+
+
+def bench_subjects(
+    subjects: Sequence[Subject], protocol: Protocol, progress: Progress, percents: Sequence[float] = DEFAULT
+) -> dict[str, Any]:
+    """All subjects in one benchmark run; each compared with the last. An artifact given twice is measured twice."""
+    names = unique([subject.name for subject in subjects])
+    bench_candidates = [subject.bench_candidate(name) for subject, name in zip(subjects, names, strict=True)]
+    found = measure(bench_candidates, protocol, against_last(names), progress, percents, context=True)
+    return {**found, "remarks": list(dict.fromkeys(text for subject in subjects for text in subject.remarks))}
+
+
+def unique(names: Sequence[str]) -> list[str]:
+    return [
+        name if names[:i].count(name) == 0 else f"{name} ({names[:i].count(name) + 1})" for i, name in enumerate(names)
+    ]

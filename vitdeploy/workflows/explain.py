@@ -1,0 +1,180 @@
+"""`explain`: where a model of a bundle looks in one image, from the weights of its attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from vitdeploy.attention.instrumented import InstrumentedOutputs, run_instrumented
+from vitdeploy.attention.rollout import Floats, read_by, to_grid
+from vitdeploy.bundle.read import read_bundle, verify_files
+from vitdeploy.errors import GraphError, InputError, OutputError
+from vitdeploy.graph.analysis.attention_views import AttentionViews, object_views, token_views
+from vitdeploy.graph.canonical.normalise import normalise
+from vitdeploy.graph.io.admit import admit
+from vitdeploy.graph.io.files import get_metadata
+from vitdeploy.publish import storage_errors, sync_folder, temporary_folder
+from vitdeploy.report.attention import Panel, attention_picture, picture_size
+from vitdeploy.runtime.detection import Detection, detect
+from vitdeploy.runtime.labels import read_labels
+from vitdeploy.runtime.postprocess import classify
+from vitdeploy.runtime.preprocess import Pixels, load_image
+from vitdeploy.runtime.runner import Array
+from vitdeploy.spec import Manifest, PostprocessSpec, PreprocessSpec
+
+# How many detected objects are shown.
+OBJECTS = 3
+
+
+def explain(bundle: Path, image: Path, output: Path) -> dict[str, Any]:
+    """Draw the attention maps of a bundle's float graph for one image, on ONNX Runtime.
+
+    A model of tokens: every head of the last attention, their mean, and the rollout over all blocks. A DETR: the
+    decoder's last look at the image, for the best objects that it detects.
+
+    Returns: what was drawn, and from what.
+
+    Raises:
+        GraphError: the bundle has no float graph, or one whose attention is not over the patches of the whole image.
+        InputError: a bundle for sequences, or an image in which a detector detects nothing.
+        OutputError: `output` is no file to write a PNG into. Errors of bundle, image and runtime come through.
+    """
+    _check_output(output, image)
+    manifest = read_bundle(bundle)
+    if manifest.preprocess is None:
+        raise InputError(
+            f"{bundle} takes no images, so there is nothing to draw over",
+            found=f"a bundle for the task {manifest.task}",
+            wanted="a bundle of a model that takes images",
+        )
+    pixels = load_image(image, manifest.preprocess)[0]
+    model = _float_graph(bundle, manifest)
+    objects = manifest.postprocess is not None
+    views = object_views(model, str(bundle)) if objects else token_views(model, str(bundle))
+    [instrumented] = run_instrumented(model, views, [pixels], manifest.preprocess)
+    labels = read_labels(bundle, manifest)
+    if manifest.postprocess is not None:
+        panels = _object_panels(views, instrumented, manifest.postprocess, pixels, labels, image)
+    else:
+        panels = _token_panels(views, instrumented, labels)
+    rows, columns = views.grid
+    subheading = f"{image.name}: {views.reader}; {rows} × {columns} patches, {len(instrumented.heads)} heads"
+    _write(output, attention_picture(pixels, panels, f"{manifest.name}: where it looks", subheading))
+    return {
+        "path": str(output),
+        "image": str(image),
+        "task": manifest.task,
+        "size": list(picture_size(pixels, len(panels))),
+        "grid": list(views.grid),
+        "heads": len(instrumented.heads),
+        "blocks": len(views.blocks),
+        "prefix_tokens": views.prefix,
+        "read": views.reader,
+        "maps": [panel.title for panel in panels if panel.map is not None],
+    }
+
+
+def _check_output(output: Path, image: Path) -> None:
+    wrong = None
+    if output.suffix.lower() != ".png":
+        wrong = f"a name that ends in {output.suffix}" if output.suffix else "a name without an ending"
+    elif output.is_dir():
+        wrong = "a folder"
+    elif output.exists() and image.exists() and output.samefile(image):
+        wrong = "the image itself"
+    if wrong:
+        what = f"{output} is an invalid output path for the picture"
+        raise OutputError(what, found=wrong, wanted="a .png file", fix="change -o")
+
+
+def _float_graph(bundle: Path, manifest: Manifest) -> ir.Model:
+    """The graph of a bundle, in the canonical form, with the shapes of its tensors."""
+    file = manifest.graphs["model"].file
+    listed = {entry.path for entry in manifest.files}
+    verify_files(bundle, manifest, [name for name in (file, f"{file}.data") if name in listed])
+    model = admit(bundle / file)
+    metadata = get_metadata(model, str(bundle / file))
+    if metadata.precision not in (None, "fp32"):
+        raise GraphError(
+            f"{bundle} holds no float graph",
+            found=f"{file} placed in {metadata.precision} for {metadata.target}",
+            wanted="a bundle made by `vitdeploy run`, or compiled from a float graph",
+            fix="vitdeploy compile FLOAT_DIR --target onnxruntime-cpu -o DIR",
+        )
+    normalise(model)
+    return model
+
+
+def _token_panels(
+    views: AttentionViews, instrumented: InstrumentedOutputs, labels: Sequence[str] | None
+) -> list[Panel]:
+    heads = instrumented.heads
+    maps = {
+        f"Rollout over {len(views.blocks)} attentions": instrumented.flow(views),
+        f"Mean of the {len(heads)} heads": heads.mean(axis=0),
+        **{f"Head {number}": head for number, head in enumerate(heads, start=1)},
+    }
+    logits = instrumented.outputs.get("logits")
+    note = _certain(classify(logits, labels, 1).top[0]) if logits is not None else ""
+    panels = [Panel("What the model sees", note)]
+    return panels + [
+        _panel(title, to_grid(read_by(weights, views.rows), views.grid)) for title, weights in maps.items()
+    ]
+
+
+def _object_panels(
+    views: AttentionViews,
+    instrumented: InstrumentedOutputs,
+    head: PostprocessSpec,
+    pixels: Pixels,
+    labels: Sequence[str] | None,
+    image: Path,
+) -> list[Panel]:
+    maps = to_grid(instrumented.heads.mean(axis=0), views.grid)
+    found = _best_objects(instrumented.outputs, views.last.queries, head, pixels, labels)
+    if not found:
+        raise InputError(
+            f"nothing is detected in {image}",
+            found=f"no object with a score above {head.threshold:g}",
+            wanted="an image with objects that the model knows",
+        )
+    panels = [Panel("What the model sees", f"{len(found)} best of the detected objects")]
+    return panels + [replace(_panel(_certain(each), maps[query]), box=each.box) for query, each in found.items()]
+
+
+def _best_objects(
+    outputs: Mapping[str, Array], queries: int, head: PostprocessSpec, pixels: Pixels, labels: Sequence[str] | None
+) -> dict[int, Detection]:
+    """The best objects by their query. Boxes are in pixels of what the model sees."""
+    height, width, channels = pixels.shape
+    seen = PreprocessSpec((height, width), (height, width), mean=(0.0,) * channels, std=(1.0,) * channels)
+    found: dict[int, Detection] = {}
+    for query in range(queries):
+        own = {name: outputs[name][query : query + 1] for name in ("logits", "boxes")}
+        for each in detect(own, (width, height), seen, head, labels).objects[:1]:
+            found[query] = each
+    return dict(sorted(found.items(), key=lambda item: -item[1].score)[:OBJECTS])
+
+
+def _certain(answer: Any) -> str:
+    return f"{answer.label}, {100 * answer.score:.1f} %"
+
+
+def _panel(title: str, grid: Floats) -> Panel:
+    share, most = 100 * grid.sum(), 100 * grid.max()
+    note = f"at most {most:.1f} % on one patch"
+    if share < 99.95:  # the rest goes to the class token and its kind
+        note = f"{share:.0f} % on patches, at most {most:.1f} % on one"
+    return Panel(title, note, grid)
+
+
+def _write(output: Path, picture: bytes) -> None:
+    """All of the file or nothing of it."""
+    with temporary_folder(output.parent) as work, storage_errors(output):
+        (work / output.name).write_bytes(picture)
+        sync_folder(work)
+        (work / output.name).replace(output)

@@ -1,0 +1,210 @@
+"""`bench`, `verify` and `compile` on devices: all at once, and what goes wrong with one does not end the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from vitdeploy.bench.protocol import Protocol
+from vitdeploy.bench.run import against_last
+from vitdeploy.compile.tensorrt import BuildOptions
+from vitdeploy.devices.client import Client
+from vitdeploy.devices.registry import Device
+from vitdeploy.devices.results import check_run, product_files, reported
+from vitdeploy.devices.runner import RemoteRunner
+from vitdeploy.devices.shipment import entries, make_job
+from vitdeploy.errors import VitdeployError
+from vitdeploy.pipeline.measure import summarise
+from vitdeploy.pipeline.workload import work_of
+from vitdeploy.progress import Progress
+from vitdeploy.runtime.weight_bits import weight_remarks
+from vitdeploy.spec import Budget, EngineSpec, encode
+from vitdeploy.stages.compile import check_batch
+from vitdeploy.tasks.adapter import DataChoice
+from vitdeploy.verify.collect import Answers
+from vitdeploy.verify.gate import Gate
+from vitdeploy.workflows.comparison import Trial, unique
+from vitdeploy.workflows.device_artifact import DeviceArtifact, placed_shipment
+from vitdeploy.workflows.placement import PlacedGraphs
+from vitdeploy.workflows.subjects import Subject, image_request
+
+T = TypeVar("T")
+Note = Callable[[str], None]
+REBUILT = "{} was built again there, of the bundle's graph: its plan is not of that user and that machine."
+# What is worst, for the exit code of a command of which parts failed.
+WORST = (1, 3, 2, 4, 5)
+
+
+@dataclass(frozen=True)
+class Outcome(Generic[T]):
+    """What came of one device: `found`, or an `error`."""
+
+    device: Device
+    found: T | None = None
+    error: VitdeployError | None = None
+
+
+def worst(errors: Sequence[VitdeployError]) -> VitdeployError:
+    """The error whose exit code a command has."""
+    return min(errors, key=lambda error: WORST.index(error.exit_code))
+
+
+def on_all(devices: Sequence[Device], work: Callable[[Client], T], note: Note) -> list[Outcome[T]]:
+    """`work` with a client of each device, at the same time.
+
+    An interrupt stops the jobs that were begun, as far as their devices can be reached, says so, and goes on up.
+    """
+    cancelled = threading.Event()
+    clients = [Client(device, cancelled) for device in devices]
+
+    def attempt(client: Client) -> Outcome[T]:
+        try:
+            return Outcome(client.device, work(client))
+        except VitdeployError as error:
+            return Outcome(client.device, error=error)
+
+    with ThreadPoolExecutor(len(clients)) as pool, ThreadPoolExecutor(len(clients)) as stoppers:
+        futures = [pool.submit(attempt, client) for client in clients]
+        try:
+            return [future.result() for future in futures]
+        except BaseException:
+            cancelled.set()
+            for line in stoppers.map(Client.stop, clients):
+                note(line)
+            raise
+
+
+def bench_on(
+    device_artifacts: Sequence[DeviceArtifact],
+    protocol: Protocol,
+    percents: Sequence[float],
+    devices: Sequence[Device],
+    progress: Progress,
+    note: Note,
+) -> list[Outcome[dict[str, Any]]]:
+    """For each device what `bench_subjects` gives, with "host", "engines" (as they were made there) and "left_out"."""
+    names = unique([device_artifact.name for device_artifact in device_artifacts])
+    shipments = [
+        dataclasses.replace(
+            each.shipment,
+            placed=dataclasses.replace(each.shipment.placed, name=name, images=image_request(each.setting)),
+        )
+        for each, name in zip(device_artifacts, names, strict=True)
+    ]
+    job, files = make_job("bench", shipments, {"protocol": encode(protocol)})
+    graphs = {placed.name: files[placed.graphs[0].file] for placed in job.artifacts}
+
+    def work(client: Client) -> dict[str, Any]:
+        device = client.device.name
+        with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
+            result = client.run(job, files, Path(folder), progress)
+        measured = [name for name in names if name in result.engines]
+        bench_run = check_run(device, result.bench_run, protocol, measured)
+        batch = protocol.batch_of(protocol.latency_scenario)
+        works = {name: work_of(graphs[name], result.engines[name], batch) for name in measured}
+        found = summarise(bench_run, against_last(measured), percents, works)
+        plans = {placed.name: placed.plan for placed in job.artifacts}
+        rebuilt = [REBUILT.format(name) for name in measured if plans[name] not in (None, result.engines[name])]
+        errors = [reported(device, failure) for failure in result.left_out]
+        remarks = [
+            text for name in measured for text in weight_remarks(result.engines[name], result.host.get("isa", ""))
+        ]
+        return {
+            **found,
+            "host": result.host,
+            "engines": {name: encode(engine) for name, engine in result.engines.items()},
+            "left_out": [error.to_dict() for error in errors],
+            "remarks": [
+                *rebuilt,
+                *remarks,
+                *(f"left out: {error.message}; {error.fix or error.found}" for error in errors),
+            ],
+        }
+
+    return on_all(devices, work, note)
+
+
+def verify_on(
+    device_artifact: DeviceArtifact,
+    theirs: Subject,
+    choice: DataChoice,
+    devices: Sequence[Device],
+    *,
+    skip_bad: bool,
+    budget: Budget,
+    progress: Progress,
+    note: Note,
+) -> list[Outcome[tuple[dict[str, Any], Gate]]]:
+    """The facts and the gate of the artifact as each device runs it, against `theirs`, which runs here, once."""
+    placed, files = device_artifact.shipment.placed, entries(device_artifact.shipment.files)
+    ours = Subject(device_artifact.name, placed.precision, device_artifact.setting, True, _not_here, _not_here)
+    trial = Trial(ours, theirs, choice, skip_bad=skip_bad, progress=progress)
+    for text in trial.foresee(budget):
+        note(text)
+
+    def work(client: Client) -> tuple[Subject, Answers]:
+        name = f"{device_artifact.name} on {client.device.name}"
+        runner = RemoteRunner(client, placed, files, progress, name=name)
+        there = dataclasses.replace(ours, name=name, runner=lambda: runner)
+        answers = trial.answers(there)
+        assert runner.engine is not None
+        remarks = weight_remarks(runner.engine, runner.host.get("isa", ""))
+        return dataclasses.replace(there, remarks=tuple(remarks)), answers
+
+    return [
+        Outcome(each.device, trial.judge(*each.found, budget) if each.found else None, each.error)
+        for each in on_all(devices, work, note)
+    ]
+
+
+def _not_here(*arguments: Any) -> Any:
+    raise AssertionError("an engine of a device runs there")
+
+
+def compile_on(
+    name: str,
+    graphs: PlacedGraphs,
+    batch: int | None,
+    device: Device,
+    folder: Path,
+    *,
+    build: BuildOptions | None,
+    progress: Progress,
+    note: Note,
+) -> EngineSpec:
+    """The engine of placed graphs, made by a device; its files are in `folder`, which is new and empty.
+
+    Raises:
+        TargetError: a fixed batch that is another one.
+        VitdeployError: the device cannot be reached, or cannot make it.
+    """
+    graphs.check_build(build)
+    for graph, spec in graphs.graphs.values():
+        check_batch(graph, spec, batch or graphs.batch)
+    shipment = placed_shipment(name, graphs, batch or graphs.batch)
+    job, files = make_job("compile", [shipment], {} if build is None else {"build": encode(build)})
+    (outcome,) = on_all([device], lambda client: client.run(job, files, folder, progress), note)
+    if outcome.error is not None:
+        raise outcome.error
+    assert outcome.found is not None
+    engine = outcome.found.engines[name]
+    for part in engine.parts or (engine,):
+        _bring_graph(graphs, part, folder)
+    assert all((folder / file).is_file() for file in product_files(engine))
+    return engine
+
+
+def _bring_graph(graphs: PlacedGraphs, part: EngineSpec, folder: Path) -> None:
+    """The placement, which never was the device's to give."""
+    source = graphs.folder / f"{part.part}.onnx"
+    (folder / part.graph).parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, folder / part.graph)
+    for weights in graphs.folder.glob(f"{source.name}.data"):
+        shutil.copyfile(weights, (folder / part.graph).with_name(weights.name))

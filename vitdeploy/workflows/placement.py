@@ -1,0 +1,120 @@
+"""A graph as one target takes it, ready to be compiled here or on a device, and the bundle of its engine."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from vitdeploy.backends import TARGETS
+from vitdeploy.bundle.write import write_bundle
+from vitdeploy.compile.tensorrt import BuildOptions
+from vitdeploy.errors import TargetError
+from vitdeploy.graph.io.files import (
+    GraphMetadata,
+    fixed_batch,
+    get_metadata,
+    graph_spec,
+    load_graph,
+    save_graph,
+    set_metadata,
+)
+from vitdeploy.graph.passes.pixel_cast import cast_pixels_first
+from vitdeploy.spec import EngineSpec, GraphSpec, Manifest, Precision
+from vitdeploy.stages.capability import check_precision
+from vitdeploy.stages.compile import check_task
+from vitdeploy.stages.files import graphs_in, known_labels
+
+
+@dataclass(frozen=True)
+class PlacedGraphs:
+    """`graphs` are the user's files by part with what they take and give; `folder` has them as `<part>.onnx`, placed
+    for `target` in `precision`, with that in their metadata. `batch` is what they are compiled at by default."""
+
+    metadata: GraphMetadata
+    target: str
+    precision: Precision
+    graphs: Mapping[str, tuple[Path, GraphSpec]]
+    folder: Path
+
+    @property
+    def _fixed(self) -> int | None:
+        return fixed_batch(next(spec for _, spec in self.graphs.values()))
+
+    @property
+    def batch(self) -> int:
+        return self._fixed or 1
+
+    def check_build(self, build: BuildOptions | None) -> None:
+        """Raise TargetError where the graph has a fixed batch and is to have profiles of others."""
+        if self._fixed is not None and build is not None and build.batches:
+            raise TargetError(
+                f"{next(file for file, _ in self.graphs.values())} has the fixed batch {self._fixed}",
+                found="profiles of several batches",
+                wanted="no profile",
+                fix="leave the profiles out, or export with a dynamic batch",
+            )
+
+
+def place_graphs(file: Path, target: str, precision: str | None, folder: Path) -> PlacedGraphs:
+    """Place a graph (with its sibling, for an encoder-decoder) for `target` into the empty folder `folder`.
+
+    Raises:
+        TargetError: the graph was placed for another target or precision.
+        CapabilityError: the target cannot do the precision, or the task.
+    """
+    metadata = get_metadata(load_graph(file), str(file))
+    if precision is not None and metadata.precision not in (None, precision):
+        raise TargetError(
+            f"{file} is placed in {metadata.precision}",
+            found=f"--precision {precision}",
+            wanted=str(metadata.precision),
+            fix="give the float graph, or leave --precision out",
+        )
+    chosen: Precision = metadata.precision or precision or "fp32"  # type: ignore[assignment]
+    if metadata.target not in (None, target):
+        raise TargetError(
+            f"{file} was placed for another target",
+            found=str(metadata.target),
+            wanted=target,
+            fix=f"quantize the float graph for {target}, or compile with --target {metadata.target}",
+        )
+    check_precision(target, chosen)
+    check_task(metadata.task, target, chosen)
+    typed = TARGETS[target].typed
+    if typed and metadata.precision is None and chosen != "fp32":
+        raise TargetError(
+            f"{file} is a float graph, and {target} computes in the types that a graph has",
+            found=f"--precision {chosen}",
+            wanted=f"a graph typed in {chosen}",
+            fix=f"vitdeploy quantize {file} --data IMAGES --target {target} --precision {chosen} -o DIR",
+        )
+    graphs = {}
+    for name, graph in (graphs_in(file.parent) if metadata.task == "sequence" else {"model": file}).items():
+        model = load_graph(graph)
+        graphs[name] = (graph, graph_spec(model, graph.name))
+        if typed and metadata.precision is None:
+            cast_pixels_first(model)
+        set_metadata(model, dataclasses.replace(metadata, target=target, precision=chosen))
+        save_graph(model, folder / f"{name}.onnx")
+    return PlacedGraphs(metadata, target, chosen, graphs, folder)
+
+
+def bundle_of(placed: PlacedGraphs, engine: EngineSpec, folder: Path, out: Path) -> Manifest:
+    """The bundle of one engine, whose files lie in `folder`, in the empty folder `out`."""
+    metadata = placed.metadata
+    return write_bundle(
+        out,
+        name=metadata.name if _is_name(metadata.name) else "model",
+        task=metadata.task,
+        graphs=placed.graphs,
+        preprocess=metadata.preprocess,
+        postprocess=metadata.postprocess,
+        labels=known_labels(next(graph for graph, _ in placed.graphs.values()), metadata),
+        engines=[(engine, folder)],
+    )
+
+
+def _is_name(name: str) -> bool:
+    return bool(name) and len(name) <= 64

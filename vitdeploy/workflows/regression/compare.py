@@ -1,0 +1,105 @@
+"""A baseline and a candidate become one document and one gate."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.bench.protocol import Protocol
+from vitdeploy.bundle.read import read_bundle
+from vitdeploy.errors import InputError
+from vitdeploy.models.source import Source
+from vitdeploy.pipeline.early import REPORT_FILE, is_report
+from vitdeploy.progress import Progress
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.tasks.adapter import DataChoice
+from vitdeploy.verify.gate import Gate, join
+from vitdeploy.workflows.regression.digests import of_bundle, of_report, side_by_side
+from vitdeploy.workflows.regression.findings import Found, Limits, judge
+from vitdeploy.workflows.regression.measured import compare_bundles
+from vitdeploy.workflows.regression.recorded import read_report
+from vitdeploy.workflows.regression.reports import compare_reports
+from vitdeploy.workflows.subjects import opened
+
+SENTENCES = {
+    "pass": "The candidate keeps within the limits.",
+    "fail": "The candidate does not keep within the limits.",
+    "undecided": "Whether the candidate keeps within the limits is not decided.",
+    "none": "No limit was set.",
+}
+
+
+def compare(
+    baseline: Path,
+    candidate: Path,
+    limits: Limits,
+    *,
+    target: str | None,
+    choice: DataChoice | None,
+    protocol: Protocol,
+    skip_bad: bool,
+    trust: Path | None,
+    progress: Progress,
+) -> tuple[dict[str, Any], Gate]:
+    """The comparison of two bundles, which are run here, or of two reports, which are read; and its gate.
+
+    Raises:
+        MissingFileError: an argument is neither.
+        InputError: images for reports, which no image can be shown to.
+        TargetError: the two have no engine in common. Errors of reading, data, engines and measuring come through.
+    """
+    paths = baseline, candidate
+    if not any(map(is_report, paths)):
+        with opened(target=target, source=Source(), trust=trust) as find:
+            found, bench, remarks, missing = compare_bundles(
+                find, baseline, candidate, choice, protocol, skip_bad=skip_bad, progress=progress
+            )
+        digests = [of_bundle(read_bundle(path)) for path in paths]
+    else:
+        if choice is not None:
+            raise InputError(
+                "reports answer no images",
+                found=f"--data beside {', '.join(map(str, filter(is_report, paths)))}",
+                wanted="two bundles, or no --data",
+            )
+        reports = [read_report(path if path.is_file() else path / REPORT_FILE) for path in paths]
+        found, remarks, missing = compare_reports(reports[0], reports[1], target)
+        bench, digests = {}, [of_report(report) for report in reports]
+    document, gate = _document(baseline, candidate, limits, found, bench, remarks, missing)
+    return {**document, "digests": side_by_side(*digests)}, gate
+
+
+def _document(
+    baseline: Path,
+    candidate: Path,
+    limits: Limits,
+    found: list[Found],
+    bench: dict[str, Any],
+    remarks: list[str],
+    missing: list[str],
+) -> tuple[dict[str, Any], Gate]:
+    judged = [judge(each, limits) for each in found]
+    gate = join([*(each for _, each in judged), _missing_gate(missing, limits)])
+    return {
+        "format": 1,
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "baseline": str(baseline),
+        "candidate": str(candidate),
+        "measured": bool(bench),
+        "limits": asdict(limits),
+        "sentence": SENTENCES[gate.status],
+        "gate": {"status": gate.status, "reasons": list(gate.reasons)},
+        "engines": [facts for facts, _ in judged],
+        "remarks": remarks,
+        "bench": bench or None,
+        "environment": describe_host(),
+    }, gate
+
+
+def _missing_gate(missing: list[str], limits: Limits) -> Gate:
+    """A target that has lost its engines keeps within no limit."""
+    if not missing or (limits.max_drop, limits.max_slowdown) == (None, None):
+        return Gate("none")
+    return Gate("fail", tuple(f"the candidate has no engine for {target}" for target in missing))

@@ -1,0 +1,133 @@
+"""Two bundles compared on this machine: both answer the same images, and both are measured in one benchmark run.
+
+Engines that are the same files need neither: they are one engine. To measure it against itself could only raise a false
+alarm.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.bench.protocol import Protocol
+from vitdeploy.bundle.read import read_bundle
+from vitdeploy.pipeline.measure import measure
+from vitdeploy.progress import Progress
+from vitdeploy.spec import Budget, EngineSpec, Manifest
+from vitdeploy.tasks.adapter import DataChoice
+from vitdeploy.workflows.comparison import verify_subjects
+from vitdeploy.workflows.regression.findings import Found
+from vitdeploy.workflows.regression.pairs import Pair, pair_up
+from vitdeploy.workflows.subjects import Finder, Subject
+
+# What is judged is the median.
+PERCENTILES = (50.0,)
+# Flags of a latency that say nothing of a ratio in the same rounds.
+OF_ONE_SIDE = ("unstable", "contended")
+FIELDS = ("n", "metric", "drop", "drop_ci95", "agreement", "agreement_ci95")
+
+
+def compare_bundles(
+    find: Finder,
+    baseline: Path,
+    candidate: Path,
+    choice: DataChoice | None,
+    protocol: Protocol,
+    *,
+    skip_bad: bool,
+    progress: Progress,
+) -> tuple[list[Found], dict[str, Any], list[str], list[str]]:
+    """What was found of each pair of engines, the `bench` of those that are not the same files, remarks, and the
+    targets that the candidate has no engine for.
+
+    Args:
+        choice: which images both sides answer; without them accuracy is not compared.
+
+    Raises:
+        TargetError: there is no pair of engines. Errors of bundles, data, engines and measuring come through.
+    """
+    sides = {subject.artifact: subject for subject in find(str(baseline))}
+    others = {subject.artifact: subject for subject in find(str(candidate))}
+    pairs, remarks, missing = pair_up(list(sides), list(others))
+    manifests = read_bundle(baseline), read_bundle(candidate)
+    found, measured = [], []
+    for pair in pairs:
+        ours, theirs = others[pair.candidate], sides[pair.baseline]
+        remarks += [*ours.remarks, *theirs.remarks]
+        if _same_files(pair, *manifests):
+            found.append(Found(pair.name, _of_same_files(), (), same_engine=True))
+        else:
+            verified, said = _verified(ours, theirs, choice, skip_bad, progress) if choice is not None else (None, [])
+            remarks += said
+            found.append(Found(pair.name, verified, ()))
+            measured.append(pair)
+    bench = _bench_run(measured, sides, others, protocol, progress) if measured else {}
+    timed = [_timed(each, pair, bench) if pair in measured else each for each, pair in zip(found, pairs, strict=True)]
+    return timed, bench, _once(remarks), missing
+
+
+def _verified(
+    ours: Subject, theirs: Subject, choice: DataChoice, skip_bad: bool, progress: Progress
+) -> tuple[dict[str, Any], list[str]]:
+    """The accuracy of both sides, and what is said of the data and of the baseline's accuracy."""
+    facts, _ = verify_subjects(ours, theirs, choice, skip_bad=skip_bad, budget=Budget(), progress=progress)
+    sides = {"baseline": facts["reference_value"], "candidate": facts["value"]}
+    said = [*facts["remarks"], *(f"warning: {text}" for text in facts["warnings"])]
+    return {"how": "measured", **sides, **{field: facts[field] for field in FIELDS}}, said
+
+
+def _of_same_files() -> dict[str, Any]:
+    """Nothing has to be asked of engines that are the same."""
+    unknown = dict.fromkeys(("metric", "baseline", "candidate"))
+    certain = {"drop": 0.0, "drop_ci95": (0.0, 0.0), "agreement": 100.0, "agreement_ci95": (100.0, 100.0)}
+    return {"how": "same files", "n": 1, **unknown, **certain}
+
+
+def _same_files(pair: Pair, baseline: Manifest, candidate: Manifest) -> bool:
+    """Whether both engines are the same bytes, and are asked and read in the same way."""
+    of_model = [(m.task, m.preprocess, m.postprocess) for m in (baseline, candidate)]
+    engines = _of_engine(baseline, pair.baseline), _of_engine(candidate, pair.candidate)
+    return of_model[0] == of_model[1] and engines[0] == engines[1]
+
+
+def _of_engine(manifest: Manifest, artifact: str) -> tuple[EngineSpec, dict[str, str]]:
+    engine = next(each for each in manifest.engines if each.artifact == artifact)
+    digests = {entry.path: entry.sha256 for entry in manifest.files}
+    files = [*engine.files, *(file for part in engine.parts for file in part.files)]
+    return dataclasses.replace(engine, device={}), {file: digests[file] for file in files}
+
+
+def _bench_run(
+    pairs: list[Pair],
+    sides: Mapping[str, Subject],
+    others: Mapping[str, Subject],
+    protocol: Protocol,
+    progress: Progress,
+) -> dict[str, Any]:
+    bench_candidates = {}  # an engine may be in two pairs
+    for pair in pairs:
+        old, new = _names(pair)
+        bench_candidates[old] = sides[pair.baseline].bench_candidate(old)
+        bench_candidates[new] = others[pair.candidate].bench_candidate(new)
+    compared = [_names(pair)[::-1] for pair in pairs]
+    return measure(list(bench_candidates.values()), protocol, compared, progress, PERCENTILES, context=True)
+
+
+def _names(pair: Pair) -> tuple[str, str]:
+    """What the two sides of a pair are called in the benchmark run."""
+    return f"baseline {pair.baseline}", f"candidate {pair.candidate}"
+
+
+def _timed(found: Found, pair: Pair, bench: Mapping[str, Any]) -> Found:
+    names = _names(pair)
+    ratios = [ratio for ratio in bench["ratios"] if (ratio["b"], ratio["a"]) == names]
+    flags = _once([flag for row in bench["results"] if row["artifact"] in names for flag in row["flags"]])
+    # What is judged is not how well each side is known but how well their ratio is, which says so itself.
+    flags = [flag for flag in flags if flag not in OF_ONE_SIDE]
+    return dataclasses.replace(found, ratios=ratios, flags=flags)
+
+
+def _once(texts: list[str]) -> list[str]:
+    return list(dict.fromkeys(texts))

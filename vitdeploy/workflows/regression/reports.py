@@ -1,0 +1,139 @@
+"""Two reports compared by what they say; nothing is run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from vitdeploy.bench.paired import PROCESS_FREEDOM, PROCESS_SPREAD, quantile
+from vitdeploy.verify.intervals import unpaired_difference, unpaired_log_ratio
+from vitdeploy.workflows.regression.findings import Found
+from vitdeploy.workflows.regression.pairs import Pair, pair_up
+from vitdeploy.workflows.regression.recorded import RecordedReport
+
+# The accuracy of these tasks is a share of the samples that were answered rightly.
+SHARES = ("classification", "sequence")
+MACHINE = ("cpu", "cores", "machine")
+RUNTIMES = ("vitdeploy", "onnxruntime", "openvino", "tensorrt")
+# How far the interval of a ratio reaches by what three processes of each side differ, of which nothing is known here.
+BETWEEN_PROCESSES = quantile(PROCESS_FREEDOM + 2) * PROCESS_SPREAD / math.sqrt(3)
+NOT_IN_TURNS = "The two were measured in two runs: drift between them is not part of the intervals."
+
+
+def compare_reports(
+    baseline: RecordedReport, candidate: RecordedReport, target: str | None
+) -> tuple[list[Found], list[str], list[str]]:
+    """What the reports say of each pair of engines, remarks, and the targets that the candidate has no engine for.
+
+    Raises:
+        TargetError: they have no engine in common.
+    """
+    names = [[e.artifact for e in report.engines if _is_of(e.artifact, target)] for report in (baseline, candidate)]
+    pairs, remarks, missing = pair_up(*names)
+    hindered = "" if _machine(baseline) == _machine(candidate) else _other_machine(baseline, candidate)
+    found = [_found(baseline, candidate, pair, hindered) for pair in pairs]
+    if any(each.ratios for each in found):
+        remarks.append(hindered or NOT_IN_TURNS)
+    if baseline.provenance.data.evaluation != candidate.provenance.data.evaluation:
+        remarks.append("The two were evaluated on different images: their accuracy is not compared.")
+    return found, remarks, missing
+
+
+def _found(baseline: RecordedReport, candidate: RecordedReport, pair: Pair, hindered: str) -> Found:
+    accuracy = _accuracy(baseline, candidate, pair)
+    if not hindered and _same_engine(baseline, candidate, pair):
+        # As of two bundles: one engine has one latency. What two runs of it differ by is the machine.
+        return Found(pair.name, accuracy, (), same_engine=True)
+    flags = _flags(baseline, candidate, pair)
+    reason = hindered or _undecided(baseline, candidate, pair) or _flagged(flags)
+    ratios = [{**ratio, "decided": not reason, "reason": reason} for ratio in _latency(baseline, candidate, pair)]
+    return Found(pair.name, accuracy, ratios, flags)
+
+
+def _same_engine(baseline: RecordedReport, candidate: RecordedReport, pair: Pair) -> bool:
+    """Whether both are the same files, run by the same versions."""
+    versions = [[report.environment.get(name) for name in RUNTIMES] for report in (baseline, candidate)]
+    return _same_files(baseline, candidate, pair) and versions[0] == versions[1]
+
+
+def _same_files(baseline: RecordedReport, candidate: RecordedReport, pair: Pair) -> bool:
+    files = baseline.provenance.of_engine(pair.baseline)
+    return bool(files) and files == candidate.provenance.of_engine(pair.candidate)
+
+
+def _undecided(baseline: RecordedReport, candidate: RecordedReport, pair: Pair) -> str:
+    """Why one of the two runs says nothing of the engine's latency, as it was told then."""
+    for side, report, name in (("baseline", baseline, pair.baseline), ("candidate", candidate, pair.candidate)):
+        if report.bench is not None and name in report.bench.undecided:
+            return f"in the {side}, {report.bench.undecided[name]}"
+    return ""
+
+
+def _flagged(flags: Sequence[str]) -> str:
+    """The two latencies were measured apart: where one cannot be relied on, neither more nor less can be said."""
+    return f"the measurement is flagged {', '.join(flags)}: measure again" if flags else ""
+
+
+def _is_of(artifact: str, target: str | None) -> bool:
+    return target is None or artifact.rpartition("-")[0] == target
+
+
+def _accuracy(baseline: RecordedReport, candidate: RecordedReport, pair: Pair) -> dict[str, Any] | None:
+    """Compared as if on different images, since a report has no single answers: the interval is wider than it could
+    be."""
+    old, new = baseline.engine(pair.baseline), candidate.engine(pair.candidate)
+    assert old is not None and new is not None
+    a, b = old.verify, new.verify
+    if (baseline.task, a.metric, a.n) != (candidate.task, b.metric, b.n) or a.value is None or b.value is None:
+        return None
+    if baseline.provenance.data.evaluation != candidate.provenance.data.evaluation:
+        return None
+    interval: tuple[float, float] | None = None
+    if baseline.task in SHARES:
+        right = round(a.value * a.n / 100), round(b.value * b.n / 100)
+        low, high = unpaired_difference(right[0], a.n, right[1], b.n)
+        interval = (100 * low, 100 * high)
+    same = _same_files(baseline, candidate, pair)
+    if same:  # nothing can be lost
+        interval = (0.0, 0.0)
+    return {
+        "how": "same files" if same else "recorded",
+        "n": a.n,
+        "metric": a.metric,
+        "baseline": a.value,
+        "candidate": b.value,
+        "drop": a.value - b.value,
+        "drop_ci95": interval,
+        "agreement": None,
+        "agreement_ci95": None,
+    }
+
+
+def _latency(baseline: RecordedReport, candidate: RecordedReport, pair: Pair) -> list[dict[str, Any]]:
+    if baseline.bench is None or candidate.bench is None:
+        return []
+    old = baseline.bench.block_medians_ms.get(pair.baseline, [])
+    new = candidate.bench.block_medians_ms.get(pair.candidate, [])
+    if min(len(old), len(new)) < 2:
+        return []
+    ratio, low, high = unpaired_log_ratio(new, old)
+    # The blocks of a report do not say what its processes have in common.
+    wider = math.exp(math.hypot(math.log(high / low) / 2, BETWEEN_PROCESSES))
+    return [{"metric": "latency", "ratio": ratio, "ci95": (ratio / wider, ratio * wider)}]
+
+
+def _flags(baseline: RecordedReport, candidate: RecordedReport, pair: Pair) -> list[str]:
+    """Without "short": few queries say little of a high percentile, and what is compared is the median."""
+    found = [*(baseline.bench.flags(pair.baseline) if baseline.bench else ())]
+    found += candidate.bench.flags(pair.candidate) if candidate.bench else ()
+    return [flag for flag in dict.fromkeys(found) if flag != "short"]
+
+
+def _machine(report: RecordedReport) -> dict[str, Any]:
+    return {key: report.environment.get(key) for key in MACHINE}
+
+
+def _other_machine(baseline: RecordedReport, candidate: RecordedReport) -> str:
+    texts = (", ".join(f"{value}" for value in _machine(report).values()) for report in (baseline, candidate))
+    return f"The two were measured on different machines: {' against '.join(texts)}."

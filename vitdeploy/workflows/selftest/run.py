@@ -1,0 +1,202 @@
+"""The self-test of a target: every precision of every case built, verified against PyTorch, and benched interleaved."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.backends import TARGETS
+from vitdeploy.bench.candidate import BenchCandidate, engine_candidate
+from vitdeploy.bench.protocol import Protocol
+from vitdeploy.compile.finding import finding_lines
+from vitdeploy.compile.probe import examine, probe_target
+from vitdeploy.errors import GateError
+from vitdeploy.pipeline.job import Job, prepare, tool_versions
+from vitdeploy.pipeline.measure import measure, original_candidate
+from vitdeploy.pipeline.outcome import TOOLS, engine_bytes, verified
+from vitdeploy.pipeline.plan import engine_plan, judge_plan
+from vitdeploy.pipeline.run import run_plan
+from vitdeploy.progress import Progress
+from vitdeploy.report.html import render_selftest
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.interpreter import module_argv
+from vitdeploy.spec import Precision, encode
+from vitdeploy.stages.engines import read_engine
+from vitdeploy.stages.reference_model import to_request
+from vitdeploy.stages.step import QUANTIZED, Candidate
+from vitdeploy.store.store import Artifact, Store
+from vitdeploy.verify.comparison import Comparison
+from vitdeploy.verify.gate import accuracy_gate
+from vitdeploy.workflows.selftest.cases import Case
+from vitdeploy.workflows.selftest.steps import FAILED, NOT_RUN, Steps
+
+# What a self-test tries of a target's precisions, in this order.
+PRECISIONS: tuple[Precision, ...] = ("fp32", "fp16", "int8", "fp8")
+# Every name in a report's folder; a folder with any other is never replaced.
+REPORT_NAMES = ("selftest.json", "report.html", "doctor.txt", "logs")
+GPU_TOOLS = ("onnxruntime-gpu", "tensorrt", "tensorrt-cu13", "tensorrt-cu12", "cuda-python", "triton")
+COMPILED = "torch.compile-fp16"
+
+
+def run_selftest(
+    target: str, cases: Sequence[Case], out: Path, store: Store, *, protocol: Protocol, progress: Progress
+) -> dict[str, Any]:
+    """Fill the empty folder `out` with selftest.json, report.html, doctor.txt and the logs of what failed.
+
+    Where the target does not work, nothing is attempted: the report then says of each step that it was not run, and
+    what is missing. `store` gets the engines: it should be a new one, as nothing found in it is made again.
+
+    Returns: the content of selftest.json.
+    """
+    found = examine(target)
+    missing = [each.name for each in found if not each.ok]
+    why = f"needs {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else "") if missing else ""
+    steps, models = Steps(out), []
+    for case in cases:
+        if missing:
+            _skip_all(steps, case.name, target, why)
+        else:
+            models.append(_deploy(case, target, steps, store, protocol, functools.partial(_told, progress, case.name)))
+    document = {
+        "format": 1,
+        "target": target,
+        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "works": not missing,
+        "passed": not missing and not steps.count(FAILED),
+        "sentence": _sentence(target, why, steps),
+        "doctor": [encode(each) for each in found],
+        "steps": steps.rows,
+        "models": models,
+        "environment": {**describe_host(), **tool_versions((*TOOLS, *GPU_TOOLS))},
+    }
+    (out / "doctor.txt").write_text("".join(f"{line}\n" for line in finding_lines(found)), encoding="utf-8")
+    (out / "selftest.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    (out / "report.html").write_text(render_selftest(document), encoding="utf-8")
+    return document
+
+
+def _told(progress: Progress, model: str, text: str, done: int, total: int) -> None:
+    progress(f"{model}: {text}", done, total)
+
+
+def _sentence(target: str, why: str, steps: Steps) -> str:
+    if why:
+        return f"{target} does not work here, so nothing was run: it {why}."
+    failed, left = steps.count(FAILED), steps.count(NOT_RUN)
+    tried = len(steps.rows) - left
+    not_run = f"; {left} not run" if left else ""
+    return f"{target}: {tried - failed} of {tried} steps done{not_run}." + (f" {failed} failed." if failed else "")
+
+
+def _candidates(target: str) -> list[Candidate]:
+    return [Candidate(target, p, shipped=True) for p in PRECISIONS if p in TARGETS[target].precisions]
+
+
+def _skip_all(steps: Steps, model: str, target: str, why: str, *, begun: bool = False) -> None:
+    made = [step for c in _candidates(target) for step in (c.artifact, f"{c.artifact} answers")]
+    for step in (*(() if begun else ("prepare",)), *made, "bench"):
+        steps.skip(model, step, why)
+
+
+def _deploy(
+    case: Case, target: str, steps: Steps, store: Store, protocol: Protocol, progress: Progress
+) -> dict[str, Any]:
+    """One case: what `selftest.json` says of its engines and their times."""
+    name, facts = case.name, {"name": case.name, "trained": case.trained, "engines": [], "bench": None}
+    job = steps.attempt(name, "prepare", lambda: prepare(case.recipe(target), skip_bad=False, progress=progress)[0])
+    if job is None:
+        _skip_all(steps, name, target, "the model or its images are not there", begun=True)
+        return facts
+    usable, fresh, engines = probe_target(target).precisions, set[str](), {}
+    for candidate in _candidates(target):
+        if candidate.precision not in usable:
+            for step in (candidate.artifact, f"{candidate.artifact} answers"):
+                steps.skip(name, step, f"this device has no {candidate.precision}")
+            continue
+        plan = [*engine_plan(job, [candidate]), *judge_plan(job, [candidate])]
+        made = steps.attempt(
+            name,
+            candidate.artifact,
+            lambda plan=plan: run_plan(plan, store, resume=False, progress=progress, fresh=fresh),  # type: ignore[misc]
+        )
+        if made is not None:
+            engines[candidate] = made
+            _judge(steps, case, job, candidate, made)
+    facts["engines"] = [_engine_facts(made, candidate) for candidate, made in engines.items()]
+    facts["bench"] = _bench(job, engines, target, steps, name, protocol, progress)
+    return facts
+
+
+def _judge(steps: Steps, case: Case, job: Job, candidate: Candidate, made: dict[str, Artifact]) -> None:
+    """The engine's answers, as a step of its own: they are the original's, or the self-test fails."""
+    step = f"{candidate.artifact} answers"
+    if candidate.precision in QUANTIZED and not case.trained:
+        steps.skip(case.name, step, "of seeded weights rounding decides the answers")
+        return
+
+    def judge() -> None:
+        gate = accuracy_gate(Comparison.of(verified(made, candidate)), job.budget)
+        if gate.status != "pass":
+            raise GateError(
+                f"{candidate.artifact} does not provably give the original's answers",
+                found="; ".join(gate.reasons),
+                wanted=str(job.budget),
+            )
+
+    steps.attempt(case.name, step, judge)
+
+
+def _engine_facts(artifacts: dict[str, Artifact], candidate: Candidate) -> dict[str, Any]:
+    engine = read_engine(artifacts[candidate.step("compile")].path)
+    return {
+        "artifact": candidate.artifact,
+        "precision": engine.precision,
+        "provider": engine.provider,
+        "kernels": engine.kernels,
+        "options": engine.options,
+        "device": engine.device,
+        "bytes": engine_bytes(artifacts, candidate),
+        "verify": verified(artifacts, candidate),
+    }
+
+
+def _bench(
+    job: Job,
+    engines: dict[Candidate, dict[str, Artifact]],
+    target: str,
+    steps: Steps,
+    name: str,
+    protocol: Protocol,
+    progress: Progress,
+) -> dict[str, Any] | None:
+    """All engines and PyTorch in one benchmark run; where PyTorch itself fails, the engines alone."""
+    if not engines:
+        steps.skip(name, "bench", "no engine was made")
+        return None
+    bench_candidates = []
+    for candidate, artifacts in engines.items():
+        folder = artifacts[candidate.step("compile")].path
+        bench_candidates.append(engine_candidate(read_engine(folder), folder, candidate.artifact))
+    reference = _reference(job, target)
+    pairs = [(each.artifact, reference.artifact) for each in bench_candidates]
+    found = steps.attempt(name, "bench", lambda: measure([reference, *bench_candidates], protocol, pairs, progress))
+    if found is not None:
+        return found
+    first = bench_candidates[0].artifact
+    pairs = [(each.artifact, first) for each in bench_candidates[1:]]
+    return steps.attempt(
+        name, f"bench without {reference.artifact}", lambda: measure(bench_candidates, protocol, pairs, progress)
+    )
+
+
+def _reference(job: Job, target: str) -> BenchCandidate:
+    """PyTorch at its best on a GPU; on a CPU the original as everywhere else."""
+    source = job.reference_model.source
+    if TARGETS[target].device != "GPU":
+        return original_candidate(source)
+    worker = module_argv("vitdeploy.workflows.selftest.torch_worker")
+    return BenchCandidate(COMPILED, "torch", "fp16", worker, to_request(source))

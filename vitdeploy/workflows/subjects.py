@@ -1,0 +1,286 @@
+"""What a name on the command line stands for: a bundle, a graph, or a built-in model; each can be run and benched."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.backends import TARGETS
+from vitdeploy.bench.candidate import BenchCandidate, engine_candidate
+from vitdeploy.bundle.read import is_bundle, read_bundle, verify_files
+from vitdeploy.bundle.sign import signed_by, signed_digests
+from vitdeploy.compile.tensorrt import BuildOptions
+from vitdeploy.errors import CapabilityError, EngineError, InputError, MissingPackageError
+from vitdeploy.graph.half.emulated import emulate
+from vitdeploy.graph.io.files import GraphMetadata, fixed_batch, get_metadata, graph_spec, load_graph, serialised
+from vitdeploy.models.model_folder.hub import is_hub_name
+from vitdeploy.models.names import FUNCTION
+from vitdeploy.models.source import Source
+from vitdeploy.pipeline.measure import original_candidate
+from vitdeploy.progress import Progress, silent
+from vitdeploy.runtime.backend import engine_is_code, loads_here
+from vitdeploy.runtime.choice import select_engines
+from vitdeploy.runtime.engine import make_runner
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.labels import number_of_classes, read_labels
+from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.runtime.runner import Runner
+from vitdeploy.runtime.weight_bits import weight_remarks
+from vitdeploy.spec import EngineSpec, Manifest, encode
+from vitdeploy.stages.compile import compile_graphs
+from vitdeploy.stages.engines import read_engine
+from vitdeploy.stages.files import MODEL_FILE, is_ours, known_labels
+from vitdeploy.stages.files import find_graph as find_graph
+from vitdeploy.stages.reference_model import ReferenceModel, find_reference_model, reference_runner
+from vitdeploy.tasks.adapter import Setting
+from vitdeploy.workflows.placement import bundle_of, place_graphs
+
+DEFAULT_TARGET = "onnxruntime-cpu"
+REBUILT = "{} was built again, of the bundle's graph: its plan is not of this user and this machine."
+EMULATED = "Emulated on this CPU: storage in the types of the graph, sums in float32. No GPU was asked."
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One artifact to verify or bench, and how its inputs and outputs are read.
+
+    `own` is False where the setting is only the architecture's default: the other side's preprocessing is taken then.
+    `remarks`: what is to be said of it on this machine. `artifact`: an engine's name in its bundle.
+    """
+
+    name: str
+    precision: str
+    setting: Setting
+    own: bool
+    runner: Callable[[], Runner]
+    bench_candidate: Callable[[str], BenchCandidate]
+    remarks: tuple[str, ...] = ()
+    artifact: str = ""
+
+
+Finder = Callable[[str], list[Subject]]
+
+
+@contextlib.contextmanager
+def opened(
+    *, target: str | None, source: Source, emulated: bool = False, trust: Path | None = None
+) -> Iterator[Finder]:
+    """A finder of subjects by what the user typed; graphs are compiled into a folder that goes at the end.
+
+    Args:
+        emulated: graphs that are typed for a GPU are evaluated on this CPU, with the storage of their types.
+        trust: bundles must be signed by this identity (`bundle.sign.signed_by`).
+    """
+
+    def find(text: str) -> list[Subject]:
+        typed = _typed_graph(text, target) if emulated else None
+        if typed is not None:
+            return [_emulated_subject(text, typed, trust)]
+        return find_subjects(text, target=target, source=source, work=work, trust=trust)
+
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
+        work = Path(folder)
+        yield find
+
+
+@contextlib.contextmanager
+def emulation_offered(text: str, target: str | None) -> Iterator[None]:
+    """Errors of a machine that lacks what a typed graph needs say that its types can be evaluated all the same."""
+    try:
+        yield
+    except (MissingPackageError, CapabilityError, EngineError) as error:
+        if _typed_graph(text, target) is not None:
+            offer = "evaluate its types on this CPU: the same command with --emulate"
+            error.fix = f"{error.fix}; or {offer}" if error.fix else offer
+        raise
+
+
+def _typed_graph(text: str, target: str | None) -> Path | None:
+    """The graph that an argument names, where precision is typed in it; of a bundle, that of the engine to verify."""
+    path = Path(text)
+    if path.is_dir() and is_bundle(path):
+        file = path / select_engines(read_bundle(path), target or "auto")[0].graph
+    else:
+        file = path / MODEL_FILE if path.is_dir() else path
+    if file.suffix != ".onnx" or not file.is_file() or not is_ours(file):
+        return None
+    target = graph_metadata(file).target
+    return file if target is not None and TARGETS[target].typed else None
+
+
+def _emulated_subject(text: str, file: Path, trust: Path | None) -> Subject:
+    model = load_graph(file)
+    metadata, spec = get_metadata(model, str(file)), graph_spec(model, file.name)
+    labels = _opened_bundle(Path(text), trust)[1] if is_bundle(Path(text)) else known_labels(file, metadata)
+    classes = number_of_classes(spec.outputs, metadata.postprocess)
+    setting = Setting(metadata.task, metadata.preprocess, metadata.postprocess, metadata.sequence, labels, classes)
+    name = f"{text}:{metadata.target}-{metadata.precision}, emulated"
+
+    def runner() -> Runner:
+        data = serialised(emulate(model))
+        return OnnxRuntimeRunner(data, name=name, batch=fixed_batch(spec) or 1, as_written=True)
+
+    def bench_candidate(name: str) -> BenchCandidate:
+        raise AssertionError("an emulated graph has no latency")
+
+    return Subject(name, metadata.precision or "fp32", setting, True, runner, bench_candidate, (EMULATED,))
+
+
+def find_subjects(
+    text: str, *, target: str | None, source: Source, work: Path, trust: Path | None = None
+) -> list[Subject]:
+    """The subjects of an argument: every engine of a bundle (or the one for `target`), a graph, or an original.
+
+    `source` has what the command line says of a model beside its name. A graph that vitdeploy did not write is the
+    original of somebody's export.
+
+    Raises:
+        UnknownModelError: neither a path nor a built-in model. Errors of reading and compiling come through.
+    """
+    path = Path(text)
+    bundle = find_bundle(text, target=target, work=work)
+    if bundle is not None:
+        subjects = _bundle_subjects(bundle, target, work, trust if bundle == path else None)
+        return subjects if bundle == path else [dataclasses.replace(s, name=str(path)) for s in subjects]
+    # Which know recipes and PyTorch too: a bundle's bench needs neither.
+    from vitdeploy.stages.batches import settle_batch
+
+    reference_model, batch = settle_batch(find_reference_model(_named(text, source)))
+    return [original_subject(text, reference_model, own=is_hub_name(text), noted=batch is not None)]
+
+
+def original_subject(name: str, reference_model: ReferenceModel, *, own: bool, noted: bool = False) -> Subject:
+    """An original as a subject. `own`: it says itself how its images are prepared; `noted`: its last note is to be said
+    beside its results."""
+    from vitdeploy.pipeline.job import setting_of
+
+    return Subject(
+        name,
+        "fp32",
+        setting_of(reference_model),
+        own,
+        lambda: reference_runner(reference_model.source),
+        lambda name: original_candidate(reference_model.source, name),
+        reference_model.notes[-1:] if noted else (),
+    )
+
+
+def _named(text: str, source: Source) -> Source:
+    """The source of a model's name; package.module:function names the user's own, as --model does.
+
+    Raises:
+        InputError: --model says another one.
+    """
+    own = FUNCTION.fullmatch(text) is not None and not is_hub_name(text)
+    if source.function not in (None, text):
+        raise InputError(
+            f"two models are named: {text}, and --model {source.function}",
+            wanted="one",
+            fix=f"give {source.function} in the place of {text}, or leave --model out",
+        )
+    return dataclasses.replace(source, model=None if own else text, function=text if own else None)
+
+
+def find_bundle(text: str, *, target: str | None, work: Path) -> Path | None:
+    """The bundle that an argument names, or that its graph is compiled to, in a new folder of `work`; None for an
+    original. Errors of reading and compiling come through."""
+    path = Path(text)
+    if path.is_dir() and is_bundle(path):
+        return path
+    foreign = path.suffix == ".onnx" and path.is_file() and not is_ours(path)
+    if is_hub_name(text) or foreign or not (path.exists() or path.suffix == ".onnx" or "/" in text):
+        return None
+    compiled = work / f"graph{len(list(work.iterdir()))}"
+    compiled.mkdir()
+    file = find_graph(path)
+    compile_bundle(file, target or graph_metadata(file).target or DEFAULT_TARGET, None, None, compiled)
+    return compiled
+
+
+def _bundle_subjects(folder: Path, target: str | None, work: Path, trust: Path | None) -> list[Subject]:
+    manifest, labels = _opened_bundle(folder, trust)
+    chosen = select_engines(manifest, target or "auto")
+    signed = signed_digests(folder, trust) if any(map(engine_is_code, chosen)) else frozenset()
+    subjects = []
+    for engine in chosen:
+        subject = _engine_subject(folder, manifest, engine, labels, trust)
+        if not loads_here(folder, engine, signed):
+            subject = _rebuilt(subject, folder, engine, labels, work)
+        subjects.append(subject)
+    return subjects
+
+
+def _rebuilt(subject: Subject, folder: Path, engine: EngineSpec, labels: tuple[str, ...], work: Path) -> Subject:
+    """The subject of an engine that is built here, of the graph in the bundle, in a new folder of `work`."""
+    out = work / f"engine{len(list(work.iterdir()))}"
+    out.mkdir()
+    manifest = compile_bundle(folder / engine.graph, engine.target, engine.batch, engine.precision, out)
+    built = _engine_subject(out, manifest, manifest.engines[0], labels, None)
+    return dataclasses.replace(built, name=subject.name, remarks=(*built.remarks, REBUILT.format(subject.name)))
+
+
+def _opened_bundle(folder: Path, trust: Path | None) -> tuple[Manifest, tuple[str, ...]]:
+    """The manifest and the labels of a bundle that is intact, and signed by `trust` where that is given."""
+    manifest = read_bundle(folder)
+    verify_files(folder, manifest)
+    signed_by(folder, trust)
+    return manifest, tuple(read_labels(folder, manifest) or ())
+
+
+def _engine_subject(
+    folder: Path, manifest: Manifest, engine: EngineSpec, labels: tuple[str, ...], trust: Path | None
+) -> Subject:
+    classes = number_of_classes(engine.outputs, manifest.postprocess)
+    setting = Setting(manifest.task, manifest.preprocess, manifest.postprocess, engine.sequence, labels, classes)
+    return Subject(
+        f"{folder}:{engine.artifact}",
+        engine.precision,
+        setting,
+        True,
+        lambda: make_runner(folder, engine, trust=trust),
+        lambda name: engine_candidate(engine, folder, name, trust, image_request(setting)),
+        tuple(weight_remarks(engine, describe_host()["isa"])),
+        engine.artifact,
+    )
+
+
+def image_request(setting: Setting) -> dict[str, Any] | None:
+    """What the way from an image to its answer is measured with; None where the input is no image."""
+    if setting.preprocess is None:
+        return None
+    facts = {"task": setting.task, "preprocess": setting.preprocess, "postprocess": setting.postprocess}
+    return {**encode(facts), "labels": list(setting.labels) or None}
+
+
+def graph_metadata(file: Path) -> GraphMetadata:
+    return get_metadata(load_graph(file), str(file))
+
+
+def compile_bundle(
+    file: Path,
+    target: str,
+    batch: int | None,
+    precision: str | None,
+    out: Path,
+    progress: Progress = silent,
+    build: BuildOptions | None = None,
+) -> Manifest:
+    """Compile a graph (with its sibling, for an encoder-decoder) for `target` into the empty folder `out`.
+
+    Raises:
+        TargetError: the graph was placed for another target or precision, or has a fixed batch and is to have profiles.
+        CapabilityError: the target cannot do the precision, or the task.
+    """
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
+        placed, made = Path(folder) / "placed", Path(folder) / "engine"
+        placed.mkdir()
+        made.mkdir()
+        graphs = place_graphs(file, target, precision, placed)
+        graphs.check_build(build)
+        compile_graphs(placed, target, batch or graphs.batch, made, progress, build)
+        return bundle_of(graphs, read_engine(made), made, out)

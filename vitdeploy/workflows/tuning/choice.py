@@ -1,0 +1,119 @@
+"""Which finalist to ship: a test in a fixed order, so that trying many of them makes no wrong answer likelier.
+
+The finalists are looked at in the order of their distance on the calibration images, the nearest to the original first,
+and the first one that the evaluation images do not confirm ends it: what is further away is not considered. Each step
+is a test at the usual level, and so is the whole (fixed-sequence testing: Maurer, Hothorn and Lehmacher 1995, in
+Biometrie in der chemisch-pharmazeutischen Industrie 6; Wiens 2003, Pharmaceutical Statistics 2:211-215). To take
+whichever of many passes would be a choice by the evaluation images, which could not judge it any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from vitdeploy.pipeline.verdict import find_ratio, keeps_answers, kept, relative_times, sentence, undecided_among
+from vitdeploy.verify.gate import Gate
+from vitdeploy.workflows.tuning.variants import Variant
+
+Ratios = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Finalist:
+    """`distance`: on the calibration images. `verified`: what `verify` says of it. `accuracy`: the gate of its answers,
+    `gate`: of the whole budget. `guarded`: no budget bounds what may be lost."""
+
+    variant: Variant
+    distance: float
+    verified: Mapping[str, Any]
+    accuracy: Gate
+    gate: Gate
+    guarded: bool = False
+
+    @property
+    def name(self) -> str:
+        return self.variant.name
+
+    @property
+    def keeps(self) -> bool:
+        return keeps_answers(self.accuracy, self.verified, guarded=self.guarded)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """`best`: what to ship, or the best found where `gate` is not met. `confirmed`: by name, the nearest first;
+    `stopped`: the finalist that was not."""
+
+    best: Finalist
+    gate: Gate
+    sentence: str
+    remarks: tuple[str, ...]
+    confirmed: tuple[str, ...]
+    stopped: str | None
+
+
+def choose(finalists: Sequence[Finalist], bench: Mapping[str, Any]) -> Choice:
+    """The fastest finalist that is confirmed and meets the budget; of those that are not provably slower than it, one
+    whose graph is not changed, and the nearest to the original.
+
+    `bench` is what `pipeline.measure` says of the original and of all finalists. Where one of the times that the choice
+    is between decides nothing, the choice is not decided either.
+    """
+    order = sorted(finalists, key=lambda each: each.distance)
+    kept_count = next((i for i, each in enumerate(order) if not each.keeps), len(order))
+    confirmed, stopped = order[:kept_count], order[kept_count] if kept_count < len(order) else None
+    allowed = [each for each in confirmed if each.gate.status in ("pass", "none")]
+    # Where nothing is allowed, the best found is what comes nearest to it: confirmed but too slow or large, or else the
+    # nearest to the original.
+    best = _fastest(allowed or confirmed or order[:1], bench)
+    remarks = [kept(best.name, best.verified)]
+    if stopped is not None:
+        remarks.append(_stopped(stopped, order[kept_count + 1 :]))
+    return Choice(
+        best,
+        best.gate,
+        _sentence(best, allowed, bench),
+        tuple(remarks),
+        tuple(each.name for each in confirmed),
+        stopped.name if stopped is not None else None,
+    )
+
+
+def _sentence(best: Finalist, allowed: Sequence[Finalist], bench: Mapping[str, Any]) -> str:
+    if not allowed:
+        return f"Nothing is proven to meet the budget; the best is {best.name}."
+    noisy = undecided_among(bench, [each.name for each in allowed])
+    if noisy:
+        return f"Not decided which is fastest: {noisy}. The fastest by what was measured is {best.name}."
+    return sentence(best.name, bench["ratios"])
+
+
+def _fastest(among: Sequence[Finalist], bench: Mapping[str, Any]) -> Finalist:
+    times = relative_times(bench)
+    fastest = min(among, key=lambda each: times[each.name])
+    as_fast = [each for each in among if each is fastest or not _slower(each.name, fastest.name, bench["ratios"])]
+    return min(as_fast, key=lambda each: (each.variant != each.variant.plain, each.distance))
+
+
+def _slower(a: str, b: str, ratios: Ratios) -> bool:
+    """Whether `a` is provably slower than `b`; where that is not decided, by what was measured."""
+    ratio = find_ratio(ratios, a, b)
+    if ratio is None:
+        return True
+    return bool((ratio["ci95"][0] if ratio.get("decided", True) else ratio["ratio"]) > 1)
+
+
+def _stopped(stopped: Finalist, further: Sequence[Finalist]) -> str:
+    reasons = "; ".join(stopped.accuracy.reasons) or _loss(stopped.verified)
+    text = f"{stopped.name} is not confirmed: {reasons}."
+    if further:
+        names = ", ".join(each.name for each in further)
+        text += f" What is further from the original is not considered: {names}."
+    return text
+
+
+def _loss(verified: Mapping[str, Any]) -> str:
+    low, high = verified["drop_ci95"]
+    return f"it loses {verified['drop']:.2f} points of {verified['metric']} [{low:.2f}, {high:.2f}]"

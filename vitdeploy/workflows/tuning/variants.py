@@ -1,0 +1,50 @@
+"""What is tried: a target, a precision, and what else may be changed about the graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vitdeploy.backends import TARGETS
+from vitdeploy.recipe.recipe import Recipe
+from vitdeploy.spec import Precision
+from vitdeploy.stages.step import Candidate
+
+FLOATS: tuple[Precision, ...] = ("fp32", "bf16", "fp16")
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to run a model. `merges`: of tokens, (block, tokens that remain) each. `rows`: that the blocks compute,
+    None for one per token."""
+
+    target: str
+    precision: Precision
+    merges: tuple[tuple[int, int], ...] = ()
+    rows: int | None = None
+
+    @property
+    def name(self) -> str:
+        """As artifacts are called, with what is done beside."""
+        merged = "+".join(f"{block}:{count}" for block, count in self.merges)
+        changes = [f"tokens {merged}"] * bool(merged) + [f"rows {self.rows}"] * (self.rows is not None)
+        return " ".join([f"{self.target}-{self.precision}", *changes])
+
+    @property
+    def plain(self) -> Variant:
+        """The same without what changes the graph."""
+        return Variant(self.target, self.precision)
+
+    @property
+    def candidate(self) -> Candidate:
+        return Candidate(self.target, self.precision, True)
+
+    def recipe(self, base: Recipe) -> Recipe:
+        """The recipe that makes this variant, for the target alone."""
+        changes = {"token_merging": dict(self.merges) or "none", "align_rows": self.rows or "none"}
+        optimize = base.optimize.model_copy(update=changes)
+        return base.model_copy(update={"precision": self.precision, "targets": (self.target,), "optimize": optimize})
+
+
+def float_variants(target: str) -> list[Variant]:
+    """In every float precision that the target has; whether this machine can is asked of the runtime."""
+    return [Variant(target, precision) for precision in FLOATS if precision in TARGETS[target].precisions]

@@ -1,0 +1,128 @@
+"""What a search leaves: tune.json, tune.html, and the recipe of what to ship."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from vitdeploy.models.names import graph_folder
+from vitdeploy.pipeline.job import tool_versions
+from vitdeploy.pipeline.outcome import (
+    TOOLS,
+    data_facts,
+    engine_bytes,
+    engine_facts,
+    heading,
+    said_of_weights,
+    warnings_of,
+)
+from vitdeploy.publish import replacing
+from vitdeploy.recipe.load import PATHS
+from vitdeploy.recipe.recipe import Recipe
+from vitdeploy.report.html import render_tuning
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.spec import encode
+from vitdeploy.stages.files import RECIPE_FILE as RECIPE_FILE
+from vitdeploy.stages.files import TUNED_NAMES
+from vitdeploy.workflows.tuning.remarks import remarks
+from vitdeploy.workflows.tuning.tuner import Made, Tuned
+
+UNITS = {"classification": "KL, nats"}
+
+
+def write_tuned(tuned: Tuned, out: Path) -> dict[str, Any]:
+    """Publish a search at `out`. Returns the content of tune.json.
+
+    Raises:
+        OutputError: `out` holds something that is not such a folder.
+    """
+    document = _document(tuned)
+    recipe = recipe_text(tuned.chosen.variant.recipe(tuned.job.recipe), out)
+    with replacing(out, TUNED_NAMES) as work:
+        (work / "tune.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        (work / "tune.html").write_text(render_tuning(document, recipe), encoding="utf-8")
+        (work / RECIPE_FILE).write_text(recipe, encoding="utf-8")
+    return document
+
+
+def recipe_text(recipe: Recipe, folder: Path) -> str:
+    """A recipe as YAML for a file in `folder`, to which its paths are relative: it holds wherever it is moved together
+    with what it names."""
+    changed = {**recipe.model_dump(exclude_defaults=True), "precision": recipe.precision}
+    data = {field: changed[field] for field in Recipe.model_fields if field in changed}
+    for section, key in PATHS:
+        value = data.get(section, {}).get(key)
+        if value is None:
+            continue
+        name = value.removeprefix("hf:") if key == "model" else value
+        is_graph = value.endswith(".onnx") or graph_folder(value) is not None
+        if key != "model" or is_graph or (name != value and Path(name).is_dir()):
+            data[section][key] = value[: len(value) - len(name)] + _relative(Path(name), folder)
+    text = yaml.safe_dump(data, sort_keys=False, default_flow_style=None, allow_unicode=True, width=120)
+    return f"# Chosen by vitdeploy tune.\n{text}"
+
+
+def _relative(path: Path, folder: Path) -> str:
+    """As a recipe in `folder` names it; absolute where there is no way from one to the other, as between drives."""
+    try:
+        return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
+    except ValueError:
+        return str(path.resolve())
+
+
+def _document(tuned: Tuned) -> dict[str, Any]:
+    """The parts that report.json has too have its names there, for the same tables and plots show them."""
+    job, choice = tuned.job, tuned.choice
+    finalists = {each.variant: each for each in tuned.front}
+    said = remarks([each.variant for each in tuned.made], tuned.medians_ms, tuned.disturbed)
+    for each in tuned.finals:
+        said += [text for text in said_of_weights(each.artifacts, each.variant.candidate) if text not in said]
+    return {
+        **heading(job),
+        "verdict": {
+            "sentence": choice.sentence,
+            "remarks": [*choice.remarks, *said],
+            "recommended": choice.best.name,
+            "gate": choice.gate.status,
+            "reasons": list(choice.gate.reasons),
+            "confirmed": list(choice.confirmed),
+            "stopped": choice.stopped,
+        },
+        "warnings": warnings_of(job, tuned.finals[0].artifacts, tuned.finals[0].variant.candidate),
+        "budget": encode(job.recipe.to_budget()),
+        "data": data_facts(job),
+        "unit": UNITS.get(job.reference_model.task, "relative squared error"),
+        "variants": [_variant(each, tuned, each.variant in finalists) for each in tuned.made],
+        "engines": [
+            {**engine_facts(made.artifacts, made.variant.candidate, found.gate), "artifact": found.name}
+            for made in tuned.finals
+            for found in [finalists[made.variant]]
+        ],
+        "bench": tuned.bench,
+        "rows": {target: encode(found) for target, found in tuned.rows.items()},
+        "merging": {target: encode(found) for target, found in tuned.schedules.items()},
+        "left_out": [{"what": what, "why": why} for what, why in tuned.left_out],
+        "environment": {**describe_host(), **tool_versions(TOOLS)},
+        "recipe": tuned.chosen.variant.recipe(job.recipe).model_dump(mode="json"),
+    }
+
+
+def _variant(made: Made, tuned: Tuned, finalist: bool) -> dict[str, Any]:
+    variant = made.variant
+    return {
+        "name": variant.name,
+        "target": variant.target,
+        "precision": variant.precision,
+        "merges": [list(merge) for merge in variant.merges],
+        "rows": variant.rows,
+        "latency_ms": float(np.median(tuned.medians_ms[variant.name])),
+        "rounds_ms": tuned.medians_ms[variant.name],
+        "bytes": engine_bytes(made.artifacts, variant.candidate),
+        "finalist": finalist,
+        **encode(made.score),
+    }
