@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 import click
 
 from vitdeploy.cli.table import Line, printed
+from vitdeploy.spec import encode
 
 if TYPE_CHECKING:
     from vitdeploy.cli.live import Live
@@ -63,11 +64,12 @@ class Console:
         if self.verbose:
             self.note(text)
 
-    def finish(self, document: dict[str, Any], lines: Sequence[Line], path: Path | None, then: str = "") -> None:
-        """The last lines: result, seconds, size, path, next command; or the JSON document."""
+    def finish(self, document: object, lines: Sequence[Line], path: Path | None, then: str = "") -> None:
+        """The last lines: result, seconds, size, path, next command; or the JSON document, which may be a
+        dataclass."""
         seconds = time.perf_counter() - self._started
         if self.as_json:
-            click.echo(json.dumps(document, indent=1, allow_nan=False))
+            click.echo(json.dumps(encode(document), indent=1, allow_nan=False))
         for line in printed(lines, terminal_width(sys.stderr if self.as_json else sys.stdout)):
             click.echo(line, err=self.as_json)
         if self.quiet:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -16,6 +16,8 @@ from vitdeploy.cli.table import Column, Line, Table
 from vitdeploy.cli.unmet import unmet_fix
 
 if TYPE_CHECKING:
+    from vitdeploy.bench.row import Row
+    from vitdeploy.document.report import Report
     from vitdeploy.pipeline.job import Job
 
 
@@ -104,7 +106,7 @@ def command(
     lines: list[Line] = []
     for outcome in outcomes:
         lines += [f"{outcome.job.size}:"] if several else []
-        warnings = [f"warning: {text}" for text in outcome.report["warnings"]]
+        warnings = [f"warning: {text}" for text in outcome.report.warnings]
         lines += [_table(outcome.report), "", *warnings, outcome.verdict.sentence, *outcome.verdict.remarks]
         lines += [""] if several else []
     example = "TOKENS.npz" if jobs[0].reference_model.preprocess is None else "IMAGE"
@@ -134,40 +136,39 @@ def _progress(console: Console, job: Job, several: bool, text: str, done: int, t
     console.progress(_at(job, text, several), done, total)
 
 
-def _p99(row: dict[str, Any]) -> str:
-    return next(claim(each, 2) for each in claims_of(row) if each["name"] == "p99")
+def _p99(row: Row) -> str:
+    return next(claim(each, 2) for each in claims_of(row) if each.name == "p99")
 
 
-def _table(report: dict[str, Any]) -> Table:
-    verified = {engine["artifact"]: engine for engine in report["engines"]}
-    ratios = {(r["a"], r["b"]): r for r in report["bench"]["ratios"] if r["metric"] == "latency"}
-    first = report["engines"][0]["verify"]
+def _table(report: Report) -> Table:
+    assert report.bench is not None
+    first = report.engines[0].verify
     columns = (
         Column("artifact"),
-        Column(first["metric"] or "", 90, least=6),
+        Column(first.metric or "", 90, least=6),
         Column("agreement", 80),
         Column("p50 ms", 100, least=7),
         Column("p99 ms", 40, least=8),
-        Column(f"{report['data']['noun']}s/s", 50, least=8),
+        Column(f"{report.data.noun}s/s", 50, least=8),
         Column("size", 30, least=8),
         Column("latency / original", 70, left=True),
     )
     rows = []
-    for row in report["bench"]["results"]:
-        name, engine = row["artifact"], verified.get(row["artifact"])
-        value = engine["verify"]["value"] if engine else first["reference_value"]
-        ratio = ratios.get((name, "original"))
+    for row in report.bench.results:
+        name, engine = row.artifact, report.engine(row.artifact)
+        value = engine.verify.value if engine else first.reference_value
+        ratio = report.bench.ratio(name, "original")
         against = ratio_text(ratio) if ratio else ""
         rows.append(
             (
                 name,
                 "" if value is None else f"{value:.2f}",
-                f"{engine['verify']['agreement']:.2f}" if engine else "",
-                f"{row['latency_ms']['p50']:.2f}",
+                f"{engine.verify.agreement:.2f}" if engine else "",
+                f"{row.latency_ms.p50:.2f}",
                 _p99(row),
-                f"{row['throughput']:.1f}",
-                human_bytes(engine["bytes"]) if engine else "",
-                f"{against} {' '.join(row['flags'])}".strip(),
+                f"{row.throughput:.1f}",
+                human_bytes(engine.bytes) if engine else "",
+                f"{against} {' '.join(row.flags)}".strip(),
             )
         )
     return Table(columns, tuple(rows))

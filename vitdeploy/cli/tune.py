@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,6 +15,9 @@ from vitdeploy.cli.sources import model_option
 from vitdeploy.cli.steps import tell_finished
 from vitdeploy.cli.table import Column, Line, Table
 from vitdeploy.cli.unmet import unmet_fix
+
+if TYPE_CHECKING:
+    from vitdeploy.document.tuning import TuneDocument
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -105,9 +108,9 @@ def command(
         tuned = tuner.run()
         document = write_tuned(tuned, out)
     lines: list[Line] = [_variants(document), "", _finalists(document), ""]
-    lines += [f"warning: {text}" for text in document["warnings"]]
-    lines += [document["verdict"]["sentence"], *document["verdict"]["remarks"]]
-    lines += [f"not tried: {each['what']}: {each['why']}" for each in document["left_out"]]
+    lines += [f"warning: {text}" for text in document.warnings]
+    lines += [document.verdict.sentence, *document.verdict.remarks]
+    lines += [f"not tried: {each.what}: {each.why}" for each in document.left_out]
     model = ("--model", function) if function else ()
     then = command_line("vitdeploy", "run", out / RECIPE_FILE, *model, "-o", "DIR")
     console.finish(document, lines, out, f"open {command_line(out / 'tune.html')}, or: {then}")
@@ -121,10 +124,10 @@ def command(
         )
 
 
-def _variants(document: dict[str, Any]) -> Table:
+def _variants(document: TuneDocument) -> Table:
     columns = (
         Column("variant"),
-        Column(document["unit"], 60, least=10),
+        Column(document.unit, 60, least=10),
         Column("expected agreement", 80),
         Column("ms", 100, least=7),
         Column("size", 40, least=8),
@@ -132,41 +135,41 @@ def _variants(document: dict[str, Any]) -> Table:
     )
     rows = [
         (
-            each["name"],
-            f"{each['distance']:.3g}",
-            f"{each['expected']['agreement']:.2f}" if each["expected"] else "",
-            f"{each['latency_ms']:.2f}",
-            human_bytes(each["bytes"]),
-            "yes" if each["finalist"] else "",
+            each.name,
+            f"{each.distance:.3g}",
+            f"{each.expected.agreement:.2f}" if each.expected else "",
+            f"{each.latency_ms:.2f}",
+            human_bytes(each.bytes),
+            "yes" if each.finalist else "",
         )
-        for each in sorted(document["variants"], key=lambda each: (each["distance"], each["latency_ms"]))
+        for each in sorted(document.variants, key=lambda each: (each.distance, each.latency_ms))
     ]
     return Table(columns, tuple(rows))
 
 
-def _finalists(document: dict[str, Any]) -> Table:
-    ratios = {r["a"]: r for r in document["bench"]["ratios"] if (r["b"], r["metric"]) == ("original", "latency")}
-    rows = {row["artifact"]: row for row in document["bench"]["results"]}
-    first = document["engines"][0]["verify"]
+def _finalists(document: TuneDocument) -> Table:
+    rows = {row.artifact: row for row in document.bench.results}
+    first = document.engines[0].verify
     columns = (
         Column("finalist"),
-        Column(first["metric"] or "", 60, least=8),
+        Column(first.metric or "", 60, least=8),
         Column("agreement", 80),
         Column("p50 ms", 100, least=7),
         Column("latency / original", 70, left=True),
     )
-    original = f"{rows['original']['latency_ms']['p50']:.2f}"
-    cells = [("original", _number(first["reference_value"]), "", original, "")]
-    for each in document["engines"]:
-        name, verify = each["artifact"], each["verify"]
-        ratio = ratio_text(ratios[name]) if name in ratios else ""
+    original = f"{rows['original'].latency_ms.p50:.2f}"
+    cells = [("original", _number(first.reference_value), "", original, "")]
+    for each in document.engines:
+        name, verify = each.artifact, each.verify
+        found = document.bench.ratio(name, "original")
+        ratio = ratio_text(found) if found else ""
         cells.append(
             (
                 name,
-                _number(verify["value"]),
-                f"{verify['agreement']:.2f}",
-                f"{rows[name]['latency_ms']['p50']:.2f}",
-                f"{ratio} {' '.join(rows[name]['flags'])}".rstrip(),
+                _number(verify.value),
+                f"{verify.agreement:.2f}",
+                f"{rows[name].latency_ms.p50:.2f}",
+                f"{ratio} {' '.join(rows[name].flags)}".rstrip(),
             )
         )
     return Table(columns, tuple(cells))

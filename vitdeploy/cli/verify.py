@@ -16,6 +16,7 @@ from vitdeploy.cli.on import finish_devices, on_option
 from vitdeploy.cli.sources import source_options, to_source
 
 if TYPE_CHECKING:
+    from vitdeploy.document.verification import Verification
     from vitdeploy.errors import GateError
     from vitdeploy.pipeline.on_devices import Outcome
     from vitdeploy.pipeline.subjects import Subject
@@ -120,7 +121,7 @@ def command(
         if on is not None:
             outcomes = _verify_on(console, on, artifact, find(against)[0], choice, target, trust, skip_bad, budget)
         else:
-            found, gate = verify_subjects(
+            found = verify_subjects(
                 find(artifact)[0],
                 find(against)[0],
                 choice,
@@ -134,13 +135,13 @@ def command(
         finish_devices(
             console,
             outcomes,
-            lambda judged: dict(judged[0]),
-            lambda judged: _lines(judged[0], judged[1], noun),
-            lambda judged: _unmet(judged[1]),
+            lambda judged: judged.document(),
+            lambda judged: _lines(judged, noun),
+            lambda judged: _unmet(judged.gate),
         )
         return
-    console.finish(found, _lines(found, gate, noun), None)
-    error = _unmet(gate)
+    console.finish(found.document(), _lines(found, noun), None)
+    error = _unmet(found.gate)
     if error is not None:
         raise error
 
@@ -167,8 +168,8 @@ def _verify_on(
     trust: Path | None,
     skip_bad: bool,
     budget: Budget,
-) -> list[Outcome[tuple[dict[str, Any], Gate]]]:
-    """The facts and the gate of each device."""
+) -> list[Outcome[Verification]]:
+    """What is found of each device."""
     import tempfile
 
     from vitdeploy.devices.registry import find_devices
@@ -190,25 +191,29 @@ def _verify_on(
         )
 
 
-def _lines(found: dict[str, Any], gate: Gate, noun: str) -> list[str]:
-    lines = [f"{found['artifact']} against {found['against']} on {found['n']} {noun}s"]
-    if found["metric"] is not None:
+def _lines(found: Verification, noun: str) -> list[str]:
+    from vitdeploy.document.engine import VerifiedClassification, VerifiedFeatures
+
+    verified, gate = found.verified, found.gate
+    lines = [f"{found.artifact} against {found.against} on {verified.n} {noun}s"]
+    if verified.metric is not None:
         lines.append(
-            f"{found['metric'] + ' ':<12}{found['value']:.2f} %, original {found['reference_value']:.2f} %, "
-            f"drop {interval(found['drop'], found['drop_ci95'])} points"
+            f"{verified.metric + ' ':<12}{verified.value:.2f} %, original {verified.reference_value:.2f} %, "
+            f"drop {interval(verified.drop or 0.0, verified.drop_ci95)} points"
         )
-    if found.get("top5") is not None:
-        lines.append(f"top-5       {found['top5']:.2f} %, original {found['reference_top5']:.2f} %")
-    lines.append(f"agreement   {interval(found['agreement'], found['agreement_ci95'])} % ({found['agreement_of']})")
-    distance = [f"KL {found['kl']:.2e} nats"] if "kl" in found else []
-    if "cosine_mean" in found:
-        distance.append(f"cosine {found['cosine_mean']:.6f} (least {found['cosine_min']:.6f})")
+    if isinstance(verified, VerifiedClassification) and verified.top5 is not None:
+        lines.append(f"top-5       {verified.top5:.2f} %, original {verified.reference_top5:.2f} %")
+    agreement = interval(verified.agreement, verified.agreement_ci95)
+    lines.append(f"agreement   {agreement} % ({verified.agreement_of})")
+    distance = [f"KL {verified.kl:.2e} nats"] if isinstance(verified, VerifiedClassification) else []
+    if isinstance(verified, VerifiedClassification | VerifiedFeatures):
+        distance.append(f"cosine {verified.cosine_mean:.6f} (least {verified.cosine_min:.6f})")
     lines += [
-        f"distance    {'; '.join([*distance, 'largest difference ' + format(found['max_difference'], '.1e')])}",
-        f"diagnosis   {found['diagnosis']}",
+        f"distance    {'; '.join([*distance, 'largest difference ' + format(verified.max_difference, '.1e')])}",
+        f"diagnosis   {verified.diagnosis}",
     ]
-    lines += found["remarks"]
-    lines += [f"warning: {text}" for text in found["warnings"]]
+    lines += found.remarks
+    lines += [f"warning: {text}" for text in found.warnings]
     if gate.status != "none":
         lines.append(f"gate        {gate.status}" + "".join(f"; {reason}" for reason in gate.reasons))
     return lines

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from vitdeploy.document.report import MergingFacts, OptimizeFacts
 from vitdeploy.report import text
 
 _REWRITES = {
@@ -41,27 +40,26 @@ class GraphChanges:
     merging: str
 
 
-def graph_changes(report: Mapping[str, Any]) -> list[GraphChanges]:
+def graph_changes(facts: OptimizeFacts) -> list[GraphChanges]:
     """What `optimize` did to each graph, by its own record. A rewrite that is not known goes by its own name."""
-    facts = report["optimize"]
     return [
         GraphChanges(
             graph,
-            " to ".join(text.number(count, 0) for count in facts["nodes"][graph]),
-            text.small(facts["difference"][graph]),
+            " to ".join(text.number(count, 0) for count in facts.nodes[graph]),
+            text.small(facts.difference[graph]),
             [
                 (_REWRITES.get(name, name.replace("_", " ")), text.count(count, "place"))
                 for name, count in counts.items()
                 if count
             ],
-            _merging(facts.get("token_merging", {}).get(graph)),
+            _merging((facts.token_merging or {}).get(graph)),
         )
-        for graph, counts in facts["rewrites"].items()
+        for graph, counts in facts.rewrites.items()
     ]
 
 
-def _merging(found: Mapping[str, Any] | None) -> str:
+def _merging(found: MergingFacts | None) -> str:
     if found is None:
         return ""
-    steps = [f"{text.number(tokens, 0)} behind block {block}" for block, tokens in found["remaining"].items()]
-    return f"{text.number(found['tokens'], 0)} to {', '.join(steps)}"
+    steps = [f"{text.number(tokens, 0)} behind block {block}" for block, tokens in found.remaining.items()]
+    return f"{text.number(found.tokens, 0)} to {', '.join(steps)}"

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from vitdeploy.document.engine import HalfFacts
+from vitdeploy.document.report import Report
 from vitdeploy.report import text
 
 _TYPES = {"fp16": "float16", "bf16": "bfloat16"}
@@ -22,16 +22,16 @@ class HalfTyped:
     underflow: dict[str, str]
 
 
-def half_engines(report: Mapping[str, Any]) -> list[HalfTyped]:
+def half_engines(report: Report) -> list[HalfTyped]:
     """Every engine whose graph has types of half precision."""
-    return [_typed(engine["artifact"], engine["half"]) for engine in report["engines"] if engine.get("half")]
+    return [_typed(engine.artifact, engine.half) for engine in report.engines if engine.half is not None]
 
 
-def _typed(artifact: str, facts: Mapping[str, Any]) -> HalfTyped:
-    macs = facts["macs"]
-    share = text.percent(macs["float32"] / max(sum(macs.values()), 1))
-    parts = [f"{share} of the products in float32", text.count(len(facts["float32"]), "operation") + " in float32"]
-    if facts["residual_exponent"]:
-        parts.append(f"residual stream scaled by 2^-{facts['residual_exponent']}, exactly")
-    underflow = {name: text.percent(lost) for name, lost in facts["underflow"].items()}
-    return HalfTyped(artifact, f"{_TYPES[facts['type']]}: {', '.join(parts)}", dict(facts["float32"]), underflow)
+def _typed(artifact: str, facts: HalfFacts) -> HalfTyped:
+    macs = facts.macs
+    share = text.percent(macs.float32 / max(macs.half + macs.float32, 1))
+    parts = [f"{share} of the products in float32", text.count(len(facts.float32), "operation") + " in float32"]
+    if facts.residual_exponent:
+        parts.append(f"residual stream scaled by 2^-{facts.residual_exponent}, exactly")
+    underflow = {name: text.percent(lost) for name, lost in facts.underflow.items()}
+    return HalfTyped(artifact, f"{_TYPES[facts.type]}: {', '.join(parts)}", dict(facts.float32), underflow)

@@ -97,4 +97,4 @@ def _trials(
 
 def write_page(found: Sensitivity, name: str, out: Path) -> None:
     """Writes sensitivity.html, for a model of this name."""
-    (out / SENSITIVITY_PAGE).write_text(render_sensitivity(encode(found), name), encoding="utf-8")
+    (out / SENSITIVITY_PAGE).write_text(render_sensitivity(found, name), encoding="utf-8")
