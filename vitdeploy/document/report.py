@@ -196,7 +196,7 @@ class Judgement:
     it was not run. `warnings`: what makes all numbers doubtful.
     """
 
-    format: Literal[1] = FORMAT
+    format: Literal[1]
     name: str
     task: Task
     created: str

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from vitdeploy.document.bench import Bench
 from vitdeploy.document.engine import EngineFacts, HalfFacts, Quantization, Verified, decode_verified
 from vitdeploy.document.report import (
+    FORMAT,
     CalibrationFacts,
     DataDigests,
     DataFacts,
@@ -66,6 +67,7 @@ def conclude(job: Job, artifacts: Mapping[str, Artifact], bench: Bench) -> Outco
     attention, maps = render_attention(artifacts, examples, images)
     model, export = _exported(job, artifacts)
     report = Report(
+        format=FORMAT,
         name=job.recipe.name,
         task=job.reference_model.task,
         created=now(),

@@ -11,6 +11,7 @@ import numpy as np
 import yaml
 
 from vitdeploy.document.context import Omission
+from vitdeploy.document.report import FORMAT
 from vitdeploy.document.tuning import MergingTrial, TuneDocument, TuneVerdict, VariantFacts
 from vitdeploy.models.names import graph_folder
 from vitdeploy.pipeline.job import tool_versions
@@ -85,6 +86,7 @@ def _document(tuned: Tuned) -> TuneDocument:
     for each in tuned.finals:
         said += [text for text in said_of_weights(each.artifacts, each.variant.candidate) if text not in said]
     return TuneDocument(
+        format=FORMAT,
         name=job.recipe.name,
         task=job.reference_model.task,
         created=now(),
