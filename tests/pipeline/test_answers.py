@@ -18,7 +18,7 @@ from vitdeploy.pipeline.examples import CHANGED, UNSURE, USUAL, Chosen, choose, 
 from vitdeploy.pipeline.tasks.adapter import Data, Setting, thumbnail
 from vitdeploy.pipeline.tasks.adapters import make_adapter
 from vitdeploy.pipeline.tasks.sequence import Pair
-from vitdeploy.report.answers import class_headline
+from vitdeploy.report.classes import class_headline
 from vitdeploy.runtime.postprocess import softmax
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, encode
 from vitdeploy.verify.changes import map_changes, object_changes

@@ -13,7 +13,7 @@ from tests.report.test_html import ALLOWED, HOSTILE, REPORT, Page
 from vitdeploy.document.comparison import TimeRatio
 from vitdeploy.document.selftest import SelftestModel
 from vitdeploy.document.sweep import SweepDocument
-from vitdeploy.report import answers, flags, lookup, regression, selftest, summary, table
+from vitdeploy.report import changed, classes, flags, lookup, regression, reliability, selftest, summary, table
 from vitdeploy.report.examples import examples
 from vitdeploy.report.html import render_sweep
 from vitdeploy.report.notices import notices
@@ -67,32 +67,34 @@ def test_a_class_is_said_to_lose_where_its_interval_carries_it(page):
     assert page.text.count("provably loses") == 1 and "Provably lost: class 3" in page.text
     found = decode(Drops, report_of()["answers"]["classes"])
     found.lost[NAME] = LostClasses(0, ())
-    assert answers.class_headline(found, NAME) == "No class provably loses accuracy (4 classes together, 95 %)."
+    assert classes.class_headline(found, NAME) == "No class provably loses accuracy (4 classes together, 95 %)."
 
 
 def test_few_classes_are_a_heat_map_and_many_a_list():
-    few, many = (answers.class_views(as_report(report_of(classes)))[0] for classes in (4, 30))
+    few, many = (classes.class_views(as_report(report_of(count)))[0] for count in (4, 30))
     assert many.matrix is None and len(many.pairs) == len(many.rows) == 20
     cells = {(i, j): cell for i, (_, row) in enumerate(few.matrix.rows) for j, cell in enumerate(row)}
     assert cells[3, 0].shade == 5 and cells[3, 3].count == "" and cells[3, 3].change.startswith("−")
-    assert answers.left(as_report(report_of(30)))[1] == 10
-    assert few.matrix.phone and not answers.class_views(as_report(report_of(20)))[0].matrix.phone
+    assert classes.left(as_report(report_of(30)))[1] == 10
+    assert few.matrix.phone and not classes.class_views(as_report(report_of(20)))[0].matrix.phone
 
 
 def test_a_calibration_error_that_chance_makes_is_called_that():
     found = Reliability(1.0, 2.0, 90.4, 98.3, ())
-    assert "no more than chance makes" in answers.calibration_words("engine", found)
-    assert "90.4 % sure and 98.3 % right" in answers.calibration_words("engine", dataclasses.replace(found, error=3.0))
+    assert "no more than chance makes" in reliability.calibration_words("engine", found)
+    assert "90.4 % sure and 98.3 % right" in reliability.calibration_words(
+        "engine", dataclasses.replace(found, error=3.0)
+    )
 
 
 def test_without_answers_and_labels_there_are_no_such_sections():
     bare = as_report(report_of(answers=None, examples=[]))
-    assert answers.class_views(bare) == answers.changed_rows(bare) == [] and answers.reliability_plot(bare) is None
+    assert classes.class_views(bare) == changed.changed_rows(bare) == [] and reliability.reliability_plot(bare) is None
     unlabelled = report_of()
     unlabelled["answers"] |= {"confusion": None, "classes": None, "reliability": None}
     unlabelled["answers"]["changed"][NAME] |= {"lost": None, "gained": None}
     unlabelled = as_report(unlabelled)
-    assert answers.changed_rows(unlabelled)[0].lost == "" and answers.class_views(unlabelled) == []
+    assert changed.changed_rows(unlabelled)[0].lost == "" and classes.class_views(unlabelled) == []
     assert "Changed answers" in [line.name for line in summary.summary(unlabelled)]
 
 

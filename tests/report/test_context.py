@@ -9,7 +9,7 @@ from tests.report.test_html import ALLOWED, HOSTILE, REPORT, Page
 from vitdeploy.bench.context import Context, LeftOut, Profile
 from vitdeploy.document.bench import Bench
 from vitdeploy.pipeline.roofline import context_facts
-from vitdeploy.report.context import section
+from vitdeploy.report.context import context_view
 from vitdeploy.spec import decode, encode
 
 NAME = "openvino-cpu-int8"
@@ -24,7 +24,8 @@ def bench(layers=LAYERS, latency=10.0):
 
 
 def found_in(found):
-    return section(decode(Bench, found))
+    views = context_view(found and decode(Bench, found))
+    return views[0] if views else None
 
 
 def test_a_page_shows_where_the_time_goes():
@@ -60,7 +61,7 @@ def test_layers_beyond_the_slowest_are_counted():
 
 
 def test_without_context_there_is_no_such_part():
-    assert section(None) is None
+    assert found_in(None) is None
     assert found_in(REPORT["bench"]) is None
     assert found_in({**REPORT["bench"], "context": None}) is None
 

@@ -13,6 +13,7 @@ from vitdeploy.cli.console import Console, Number, output_options
 from vitdeploy.cli.measured import bench_lines
 from vitdeploy.cli.on import finish_devices, on_option
 from vitdeploy.cli.sources import source_options, to_source
+from vitdeploy.spec import encode
 
 if TYPE_CHECKING:
     from vitdeploy.bench.protocol import Protocol
@@ -171,4 +172,4 @@ def _bench_on(
             for device_artifact in find_device_artifacts(name, target=target, work=Path(work), trust=trust)
         ]
         outcomes = bench_on(found, protocol, percentiles, devices, console.progress, console.note)
-    finish_devices(console, outcomes, lambda measured: measured, bench_lines)
+    finish_devices(console, outcomes, encode, bench_lines)

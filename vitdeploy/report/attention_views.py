@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from vitdeploy.document.answers import MappedExample
 from vitdeploy.document.report import Report
 from vitdeploy.report import lookup, text
+from vitdeploy.report.page import RunPage
 
 
 @dataclass(frozen=True)
@@ -47,18 +48,19 @@ class Attention:
     examples: list[LookedAt]
 
 
-def attention_maps(report: Report, images: Mapping[str, bytes]) -> Attention | None:
-    """The section; None where the report has no maps."""
+def attention_view(page: RunPage) -> list[Attention]:
+    """Nothing where the report has no maps."""
+    report, images = page.report, page.images
     found = report.attention
     if found is None:
-        return None
+        return []
     examples = [_looked_at(report, each, images) for each in found.examples]
     engines = any(len(each.views) > 1 for each in examples)
     whose = (
         "An engine fuses its attention, so its map is that of the graph it was compiled from, quantized as it is, run "
         "on ONNX Runtime. All maps of an image have one scale."
     )
-    return Attention(
+    attention = Attention(
         found.blocks,
         "{} × {}".format(*found.grid),
         found.reader,
@@ -66,6 +68,7 @@ def attention_maps(report: Report, images: Mapping[str, bytes]) -> Attention | N
         [f"No map of {name}: {why}." for name, why in found.left_out.items()],
         examples,
     )
+    return [attention]
 
 
 def _looked_at(report: Report, row: MappedExample, images: Mapping[str, bytes]) -> LookedAt:

@@ -50,8 +50,8 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Section:
-    """What the page shows of a bench's context. `machine`: its rates in a line. `missing`: what was not measured."""
+class ContextView:
+    """The section. `machine`: its rates in a line. `missing`: what was not measured."""
 
     machine: str
     missing: list[str]
@@ -59,14 +59,14 @@ class Section:
     plot: Plot | None
 
 
-def section(bench: Bench | None) -> Section | None:
-    """The section of a `bench`; None where it has no context."""
+def context_view(bench: Bench | None) -> list[ContextView]:
+    """Nothing where a bench has no context."""
     context = bench.context if bench else None
     if context is None or not context.machine:
-        return None
+        return []
     missing = [f"{each.what}: {each.why}" for each in context.left_out]
     held = [_held(each) for each in context.artifacts if each.line is not None or each.layers]
-    return Section(context.machine, missing, held, _plot(context.artifacts))
+    return [ContextView(context.machine, missing, held, _plot(context.artifacts))]
 
 
 def _held(found: ArtifactContext) -> Held:

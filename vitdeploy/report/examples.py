@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from vitdeploy.document.answers import ExampleFacts, Marks
 from vitdeploy.document.report import Report
 from vitdeploy.report import lookup, text
+from vitdeploy.report.classes import class_views
+from vitdeploy.report.page import RunPage
 
 # What the score of an answer is; other tasks' answers have none.
 BARS = {
@@ -77,6 +79,37 @@ def examples(report: Report, images: Mapping[str, bytes]) -> tuple[list[Example]
     """Those whose answer changed, in the report's order, the worst first; and the others."""
     every = [_example(report, each, index, images) for index, each in enumerate(report.examples, start=1)]
     return [each for each in every if each.changed], [each for each in every if not each.changed]
+
+
+@dataclass(frozen=True)
+class ExamplesView:
+    """The section of those that did not change. `which`: what they are called beside those that did; `chosen`: how many
+    are shown for which reason; `by_class`: they are spread over classes."""
+
+    noun: str
+    which: str
+    examples: list[Example]
+    chosen: dict[str, int]
+    by_class: bool
+    ticked: bool
+    bars: str | None
+
+
+def examples_view(page: RunPage) -> list[ExamplesView]:
+    report = page.report
+    changed, others = examples(report, page.images)
+    if not others:
+        return []
+    reasons = [example.why or "usual" for example in report.examples]
+    chosen = {reason: reasons.count(reason) for reason in ("changed", "unsure", "usual")}
+    which, by_class = "Other" if changed else "Example", bool(class_views(report))
+    return [ExamplesView(report.data.noun, which, others, chosen, by_class, ticked(page), BARS.get(report.task))]
+
+
+def ticked(page: RunPage) -> bool:
+    """Whether an answer that is shown anywhere is the label."""
+    changed, others = examples(page.report, page.images)
+    return any(group.correct for each in (*changed, *others) for group in each.groups)
 
 
 def _example(report: Report, example: ExampleFacts, index: int, images: Mapping[str, bytes]) -> Example:

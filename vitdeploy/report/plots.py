@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from vitdeploy.document.bench import Bench
 from vitdeploy.document.report import Judgement
 from vitdeploy.report import lookup
 from vitdeploy.report.accuracy import accuracy_plot
@@ -22,3 +23,8 @@ def bench_plots(measured: Measured | None) -> list[Plot]:
     """How latencies are distributed, and how they moved over time; none without a bench."""
     latency = latency_plot(measured) if measured is not None else None
     return [] if measured is None or latency is None else [latency, *timeline_plots(measured)]
+
+
+def plots_alone(bench: Bench | None) -> list[Plot]:
+    """The plots of a bench of what is in no report."""
+    return bench_plots(lookup.measured_alone(bench) if bench is not None else None)

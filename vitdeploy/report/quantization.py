@@ -64,11 +64,17 @@ class Quantized:
     groups: list[SensitiveTensor]
     overrides: list[AppliedOverride]
     mixed: str
+    shown: int = SHOWN_LAYERS
 
 
 def quantized_engines(report: Judgement) -> list[Quantized]:
     """Every engine that the report has a record of quantization of."""
     return [_quantized(engine, engine.quantization) for engine in report.engines if engine.quantization is not None]
+
+
+def costs_view(report: Judgement) -> list[Quantized]:
+    """The engines of whose layers it is known what each costs."""
+    return [engine for engine in quantized_engines(report) if engine.layers]
 
 
 def _quantized(engine: EngineFacts, facts: Quantization) -> Quantized:

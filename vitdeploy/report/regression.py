@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vitdeploy.document.comparison import ComparisonDocument, PairFacts, TimeRatio
-from vitdeploy.report import table, text
+from vitdeploy.report import flags, table, text
 from vitdeploy.report.measures import Cell
 from vitdeploy.report.table import Gate
 
@@ -32,6 +32,34 @@ class PairRow:
     ratios: dict[str, Cell]
     flags: list[str]
     checks: list[Check]
+
+
+@dataclass(frozen=True)
+class PairsView:
+    """The section of the pairs of engines. `metrics`: of the times that were compared; `missing`: one that was not."""
+
+    report: ComparisonDocument
+    rows: list[PairRow]
+    metrics: list[str]
+    missing: Cell
+    legend: list[tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class SidesView:
+    """The section on what was compared; `changed`: how many digests differ."""
+
+    report: ComparisonDocument
+    changed: int
+
+
+def pairs_view(document: ComparisonDocument) -> list[PairsView]:
+    legend = flags.legend(flag for engine in document.engines for flag in engine.flags)
+    return [PairsView(document, pair_rows(document), metrics(document), Cell(text.MISSING), legend)]
+
+
+def sides_view(document: ComparisonDocument) -> list[SidesView]:
+    return [SidesView(document, changed(document))]
 
 
 def pair_rows(document: ComparisonDocument) -> list[PairRow]:

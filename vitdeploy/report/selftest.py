@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from vitdeploy.bench.row import Row
 from vitdeploy.document.bench import Ratio
-from vitdeploy.document.selftest import SelftestEngine, SelftestModel, StepStatus
+from vitdeploy.document.selftest import SelftestDocument, SelftestEngine, SelftestModel, StepFacts, StepStatus
 from vitdeploy.report import text
 from vitdeploy.report.measures import Cell
 
@@ -41,7 +41,23 @@ class ModelView:
     reference: str | None
 
 
-def model_view(model: SelftestModel) -> ModelView:
+@dataclass(frozen=True)
+class StepsView:
+    """The section of the steps; `chips`: how each way to end is coloured."""
+
+    steps: tuple[StepFacts, ...]
+    chips: dict[StepStatus, str]
+
+
+def steps_view(document: SelftestDocument) -> list[StepsView]:
+    return [StepsView(document.steps, CHIPS)]
+
+
+def model_views(document: SelftestDocument) -> list[ModelView]:
+    return [_model_view(model) for model in document.models]
+
+
+def _model_view(model: SelftestModel) -> ModelView:
     ratios = model.bench.ratios if model.bench else ()
     return ModelView(model.name, model.trained, engine_rows(model), ratios[0].b if ratios else None)
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from vitdeploy.document.engine import EngineFacts
 from vitdeploy.document.report import Report
-from vitdeploy.report import answers, flags, lookup, measures, quantization, table, text
+from vitdeploy.report import changed, classes, flags, lookup, measures, quantization, reliability, table, text
+from vitdeploy.report.page import RunPage
 
 
 @dataclass(frozen=True)
@@ -16,6 +17,18 @@ class Line:
     name: str
     words: str
     section: str
+
+
+@dataclass(frozen=True)
+class SummaryView:
+    """The section."""
+
+    lines: list[Line]
+
+
+def summary_view(page: RunPage) -> list[SummaryView]:
+    found = summary(page.report)
+    return [SummaryView(found)] if found else []
 
 
 def summary(report: Report) -> list[Line]:
@@ -62,7 +75,7 @@ def _answers(report: Report, engine: EngineFacts) -> str:
 
 
 def _changed(report: Report, artifact: str) -> str:
-    row = next((row for row in answers.changed_rows(report) if row.artifact == artifact), None)
+    row = next((row for row in changed.changed_rows(report) if row.artifact == artifact), None)
     if row is None:
         return ""
     if not row.lost:
@@ -71,14 +84,14 @@ def _changed(report: Report, artifact: str) -> str:
 
 
 def _classes(report: Report, artifact: str) -> str:
-    classes = report.answers.classes if report.answers else None
-    return answers.class_headline(classes, artifact) if classes else ""
+    found = report.answers.classes if report.answers else None
+    return classes.class_headline(found, artifact) if found else ""
 
 
 def _confidence(report: Report, artifact: str) -> str:
     found = (report.answers.reliability if report.answers else None) or {}
     names = [name for name in (lookup.ORIGINAL, artifact) if name in found]
-    return " ".join(answers.calibration_words(name, found[name]) for name in names)
+    return " ".join(reliability.calibration_words(name, found[name]) for name in names)
 
 
 def _speed(report: Report, artifact: str) -> str:

@@ -10,8 +10,8 @@ from vitdeploy.bench.row import Row as BenchRow
 from vitdeploy.document.bench import Ratio
 from vitdeploy.document.engine import EngineFacts
 from vitdeploy.document.report import Judgement
-from vitdeploy.report import lookup, measures, text
-from vitdeploy.report.measures import Cell
+from vitdeploy.report import flags, lookup, measures, text
+from vitdeploy.report.measures import Cell, Metric
 from vitdeploy.report.text import MISSING
 from vitdeploy.spec import GateStatus
 
@@ -46,6 +46,20 @@ class Row:
     flags: list[str]
 
 
+@dataclass(frozen=True)
+class ComparisonView:
+    """The section of the main table. `samples`: how many were verified on. `metric`: None without labels."""
+
+    noun: str
+    samples: int
+    metric: Metric | None
+    agreement_of: str
+    counts_nothing: bool
+    benched: bool
+    rows: list[Row]
+    legend: list[tuple[str, str]]
+
+
 _GATES: dict[GateStatus, Gate] = {
     "pass": Gate("pass", "✓", "Gate passed"),
     "fail": Gate("fail", "✕", "Gate failed"),
@@ -57,6 +71,22 @@ _GATES: dict[GateStatus, Gate] = {
 def gate(status: GateStatus) -> Gate:
     """The badge of a gate status."""
     return _GATES[status]
+
+
+def comparison_view(report: Judgement) -> list[ComparisonView]:
+    rows = main_rows(report)
+    return [
+        ComparisonView(
+            report.data.noun,
+            report.data.evaluation_images,
+            measures.metric(report),
+            measures.agreement_of(report),
+            measures.counts_nothing(report),
+            bool(lookup.bench_results(report)),
+            rows,
+            flags.legend(flag for row in rows for flag in row.flags),
+        )
+    ]
 
 
 def main_rows(report: Judgement) -> list[Row]:

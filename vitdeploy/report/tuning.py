@@ -46,6 +46,72 @@ class ScheduleRow:
     expected: str
 
 
+@dataclass(frozen=True)
+class RowsRow:
+    """The model with so many rows: its median latency, and that over the one with a row a token."""
+
+    rows: int
+    latency: str
+    ratio: Cell
+
+
+@dataclass(frozen=True)
+class VariantsView:
+    """The section of all variants. `targets`: the colour of each; `title`: of the plot."""
+
+    title: str
+    calibration_images: int
+    unit: str
+    targets: dict[str, int]
+    plot: Plot
+    rows: list[VariantRow]
+
+
+@dataclass(frozen=True)
+class RowsView:
+    """The section on numbers of rows, by target; `tokens`: how many the model has."""
+
+    targets: dict[str, list[RowsRow]]
+    tokens: dict[str, int]
+
+
+@dataclass(frozen=True)
+class MergingView:
+    """The section on token merging, by target; `tokens`: without it."""
+
+    unit: str
+    targets: dict[str, list[ScheduleRow]]
+    tokens: dict[str, int]
+
+
+@dataclass(frozen=True)
+class LeftOutView:
+    """The section on what was not tried: (what, why)."""
+
+    rows: list[tuple[str, str]]
+
+
+def variants_view(document: TuneDocument) -> list[VariantsView]:
+    plot, images = pareto_plot(document), document.data.calibration_images
+    colours = lookup.target_colours(document)
+    return [VariantsView(plot.title, images, document.unit, colours, plot, variant_rows(document))]
+
+
+def rows_view(document: TuneDocument) -> list[RowsView]:
+    found = aligned_rows(document)
+    return [RowsView(found, {name: each.tokens for name, each in document.rows.items()})] if found else []
+
+
+def merging_view(document: TuneDocument) -> list[MergingView]:
+    found, tokens = schedule_rows(document), {name: each.tokens for name, each in document.merging.items()}
+    return [MergingView(document.unit, found, tokens)] if found else []
+
+
+def left_out_view(document: TuneDocument) -> list[LeftOutView]:
+    found = left_out(document)
+    return [LeftOutView(found)] if found else []
+
+
 def variant_rows(document: TuneDocument) -> list[VariantRow]:
     """All variants, the nearest to the original first."""
     return [_row(document, number, each) for number, each in enumerate(_ordered(document), start=1)]
@@ -82,15 +148,6 @@ def _state(document: TuneDocument, variant: VariantFacts) -> str:
     if name != verdict.stopped:
         return "finalist, not considered"
     return "finalist, not confirmed; the best found" if name == verdict.recommended else "finalist, not confirmed"
-
-
-@dataclass(frozen=True)
-class RowsRow:
-    """The model with so many rows: its median latency, and that over the one with a row a token."""
-
-    rows: int
-    latency: str
-    ratio: Cell
 
 
 def aligned_rows(document: TuneDocument) -> dict[str, list[RowsRow]]:
