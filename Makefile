@@ -4,12 +4,12 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 # playwright drives Debian's Chromium: none of its own browsers is downloaded.
-DEV    := pytest pytest-xdist hypothesis import-linter ruff mypy types-PyYAML scikit-learn hatchling model-signing pyopenssl tritonclient[http,grpc] fastapi opencv-python-headless playwright
+DEV    := pytest pytest-xdist hypothesis import-linter ruff mypy types-PyYAML scikit-learn hatchling model-signing pyopenssl tritonclient[http,grpc] fastapi opencv-python-headless playwright jsonschema
 # The independent implementations that tests compare with. torchvision without what it depends on: its wheel for CUDA does
 # where there is only a CPU build of PyTorch (tests/references.py).
 REFERENCES := timm==1.0.31 transformers==5.23.0 torchmetrics einops
 
-.PHONY: demo page test modules tensorrt-api models-doc clean
+.PHONY: demo page test modules tensorrt-api models-doc report-schema clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitdeploy run recipes/digits.yaml -o out/digits
@@ -40,6 +40,10 @@ tensorrt-api: $(VENV)/.installed-dev
 # docs/models.md, of what the tests of parity measure.
 models-doc: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.models_page -n 2 --dist loadfile
+
+# docs/report.schema.json, of the dataclasses that report.json is written by.
+report-schema: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.report_schema
 
 # The stamp is written last, so that an interrupted installation is done again.
 $(VENV)/.installed: pyproject.toml constraints.txt

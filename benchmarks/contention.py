@@ -111,7 +111,7 @@ def hold(bundle: Path, kind: str, number: int, protocol: Protocol) -> dict[str, 
         "seconds": round(time.monotonic() - start, 1),
         "rounds": len(bench_run.entries[0].rounds["single"]),
         "ratios": [
-            {key: each[key] for key in ("a", "ratio", "ci95", "verdict", "decided", "reason")}
+            {key: getattr(each, key) for key in ("a", "ratio", "ci95", "verdict", "decided", "reason")}
             for each in ratios(bench_run, pairs)
         ],
     }

@@ -29,6 +29,7 @@ from vitdeploy.bench.run import run_benchmark
 from vitdeploy.bench.summary import rows
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.pipeline.measure import ratios
+from vitdeploy.spec import encode
 from vitdeploy.verify.intervals import wilson
 
 MODEL = "vit_tiny_patch16_224"
@@ -85,8 +86,8 @@ def hold(bundle: Path, protocol: Protocol) -> dict[str, Any]:
     bench_run = run_benchmark([*plain, slowed], protocol, pairs=pairs)
     return {
         "seconds": round(time.monotonic() - start, 1),
-        "ratios": ratios(bench_run, pairs),
-        "flags": {row["artifact"]: row["flags"] for row in rows(bench_run)},
+        "ratios": encode(ratios(bench_run, pairs)),
+        "flags": {row.artifact: list(row.flags) for row in rows(bench_run)},
         "rounds": _rounds(bench_run),
     }
 

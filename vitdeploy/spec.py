@@ -1,7 +1,9 @@
 """The values that every part shares: tensors, preprocessing, budgets, engines, the manifest.
 
 All are frozen dataclasses of plain data. `encode` turns one into JSON values, `decode` turns JSON values back and
-reports every field that does not fit. Nothing here imports more than the standard library.
+reports every field that does not fit. The metadata of a field may give it another name in JSON ("alias"), where that is
+no name in Python, or say that it is not written where it is None (`SPARSE`). Nothing here imports more than the
+standard library.
 """
 
 from __future__ import annotations
@@ -15,6 +17,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
 MANIFEST_FORMAT = 1
+# The metadata of a field that is written only where it is not None.
+SPARSE = {"sparse": True}
 
 Precision = Literal["fp32", "fp16", "bf16", "fp8", "int8", "mixed"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
@@ -244,12 +248,17 @@ class Manifest:
 def encode(value: Any) -> Any:
     """JSON values of a dataclass tree: dicts, lists (also of arrays), strings, finite numbers, booleans, None."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        found = {f: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return {_key(f): encode(item) for f, item in found.items() if item is not None or not f.metadata.get("sparse")}
     if isinstance(value, dict):
         return {str(key): encode(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [encode(item) for item in value]
     return value.tolist() if hasattr(value, "tolist") else value  # an array, without importing numpy
+
+
+def _key(f: dataclasses.Field[Any]) -> str:
+    return str(f.metadata.get("alias", f.name))
 
 
 T = TypeVar("T")
@@ -278,21 +287,24 @@ def decode(cls: type[T], data: Any) -> T:
 
 def _decode(kind: Any, data: Any, path: str, problems: list[str]) -> Any:
     origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
+    if kind in (Any, object):
         return data
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _decode_dataclass(kind, data, path, problems)
     if origin is Literal:
         return _expect(data in args, data, path, f"one of {', '.join(map(str, args))}", problems)
     if origin in (typing.Union, types.UnionType):
-        objects = [choice for choice in args if dataclasses.is_dataclass(choice)]
-        if isinstance(data, dict) and len(objects) == 1:  # what does not fit is then inside of it
-            return _decode(objects[0], data, path, problems)
+        attempts: list[list[str]] = []
         for choice in args:
             attempt: list[str] = []
             value = _decode(choice, data, path, attempt)
             if not attempt:
                 return value
+            if dataclasses.is_dataclass(choice):
+                attempts.append(attempt)
+        if isinstance(data, dict) and attempts:  # what does not fit is inside of that which fits best
+            problems.extend(sorted(attempts, key=len)[0])
+            return data
         return _expect(False, data, path, " or ".join(_name(choice) for choice in args), problems)
     if origin is tuple:
         if not isinstance(data, list):
@@ -342,11 +354,12 @@ def _decode_dataclass(cls: type, data: Any, path: str, problems: list[str]) -> A
     values: dict[str, Any] = {}
     before = len(problems)
     for f in dataclasses.fields(cls):
-        if f.name in data:
-            values[f.name] = _decode(hints[f.name], data[f.name], f"{path}.{f.name}", problems)
+        key = _key(f)
+        if key in data:
+            values[f.name] = _decode(hints[f.name], data[key], f"{path}.{key}", problems)
         elif f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING:
-            problems.append(f"{path}.{f.name}: missing")
-    known = {f.name for f in dataclasses.fields(cls)}
+            problems.append(f"{path}.{key}: missing")
+    known = {_key(f) for f in dataclasses.fields(cls)}
     problems.extend(f"{path}.{key}: unknown field" for key in data if key not in known)
     if len(problems) > before:
         return None

@@ -17,6 +17,7 @@ from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bench.results import BenchRun, Entry, Round
 from vitdeploy.bench.run import run_benchmark
 from vitdeploy.bench.summary import block_medians, rows
+from vitdeploy.spec import encode
 from vitdeploy.verify.intervals import log_ratio
 
 WORKER = Path(__file__).resolve().parent / "worker.py"
@@ -95,7 +96,7 @@ def summary(scenario: Scenario, sessions: Sequence[Mapping[str, Any]], threads: 
         "scenario": scenario.name,
         "metric": scenario.metric,
         "rounds": {name: sum(len(each.get(name, ())) for each in values) for name in names},
-        "rows": {row["artifact"]: row for row in rows(_joined(bench_runs, names))},
+        "rows": {row.artifact: encode(row) for row in rows(_joined(bench_runs, names))},
         "ratios": [each for each in ratios if each is not None],
     }
 

@@ -6,6 +6,7 @@ import math
 import numpy as np
 import pytest
 
+from tests.documents import ratio_of
 from vitdeploy.bench.candidate import BenchCandidate
 from vitdeploy.bench.decided import judged
 from vitdeploy.bench.expected import expected, spelt
@@ -84,8 +85,8 @@ def test_rounds_count_where_both_are_quiet():
     assert quiet_together(found.entries, "single") == [0, 3, 4, 6, 7, 8, 9, 10, 11]
     assert {name: len(values) for name, values in block_medians(found).items()} == {"a": 9, "b": 9}
     (row, _) = rows(found)
-    assert (row["samples"], row["flags"]) == (300, ["short"])
-    assert row["scenarios"]["single"]["blocks"]["quiet"] == [number not in (1, 2) for number in range(12)]
+    assert (row.samples, row.flags) == (300, ("short",))
+    assert row.scenarios["single"].blocks.quiet == tuple(number not in (1, 2) for number in range(12))
 
 
 def test_too_few_quiet_rounds_decide_nothing_and_say_so():
@@ -93,11 +94,11 @@ def test_too_few_quiet_rounds_decide_nothing_and_say_so():
     calm = [block(20.0, process=n // 7) for n in range(14)]
     found = bench_run(entry("a", disturbed), entry("b", calm))
     [ratio] = ratios(found, [("a", "b")])
-    assert (ratio["decided"], ratio["verdict"]) == (False, NOT_DECIDED)
+    assert (ratio.decided, ratio.verdict) == (False, NOT_DECIDED)
     reason = undecided(found, [ratio])["a"]
     assert reason.startswith("only 0 of 14 rounds of single were undisturbed (others had 48 % of the CPUs' time, ")
     assert "waited 40 % of the time for a CPU" in reason and "machines took 10 %" in reason and "--duration" in reason
-    assert [row["flags"] for row in rows(found)] == [["contended", "short"], ["short"]]
+    assert [row.flags for row in rows(found)] == [("contended", "short"), ("short",)]
     no_evidence = bench_run(*(entry(name, [Round(1, np.full(9, 5.0), 0.5)] * 12) for name in "ab"))
     loud = dataclasses.replace(no_evidence, load_average=3.0)
     assert judged(no_evidence, "a", "b", "single").decided
@@ -110,7 +111,7 @@ def test_an_artifact_is_undecided_by_the_ratio_that_claims_are_made_of():
     """That of its latency to the original; no other pair, and no other scenario, takes it back or makes it up."""
 
     def found(a, b, decided, metric="latency"):
-        return {"a": a, "b": b, "metric": metric, "decided": decided, "reason": "" if decided else f"{metric} {a} {b}"}
+        return ratio_of(a, b, 1.0, reason="" if decided else f"{metric} {a} {b}", metric=metric)
 
     run_of = bench_run(entry("original", [block(10.0)] * 12), entry("a", [block(5.0)] * 12))
     clean = [found("a", "b", False), found("a", "original", True), found("a", "original", False, "throughput")]
@@ -126,9 +127,9 @@ def test_what_is_decided_has_no_reason_and_latencies_whose_quotient_it_is():
     a, b = ([block(ms * each, process=n // 4) for n, each in enumerate(speed)] for ms in (3, 12))
     found = bench_run(entry("a", a), entry("b", b))
     document = summarise(found, [("a", "b")], (50,))
-    [ratio] = document["ratios"]
-    assert ratio["decided"] and not ratio["reason"] and document["undecided"] == {}
-    assert ratio["ratio"] == pytest.approx(0.25) == pytest.approx(ratio["a_ms"] / ratio["b_ms"])
+    [ratio] = document.ratios
+    assert ratio.decided and not ratio.reason and document.undecided == {}
+    assert ratio.ratio == pytest.approx(0.25) == pytest.approx(ratio.a_ms / ratio.b_ms)
 
 
 def test_a_fallback_a_wild_ratio_and_two_that_disagree_are_not_decided():

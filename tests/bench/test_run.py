@@ -23,12 +23,13 @@ from vitdeploy.bench import run as run_module
 from vitdeploy.bench.candidate import BenchCandidate
 from vitdeploy.bench.paired import PairedRatio
 from vitdeploy.bench.protocol import Protocol, Scenario, parse_scenario
+from vitdeploy.bench.row import Row
 from vitdeploy.bench.run import run_benchmark
 from vitdeploy.bench.session import running_order
 from vitdeploy.bench.worker import random_feeds
 from vitdeploy.errors import EngineError, MissingPackageError, TargetError, TensorError, VitdeployError, WorkerError
 from vitdeploy.pipeline.measure import summarise
-from vitdeploy.spec import EngineSpec, TensorSpec, encode
+from vitdeploy.spec import EngineSpec, TensorSpec, decode, encode
 
 WORKER = (sys.executable, "-m", "vitdeploy.bench.worker")
 QUICK = Protocol(batch=(1, 4), duration=0.0, block_seconds=0.01, min_rounds=3, warmup=0.01, processes=1)
@@ -145,8 +146,8 @@ def test_every_contestant_is_measured_in_every_round(engine, script):
     assert {total for _, _, total in calls} == {12}
     assert calls[2][0] == "onnxruntime-cpu-fp32: single, round 1 of 3"
     rows = summary.rows(bench_run)
-    assert json.loads(json.dumps(rows)) == rows
-    assert [row["artifact"] for row in rows] == ["onnxruntime-cpu-fp32", "product"]
+    assert [decode(Row, each) for each in json.loads(json.dumps(encode(rows)))] == rows
+    assert [row.artifact for row in rows] == ["onnxruntime-cpu-fp32", "product"]
 
 
 def test_rounds_are_spread_over_fresh_processes_and_long_scenarios_stay_in_one(tmp_path, script, monkeypatch):
@@ -174,7 +175,7 @@ def test_rounds_are_spread_over_fresh_processes_and_long_scenarios_stay_in_one(t
     served = [sum(block.latencies_ms.size for block in entry.rounds["server:200"]) for entry in bench_run.entries]
     assert all(5 <= count <= 30 for count in served)  # both were offered the same some 16 queries
     rows = summary.rows(bench_run)
-    assert json.loads(json.dumps(rows, allow_nan=False)) == rows
+    assert [decode(Row, each) for each in json.loads(json.dumps(encode(rows), allow_nan=False))] == rows
 
 
 def test_what_is_not_narrow_is_measured_again_in_other_processes(script, monkeypatch):
@@ -198,7 +199,7 @@ def test_what_is_not_narrow_is_measured_again_in_other_processes(script, monkeyp
         assert [block.process for block in entry.rounds["server:200"]] == [0, 0, 0]
     assert (totals[0], totals[-1]) == (18, 24)
     measured = summarise(bench_run, [("two", "one")], (50,))
-    assert measured["protocol"]["rounds"] == {"single": 6, "offline": 3, "server:200": 3}
+    assert measured.protocol.rounds == {"single": 6, "offline": 3, "server:200": 3}
     alone = run_benchmark(pair, dataclasses.replace(protocol, scenarios=("single",)))  # no pair: nothing to be narrow
     assert [len(entry.rounds["single"]) for entry in alone.entries] == [3, 3]
 

@@ -67,6 +67,7 @@ main()
 UNINTERRUPTED = """
 import json, os
 from pathlib import Path
+from vitdeploy.document.bench import Bench
 from vitdeploy.pipeline.assemble import write_run
 from vitdeploy.pipeline.job import prepare
 from vitdeploy.pipeline.outcome import conclude
@@ -74,12 +75,14 @@ from vitdeploy.pipeline.plan import make_plan
 from vitdeploy.recipe.load import load_recipe
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.progress import silent
+from vitdeploy.progress import silent
+from vitdeploy.spec import decode
 from vitdeploy.store.store import Store
 os.chdir(home)
 recipe = load_recipe(Path("recipe.yaml"))
 (job,) = prepare(recipe, skip_bad=False, progress=silent)
 artifacts = run_plan(make_plan(job), Store(Path("calm-store")), resume=True, progress=silent)
-bench = json.loads(Path("out/bundle/report.json").read_text())["bench"]
+bench = decode(Bench, json.loads(Path("out/bundle/report.json").read_text())["bench"])
 write_run([conclude(job, artifacts, bench)], recipe, Path("calm"))
 """
 

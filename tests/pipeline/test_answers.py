@@ -12,10 +12,11 @@ from PIL import Image
 from vitdeploy.data.decoded import DecodedSet
 from vitdeploy.data.folder import Sample
 from vitdeploy.data.panoptic import PanopticMap
+from vitdeploy.document.answers import ChangedCounts, Marks
 from vitdeploy.pipeline.answers import answer_facts
-from vitdeploy.report.answers import class_headline
+from vitdeploy.report.classes import class_headline
 from vitdeploy.runtime.postprocess import softmax
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec
+from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, encode
 from vitdeploy.tasks.adapter import Data, Setting, thumbnail
 from vitdeploy.tasks.adapters import make_adapter
 from vitdeploy.tasks.examples import CHANGED, UNSURE, USUAL, Chosen, choose, example
@@ -79,13 +80,13 @@ def test_changes_are_counted_by_what_became_of_the_answer(adapter):
     changed[[3, 50]], changed[4] = truth[3], (truth[4] + 2) % CLASSES
     engines = {"changed": sure(changed, confidence)}
     facts = answer_facts(adapter, classes_of(Path("data")), sure(answers, confidence), engines, None)
-    assert facts["changed"]["changed"] == {"changed": 3, "lost": 1, "gained": 1}
-    assert facts["classes"]["rows"][0]["class"] == "class 0" and facts["classes"]["left"] == 0
-    assert np.trace(facts["confusion"]["matrix"]["original"]) == N - 10
-    assert set(facts["reliability"]) == {"original", "changed"}
+    assert facts.changed["changed"] == ChangedCounts(3, 1, 1)
+    assert facts.classes.rows[0].name == "class 0" and facts.classes.left == 0
+    assert np.trace(facts.confusion.matrix["original"]) == N - 10
+    assert set(facts.reliability) == {"original", "changed"}
     bare = answer_facts(adapter, classes_of(Path("data"), labelled=False), sure(answers, confidence), engines, None)
-    assert bare["changed"]["changed"] == {"changed": 3, "lost": None, "gained": None}
-    assert [bare[name] for name in ("confusion", "classes", "reliability")] == [None] * 3
+    assert bare.changed["changed"] == ChangedCounts(3, None, None)
+    assert (bare.confusion, bare.classes, bare.reliability) == (None, None, None)
 
 
 def test_many_classes_keep_the_document_small():
@@ -95,13 +96,13 @@ def test_many_classes_keep_the_document_small():
     truth = np.arange(n) % classes
     found = {name: Classified(truth, random.integers(0, classes, n)) for name in ("original", "engine")}
     confused, drops = confusion(found, names), by_class(found["original"], {"engine": found["engine"]}, names)
-    assert confused["matrix"] is None and len(confused["pairs"]) == LISTED_ROWS and confused["left"] > 5000
-    assert len(drops["rows"]) == LISTED_ROWS and drops["left"] == classes - LISTED_ROWS
-    assert len(json.dumps([confused, drops])) < 20_000
+    assert confused.matrix is None and len(confused.pairs) == LISTED_ROWS and confused.left > 5000
+    assert len(drops.rows) == LISTED_ROWS and drops.left == classes - LISTED_ROWS
+    assert len(json.dumps(encode([confused, drops]))) < 20_000
     few = confusion(
         {"original": Classified(np.arange(MATRIX_CLASSES), np.arange(MATRIX_CLASSES))}, names[:MATRIX_CLASSES]
     )
-    assert np.array_equal(few["matrix"]["original"], np.eye(MATRIX_CLASSES)) and few["pairs"] == []
+    assert np.array_equal(few.matrix["original"], np.eye(MATRIX_CLASSES)) and few.pairs == ()
 
 
 def test_the_interval_of_a_drop_allows_for_how_many_classes_were_looked_at():
@@ -110,8 +111,8 @@ def test_the_interval_of_a_drop_allows_for_how_many_classes_were_looked_at():
     now[:6] = 1  # six of the forty images of one class
     alone = by_class(Classified(truth[:40], was[:40]), {"e": Classified(truth[:40], now[:40])}, ["a"] * 10)
     among = by_class(Classified(truth, was), {"e": Classified(truth, now)}, ["a", *"bcdefghij"])
-    [low, _], [lower, _] = (each["rows"][0]["engines"]["e"]["drop_ci95"] for each in (alone, among))
-    assert among["rows"][0]["class"] == "a" and lower < low and low > 0
+    [low, _], [lower, _] = (each.rows[0].engines["e"].drop_ci95 for each in (alone, among))
+    assert among.rows[0].name == "a" and lower < low and low > 0
 
 
 def test_what_one_engine_loses_is_found_beside_one_that_loses_everything():
@@ -120,9 +121,9 @@ def test_what_one_engine_loses_is_found_beside_one_that_loses_everything():
     subtle[truth == 57] = 3
     engines = {"collapsed": Classified(truth, collapsed), "subtle": Classified(truth, subtle)}
     found = by_class(Classified(truth, truth), engines, [f"class {i}" for i in range(60)])
-    assert found["lost"]["subtle"]["classes"] == 1
-    assert found["lost"]["subtle"]["worst"][0]["class"] == "class 57"
-    assert (found["lost"]["collapsed"]["classes"], len(found["lost"]["collapsed"]["worst"])) == (60, LISTED_ROWS)
+    assert found.lost["subtle"].classes == 1
+    assert found.lost["subtle"].worst[0].name == "class 57"
+    assert (found.lost["collapsed"].classes, len(found.lost["collapsed"].worst)) == (60, LISTED_ROWS)
     assert class_headline(found, "subtle").startswith("Provably lost: class 57 100")
     assert class_headline(found, "collapsed").endswith("; and 55 more.")
 
@@ -134,11 +135,11 @@ def test_a_calibration_error_is_held_against_what_chance_makes():
     honest = Classified(truth, (random.random(2000) > confidence).astype(np.int64), confidence)
     boastful = Classified(truth, (random.random(2000) > confidence - 0.2).astype(np.int64), confidence)
     found, off = reliability(honest), reliability(boastful)
-    assert found["error"] < found["by_chance"] < 5 < off["error"]
-    assert off["error"] == pytest.approx(20, abs=3)
-    assert sum(each["n"] for each in found["bins"]) == 2000
-    for each in found["bins"]:
-        assert each["ci95"][0] <= each["accuracy"] <= each["ci95"][1]
+    assert found.error < found.by_chance < 5 < off.error
+    assert off.error == pytest.approx(20, abs=3)
+    assert sum(each.n for each in found.bins) == 2000
+    for each in found.bins:
+        assert each.ci95[0] <= each.accuracy <= each.ci95[1]
 
 
 def boxes(*rows):
@@ -163,12 +164,10 @@ def test_boxes_are_marked_where_the_picture_shows_them():
     found, nothing = (
         Answers({"logits": (each,), "boxes": (box,), "size": (np.array([640, 480]),)}) for each in (logits, -logits)
     )
-    assert adapter.marks(found, found, 0) == {
-        "both": [pytest.approx([0.4, 0.3, 0.6, 0.7])],
-        "artifact": [],
-        "original": [],
-    }
-    assert [len(each) for each in adapter.marks(found, nothing, 0).values()] == [0, 1, 0]
+    marks = adapter.marks("engine", found, found, 0)
+    assert marks == Marks("engine", both=(pytest.approx((0.4, 0.3, 0.6, 0.7)),))
+    marks = adapter.marks("engine", found, nothing, 0)
+    assert [len(each) for each in (marks.both, marks.artifact, marks.original)] == [0, 1, 0]
 
 
 def test_an_image_is_cut_otherwise_from_one_percent_of_its_pixels_on():
@@ -206,6 +205,6 @@ def test_an_example_names_its_file_and_has_the_smaller_picture(adapter, tmp_path
     data = classes_of(tmp_path, 1)
     data = dataclasses.replace(data, decoded=DecodedSet(data.evaluation, tmp_path))
     row, images = example(adapter, data, Chosen(0, "usual", "engine"), found, engines, None)
-    assert (row["sample"], row["label"], row["image"], row["marks"]) == ("0/0.png", "class 0", "0.png", None)
+    assert (row.sample, row.label, row.image, row.marks) == ("0/0.png", "class 0", "0.png", None)
     assert Image.open(io.BytesIO(images["0.png"])).size == (96, 96)
-    assert row["reference"]["score"] == pytest.approx(float(softmax(found.stacked("logits")).max()))
+    assert row.reference.score == pytest.approx(float(softmax(found.stacked("logits")).max()))

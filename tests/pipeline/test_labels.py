@@ -86,10 +86,10 @@ def named(home):
 def test_folders_of_the_labels_names_are_these_classes_whatever_their_order(named):
     job, answers = named
     found = job.adapter.compare(answers, answers, job.data)
-    assert found["reference_value"] > 90
-    assert found["reference_top5"] >= found["reference_value"]
+    assert found.reference_value > 90
+    assert found.reference_top5 >= found.reference_value
     assert (job.data.mapping.how, job.data.mapping.index) == ("name", {name: i for i, name in enumerate(LABELS)})
-    assert job.data.facts["mapping"]["how"] == "name"
+    assert job.data.mapping_facts.how == "name"
     assert (list(job.labels), job.data.notes) == (LABELS, ())
     assert job.adapter.doubt(answers, job.data, found) is None
     for index, sample in enumerate(job.data.evaluation):
@@ -99,7 +99,7 @@ def test_folders_of_the_labels_names_are_these_classes_whatever_their_order(name
 def test_a_wrong_order_is_told_and_so_is_what_another_one_gives(home, named):
     job = job_of(home, labels=str(home / "sorted.txt"))
     answers = named[1]  # names are no part of an answer
-    text = job.adapter.doubt(answers, job.data, {})
+    text = job.adapter.doubt(answers, job.data, None)
     assert "the class order is wrong; in another one it is" in text
     assert text.endswith("(classes are mapped by name: 10 of the data)")
 
@@ -179,24 +179,26 @@ def test_two_models_with_their_classes_in_another_order_are_not_compared(home, s
 
 def test_an_artifact_without_labels_has_those_of_its_original(home, small):
     said: list[str] = []
-    found, _ = verify_subjects(
+    found = verify_subjects(
         *(changed(small), changed(small, tuple(LABELS)), choice(home)),
         skip_bad=False,
         budget=Budget(max_drop=0.5),
         progress=silent,
         note=said.append,
     )
-    assert found["mapping"]["how"] == "name"
+    assert found.mapping.how == "name"
     assert [text.startswith("40 images can prove a drop of") for text in said] == [True]
-    assert (found["agreement"], found["drop"]) == (100, 0)
+    assert (found.verified.agreement, found.verified.drop) == (100, 0)
 
 
 def test_another_normalisation_is_shown_by_the_same_tensor(home, small):
     ours = changed(small, mean=(0.9,), std=(0.1,))
-    found, _ = verify_subjects(ours, small, choice(home), skip_bad=False, budget=Budget(), progress=silent)
-    assert found["diagnosis"].startswith("preprocessing differs: mean (0.9,) instead of (0.5,), std (0.1,) instead of")
-    assert "on the same tensor 100.0 % agree" in found["diagnosis"]
-    assert found["same_tensor"]["max_difference"] < 1e-5 < found["max_difference"]
+    found = verify_subjects(ours, small, choice(home), skip_bad=False, budget=Budget(), progress=silent)
+    assert found.verified.diagnosis.startswith(
+        "preprocessing differs: mean (0.9,) instead of (0.5,), std (0.1,) instead of"
+    )
+    assert "on the same tensor 100.0 % agree" in found.verified.diagnosis
+    assert found.verified.same_tensor.max_difference < 1e-5 < found.verified.max_difference
 
 
 def test_a_graph_that_normalises_by_itself_cannot_be_fed_another_normalisation(home, small):
@@ -212,7 +214,7 @@ def test_a_graph_that_normalises_by_itself_cannot_be_fed_another_normalisation(h
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9).SerializeToString()
     theirs = dataclasses.replace(small, runner=lambda: OnnxRuntimeRunner(model, name="linear"))
     ours = changed(small, mean=(0.9,), std=(0.1,))
-    found, _ = verify_subjects(ours, theirs, choice(home), skip_bad=False, budget=Budget(), progress=silent)
-    assert found["same_tensor"] is None
-    assert found["diagnosis"].startswith("unknown: preprocessing differs: ")
-    assert "whether that is the cause is not shown" in found["diagnosis"]
+    found = verify_subjects(ours, theirs, choice(home), skip_bad=False, budget=Budget(), progress=silent)
+    assert found.verified.same_tensor is None
+    assert found.verified.diagnosis.startswith("unknown: preprocessing differs: ")
+    assert "whether that is the cause is not shown" in found.verified.diagnosis

@@ -6,10 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import documents
 from vitdeploy.api.context_lines import context_lines
 from vitdeploy.bench.context import Context, Layer, LeftOut, Memory, Profile, Rate
 from vitdeploy.graph.analysis.work import Work
 from vitdeploy.pipeline.roofline import context_facts
+from vitdeploy.spec import encode
 
 GIGA = 10**9
 RATES = tuple(
@@ -30,65 +32,65 @@ def work(int8=2 * GIGA, fp32=GIGA // 5, weights=6 * 10**6):
 
 
 def row(latency=10.0, artifact="a"):
-    return {"artifact": artifact, "target": "openvino-cpu", "latency_ms": {"p50": latency}, "batch": {"single": 1}}
+    return documents.row(artifact, latency)
 
 
 def facts(latency=10.0, counted=None, layers=LAYERS, rates=RATES, memory=MEMORY, waits=False, profiled=None):
     profiles = (Profile("a", 1, 30, layers, profiled or latency),) if layers else ()
     context = Context(rates, memory, profiles, (LeftOut("memory", "memory", "too little"),))
-    (found,) = context_facts(context, [row(latency)], {"a": counted or work()}, waits)["artifacts"]
+    (found,) = context_facts(context, [row(latency)], {"a": counted or work()}, waits).artifacts
     return found
 
 
 def test_a_compute_bound_artifact():
     found = facts()
-    roof, time = found["roof"], found["time"]
-    assert roof["compute_ms"] == pytest.approx(4 + 2)
-    assert roof["compute_share"] == pytest.approx(0.6)
-    assert (roof["memory_ms"], roof["fits_in_cache"]) == (None, True)
-    assert time["layers_ms"] == pytest.approx(8)
-    assert time["outside_ms"] == pytest.approx(2)
-    assert time["by_precision_ms"] == pytest.approx({"int8": 4, "fp32": 4})
-    assert found["line"] == (
+    roof, time = found.roof, found.time
+    assert roof.compute_ms == pytest.approx(4 + 2)
+    assert roof.compute_share == pytest.approx(0.6)
+    assert (roof.memory_ms, roof.fits_in_cache) == (None, True)
+    assert time.layers_ms == pytest.approx(8)
+    assert time.outside_ms == pytest.approx(2)
+    assert time.by_precision_ms == pytest.approx({"int8": 4, "fp32": 4})
+    assert found.line == (
         "compute: 60 % of the GEMM rates (GFLOP/s: INT8 500 for 91 % of the work, FP32 100 for 9 % of the work); "
         "40 % products in INT8, 20 % products in FP32, 20 % layers without products (MVN, Add), "
         "20 % outside of the layers"
     )
-    assert [layer["share"] for layer in found["layers"]] == pytest.approx([0.5, 0.25, 0.1875, 0.0625])
-    assert found["layers"][0]["fuses"] == ["fc1/MatMul", "gelu/Gelu"]
+    assert [layer.share for layer in found.layers] == pytest.approx([0.5, 0.25, 0.1875, 0.0625])
+    assert found.layers[0].fuses == ("fc1/MatMul", "gelu/Gelu")
 
 
 def test_one_precision_is_held_against_its_own_rate():
-    assert facts(counted=work(fp32=0))["line"].startswith("compute: 40 % of the INT8 GEMM rate (200 of 500 GFLOP/s); ")
+    assert facts(counted=work(fp32=0)).line.startswith("compute: 40 % of the INT8 GEMM rate (200 of 500 GFLOP/s); ")
 
 
 def test_a_rate_above_the_probes_is_explained_and_not_clipped():
     assert "compute: 133 % of the INT8 GEMM rate (667 of 500 GFLOP/s), above 100 %: faster than the probe" in str(
-        facts(latency=3.0, counted=work(fp32=0))["line"]
+        facts(latency=3.0, counted=work(fp32=0)).line
     )
 
 
 def test_bytes_count_where_no_cache_holds_them():
     heavy = work(int8=GIGA // 10, fp32=0, weights=100 * 10**6)
     found = facts(counted=heavy)
-    assert found["roof"]["memory_ms"] == pytest.approx(1e3 * heavy.bytes / 20e9)
-    assert found["bound"] == "memory"
-    assert found["line"].startswith("memory: 50 % of 20 GB/s; 40 % products in INT8")
-    assert facts(counted=heavy, memory=None)["bound"] == "compute"
+    assert found.roof.memory_ms == pytest.approx(1e3 * heavy.bytes / 20e9)
+    assert found.bound == "memory"
+    assert found.line.startswith("memory: 50 % of 20 GB/s; 40 % products in INT8")
+    assert facts(counted=heavy, memory=None).bound == "compute"
 
 
 def test_the_largest_part_of_the_time_gives_the_name():
-    assert facts(latency=100.0)["line"].startswith("overhead: 6 % of the GEMM rates")
+    assert facts(latency=100.0).line.startswith("overhead: 6 % of the GEMM rates")
     slow = (*LAYERS, Layer("resize", "Interpolate", "fp32", 20.0, False))
-    assert facts(latency=28.0, layers=slow)["line"].startswith("other layers: ")
-    assert "(Interpolate, MVN)" in facts(latency=28.0, layers=slow)["line"]
+    assert facts(latency=28.0, layers=slow).line.startswith("other layers: ")
+    assert "(Interpolate, MVN)" in facts(latency=28.0, layers=slow).line
 
 
 def test_layers_that_take_more_than_the_latency_are_not_hidden():
     found = facts(latency=5.0)
-    assert found["time"]["outside_ms"] == pytest.approx(-3)
-    assert found["time"]["outside_share"] == 0
-    assert "outside" not in found["line"]
+    assert found.time.outside_ms == pytest.approx(-3)
+    assert found.time.outside_share == 0
+    assert "outside" not in found.line
 
 
 def test_the_same_layer_of_all_blocks_is_one_group():
@@ -96,7 +98,7 @@ def test_the_same_layer_of_all_blocks_is_one_group():
     layers = tuple(
         Layer(name, "MatMul", "int8", ms, True) for name, ms in zip(names, (1.0, 2.0, 2.0, 0.5), strict=True)
     )
-    found = [(each["name"], each["count"], each["ms"]) for each in facts(layers=layers)["groups"]]
+    found = [(each.name, each.count, each.ms) for each in facts(layers=layers).groups]
     assert found == [
         ("blocks.*.mlp.fc1/MatMul", 2, 3.0),
         ("blocks.*.mlp.fc2/MatMul", 1, 2.0),
@@ -107,24 +109,24 @@ def test_the_same_layer_of_all_blocks_is_one_group():
 def test_a_machine_whose_speed_moved_is_told_of():
     """Layers are held against the latency of their own moment, the rates against the bench's."""
     found = facts(latency=20.0, profiled=10.0)
-    assert found["time"]["outside_share"] == pytest.approx(0.2)
-    assert found["line"].startswith("compute: 30 % of the GEMM rates")
-    assert found["line"].endswith("; the machine's speed moved: 20.00 ms in the bench, 10.00 ms with the layers")
-    assert "moved" not in facts(latency=10.5, profiled=10.0)["line"]
+    assert found.time.outside_share == pytest.approx(0.2)
+    assert found.line.startswith("compute: 30 % of the GEMM rates")
+    assert found.line.endswith("; the machine's speed moved: 20.00 ms in the bench, 10.00 ms with the layers")
+    assert "moved" not in facts(latency=10.5, profiled=10.0).line
 
 
 def test_nothing_is_claimed_of_what_is_not_known():
-    assert facts(rates=RATES[:1])["roof"] is None
-    assert facts(rates=RATES[:1])["line"].startswith("compute: 40 % products in INT8")
+    assert facts(rates=RATES[:1]).roof is None
+    assert facts(rates=RATES[:1]).line.startswith("compute: 40 % products in INT8")
     unknown = facts(counted="it depends on how long the sequences are", layers=())
-    assert (unknown["line"], unknown["work"], unknown["time"]) == (None, None, None)
-    assert unknown["work_unknown"] == "it depends on how long the sequences are"
+    assert (unknown.line, unknown.work, unknown.time) == (None, None, None)
+    assert unknown.work_unknown == "it depends on how long the sequences are"
     waiting = facts(waits=True)
-    assert (waiting["latency_ms"], waiting["roof"]) == (None, None)
-    assert waiting["line"].startswith("compute: 40 % products in INT8, 20 % products in FP32")
+    assert (waiting.latency_ms, waiting.roof) == (None, None)
+    assert waiting.line.startswith("compute: 40 % products in INT8, 20 % products in FP32")
     assert context_facts(None, [row()], {}) is None
-    other = context_facts(Context(RATES, MEMORY, (), ()), [row(artifact="original")], {})["artifacts"][0]
-    assert (other["line"], other["work_unknown"]) == (None, "only engines are counted")
+    other = context_facts(Context(RATES, MEMORY, (), ()), [row(artifact="original")], {}).artifacts[0]
+    assert (other.line, other.work_unknown) == (None, "only engines are counted")
 
 
 @settings(max_examples=40, deadline=None)
@@ -136,11 +138,11 @@ def test_nothing_is_claimed_of_what_is_not_known():
 def test_parts_add_up_to_the_whole(times, products, latency):
     layers = tuple(Layer(str(i), f"k{i}", ("int8", "fp32")[i % 2], ms, products[i]) for i, ms in enumerate(times))
     found = facts(latency=latency, layers=layers)
-    json.dumps(found, allow_nan=False)
-    time = found["time"]
-    parts = [*time["products"].values(), *time["others"].values(), time["outside_share"]]
+    json.dumps(encode(found), allow_nan=False)
+    time = found.time
+    parts = [*time.products.values(), *time.others.values(), time.outside_share]
     assert sum(parts) == pytest.approx(1)
-    assert found["bound"] in ("compute", "memory", "other layers", "overhead")
+    assert found.bound in ("compute", "memory", "other layers", "overhead")
 
 
 def test_the_lines_say_it_to_people():

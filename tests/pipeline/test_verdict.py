@@ -8,6 +8,7 @@ import itertools
 
 import pytest
 
+from tests.documents import bench_of, ratio_of, row
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.errors import GateError, TargetError
@@ -26,18 +27,18 @@ BUSY = "another process took 40 % of the CPUs' time"
 
 def facts(agreement=99.8, drop=(-0.5, 0.5), n=1000):
     """What `verify` says; `drop` is its interval, None without labels."""
-    return {
-        "n": n,
-        "agreement": agreement,
-        "agreement_ci95": (agreement - 0.3, min(100.0, agreement + 0.1)),
-        "agreement_of": "images with the same top-1 answer",
-        "metric": "top-1" if drop else None,
-        "value": 97.0 if drop else None,
-        "reference_value": 97.0 if drop else None,
-        "drop": sum(drop) / 2 if drop else None,
-        "drop_ci95": drop,
-        "max_difference": 0.01,
-    }
+    return Comparison(
+        n=n,
+        agreement=agreement,
+        agreement_ci95=(agreement - 0.3, min(100.0, agreement + 0.1)),
+        agreement_of="images with the same top-1 answer",
+        metric="top-1" if drop else None,
+        value=97.0 if drop else None,
+        reference_value=97.0 if drop else None,
+        drop=sum(drop) / 2 if drop else None,
+        drop_ci95=drop,
+        max_difference=0.01,
+    )
 
 
 def judged(candidate, status="pass", *, guarded=False, reasons=None, **verified):
@@ -48,27 +49,16 @@ def judged(candidate, status="pass", *, guarded=False, reasons=None, **verified)
 def bench(latency, undecided=(), spread=0.02, metric="latency"):
     """Times of all artifacts, and the ratio of every two of them: of throughputs, where a bench asked for these alone,
     turned over."""
+    ratios = [
+        ratio_of(a, b, latency[a] / latency[b], spread, BUSY if {a, b}.intersection(undecided) else "")
+        for a, b in itertools.permutations(latency, 2)
+    ]
     if metric == "throughput":
-        found = bench(latency, undecided, spread)
-        for each in found["ratios"]:
-            low, high = each["ci95"]
-            each |= {"metric": metric, "ratio": 1 / each["ratio"], "ci95": [1 / high, 1 / low]}
-        return found
-    return {
-        "results": [{"artifact": name, "latency_ms": {"p50": p50}, "flags": []} for name, p50 in latency.items()],
-        "ratios": [
-            {
-                "a": a,
-                "b": b,
-                "metric": "latency",
-                "ratio": latency[a] / latency[b],
-                "ci95": [latency[a] / latency[b] * (1 - spread), latency[a] / latency[b] * (1 + spread)],
-                "decided": not {a, b}.intersection(undecided),
-                "reason": BUSY if {a, b}.intersection(undecided) else "",
-            }
-            for a, b in itertools.permutations(latency, 2)
-        ],
-    }
+        ratios = [
+            dataclasses.replace(each, metric=metric, ratio=1 / each.ratio, ci95=(1 / each.ci95[1], 1 / each.ci95[0]))
+            for each in ratios
+        ]
+    return bench_of([row(name, p50) for name, p50 in latency.items()], ratios)
 
 
 # INT8 is faster than FP32, and every engine than the original; OpenVINO is faster than ONNX Runtime.
@@ -147,7 +137,8 @@ def test_one_target(int8, expected, engines, gate):
 def test_what_is_said_to_be_faster_is_what_is_chosen():
     """The medians of all queries may be in another order than the paired rounds, which the claim is made of."""
     found = bench({"original": 10.0, OV8.artifact: 9.5, OV32.artifact: 12.0})
-    found["results"][0]["latency_ms"]["p50"], found["results"][1]["latency_ms"]["p50"] = 10.0, 10.1
+    slower = [row(each.artifact, p50) for each, p50 in zip(found.results, (10.0, 10.1, 12.0), strict=True)]
+    found = dataclasses.replace(found, results=tuple(slower))
     verdict = decide([judged(OV8), judged(OV32)], found)
     assert (verdict.recommended, ships(verdict)) == (OV8.artifact, [OV8.artifact])
     assert verdict.sentence.startswith("Ship openvino-cpu-int8: 1.05 times as fast")
@@ -261,8 +252,7 @@ BUDGETS = [Budget(), Budget(max_size=10**9), Budget(max_latency=1e9), Budget(max
 def test_size_and_latency_never_switch_the_check_of_answers_off(budget, labels, task):
     """11 % agreement, a proven loss of 87 points: it fails, whatever else is bounded, with labels and without."""
     wrong = facts(agreement=11.0, drop=(81.7, 91.3) if labels else None)
-    row = {"latency_ms": {"p50": 1.0}, "latency_ms_ci95": {"p50": [0.9, 1.1]}, "flags": []}
-    gate = engine_gate(accuracy_gate(Comparison.of(wrong), with_guard(budget, task)), budget, 1000, row)
+    gate = engine_gate(accuracy_gate(wrong, with_guard(budget, task)), budget, 1000, row("engine", 1.0))
     assert gate.status == "fail" and f"budget {GUARD[task]:g}" in gate.reasons[0]
 
 
@@ -278,7 +268,7 @@ def test_size_and_latency_never_switch_the_check_of_answers_off(budget, labels, 
     ],
 )
 def test_the_guard_of_each_task(task, agreement, status):
-    found = Comparison.of(facts(agreement=agreement))
+    found = facts(agreement=agreement)
     assert accuracy_gate(found, with_guard(Budget(), task)).status == status
 
 

@@ -7,13 +7,17 @@ import shutil
 from pathlib import Path
 from types import SimpleNamespace
 
+import jsonschema
 import numpy as np
 import onnx
 import pytest
 
 from tests.command_line import command_line
+from tests.report_schema import FILE
 from vitdeploy.bundle.read import read_bundle, verify_files
+from vitdeploy.document.read import read_report
 from vitdeploy.runtime import load
+from vitdeploy.spec import encode
 
 TARGETS = ("openvino-cpu", "onnxruntime-cpu")
 ENGINES = ["openvino-cpu-int8", "onnxruntime-cpu-int8", "openvino-cpu-fp32", "onnxruntime-cpu-fp32"]
@@ -68,6 +72,11 @@ def test_the_bundle_holds_these_files_and_no_other(line):
             *("labels.txt", "manifest.json", "model.onnx", "report.html", "report.json"),
         ]
     )
+
+
+def test_the_report_is_what_its_published_schema_says(line):
+    jsonschema.validate(line.report, json.loads(FILE.read_text(encoding="utf-8")))
+    assert encode(read_report(line.bundle / "report.json")) == line.report
 
 
 def test_the_bundle_ships_what_was_asked_for_and_what_is_recommended(line):

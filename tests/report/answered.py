@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from vitdeploy.spec import encode
 from vitdeploy.verify.classes import Classified, by_class, confusion, reliability
 
 
@@ -17,12 +18,13 @@ def answered(engines, classes=20, images=400, names=None, wrong=0.3):
     lost = Classified(truth, np.where(truth == classes - 1, 0, found["original"].answer), found["original"].confidence)
     found[engines[0]] = lost
     original, others = found["original"], {name: found[name] for name in engines}
-    return {
+    facts = {
         "changed": {name: {"changed": 30, "lost": 20, "gained": 4} for name in engines},
         "confusion": confusion(found, names),
         "classes": by_class(original, others, names),
         "reliability": {name: reliability(each) for name, each in found.items()},
     }
+    return encode(facts)
 
 
 def example(number, why, engines, label="cat", reference="cat", answers=(), marks=None, image="0.png"):

@@ -5,6 +5,8 @@ import numpy as np
 from vitdeploy.bench.protocol import Protocol, parse_scenario
 from vitdeploy.bench.results import BenchRun, Entry, Round
 from vitdeploy.bench.summary import block_medians, rows, samples
+from vitdeploy.document.bench import Bench, ProtocolFacts, Ratio
+from vitdeploy.spec import encode
 
 
 def bench(names, scenarios=("single", "offline"), drift=0.0, slow=None, rounds=6, processes=3):
@@ -35,15 +37,13 @@ def bench(names, scenarios=("single", "offline"), drift=0.0, slow=None, rounds=6
                 entry.rounds[scenario].append(Round(batch, values, 0.5, process, 0.4, begun_seconds=begun))
                 clock += 0.5
     bench_run = BenchRun(protocol, tuple(entries), 0.1, 2)
-    ratio = {"ratio": 0.5, "ci95": [0.45, 0.55], "verdict": "faster"}
-    return {
-        "protocol": {**vars(protocol), "rounds": dict.fromkeys(scenarios, rounds)},
-        "results": rows(bench_run),
-        "ratios": [
-            {"a": name, "b": names[0], "metric": metric, **ratio}
-            for name in names[1:]
-            for metric in ("latency", "throughput")
-        ],
-        "samples_ms": samples(bench_run),
-        "block_medians_ms": block_medians(bench_run),
-    }
+    facts = ProtocolFacts(
+        dict.fromkeys(scenarios, rounds), protocol.block_seconds, scenarios, protocol.batch, protocol.threads, processes
+    )
+    ratios = [
+        Ratio(name, names[0], metric, 0.5, (0.45, 0.55), "faster")
+        for name in names[1:]
+        for metric in ("latency", "throughput")
+    ]
+    medians = block_medians(bench_run)
+    return encode(Bench(facts, tuple(rows(bench_run)), tuple(ratios), samples(bench_run), medians))

@@ -6,21 +6,27 @@ import io
 import numpy as np
 from PIL import Image
 
+from tests.documents import page_of
 from tests.report.answered import answered, example
 from tests.report.bench_runs import bench
 from tests.report.test_context import bench as with_context
 from tests.report.test_half import HALF
-from tests.report.test_html import REPORT, VERIFY, hostile
+from tests.report.test_html import LATENCY, REPORT, VERIFY, hostile
 from tests.report.test_quantization import MIXED, PLACED, SENSITIVITY
 from tests.report.test_tuning import DOCUMENT as TUNED
+from vitdeploy.document.comparison import ComparisonDocument
+from vitdeploy.document.selftest import SelftestDocument
+from vitdeploy.document.sweep import SweepDocument
+from vitdeploy.document.tuning import TuneDocument
 from vitdeploy.report.html import (
-    render_html,
     render_regression,
     render_selftest,
     render_sensitivity,
     render_sweep,
     render_tuning,
 )
+from vitdeploy.search.sensitivity import Sensitivity
+from vitdeploy.spec import decode
 
 TARGETS = ("openvino-cpu", "onnxruntime-cpu", "onnxruntime-tensorrt", "tensorrt")
 ENGINES = [f"{target}-{precision}" for target in TARGETS for precision in ("int8", "fp32")][:7]
@@ -80,9 +86,9 @@ def run_report(names=ENGINES, scenarios=("single", "offline", "sustain:12s")):
         ],
     }
     row = {"gate": "pass", "recommended": names[0], "value": 97.5, "agreement": 99.0, "throughput": 900.0}
+    row |= {"sentence": "Ship it.", "leading": names[0], "latency_ms": LATENCY | {"p50": 1.25}}
     report["sizes"] = [
-        {**row, "size": size, "path": f"sizes/{size}/" if size != "224x224" else "", "latency_ms": {"p50": 1.25}}
-        for size in ("224x224", "192x192")
+        {**row, "size": size, "path": f"sizes/{size}/" if size != "224x224" else ""} for size in ("224x224", "192x192")
     ]
     return report
 
@@ -90,11 +96,9 @@ def run_report(names=ENGINES, scenarios=("single", "offline", "sustain:12s")):
 def odd_names():
     """The report of which every name is markup; what is one word of a few is such a word."""
     report = hostile()
-    report["verdict"]["gate"] = report["engines"][0]["gate"]["status"] = "pass"
     for each in (*report["engines"], *report["bench"]["results"]):
-        each["precision"], each["kernels"] = "int8", {"int8": 10}
-    for ratio in report["bench"]["ratios"]:
-        ratio["metric"] = "latency"
+        each["precision"] = "int8"
+    report["engines"][0]["kernels"] = {"int8": 10}
     for engine in report["engines"]:
         engine["verify"]["metric"] = "top-1"
     return report
@@ -119,6 +123,7 @@ def compare_document():
                 "accuracy": accuracy | {"drop_ci95": [-10.5, 11.5], "agreement": 99.0, "agreement_ci95": [99.0, 100.0]},
                 "ratios": [ratio | {"metric": metric} for metric in ("latency", "throughput")],
                 "flags": FLAGS,
+                "same_engine": False,
                 "checks": [
                     {"name": name, "status": status, "reasons": []}
                     for name, status in (("accuracy", "fail"), ("latency", "undecided"), ("throughput", "none"))
@@ -141,7 +146,10 @@ def selftest_document():
     engines = [
         {
             "artifact": name,
+            "precision": "int8",
             "provider": "CPUExecutionProvider",
+            "options": {},
+            "device": {},
             "kernels": {"int8": 24, "fp32": 1},
             "bytes": 1_951_136,
             "verify": VERIFY,
@@ -155,8 +163,11 @@ def selftest_document():
         "log": "logs/1.txt",
     }
     return {
+        "format": 1,
         "created": "2025-01-02T03:04:05+00:00",
         "target": "onnxruntime-cuda",
+        "works": True,
+        "passed": False,
         "sentence": "onnxruntime-cuda: 2 of 3 steps done.",
         "doctor": [
             {"name": "onnxruntime-gpu", "ok": ok, "detail": "1.31.1 is there", "fix": "pip install onnxruntime-gpu"}
@@ -170,11 +181,19 @@ def selftest_document():
 
 def sweep_document():
     error = {"code": "VD2304", "message": "the checkpoint does not fit the model", "found": "12 blocks"}
+    error |= {"exit_code": 2, "wanted": "", "fix": ""}
+    found = run_report(ENGINES[:3], ("single",))
     return {
+        "format": 1,
         "created": "2025-01-02T03:04:05+00:00",
         "recipes": [
-            {"name": "vit-tiny-imagenet", "report": run_report(ENGINES[:3], ("single",)), "error": None},
-            {"name": "swin-tiny", "report": None, "error": error},
+            {
+                "name": "vit-tiny-imagenet",
+                "recipe": "a.yaml",
+                "report": found,
+                "error": None,
+            },
+            {"name": "swin-tiny", "recipe": "b.yaml", "report": None, "error": error},
         ],
         "environment": ENVIRONMENT,
     }
@@ -183,12 +202,13 @@ def sweep_document():
 def pages():
     """Every page by its name."""
     images = {"0.png": picture()}
+    recipe = "vitdeploy: 1\nname: tuned  # " + "a long line " * 12
     return {
-        "run": render_html(run_report(), images),
-        "odd names": render_html(odd_names(), images),
-        "compare": render_regression(compare_document()),
-        "sweep": render_sweep(sweep_document()),
-        "tune": render_tuning(TUNED, "vitdeploy: 1\nname: tuned  # " + "a long line " * 12),
-        "selftest": render_selftest(selftest_document()),
-        "sensitivity": render_sensitivity(SENSITIVITY, "vit-tiny-imagenet"),
+        "run": page_of(run_report(), images),
+        "odd names": page_of(odd_names(), images),
+        "compare": render_regression(decode(ComparisonDocument, compare_document())),
+        "sweep": render_sweep(decode(SweepDocument, sweep_document())),
+        "tune": render_tuning(decode(TuneDocument, TUNED), recipe),
+        "selftest": render_selftest(decode(SelftestDocument, selftest_document())),
+        "sensitivity": render_sensitivity(decode(Sensitivity, SENSITIVITY), "vit-tiny-imagenet"),
     }

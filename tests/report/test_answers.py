@@ -1,18 +1,25 @@
 """What a page says of the answers, and what it claims of them: nothing that its interval does not carry."""
 
 import copy
+import dataclasses
 import re
 
 import pytest
 
+from tests.documents import as_report, page_of
 from tests.report.answered import answered, example
 from tests.report.bench_runs import bench
 from tests.report.test_html import ALLOWED, HOSTILE, REPORT, Page
-from vitdeploy.report import answers, flags, lookup, regression, selftest, summary, table
+from vitdeploy.document.comparison import TimeRatio
+from vitdeploy.document.selftest import SelftestModel
+from vitdeploy.document.sweep import SweepDocument
+from vitdeploy.report import changed, classes, flags, lookup, regression, reliability, selftest, summary, table
 from vitdeploy.report.examples import examples
-from vitdeploy.report.html import render_html, render_sweep
+from vitdeploy.report.html import render_sweep
 from vitdeploy.report.notices import notices
 from vitdeploy.report.sweep import sweep_plots, swept
+from vitdeploy.spec import decode
+from vitdeploy.verify.classes import Drops, LostClasses, Reliability
 
 [NAME] = [engine["artifact"] for engine in REPORT["engines"]]
 MACHINE = {"cpu": "a CPU", "cores": "2", "system": "Linux", "python": "3.10"}
@@ -33,7 +40,7 @@ def report_of(classes=4, bench=None, **changes):
 
 @pytest.fixture(scope="module")
 def page():
-    return Page(render_html(report_of(), {"0.png": PNG, "1.jpg": JPEG}))
+    return Page(page_of(report_of(), {"0.png": PNG, "1.jpg": JPEG}))
 
 
 def test_the_contents_lead_to_every_section_that_there_is(page):
@@ -52,39 +59,42 @@ def test_changed_answers_come_first_with_what_became_of_them(page):
     assert places == sorted(places)
     for part in ("evaluation/cat/7.png", "30 of 64", "Below are the 3 worst", "1 that the original is least sure of"):
         assert part in page.text
-    changed, others = examples(report_of(), {})
+    changed, others = examples(as_report(report_of()), {})
     assert [len(changed), len(others), changed[0].lost] == [3, 2, 1]
 
 
 def test_a_class_is_said_to_lose_where_its_interval_carries_it(page):
     assert page.text.count("provably loses") == 1 and "Provably lost: class 3" in page.text
-    found = report_of()["answers"]["classes"]
-    found["lost"][NAME] = {"classes": 0, "worst": []}
-    assert answers.class_headline(found, NAME) == "No class provably loses accuracy (4 classes together, 95 %)."
+    found = decode(Drops, report_of()["answers"]["classes"])
+    found.lost[NAME] = LostClasses(0, ())
+    assert classes.class_headline(found, NAME) == "No class provably loses accuracy (4 classes together, 95 %)."
 
 
 def test_few_classes_are_a_heat_map_and_many_a_list():
-    few, many = (answers.class_views(report_of(classes))[0] for classes in (4, 30))
+    few, many = (classes.class_views(as_report(report_of(count)))[0] for count in (4, 30))
     assert many.matrix is None and len(many.pairs) == len(many.rows) == 20
     cells = {(i, j): cell for i, (_, row) in enumerate(few.matrix.rows) for j, cell in enumerate(row)}
     assert cells[3, 0].shade == 5 and cells[3, 3].count == "" and cells[3, 3].change.startswith("−")
-    assert answers.left(report_of(30))[1] == 10
-    assert few.matrix.phone and not answers.class_views(report_of(20))[0].matrix.phone
+    assert classes.left(as_report(report_of(30)))[1] == 10
+    assert few.matrix.phone and not classes.class_views(as_report(report_of(20)))[0].matrix.phone
 
 
 def test_a_calibration_error_that_chance_makes_is_called_that():
-    found = {"error": 1.0, "by_chance": 2.0, "confidence": 90.4, "accuracy": 98.3}
-    assert "no more than chance makes" in answers.calibration_words("engine", found)
-    assert "90.4 % sure and 98.3 % right" in answers.calibration_words("engine", {**found, "error": 3.0})
+    found = Reliability(1.0, 2.0, 90.4, 98.3, ())
+    assert "no more than chance makes" in reliability.calibration_words("engine", found)
+    assert "90.4 % sure and 98.3 % right" in reliability.calibration_words(
+        "engine", dataclasses.replace(found, error=3.0)
+    )
 
 
 def test_without_answers_and_labels_there_are_no_such_sections():
-    bare = report_of(answers=None, examples=[])
-    assert answers.class_views(bare) == answers.changed_rows(bare) == [] and answers.reliability_plot(bare) is None
+    bare = as_report(report_of(answers=None, examples=[]))
+    assert classes.class_views(bare) == changed.changed_rows(bare) == [] and reliability.reliability_plot(bare) is None
     unlabelled = report_of()
     unlabelled["answers"] |= {"confusion": None, "classes": None, "reliability": None}
     unlabelled["answers"]["changed"][NAME] |= {"lost": None, "gained": None}
-    assert answers.changed_rows(unlabelled)[0].lost == "" and answers.class_views(unlabelled) == []
+    unlabelled = as_report(unlabelled)
+    assert changed.changed_rows(unlabelled)[0].lost == "" and classes.class_views(unlabelled) == []
     assert "Changed answers" in [line.name for line in summary.summary(unlabelled)]
 
 
@@ -92,7 +102,7 @@ def test_names_of_classes_and_files_stay_text():
     report = report_of()
     report["answers"] = answered([NAME], 4, names=[HOSTILE, "a", "b", "c"])
     report["examples"][0] |= {"sample": HOSTILE, "label": HOSTILE}
-    html = render_html(report, {})
+    html = page_of(report, {})
     assert "<script" not in html and "&lt;script&gt;alert(1)" in html
 
 
@@ -101,7 +111,7 @@ def cards(ratio, low, high, p50=(1.0, 2.0), **rest):
     measured["ratios"][0] |= {"ratio": ratio, "ci95": [low, high], **rest}
     for row, value in zip(measured["results"], reversed(p50), strict=True):
         row["latency_ms"] = {**row["latency_ms"], "p50": value}
-    return {cell.value: cell.note for cell in table.headline({**REPORT, "bench": measured})}
+    return {cell.value: cell.note for cell in table.headline(as_report({**REPORT, "bench": measured}))}
 
 
 def test_a_card_claims_what_its_interval_carries():
@@ -111,7 +121,7 @@ def test_a_card_claims_what_its_interval_carries():
     assert "no difference is proven" in cards(0.5, 0.45, 0.55)["≤ 1.50 pt"]
     report = copy.deepcopy(REPORT)
     report["engines"][0]["verify"]["drop_ci95"] = [0.1, 0.9]
-    assert "0.50 pt" in [cell.value for cell in table.headline(report)]
+    assert "0.50 pt" in [cell.value for cell in table.headline(as_report(report))]
 
 
 def test_latencies_beside_a_ratio_say_so_where_they_are_none():
@@ -125,29 +135,30 @@ def test_what_is_not_decided_is_no_ratio_and_has_no_star():
     for ratio in measured["ratios"]:
         ratio |= {"decided": False, "reason": "other work was running"}
     report = {**REPORT, "bench": measured}
-    assert lookup.starred(REPORT) == NAME and lookup.starred(report) is None
-    assert not any(row.recommended for row in table.main_rows(report))
-    assert "not decided" in [cell.value for cell in table.headline(report)]
-    text = Page(render_html({**report, "warnings": ["is the class order right?"]}, {})).text
+    found = as_report(report)
+    assert lookup.starred(as_report(REPORT)) == NAME and lookup.starred(found) is None
+    assert not any(row.recommended for row in table.main_rows(found))
+    assert "not decided" in [cell.value for cell in table.headline(found)]
+    text = Page(page_of({**report, "warnings": ["is the class order right?"]}, {})).text
     assert text.index("is the class order right?") < text.index(f"{NAME}: other work was running")
     assert text.index("other work was running") < text.index(REPORT["verdict"]["sentence"])
     assert "★" not in text and "2.00×" not in text and "0.450 to 0.550" not in text
-    ratio = {**REPORT["bench"]["ratios"][0], "difference": "faster"}
+    ratio = TimeRatio("latency", 0.5, (0.45, 0.55), difference="faster")
     assert regression.ratio_cell(ratio).value == "0.500"
-    assert regression.ratio_cell({**ratio, "decided": False, "reason": "busy"}).value == "not decided"
-    model = {"engines": report["engines"], "bench": measured}
+    assert regression.ratio_cell(dataclasses.replace(ratio, decided=False, reason="busy")).value == "not decided"
+    model = SelftestModel("model", True, (), found.bench)
     assert [row.ratio.value for row in selftest.engine_rows(model)] == ["–", "not decided"]
 
 
 def test_where_nothing_is_recommended_the_numbers_are_of_what_leads():
     report = copy.deepcopy(REPORT)
     report["verdict"] |= {"recommended": None, "leading": NAME}
-    text = Page(render_html(report, {})).text
+    text = Page(page_of(report, {})).text
     assert f"{NAME} in numbers, which is not recommended" in text and "None in numbers" not in text
 
 
 def test_reasons_that_artifacts_share_are_said_once():
-    found = notices([], {"undecided": {"a": "busy", "b": "busy", "c": "hot"}}, None, {})
+    found = notices([], {"a": "busy", "b": "busy", "c": "hot"}, {})
     assert [each.lines for each in found] == [["a, b: busy", "c: hot"]]
     assert notices([]) == []
 
@@ -167,10 +178,11 @@ def test_a_sweep_is_one_plane_of_all_recipes_and_one_for_each_metric():
     other = copy.deepcopy(report)
     for each in other["engines"]:
         each["verify"]["metric"] = "mAP"
-    error = {"code": "VD1", "message": "bad", "found": None}
+    error = {"code": "VD1", "message": "bad", "exit_code": 1, "found": None, "wanted": None, "fix": None}
     recipes = [("one", report, None), ("bad", None, error), ("two", other, None)]
-    rows = [{"name": name, "report": found, "error": error} for name, found, error in recipes]
-    document = {"created": REPORT["created"], "recipes": rows, "environment": MACHINE}
+    rows = [{"name": name, "recipe": "a.yaml", "report": found, "error": error} for name, found, error in recipes]
+    found = {"format": 1, "created": REPORT["created"], "recipes": rows, "environment": MACHINE}
+    document = decode(SweepDocument, found)
     assert [[number for number, _ in each.rows] for each in swept(document)] == [[1, 2, 3], [], [4, 5, 6]]
     plots = sweep_plots(document)
     assert [plot.title for plot in plots] == [
@@ -182,8 +194,9 @@ def test_a_sweep_is_one_plane_of_all_recipes_and_one_for_each_metric():
     assert "5, two, openvino-cpu-int8: 99.00 %" in labels[0] and "original" not in labels[0].partition(".")[2]
     assert "1, one, original: 98.00 %" in labels[1] and "two" not in labels[1]
     assert "A ring marks what its recipe recommends" in plots[0].caption
-    assert sweep_plots({**document, "recipes": rows[1:2]}) == []
+    assert sweep_plots(dataclasses.replace(document, recipes=document.recipes[1:2])) == []
     report |= {"warnings": ["the class order?"], "bench": {**report["bench"], "undecided": {names[1]: "busy"}}}
+    document = decode(SweepDocument, found)
     assert "Not decided are the latencies of 3." in sweep_plots(document)[0].caption
     page = render_sweep(document)
     assert "Agreement with its original and latency" in page

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tests.documents import page_of
 from tests.report.test_html import HOSTILE, PNG, REPORT, Page, without_bench
 from vitdeploy.report.attention import SMALL, attention_tile
-from vitdeploy.report.html import render_html
 
 ENGINE = "openvino-cpu-int8"
 MAPS = [
@@ -28,7 +28,7 @@ ATTENTION = {
 def page(images=("0.png", "0-original.png", "0-engine.png"), **changes):
     report = without_bench()
     report["attention"] = {**copy.deepcopy(ATTENTION), **changes}
-    return Page(render_html(report, dict.fromkeys(images, PNG)))
+    return Page(page_of(report, dict.fromkeys(images, PNG)))
 
 
 def test_maps_are_shown_with_both_answers_and_whose_they_are():
@@ -49,9 +49,9 @@ def test_the_original_alone_is_not_said_to_be_of_an_engine():
 
 
 def test_without_maps_there_is_no_section_and_without_pictures_a_word():
-    assert "Where the model looks" not in Page(render_html(REPORT, {})).text
+    assert "Where the model looks" not in Page(page_of(REPORT, {})).text
     report = without_bench() | {"attention": None}
-    assert "Where the model looks" not in Page(render_html(report, {})).text
+    assert "Where the model looks" not in Page(page_of(report, {})).text
     assert page(images=()).text.count("image not included") == 4
 
 

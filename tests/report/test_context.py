@@ -3,12 +3,14 @@
 import copy
 import dataclasses
 
+from tests.documents import page_of
 from tests.pipeline.test_roofline import LAYERS, MEMORY, RATES, row, work
 from tests.report.test_html import ALLOWED, HOSTILE, REPORT, Page
 from vitdeploy.bench.context import Context, LeftOut, Profile
+from vitdeploy.document.bench import Bench
 from vitdeploy.pipeline.roofline import context_facts
-from vitdeploy.report.context import section
-from vitdeploy.report.html import render_html
+from vitdeploy.report.context import context_view
+from vitdeploy.spec import decode, encode
 
 NAME = "openvino-cpu-int8"
 
@@ -18,11 +20,16 @@ def bench(layers=LAYERS, latency=10.0):
         RATES, MEMORY, (Profile(NAME, 1, 30, layers, latency),), (LeftOut("rate", "openvino-cpu fp16", "no <FP16>"),)
     )
     found = context_facts(context, [row(artifact="original"), row(latency, NAME)], {NAME: work()})
-    return {**copy.deepcopy(REPORT["bench"]), "context": found}
+    return {**copy.deepcopy(REPORT["bench"]), "context": encode(found)}
+
+
+def found_in(found):
+    views = context_view(found and decode(Bench, found))
+    return views[0] if views else None
 
 
 def test_a_page_shows_where_the_time_goes():
-    page = render_html({**REPORT, "bench": bench()}, {})
+    page = page_of({**REPORT, "bench": bench()}, {})
     assert "Where the time goes" in page
     assert "openvino-cpu INT8 500, FP32 100 GFLOP/s; memory 20 GB/s copied by 2 threads" in page
     assert "compute: 60 % of the GEMM rates" in page
@@ -33,14 +40,14 @@ def test_a_page_shows_where_the_time_goes():
 
 
 def test_an_artifact_without_layers_has_no_bar():
-    found = section(bench(layers=()))
+    found = found_in(bench(layers=()))
     assert found.plot is None
     assert [each.artifact for each in found.artifacts] == [NAME]
     assert found.artifacts[0].line.startswith("compute: 60 %")
 
 
 def test_a_bar_shows_what_reaches_beyond_the_latency():
-    found = section(bench(latency=5.0))
+    found = found_in(bench(latency=5.0))
     assert "outside of the layers" not in found.plot.wide
     assert found.artifacts[0].facts.startswith(
         "layers 8.00 ms of a latency of 5.00 ms; 2.20 GFLOP and at least 6.15 MB"
@@ -49,21 +56,21 @@ def test_a_bar_shows_what_reaches_beyond_the_latency():
 
 def test_layers_beyond_the_slowest_are_counted():
     many = [dataclasses.replace(layer, name=f"{layer.name}{i}") for i in range(4) for layer in LAYERS]
-    found = section(bench(layers=(*many, *many[:3])))
+    found = found_in(bench(layers=(*many, *many[:3])))
     assert (len(found.artifacts[0].rows), found.artifacts[0].left) == (10, 6)
 
 
 def test_without_context_there_is_no_such_part():
-    assert section(None) is None
-    assert section(REPORT["bench"]) is None
-    assert section({**REPORT["bench"], "context": None}) is None
+    assert found_in(None) is None
+    assert found_in(REPORT["bench"]) is None
+    assert found_in({**REPORT["bench"], "context": None}) is None
 
 
 def test_hostile_names_of_layers_stay_text():
     spoilt = [
         dataclasses.replace(each, name=HOSTILE, kind=HOSTILE, precision=HOSTILE, fuses=(HOSTILE,)) for each in LAYERS
     ]
-    page = Page(render_html({**REPORT, "bench": bench(layers=tuple(spoilt))}, {}))
+    page = Page(page_of({**REPORT, "bench": bench(layers=tuple(spoilt))}, {}))
     assert all(ALLOWED.fullmatch(each) for each in page.loads)
     assert "script" not in [tag for tag, _ in page.elements]
     assert "<script>alert(1)</script>" in page.text

@@ -2,8 +2,8 @@
 
 import copy
 
+from tests.documents import page_of
 from tests.report.test_html import HOSTILE, REPORT, Page
-from vitdeploy.report.html import render_html
 
 HALF = {
     "type": "fp16",
@@ -17,7 +17,7 @@ HALF = {
 def page(**facts):
     report = copy.deepcopy(REPORT)
     report["engines"][0]["half"] = {**HALF, **facts}
-    return render_html(report, {})
+    return page_of(report, {})
 
 
 def test_types_are_told_with_their_reasons():
@@ -32,7 +32,7 @@ def test_nothing_is_said_of_what_is_not_there():
     text = Page(page(type="bf16", residual_exponent=0, float32={}, underflow={}, macs={"half": 1, "float32": 0})).text
     assert "bfloat16: 0.0 % of the products in float32, 0 operations in float32" in text
     assert "scaled by" not in text and "Numbers lost to zero" not in text and "Why" not in text
-    assert "Types of" not in Page(render_html(REPORT, {})).text
+    assert "Types of" not in Page(page_of(REPORT, {})).text
 
 
 def test_names_are_escaped():

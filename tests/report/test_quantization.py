@@ -4,9 +4,12 @@ import copy
 
 import pytest
 
+from tests.documents import page_of
 from tests.report.test_html import HOSTILE, REPORT, Page
-from vitdeploy.report.html import render_html, render_sensitivity
+from vitdeploy.report.html import render_sensitivity
 from vitdeploy.report.quantization import headline
+from vitdeploy.search.sensitivity import Sensitivity
+from vitdeploy.spec import decode
 
 COST = {"layers": 1, "distance": 0.25, "ci95": [0.1, 0.4], "share": 0.5}
 SENSITIVITY = {
@@ -53,10 +56,14 @@ PLACED = {
 }
 
 
+def costs_page(found, name):
+    return render_sensitivity(decode(Sensitivity, found), name)
+
+
 def page(weight_bits=8, **facts):
     report = copy.deepcopy(REPORT)
     report["engines"][0] |= {"quantization": {**PLACED, **facts}, "weight_bits": weight_bits}
-    return Page(render_html(report, {})).text
+    return Page(page_of(report, {})).text
 
 
 def test_folds_and_float_layers_are_shown_for_plain_int8():
@@ -99,7 +106,7 @@ def test_a_search_that_took_nothing_says_so():
 
 
 def test_the_page_of_costs_alone_names_the_guilty_layer():
-    html = render_sensitivity(SENSITIVITY, "<b>model</b>")
+    html = costs_page(SENSITIVITY, "<b>model</b>")
     assert "blocks.0.mlp.fc2 costs 50 % (20 to 80) of what INT8 loses; others may cost as much." in Page(html).text
     assert "<b>" not in html
     assert html.count("<svg") == 2
@@ -108,7 +115,7 @@ def test_the_page_of_costs_alone_names_the_guilty_layer():
 def first_costs(low, high, **rest):
     layers = copy.deepcopy(SENSITIVITY["layers"])
     layers[0]["cost"]["ci95"] = [low, high]
-    return headline({**SENSITIVITY, "layers": layers[:2], **rest})
+    return headline(decode(Sensitivity, {**SENSITIVITY, "layers": layers[:2], **rest}))
 
 
 def test_the_headline_of_costs_says_only_what_its_intervals_carry():
@@ -121,20 +128,20 @@ def test_the_headline_of_costs_says_only_what_its_intervals_carry():
 
 
 def test_a_page_of_no_layer_says_so():
-    assert "No layer is in INT8." in render_sensitivity({**SENSITIVITY, "layers": [], "groups": []}, "model")
+    assert "No layer is in INT8." in costs_page({**SENSITIVITY, "layers": [], "groups": []}, "model")
 
 
 def test_hostile_names_stay_text():
     def spoil(value):
         if isinstance(value, dict):
-            return {key: spoil(item) for key, item in value.items()}
+            return {key: item if key == "kind" else spoil(item) for key, item in value.items()}
         if isinstance(value, list):
             return [spoil(item) for item in value]
         return HOSTILE if isinstance(value, str) else value
 
-    html = render_sensitivity(spoil(SENSITIVITY), HOSTILE)
+    html = costs_page(spoil(SENSITIVITY), HOSTILE)
     assert not {"script", "img"} & {tag for tag, _ in Page(html).elements}
     assert "\u202e" not in html
     report = copy.deepcopy(REPORT)
     report["engines"][0]["quantization"] = spoil({**PLACED, "sensitivity": SENSITIVITY, "mixed": MIXED})
-    assert "script" not in {tag for tag, _ in Page(render_html(report, {})).elements}
+    assert "script" not in {tag for tag, _ in Page(page_of(report, {})).elements}

@@ -1,17 +1,17 @@
 """The page of a report of every task, with the facts that the task's own comparison gives."""
 
 import copy
-import dataclasses
-import json
 import re
 
 import numpy as np
 import pytest
 
+from tests.documents import page_of
 from tests.report.test_html import PNG, REPORT, Page
 from vitdeploy.data.detection import Boxes
 from vitdeploy.data.panoptic import PanopticMap
-from vitdeploy.report.html import render_html
+from vitdeploy.document.engine import diagnosed
+from vitdeploy.spec import encode
 from vitdeploy.verify.agreement import compare
 from vitdeploy.verify.average_precision import Objects
 from vitdeploy.verify.detection import compare_detections
@@ -86,10 +86,11 @@ def without_bench():
 def report_of(task, labelled=True, facts=None):
     report = without_bench()
     noun = "sequence" if task == "sequence" else "image"
-    report["task"], report["data"]["noun"] = task, noun
+    report["task"] = report["model"]["task"] = task
+    report["data"]["noun"] = noun
     found = facts or TASKS[task][0](labelled)
     [engine] = report["engines"]
-    engine["verify"] = json.loads(json.dumps({**dataclasses.asdict(found), "same_tensor": {}, "diagnosis": "rounding"}))
+    engine["verify"] = encode(diagnosed(found, None, "rounding"))
     if task == "sequence":
         report["model"].update(image_size=[0, 0], channels=0, classes=None)
     if task in ("panoptic", "sequence"):
@@ -104,7 +105,7 @@ def report_of(task, labelled=True, facts=None):
 @pytest.mark.parametrize("task", TASKS)
 def test_a_page_shows_the_metric_and_the_numbers_of_its_task(task, labelled):
     report = report_of(task, labelled)
-    page = Page(render_html(report, {"0.png": PNG}))
+    page = Page(page_of(report, {"0.png": PNG}))
     verify, (_, metric, names) = report["engines"][0]["verify"], TASKS[task]
     assert (metric in page.text) == labelled
     assert ("There are no labels" in page.text) != labelled
@@ -122,7 +123,7 @@ def test_a_page_shows_the_metric_and_the_numbers_of_its_task(task, labelled):
 
 def test_qualities_of_things_and_stuff_are_the_engine_s_with_the_original_s_below():
     verify = report_of("panoptic")["engines"][0]["verify"]
-    text = Page(render_html(report_of("panoptic"), {})).text
+    text = Page(page_of(report_of("panoptic"), {})).text
     assert verify["things"]["pq"] < verify["reference_things"]["pq"] == 100
     assert f"{verify['things']['pq']:.2f}original 100.00" in text
 
@@ -130,7 +131,7 @@ def test_qualities_of_things_and_stuff_are_the_engine_s_with_the_original_s_belo
 def test_a_model_of_sequences_has_sequences_and_no_pictures():
     report = {**report_of("sequence"), "bench": REPORT["bench"]}
     report["data"]["path"] = "tokens.npz"
-    page = Page(render_html(report, {}).partition("</head>")[2])
+    page = Page(page_of(report, {}).partition("</head>")[2])
     assert page.text.count("Token accuracy, %") > 1  # the table and the plot
     assert "Verified on 64 sequences" in page.text
     assert "sequences/s" in page.text
@@ -141,7 +142,7 @@ def test_a_model_of_sequences_has_sequences_and_no_pictures():
 
 @pytest.mark.parametrize("task", TASKS)
 def test_scores_are_shown_as_bars_where_the_task_has_them(task):
-    page = Page(render_html(report_of(task), {}))
+    page = Page(page_of(report_of(task), {}))
     bars = [values for _, values in page.elements if values.get("class") == "bar"]
     assert len(bars) == (0 if task in ("panoptic", "sequence") else 2)
     assert ("Bars show" in page.text) == bool(bars)
@@ -149,18 +150,18 @@ def test_scores_are_shown_as_bars_where_the_task_has_them(task):
 
 @pytest.mark.parametrize("task", TASKS)
 def test_a_tick_marks_an_answer_only_where_its_words_are_the_whole_answer(task):
-    text = Page(render_html(report_of(task), {})).text
+    text = Page(page_of(report_of(task), {})).text
     assert ("A tick ✓" in text) == (task in ("classification", "sequence"))
 
 
 def test_an_original_that_finds_nothing_leaves_nothing_to_agree_with():
     sentence = "agreement says nothing here"
-    assert sentence in render_html(report_of("detection", facts=detection(labelled=False, score=0.1)), {})
-    assert sentence not in render_html(report_of("detection", labelled=False), {})
+    assert sentence in page_of(report_of("detection", facts=detection(labelled=False, score=0.1)), {})
+    assert sentence not in page_of(report_of("detection", labelled=False), {})
 
 
 def test_the_notes_of_the_source_and_the_rewrites_are_shown():
-    text = Page(render_html(without_bench(), {})).text
+    text = Page(page_of(without_bench(), {})).text
     assert "weights of the EMA" in text
     assert "412 to 371" in text
     assert "key bias dropped12 places" in text
@@ -169,7 +170,7 @@ def test_the_notes_of_the_source_and_the_rewrites_are_shown():
     report["optimize"] = {"rewrites": {"a": {}, "b": {"new_one": 1}}, "nodes": {"a": [1, 1], "b": [2, 1]}}
     report["optimize"]["difference"] = {"a": 0.0, "b": 0.0}
     report["optimize"]["token_merging"] = {"a": {"tokens": 197, "remaining": {"1": 192, "6": 128}}}
-    text = Page(render_html(report, {})).text
+    text = Page(page_of(report, {})).text
     assert "197 to 192 behind block 1, 128 behind block 6" in text
     for part in ("Exact rewrites: a", "There was nothing to rewrite.", "Exact rewrites: b", "new one1 place"):
         assert part in text
@@ -177,7 +178,7 @@ def test_the_notes_of_the_source_and_the_rewrites_are_shown():
 
 def test_a_metric_of_another_task_goes_by_its_own_name():
     report = without_bench()
-    report["task"], report["engines"][0]["verify"]["metric"] = "depth", "RMSE"
-    text = Page(render_html(report, {})).text
+    report["engines"][0]["verify"]["metric"] = "RMSE"
+    text = Page(page_of(report, {})).text
     assert "RMSE, %" in text
     assert "drop in RMSE" in text

@@ -5,17 +5,21 @@ import re
 import numpy as np
 import pytest
 
+from tests.documents import bench_of
 from tests.report.bench_runs import bench
 from tests.report.test_html import HOSTILE
+from vitdeploy.document.bench import Bench
+from vitdeploy.report.lookup import measured_alone
 from vitdeploy.report.plots import bench_plots
 from vitdeploy.report.timeline import timeline_plots
 from vitdeploy.report.tracks import moves
+from vitdeploy.spec import decode
 
 NAMES = [f"engine-{letter}" for letter in "abcd"]
 
 
 def plots_of(found):
-    return {plot.title: plot for plot in timeline_plots({"engines": [], "bench": found})}
+    return {plot.title: plot for plot in timeline_plots(measured_alone(decode(Bench, found)))}
 
 
 def label(plot):
@@ -69,9 +73,9 @@ def test_a_server_that_answered_nothing_for_a_while_has_a_gap_there():
     assert plots_of(found) == {}
 
 
-@pytest.mark.parametrize("found", [None, {"results": []}])
+@pytest.mark.parametrize("found", [None, measured_alone(bench_of([]))])
 def test_without_a_bench_there_is_nothing(found):
-    assert bench_plots({"engines": [], "bench": found}) == []
+    assert bench_plots(found) == []
 
 
 def test_names_of_any_kind_are_text():

@@ -3,8 +3,11 @@
 import copy
 
 from tests.report.test_html import HOSTILE, REPORT, Page
+from vitdeploy.document.tuning import TuneDocument
+from vitdeploy.report import tuning
 from vitdeploy.report.html import render_tuning
-from vitdeploy.report.tuning import aligned_rows, colours, schedule_rows, variant_rows
+from vitdeploy.report.lookup import colours
+from vitdeploy.spec import decode
 
 NAMES = [engine["artifact"] for engine in REPORT["engines"]]
 
@@ -28,7 +31,9 @@ def variant(name, distance, latency, finalist, expected=98.5):
 
 
 DOCUMENT = {
-    **{key: REPORT[key] for key in ("name", "task", "created", "engines", "bench")},
+    **{key: REPORT[key] for key in ("format", "name", "task", "created", "engines", "bench", "environment")},
+    "budget": {"max_drop": 1.0},
+    "recipe": {},
     "data": {**REPORT["data"], "calibration_images": 128},
     "verdict": {**REPORT["verdict"], "recommended": NAMES[0], "confirmed": NAMES[:1], "stopped": None},
     "unit": "KL, nats",
@@ -39,6 +44,7 @@ DOCUMENT = {
     ],
     "rows": {
         "openvino-cpu": {
+            **{"target": "openvino-cpu", "precision": "int8", "measured": "2025-01-02", "device": {}},
             "tokens": 197,
             "timings": [
                 {"rows": 197, "rounds_ms": [5.0, 5.2, 5.1], "ratio": 1.0, "low": 1.0, "high": 1.0},
@@ -60,8 +66,16 @@ DOCUMENT = {
 }
 
 
+def tuned(document):
+    return decode(TuneDocument, document)
+
+
 def page(**changes):
-    return Page(render_tuning({**copy.deepcopy(DOCUMENT), **changes}, "# Chosen\nvitdeploy: 1\n"))
+    return Page(render_tuning(tuned({**DOCUMENT, **changes}), "# Chosen\nvitdeploy: 1\n"))
+
+
+def variant_rows(document):
+    return tuning.variant_rows(tuned(document))
 
 
 def test_every_variant_is_a_row_the_nearest_first_with_what_became_of_it():
@@ -84,16 +98,16 @@ def test_nothing_has_a_star_where_its_gate_is_not_decided():
     document["engines"][0]["gate"]["status"] = document["verdict"]["gate"] = "undecided"
     assert not any(row.chosen for row in variant_rows(document))
     assert variant_rows(document)[1].state == "finalist, confirmed; the best found"
-    found = Page(render_tuning(document, ""))
+    found = Page(render_tuning(tuned(document), ""))
     assert "★" not in found.text.partition("</style>")[2] + found.text[found.text.index("All variants") :]
     assert f"{NAMES[0]} in numbers, which is not recommended" in found.text
 
 
 def test_a_colour_is_a_target_on_the_whole_page():
     names = ["openvino-cpu-int8", "onnxruntime-cpu-mixed", "openvino-cpu-fp32"]
-    of = colours(DOCUMENT)
+    of = colours(tuned(DOCUMENT))
     assert [of[name] for name in names] == [1, 2, 1] and of["original"] == 0
-    html = render_tuning(copy.deepcopy(DOCUMENT), "")
+    html = render_tuning(tuned(DOCUMENT), "")
     assert html.count("var(--series-1)") > 4 and "var(--series-3)" not in html.partition("</style>")[2]
 
 
@@ -107,7 +121,7 @@ def test_what_a_remark_or_another_line_has_said_is_not_said_again():
 
 
 def test_numbers_of_rows_with_their_ratios():
-    [one, aligned] = aligned_rows(DOCUMENT)["openvino-cpu"]
+    [one, aligned] = tuning.aligned_rows(tuned(DOCUMENT))["openvino-cpu"]
     assert (one.rows, one.latency) == (197, "5.10")
     assert (aligned.rows, aligned.ratio.value, aligned.ratio.note) == (200, "0.900", "0.880 to 0.920")
     assert "Number of rows" in page().text and "openvino-cpu: 197 tokens" in page().text
@@ -115,7 +129,7 @@ def test_numbers_of_rows_with_their_ratios():
 
 
 def test_schedules_of_merging_the_fastest_first():
-    rows = schedule_rows(DOCUMENT)
+    rows = tuning.schedule_rows(tuned(DOCUMENT))
     assert list(rows) == ["openvino-cpu"]
     assert [row.merges for row in rows["openvino-cpu"]] == [
         "192 from block 1 on, 128 from block 6 on",
@@ -140,6 +154,6 @@ def test_the_page_shows_the_search_the_finalists_and_the_recipe():
 
 
 def test_hostile_names_are_text():
-    html = render_tuning({**copy.deepcopy(DOCUMENT), "name": HOSTILE}, HOSTILE)
+    html = render_tuning(tuned({**DOCUMENT, "name": HOSTILE}), HOSTILE)
     assert "<script" not in html
     assert "<img" not in html.replace('<img src="data:', "")

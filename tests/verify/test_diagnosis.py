@@ -1,6 +1,6 @@
 """One sentence tells a graph error, a preprocessing error and rounding apart, where that was shown."""
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -15,14 +15,14 @@ REFERENCE = np.tile(np.eye(4, dtype=np.float32) * 8, (25, 1))
 
 def shifted(by):
     """Every logit moved by a part of the largest one."""
-    return asdict(compare(REFERENCE + np.float32(8 * by), REFERENCE, None))
+    return compare(REFERENCE + np.float32(8 * by), REFERENCE, None)
 
 
 def rotated(wrong):
     """Another answer for the first `wrong` images."""
     ours = REFERENCE.copy()
     ours[:wrong] = np.roll(ours[:wrong], 1, axis=1)
-    return asdict(compare(ours, REFERENCE, None))
+    return compare(ours, REFERENCE, None)
 
 
 SAME, ROUNDED = shifted(2.0**-10), shifted(0.02)
@@ -61,13 +61,13 @@ def test_answers_that_rounding_does_not_explain_have_an_unknown_cause():
 @pytest.mark.parametrize(("precision", "tensor"), [("fp32", rotated(0)), ("int8", rotated(2))])
 def test_preprocessing_is_the_cause_where_the_same_tensor_has_the_same_answers(precision, tensor):
     sentence = diagnose(tensor, rotated(25), TURNED, SPEC, precision)
-    assert sentence == f"{NAMED}; on the same tensor {tensor['agreement']:.1f} % agree, on the same image 75.0 %"
+    assert sentence == f"{NAMED}; on the same tensor {tensor.agreement:.1f} % agree, on the same image 75.0 %"
 
 
 @pytest.mark.parametrize(("precision", "tensor"), [("fp32", rotated(2)), ("fp32", rotated(60)), ("int8", rotated(60))])
 def test_preprocessing_is_not_blamed_for_what_the_same_tensor_shows_too(precision, tensor):
     sentence = diagnose(tensor, rotated(60), TURNED, SPEC, precision)
-    both = f"on the same tensor {tensor['agreement']:.1f} % agree, on the same image 40.0 %"
+    both = f"on the same tensor {tensor.agreement:.1f} % agree, on the same image 40.0 %"
     assert sentence == f"unknown: {NAMED}; but {both}, so that is not all of it"
 
 

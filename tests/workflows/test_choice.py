@@ -2,6 +2,8 @@
 
 import pytest
 
+from tests.documents import bench_of, ratio_of, row
+from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.gate import Gate
 from vitdeploy.workflows.tuning.choice import Finalist, choose
 from vitdeploy.workflows.tuning.variants import Variant
@@ -11,36 +13,32 @@ UNDECIDED = Gate("undecided", ("drop 0.90 points; undecided: needs about 9,000 i
 
 
 def finalist(precision, distance, p50, accuracy=PASS, gate=None, drop=(-0.5, 0.5), merges=(), guarded=False):
-    verified = {
-        "agreement": 99.0,
-        "agreement_ci95": (98.0, 99.5),
-        "drop": 0.0 if drop else None,
-        "drop_ci95": drop,
-        "metric": "top-1",
-        "p50": p50,  # for `bench`
-    }
+    verified = Comparison(
+        n=1000,
+        agreement=99.0,
+        agreement_ci95=(98.0, 99.5),
+        agreement_of="images",
+        drop=0.0 if drop else None,
+        drop_ci95=drop,
+        metric="top-1",
+        max_difference=p50,  # for `bench`
+    )
     variant = Variant("openvino-cpu", precision, merges)
     return Finalist(variant, distance, verified, accuracy, accuracy if gate is None else gate, guarded)
 
 
 def bench(*finalists, spread=0.01, undecided=()):
-    latencies = {"original": 100.0, **{each.name: each.verified["p50"] for each in finalists}}
+    latencies = {"original": 100.0, **{each.name: each.verified.max_difference for each in finalists}}
     ratios = [
-        {
-            "a": a,
-            "b": b,
-            "metric": "latency",
-            "ratio": (ratio := latencies[a] / latencies[b]),
-            "ci95": [ratio * (1 - spread), ratio * (1 + spread)],
-            "decided": not {a, b}.intersection(undecided),
-            "reason": "somebody else was busy" if {a, b}.intersection(undecided) else "",
-        }
+        ratio_of(
+            *(a, b, latencies[a] / latencies[b], spread),
+            reason="somebody else was busy" if {a, b}.intersection(undecided) else "",
+        )
         for a in latencies
         for b in latencies
         if a != b
     ]
-    results = [{"artifact": name, "latency_ms": {"p50": p50}} for name, p50 in latencies.items()]
-    return {"ratios": ratios, "results": results}
+    return bench_of([row(name, p50) for name, p50 in latencies.items()], ratios)
 
 
 def test_the_fastest_that_is_confirmed():

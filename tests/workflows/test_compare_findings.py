@@ -1,10 +1,12 @@
 """What `compare` judges: outcomes made up for every combination of metric, direction, flags and limits."""
 
+import dataclasses
 import itertools
 
 import pytest
 
-from vitdeploy.workflows.regression.findings import Found, Limits, judge
+from vitdeploy.document.comparison import AccuracyChange, Limits, TimeRatio
+from vitdeploy.workflows.regression.findings import Found, judge
 
 LIMITS = Limits(max_drop=1.0, max_slowdown=5.0)
 BUSY = "somebody else was busy"
@@ -16,25 +18,17 @@ def ratio(metric, slower, spread=0.01, decided=True):
     value = slower if metric == "latency" else 1 / slower
     bounds = value * (1 - spread), value * (1 + spread)
     reason = "" if decided else BUSY
-    return {"metric": metric, "ratio": value, "ci95": bounds, "decided": decided, "reason": reason}
+    return TimeRatio(metric, value, bounds, decided, reason)
 
 
 def accuracy(low, high):
-    return {
-        "how": "measured",
-        "n": 1000,
-        "metric": "top-1",
-        "drop": (low + high) / 2,
-        "drop_ci95": (low, high),
-        "agreement": 99.0,
-        "agreement_ci95": (98.0, 99.5),
-    }
+    return AccuracyChange("measured", 1000, "top-1", 98.0, 97.0, (low + high) / 2, (low, high), 99.0, (98.0, 99.5))
 
 
 def checks(found, limits=LIMITS):
     """The statuses of all checks by name, and that of the gate."""
     facts, gate = judge(found, limits)
-    return {check["name"]: check["status"] for check in facts["checks"]}, gate.status
+    return {check.name: check.status for check in facts.checks}, gate.status
 
 
 @pytest.mark.parametrize("metric", ["latency", "throughput"])
@@ -55,9 +49,9 @@ def test_a_time_is_judged_by_its_interval_and_throughput_as_the_time_of_an_image
     assert (statuses[metric], gate) == (status, status)
     facts, _ = judge(found, Limits(None, 5.0))
     if said is not None:
-        assert facts["ratios"][0]["difference"] == said
+        assert facts.ratios[0].difference == said
     # The very growth in percent, with the sign of a slowdown, is in the reason of what does not pass.
-    for reason in facts["checks"][-1]["reasons"]:
+    for reason in facts.checks[-1].reasons:
         assert f"{100 * (slower - 1):+.0f}"[:2] in reason
 
 
@@ -84,8 +78,8 @@ def test_what_hinders_the_times_neither_passes_nor_fails_and_claims_no_differenc
     found = Found("engine", None, [ratio("latency", times, decided=False)])
     assert checks(found, Limits(None, 5.0)) == ({"accuracy": "none", "latency": "undecided"}, "undecided")
     facts, _ = judge(found, Limits(None, 5.0))
-    assert facts["ratios"][0]["difference"] == "not decided"
-    assert facts["checks"][-1]["reasons"] == [f"latency not decided: {BUSY}"]
+    assert facts.ratios[0].difference == "not decided"
+    assert facts.checks[-1].reasons == (f"latency not decided: {BUSY}",)
 
 
 def test_one_time_that_is_not_decided_undoes_no_other():
@@ -98,7 +92,7 @@ def test_a_flag_lets_nothing_pass():
 
 
 def test_the_same_files_pass_without_times_and_whatever_a_recorded_ratio_said():
-    certain = {**accuracy(0.0, 0.0), "how": "same files"}
+    certain = dataclasses.replace(accuracy(0.0, 0.0), how="same files")
     assert checks(Found("engine", certain, (), same_engine=True)) == ({"accuracy": "pass", "latency": "pass"}, "pass")
 
 

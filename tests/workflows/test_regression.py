@@ -1,6 +1,7 @@
 """`compare`: which engines are compared, what is judged, and what is said of bundles and of reports."""
 
 import copy
+import dataclasses
 import json
 import shutil
 import xml.etree.ElementTree as ElementTree
@@ -10,18 +11,21 @@ import onnx_ir as ir
 import pytest
 
 from tests.command_line import command_line
-from tests.report.test_html import HOSTILE, Page
+from tests.documents import bench_of, ratio_of, row
+from tests.report.test_html import HOSTILE, REPORT, VERIFY, Page
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bundle.read import read_bundle
+from vitdeploy.document.comparison import ComparisonDocument, Limits
 from vitdeploy.errors import InputError, MissingFileError, TargetError
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.progress import silent
 from vitdeploy.report.html import render_regression
 from vitdeploy.report.junit import render_junit
 from vitdeploy.runtime import load
+from vitdeploy.spec import decode, encode
 from vitdeploy.tasks.adapter import DataChoice
 from vitdeploy.workflows.regression.compare import compare
-from vitdeploy.workflows.regression.findings import Found, Limits, judge
+from vitdeploy.workflows.regression.findings import Found, judge
 from vitdeploy.workflows.regression.measured import _timed
 from vitdeploy.workflows.regression.pairs import Pair, pair_up
 from vitdeploy.workflows.regression.reports import NOT_IN_TURNS
@@ -34,19 +38,14 @@ STRICT = Limits(max_drop=1.0, max_slowdown=5.0)
 def a_report(right=9000, n=10000, milliseconds=2.0, flags=(), engine=ENGINE, seed=0):
     """A report.json with `right` answers of `n`, and 24 rounds around a latency that scatter by 1 %."""
     scatter = np.random.default_rng(seed).normal(1, 0.01, 24)
-    return {
-        "format": 1,
-        "name": "example",
-        "task": "classification",
-        "created": "2025-01-02T03:04:05+00:00",
-        "engines": [{"artifact": engine, "verify": {"n": n, "metric": "top-1", "value": 100 * right / n}}],
-        "bench": {
-            "results": [{"artifact": engine, "flags": list(flags)}],
-            "block_medians_ms": {engine: (milliseconds * scatter).tolist()},
-        },
-        "environment": {"cpu": "a CPU", "cores": "2", "machine": "x86_64"},
-        "provenance": {"data": {"evaluation": "ab" * 32}},
-    }
+    report = copy.deepcopy(REPORT)
+    report["engines"][0]["verify"] = VERIFY | {"n": n, "value": 100 * right / n}
+    report["engines"][0]["artifact"] = report["bench"]["results"][1]["artifact"] = engine
+    report["bench"]["results"][1]["flags"] = list(flags)
+    report["bench"]["block_medians_ms"] = {engine: (milliseconds * scatter).tolist()}
+    report["environment"] = {"cpu": "a CPU", "cores": "2", "machine": "x86_64"}
+    report["provenance"]["data"]["evaluation"] = "ab" * 32
+    return report
 
 
 def compared(folder, baseline, candidate, limits=STRICT, choice=None, target=None, duration=0.1):
@@ -106,9 +105,9 @@ def test_a_target_that_is_gone_keeps_within_no_limit(tmp_path):
 def test_equal_reports_pass(tmp_path):
     document, gate = compared(tmp_path, a_report(), a_report(seed=1))
     assert gate.status == "pass" and gate.reasons == ()
-    [engine] = document["engines"]
-    assert engine["accuracy"]["drop"] == 0 and engine["ratios"][0]["difference"] == "no difference"
-    assert NOT_IN_TURNS in document["remarks"] and not document["measured"]
+    [engine] = document.engines
+    assert engine.accuracy.drop == 0 and engine.ratios[0].difference == "no difference"
+    assert NOT_IN_TURNS in document.remarks and not document.measured
 
 
 @pytest.mark.parametrize(
@@ -121,7 +120,7 @@ def test_equal_reports_pass(tmp_path):
 def test_what_is_lost_is_found(tmp_path, candidate, check, reason):
     document, gate = compared(tmp_path, a_report(), a_report(**candidate))
     assert gate.status == "fail" and reason in gate.reasons[0] and gate.reasons[0].startswith(ENGINE)
-    statuses = {each["name"]: each["status"] for each in document["engines"][0]["checks"]}
+    statuses = {each.name: each.status for each in document.engines[0].checks}
     assert statuses[check] == "fail"
 
 
@@ -129,11 +128,11 @@ def test_an_engine_of_the_same_files_loses_nothing(tmp_path):
     same = a_report()
     same["provenance"]["files"] = [{"path": f"compile/{ENGINE}/graph.onnx", "sha256": "ab" * 32, "bytes": 9}]
     document, gate = compared(tmp_path, same, same, Limits(0.0, None))
-    assert gate.status == "pass" and document["engines"][0]["accuracy"]["how"] == "same files"
+    assert gate.status == "pass" and document.engines[0].accuracy.how == "same files"
     other = copy.deepcopy(same)
     other["provenance"]["files"][0]["sha256"] = "cd" * 32
     document, gate = compared(tmp_path, same, other, Limits(0.0, None))
-    assert gate.status == "undecided" and document["engines"][0]["accuracy"]["how"] == "recorded"
+    assert gate.status == "undecided" and document.engines[0].accuracy.how == "recorded"
 
 
 def test_one_engine_in_two_reports_has_one_latency(tmp_path):
@@ -143,10 +142,10 @@ def test_one_engine_in_two_reports_has_one_latency(tmp_path):
         each["provenance"]["files"] = [{"path": f"compile/{ENGINE}/graph.onnx", "sha256": "ab" * 32, "bytes": 9}]
         each["environment"]["openvino"] = "2026.4.1"
     document, gate = compared(tmp_path, one, two)
-    assert gate.status == "pass" and document["engines"][0]["same_engine"] and not document["engines"][0]["ratios"]
-    checks = {check["name"]: check["status"] for check in document["engines"][0]["checks"]}
+    assert gate.status == "pass" and document.engines[0].same_engine and not document.engines[0].ratios
+    checks = {check.name: check.status for check in document.engines[0].checks}
     assert checks == {"accuracy": "pass", "latency": "pass"}
-    assert document["gate"]["status"] == "pass"
+    assert document.gate.status == "pass"
     suite = ElementTree.fromstring(render_junit(document))  # noqa: S314
     assert suite.get("failures") == "0"
     two["environment"]["openvino"] = "2027.0"  # another kernel may be slower
@@ -158,24 +157,24 @@ def test_a_latency_that_was_not_decided_is_neither_slower_nor_as_fast(tmp_path):
         other = a_report(milliseconds=milliseconds)
         other["bench"]["undecided"] = {ENGINE: "others ran"}
         document, gate = compared(tmp_path, a_report(), other, Limits(None, 5.0))
-        assert gate.status == document["gate"]["status"] == "undecided"
+        assert gate.status == document.gate.status == "undecided"
         assert gate.reasons == (f"{ENGINE}: latency not decided: in the candidate, others ran",)
-        assert document["engines"][0]["ratios"][0]["difference"] == "not decided"
+        assert document.engines[0].ratios[0].difference == "not decided"
         document, gate = compared(tmp_path, a_report(), a_report(milliseconds=milliseconds, flags=["contended"]))
         assert gate.status == "undecided"
-        assert document["engines"][0]["ratios"][0]["difference"] == "not decided"
+        assert document.engines[0].ratios[0].difference == "not decided"
 
 
 def test_what_is_gained_passes(tmp_path):
     document, gate = compared(tmp_path, a_report(), a_report(right=9500, milliseconds=1.0))
     assert gate.status == "pass"
-    assert document["engines"][0]["ratios"][0]["difference"] == "faster"
+    assert document.engines[0].ratios[0].difference == "faster"
 
 
 def test_a_flagged_measurement_passes_nothing(tmp_path):
     document, gate = compared(tmp_path, a_report(), a_report(flags=["throttled"]), Limits(None, 5.0))
     assert gate.status == "undecided" and "flagged throttled" in gate.reasons[0]
-    assert document["engines"][0]["flags"] == ["throttled"]
+    assert document.engines[0].flags == ("throttled",)
 
 
 def test_other_machines_and_other_images_decide_nothing(tmp_path):
@@ -186,7 +185,7 @@ def test_other_machines_and_other_images_decide_nothing(tmp_path):
     assert gate.status == "undecided"
     assert any("max_drop needs images" in reason for reason in gate.reasons)
     assert any("a CPU, 2, x86_64 against another CPU, 2, x86_64" in reason for reason in gate.reasons)
-    assert any("different images" in remark for remark in document["remarks"])
+    assert any("different images" in remark for remark in document.remarks)
 
 
 def test_what_was_not_measured_is_not_decided(tmp_path):
@@ -197,23 +196,24 @@ def test_what_was_not_measured_is_not_decided(tmp_path):
     _, gate = compared(tmp_path, detector, detector, Limits(1.0, None))
     assert gate.status == "undecided" and "have no interval" in gate.reasons[0]
     document, gate = compared(tmp_path, a_report(), a_report(n=5000, right=4500), Limits(None, None))
-    assert gate.status == "none" and document["engines"][0]["accuracy"] is None
+    assert gate.status == "none" and document.engines[0].accuracy is None
 
 
 def test_a_target_chooses_engines(tmp_path):
     both = a_report()
     both["engines"].append({**both["engines"][0], "artifact": "onnxruntime-cpu-int8"})
     document, _ = compared(tmp_path, both, both, target="onnxruntime-cpu")
-    assert [engine["engine"] for engine in document["engines"]] == ["onnxruntime-cpu-int8"]
+    assert [engine.engine for engine in document.engines] == ["onnxruntime-cpu-int8"]
 
 
 @pytest.mark.parametrize(
     ("spoil", "found"),
     [
-        (lambda report: report.pop("engines"), "engines: Field required"),
-        (lambda report: report.update(format=2), "format: Input should be 1"),
-        (lambda report: report["engines"][0]["verify"].update(value=float("nan")), "value"),
-        (lambda report: report["bench"]["block_medians_ms"].update({ENGINE: [-1.0]}), "greater than 0"),
+        (lambda report: report.pop("engines"), "$.engines: missing"),
+        (lambda report: report.update(format=2), "$.format: found '2', wanted one of 1"),
+        (lambda report: report["engines"][0]["verify"].update(value=float("nan")), "value: found 'nan'"),
+        (lambda report: report["engines"][0]["verify"].update(value=101.0), "wanted samples, and a value in percent"),
+        (lambda report: report["bench"]["block_medians_ms"].update({ENGINE: [-1.0]}), "wanted latencies above 0"),
     ],
 )
 def test_what_is_no_report_is_refused(tmp_path, spoil, found):
@@ -233,10 +233,9 @@ def test_what_is_neither_is_refused(tmp_path):
 
 def test_a_ratio_that_is_not_decided_hinders_and_flags_of_one_side_do_not():
     names = "baseline a", "candidate a"
-    rows = [{"artifact": name, "flags": ["unstable", "contended"]} for name in names]
-    common = {"a": names[1], "b": names[0], "metric": "latency", "ratio": 1.0, "ci95": [0.99, 1.01]}
+    rows = [row(name, flags=("unstable", "contended")) for name in names]
     for reason, status in (("", "pass"), ("others ran", "undecided")):
-        bench = {"results": rows, "ratios": [{**common, "decided": not reason, "reason": reason}]}
+        bench = bench_of(rows, [ratio_of(names[1], names[0], 1.0, 0.01, reason)])
         found = _timed(Found("a", None, ()), Pair("a", "a"), bench)
         assert found.flags == []
         gate = judge(found, Limits(None, 5.0))[1]
@@ -266,11 +265,11 @@ def bundles(small_export, tmp_path_factory):
 
 def test_the_same_engine_is_neither_asked_nor_measured(bundles, tmp_path):
     document, gate = compared(tmp_path, bundles / "old", bundles / "same", Limits(0.0, 0.0))
-    assert gate.status == "pass" and not document["measured"]
-    [engine] = document["engines"]
-    assert engine["same_engine"] and not engine["ratios"]
-    assert engine["accuracy"]["how"] == "same files" and engine["accuracy"]["drop_ci95"] == (0.0, 0.0)
-    assert {check["name"]: check["status"] for check in engine["checks"]} == {"accuracy": "pass", "latency": "pass"}
+    assert gate.status == "pass" and not document.measured
+    [engine] = document.engines
+    assert engine.same_engine and not engine.ratios
+    assert engine.accuracy.how == "same files" and engine.accuracy.drop_ci95 == (0.0, 0.0)
+    assert {check.name: check.status for check in engine.checks} == {"accuracy": "pass", "latency": "pass"}
 
 
 @pytest.fixture(scope="module")
@@ -286,22 +285,22 @@ def answered(bundles, digits, tmp_path_factory):
 
 
 def digests_of(document):
-    return {row["name"]: (row["baseline"], row["candidate"]) for row in document["digests"]}
+    return {row.name: (row.baseline, row.candidate) for row in document.digests}
 
 
 def test_a_bundle_with_other_answers_fails(bundles, answered, tmp_path):
     document, gate = compared(tmp_path, bundles / "old", bundles / "spoilt", Limits(1.0, None), answered)
-    accuracy = document["engines"][0]["accuracy"]
-    assert (accuracy["how"], accuracy["n"], accuracy["baseline"]) == ("measured", 64, 100.0)
-    assert accuracy["candidate"] == accuracy["agreement"] < 90
+    accuracy = document.engines[0].accuracy
+    assert (accuracy.how, accuracy.n, accuracy.baseline) == ("measured", 64, 100.0)
+    assert accuracy.candidate == accuracy.agreement < 90
     assert gate.status == "fail" and "drop" in gate.reasons[0]
-    assert [ratio["metric"] for ratio in document["engines"][0]["ratios"]] == ["latency"]
-    names = [row["artifact"] for row in document["bench"]["results"]]
+    assert [ratio.metric for ratio in document.engines[0].ratios] == ["latency"]
+    names = [row.artifact for row in document.bench.results]
     assert names == ["baseline onnxruntime-cpu-fp32", "candidate onnxruntime-cpu-fp32"]
     digests = digests_of(document)
     files = {entry.path for name in ("old", "spoilt") for entry in read_bundle(bundles / name).files}
     assert files <= set(digests) and digests["model.onnx"][0] != digests["model.onnx"][1]
-    page = Page(render_regression(json.loads(json.dumps(document)))).text
+    page = Page(render_regression(decode(ComparisonDocument, json.loads(json.dumps(encode(document)))))).text
     assert "onnxruntime-cpu-fp32" in page and "accuracy: measured" in page and "Latency" in page
     assert all(digest in page for pair in digests.values() for digest in pair if digest)
 
@@ -325,7 +324,7 @@ def test_the_command_writes_all_and_leaves_5(bundles, answered, tmp_path, shared
 
 def test_junit_has_a_case_for_each_check(tmp_path):
     document, _ = compared(tmp_path, a_report(), a_report(milliseconds=2.2), Limits(None, 5.0))
-    document["engines"][0]["engine"] = HOSTILE
+    document = dataclasses.replace(document, engines=(dataclasses.replace(document.engines[0], engine=HOSTILE),))
     suite = ElementTree.fromstring(render_junit(document)).find("testsuite")  # noqa: S314
     assert suite.attrib["tests"] == "2" and suite.attrib["failures"] == "1" and suite.attrib["skipped"] == "1"
     cases = {case.get("name"): case for case in suite}
@@ -337,15 +336,15 @@ def test_junit_has_a_case_for_each_check(tmp_path):
 
 def test_the_digests_of_both_reports_are_there(tmp_path):
     old, new = a_report(), a_report()
-    new["provenance"]["source"] = {"sha256": {"weights.safetensors": "ab" * 32}}
+    new["provenance"]["source"]["sha256"] = {"weights.safetensors": "cd" * 32}
     document, _ = compared(tmp_path, old, new)
     found = digests_of(document)
-    assert found["weights.safetensors"] == (None, "ab" * 32)
+    assert found["weights.safetensors"] == ("ab" * 32, "cd" * 32)
     assert found["evaluation data"][0] == found["evaluation data"][1] == old["provenance"]["data"]["evaluation"]
 
 
 def test_the_page_escapes_what_reports_say(tmp_path):
     document, _ = compared(tmp_path, a_report(engine=HOSTILE), a_report(engine=HOSTILE))
-    document["candidate"], document["remarks"] = HOSTILE, [HOSTILE]
-    html = render_regression(json.loads(json.dumps(document)))
+    document = dataclasses.replace(document, candidate=HOSTILE, remarks=(HOSTILE,))
+    html = render_regression(decode(ComparisonDocument, json.loads(json.dumps(encode(document)))))
     assert "<script" not in html and "no difference" in html and "Gate" in html

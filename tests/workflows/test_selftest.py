@@ -12,6 +12,8 @@ from tests.sabotage import sabotage_int8
 from vitdeploy.backends import TARGETS
 from vitdeploy.bench import process
 from vitdeploy.bench.protocol import Protocol
+from vitdeploy.document.errors import ErrorFacts
+from vitdeploy.document.selftest import SelftestDocument, StepFacts
 from vitdeploy.errors import CapabilityError
 from vitdeploy.models.load import load_model
 from vitdeploy.models.source import Source
@@ -19,6 +21,7 @@ from vitdeploy.models.torch_runner import COMPILED, CompiledRunner, TorchRunner
 from vitdeploy.progress import silent
 from vitdeploy.recipe.load import validate
 from vitdeploy.runtime import nvidia
+from vitdeploy.spec import encode
 from vitdeploy.store.store import Store
 from vitdeploy.workflows.selftest.cases import Case, default_cases
 from vitdeploy.workflows.selftest.run import REPORT_NAMES, run_selftest
@@ -63,7 +66,8 @@ def report(tmp_path_factory, small_checkpoint, recipe):
     out.mkdir()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(process, "subprocess", forked.SUBPROCESS)
-        return run_selftest(CPU, cases, out, Store(home / "store"), protocol=SHORT, progress=silent), out
+        document = run_selftest(CPU, cases, out, Store(home / "store"), protocol=SHORT, progress=silent)
+        return encode(document), out
 
 
 def test_every_step_is_done_and_a_failing_one_does_not_end_the_rest(report):
@@ -143,7 +147,7 @@ def test_an_engine_with_other_answers_fails_the_self_test(recipe, small_checkpoi
     out = tmp_path / "out"
     out.mkdir()
     cases = [Case("tiny", True, recipe(small_checkpoint)), Case("seeded", False, recipe(small_checkpoint))]
-    found = run_selftest(CPU, cases, out, Store(tmp_path / "store"), protocol=SHORT, progress=silent)
+    found = encode(run_selftest(CPU, cases, out, Store(tmp_path / "store"), protocol=SHORT, progress=silent))
     rows = {(row["model"], row["step"]): row for row in found["steps"]}
     assert not found["passed"] and rows["tiny", f"{CPU}-int8"]["status"] == "done"
     assert rows["tiny", f"{CPU}-fp32 answers"]["status"] == "done"
@@ -160,9 +164,9 @@ def test_the_exit_code_tells_wrong_answers_from_what_does_not_run(code, status, 
 
     def told(target, cases, work, store, *, protocol, progress):
         (work / "doctor.txt").write_text("ok\n")
-        row = {"model": "m", "step": "s", "seconds": 0.0, "log": "", "detail": ""}
-        row |= {"status": "failed" if code else "done", "error": {"code": code} if code else None}
-        return {"steps": [row], "sentence": "", "passed": code is None}
+        error = ErrorFacts(code, "", 1, "", "", "") if code else None
+        row = StepFacts("m", "s", "failed" if code else "done", 0.0, error=error)
+        return SelftestDocument(1, target, "", True, code is None, "", (), (row,), (), {})
 
     monkeypatch.setattr(run, "run_selftest", told)
     with command_line(tmp_path, shared_store) as here:

@@ -1,5 +1,6 @@
 """`sweep`: many recipes, made side by side, measured alone, one table; and the executors under it."""
 
+import dataclasses
 import json
 import os
 import sys
@@ -7,8 +8,11 @@ import sys
 import pytest
 
 from tests.command_line import command_line
+from tests.documents import as_report
 from tests.pipeline.test_imported import NETWORK
+from tests.report.test_html import REPORT
 from vitdeploy.cli.sweep import _unmet
+from vitdeploy.document.report import SizeRow
 from vitdeploy.errors import InputError, MissingFileError, WorkerError
 from vitdeploy.stages.step import Step
 from vitdeploy.workflows.executors import Processes
@@ -91,8 +95,12 @@ def test_a_module_of_ones_own_in_recipes_that_name_no_model(tmp_path, shared_sto
 
 
 def test_a_budget_that_another_image_size_misses_is_missed():
-    report = {"verdict": {"gate": "pass"}, "sizes": [{"gate": "pass"}, {"gate": "fail"}]}
-    assert _unmet(report) and not _unmet({"verdict": {"gate": "pass"}})
+    whole = as_report(REPORT)
+    latency = whole.bench.results[0].latency_ms
+    sizes = [
+        SizeRow(f"{n}x{n}", "", "", gate, None, "", None, None, latency, 1.0) for n, gate in enumerate(("pass", "fail"))
+    ]
+    assert _unmet(dataclasses.replace(whole, sizes=tuple(sizes))) and not _unmet(whole)
 
 
 def test_recipes_become_one_table_and_one_that_fails_ends_no_other(tmp_path, shared_store, small_checkpoint, digits):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vitdeploy.api.artifacts import ArtifactLike, artifact_name, check_early, opened
 from vitdeploy.api.bench_lines import bench_lines
+from vitdeploy.api.plots import latency_plots
 from vitdeploy.api.reporter import Reporter, reporting
 from vitdeploy.api.shown import Shown
 from vitdeploy.api.tables import Line
@@ -17,56 +18,39 @@ from vitdeploy.errors import InputError
 
 if TYPE_CHECKING:
     from vitdeploy.bench.protocol import Protocol
+    from vitdeploy.document.bench import BenchDocument, Ratio
     from vitdeploy.workflows.on_devices import Outcome
 
 PERCENTILES = (50.0, 90.0, 99.0)
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """How an artifact compares with another: its latency (or throughput) over the other's, with the 95 % interval.
-    `decided` is False where the measurement does not say which is faster."""
-
-    a: str
-    b: str
-    metric: str
-    ratio: float
-    ci95: tuple[float, float]
-    decided: bool
 
 
 @dataclass(frozen=True, repr=False)
 class Benchmark(Shown):
     """What was measured of some artifacts in one benchmark run; `document` has everything."""
 
-    document: Mapping[str, Any]
+    document: BenchDocument
 
     @property
     def latency_ms(self) -> dict[str, float]:
         """The median latency of each artifact, in milliseconds."""
-        return {row["artifact"]: float(row["latency_ms"]["p50"]) for row in self.document["results"]}
+        return {row.artifact: row.latency_ms.p50 for row in self.document.results}
 
     @property
     def throughput(self) -> dict[str, float]:
         """Images per second of each artifact."""
-        return {row["artifact"]: float(row["throughput"]) for row in self.document["results"]}
+        return {row.artifact: row.throughput for row in self.document.results}
 
     @property
     def ratios(self) -> tuple[Ratio, ...]:
-        """Each artifact against the last one."""
-        return tuple(
-            Ratio(row["a"], row["b"], row["metric"], row["ratio"], tuple(row["ci95"]), row["decided"])
-            for row in self.document["ratios"]
-        )
+        """Each artifact against the last one, with the 95 % interval; where `decided` is False, the measurement does
+        not say which is faster."""
+        return self.document.ratios
 
     def lines(self) -> list[Line]:
         return bench_lines(self.document)
 
     def plots(self) -> list[str]:
-        from vitdeploy.report.latency import latency_plot
-
-        plot = latency_plot({"bench": self.document, "engines": []})
-        return [plot.wide] if plot is not None else []
+        return latency_plots(self.document)
 
 
 def _protocol(scenarios: Sequence[str], batch: Sequence[int], duration: float, warmup: float, threads: int) -> Protocol:

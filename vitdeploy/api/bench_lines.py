@@ -3,59 +3,62 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 from vitdeploy.api.context_lines import context_lines
 from vitdeploy.api.tables import Column, Line, Table, human_bytes, interval
 
-Row = Mapping[str, Any]
+if TYPE_CHECKING:
+    from vitdeploy.bench.row import Claim, Row, ScenarioResult, StageTimes
+    from vitdeploy.document.bench import BenchDocument, Ratio
+    from vitdeploy.document.comparison import TimeRatio
+
 STAGES = ("decode", "preprocess", "copy_in", "execute", "copy_out", "infer", "postprocess")
 
 
-def bench_lines(found: Mapping[str, Any]) -> list[Line]:
+def bench_lines(found: BenchDocument) -> list[Line]:
     """The tables of a bench, as `pipeline.comparison.bench_subjects` gives it."""
-    results: Sequence[Row] = found["results"]
+    results = found.results
     lines: list[Line] = [_latencies(results)]
     for row in results:
-        lines += [f"{row['artifact']}: {text}" for text in _special(row["scenarios"])]
+        lines += [f"{row.artifact}: {text}" for text in _special(row.scenarios)]
     lines.append(_sides(results))
     for row in results:
-        if row["stages_ms"] is not None:
-            lines.append(f"{row['artifact']}: {_stages(row['stages_ms'])}")
-    lines += context_lines(found["context"])
-    lines += [f"{ratio['metric']} {ratio['a']} / {ratio['b']}: {_compared(ratio)}" for ratio in found["ratios"]]
-    lines += [f"{artifact}: not decided: {reason}" for artifact, reason in found["undecided"].items()]
-    return [*lines, *found["remarks"]]
+        if row.stages_ms is not None:
+            lines.append(f"{row.artifact}: {_stages(row.stages_ms)}")
+    lines += context_lines(found.context)
+    lines += [f"{ratio.metric} {ratio.a} / {ratio.b}: {_compared(ratio)}" for ratio in found.ratios]
+    lines += [f"{artifact}: not decided: {reason}" for artifact, reason in found.undecided.items()]
+    return [*lines, *found.remarks]
 
 
-def ratio_text(ratio: Mapping[str, Any], digits: int = 2) -> str:
+def ratio_text(ratio: Ratio | TimeRatio, digits: int = 2) -> str:
     """A ratio with its interval, where it is decided."""
-    return interval(ratio["ratio"], ratio["ci95"], digits) if ratio.get("decided", True) else "not decided"
+    return interval(ratio.ratio, ratio.ci95, digits) if ratio.decided else "not decided"
 
 
-def _compared(ratio: Mapping[str, Any]) -> str:
-    if not ratio["decided"]:
+def _compared(ratio: Ratio) -> str:
+    if not ratio.decided:
         return "not decided"
-    beside = f"{ratio['a_ms']:.4g} and {ratio['b_ms']:.4g} ms a query, side by side"
-    return f"{ratio_text(ratio, 3)}: {ratio['verdict']} ({beside})"
+    beside = f"{ratio.a_ms:.4g} and {ratio.b_ms:.4g} ms a query, side by side"
+    return f"{ratio_text(ratio, 3)}: {ratio.verdict} ({beside})"
 
 
-def claim(percentile: Mapping[str, Any], digits: int = 3) -> str:
+def claim(percentile: Claim, digits: int = 3) -> str:
     """A percentile as it may be claimed: ">=" where too few queries were measured for more than that."""
-    if percentile["value"] is None:
+    if percentile.value is None:
         return "-"
-    return f"{'>=' if percentile['at_least'] else ''}{percentile['value']:.{digits}f}"
+    return f"{'>=' if percentile.at_least else ''}{percentile.value:.{digits}f}"
 
 
-def claims_of(row: Row) -> Sequence[Mapping[str, Any]]:
+def claims_of(row: Row) -> Sequence[Claim]:
     """The percentiles of the scenario that a row's latency is of."""
-    scenarios = row["scenarios"]
-    found: Sequence[Mapping[str, Any]] = scenarios.get("single", next(iter(scenarios.values())))["percentiles"]
-    return found
+    scenarios = row.scenarios
+    return scenarios.get("single", next(iter(scenarios.values()))).percentiles
 
 
 def _latencies(results: Sequence[Row]) -> Table:
-    names = [f"{each['name']} ms" for each in claims_of(results[0])]
+    names = [f"{each.name} ms" for each in claims_of(results[0])]
     columns = (
         Column("artifact"),
         *(Column(name, 100 if not index else 60 - index, least=9) for index, name in enumerate(names)),
@@ -65,31 +68,30 @@ def _latencies(results: Sequence[Row]) -> Table:
     )
     rows = [
         (
-            row["artifact"],
+            row.artifact,
             *map(claim, claims_of(row)),
-            f"{row['latency_ms']['mean']:.3f}",
-            f"{row['throughput']:.1f}",
-            " ".join(row["flags"]),
+            f"{row.latency_ms.mean:.3f}",
+            f"{row.throughput:.1f}",
+            " ".join(row.flags),
         )
         for row in results
     ]
     return Table(columns, tuple(rows))
 
 
-def _special(scenarios: Mapping[str, Any]) -> list[str]:
+def _special(scenarios: Mapping[str, ScenarioResult]) -> list[str]:
     """What "server" and "sustain" have to say beside percentiles."""
     lines = []
     for name, found in scenarios.items():
-        if "offered" in found:
-            latencies = ", ".join(f"{each['name']} {claim(each)}" for each in found["percentiles"])
+        if found.unanswered is not None and found.busy is not None:
+            latencies = ", ".join(f"{each.name} {claim(each)}" for each in found.percentiles)
             lines.append(
-                f"{name}: {latencies} ms from arrival; {found['queries'] - found['unanswered']} of {found['queries']} "
-                f"queries answered in {found['seconds']:.1f} s, busy {100 * found['busy']:.0f} % of the time"
+                f"{name}: {latencies} ms from arrival; {found.queries - found.unanswered} of {found.queries} "
+                f"queries answered in {found.seconds:.1f} s, busy {100 * found.busy:.0f} % of the time"
             )
-        if "bins" in found:
+        if found.bins is not None:
             lines.append(
-                f"{name}: {found['first']:.1f} images/s at first, {found['last']:.1f} at last "
-                f"({found['last_over_first']:.3f})"
+                f"{name}: {found.first:.1f} images/s at first, {found.last:.1f} at last ({found.last_over_first:.3f})"
             )
     return lines
 
@@ -106,14 +108,14 @@ def _sides(results: Sequence[Row]) -> Table:
     )
     rows = []
     for row in results:
-        again, memory = row["warm_load_seconds"], row["peak_memory_bytes"]
-        joules, source = row["energy"]["joules_per_image"], row["energy"]["source"]
+        again, memory = row.warm_load_seconds, row.peak_memory_bytes
+        joules, source = row.energy.joules_per_image, row.energy.source
         rows.append(
             (
-                row["artifact"],
-                f"{row['load_seconds']:.2f}",
+                row.artifact,
+                f"{row.load_seconds:.2f}",
                 "" if again is None else f"{again:.2f}",
-                f"{row['first_inference_ms']:.2f}",
+                f"{row.first_inference_ms:.2f}",
                 "unknown" if memory is None else human_bytes(memory),
                 source if joules is None else f"{joules:.3g} J ({source})",
             )
@@ -121,9 +123,9 @@ def _sides(results: Sequence[Row]) -> Table:
     return Table(columns, tuple(rows))
 
 
-def _stages(stages: Mapping[str, Any]) -> str:
-    parts = ", ".join(f"{name} {stages[name]:.2f}" for name in STAGES if name in stages)
+def _stages(stages: StageTimes) -> str:
+    parts = ", ".join(f"{name} {value:.2f}" for name in STAGES if (value := getattr(stages, name)) is not None)
     return (
-        f"from a uint8 image of 640x480 to the answer {stages['end_to_end']:.2f} ms "
-        f"(p90 {stages['end_to_end_p90']:.2f}); stages in ms: {parts}; copies {stages['copies']}"
+        f"from a uint8 image of 640x480 to the answer {stages.end_to_end:.2f} ms "
+        f"(p90 {stages.end_to_end_p90:.2f}); stages in ms: {parts}; copies {stages.copies}"
     )

@@ -14,51 +14,64 @@ from vitdeploy.api.folders import home_of
 from vitdeploy.api.graph import graph_name
 from vitdeploy.api.images import ImagesLike, images
 from vitdeploy.api.model import Model, ModelLike, model
+from vitdeploy.api.plots import latency_plots
 from vitdeploy.api.reporter import Reporter, reporting
+from vitdeploy.api.shown import Shown
 from vitdeploy.api.tables import Column, Line, Table, human_bytes
 from vitdeploy.errors import CapabilityError
 from vitdeploy.spec import GateStatus, Precision, encode
 
 if TYPE_CHECKING:
+    from vitdeploy.bench.row import Row
+    from vitdeploy.document.report import Report
     from vitdeploy.pipeline.job import Job
     from vitdeploy.pipeline.outcome import Outcome
     from vitdeploy.recipe.recipe import Recipe
+    from vitdeploy.runtime.predictor import Predictor
     from vitdeploy.stages.step import Step
 
 GUARDED = " (the guard of every run whose budget bounds neither drop nor agreement)"
 
 
 @dataclass(frozen=True, repr=False)
-class Deployment(Bundle):
+class Deployment(Shown):
     """A bundle with the proof beside it; `document` is its report.json.
 
     `status` says whether the budget is met: "pass", "fail", or "undecided" where the images do not prove it; `reasons`
     has a sentence for each bound that is not met, and `budget` says what was asked.
     """
 
-    status: GateStatus = "none"
-    reasons: tuple[str, ...] = ()
-    budget: str = ""
-    tables: tuple[Line, ...] = ()
+    folder: Path
+    document: Report
+    status: GateStatus
+    reasons: tuple[str, ...]
+    budget: str
+    tables: tuple[Line, ...]
 
     @property
-    def recommended(self) -> str:
-        """The name of the engine to ship, or "original" where none is better."""
-        return str(self.document["verdict"]["recommended"])
+    def bundle(self) -> Bundle:
+        """The bundle, which every command and app loads."""
+        return Bundle(self.folder)
+
+    @property
+    def recommended(self) -> str | None:
+        """The name of the engine to ship, "original" where none is better; None where nothing is recommended."""
+        return self.document.verdict.recommended
 
     @property
     def report(self) -> Path:
         """The page with tables, plots and examples."""
         return self.folder / "report.html"
 
+    def load(self, target: str = "auto", **options: Any) -> Predictor:
+        """A predictor of the bundle; options and errors as `vitdeploy.load`."""
+        return self.bundle.load(target, **options)
+
     def lines(self) -> list[Line]:
         return [*self.tables, str(self.folder)]
 
     def plots(self) -> list[str]:
-        from vitdeploy.report.latency import latency_plot
-
-        plot = latency_plot(self.document)
-        return [plot.wide] if plot is not None else []
+        return latency_plots(self.document.bench)
 
 
 @dataclass(frozen=True)
@@ -344,64 +357,62 @@ def at_size(job: Job, text: str, several: bool) -> str:
     return f"{job.size}: {text}" if several else text
 
 
-def _deployment(home: Path, report: Mapping[str, Any], outcomes: Sequence[Outcome], recipe: Recipe) -> Deployment:
+def _deployment(home: Path, report: Report, outcomes: Sequence[Outcome], recipe: Recipe) -> Deployment:
     from vitdeploy.verify.gate import guards
 
     several, lines = len(outcomes) > 1, list[Line]()
     for outcome in outcomes:
         lines += [f"{outcome.job.size}:"] if several else []
-        warnings = [f"warning: {text}" for text in outcome.report["warnings"]]
+        warnings = [f"warning: {text}" for text in outcome.report.warnings]
         lines += [_table(outcome.report), "", *warnings, outcome.verdict.sentence, *outcome.verdict.remarks]
         lines += [""] if several else []
     unmet = [outcome for outcome in outcomes if outcome.verdict.gate.status in ("fail", "undecided")]
     statuses = {outcome.verdict.gate.status for outcome in outcomes}
-    worst: GateStatus = next((each for each in ("fail", "undecided", "pass") if each in statuses), "none")
+    order: tuple[GateStatus, ...] = ("fail", "undecided", "pass")
     first = (unmet or list(outcomes))[0]
     return Deployment(
         home,
         report,
-        (),
-        status=worst,
-        reasons=tuple(at_size(o.job, reason, several) for o in unmet for reason in o.verdict.gate.reasons),
-        budget=f"{first.job.budget}{GUARDED if guards(recipe.to_budget()) else ''}",
-        tables=tuple(lines),
+        next((each for each in order if each in statuses), "none"),
+        tuple(at_size(each.job, reason, several) for each in unmet for reason in each.verdict.gate.reasons),
+        f"{first.job.budget}{GUARDED if guards(recipe.to_budget()) else ''}",
+        tuple(lines),
     )
 
 
-def _p99(row: Mapping[str, Any]) -> str:
-    return next(claim(each, 2) for each in claims_of(row) if each["name"] == "p99")
+def _p99(row: Row) -> str:
+    return next(claim(each, 2) for each in claims_of(row) if each.name == "p99")
 
 
-def _table(report: Mapping[str, Any]) -> Table:
-    verified = {engine["artifact"]: engine for engine in report["engines"]}
-    ratios = {(r["a"], r["b"]): r for r in report["bench"]["ratios"] if r["metric"] == "latency"}
-    first = report["engines"][0]["verify"]
+def _table(report: Report) -> Table:
+    assert report.bench is not None
+    first = report.engines[0].verify
     columns = (
         Column("artifact"),
-        Column(first["metric"] or "", 90, least=6),
+        Column(first.metric or "", 90, least=6),
         Column("agreement", 80),
         Column("p50 ms", 100, least=7),
         Column("p99 ms", 40, least=8),
-        Column(f"{report['data']['noun']}s/s", 50, least=8),
+        Column(f"{report.data.noun}s/s", 50, least=8),
         Column("size", 30, least=8),
         Column("latency / original", 70, left=True),
     )
     rows = []
-    for row in report["bench"]["results"]:
-        name, engine = row["artifact"], verified.get(row["artifact"])
-        value = engine["verify"]["value"] if engine else first["reference_value"]
-        ratio = ratios.get((name, "original"))
+    for row in report.bench.results:
+        name, engine = row.artifact, report.engine(row.artifact)
+        value = engine.verify.value if engine else first.reference_value
+        ratio = report.bench.ratio(name, "original")
         against = ratio_text(ratio) if ratio else ""
         rows.append(
             (
                 name,
                 "" if value is None else f"{value:.2f}",
-                f"{engine['verify']['agreement']:.2f}" if engine else "",
-                f"{row['latency_ms']['p50']:.2f}",
+                f"{engine.verify.agreement:.2f}" if engine else "",
+                f"{row.latency_ms.p50:.2f}",
                 _p99(row),
-                f"{row['throughput']:.1f}",
-                human_bytes(engine["bytes"]) if engine else "",
-                f"{against} {' '.join(row['flags'])}".strip(),
+                f"{row.throughput:.1f}",
+                human_bytes(engine.bytes) if engine else "",
+                f"{against} {' '.join(row.flags)}".strip(),
             )
         )
     return Table(columns, tuple(rows))

@@ -201,7 +201,7 @@ def _make(how: _How, file: Path, name: str, samples: Sequence[Sample], work: Pat
     elif how.sensitivity:
         costs = find_sensitivity(search, file, statistics, samples, work, reporter.progress)
     if costs is not None:
-        (work / "sensitivity.html").write_text(render_sensitivity(encode(costs), name), encoding="utf-8")
+        (work / "sensitivity.html").write_text(render_sensitivity(costs, name), encoding="utf-8")
     config = PlaceConfig(how.target, how.precision, how.ignore, how.bits)
     if how.typed:
         placed = place_typed(config, file, statistics, samples, work, reporter.progress)

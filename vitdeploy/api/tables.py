@@ -118,6 +118,9 @@ def human_bytes(count: float) -> str:
     return f"{count:.1f} GB"
 
 
-def interval(value: float, bounds: Sequence[float], digits: int = 2) -> str:
+def interval(value: float, bounds: Sequence[float] | None, digits: int = 2) -> str:
+    """A value with its interval, where there is one."""
+    if bounds is None:
+        return f"{value:.{digits}f}"
     low, high = bounds
     return f"{value:.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"

@@ -18,6 +18,7 @@ from vitdeploy.api.tables import Column, Line, Table, human_bytes
 from vitdeploy.spec import GateStatus
 
 if TYPE_CHECKING:
+    from vitdeploy.document.tuning import TuneDocument
     from vitdeploy.recipe.recipe import Recipe
 
 
@@ -27,15 +28,15 @@ class Tuned(Shown):
     budget, `reasons` why not, and `budget` what was asked."""
 
     folder: Path
-    document: Mapping[str, Any]
+    document: TuneDocument
     status: GateStatus
     reasons: tuple[str, ...]
     budget: str
 
     @property
-    def best(self) -> str:
+    def best(self) -> str | None:
         """The name of the variant to ship."""
-        return str(self.document["verdict"]["recommended"])
+        return self.document.verdict.recommended
 
     @property
     def recipe(self) -> Path:
@@ -52,9 +53,9 @@ class Tuned(Shown):
     def lines(self) -> list[Line]:
         document = self.document
         lines: list[Line] = [_variants(document), "", _finalists(document), ""]
-        lines += [f"warning: {text}" for text in document["warnings"]]
-        lines += [document["verdict"]["sentence"], *document["verdict"]["remarks"]]
-        return [*lines, *(f"not tried: {each['what']}: {each['why']}" for each in document["left_out"])]
+        lines += [f"warning: {text}" for text in document.warnings]
+        lines += [document.verdict.sentence, *document.verdict.remarks]
+        return [*lines, *(f"not tried: {each.what}: {each.why}" for each in document.left_out)]
 
 
 def tune(
@@ -168,10 +169,10 @@ def tune_recipe(
     return Tuned(home, document, gate.status, gate.reasons, str(job.budget))
 
 
-def _variants(document: Mapping[str, Any]) -> Table:
+def _variants(document: TuneDocument) -> Table:
     columns = (
         Column("variant"),
-        Column(document["unit"], 60, least=10),
+        Column(document.unit, 60, least=10),
         Column("expected agreement", 80),
         Column("ms", 100, least=7),
         Column("size", 40, least=8),
@@ -179,41 +180,41 @@ def _variants(document: Mapping[str, Any]) -> Table:
     )
     rows = [
         (
-            each["name"],
-            f"{each['distance']:.3g}",
-            f"{each['expected']['agreement']:.2f}" if each["expected"] else "",
-            f"{each['latency_ms']:.2f}",
-            human_bytes(each["bytes"]),
-            "yes" if each["finalist"] else "",
+            each.name,
+            f"{each.distance:.3g}",
+            f"{each.expected.agreement:.2f}" if each.expected else "",
+            f"{each.latency_ms:.2f}",
+            human_bytes(each.bytes),
+            "yes" if each.finalist else "",
         )
-        for each in sorted(document["variants"], key=lambda each: (each["distance"], each["latency_ms"]))
+        for each in sorted(document.variants, key=lambda each: (each.distance, each.latency_ms))
     ]
     return Table(columns, tuple(rows))
 
 
-def _finalists(document: Mapping[str, Any]) -> Table:
-    ratios = {r["a"]: r for r in document["bench"]["ratios"] if (r["b"], r["metric"]) == ("original", "latency")}
-    rows = {row["artifact"]: row for row in document["bench"]["results"]}
-    first = document["engines"][0]["verify"]
+def _finalists(document: TuneDocument) -> Table:
+    rows = {row.artifact: row for row in document.bench.results}
+    first = document.engines[0].verify
     columns = (
         Column("finalist"),
-        Column(first["metric"] or "", 60, least=8),
+        Column(first.metric or "", 60, least=8),
         Column("agreement", 80),
         Column("p50 ms", 100, least=7),
         Column("latency / original", 70, left=True),
     )
-    original = f"{rows['original']['latency_ms']['p50']:.2f}"
-    cells = [("original", _number(first["reference_value"]), "", original, "")]
-    for each in document["engines"]:
-        name, verify = each["artifact"], each["verify"]
-        ratio = ratio_text(ratios[name]) if name in ratios else ""
+    original = f"{rows['original'].latency_ms.p50:.2f}"
+    cells = [("original", _number(first.reference_value), "", original, "")]
+    for each in document.engines:
+        name, verify = each.artifact, each.verify
+        found = document.bench.ratio(name, "original")
+        ratio = ratio_text(found) if found else ""
         cells.append(
             (
                 name,
-                _number(verify["value"]),
-                f"{verify['agreement']:.2f}",
-                f"{rows[name]['latency_ms']['p50']:.2f}",
-                f"{ratio} {' '.join(rows[name]['flags'])}".rstrip(),
+                _number(verify.value),
+                f"{verify.agreement:.2f}",
+                f"{rows[name].latency_ms.p50:.2f}",
+                f"{ratio} {' '.join(rows[name].flags)}".rstrip(),
             )
         )
     return Table(columns, tuple(cells))

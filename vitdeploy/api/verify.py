@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vitdeploy.api.artifacts import ArtifactLike, artifact_name, check_early, opened
 from vitdeploy.api.images import Images, ImagesLike, images
 from vitdeploy.api.reporter import Reporter, reporting
 from vitdeploy.api.shown import Shown
 from vitdeploy.api.tables import Line, interval
+from vitdeploy.document import verification as document
+from vitdeploy.document.engine import VerifiedClassification, VerifiedFeatures
 from vitdeploy.errors import InputError
 from vitdeploy.spec import Budget, GateStatus
 
 if TYPE_CHECKING:
     from vitdeploy.tasks.adapter import DataChoice
-    from vitdeploy.verify.gate import Gate
     from vitdeploy.workflows.bisection import BisectionReport
     from vitdeploy.workflows.on_devices import Outcome
     from vitdeploy.workflows.subjects import Subject
@@ -27,53 +27,58 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Verification(Shown):
-    """An artifact against its original on the same samples; `document` has everything that was found.
+    """An artifact against its original on the same samples; `found` has everything, with the gate."""
 
-    `gate` says whether the budget is met, and for each bound that is not, or not provably, why.
-    """
-
-    document: Mapping[str, Any]
-    gate: Gate
+    found: document.Verification
     noun: str = "image"
 
     @property
     def status(self) -> GateStatus:
-        """ "pass", "fail" or "undecided"; "none" without a budget."""
-        return self.gate.status
+        """ "pass", "fail" or "undecided" of the budget; "none" without one."""
+        return self.found.gate.status
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """A sentence for each bound that is not met, or not provably."""
+        return self.found.gate.reasons
 
     @property
     def agreement(self) -> float:
         """Percent of the samples with the original's answer."""
-        return float(self.document["agreement"])
+        return self.found.verified.agreement
 
     @property
     def drop(self) -> float | None:
         """Points of the metric that are lost; None without labels."""
-        found = self.document["drop"] if self.document["metric"] is not None else None
-        return None if found is None else float(found)
+        return self.found.verified.drop
+
+    def document(self) -> dict[str, object]:
+        """What the command line prints with --json."""
+        return self.found.document()
 
     def lines(self) -> list[Line]:
-        found = self.document
-        lines: list[Line] = [f"{found['artifact']} against {found['against']} on {found['n']} {self.noun}s"]
-        if found["metric"] is not None:
+        found, verified, gate = self.found, self.found.verified, self.found.gate
+        lines: list[Line] = [f"{found.artifact} against {found.against} on {verified.n} {self.noun}s"]
+        if verified.metric is not None:
             lines.append(
-                f"{found['metric'] + ' ':<12}{found['value']:.2f} %, original {found['reference_value']:.2f} %, "
-                f"drop {interval(found['drop'], found['drop_ci95'])} points"
+                f"{verified.metric + ' ':<12}{verified.value:.2f} %, original {verified.reference_value:.2f} %, "
+                f"drop {interval(verified.drop or 0.0, verified.drop_ci95)} points"
             )
-        if found.get("top5") is not None:
-            lines.append(f"top-5       {found['top5']:.2f} %, original {found['reference_top5']:.2f} %")
-        lines.append(f"agreement   {interval(found['agreement'], found['agreement_ci95'])} % ({found['agreement_of']})")
-        distance = [f"KL {found['kl']:.2e} nats"] if "kl" in found else []
-        if "cosine_mean" in found:
-            distance.append(f"cosine {found['cosine_mean']:.6f} (least {found['cosine_min']:.6f})")
+        if isinstance(verified, VerifiedClassification) and verified.top5 is not None:
+            lines.append(f"top-5       {verified.top5:.2f} %, original {verified.reference_top5:.2f} %")
+        agreement = interval(verified.agreement, verified.agreement_ci95)
+        lines.append(f"agreement   {agreement} % ({verified.agreement_of})")
+        distance = [f"KL {verified.kl:.2e} nats"] if isinstance(verified, VerifiedClassification) else []
+        if isinstance(verified, VerifiedClassification | VerifiedFeatures):
+            distance.append(f"cosine {verified.cosine_mean:.6f} (least {verified.cosine_min:.6f})")
         lines += [
-            f"distance    {'; '.join([*distance, 'largest difference ' + format(found['max_difference'], '.1e')])}",
-            f"diagnosis   {found['diagnosis']}",
+            f"distance    {'; '.join([*distance, 'largest difference ' + format(verified.max_difference, '.1e')])}",
+            f"diagnosis   {verified.diagnosis}",
         ]
-        lines += found["remarks"]
-        lines += [f"warning: {text}" for text in found["warnings"]]
-        if self.status != "none":
-            lines.append(f"gate        {self.status}" + "".join(f"; {reason}" for reason in self.gate.reasons))
+        lines += found.remarks
+        lines += [f"warning: {text}" for text in found.warnings]
+        if gate.status != "none":
+            lines.append(f"gate        {gate.status}" + "".join(f"; {reason}" for reason in gate.reasons))
         return lines
 
 
@@ -126,7 +131,7 @@ def verify(
     offer = contextlib.nullcontext() if emulate or name is None else emulation_offered(name, target)
     with reporter, offer, opened(target=target, emulated=emulate, trust=_path(trust)) as find:
         ours, theirs = find(artifact)[0], find(against)[0]
-        document, gate = verify_subjects(
+        found = verify_subjects(
             ours,
             theirs,
             _choice(chosen, ours, num_samples, seed),
@@ -135,7 +140,7 @@ def verify(
             progress=reporter.progress,
             note=reporter.note,
         )
-    return Verification(document, gate, _noun(chosen))
+    return Verification(found, _noun(chosen))
 
 
 def verify_on(
@@ -182,7 +187,7 @@ def verify_on(
             note=reporter.note,
         )
     return [
-        on_devices.Outcome(each.device, Verification(*each.found, _noun(chosen)) if each.found else None, each.error)
+        on_devices.Outcome(each.device, Verification(each.found, _noun(chosen)) if each.found else None, each.error)
         for each in found
     ]
 
@@ -266,8 +271,3 @@ def _require_path(artifact: ArtifactLike) -> str:
 
 def _path(value: str | Path | None) -> Path | None:
     return None if value is None else Path(value)
-
-
-def unmet(verifications: Sequence[Verification]) -> list[Verification]:
-    """Those whose budget is not met, or not provably."""
-    return [each for each in verifications if each.status in ("fail", "undecided")]

@@ -1,162 +1,161 @@
-"""From the measurements of a run to the numbers of a report: percentiles, throughput, flags. All JSON-ready."""
+"""From the measurements of a run to the numbers of a report: percentiles, throughput, flags."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from vitdeploy.bench.flags import first_and_last, flags, taken_by_others
 from vitdeploy.bench.percentiles import DEFAULT, nearest_rank, percentiles
-from vitdeploy.bench.precision import Interval, percentile_interval, throughput_interval
+from vitdeploy.bench.precision import percentile_interval, throughput_interval
 from vitdeploy.bench.protocol import parse_scenario
 from vitdeploy.bench.quiet import quiet, together, usable
 from vitdeploy.bench.results import BenchRun, Entry, Round, Values
+from vitdeploy.bench.row import (
+    BatchSizes,
+    Blocks,
+    Claim,
+    Energy,
+    Latency,
+    LatencyIntervals,
+    MachineUse,
+    Row,
+    ScenarioResult,
+    StageTimes,
+)
 
 NOT_APART = "not apart on this back end"
 
 
-def rows(bench_run: BenchRun, percents: Sequence[float] = DEFAULT) -> list[dict[str, Any]]:
-    """One row per candidate, in the benchmark run's order.
+def rows(bench_run: BenchRun, percents: Sequence[float] = DEFAULT) -> list[Row]:
+    """One row per candidate, in the benchmark run's order; `percents` are those that are claimed of each scenario.
 
-    `latency_ms` (p50, p90, p99, mean: as measured) is of the scenario "single", `throughput` (images per second) of
-    "offline"; without it, each is of the first scenario. `latency_ms_ci95` and `throughput_ci95` have their 95 %
-    intervals, with None for a bound that the measurement does not give. `batch` has the batch size of each. `samples`
-    is the number of queries behind `latency_ms`. `scenarios` has all numbers of each one, with what may be claimed of
-    the percentiles `percents`. `flags`: see `flags`. Blocks in which somebody else used the machine are left out,
-    where enough others are left (see `usable`).
+    Blocks in which somebody else used the machine are left out, where enough others are left (see `usable`).
     """
     return [_row(bench_run, entry, percents) for entry in bench_run.entries]
 
 
-def _row(bench_run: BenchRun, entry: Entry, percents: Sequence[float]) -> dict[str, Any]:
+def _row(bench_run: BenchRun, entry: Entry, percents: Sequence[float]) -> Row:
     single, offline = bench_run.protocol.latency_scenario, _throughput_scenario(bench_run)
     rounds, batches = (usable(bench_run.protocol, entry, name) for name in (single, offline))
     latencies, throughput = _latencies(rounds), _throughput(batches)
     counted = _with_unanswered(rounds)
     every = [block for blocks in entry.rounds.values() for block in blocks]
-    return {
-        "artifact": entry.artifact,
-        "target": entry.target,
-        "precision": entry.precision,
-        "provider": entry.provider,
-        "batch": {"single": bench_run.protocol.batch_of(single), "offline": bench_run.protocol.batch_of(offline)},
-        "latency_ms": {
-            **{f"p{percent}": nearest_rank(latencies, percent) for percent in (50, 90, 99)},
-            "mean": float(latencies.mean()),
-        },
-        "latency_ms_ci95": {f"p{percent}": _bounds(percentile_interval(counted, percent)) for percent in (50, 90, 99)},
-        "throughput": throughput,
-        "throughput_ci95": _bounds(throughput_interval(batches, throughput)),
-        "flags": flags(bench_run, entry, single, percents),
-        "samples": int(latencies.size),
-        "load_seconds": float(entry.load_seconds),
-        "warm_load_seconds": entry.warm_load_seconds,
-        "first_inference_ms": float(entry.first_inference_ms),
-        "peak_memory_bytes": entry.peak_memory_bytes,
-        "scenarios": {name: _scenario(bench_run, entry, name, percents) for name in entry.rounds},
-        "stages_ms": _stages(entry.stages_ms),
-        "energy": _energy(entry, rounds),
-        "machine": _machine(entry, every),
-    }
+    return Row(
+        artifact=entry.artifact,
+        target=entry.target,
+        precision=entry.precision,
+        provider=entry.provider,
+        batch=BatchSizes(bench_run.protocol.batch_of(single), bench_run.protocol.batch_of(offline)),
+        latency_ms=Latency(
+            p50=nearest_rank(latencies, 50),
+            p90=nearest_rank(latencies, 90),
+            p99=nearest_rank(latencies, 99),
+            mean=float(latencies.mean()),
+        ),
+        latency_ms_ci95=LatencyIntervals(*(percentile_interval(counted, percent) for percent in (50, 90, 99))),
+        throughput=throughput,
+        throughput_ci95=throughput_interval(batches, throughput),
+        flags=tuple(flags(bench_run, entry, single, percents)),
+        samples=int(latencies.size),
+        load_seconds=float(entry.load_seconds),
+        warm_load_seconds=entry.warm_load_seconds,
+        first_inference_ms=float(entry.first_inference_ms),
+        peak_memory_bytes=entry.peak_memory_bytes,
+        scenarios={name: _scenario(bench_run, entry, name, percents) for name in entry.rounds},
+        stages_ms=_stages(entry.stages_ms),
+        energy=_energy(entry, rounds),
+        machine=_machine(entry, every),
+    )
 
 
-def _bounds(interval: Interval) -> list[float | None]:
-    return list(interval)
-
-
-def _scenario(bench_run: BenchRun, entry: Entry, name: str, percents: Sequence[float]) -> dict[str, Any]:
+def _scenario(bench_run: BenchRun, entry: Entry, name: str, percents: Sequence[float]) -> ScenarioResult:
     """What one scenario gave; "server" and "sustain" have numbers of their own beside the common ones."""
     rounds = usable(bench_run.protocol, entry, name)
     latencies, counted, scenario = _latencies(rounds), _with_unanswered(rounds), parse_scenario(name)
     seconds = sum(block.seconds for block in rounds)
-    found: dict[str, Any] = {
-        "batch": rounds[0].batch,
-        "queries": int(latencies.size),
-        "seconds": seconds,
-        "percentiles": [
-            {**dataclasses.asdict(each), "name": each.name, "ci95": _bounds(percentile_interval(counted, each.percent))}
+    found = ScenarioResult(
+        batch=rounds[0].batch,
+        queries=int(latencies.size),
+        seconds=seconds,
+        percentiles=tuple(
+            Claim(**vars(each), name=each.name, ci95=percentile_interval(counted, each.percent))
             for each in percentiles(latencies, percents)
-        ],
-        "mean_ms": float(latencies.mean()),
-        "throughput": _throughput(rounds),
-        "blocks": _blocks(entry, entry.rounds[name]),
-    }
+        ),
+        mean_ms=float(latencies.mean()),
+        throughput=_throughput(rounds),
+        blocks=_blocks(entry, entry.rounds[name]),
+    )
     if scenario.kind == "server":
-        found["offered"] = scenario.value
-        found["busy"] = sum(block.busy_seconds for block in rounds) / seconds
-        found["unanswered"] = len(rounds[-1].waiting_ms)
+        busy = sum(block.busy_seconds for block in rounds) / seconds
+        return dataclasses.replace(found, offered=scenario.value, busy=busy, unanswered=len(rounds[-1].waiting_ms))
     if scenario.kind == "sustain":
         first, last = first_and_last(rounds)
-        found |= {"first": first, "last": last, "last_over_first": last / first}
-        found["bins"] = [block.images_per_second for block in rounds]
+        bins = tuple(block.images_per_second for block in rounds)
+        return dataclasses.replace(found, first=first, last=last, last_over_first=last / first, bins=bins)
     return found
 
 
-def _blocks(entry: Entry, rounds: Sequence[Round]) -> dict[str, Any]:
-    """All blocks in the order of time: when each began in seconds since the run did, the number of the process, the
-    median latency in ms, None where no query was answered, and whether nobody else used the machine."""
-    return {
-        "begun_seconds": [round(block.begun_seconds, 3) for block in rounds],
-        "process": [block.process for block in rounds],
-        "median_ms": [float(np.median(block.latencies_ms)) if block.latencies_ms.size else None for block in rounds],
-        "quiet": quiet(rounds, len(entry.affinity)),
-    }
+def _blocks(entry: Entry, rounds: Sequence[Round]) -> Blocks:
+    return Blocks(
+        tuple(round(block.begun_seconds, 3) for block in rounds),
+        tuple(block.process for block in rounds),
+        tuple(float(np.median(block.latencies_ms)) if block.latencies_ms.size else None for block in rounds),
+        tuple(quiet(rounds, len(entry.affinity))),
+    )
 
 
-def _stages(stages: Mapping[str, Sequence[float]]) -> dict[str, Any] | None:
-    """The median of each stage, and p90 of the whole; None where the artifact takes no images."""
+def _stages(stages: Mapping[str, Sequence[float]]) -> StageTimes | None:
+    """None where the artifact takes no images."""
     if not stages:
         return None
     whole = np.asarray(stages["end_to_end"])
-    return {
+    return StageTimes(
         **{name: float(np.median(times)) for name, times in stages.items()},
-        "end_to_end_p90": nearest_rank(whole, 90),
-        "copies": "apart" if "copy_in" in stages else NOT_APART,
-        "images": len(whole),
-    }
+        end_to_end_p90=nearest_rank(whole, 90),
+        copies="apart" if "copy_in" in stages else NOT_APART,
+        images=len(whole),
+    )
 
 
-def _energy(entry: Entry, rounds: Sequence[Round]) -> dict[str, Any]:
-    """Joules of everything on the package or board, an image; None where nothing says them."""
+def _energy(entry: Entry, rounds: Sequence[Round]) -> Energy:
     joules = [block.machine.joules if block.machine is not None else None for block in rounds]
     known = [each for each in joules if each is not None]
     images = sum(block.batch * block.latencies_ms.size for block in rounds)
     complete = len(known) == len(joules) and images > 0
-    return {"source": entry.energy, "joules_per_image": sum(known) / images if complete else None}
+    return Energy(entry.energy, sum(known) / images if complete else None)
 
 
-def _machine(entry: Entry, rounds: Sequence[Round]) -> dict[str, Any]:
-    """What the machine did meanwhile: least, median and most of what was sampled after each block."""
+def _machine(entry: Entry, rounds: Sequence[Round]) -> MachineUse:
     machines = [block.machine for block in rounds if block.machine is not None]
     seconds = sum(block.seconds for block in rounds)
-    return {
-        "affinity": list(entry.affinity),
-        "process_threads": entry.process_threads,
-        "cpus_used": sum(each.own_seconds for each in machines) / seconds if machines else None,
-        "taken_by_others": taken_by_others(entry, rounds),
-        "mhz": _spread([each.mhz for each in machines if each.mhz is not None]),
-        "celsius": _spread([each.celsius for each in machines if each.celsius is not None]),
-    }
+    return MachineUse(
+        tuple(entry.affinity),
+        entry.process_threads,
+        sum(each.own_seconds for each in machines) / seconds if machines else None,
+        taken_by_others(entry, rounds),
+        _spread([each.mhz for each in machines if each.mhz is not None]),
+        _spread([each.celsius for each in machines if each.celsius is not None]),
+    )
 
 
-def _spread(values: Sequence[float]) -> list[float] | None:
-    return [min(values), float(np.median(values)), max(values)] if values else None
+def _spread(values: Sequence[float]) -> tuple[float, float, float] | None:
+    return (min(values), float(np.median(values)), max(values)) if values else None
 
 
-def block_medians(bench_run: BenchRun) -> dict[str, list[float]]:
+def block_medians(bench_run: BenchRun) -> dict[str, tuple[float, ...]]:
     """Per artifact the median latency of each round, in ms, in the order of time: of the same rounds of all, those in
     which nobody else used the machine, where they are enough. Rounds in which no query was answered are left out."""
     rounds = together(bench_run.protocol, bench_run.entries, bench_run.protocol.latency_scenario)
     return {
-        entry.artifact: [float(np.median(block.latencies_ms)) for block in blocks if block.latencies_ms.size]
+        entry.artifact: tuple(float(np.median(block.latencies_ms)) for block in blocks if block.latencies_ms.size)
         for entry, blocks in zip(bench_run.entries, rounds, strict=True)
     }
 
 
-def samples(bench_run: BenchRun, limit: int = 600) -> dict[str, list[float]]:
+def samples(bench_run: BenchRun, limit: int = 600) -> dict[str, tuple[float, ...]]:
     """Per artifact at most `limit` latencies in ms, picked evenly over time."""
     scenario = bench_run.protocol.latency_scenario
     return {
@@ -188,7 +187,7 @@ def _throughput(rounds: Sequence[Round]) -> float:
     return float(images / sum(block.seconds for block in rounds))
 
 
-def _evenly(values: Values, limit: int) -> list[float]:
+def _evenly(values: Values, limit: int) -> tuple[float, ...]:
     if values.size > limit:
         values = values[np.linspace(0, values.size - 1, limit).round().astype(int)]
-    return [float(value) for value in values]
+    return tuple(float(value) for value in values)

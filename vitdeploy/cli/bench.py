@@ -117,6 +117,7 @@ def command(
         raise click.BadParameter("wanted one or two numbers above 0, such as 1,8", param_hint="--batch")
     from vitdeploy.api.artifacts import Named
     from vitdeploy.api.bench import Benchmark, bench, bench_on
+    from vitdeploy.spec import encode
 
     protocol = {
         "scenarios": scenarios,
@@ -135,8 +136,8 @@ def command(
     if on is not None:
         if any(value is not None for value in options.values()):
             raise click.UsageError("--on takes bundles and graphs: leave the options on weights out.")
-        finish_devices(console, bench_on(on, *artifacts, **how), lambda found: dict(found.document), Benchmark.lines)
+        finish_devices(console, bench_on(on, *artifacts, **how), lambda found: encode(found.document), Benchmark.lines)
         return
     source = to_source(None, options)
     found = bench(*(Named(name, source) for name in artifacts), **how)
-    console.finish(dict(found.document), found.lines(), None)
+    console.finish(found.document, found.lines(), None)

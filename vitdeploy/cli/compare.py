@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +14,9 @@ from vitdeploy.cli.bundle_options import trust_option
 from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, Number, output_options
 from vitdeploy.cli.evaluation import evaluation, label_options
+
+if TYPE_CHECKING:
+    from vitdeploy.document.comparison import AccuracyChange, PairFacts
 
 OUTPUT_FILES = ("compare.json", "compare.html")
 
@@ -75,13 +77,13 @@ def command(
         check_data(data)
     require_annotations(annotations)
 
+    from vitdeploy.document.comparison import Limits
     from vitdeploy.publish import replacing, storage_errors
     from vitdeploy.report.html import render_regression
     from vitdeploy.report.junit import render_junit
     from vitdeploy.runtime.atomic import write_atomic
     from vitdeploy.stages.files import write_json
     from vitdeploy.workflows.regression.compare import compare
-    from vitdeploy.workflows.regression.findings import Limits
 
     if junit is not None and not junit.parent.is_dir():
         raise click.BadParameter(f"no folder {junit.parent}", param_hint="--junit")
@@ -107,8 +109,8 @@ def command(
         if junit is not None:
             with storage_errors(junit):
                 write_atomic(junit, render_junit(document))
-    lines = [line for engine in document["engines"] for line in _lines(engine)]
-    lines += [*document["remarks"], document["sentence"]]
+    lines = [line for engine in document.engines for line in _lines(engine)]
+    lines += [*document.remarks, document.sentence]
     console.finish(document, lines, output)
     if gate.status in ("fail", "undecided"):
         raise GateError(
@@ -118,38 +120,34 @@ def command(
         )
 
 
-def _lines(engine: Mapping[str, Any]) -> list[str]:
+def _lines(engine: PairFacts) -> list[str]:
     """One pair of engines."""
-    lines, accuracy = [str(engine["engine"])], engine["accuracy"]
-    if engine["same_engine"]:
+    lines, accuracy = [engine.engine], engine.accuracy
+    if engine.same_engine:
         lines.append("  the same files, so the same answers and the same times")
-    elif accuracy is not None and accuracy["how"] == "same files":
+    elif accuracy is not None and accuracy.how == "same files":
         lines.append("  the same files, so the same answers")
     elif accuracy is not None:
         lines += _accuracy_lines(accuracy)
-    for ratio in engine["ratios"]:
-        said = f"{ratio_text(ratio, 3)}: {ratio['difference'] if ratio.get('decided', True) else ratio['reason']}"
-        lines.append(f"  {ratio['metric']:<11} candidate / baseline {said}")
-    if engine["flags"]:
-        lines.append(f"  flags       {' '.join(engine['flags'])}")
-    for check in engine["checks"]:
-        if check["status"] != "none":
-            lines.append(
-                f"  {check['name'] + ' gate':<11} {check['status']}" + "".join(f"; {r}" for r in check["reasons"])
-            )
+    for ratio in engine.ratios:
+        said = f"{ratio_text(ratio, 3)}: {ratio.difference if ratio.decided else ratio.reason}"
+        lines.append(f"  {ratio.metric:<11} candidate / baseline {said}")
+    if engine.flags:
+        lines.append(f"  flags       {' '.join(engine.flags)}")
+    for check in engine.checks:
+        if check.status != "none":
+            lines.append(f"  {check.name + ' gate':<11} {check.status}" + "".join(f"; {r}" for r in check.reasons))
     return lines
 
 
-def _accuracy_lines(accuracy: Mapping[str, Any]) -> list[str]:
+def _accuracy_lines(accuracy: AccuracyChange) -> list[str]:
     lines = []
-    if accuracy["drop"] is not None:
-        drop = f"{accuracy['drop']:.2f}"
-        if accuracy["drop_ci95"] is not None:
-            drop = interval(accuracy["drop"], accuracy["drop_ci95"])
-        both = f"{accuracy['candidate']:.2f} %, baseline {accuracy['baseline']:.2f} %"
-        lines.append(
-            f"  {accuracy['metric']:<11} {both}, drop {drop} points ({accuracy['how']}, {accuracy['n']} samples)"
-        )
-    if accuracy["agreement"] is not None:
-        lines.append(f"  agreement   {interval(accuracy['agreement'], accuracy['agreement_ci95'])} %")
+    if accuracy.drop is not None:
+        drop = f"{accuracy.drop:.2f}"
+        if accuracy.drop_ci95 is not None:
+            drop = interval(accuracy.drop, accuracy.drop_ci95)
+        both = f"{accuracy.candidate or 0:.2f} %, baseline {accuracy.baseline or 0:.2f} %"
+        lines.append(f"  {accuracy.metric:<11} {both}, drop {drop} points ({accuracy.how}, {accuracy.n} samples)")
+    if accuracy.agreement is not None:
+        lines.append(f"  agreement   {interval(accuracy.agreement, accuracy.agreement_ci95)} %")
     return lines

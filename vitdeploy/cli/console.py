@@ -17,6 +17,7 @@ import click
 
 from vitdeploy.api.reporter import Reporter
 from vitdeploy.api.tables import Line, human_bytes, printed
+from vitdeploy.spec import encode
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,11 +34,12 @@ class Console(Reporter):
         self.as_json = as_json
         self._started = time.perf_counter()
 
-    def finish(self, document: dict[str, Any], lines: Sequence[Line], path: Path | None, then: str = "") -> None:
-        """The last lines: result, seconds, size, path, next command; or the JSON document."""
+    def finish(self, document: object, lines: Sequence[Line], path: Path | None, then: str = "") -> None:
+        """The last lines: result, seconds, size, path, next command; or the JSON document, which may be a
+        dataclass."""
         seconds = time.perf_counter() - self._started
         if self.as_json:
-            click.echo(json.dumps(document, indent=1, allow_nan=False))
+            click.echo(json.dumps(encode(document), indent=1, allow_nan=False))
         for line in printed(lines, terminal_width(sys.stderr if self.as_json else sys.stdout)):
             click.echo(line, err=self.as_json)
         if self.quiet:

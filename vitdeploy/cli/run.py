@@ -67,9 +67,9 @@ def command(
         console.finish(document, [*lines, "make   bench", f"make   bundle {out}"], None)
         return
     made = run(loaded, out, function=function, resume=resume, skip_bad=skip_bad, progress=console)
-    example = "TOKENS.npz" if made.manifest.preprocess is None else "IMAGE"
+    example = "TOKENS.npz" if made.bundle.manifest.preprocess is None else "IMAGE"
     predict = command_line("vitdeploy", "predict", out, example)
-    console.finish(dict(made.document), made.tables, out, f"open {command_line(made.report)}, or: {predict}")
+    console.finish(made.document, made.tables, out, f"open {command_line(made.report)}, or: {predict}")
     if made.status in ("fail", "undecided"):
         raise GateError(
             f"the budget is {'not met' if made.status == 'fail' else 'not provably met'}",

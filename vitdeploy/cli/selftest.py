@@ -50,11 +50,11 @@ def command(console: Console, target: str, output: Path | None, duration: float)
             target, default_cases(), work, Store(store), protocol=protocol, progress=console.progress
         )
     lines = (out / "doctor.txt").read_text(encoding="utf-8").splitlines()
-    for row in document["steps"]:
-        seconds = f"{row['seconds']:.1f} s" if row["status"] == "done" else row["detail"]
-        lines.append(f"{row['status']:<7}  {row['model']:<16} {row['step']:<28} {seconds}")
+    for row in document.steps:
+        seconds = f"{row.seconds:.1f} s" if row.status == "done" else row.detail
+        lines.append(f"{row.status:<7}  {row.model:<16} {row.step:<28} {seconds}")
     then = f"send {command_line(out)} back; open {command_line(out / 'report.html')}"
-    console.finish(document, [*lines, document["sentence"]], out, then)
-    if not document["passed"]:
-        wrong = any(row["error"] and row["error"]["code"] == GateError.code for row in document["steps"])
+    console.finish(document, [*lines, document.sentence], out, then)
+    if not document.passed:
+        wrong = any(row.error and row.error.code == GateError.code for row in document.steps)
         click.get_current_context().exit(GateError.exit_code if wrong else HostError.exit_code)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from vitdeploy.api.tables import Column, Table
 from vitdeploy.cli.console import Console, command_line, output_options
 from vitdeploy.cli.sources import model_option
+
+if TYPE_CHECKING:
+    from vitdeploy.document.report import Report
+    from vitdeploy.document.sweep import SweepDocument
 
 
 @click.command("sweep")
@@ -72,21 +75,21 @@ def command(
             write_json(output / "sweep.json", document)
             write_atomic(output / "sweep.html", render_sweep(document).encode())
     console.finish(document, [_table(document)], output, f"open {command_line(output / 'sweep.html')}")
-    failed = [row["error"] for row in document["recipes"] if row["error"] is not None]
+    failed = [row.error for row in document.recipes if row.error is not None]
     if failed:
-        click.get_current_context().exit(failed[0]["exit_code"])
-    unmet = [row["name"] for row in document["recipes"] if _unmet(row["report"])]
+        click.get_current_context().exit(failed[0].exit_code)
+    unmet = [row.name for row in document.recipes if row.report is not None and _unmet(row.report)]
     if unmet:
         raise GateError("a budget is not met, or not provably", found=", ".join(unmet))
 
 
-def _unmet(report: Mapping[str, Any]) -> bool:
+def _unmet(report: Report) -> bool:
     """Of any of its image sizes."""
-    gates = [report["verdict"]["gate"], *(each["gate"] for each in report.get("sizes", ()))]
+    gates = [report.verdict.gate, *(each.gate for each in report.sizes or ())]
     return "fail" in gates or "undecided" in gates
 
 
-def _table(document: Mapping[str, Any]) -> Table:
+def _table(document: SweepDocument) -> Table:
     """The recommended artifact of every recipe."""
     columns = (
         Column("recipe"),
@@ -98,26 +101,23 @@ def _table(document: Mapping[str, Any]) -> Table:
         Column("budget", 70, left=True),
     )
     rows: list[tuple[str, ...]] = []
-    for row in document["recipes"]:
-        report = row["report"]
+    for row in document.recipes:
+        report = row.report
         if report is None:
-            rows.append((row["name"], f"failed: {row['error']['message']}"))
+            rows.append((row.name, f"failed: {row.error.message if row.error else ''}"))
             continue
-        name = report["verdict"]["leading"]
-        engine = next((each for each in report["engines"] if each["artifact"] == name), None)
-        bench = next(each for each in report["bench"]["results"] if each["artifact"] == name)
-        verified = engine["verify"] if engine else {"value": report["engines"][0]["verify"]["reference_value"]}
-        shown = name if report["verdict"]["recommended"] else f"{name}, not decided"
-        value, agreement = verified["value"], verified.get("agreement")
+        name = report.verdict.stands_for_all or ""
+        engine, bench = report.engine(name), report.bench.row(name) if report.bench else None
+        value = engine.verify.value if engine else report.engines[0].verify.reference_value
         rows.append(
             (
-                row["name"],
-                shown,
+                row.name,
+                name if report.verdict.recommended else f"{name}, not decided",
                 "" if value is None else f"{value:.2f}",
-                "" if agreement is None else f"{agreement:.2f}",
-                f"{bench['latency_ms']['p50']:.2f}",
-                f"{bench['throughput']:.1f}",
-                report["verdict"]["gate"],
+                f"{engine.verify.agreement:.2f}" if engine else "",
+                f"{bench.latency_ms.p50:.2f}" if bench else "",
+                f"{bench.throughput:.1f}" if bench else "",
+                report.verdict.gate,
             )
         )
     return Table(columns, tuple(rows))

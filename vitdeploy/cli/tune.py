@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,6 +12,9 @@ from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, Number, command_line, output_options
 from vitdeploy.cli.sources import model_option
 from vitdeploy.cli.unmet import unmet_fix
+
+if TYPE_CHECKING:
+    pass
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -88,7 +91,7 @@ def command(
     )
     model = ("--model", function) if function else ()
     then = command_line("vitdeploy", "run", found.recipe, *model, "-o", "DIR")
-    console.finish(dict(found.document), found.lines(), out, f"open {command_line(found.report)}, or: {then}")
+    console.finish(found.document, found.lines(), out, f"open {command_line(found.report)}, or: {then}")
     if found.status in ("fail", "undecided"):
         raise GateError(
             f"the budget is {'not met' if found.status == 'fail' else 'not provably met'} by any variant",

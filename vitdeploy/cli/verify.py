@@ -15,8 +15,8 @@ from vitdeploy.cli.on import finish_devices, on_option
 from vitdeploy.cli.sources import source_options, to_source
 
 if TYPE_CHECKING:
+    from vitdeploy.api.verify import Verification
     from vitdeploy.errors import GateError
-    from vitdeploy.verify.gate import Gate
 
 
 @click.command("verify")
@@ -109,25 +109,25 @@ def command(
         finish_devices(
             console,
             verify_on(on, artifact, original, chosen, **bounds, **common),
-            lambda found: dict(found.document),
+            Verification.document,
             Verification.lines,
-            lambda found: _unmet(found.gate),
+            _unmet,
         )
         return
     found = verify(artifact, original, chosen, emulate=emulate, **bounds, **common)
-    console.finish(dict(found.document), found.lines(), None)
-    error = _unmet(found.gate)
+    console.finish(found.document(), found.lines(), None)
+    error = _unmet(found)
     if error is not None:
         raise error
 
 
-def _unmet(gate: Gate) -> GateError | None:
+def _unmet(found: Verification) -> GateError | None:
     from vitdeploy.errors import GateError
 
-    if gate.status not in ("fail", "undecided"):
+    if found.status not in ("fail", "undecided"):
         return None
     return GateError(
-        "the gate is not met" if gate.status == "fail" else "the gate is not provably met",
-        found="; ".join(gate.reasons),
+        "the gate is not met" if found.status == "fail" else "the gate is not provably met",
+        found="; ".join(found.reasons),
         fix="evaluate on more images, or raise the budget",
     )

@@ -47,10 +47,6 @@ class ClassMap:
     index: Mapping[Any, int]
     text: str
 
-    def facts(self) -> dict[str, Any]:
-        """What a report says of it."""
-        return {"how": self.how, "classes": len(self.index), "text": self.text}
-
     @property
     def digest(self) -> str:
         """SHA-256 of the mapping, for the keys of what is a function of it."""

@@ -6,8 +6,8 @@ Bounded whatever the number of classes and samples; the limits are those of `ver
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from vitdeploy.document.answers import AnswerFacts, ChangedCounts, ExampleFacts
 from vitdeploy.pipeline.job import Job
 from vitdeploy.pipeline.plan import candidates
 from vitdeploy.runtime.postprocess import label_of
@@ -21,52 +21,46 @@ from vitdeploy.verify.classes import by_class, confusion, reliability
 from vitdeploy.verify.collect import Answers
 
 
-def report_answers(job: Job, artifacts: Mapping[str, Artifact]) -> tuple[dict[str, Any], dict[str, bytes]]:
+def report_answers(
+    job: Job, artifacts: Mapping[str, Artifact]
+) -> tuple[tuple[ExampleFacts, ...], AnswerFacts, dict[str, bytes]]:
     """`examples` and `answers` of report.json, and the pictures by the names that the examples have for them."""
     reference = read_answers(artifacts[REFERENCE].path)
     engines = {c.artifact: read_answers(artifacts[c.step("verify")].path) for c in candidates(job)}
     labels = job.labels or None
-    examples: list[dict[str, Any]] = []
+    examples: list[ExampleFacts] = []
     images: dict[str, bytes] = {}
     for chosen in choose(job.adapter, reference, engines, job.data):
         row, pictures = example(job.adapter, job.data, chosen, reference, engines, labels)
         examples.append(row)
         images |= pictures
-    return {"examples": examples, "answers": answer_facts(job.adapter, job.data, reference, engines, labels)}, images
+    return tuple(examples), answer_facts(job.adapter, job.data, reference, engines, labels), images
 
 
 def answer_facts(
     adapter: TaskAdapter, data: Data, reference: Answers, engines: Mapping[str, Answers], labels: Sequence[str] | None
-) -> dict[str, Any]:
-    """The facts, JSON-ready.
-
-    `changed`: by engine, how many answers are others than the original's, and of these what was right and is wrong
-    (`lost`), or the other way round (`gained`; both None without labels). `confusion`, `classes` and `reliability` are
-    None where samples have no class.
-    """
-    facts: dict[str, Any] = {
-        "changed": {name: _counts(adapter.changes(found, reference, data)) for name, found in engines.items()},
-        "confusion": None,
-        "classes": None,
-        "reliability": None,
-    }
+) -> AnswerFacts:
+    """What became of all answers; class by class where samples have classes."""
+    changed = {name: _counts(adapter.changes(found, reference, data)) for name, found in engines.items()}
     original = adapter.classified(reference, data)
     if original is None:
-        return facts
+        return AnswerFacts(changed)
     found = {name: known for name, each in engines.items() if (known := adapter.classified(each, data)) is not None}
     every = {ORIGINAL: original, **found}
     highest = max(int(max(each.truth.max(), each.answer.max())) for each in every.values())
     told = labels or data.classes
     names = [label_of(i, told) for i in range(max(len(told), highest + 1))]
-    facts["confusion"] = confusion(every, names)
-    facts["classes"] = by_class(original, found, names)
-    facts["reliability"] = {name: reliability(each) for name, each in every.items() if each.confidence is not None}
-    return facts
+    return AnswerFacts(
+        changed,
+        confusion(every, names),
+        by_class(original, found, names),
+        {name: reliability(each) for name, each in every.items() if each.confidence is not None},
+    )
 
 
-def _counts(changes: Changes) -> dict[str, int | None]:
-    return {
-        "changed": int(changes.changed.sum()),
-        "lost": None if changes.lost is None else int(changes.lost.sum()),
-        "gained": None if changes.gained is None else int(changes.gained.sum()),
-    }
+def _counts(changes: Changes) -> ChangedCounts:
+    return ChangedCounts(
+        int(changes.changed.sum()),
+        None if changes.lost is None else int(changes.lost.sum()),
+        None if changes.gained is None else int(changes.gained.sum()),
+    )

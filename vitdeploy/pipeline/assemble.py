@@ -5,13 +5,15 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from vitdeploy.bench.candidate import engine_candidate
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bundle.read import SIZES_FOLDER
 from vitdeploy.bundle.write import write_bundle
+from vitdeploy.document.bench import Bench
+from vitdeploy.document.report import Report, SizeRow
 from vitdeploy.graph.io.files import graph_spec, load_graph
 from vitdeploy.pipeline.foresight import foresee
 from vitdeploy.pipeline.golden import golden_of
@@ -24,7 +26,7 @@ from vitdeploy.progress import Progress
 from vitdeploy.publish import replacing
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.report.html import render_html
-from vitdeploy.spec import GraphSpec
+from vitdeploy.spec import GraphSpec, encode
 from vitdeploy.stages.answers import read_answers
 from vitdeploy.stages.engines import read_engine
 from vitdeploy.stages.files import OUTPUT_NAMES, graphs_in
@@ -42,7 +44,7 @@ def run_pipeline(
     progress: Callable[[Job], Progress],
     finished: Callable[[Job, Step, bool], None],
     note: Callable[[Job, str], None] = lambda job, text: None,
-) -> tuple[dict[str, Any], list[Outcome]]:
+) -> tuple[Report, list[Outcome]]:
     """The whole pipeline of a recipe: every stage, the bench, the bundle at `out`. Returns its report, and an outcome
     for each image size.
 
@@ -69,7 +71,7 @@ def run_pipeline(
     return write_run(outcomes, recipe, out), outcomes
 
 
-def bench_job(job: Job, artifacts: Mapping[str, Artifact], progress: Progress) -> dict[str, Any]:
+def bench_job(job: Job, artifacts: Mapping[str, Artifact], progress: Progress) -> Bench:
     """Measure the original and every candidate: each against the original and its own FP32, mixed against INT8 too."""
     contenders = candidates(job)
     bench = job.recipe.bench
@@ -84,7 +86,7 @@ def bench_job(job: Job, artifacts: Mapping[str, Artifact], progress: Progress) -
     return measure(bench_candidates, protocol, pairs, progress, context=True)
 
 
-def write_run(outcomes: Sequence[Outcome], recipe: Recipe, out: Path) -> dict[str, Any]:
+def write_run(outcomes: Sequence[Outcome], recipe: Recipe, out: Path) -> Report:
     """Publish the bundle at `out`: of the first outcome, with those of further image sizes inside, each a bundle too.
 
     Returns the content of the outer report.json.
@@ -94,11 +96,11 @@ def write_run(outcomes: Sequence[Outcome], recipe: Recipe, out: Path) -> dict[st
     """
     first, *others = outcomes
     names = [outcome.job.size for outcome in others]
-    report = dict(first.report)
-    report["provenance"] = {**report["provenance"], "recipe": recipe.model_dump(mode="json")}
+    provenance = replace(first.report.provenance, recipe=recipe.model_dump(mode="json"))
+    report = replace(first.report, provenance=provenance)
     if others:
         paths = ["", *(f"{SIZES_FOLDER}/{name}/" for name in names)]
-        report["sizes"] = [_size_row(each, path) for each, path in zip(outcomes, paths, strict=True)]
+        report = replace(report, sizes=tuple(map(_size_row, outcomes, paths)))
     with replacing(out, OUTPUT_NAMES) as work:
         for outcome, name in zip(others, names, strict=True):
             inner = work / SIZES_FOLDER / name
@@ -108,7 +110,7 @@ def write_run(outcomes: Sequence[Outcome], recipe: Recipe, out: Path) -> dict[st
     return report
 
 
-def _write(outcome: Outcome, report: dict[str, Any], sizes: Sequence[str], work: Path) -> None:
+def _write(outcome: Outcome, report: Report, sizes: Sequence[str], work: Path) -> None:
     job, artifacts = outcome.job, outcome.artifacts
     folders = [artifacts[candidate.step("compile")].path for candidate in outcome.verdict.ships]
     engines = [(read_engine(folder), folder) for folder in folders]
@@ -124,35 +126,35 @@ def _write(outcome: Outcome, report: dict[str, Any], sizes: Sequence[str], work:
         labels=job.labels,
         golden=golden_of(job, engines, gates),
         documents={
-            "report.json": json.dumps(report, indent=1, allow_nan=False) + "\n",
+            "report.json": json.dumps(encode(report), indent=1, allow_nan=False) + "\n",
             "report.html": render_html(report, outcome.images),
             **_calibration(artifacts),
         },
-        provenance=report["provenance"],
+        provenance=encode(report.provenance),
         sizes=sizes,
         gates=gates,
         recommended=None if outcome.verdict.recommended == ORIGINAL else outcome.verdict.recommended,
     )
 
 
-def _size_row(outcome: Outcome, path: str) -> dict[str, Any]:
+def _size_row(outcome: Outcome, path: str) -> SizeRow:
     """One image size in the outer report: what to ship there, and the recommended artifact in numbers."""
-    report, name = outcome.report, outcome.verdict.leading
-    row = next(row for row in report["bench"]["results"] if row["artifact"] == name)
-    engine = next((engine["verify"] for engine in report["engines"] if engine["artifact"] == name), None)
-    value = engine["value"] if engine else report["engines"][0]["verify"]["reference_value"]
-    return {
-        "size": outcome.job.size,
-        "path": path,
-        "sentence": outcome.verdict.sentence,
-        "gate": outcome.verdict.gate.status,
-        "recommended": outcome.verdict.recommended,
-        "leading": name,
-        "value": value,
-        "agreement": engine["agreement"] if engine else None,
-        "latency_ms": row["latency_ms"],
-        "throughput": row["throughput"],
-    }
+    report, verdict = outcome.report, outcome.verdict
+    assert report.bench is not None
+    row, engine = report.bench.row(verdict.leading), report.engine(verdict.leading)
+    assert row is not None
+    return SizeRow(
+        size=outcome.job.size,
+        path=path,
+        sentence=verdict.sentence,
+        gate=verdict.gate.status,
+        recommended=verdict.recommended,
+        leading=verdict.leading,
+        value=engine.verify.value if engine else report.engines[0].verify.reference_value,
+        agreement=engine.verify.agreement if engine else None,
+        latency_ms=row.latency_ms,
+        throughput=row.throughput,
+    )
 
 
 def _graphs(folder: Path) -> dict[str, tuple[Path, GraphSpec]]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from vitdeploy.spec import Budget
 from vitdeploy.tasks.adapter import Data, TaskAdapter
 from vitdeploy.verify.collect import Answers
-from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.feasible import Criterion, criterion_to_prove, unprovable
 
 
@@ -18,7 +17,7 @@ def criterion_of(adapter: TaskAdapter, reference: Answers, data: Data, budget: B
     """By what a bound on the drop is judged on these samples; settled by the original's answers alone."""
     if budget.max_drop is None:
         return "labels"
-    return criterion_to_prove(Comparison.of(adapter.compare(reference, reference, data)), budget.max_drop)
+    return criterion_to_prove(adapter.compare(reference, reference, data), budget.max_drop)
 
 
 def foresee(adapter: TaskAdapter, reference: Answers, data: Data, budget: Budget) -> list[str]:
@@ -28,4 +27,4 @@ def foresee(adapter: TaskAdapter, reference: Answers, data: Data, budget: Budget
     """
     if not bounds_answers(budget):
         return []
-    return unprovable(Comparison.of(adapter.compare(reference, reference, data)), budget, adapter.noun)
+    return unprovable(adapter.compare(reference, reference, data), budget, adapter.noun)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from vitdeploy.bench.candidate import BenchCandidate
 from vitdeploy.bench.decided import WILD_SPREAD, alone_reason, judged
@@ -14,6 +13,7 @@ from vitdeploy.bench.results import BenchRun
 from vitdeploy.bench.run import alone, run_benchmark
 from vitdeploy.bench.summary import block_medians, rows, samples
 from vitdeploy.bench.survey import surveyed
+from vitdeploy.document.bench import Bench, Metric, ProtocolFacts, Ratio
 from vitdeploy.graph.analysis.work import Work
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.roofline import context_facts
@@ -24,7 +24,7 @@ from vitdeploy.stages.reference_model import to_request
 from vitdeploy.stages.step import ORIGINAL
 
 # What a ratio is of, by the scenario that it was measured in.
-METRICS = {"single": "latency", "offline": "throughput"}
+METRICS: dict[str, Metric] = {"single": "latency", "offline": "throughput"}
 NOT_DECIDED = "not decided"
 
 
@@ -42,7 +42,7 @@ def measure(
     percents: Sequence[float] = DEFAULT,
     *,
     context: bool = False,
-) -> dict[str, Any]:
+) -> Bench:
     """The `bench` part of a report, with the ratios of `pairs`.
 
     With `context`, the machine and the layers of each engine are measured after it. What it waits for, and how long it
@@ -70,42 +70,34 @@ def summarise(
     pairs: Sequence[tuple[str, str]],
     percents: Sequence[float],
     workloads: Mapping[str, Work | str] | None = None,
-) -> dict[str, Any]:
-    """Protocol, results, ratios of the named pairs, samples; context, where it was measured (see `context_facts`).
-
-    `undecided`: why what was measured of an artifact is not to be relied on, for each of which that is so.
-    """
+) -> Bench:
+    """What was measured as a report has it, with the ratios of the named pairs."""
     protocol = bench_run.protocol
     results = rows(bench_run, percents)
     waits = parse_scenario(protocol.latency_scenario).kind == "server"
     found = ratios(bench_run, pairs)
     unreliable = undecided(bench_run, found)
-    return {
-        "protocol": {
-            "rounds": {name: len(bench_run.entries[0].rounds[name]) for name in protocol.scenarios},
-            "block_seconds": protocol.block_seconds,
-            "scenarios": list(protocol.scenarios),
-            "batch": list(protocol.batch),
-            "threads": protocol.threads,
-            "processes": protocol.processes,
-        },
-        "results": results,
-        "ratios": found,
-        "undecided": unreliable,
-        "samples_ms": samples(bench_run),
-        "block_medians_ms": block_medians(bench_run),
-        "context": context_facts(bench_run.context, results, workloads or {}, waits, unreliable),
-    }
+    return Bench(
+        ProtocolFacts(
+            {name: len(bench_run.entries[0].rounds[name]) for name in protocol.scenarios},
+            protocol.block_seconds,
+            tuple(protocol.scenarios),
+            tuple(protocol.batch),
+            protocol.threads,
+            protocol.processes,
+        ),
+        tuple(results),
+        tuple(found),
+        samples(bench_run),
+        block_medians(bench_run),
+        unreliable,
+        context_facts(bench_run.context, results, workloads or {}, waits, unreliable),
+    )
 
 
-def ratios(bench_run: BenchRun, pairs: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
-    """a / b of each pair, of latency ("single") and of throughput ("offline"), by the median queries of paired rounds.
-
-    `verdict`: what the interval says of the first of the two: faster, slower, or no difference. `decided`: whether the
-    interval can be relied on; where not, `reason` says why, and the verdict is `NOT_DECIDED`. `a_ms`, `b_ms`: the
-    latencies that the ratio is of, those of rounds side by side. `unstable`: the ratios of paired rounds vary too much,
-    whatever each of the two did by itself.
-    """
+def ratios(bench_run: BenchRun, pairs: Sequence[tuple[str, str]]) -> list[Ratio]:
+    """a / b of each pair, of latency ("single") and of throughput ("offline"), by the median queries of paired rounds;
+    the verdict on what is not decided is `NOT_DECIDED`."""
     return [
         _ratio(bench_run, a, b, scenario)
         for a, b in pairs
@@ -114,7 +106,7 @@ def ratios(bench_run: BenchRun, pairs: Sequence[tuple[str, str]]) -> list[dict[s
     ]
 
 
-def _ratio(bench_run: BenchRun, a: str, b: str, scenario: str) -> dict[str, Any]:
+def _ratio(bench_run: BenchRun, a: str, b: str, scenario: str) -> Ratio:
     metric = METRICS[scenario]
     over, under = (a, b) if metric == "latency" else (b, a)
     found = judged(bench_run, over, under, scenario)
@@ -122,29 +114,29 @@ def _ratio(bench_run: BenchRun, a: str, b: str, scenario: str) -> dict[str, Any]
     faster, slower = (high < 1, low > 1) if metric == "latency" else (low > 1, high < 1)
     verdict = "faster" if faster else "slower" if slower else "no difference"
     milliseconds = found.over_ms, found.under_ms
-    return {
-        "a": a,
-        "b": b,
-        "metric": metric,
-        "ratio": ratio,
-        "ci95": [low, high],
-        "verdict": verdict if found.decided else NOT_DECIDED,
-        "decided": found.decided,
-        "reason": found.reason,
-        "a_ms": milliseconds[over != a],
-        "b_ms": milliseconds[over == a],
-        "unstable": found.ratio.spread > WILD_SPREAD,
-    }
+    return Ratio(
+        a,
+        b,
+        metric,
+        ratio,
+        (low, high),
+        verdict if found.decided else NOT_DECIDED,
+        found.decided,
+        found.reason,
+        milliseconds[over != a],
+        milliseconds[over == a],
+        found.ratio.spread > WILD_SPREAD,
+    )
 
 
-def undecided(bench_run: BenchRun, found: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+def undecided(bench_run: BenchRun, found: Sequence[Ratio]) -> dict[str, str]:
     """The reasons by artifact: that of the ratio which claims are made of (to the original, or else its first), or, of
     one that is the first of no ratio, that of its own latency."""
     reasons = {}
     for entry in bench_run.entries:
-        own = [ratio for ratio in found if ratio["a"] == entry.artifact]
-        own.sort(key=lambda ratio: ratio["b"] != ORIGINAL)  # of one pair, that of the latency stays the first
-        because = own[0]["reason"] if own else alone_reason(bench_run, entry)
+        own = [ratio for ratio in found if ratio.a == entry.artifact]
+        own.sort(key=lambda ratio: ratio.b != ORIGINAL)  # of one pair, that of the latency stays the first
+        because = own[0].reason if own else alone_reason(bench_run, entry)
         if because:
             reasons[entry.artifact] = because
     return reasons

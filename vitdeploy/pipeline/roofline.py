@@ -9,9 +9,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 from vitdeploy.bench.context import Context, Layer, Memory, Profile
+from vitdeploy.bench.row import Row
+from vitdeploy.document.context import (
+    ArtifactContext,
+    ContextFacts,
+    LayerGroup,
+    LayerTime,
+    Omission,
+    ProfileFacts,
+    RateFacts,
+    Roof,
+    TimeShares,
+    WorkFacts,
+)
 from vitdeploy.graph.analysis.work import Work
 
 # The kinds of layers that a line names.
@@ -27,47 +39,39 @@ ABOVE_RATE = "above 100 %: faster than the probe, which ran at another moment an
 
 def context_facts(
     context: Context | None,
-    results: Sequence[Mapping[str, Any]],
+    results: Sequence[Row],
     workloads: Mapping[str, Work | str],
     waits: bool = False,
     undecided: Collection[str] = (),
-) -> dict[str, Any] | None:
-    """The `context` of a bench, JSON-ready; None where none was measured.
+) -> ContextFacts | None:
+    """The `context` of a bench; None where none was measured.
 
     Args:
-        results: the bench's, see `bench.summary.rows`.
-        works: by artifact, what it computes in one query, or why that is not known.
+        workloads: by artifact, what it computes in one query, or why that is not known.
         waits: the latencies have the time in a queue in them, and so are held against nothing.
         undecided: artifacts whose latency is not to be relied on, so that nothing is said by it.
     """
     if context is None:
         return None
-    return {
-        "machine": _machine(context),
-        "rates": [
-            {
-                "target": rate.target,
-                "precision": rate.precision,
-                "flops_per_second": rate.flops,
-                "rows": rate.shape[0],
-                "width": rate.shape[1],
-                "kernel": rate.kernel,
-            }
+    return ContextFacts(
+        _machine(context),
+        tuple(
+            RateFacts(rate.target, rate.precision, rate.flops, rate.shape[0], rate.shape[1], rate.kernel)
             for rate in context.rates
-        ],
-        "memory": None if context.memory is None else vars(context.memory),
-        "left_out": [{"what": str(each), "why": each.why} for each in context.left_out],
-        "artifacts": [
+        ),
+        context.memory,
+        tuple(Omission(str(each), each.why) for each in context.left_out),
+        tuple(
             _artifact(
                 row,
                 context,
-                workloads.get(row["artifact"], "only engines are counted"),
+                workloads.get(row.artifact, "only engines are counted"),
                 waits=waits,
-                decided=row["artifact"] not in undecided,
+                decided=row.artifact not in undecided,
             )
             for row in results
-        ],
-    }
+        ),
+    )
 
 
 def _machine(context: Context) -> str:
@@ -83,61 +87,52 @@ def _machine(context: Context) -> str:
     return "; ".join(parts)
 
 
-def _artifact(
-    row: Mapping[str, Any], context: Context, work: Work | str, *, waits: bool, decided: bool
-) -> dict[str, Any]:
-    latency = float(row["latency_ms"]["p50"]) if decided and not waits else None
-    profile = next((each for each in context.profiles if each.artifact == row["artifact"]), None)
-    rates = {rate.precision: rate.flops for rate in context.rates if rate.target == row["target"]}
+def _artifact(row: Row, context: Context, work: Work | str, *, waits: bool, decided: bool) -> ArtifactContext:
+    latency = row.latency_ms.p50 if decided and not waits else None
+    profile = next((each for each in context.profiles if each.artifact == row.artifact), None)
+    rates = {rate.precision: rate.flops for rate in context.rates if rate.target == row.target}
     known = None if isinstance(work, str) else work
     roof = _roof(known, rates, context.memory, latency)
     time = _time(profile)
     bound = _bound(roof, time)
-    return {
-        "artifact": row["artifact"],
-        "batch": row["batch"]["single"],
-        "latency_ms": latency,
-        "work": None if known is None else {**vars(known), "bytes": known.bytes},
-        "work_unknown": work if isinstance(work, str) else None,
-        "roof": roof,
-        "time": time,
-        "layers": [] if profile is None else _layers(profile),
-        "groups": [] if profile is None else _groups(profile),
-        "profile": None if profile is None else {"runs": profile.runs, "per_layer_ms": profile.per_layer_ms},
-        "bound": bound,
-        "line": _line(bound, roof, time, latency) if decided else None,
-    }
+    return ArtifactContext(
+        artifact=row.artifact,
+        batch=row.batch.single,
+        latency_ms=latency,
+        work=None if known is None else WorkFacts(**vars(known), bytes=known.bytes),
+        work_unknown=work if isinstance(work, str) else None,
+        roof=roof,
+        time=time,
+        layers=() if profile is None else _layers(profile),
+        groups=() if profile is None else _groups(profile),
+        profile=None if profile is None else ProfileFacts(profile.runs, profile.per_layer_ms),
+        bound=bound,
+        line=_line(bound, roof, time, latency) if decided else None,
+    )
 
 
-def _roof(
-    work: Work | None, rates: Mapping[str, float], memory: Memory | None, latency: float | None
-) -> dict[str, Any] | None:
-    """The least milliseconds of computing and of moving bytes, and the share of the latency that each is.
-
-    None where the work, a rate or the latency is not known. `memory_ms` is None where the bytes fit in a cache.
-    """
+def _roof(work: Work | None, rates: Mapping[str, float], memory: Memory | None, latency: float | None) -> Roof | None:
+    """None where the work, a rate or the latency is not known."""
     if work is None or latency is None or not work.flops or set(work.flops) - set(rates):
         return None
     compute = sum(1e3 * flops / rates[precision] for precision, flops in work.flops.items())
     fits = memory is None or (memory.cache_bytes is not None and work.bytes <= memory.cache_bytes)
     moved = None if memory is None or fits else 1e3 * work.bytes / memory.bytes_per_second
-    return {
-        "compute_ms": compute,
-        "compute_share": compute / latency,
-        "memory_ms": moved,
-        "memory_share": None if moved is None else moved / latency,
-        "fits_in_cache": None if memory is None else fits,
-        "flops_per_second": 1e3 * sum(work.flops.values()) / latency,
-        "bytes_per_second": 1e3 * work.bytes / latency,
-        "flops": dict(work.flops),
-        "rates": {precision: rates[precision] for precision in work.flops},
-        "copy_rate": None if memory is None else memory.bytes_per_second,
-    }
+    return Roof(
+        compute_ms=compute,
+        compute_share=compute / latency,
+        memory_ms=moved,
+        memory_share=None if moved is None else moved / latency,
+        fits_in_cache=None if memory is None else fits,
+        flops_per_second=1e3 * sum(work.flops.values()) / latency,
+        bytes_per_second=1e3 * work.bytes / latency,
+        flops=dict(work.flops),
+        rates={precision: rates[precision] for precision in work.flops},
+        copy_rate=None if memory is None else memory.bytes_per_second,
+    )
 
 
-def _time(profile: Profile | None) -> dict[str, Any] | None:
-    """Where the time is, in milliseconds and as shares of the latency at that moment (of the layers' sum, where that is
-    more)."""
+def _time(profile: Profile | None) -> TimeShares | None:
     if profile is None or not profile.layers:
         return None
     layers = sum(layer.milliseconds for layer in profile.layers)
@@ -146,15 +141,15 @@ def _time(profile: Profile | None) -> dict[str, Any] | None:
     def shares(names: Callable[[Layer], str], layers: Sequence[Layer]) -> dict[str, float]:
         return {name: milliseconds / whole for name, milliseconds in _sums(names, layers).items()} if whole else {}
 
-    return {
-        "latency_ms": profile.latency_ms,
-        "layers_ms": layers,
-        "outside_ms": profile.latency_ms - layers,
-        "outside_share": max(0.0, profile.latency_ms - layers) / whole if whole else 0.0,
-        "by_precision_ms": _sums(_precision, profile.layers),
-        "products": shares(_precision, [layer for layer in profile.layers if layer.product]),
-        "others": shares(_kind, [layer for layer in profile.layers if not layer.product]),
-    }
+    return TimeShares(
+        latency_ms=profile.latency_ms,
+        layers_ms=layers,
+        outside_ms=profile.latency_ms - layers,
+        outside_share=max(0.0, profile.latency_ms - layers) / whole if whole else 0.0,
+        by_precision_ms=_sums(_precision, profile.layers),
+        products=shares(_precision, [layer for layer in profile.layers if layer.product]),
+        others=shares(_kind, [layer for layer in profile.layers if not layer.product]),
+    )
 
 
 def _sums(names: Callable[[Layer], str], layers: Sequence[Layer]) -> dict[str, float]:
@@ -174,99 +169,91 @@ def _kind(layer: Layer) -> str:
     return layer.kind.removeprefix("Subgraph of ").partition(",")[0]
 
 
-def _layers(profile: Profile) -> list[dict[str, Any]]:
+def _layers(profile: Profile) -> tuple[LayerTime, ...]:
     """All layers, the slowest first; shares are of their sum."""
     total = sum(layer.milliseconds for layer in profile.layers) or 1.0
-    return [
-        {
-            "name": layer.name,
-            "kind": layer.kind,
-            "precision": layer.precision,
-            "ms": layer.milliseconds,
-            "share": layer.milliseconds / total,
-            "product": layer.product,
-            "fuses": list(layer.fuses),
-        }
+    return tuple(
+        LayerTime(
+            layer.name,
+            layer.kind,
+            layer.precision,
+            layer.milliseconds,
+            layer.milliseconds / total,
+            layer.product,
+            tuple(layer.fuses),
+        )
         for layer in sorted(profile.layers, key=lambda layer: -layer.milliseconds)
-    ]
+    )
 
 
-def _groups(profile: Profile) -> list[dict[str, Any]]:
+def _groups(profile: Profile) -> tuple[LayerGroup, ...]:
     """Layers whose names differ in the number of their block only, summed up, the slowest first."""
     total = sum(layer.milliseconds for layer in profile.layers) or 1.0
     groups: dict[tuple[str, str, str], list[float]] = {}
     for layer in profile.layers:
         groups.setdefault((BLOCK.sub("*", layer.name), layer.kind, layer.precision), []).append(layer.milliseconds)
-    return [
-        {
-            "name": name,
-            "kind": kind,
-            "precision": precision,
-            "count": len(times),
-            "ms": sum(times),
-            "share": sum(times) / total,
-        }
-        for (name, kind, precision), times in sorted(groups.items(), key=lambda item: -sum(item[1]))
-    ]
+    return tuple(
+        LayerGroup(*key, len(times), sum(times), sum(times) / total)
+        for key, times in sorted(groups.items(), key=lambda item: -sum(item[1]))
+    )
 
 
-def _bound(roof: Mapping[str, Any] | None, time: Mapping[str, Any] | None) -> str | None:
+def _bound(roof: Roof | None, time: TimeShares | None) -> str | None:
     """What the largest part of the time is: "compute" or "memory", "other layers", or "overhead" outside of all."""
-    roofs = None if roof is None else "memory" if (roof["memory_ms"] or 0.0) > roof["compute_ms"] else "compute"
+    roofs = None if roof is None else "memory" if (roof.memory_ms or 0.0) > roof.compute_ms else "compute"
     if time is None:
         return roofs
     parts = {
-        "compute": sum(time["products"].values()),
-        "other layers": sum(time["others"].values()),
-        "overhead": time["outside_share"],
+        "compute": sum(time.products.values()),
+        "other layers": sum(time.others.values()),
+        "overhead": time.outside_share,
     }
     largest = max(parts, key=lambda name: parts[name])
     return roofs or largest if largest == "compute" else largest
 
 
-def _line(
-    bound: str | None, roof: Mapping[str, Any] | None, time: Mapping[str, Any] | None, latency: float | None
-) -> str | None:
+def _line(bound: str | None, roof: Roof | None, time: TimeShares | None, latency: float | None) -> str | None:
     """What stops it from being faster, in one line; None where nothing is known."""
     if bound is None:
         return None
     reached = "" if roof is None else _memory(roof) if bound == "memory" else _compute(roof)
     parts = "" if time is None else ", ".join(_parts(time))
     moved = ""
-    if time is not None and latency and abs(time["latency_ms"] / latency - 1) > MOVED_SHARE:
-        moved = f"the machine's speed moved: {latency:.2f} ms in the bench, {time['latency_ms']:.2f} ms with the layers"
+    if time is not None and latency and abs(time.latency_ms / latency - 1) > MOVED_SHARE:
+        moved = f"the machine's speed moved: {latency:.2f} ms in the bench, {time.latency_ms:.2f} ms with the layers"
     return f"{bound}: {'; '.join(part for part in (reached, parts, moved) if part)}"
 
 
-def _compute(roof: Mapping[str, Any]) -> str:
-    flops, rates, total = roof["flops"], roof["rates"], sum(roof["flops"].values())
+def _compute(roof: Roof) -> str:
+    flops, rates, total = roof.flops, roof.rates, sum(roof.flops.values())
     main = max(flops, key=lambda each: flops[each])
     if flops[main] >= NEARLY_ALL * total:
         found = (
-            f"{_percent(roof['compute_share'])} of the {main.upper()} GEMM rate "
-            f"({_giga(roof['flops_per_second'])} of {_giga(rates[main])} GFLOP/s)"
+            f"{_percent(roof.compute_share)} of the {main.upper()} GEMM rate "
+            f"({_giga(roof.flops_per_second)} of {_giga(rates[main])} GFLOP/s)"
         )
     else:
         each = ", ".join(
             f"{precision.upper()} {_giga(rates[precision])} for {_percent(flops[precision] / total)} of the work"
             for precision in sorted(flops, key=lambda each: -flops[each])
         )
-        found = f"{_percent(roof['compute_share'])} of the GEMM rates (GFLOP/s: {each})"
-    return found if roof["compute_share"] <= 1 else f"{found}, {ABOVE_RATE}"
+        found = f"{_percent(roof.compute_share)} of the GEMM rates (GFLOP/s: {each})"
+    return found if roof.compute_share <= 1 else f"{found}, {ABOVE_RATE}"
 
 
-def _memory(roof: Mapping[str, Any]) -> str:
-    found = f"{_percent(roof['memory_share'])} of {_giga(roof['copy_rate'])} GB/s"
-    return found if roof["memory_share"] <= 1 else f"{found}, {ABOVE_RATE}"
+def _memory(roof: Roof) -> str:
+    share, rate = roof.memory_share or 0.0, roof.copy_rate or 0.0
+    found = f"{_percent(share)} of {_giga(rate)} GB/s"
+    return found if share <= 1 else f"{found}, {ABOVE_RATE}"
 
 
-def _parts(time: Mapping[str, Any]) -> list[str]:
+def _parts(time: TimeShares) -> list[str]:
     """Where the time is, in percent; what is less than half a percent goes unsaid."""
-    parts = {f"products in {precision.upper()}": share for precision, share in time["products"].items()}
-    others = list(time["others"])
+    parts = {f"products in {precision.upper()}": share for precision, share in time.products.items()}
+    others = list(time.others)
     if others:
-        parts[f"layers without products ({', '.join(others[:NAMED_KINDS])})"] = sum(time["others"].values())
-    parts["outside of the layers"] = time["outside_share"]
+        parts[f"layers without products ({', '.join(others[:NAMED_KINDS])})"] = sum(time.others.values())
+    parts["outside of the layers"] = time.outside_share
     return [f"{_percent(share)} {name}" for name, share in parts.items() if share >= 0.005]
 
 

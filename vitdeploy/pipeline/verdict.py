@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from vitdeploy.bench.row import Row
+from vitdeploy.document.bench import Bench, Ratio
 from vitdeploy.spec import Budget, GateStatus
 from vitdeploy.stages.step import ORIGINAL, Candidate
+from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.gate import Gate, bound_gate, join
 
 # Of gates, the one that is nearest to a budget first.
@@ -25,7 +27,7 @@ class Judged:
 
     candidate: Candidate
     gate: Gate
-    verified: Mapping[str, Any]
+    verified: Comparison
     guarded: bool
 
     @property
@@ -57,32 +59,32 @@ class Verdict:
         return self.recommended or (self.ships[0].artifact if self.ships else ORIGINAL)
 
 
-def engine_gate(accuracy: Gate, budget: Budget, size: int, row: Mapping[str, Any] | None) -> Gate:
+def engine_gate(accuracy: Gate, budget: Budget, size: int, row: Row | None) -> Gate:
     """One gate of accuracy, size and latency (left undecided where it was not measured)."""
     gates = [accuracy, bound_gate("size", size, budget.max_size, "bytes")]
     if budget.max_latency is not None:
         if row is None:
             gates.append(Gate("undecided", ("max_latency needs a bench",)))
         else:
-            p50, interval = row["latency_ms"]["p50"], row["latency_ms_ci95"]["p50"]
+            p50, interval = row.latency_ms.p50, row.latency_ms_ci95.p50
             # "short" says that there were too few queries for a high percentile; the median has its interval.
-            flags = [flag for flag in row["flags"] if flag != "short"]
+            flags = [flag for flag in row.flags if flag != "short"]
             gates.append(bound_gate("p50 latency", p50, budget.max_latency, "ms", flags, interval))
     return join(gates)
 
 
-def keeps_answers(gate: Gate, verified: Mapping[str, Any], *, guarded: bool) -> bool:
+def keeps_answers(gate: Gate, verified: Comparison, *, guarded: bool) -> bool:
     """Whether an engine may be recommended: its gate passes. Where the guard alone judges it, nothing may be provably
     lost either: nobody has said how much may be."""
     return gate.status == "pass" and not (guarded and provably_loses(verified))
 
 
-def provably_loses(verified: Mapping[str, Any]) -> bool:
+def provably_loses(verified: Comparison) -> bool:
     """The whole interval of the drop is above zero; without labels nothing is proven."""
-    return verified["drop_ci95"] is not None and bool(verified["drop_ci95"][0] > 0)
+    return verified.drop_ci95 is not None and verified.drop_ci95[0] > 0
 
 
-def decide(judged: Sequence[Judged], bench: Mapping[str, Any], *, include_failed: bool = False) -> Verdict:
+def decide(judged: Sequence[Judged], bench: Bench, *, include_failed: bool = False) -> Verdict:
     """Recommend the fastest of the original and of every engine that keeps its answers.
 
     Args:
@@ -99,7 +101,7 @@ def decide(judged: Sequence[Judged], bench: Mapping[str, Any], *, include_failed
     if keeping and not noisy:
         recommended = min([ORIGINAL, *_names(keeping)], key=lambda name: times[name])
         keeps_original = recommended == ORIGINAL
-        said = _keep(_names(keeping), bench["ratios"]) if keeps_original else sentence(recommended, bench["ratios"])
+        said = _keep(_names(keeping), bench.ratios) if keeps_original else sentence(recommended, bench.ratios)
     elif keeping:
         said = f"Not decided which is fastest: {noisy}."
     elif any(each.gate.status == "pass" for each in order):
@@ -115,22 +117,22 @@ def decide(judged: Sequence[Judged], bench: Mapping[str, Any], *, include_failed
     if not keeping and recommended is None and ships:
         remarks = [kept(ships[0].name, ships[0].verified)]
     for each in asked:
-        remarks += _remarks(each, bench["ratios"])
+        remarks += _remarks(each, bench.ratios)
     return Verdict(said, tuple(remarks), recommended, tuple(each.candidate for each in ships), _best(asked))
 
 
-def relative_times(bench: Mapping[str, Any]) -> dict[str, float]:
+def relative_times(bench: Bench) -> dict[str, float]:
     """The time of a query over the original's, by artifact: the ratio that is claimed, so that what is said to be
     faster is what is chosen; that of the medians of all queries where the two were not compared."""
-    p50 = {row["artifact"]: float(row["latency_ms"]["p50"]) for row in bench["results"]}
-    ratios = {name: find_ratio(bench["ratios"], name, ORIGINAL) for name in p50}
-    return {name: ratio["ratio"] if ratio else p50[name] / p50[ORIGINAL] for name, ratio in ratios.items()}
+    p50 = {row.artifact: float(row.latency_ms.p50) for row in bench.results}
+    ratios = {name: find_ratio(bench.ratios, name, ORIGINAL) for name in p50}
+    return {name: ratio.ratio if ratio else p50[name] / p50[ORIGINAL] for name, ratio in ratios.items()}
 
 
-def undecided_among(bench: Mapping[str, Any], names: Sequence[str]) -> str:
+def undecided_among(bench: Bench, names: Sequence[str]) -> str:
     """Why the speed of these artifacts against the original's is not decided; empty where it is."""
-    ratios = [find_ratio(bench["ratios"], name, ORIGINAL) for name in names]
-    return "; ".join(dict.fromkeys(ratio["reason"] for ratio in ratios if ratio and not ratio.get("decided", True)))
+    ratios = [find_ratio(bench.ratios, name, ORIGINAL) for name in names]
+    return "; ".join(dict.fromkeys(ratio.reason for ratio in ratios if ratio and not ratio.decided))
 
 
 def _names(judged: Sequence[Judged]) -> list[str]:
@@ -169,53 +171,54 @@ def _best(asked: Sequence[Judged]) -> Gate:
     return Gate(nearest.gate.status, tuple(f"{nearest.name}: {reason}" for reason in nearest.gate.reasons))
 
 
-def _keep(names: Sequence[str], ratios: Sequence[Mapping[str, Any]]) -> str:
+def _keep(names: Sequence[str], ratios: Sequence[Ratio]) -> str:
     """Why the original stays, of these engines that keep its answers."""
     found = [find_ratio(ratios, name, ORIGINAL) for name in names]
-    surely = all(ratio is None or ratio["ci95"][0] > 1 for ratio in found)
+    surely = all(ratio is None or ratio.ci95[0] > 1 for ratio in found)
     return f"Keep the original: no engine that keeps its answers is {'' if surely else 'provably '}faster."
 
 
-def sentence(recommended: str, ratios: Sequence[Mapping[str, Any]]) -> str:
+def sentence(recommended: str, ratios: Sequence[Ratio]) -> str:
     """What to ship, and how much faster than the original that is: as much as the interval carries."""
     ratio = find_ratio(ratios, recommended, ORIGINAL)
     if ratio is None:
         return f"Ship {recommended}."
-    low, high = 1 / ratio["ci95"][1], 1 / ratio["ci95"][0]
-    times = f"{1 / ratio['ratio']:.2f} times as fast"
-    if not ratio.get("decided", True):
+    low, high = 1 / ratio.ci95[1], 1 / ratio.ci95[0]
+    times = f"{1 / ratio.ratio:.2f} times as fast"
+    if not ratio.decided:
         return f"Ship {recommended}. How much faster than the original it is, is not decided: {MEASURE_AGAIN}."
     if low <= 1:
         return f"Ship {recommended}: not provably faster than the original ({times} [{low:.2f}, {high:.2f}])."
     return f"Ship {recommended}: {times} as the original [{low:.2f}, {high:.2f}]."
 
 
-def kept(name: str, verified: Mapping[str, Any]) -> str:
+def kept(name: str, verified: Comparison) -> str:
     """How much of the original's answers and accuracy an engine keeps."""
-    low, high = verified["agreement_ci95"]
-    kept = f"{name} gives {verified['agreement']:.2f} % of the original's answers [{low:.2f}, {high:.2f}]"
-    if verified["drop"] is None:
+    low, high = verified.agreement_ci95
+    kept = f"{name} gives {verified.agreement:.2f} % of the original's answers [{low:.2f}, {high:.2f}]"
+    if verified.drop is None or verified.drop_ci95 is None:
         return f"{kept}."
-    low, high = verified["drop_ci95"]
-    return f"{kept}; {verified['metric']} drop {_plain(verified['drop'])} points [{_plain(low)}, {_plain(high)}]."
+    low, high = verified.drop_ci95
+    return f"{kept}; {verified.metric} drop {_plain(verified.drop)} points [{_plain(low)}, {_plain(high)}]."
 
 
-def _remarks(judged: Judged, ratios: Sequence[Mapping[str, Any]]) -> list[str]:
+def _remarks(judged: Judged, ratios: Sequence[Ratio]) -> list[str]:
     """What speaks against an engine that was asked for; nothing where it is faster and keeps the answers."""
     remarks, candidate, gate = [], judged.candidate, judged.gate
     name, ratio = candidate.precision.upper(), find_ratio(ratios, candidate.artifact, f"{candidate.target}-fp32")
-    if ratio is not None and not ratio.get("decided", True):
+    if ratio is not None and not ratio.decided:
         remarks.append(f"Whether {name} is faster than FP32 on {candidate.target} is not decided.")
-    elif ratio is not None and ratio["ci95"][0] > 1:
+    elif ratio is not None and ratio.ci95[0] > 1:
         remarks.append(
-            f"{name} is slower than FP32 on {candidate.target} (latency ratio {ratio['ratio']:.2f}): ship FP32 there."
+            f"{name} is slower than FP32 on {candidate.target} (latency ratio {ratio.ratio:.2f}): ship FP32 there."
         )
-    elif ratio is not None and ratio["ci95"][1] >= 1:
+    elif ratio is not None and ratio.ci95[1] >= 1:
         remarks.append(f"{name} is not provably faster than FP32 on {candidate.target}.")
-    if gate.status == "pass" and not judged.keeps_answers:
-        low, high = judged.verified["drop_ci95"]
+    interval = judged.verified.drop_ci95
+    if gate.status == "pass" and not judged.keeps_answers and interval is not None:
+        low, high = interval
         remarks.append(
-            f"{candidate.artifact} loses {judged.verified['drop']:.2f} points of {judged.verified['metric']} "
+            f"{candidate.artifact} loses {judged.verified.drop:.2f} points of {judged.verified.metric} "
             f"[{low:.2f}, {high:.2f}]."
         )
     if gate.status in ("fail", "undecided"):
@@ -229,12 +232,12 @@ def _plain(value: float) -> str:
     return f"{value + 0.0 if abs(value) >= 0.005 else 0.0:.2f}"
 
 
-def find_ratio(ratios: Sequence[Mapping[str, Any]], a: str, b: str) -> Mapping[str, Any] | None:
+def find_ratio(ratios: Sequence[Ratio], a: str, b: str) -> Ratio | None:
     """The measured ratio of the time that two artifacts take: of their latencies, or, of a bench that asked for none,
     of their throughputs turned over. None where the pair was not compared."""
-    found = [each for each in ratios if each["a"] == a and each["b"] == b]
-    latency = next((each for each in found if each["metric"] == "latency"), None)
+    found = [each for each in ratios if each.a == a and each.b == b]
+    latency = next((each for each in found if each.metric == "latency"), None)
     if latency is not None or not found:
         return latency
-    low, high = found[0]["ci95"]
-    return {**found[0], "metric": "latency", "ratio": 1 / found[0]["ratio"], "ci95": [1 / high, 1 / low]}
+    low, high = found[0].ci95
+    return replace(found[0], metric="latency", ratio=1 / found[0].ratio, ci95=(1 / high, 1 / low))

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from vitdeploy.document.report import Judgement
 from vitdeploy.report import figures, labels, lookup, measures, text
 from vitdeploy.report.svg import Plot, both_variants
+from vitdeploy.verify.comparison import Comparison
 
 _KEY_ROW = 19.0  # pixels
 _KEY_COLUMNS = 3  # of the wide variant
@@ -28,36 +29,36 @@ class Point:
     bounds: tuple[float, float] | None
 
 
-def accuracy_points(report: Mapping[str, Any]) -> list[Point]:
+def accuracy_points(report: Judgement) -> list[Point]:
     """The metric (or, without labels, agreement) and p50 latency of every benched artifact that was verified."""
     results, reference = lookup.bench_results(report), lookup.reference_value(report)
     points = []
     if lookup.ORIGINAL in results:
         # Without labels the measure is agreement with the original, which agrees with itself.
         level = 100.0 if reference is None else reference
-        points.append(Point(lookup.ORIGINAL, results[lookup.ORIGINAL]["latency_ms"]["p50"], level, None))
-    for engine in report["engines"]:
-        result, verify = results.get(engine["artifact"]), engine["verify"]
+        points.append(Point(lookup.ORIGINAL, results[lookup.ORIGINAL].latency_ms.p50, level, None))
+    for engine in report.engines:
+        result, verify = results.get(engine.artifact), engine.verify
         value, bounds = _accuracy(verify, reference)
         if result is not None and value is not None:
-            points.append(Point(engine["artifact"], result["latency_ms"]["p50"], value, bounds))
+            points.append(Point(engine.artifact, result.latency_ms.p50, value, bounds))
     return points
 
 
-def _accuracy(verify: Mapping[str, Any], reference: float | None) -> tuple[float | None, tuple[float, float] | None]:
+def _accuracy(verify: Comparison, reference: float | None) -> tuple[float | None, tuple[float, float] | None]:
     """The value and the 95 % bounds of one engine on the accuracy axis."""
     if reference is None:
-        low, high = verify["agreement_ci95"]
-        return verify["agreement"], (low, high)
-    if verify["drop"] is None:
+        low, high = verify.agreement_ci95
+        return verify.agreement, (low, high)
+    if verify.drop is None:
         return None, None
     # The interval is that of the paired difference, so it is drawn around the original's accuracy less the drop.
-    low_high = verify["drop_ci95"]
+    low_high = verify.drop_ci95
     bounds = None if low_high is None else (reference - low_high[1], reference - low_high[0])
-    return reference - verify["drop"], bounds
+    return reference - verify.drop, bounds
 
 
-def accuracy_plot(report: Mapping[str, Any]) -> Plot | None:
+def accuracy_plot(report: Judgement) -> Plot | None:
     """Accuracy (up is better) against p50 latency (left is better)."""
     points = accuracy_points(report)
     if not points:
@@ -93,19 +94,19 @@ def accuracy_plot(report: Mapping[str, Any]) -> Plot | None:
     return Plot("Accuracy and latency", caption, wide, narrow)
 
 
-def _decided(report: Mapping[str, Any], points: Sequence[Point]) -> list[Point]:
+def _decided(report: Judgement, points: Sequence[Point]) -> list[Point]:
     """Those that may be on the front: of the others nobody knows how fast they are."""
     return [point for point in points if point.artifact not in lookup.undecided(report)]
 
 
-def _draw_accuracy(report: Mapping[str, Any], points: Sequence[Point], measure: str, narrow: bool) -> Figure:
+def _draw_accuracy(report: Judgement, points: Sequence[Point], measure: str, narrow: bool) -> Figure:
     """One variant of the accuracy plot. Where names would crowd each other, points are numbered, with a key below."""
     figure, clean = _compose(report, points, measure, narrow, keyed=False)
     return figure if clean else _compose(report, points, measure, narrow, keyed=True)[0]
 
 
 def _compose(
-    report: Mapping[str, Any], points: Sequence[Point], measure: str, narrow: bool, keyed: bool
+    report: Judgement, points: Sequence[Point], measure: str, narrow: bool, keyed: bool
 ) -> tuple[Figure, bool]:
     """The plot with names or numbers at its points, and whether those found room."""
     key_rows = -(-len(points) // (1 if narrow else _KEY_COLUMNS))
@@ -124,12 +125,12 @@ def _compose(
         axes.axhline(points[0].value, color=figures.MUTED, linewidth=1, linestyle=(0, (3, 4)), zorder=1.2)
     recommended = lookup.starred(report)
     front = [(point.latency, -point.value) for point in _decided(report, points)]
-    steps = figures.draw_front(axes, front, -1.0)
+    steps, colours = figures.draw_front(axes, front, -1.0), lookup.colours(report)
     for point in points:
-        _draw_point(axes, point, lookup.series(report, point.artifact), point.artifact == recommended)
+        _draw_point(axes, point, colours[point.artifact], point.artifact == recommended)
     names = [_name(point.artifact, point.artifact == recommended) for point in points]
     if keyed:
-        _draw_key(figure, [lookup.series(report, point.artifact) for point in points], names, key_rows, height - key)
+        _draw_key(figure, [colours[point.artifact] for point in points], names, key_rows, height - key)
         names = [str(number) for number, _ in enumerate(points, start=1)]
     return figure, _label_accuracy(axes, points, names, recommended, steps)
 

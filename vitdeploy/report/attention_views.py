@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from vitdeploy.document.answers import MappedExample
+from vitdeploy.document.report import Report
 from vitdeploy.report import lookup, text
+from vitdeploy.report.page import RunPage
 
 
 @dataclass(frozen=True)
@@ -46,47 +48,49 @@ class Attention:
     examples: list[LookedAt]
 
 
-def attention_maps(report: Mapping[str, Any], images: Mapping[str, bytes]) -> Attention | None:
-    """The section; None where the report has no maps."""
-    found = report.get("attention")
-    if not found:
-        return None
-    examples = [_looked_at(report, each, images) for each in found["examples"]]
+def attention_view(page: RunPage) -> list[Attention]:
+    """Nothing where the report has no maps."""
+    report, images = page.report, page.images
+    found = report.attention
+    if found is None:
+        return []
+    examples = [_looked_at(report, each, images) for each in found.examples]
     engines = any(len(each.views) > 1 for each in examples)
     whose = (
         "An engine fuses its attention, so its map is that of the graph it was compiled from, quantized as it is, run "
         "on ONNX Runtime. All maps of an image have one scale."
     )
-    return Attention(
-        found["blocks"],
-        "{} × {}".format(*found["grid"]),
-        found["reader"],
+    attention = Attention(
+        found.blocks,
+        "{} × {}".format(*found.grid),
+        found.reader,
         whose if engines else "",
-        [f"No map of {name}: {why}." for name, why in found["left_out"].items()],
+        [f"No map of {name}: {why}." for name, why in found.left_out.items()],
         examples,
     )
+    return [attention]
 
 
-def _looked_at(report: Mapping[str, Any], row: Mapping[str, Any], images: Mapping[str, bytes]) -> LookedAt:
-    example = report["examples"][row["example"]]
-    answers = {lookup.ORIGINAL: example["reference"], **example["engines"]}
+def _looked_at(report: Report, row: MappedExample, images: Mapping[str, bytes]) -> LookedAt:
+    example = report.examples[row.example]
+    answers = {lookup.ORIGINAL: example.reference, **example.engines}
     views = []
-    for each in row["maps"]:
-        name, answer = each["artifact"], answers[each["artifact"]]
-        score = "" if answer["score"] is None else f", {text.percent(answer['score'])}"
-        note = f"{text.percent(each['on_patches'], 0)} on patches"
-        if each["shared"] is not None:
-            note = f"{text.percent(each['shared'])} of it as the original"
+    for each in row.maps:
+        name, answer = each.artifact, answers[each.artifact]
+        score = "" if answer.score is None else f", {text.percent(answer.score)}"
+        note = f"{text.percent(each.on_patches, 0)} on patches"
+        if each.shared is not None:
+            note = f"{text.percent(each.shared)} of it as the original"
         views.append(
             Look(
                 artifact=name,
-                source=lookup.data_uri(images.get(each["image"])),
-                alt=f"Where {name} looks in example {report['data']['noun']} {row['example'] + 1}",
-                answer=f"{answer['label']}{score}",
-                differs=answer["label"] != example["reference"]["label"],
+                source=lookup.data_uri(images.get(each.image)),
+                alt=f"Where {name} looks in example {report.data.noun} {row.example + 1}",
+                answer=f"{answer.label}{score}",
+                differs=answer.label != example.reference.label,
                 note=note,
             )
         )
-    source = None if example["image"] is None else lookup.data_uri(images.get(example["image"]))
-    alt = f"Example {report['data']['noun']} {row['example'] + 1}"
+    source = None if example.image is None else lookup.data_uri(images.get(example.image))
+    alt = f"Example {report.data.noun} {row.example + 1}"
     return LookedAt(source, alt, any(look.differs for look in views), views)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from vitdeploy.document.bench import Bench
+from vitdeploy.document.context import ArtifactContext, LayerGroup, LayerTime, TimeShares
 from vitdeploy.report import figures, text
 from vitdeploy.report.svg import Plot, both_variants
 
@@ -49,8 +50,8 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Section:
-    """What the page shows of a bench's context. `machine`: its rates in a line. `missing`: what was not measured."""
+class ContextView:
+    """The section. `machine`: its rates in a line. `missing`: what was not measured."""
 
     machine: str
     missing: list[str]
@@ -58,47 +59,47 @@ class Section:
     plot: Plot | None
 
 
-def section(bench: Mapping[str, Any] | None) -> Section | None:
-    """The section of a `bench`; None where it has no context."""
-    context = bench.get("context") if bench else None
-    if not context or not context["machine"]:
-        return None
-    missing = [f"{each['what']}: {each['why']}" for each in context["left_out"]]
-    held = [_held(each) for each in context["artifacts"] if each["line"] is not None or each["layers"]]
-    return Section(context["machine"], missing, held, _plot(context["artifacts"]))
+def context_view(bench: Bench | None) -> list[ContextView]:
+    """Nothing where a bench has no context."""
+    context = bench.context if bench else None
+    if context is None or not context.machine:
+        return []
+    missing = [f"{each.what}: {each.why}" for each in context.left_out]
+    held = [_held(each) for each in context.artifacts if each.line is not None or each.layers]
+    return [ContextView(context.machine, missing, held, _plot(context.artifacts))]
 
 
-def _held(found: Mapping[str, Any]) -> Held:
-    work, time = found["work"], found["time"]
+def _held(found: ArtifactContext) -> Held:
+    work, time = found.work, found.time
     facts = []
     if time:
-        both = [text.significant(time[key]) for key in ("layers_ms", "latency_ms")]
+        both = [text.significant(each) for each in (time.layers_ms, time.latency_ms)]
         facts.append(f"layers {both[0]} ms of a latency of {both[1]} ms")
     if work:
-        facts.append(f"{_giga(sum(work['flops'].values()))} GFLOP and at least {text.size(work['bytes'])} a query")
-    elif found["work_unknown"]:
-        facts.append(f"work unknown: {found['work_unknown']}")
-    rows = [_row(group) for group in found["groups"][:SHOWN_KINDS]]
-    left = sum(group["count"] for group in found["groups"][SHOWN_KINDS:])
-    layers = sorted(found["layers"], key=lambda layer: -layer["ms"])
+        facts.append(f"{_giga(sum(work.flops.values()))} GFLOP and at least {text.size(work.bytes)} a query")
+    elif found.work_unknown:
+        facts.append(f"work unknown: {found.work_unknown}")
+    rows = [_row(group, group.count) for group in found.groups[:SHOWN_KINDS]]
+    left = sum(group.count for group in found.groups[SHOWN_KINDS:])
+    layers = sorted(found.layers, key=lambda layer: -layer.ms)
     return Held(
-        found["artifact"],
-        found["line"] or text.MISSING,
+        found.artifact,
+        found.line or text.MISSING,
         "; ".join(facts),
         rows,
         left,
-        [_row({**layer, "count": 1}) for layer in layers[:LISTED_LAYERS]],
+        [_row(layer) for layer in layers[:LISTED_LAYERS]],
         max(0, len(layers) - LISTED_LAYERS),
     )
 
 
-def _row(group: Mapping[str, Any]) -> LayerRow:
+def _row(found: LayerGroup | LayerTime, count: int = 1) -> LayerRow:
     return LayerRow(
-        group["name"],
-        group["kind"] if group["count"] == 1 else f"{group['count']} × {group['kind']}",
-        _precision(group["precision"]),
-        text.significant(group["ms"]),
-        text.percent(group["share"]),
+        found.name,
+        found.kind if count == 1 else f"{count} × {found.kind}",
+        _precision(found.precision),
+        text.significant(found.ms),
+        text.percent(found.share),
     )
 
 
@@ -110,15 +111,14 @@ def _giga(value: float) -> str:
     return text.significant(value / 1e9)
 
 
-def _plot(artifacts: Sequence[Mapping[str, Any]]) -> Plot | None:
+def _plot(artifacts: Sequence[ArtifactContext]) -> Plot | None:
     """A bar of each artifact whose layers were timed, cut into products by precision, other layers, and the rest."""
-    timed = [each for each in artifacts if each["time"]]
+    timed = {each.artifact: each.time for each in artifacts if each.time is not None}
     if not timed:
         return None
     facts = "; ".join(
-        f"{each['artifact']}: "
-        + ", ".join(f"{name} {text.significant(value)} ms" for name, value in _segments(each["time"]).items())
-        for each in timed
+        f"{artifact}: " + ", ".join(f"{name} {text.significant(value)} ms" for name, value in _segments(time).items())
+        for artifact, time in timed.items()
     )
     wide, narrow = both_variants(
         lambda is_narrow: _draw(timed, is_narrow), "time", f"Where the time of each artifact goes. {facts}."
@@ -131,15 +131,15 @@ def _plot(artifacts: Sequence[Mapping[str, Any]]) -> Plot | None:
     return Plot("Where the time goes", caption, wide, narrow)
 
 
-def _segments(time: Mapping[str, Any]) -> dict[str, float]:
+def _segments(time: TimeShares) -> dict[str, float]:
     """Milliseconds by what they were spent on, from left to right."""
-    shares = time["products"]
-    whole = time["layers_ms"] / (sum(shares.values()) + sum(time["others"].values()) or 1.0)
+    shares = time.products
+    whole = time.layers_ms / (sum(shares.values()) + sum(time.others.values()) or 1.0)
     order = [*(each for each in _PRECISIONS if each in shares), *(each for each in shares if each not in _PRECISIONS)]
     found = {f"products in {_precision(each)}": shares[each] * whole for each in order}
-    found[_OTHERS] = sum(time["others"].values()) * whole
-    if time["outside_ms"] > 0:
-        found[_OUTSIDE] = time["outside_ms"]
+    found[_OTHERS] = sum(time.others.values()) * whole
+    if time.outside_ms > 0:
+        found[_OUTSIDE] = time.outside_ms
     return {name: value for name, value in found.items() if value > 0}
 
 
@@ -149,18 +149,18 @@ def _colour(segment: str) -> str:
     return _COLOURS.get(segment.removeprefix("products in ").lower(), figures.PARTS[-1])
 
 
-def _draw(artifacts: Sequence[Mapping[str, Any]], narrow: bool) -> Figure:
-    names = list(dict.fromkeys(name for each in artifacts for name in _segments(each["time"])))
+def _draw(artifacts: Mapping[str, TimeShares], narrow: bool) -> Figure:
+    names = list(dict.fromkeys(name for time in artifacts.values() for name in _segments(time)))
     width, row, columns = (360, 58, 1) if narrow else (840, 46, 4)
     above = 20 * -(-len(names) // columns) + 18
     figure = figures.new_figure(width, row * len(artifacts) + above + 48)
     axes = figures.axes_in(figure, left=10, right=16, bottom=44, top=above)
-    for index, each in enumerate(artifacts):
-        _draw_bar(axes, each, -index)
+    for index, (artifact, time) in enumerate(artifacts.items()):
+        _draw_bar(axes, artifact, time, -index)
     axes.set_ylim(-len(artifacts) + 0.55, 0.72)
     axes.set_xlim(left=0)
     axes.set_yticks([])
-    axes.spines["left"].set_visible(False)
+    axes.spines.left.set_visible(False)
     axes.set_xlabel("ms a query")
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5 if narrow else 8))
     axes.grid(axis="x")
@@ -182,14 +182,14 @@ def _draw(artifacts: Sequence[Mapping[str, Any]], narrow: bool) -> Figure:
     return figure
 
 
-def _draw_bar(axes: Axes, each: Mapping[str, Any], base: float) -> None:
+def _draw_bar(axes: Axes, artifact: str, time: TimeShares, base: float) -> None:
     left = 0.0
-    for name, value in _segments(each["time"]).items():
+    for name, value in _segments(time).items():
         axes.barh(base, value, left=left, height=0.34, color=_colour(name), edgecolor=figures.PAPER, linewidth=0.8)
         left += value
-    axes.plot([each["time"]["latency_ms"]] * 2, [base - 0.26, base + 0.26], color=figures.INK, linewidth=1.6)
+    axes.plot([time.latency_ms] * 2, [base - 0.26, base + 0.26], color=figures.INK, linewidth=1.6)
     axes.text(
-        *(0, base + 0.3, text.shorten(each["artifact"], 44)),
+        *(0, base + 0.3, text.shorten(artifact, 44)),
         color=figures.INK,
         va="bottom",
         ha="left",

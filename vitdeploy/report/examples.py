@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
+from vitdeploy.document.answers import ExampleFacts, Marks
+from vitdeploy.document.report import Report
 from vitdeploy.report import lookup, text
+from vitdeploy.report.classes import class_views
+from vitdeploy.report.page import RunPage
 
 # What the score of an answer is; other tasks' answers have none.
 BARS = {
@@ -72,67 +75,97 @@ class Example:
         return sum(len(group.answers) for group in self.groups if group.differs)
 
 
-def examples(report: Mapping[str, Any], images: Mapping[str, bytes]) -> tuple[list[Example], list[Example]]:
+def examples(report: Report, images: Mapping[str, bytes]) -> tuple[list[Example], list[Example]]:
     """Those whose answer changed, in the report's order, the worst first; and the others."""
-    every = [_example(report, each, index, images) for index, each in enumerate(report["examples"], start=1)]
+    every = [_example(report, each, index, images) for index, each in enumerate(report.examples, start=1)]
     return [each for each in every if each.changed], [each for each in every if not each.changed]
 
 
-def _example(report: Mapping[str, Any], example: Mapping[str, Any], index: int, images: Mapping[str, bytes]) -> Example:
+@dataclass(frozen=True)
+class ExamplesView:
+    """The section of those that did not change. `which`: what they are called beside those that did; `chosen`: how many
+    are shown for which reason; `by_class`: they are spread over classes."""
+
+    noun: str
+    which: str
+    examples: list[Example]
+    chosen: dict[str, int]
+    by_class: bool
+    ticked: bool
+    bars: str | None
+
+
+def examples_view(page: RunPage) -> list[ExamplesView]:
+    report = page.report
+    changed, others = examples(report, page.images)
+    if not others:
+        return []
+    reasons = [example.why or "usual" for example in report.examples]
+    chosen = {reason: reasons.count(reason) for reason in ("changed", "unsure", "usual")}
+    which, by_class = "Other" if changed else "Example", bool(class_views(report))
+    return [ExamplesView(report.data.noun, which, others, chosen, by_class, ticked(page), BARS.get(report.task))]
+
+
+def ticked(page: RunPage) -> bool:
+    """Whether an answer that is shown anywhere is the label."""
+    changed, others = examples(page.report, page.images)
+    return any(group.correct for each in (*changed, *others) for group in each.groups)
+
+
+def _example(report: Report, example: ExampleFacts, index: int, images: Mapping[str, bytes]) -> Example:
     """One example: its image, if it is one, as a data URI, and its answers."""
-    label, name = example["label"], example["image"]
+    label, name = example.label, example.image
     source = None if name is None else lookup.data_uri(images.get(name))
-    alt = f"Example {report['data']['noun']} {index}" + ("" if label is None else f", labelled {label}")
-    groups = _answer_groups(report["task"], example)
+    alt = f"Example {report.data.noun} {index}" + ("" if label is None else f", labelled {label}")
+    groups = _answer_groups(report.task, example)
     differs = any(group.differs for group in groups)
-    why = example.get("why", "changed" if differs else "usual")
-    lost, what = _what(report["task"], example, groups) if why == "changed" else (0, _WHY.get(why, ""))
-    marks = example.get("marks") or {}
+    why = example.why or ("changed" if differs else "usual")
+    lost, what = _what(report.task, example, groups) if why == "changed" else (0, _WHY.get(why, ""))
     return Example(
         name is not None,
         source,
         alt,
-        example.get("sample", ""),
+        example.sample,
         label,
         why == "changed",
         lost,
         what,
         groups,
-        _boxes(marks),
-        marks.get("engine", ""),
+        _boxes(example.marks) if example.marks else [],
+        example.marks.engine if example.marks else "",
     )
 
 
-def _what(task: str, example: Mapping[str, Any], groups: list[AnswerGroup]) -> tuple[int, str]:
+def _what(task: str, example: ExampleFacts, groups: list[AnswerGroup]) -> tuple[int, str]:
     """How many engines lost a right answer, and what became of the answer in words."""
     engines = sum(len(group.answers) for group in groups if group.differs)
     differ = text.count(engines, "engine differs", "engines differ") if engines else "An engine differs"
-    if task not in _ANSWERED_IN_WORDS or example["label"] is None:
+    if task not in _ANSWERED_IN_WORDS or example.label is None:
         return 0, differ
-    was = example["reference"]["label"] == example["label"]
+    was = example.reference.label == example.label
     now = sum(len(group.answers) for group in groups if group.differs and group.correct)
     if was:
         return engines, f"Right became wrong ({text.count(engines, 'engine')})"
     return 0, f"Wrong became right ({text.count(now, 'engine')})" if now else f"Wrong otherwise ({differ})"
 
 
-def _boxes(marks: Mapping[str, Any]) -> list[Box]:
+def _boxes(marks: Marks) -> list[Box]:
     return [
         Box(kind, *(f"{100 * each:.2f}%" for each in (left, top, right - left, bottom - top)))
         for kind in ("both", "original", "artifact")
-        for left, top, right, bottom in marks.get(kind, [])
+        for left, top, right, bottom in getattr(marks, kind)
     ]
 
 
-def _answer_groups(task: str, example: Mapping[str, Any]) -> list[AnswerGroup]:
+def _answer_groups(task: str, example: ExampleFacts) -> list[AnswerGroup]:
     """The answers to one sample by what they say: the original's answer first, the others as they come."""
-    original = example["reference"]["label"]
-    wanted = example["label"] if task in _ANSWERED_IN_WORDS else None
+    original = example.reference.label
+    wanted = example.label if task in _ANSWERED_IN_WORDS else None
     groups: dict[str, AnswerGroup] = {}
-    for artifact, answer in {lookup.ORIGINAL: example["reference"], **example["engines"]}.items():
-        label = answer["label"]
+    for artifact, answer in {lookup.ORIGINAL: example.reference, **example.engines}.items():
+        label = answer.label
         group = groups.setdefault(label, AnswerGroup(label, label != original, label == wanted, []))
-        group.answers.append(_answer(artifact, answer["score"]))
+        group.answers.append(_answer(artifact, answer.score))
     return list(groups.values())
 
 

@@ -1,51 +1,114 @@
-"""report.json as one self-contained HTML page: no scripts, no external requests, readable offline and in print."""
+"""Documents as self-contained HTML pages: no scripts, no external requests, readable offline and in print.
+
+Each page is a table of sections. All text of a document is taken as untrusted: it is escaped, and cleaned of control
+characters.
+"""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from vitdeploy.report import (
-    answers,
-    attention_views,
-    changes,
-    context,
-    examples,
-    flags,
-    half,
-    lookup,
-    measures,
-    notices,
-    quantization,
-    regression,
-    selftest,
-    summary,
-    sweep,
-    table,
-    text,
-    tuning,
+from vitdeploy.document.comparison import ComparisonDocument
+from vitdeploy.document.report import Judgement, Report, VerdictFacts
+from vitdeploy.document.selftest import SelftestDocument
+from vitdeploy.document.sweep import SweepDocument
+from vitdeploy.document.tuning import TuneDocument
+from vitdeploy.report import flags, lookup, measures, notices, quantization, table, text
+from vitdeploy.report.attention_views import attention_view
+from vitdeploy.report.changed import changed_view
+from vitdeploy.report.classes import classes_view
+from vitdeploy.report.context import context_view
+from vitdeploy.report.details import details_view
+from vitdeploy.report.examples import examples_view
+from vitdeploy.report.measures import Cell
+from vitdeploy.report.page import Document, RunPage, Section, shown
+from vitdeploy.report.plots import plots_alone, render_plots
+from vitdeploy.report.quantization import costs_view
+from vitdeploy.report.regression import pairs_view, sides_view
+from vitdeploy.report.reliability import reliability_view
+from vitdeploy.report.selftest import model_views, steps_view
+from vitdeploy.report.sizes import sizes_view
+from vitdeploy.report.summary import summary_view
+from vitdeploy.report.sweep import sweep_plots, swept_view
+from vitdeploy.report.table import Gate, comparison_view
+from vitdeploy.report.tuning import left_out_view, merging_view, rows_view, variants_view
+from vitdeploy.search.sensitivity import Sensitivity
+
+COMPARED = "Every artifact against the original"
+TIME = "Where the time goes"
+
+RUN: tuple[Section[RunPage], ...] = (
+    Section("summary", "Summary", summary_view, "summary.html.jinja", "summary"),
+    Section("comparison", COMPARED, lambda page: comparison_view(page.report), "comparison.html.jinja"),
+    Section("sizes", "Image sizes", sizes_view, "sizes.html.jinja"),
+    Section("changed", "{view.title} whose answer changed", changed_view, "changed.html.jinja"),
+    Section("classes", "Class by class", classes_view, "classes.html.jinja"),
+    Section("reliability", "{view.title}", reliability_view, "plot.html.jinja"),
+    Section("plot-{number}", "{view.title}", lambda page: render_plots(page.report), "plot.html.jinja"),
+    Section("context", TIME, lambda page: context_view(page.report.bench), "context.html.jinja"),
+    Section(
+        "sensitivity-of-{number}",
+        "Layer by layer: {view.artifact}",
+        lambda page: costs_view(page.report),
+        "costs.html.jinja",
+    ),
+    Section("examples", "{view.which} {view.noun}s", examples_view, "examples.html.jinja"),
+    Section("attention", "Where the model looks", attention_view, "attention.html.jinja"),
+    Section("details", "How it was made and measured", details_view, "details.html.jinja"),
 )
-from vitdeploy.report.plots import bench_plots, render_plots
-from vitdeploy.report.svg import Plot
+TUNING: tuple[Section[TuneDocument], ...] = (
+    Section("variants", "{view.title}", variants_view, "variants.html.jinja"),
+    Section("comparison", COMPARED, comparison_view, "comparison.html.jinja"),
+    Section("plot-{number}", "{view.title}", render_plots, "plot.html.jinja"),
+    Section("rows", "Number of rows", rows_view, "aligned_rows.html.jinja"),
+    Section("merging", "Token merging", merging_view, "merging.html.jinja"),
+    Section("left-out", "Not tried", left_out_view, "left_out.html.jinja"),
+)
+COMPARISON: tuple[Section[ComparisonDocument], ...] = (
+    Section("engines", "Engine by engine", pairs_view, "pairs.html.jinja"),
+    Section("plot-{number}", "{view.title}", lambda document: plots_alone(document.bench), "plot.html.jinja"),
+    Section("context", TIME, lambda document: context_view(document.bench), "context.html.jinja"),
+    Section("details", "What was compared, and where", sides_view, "sides.html.jinja"),
+)
+SWEEP: tuple[Section[SweepDocument], ...] = (
+    Section("verdicts", "Verdicts", swept_view, "verdicts.html.jinja"),
+    Section("plot-{number}", "{view.title}", sweep_plots, "plot.html.jinja"),
+    Section("engines", "Every engine", swept_view, "swept_engines.html.jinja"),
+    Section("machine", "Machine", lambda document: [document], "machine.html.jinja"),
+)
+SELFTEST: tuple[Section[SelftestDocument], ...] = (
+    Section("machine", "What the target needs of this machine", lambda document: [document], "needs.html.jinja"),
+    Section("steps", "Steps", steps_view, "steps.html.jinja"),
+    Section("model-{number}", "{view.name}", model_views, "tested_model.html.jinja"),
+)
 
 
-def render_html(report: dict[str, Any], images: Mapping[str, bytes]) -> str:
-    """The report page. `report` is the content of report.json, `images` holds the pictures that its examples name.
+@dataclass(frozen=True)
+class Verdict:
+    """What stands above the sections of a run and of a search. `headline`: the leading artifact in numbers; `starred`:
+    it, where that is recommended."""
 
-    All text in the report is taken as untrusted: it is escaped, and cleaned of control characters.
-    """
-    return _environment().get_template("template.html.jinja").render(_context(text.cleaned(report), images))
+    gate: Gate
+    reasons: list[str]
+    headline: list[Cell]
+    starred: str | None
+    leading: str | None
 
 
-def render_sensitivity(sensitivity: dict[str, Any], name: str) -> str:
-    """The page of what each layer costs in INT8. `sensitivity` is the content of sensitivity.json, `name` the model's;
-    both are taken as untrusted."""
+def render_html(report: Report, images: Mapping[str, bytes]) -> str:
+    """The report page. `images` holds the pictures that its examples name."""
+    found = text.cleaned(report)
+    return _render("run_page", RUN, RunPage(found, images), **_judged(found))
+
+
+def render_sensitivity(sensitivity: Sensitivity, name: str) -> str:
+    """The page of what each layer costs in INT8, of the model with this name; both are taken as untrusted."""
     found = text.cleaned(sensitivity)
     layers, groups = quantization.sensitivity_rows(found)
     plot = quantization.sensitivity_plot(found, "", "sensitivity")
@@ -54,110 +117,90 @@ def render_sensitivity(sensitivity: dict[str, Any], name: str) -> str:
         .get_template("sensitivity_page.html.jinja")
         .render(
             name=text.clean(name),
-            target=found["target"],
-            unit=found["unit"],
+            target=found.target,
+            unit=found.unit,
             headline=quantization.headline(found),
             summary=quantization.sensitivity_summary(found),
-            plot=_shown(plot) if plot is not None else None,
+            plot=plot,
             layers=layers,
             groups=groups,
         )
     )
 
 
-def render_tuning(document: dict[str, Any], recipe: str) -> str:
-    """The page of a search. `document` is the content of tune.json, `recipe` the file of what to ship; both are taken
-    as untrusted."""
-    report = text.cleaned(document)
-    report["colours"] = tuning.colours(report)
-    return (
-        _environment()
-        .get_template("tuning_page.html.jinja")
-        .render(
-            **_judged(report),
-            pareto=_shown(tuning.pareto_plot(report)),
-            variants=tuning.variant_rows(report),
-            targets=tuning.target_colours(report),
-            aligned=tuning.aligned_rows(report),
-            schedules=tuning.schedule_rows(report),
-            left_out=tuning.left_out(report),
-            recipe="\n".join(text.clean(line) for line in recipe.splitlines()),
-        )
+def render_tuning(document: TuneDocument, recipe: str) -> str:
+    """The page of a search; `recipe` is the file of what to ship, and as untrusted."""
+    found = text.cleaned(document)
+    lines = "\n".join(text.clean(line) for line in recipe.splitlines())
+    last = Section[TuneDocument]("recipe", "Recipe", lambda _: [Recipe(lines)], "recipe.html.jinja")
+    return _render("tuning_page", (*TUNING, last), found, **_judged(found))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """The section of a recipe."""
+
+    text: str
+
+
+def render_selftest(document: SelftestDocument) -> str:
+    """The page of a self-test."""
+    found = text.cleaned(document)
+    legend = flags.legend(flag for model in model_views(found) for row in model.rows for flag in row.flags)
+    noticed = notices.notices((), *(model.bench.undecided for model in found.models if model.bench))
+    return _render("selftest_page", SELFTEST, found, report=found, legend=legend, notices=noticed)
+
+
+def render_regression(document: ComparisonDocument) -> str:
+    """The page of a comparison of two bundles or reports."""
+    found = text.cleaned(document)
+    noticed = notices.notices((), found.bench.undecided if found.bench else {})
+    return _render(
+        "regression_page", COMPARISON, found, report=found, gate=table.gate(found.gate.status), notices=noticed
     )
 
 
-def render_selftest(document: dict[str, Any]) -> str:
-    """The page of a self-test. `document` is the content of selftest.json, and taken as untrusted."""
-    report = text.cleaned(document)
-    models = [
-        {
-            "name": model["name"],
-            "trained": model["trained"],
-            "rows": selftest.engine_rows(model),
-            "reference": model["bench"]["ratios"][0]["b"] if model["bench"] and model["bench"]["ratios"] else None,
-        }
-        for model in report["models"]
-    ]
-    template = _environment().get_template("selftest_page.html.jinja")
-    return template.render(
-        report=report,
-        models=models,
-        chips=selftest.CHIPS,
-        legend=flags.legend(flag for model in models for row in model["rows"] for flag in row.flags),
-        notices=notices.notices(report.get("warnings", []), *(model["bench"] for model in report["models"])),
-    )
+def render_sweep(document: SweepDocument) -> str:
+    """The page of many recipes."""
+    found = text.cleaned(document)
+    reports = [each.report for each in found.recipes if each.report]
+    warnings = [f"{each.name}: {line}" for each in reports for line in each.warnings]
+    noticed = notices.notices(warnings, *(_named(each) for each in reports))
+    return _render("sweep_page", SWEEP, found, report=found, notices=noticed)
 
 
-def render_regression(document: dict[str, Any]) -> str:
-    """The page of a comparison of two bundles or reports. `document` is the content of compare.json, and taken as
-    untrusted."""
-    report = text.cleaned(document)
-    return (
-        _environment()
-        .get_template("regression_page.html.jinja")
-        .render(
-            report=report,
-            gate=table.gate(report["gate"]["status"]),
-            notices=notices.notices(report.get("warnings", []), report["bench"]),
-            rows=regression.pair_rows(report),
-            legend=flags.legend(flag for engine in report["engines"] for flag in engine["flags"]),
-            metrics=regression.metrics(report),
-            context=_where_time_goes(report["bench"]),
-            missing=measures.Cell(text.MISSING),
-            changed=regression.changed(report),
-            plots=[_shown(plot) for plot in bench_plots({"engines": [], "bench": report["bench"]})],
-        )
-    )
+def _render(page: str, sections: Sequence[Section[Document]], document: Document, **head: object) -> str:
+    """A page with its sections; `head` is what stands around them."""
+    template = _environment().get_template(f"{page}.html.jinja")
+    return template.render(sections=list(shown(sections, document)), **head)
 
 
-def render_sweep(document: dict[str, Any]) -> str:
-    """The page of many recipes. `document` is the content of sweep.json, and taken as untrusted."""
-    report = text.cleaned(document)
-    recipes, reports = sweep.swept(report), [each["report"] for each in report["recipes"] if each["report"]]
-    return (
-        _environment()
-        .get_template("sweep_page.html.jinja")
-        .render(
-            report=report,
-            recipes=recipes,
-            plots=[_shown(plot) for plot in sweep.sweep_plots(report)],
-            legend=flags.legend(flag for each in recipes for _, row in each.rows for flag in row.flags),
-            notices=notices.notices(
-                [f"{each['name']}: {line}" for each in reports for line in each.get("warnings", [])],
-                *(_named(each) for each in reports),
-            ),
-        )
-    )
-
-
-def _named(report: Mapping[str, Any]) -> dict[str, Any]:
+def _named(report: Report) -> dict[str, str]:
     """What is undecided of a recipe among many, under the recipe's name."""
-    return {"undecided": {f"{report['name']}: {name}": why for name, why in lookup.undecided(report).items()}}
+    return {f"{report.name}: {name}": why for name, why in lookup.undecided(report).items()}
+
+
+def _judged(report: Judgement) -> dict[str, object]:
+    """What stands above the sections of a run and of a search."""
+    verdict = Verdict(
+        table.gate(report.verdict.gate),
+        _reasons(report.verdict),
+        table.headline(report),
+        lookup.starred(report),
+        report.verdict.stands_for_all,
+    )
+    return {"report": report, "top": verdict, "notices": notices.notices(report.warnings, lookup.undecided(report))}
+
+
+def _reasons(verdict: VerdictFacts) -> list[str]:
+    """The reasons of the gate that no remark has said already."""
+    said = " ".join([verdict.sentence, *verdict.remarks])
+    return [reason for reason in dict.fromkeys(verdict.reasons) if reason not in said]
 
 
 def _environment() -> Environment:
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -174,72 +217,11 @@ def _environment() -> Environment:
         date=text.date,
         counted=text.count,
         measured=measures.cell,
+        badge=table.gate,
         with_contents=_with_contents,
         soft_breaks=_soft_breaks,
     )
     return environment
-
-
-def _context(report: dict[str, Any], images: Mapping[str, bytes]) -> dict[str, Any]:
-    """Everything that the template shows."""
-    changed, others = examples.examples(report, images)
-    reliability = answers.reliability_plot(report)
-    return {
-        **_judged(report),
-        "summary": summary.summary(report),
-        "decided": lookup.is_decided,
-        "changed": changed,
-        "changed_rows": answers.changed_rows(report),
-        "class_views": answers.class_views(report),
-        "left": answers.left(report),
-        "reliability": _shown(reliability) if reliability else None,
-        "gate_of": table.gate,
-        "measures": measures.columns(report),
-        "changes": changes.graph_changes(report),
-        "context": _where_time_goes(report["bench"]),
-        "bars": examples.BARS.get(report["task"]),
-        "quantized": quantization.quantized_engines(report),
-        "half": half.half_engines(report),
-        "shown": quantization.SHOWN_LAYERS,
-        "examples": others,
-        "chosen": _why(report),
-        "attention": attention_views.attention_maps(report, images),
-        "ticked": any(group.correct for each in (*changed, *others) for group in each.groups),
-        "recipe": json.dumps(report["provenance"]["recipe"], indent=2, ensure_ascii=False),
-        "digests": _digests(report),
-    }
-
-
-def _judged(report: dict[str, Any]) -> dict[str, Any]:
-    """The verdict, and every engine against the original: of a run and of a search."""
-    return {
-        "report": report,
-        "notices": notices.notices(report.get("warnings", []), report["bench"]),
-        "gate": table.gate(report["verdict"]["gate"]),
-        "reasons": _reasons(report["verdict"]),
-        "headline": table.headline(report),
-        "starred": lookup.starred(report),
-        "leading": lookup.leading(report),
-        "rows": (rows := table.main_rows(report)),
-        "legend": flags.legend(flag for row in rows for flag in row.flags),
-        "benched": bool(lookup.bench_results(report)),
-        "metric": measures.metric(report),
-        "agreement_of": measures.agreement_of(report),
-        "counts_nothing": measures.counts_nothing(report),
-        "noun": report["data"]["noun"],
-        "plots": [_shown(plot) for plot in render_plots(report)],
-    }
-
-
-def _where_time_goes(bench: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    found = context.section(bench)
-    return None if found is None else {**vars(found), "plot": _shown(found.plot) if found.plot else None}
-
-
-def _shown(plot: Plot) -> dict[str, str]:
-    """Inline SVG is markup by design; its serialiser escapes every text and attribute."""
-    wide, narrow = Markup(plot.wide), Markup(plot.narrow)  # noqa: S704
-    return {"title": plot.title, "caption": plot.caption, "wide": wide, "narrow": narrow}
 
 
 def _with_contents(body: Markup) -> Markup:
@@ -252,29 +234,6 @@ def _with_contents(body: Markup) -> Markup:
     return Markup('<nav class="contents" aria-label="Contents"><ul>{}</ul></nav>\n').format(links) + body
 
 
-def _reasons(verdict: Mapping[str, Any]) -> list[str]:
-    """The reasons of the gate that no remark has said already."""
-    said = " ".join([verdict["sentence"], *verdict["remarks"]])
-    return [reason for reason in dict.fromkeys(verdict["reasons"]) if reason not in said]
-
-
-def _why(report: Mapping[str, Any]) -> dict[str, int]:
-    """How many examples are shown for which reason."""
-    reasons = [example.get("why", "usual") for example in report["examples"]]
-    return {reason: reasons.count(reason) for reason in ("changed", "unsure", "usual")}
-
-
 def _soft_breaks(value: str) -> Markup:
     """A CamelCase name, escaped, that may be broken before each capital."""
     return Markup("<wbr>").join(re.split(r"(?<=[a-z])(?=[A-Z])", value))
-
-
-def _digests(report: Mapping[str, Any]) -> dict[str, str]:
-    """The digests that are not those of a bundle file: what the model was read from, and the data."""
-    provenance, data = report["provenance"], report["provenance"]["data"]
-    digests = {
-        **{f"{name} (sha256)": digest for name, digest in provenance["source"]["sha256"].items()},
-        "Calibration data": data["calibration"] if report["calibration"] else None,
-        "Evaluation data": data["evaluation"],
-    }
-    return {name: digest for name, digest in digests.items() if digest}

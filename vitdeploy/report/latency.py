@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -11,7 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from vitdeploy.report import figures, lookup, strips, text
+from vitdeploy.bench.row import Row
+from vitdeploy.report import figures, strips, text
+from vitdeploy.report.lookup import Measured
 from vitdeploy.report.svg import Plot, both_variants
 
 _RISE = 0.46  # of a strip's height: the peak of a density
@@ -20,18 +21,16 @@ _MARKS = {"p50": "o", "p90": "D", "p99": "|"}
 Values = NDArray[np.float64]
 
 
-def latency_plot(report: Mapping[str, Any]) -> Plot | None:
+def latency_plot(measured: Measured) -> Plot | None:
     """How latency is distributed per artifact."""
-    results = lookup.bench_results(report)
-    names = [name for name in lookup.artifact_order(report) if name in results]
-    if not names:
+    if not measured.rows:
         return None
     facts = "; ".join(
-        f"{name}: " + ", ".join(f"{key} {text.significant(results[name]['latency_ms'][key])} ms" for key in _MARKS)
-        for name in names
+        f"{name}: " + ", ".join(f"{key} {text.significant(value)} ms" for key, value in _percentiles(row).items())
+        for name, row in measured.rows.items()
     )
     wide, narrow = both_variants(
-        lambda is_narrow: _draw_latency(report, names, is_narrow),
+        lambda is_narrow: _draw_latency(measured, is_narrow),
         "latency",
         f"Distribution of latency. {facts}.",
     )
@@ -42,29 +41,33 @@ def latency_plot(report: Mapping[str, Any]) -> Plot | None:
     return Plot("Latency", caption, wide, narrow)
 
 
-def _draw_latency(report: Mapping[str, Any], names: Sequence[str], narrow: bool) -> Figure:
+def _percentiles(row: Row) -> dict[str, float]:
+    return {key: getattr(row.latency_ms, key) for key in _MARKS}
+
+
+def _draw_latency(measured: Measured, narrow: bool) -> Figure:
     """One variant: a strip for each artifact."""
+    names = list(measured.rows)
     figure, axes = strips.new_strips(names, [""] * len(names), narrow, top=32, rise=_RISE)
-    _draw_distributions(axes, report, names)
+    _draw_distributions(axes, measured)
     return figure
 
 
-def _draw_distributions(axes: Axes, report: Mapping[str, Any], names: Sequence[str]) -> None:
+def _draw_distributions(axes: Axes, measured: Measured) -> None:
     """Per artifact a density curve, the samples as a rug, and the three percentiles."""
-    results, samples = lookup.bench_results(report), report["bench"]["samples_ms"]
-    values = {name: _usable(samples.get(name)) for name in names}
-    marks = [results[name]["latency_ms"][key] for name in names for key in _MARKS]
+    values = {name: _usable(measured.bench.samples_ms.get(name)) for name in measured.rows}
+    marks = [value for row in measured.rows.values() for value in _percentiles(row).values()]
     figures.limit_latency(axes, [*marks, *np.concatenate(list(values.values()))], padding=0.03)
     logarithmic = axes.get_xscale() == "log"
     axes.set_xlabel("latency, ms (logarithmic)" if logarithmic else "latency, ms")
     axes.grid(axis="x")
     axes.set_axisbelow(True)
-    for index, name in enumerate(names):
-        colour = figures.SERIES[lookup.series(report, name)]
+    for index, (name, row) in enumerate(measured.rows.items()):
+        colour = figures.SERIES[measured.colours[name]]
         if values[name].size:
             _draw_density(axes, values[name], -index, colour, logarithmic)
-        for key, marker in _MARKS.items():
-            _draw_mark(axes, results[name]["latency_ms"][key], -index, marker, colour)
+        for key, value in _percentiles(row).items():
+            _draw_mark(axes, value, -index, _MARKS[key], colour)
     _mark_legend(axes)
 
 

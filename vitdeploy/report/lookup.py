@@ -3,69 +3,54 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from vitdeploy.bench.row import Row
+from vitdeploy.document.bench import Bench
+from vitdeploy.document.report import Judgement
+from vitdeploy.document.tuning import TuneDocument
 from vitdeploy.report import figures, text
 
 # The name of the original among the artifacts; a report may not ask the pipeline for it.
 ORIGINAL = "original"
 
 
-def artifact_order(report: Mapping[str, Any]) -> list[str]:
+def artifact_order(report: Judgement) -> list[str]:
     """All artifacts, the original first, then the engines in the report's order, then what was only benched."""
-    names = [ORIGINAL, *(engine["artifact"] for engine in report["engines"]), *bench_results(report)]
+    names = [ORIGINAL, *(engine.artifact for engine in report.engines), *bench_results(report)]
     return list(dict.fromkeys(names))
 
 
-def bench_results(report: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def bench_results(report: Judgement) -> dict[str, Row]:
     """The bench results by artifact; empty if there was no bench."""
-    bench = report["bench"]
-    return {result["artifact"]: result for result in bench["results"]} if bench else {}
+    return {row.artifact: row for row in report.bench.results} if report.bench else {}
 
 
-def engine_of(report: Mapping[str, Any], artifact: str | None) -> Mapping[str, Any] | None:
-    """What the report says of an engine; None for the original, and where it says nothing."""
-    return next((engine for engine in report["engines"] if engine["artifact"] == artifact), None)
-
-
-def undecided(report: Mapping[str, Any]) -> Mapping[str, str]:
+def undecided(report: Judgement) -> Mapping[str, str]:
     """The artifacts whose speed is not decided, each with the reason."""
-    return (report["bench"] or {}).get("undecided") or {}
+    return report.bench.undecided if report.bench else {}
 
 
-def is_decided(ratio: Mapping[str, Any]) -> bool:
-    """Whether a measured ratio may be claimed; those of earlier versions say nothing of it."""
-    return bool(ratio.get("decided", True))
-
-
-def starred(report: Mapping[str, Any]) -> str | None:
+def starred(report: Judgement) -> str | None:
     """What is recommended, where that is decided: its own gate does not fail, and its speed is known."""
-    name = report["verdict"].get("recommended")
-    engine = engine_of(report, name)
-    if (engine is not None and engine["gate"]["status"] in ("fail", "undecided")) or name in undecided(report):
+    name, engine = report.verdict.recommended, report.engine(report.verdict.recommended)
+    if (engine is not None and engine.gate.status in ("fail", "undecided")) or name in undecided(report):
         return None
-    return None if name is None else str(name)
+    return name
 
 
-def leading(report: Mapping[str, Any]) -> str | None:
-    """What is recommended, or else what stands for the run."""
-    verdict = report["verdict"]
-    name = verdict.get("recommended") or verdict.get("leading")
-    return None if name is None else str(name)
-
-
-def focus(report: Mapping[str, Any]) -> list[str]:
+def focus(report: Judgement) -> list[str]:
     """The engines that a reader cares for: the leading one, then those that are shipped; else all."""
-    names = [engine["artifact"] for engine in report["engines"]]
-    shipped = [engine["artifact"] for engine in report["engines"] if engine["shipped"]]
-    first = [name for name in names if name == leading(report)]
+    names = [engine.artifact for engine in report.engines]
+    shipped = [engine.artifact for engine in report.engines if engine.shipped]
+    first = [name for name in names if name == report.verdict.stands_for_all]
     return list(dict.fromkeys([*first, *shipped])) or names
 
 
-def reference_value(report: Mapping[str, Any]) -> float | None:
+def reference_value(report: Judgement) -> float | None:
     """The original's value of the task's metric, measured beside each engine on the same samples; None unlabelled."""
-    values = (engine["verify"]["reference_value"] for engine in report["engines"])
+    values = (engine.verify.reference_value for engine in report.engines)
     return next((value for value in values if text.known(value)), None)
 
 
@@ -77,10 +62,44 @@ def data_uri(picture: bytes | None) -> str | None:
     return f"data:image/{kind};base64,{base64.b64encode(picture).decode('ascii')}"
 
 
-def series(report: Mapping[str, Any], artifact: str) -> int:
-    """The colour and marker number of an artifact: 0 for the original, the others share the rest. A page on which
-    colours mean something else says so in `colours`."""
-    if artifact in report.get("colours", {}):
-        return int(report["colours"][artifact])
-    index = artifact_order(report).index(artifact)
-    return 0 if index == 0 else 1 + (index - 1) % (len(figures.SERIES) - 1)
+def target_colours(document: TuneDocument) -> dict[str, int]:
+    """The colour and marker number of each target of a search."""
+    targets = dict.fromkeys(each.target for each in document.variants)
+    return {target: 1 + index % (len(figures.SERIES) - 1) for index, target in enumerate(targets)}
+
+
+def colours(report: Judgement) -> dict[str, int]:
+    """The colour and marker number of every artifact: 0 for the original, the others share the rest. In a search all
+    variants for a target have one."""
+    if isinstance(report, TuneDocument):
+        of_targets = target_colours(report)
+        return {ORIGINAL: 0, **{each.name: of_targets[each.target] for each in report.variants}}
+    return _colours(artifact_order(report))
+
+
+def _colours(names: Sequence[str]) -> dict[str, int]:
+    return {name: 1 + (index - 1) % (len(figures.SERIES) - 1) if index else 0 for index, name in enumerate(names)}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A bench as plots show it: its rows by artifact, in order, and the colour and marker number of each."""
+
+    bench: Bench
+    rows: dict[str, Row]
+    colours: dict[str, int]
+
+
+def measured(report: Judgement) -> Measured | None:
+    """The bench of a report in the order of its engines; None where it was not run."""
+    if report.bench is None:
+        return None
+    rows = bench_results(report)
+    ordered = {name: rows[name] for name in artifact_order(report) if name in rows}
+    return Measured(report.bench, ordered, colours(report))
+
+
+def measured_alone(bench: Bench) -> Measured:
+    """A bench of what is in no report, in its own order."""
+    rows = {row.artifact: row for row in bench.results}
+    return Measured(bench, rows, _colours(list(dict.fromkeys([ORIGINAL, *rows]))))

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
+from vitdeploy.document.engine import Verified
+from vitdeploy.document.report import Judgement
 from vitdeploy.report import text
 
 Format = Callable[[float | None], str]
@@ -91,46 +92,46 @@ _MEASURES: dict[str, tuple[Measure, ...]] = {
 _COUNTED = {"detection": "objects", "panoptic": "segments", "sequence": "tokens"}
 
 
-def metric(report: Mapping[str, Any]) -> Metric | None:
+def metric(report: Judgement) -> Metric | None:
     """What is measured against labels; None without labels. A metric that is not known goes by its own name."""
-    names = (engine["verify"]["metric"] for engine in report["engines"])
+    names = (engine.verify.metric for engine in report.engines)
     name = next((name for name in names if name is not None), None)
     return None if name is None else _METRICS.get(name, Metric(name, name))
 
 
-def agreement_of(report: Mapping[str, Any]) -> str:
+def agreement_of(report: Judgement) -> str:
     """What agreement with the original counts, in a few words; empty without engines."""
-    return next((str(engine["verify"]["agreement_of"]) for engine in report["engines"]), "")
+    return next((engine.verify.agreement_of for engine in report.engines), "")
 
 
-def counts_nothing(report: Mapping[str, Any]) -> bool:
+def counts_nothing(report: Judgement) -> bool:
     """Whether the original gave no answer at all that could be agreed with, so that agreement says nothing."""
-    key = _COUNTED.get(report["task"])
-    return key is not None and any(engine["verify"][key] == 0 for engine in report["engines"])
+    key = _COUNTED.get(report.task)
+    return key is not None and any(getattr(engine.verify, key) == 0 for engine in report.engines)
 
 
-def columns(report: Mapping[str, Any]) -> list[Measure]:
-    """The task's own numbers of which at least one engine has a value; none for a task that is not known."""
+def columns(report: Judgement) -> list[Measure]:
+    """The task's own numbers of which at least one engine has a value."""
     return [
         measure
-        for measure in _MEASURES.get(report["task"], ())
-        if any(_value(engine["verify"], measure.key) is not None for engine in report["engines"])
+        for measure in _MEASURES[report.task]
+        if any(_value(engine.verify, measure.key) is not None for engine in report.engines)
     ]
 
 
-def cell(verify: Mapping[str, Any], measure: Measure) -> Cell:
+def cell(verify: Verified, measure: Measure) -> Cell:
     """One engine's value, with the original's or its interval below it."""
     note = ""
     if measure.reference:
         note = f"original {measure.form(_value(verify, measure.reference))}"
     elif measure.interval:
-        note = text.interval(verify[measure.interval])
+        note = text.interval(getattr(verify, measure.interval))
     return Cell(measure.form(_value(verify, measure.key)), note)
 
 
-def _value(verify: Mapping[str, Any], key: str) -> float | None:
+def _value(verify: Verified, key: str) -> float | None:
     outer, _, inner = key.partition(".")
-    value = verify[outer]
+    value = getattr(verify, outer)
     if inner and value is not None:
-        value = value[inner]
+        value = getattr(value, inner)
     return None if value is None else float(value)

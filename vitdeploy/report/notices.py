@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -16,12 +15,13 @@ class Notice:
     lines: list[str]
 
 
-def notices(warnings: list[str], *benches: Mapping[str, Any] | None) -> list[Notice]:
-    """The warnings, and the artifacts of each bench whose speed is not decided, those of one reason together."""
+def notices(warnings: Sequence[str], *undecided: Mapping[str, str]) -> list[Notice]:
+    """The warnings, and the artifacts of each bench whose speed is not decided, by name with the reason; those of one
+    reason together."""
     found = [Notice("fail", "Check this first", list(warnings))] if warnings else []
     reasons: dict[str, list[str]] = {}
-    for bench in benches:
-        for artifact, reason in ((bench or {}).get("undecided") or {}).items():
+    for bench in undecided:
+        for artifact, reason in bench.items():
             reasons.setdefault(reason, []).append(artifact)
     if reasons:
         lines = [f"{', '.join(dict.fromkeys(names))}: {reason}" for reason, names in reasons.items()]

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from vitdeploy.report import table, text
+from vitdeploy.document.comparison import ComparisonDocument, PairFacts, TimeRatio
+from vitdeploy.report import flags, table, text
 from vitdeploy.report.measures import Cell
 from vitdeploy.report.table import Gate
 
@@ -35,32 +34,60 @@ class PairRow:
     checks: list[Check]
 
 
-def pair_rows(document: Mapping[str, Any]) -> list[PairRow]:
-    return [_row(engine) for engine in document["engines"]]
+@dataclass(frozen=True)
+class PairsView:
+    """The section of the pairs of engines. `metrics`: of the times that were compared; `missing`: one that was not."""
+
+    report: ComparisonDocument
+    rows: list[PairRow]
+    metrics: list[str]
+    missing: Cell
+    legend: list[tuple[str, str]]
 
 
-def metrics(document: Mapping[str, Any]) -> list[str]:
+@dataclass(frozen=True)
+class SidesView:
+    """The section on what was compared; `changed`: how many digests differ."""
+
+    report: ComparisonDocument
+    changed: int
+
+
+def pairs_view(document: ComparisonDocument) -> list[PairsView]:
+    legend = flags.legend(flag for engine in document.engines for flag in engine.flags)
+    return [PairsView(document, pair_rows(document), metrics(document), Cell(text.MISSING), legend)]
+
+
+def sides_view(document: ComparisonDocument) -> list[SidesView]:
+    return [SidesView(document, changed(document))]
+
+
+def pair_rows(document: ComparisonDocument) -> list[PairRow]:
+    return [_row(engine) for engine in document.engines]
+
+
+def metrics(document: ComparisonDocument) -> list[str]:
     """What of the times was compared, each once, in order."""
-    return list(dict.fromkeys(ratio["metric"] for engine in document["engines"] for ratio in engine["ratios"]))
+    return list(dict.fromkeys(ratio.metric for engine in document.engines for ratio in engine.ratios))
 
 
-def _row(engine: Mapping[str, Any]) -> PairRow:
-    accuracy = engine["accuracy"] or {}
+def _row(engine: PairFacts) -> PairRow:
+    accuracy, unknown = engine.accuracy, Cell(text.MISSING)
     return PairRow(
-        engine["engine"],
-        accuracy.get("how", ""),
-        _accuracy(accuracy.get("candidate"), accuracy.get("baseline")),
-        table.with_interval(accuracy.get("drop"), accuracy.get("drop_ci95")),
-        table.with_interval(accuracy.get("agreement"), accuracy.get("agreement_ci95")),
-        {ratio["metric"]: ratio_cell(ratio) for ratio in engine["ratios"]},
-        list(engine["flags"]),
-        [_check(check["name"], table.gate(check["status"])) for check in engine["checks"]],
+        engine.engine,
+        accuracy.how if accuracy else "",
+        _accuracy(accuracy.candidate, accuracy.baseline) if accuracy else unknown,
+        table.with_interval(accuracy.drop, accuracy.drop_ci95) if accuracy else unknown,
+        table.with_interval(accuracy.agreement, accuracy.agreement_ci95) if accuracy else unknown,
+        {ratio.metric: ratio_cell(ratio) for ratio in engine.ratios},
+        list(engine.flags),
+        [_check(check.name, table.gate(check.status)) for check in engine.checks],
     )
 
 
-def changed(document: Mapping[str, Any]) -> int:
+def changed(document: ComparisonDocument) -> int:
     """How many digests are not the same on both sides."""
-    return sum(row["baseline"] != row["candidate"] for row in document["digests"])
+    return sum(row.baseline != row.candidate for row in document.digests)
 
 
 def _check(name: str, gate: Gate) -> Check:
@@ -72,8 +99,8 @@ def _accuracy(candidate: float | None, baseline: float | None) -> Cell:
     return Cell(text.number(candidate), known)
 
 
-def ratio_cell(ratio: Mapping[str, Any]) -> Cell:
+def ratio_cell(ratio: TimeRatio) -> Cell:
     """A ratio with its interval and what that says, where it is decided."""
-    if not ratio.get("decided", True):
-        return Cell("not decided", ratio["reason"])
-    return Cell(text.number(ratio["ratio"], 3), f"{text.ratio_interval(ratio['ci95'])}, {ratio['difference']}")
+    if not ratio.decided:
+        return Cell("not decided", ratio.reason)
+    return Cell(text.number(ratio.ratio, 3), f"{text.ratio_interval(ratio.ci95)}, {ratio.difference}")

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from vitdeploy.report import lookup, text
+from vitdeploy.bench.row import Row
+from vitdeploy.document.bench import Ratio
+from vitdeploy.document.selftest import SelftestDocument, SelftestEngine, SelftestModel, StepFacts, StepStatus
+from vitdeploy.report import text
 from vitdeploy.report.measures import Cell
 
 # How a step ended, by the class of its chip.
-CHIPS = {"done": "pass", "failed": "fail", "not run": "none"}
+CHIPS: dict[StepStatus, str] = {"done": "pass", "failed": "fail", "not run": "none"}
 
 
 @dataclass(frozen=True)
@@ -30,39 +31,68 @@ class EngineRow:
     flags: list[str]
 
 
-def engine_rows(model: Mapping[str, Any]) -> list[EngineRow]:
+@dataclass(frozen=True)
+class ModelView:
+    """One model; `reference`: what the ratios are to, None without any."""
+
+    name: str
+    trained: bool
+    rows: list[EngineRow]
+    reference: str | None
+
+
+@dataclass(frozen=True)
+class StepsView:
+    """The section of the steps; `chips`: how each way to end is coloured."""
+
+    steps: tuple[StepFacts, ...]
+    chips: dict[StepStatus, str]
+
+
+def steps_view(document: SelftestDocument) -> list[StepsView]:
+    return [StepsView(document.steps, CHIPS)]
+
+
+def model_views(document: SelftestDocument) -> list[ModelView]:
+    return [_model_view(model) for model in document.models]
+
+
+def _model_view(model: SelftestModel) -> ModelView:
+    ratios = model.bench.ratios if model.bench else ()
+    return ModelView(model.name, model.trained, engine_rows(model), ratios[0].b if ratios else None)
+
+
+def engine_rows(model: SelftestModel) -> list[EngineRow]:
     """Every artifact of a model, the one that the others are compared with first, where there is one."""
-    bench = model["bench"] or {"results": [], "ratios": []}
-    times = {row["artifact"]: row for row in bench["results"]}
-    ratios = {row["a"]: row for row in bench["ratios"] if row["metric"] == "latency"}
-    engines = {engine["artifact"]: engine for engine in model["engines"]}
+    bench = model.bench
+    times = {row.artifact: row for row in bench.results} if bench else {}
+    ratios = {ratio.a: ratio for ratio in bench.ratios if ratio.metric == "latency"} if bench else {}
+    engines = {engine.artifact: engine for engine in model.engines}
     names = list(dict.fromkeys([*times, *engines]))
     return [_row(name, engines.get(name), times.get(name), ratios.get(name)) for name in names]
 
 
-def _row(
-    name: str, engine: Mapping[str, Any] | None, times: Mapping[str, Any] | None, ratio: Mapping[str, Any] | None
-) -> EngineRow:
-    verify = engine["verify"] if engine else None
-    kernels = engine["kernels"] if engine else {}
-    decided = ratio is not None and lookup.is_decided(ratio)
-    latency = times["latency_ms"] if times else {}
+def _row(name: str, engine: SelftestEngine | None, times: Row | None, ratio: Ratio | None) -> EngineRow:
+    verify = engine.verify if engine else None
+    kernels = engine.kernels if engine else {}
+    source = engine or times
+    latency = times.latency_ms if times else None
     return EngineRow(
         artifact=name,
         kernels=", ".join(f"{count} in {kind}" for kind, count in kernels.items()) or text.MISSING,
-        provider=(engine or times or {})["provider"],
+        provider=source.provider if source else text.MISSING,
         agreement=Cell(
-            text.number(verify["agreement"]) if verify else text.MISSING,
-            text.interval(verify["agreement_ci95"]) if verify else "",
+            text.number(verify.agreement) if verify else text.MISSING,
+            text.interval(verify.agreement_ci95) if verify else "",
         ),
-        difference=text.small(verify["max_difference"]) if verify else text.MISSING,
-        p50=text.significant(latency.get("p50")),
-        p99=text.significant(latency.get("p99")),
-        throughput=text.significant(times["throughput"]) if times else text.MISSING,
+        difference=text.small(verify.max_difference) if verify else text.MISSING,
+        p50=text.significant(latency.p50 if latency else None),
+        p99=text.significant(latency.p99 if latency else None),
+        throughput=text.significant(times.throughput) if times else text.MISSING,
         ratio=Cell(
-            text.significant(ratio["ratio"]) if decided and ratio else "not decided" if ratio else text.MISSING,
-            text.ratio_interval(ratio["ci95"]) if decided and ratio else "",
+            text.MISSING if ratio is None else text.significant(ratio.ratio) if ratio.decided else "not decided",
+            text.ratio_interval(ratio.ci95) if ratio and ratio.decided else "",
         ),
-        size=text.megabytes(engine["bytes"]) if engine else text.MISSING,
-        flags=list(times["flags"]) if times else [],
+        size=text.megabytes(engine.bytes) if engine else text.MISSING,
+        flags=list(times.flags) if times else [],
     )

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from vitdeploy.report import answers, flags, lookup, measures, quantization, table, text
+from vitdeploy.document.engine import EngineFacts
+from vitdeploy.document.report import Report
+from vitdeploy.report import changed, classes, flags, lookup, measures, quantization, reliability, table, text
+from vitdeploy.report.page import RunPage
 
 
 @dataclass(frozen=True)
@@ -18,10 +19,22 @@ class Line:
     section: str
 
 
-def summary(report: Mapping[str, Any]) -> list[Line]:
+@dataclass(frozen=True)
+class SummaryView:
+    """The section."""
+
+    lines: list[Line]
+
+
+def summary_view(page: RunPage) -> list[SummaryView]:
+    found = summary(page.report)
+    return [SummaryView(found)] if found else []
+
+
+def summary(report: Report) -> list[Line]:
     """Of the engine that is recommended, or else of the first that is shipped; nothing without engines."""
     names = lookup.focus(report)
-    engine = lookup.engine_of(report, names[0]) if names else None
+    engine = report.engine(names[0]) if names else None
     if engine is None:
         return []
     artifact = names[0]
@@ -40,29 +53,29 @@ def summary(report: Mapping[str, Any]) -> list[Line]:
     return [line for line in found if line.words]
 
 
-def _engine(report: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
-    starred = engine["artifact"] == lookup.starred(report)
+def _engine(report: Report, engine: EngineFacts) -> str:
+    starred = engine.artifact == lookup.starred(report)
     parts = [
-        f"{engine['artifact']}, {engine['precision']} on {engine['provider']}, {text.megabytes(engine['bytes'])} MB",
+        f"{engine.artifact}, {engine.precision} on {engine.provider}, {text.megabytes(engine.bytes)} MB",
         "recommended" if starred else "not recommended",
-        table.gate(engine["gate"]["status"]).words.lower(),
+        table.gate(engine.gate.status).words.lower(),
     ]
     return "; ".join(parts)
 
 
-def _answers(report: Mapping[str, Any], engine: Mapping[str, Any]) -> str:
-    verify = engine["verify"]
-    words = f"{text.number(verify['agreement'])} % as the original ({text.interval(verify['agreement_ci95'])})"
+def _answers(report: Report, engine: EngineFacts) -> str:
+    verify = engine.verify
+    words = f"{text.number(verify.agreement)} % as the original ({text.interval(verify.agreement_ci95)})"
     metric = measures.metric(report)
-    if metric is None or verify["drop"] is None:
+    if metric is None or verify.drop is None:
         return f"{words}; no labels, so nothing is known of accuracy"
-    drop = f"drop {text.number(verify['drop'])} points ({text.interval(verify['drop_ci95'])})"
-    both = f"{text.number(verify['value'])} %, the original’s {text.number(verify['reference_value'])} %"
+    drop = f"drop {text.number(verify.drop)} points ({text.interval(verify.drop_ci95)})"
+    both = f"{text.number(verify.value)} %, the original’s {text.number(verify.reference_value)} %"
     return f"{words}; {metric.words} {both}, {drop}"
 
 
-def _changed(report: Mapping[str, Any], artifact: str) -> str:
-    row = next((row for row in answers.changed_rows(report) if row.artifact == artifact), None)
+def _changed(report: Report, artifact: str) -> str:
+    row = next((row for row in changed.changed_rows(report) if row.artifact == artifact), None)
     if row is None:
         return ""
     if not row.lost:
@@ -70,52 +83,52 @@ def _changed(report: Mapping[str, Any], artifact: str) -> str:
     return f"{row.changed}: {row.lost} right became wrong, {row.gained} wrong became right, {row.other} wrong otherwise"
 
 
-def _classes(report: Mapping[str, Any], artifact: str) -> str:
-    classes = (report.get("answers") or {}).get("classes")
-    return answers.class_headline(classes, artifact) if classes else ""
+def _classes(report: Report, artifact: str) -> str:
+    found = report.answers.classes if report.answers else None
+    return classes.class_headline(found, artifact) if found else ""
 
 
-def _confidence(report: Mapping[str, Any], artifact: str) -> str:
-    found = (report.get("answers") or {}).get("reliability") or {}
+def _confidence(report: Report, artifact: str) -> str:
+    found = (report.answers.reliability if report.answers else None) or {}
     names = [name for name in (lookup.ORIGINAL, artifact) if name in found]
-    return " ".join(answers.calibration_words(name, found[name]) for name in names)
+    return " ".join(reliability.calibration_words(name, found[name]) for name in names)
 
 
-def _speed(report: Mapping[str, Any], artifact: str) -> str:
-    if not report["bench"]:
+def _speed(report: Report, artifact: str) -> str:
+    if not report.bench:
         return "the bench was not run"
     ratio = table.latency_ratio(report, artifact)
     if ratio is None:
         return ""
-    if not lookup.is_decided(ratio):
-        return f"not decided: {ratio['reason']}"
+    if not ratio.decided:
+        return f"not decided: {ratio.reason}"
     cell = table.speed(ratio)
     return f"{cell.value} {cell.note}"
 
 
-def _time(report: Mapping[str, Any], artifact: str) -> str:
-    context = (report["bench"] or {}).get("context") or {}
-    lines = (each["line"] for each in context.get("artifacts", []) if each["artifact"] == artifact)
+def _time(report: Report, artifact: str) -> str:
+    context = report.bench.context if report.bench else None
+    lines = (each.line for each in (context.artifacts if context else ()) if each.artifact == artifact)
     return next((line for line in lines if line), "")
 
 
-def _cost(engine: Mapping[str, Any]) -> str:
-    sensitivity = (engine.get("quantization") or {}).get("sensitivity")
+def _cost(engine: EngineFacts) -> str:
+    sensitivity = engine.quantization.sensitivity if engine.quantization else None
     return quantization.headline(sensitivity) if sensitivity else ""
 
 
-def _sensitivity_section(report: Mapping[str, Any], artifact: str) -> str:
+def _sensitivity_section(report: Report, artifact: str) -> str:
     found = [each.artifact for each in quantization.quantized_engines(report) if each.layers]
     return f"sensitivity-of-{1 + found.index(artifact)}" if artifact in found else ""
 
 
-def _flags(report: Mapping[str, Any]) -> str:
+def _flags(report: Report) -> str:
     used = [flag for row in table.main_rows(report) for flag in row.flags if flag != "not shipped"]
     return ", ".join(flag for flag, _ in flags.legend(used))
 
 
-def _measured(report: Mapping[str, Any]) -> str:
-    environment = report["environment"]
+def _measured(report: Report) -> str:
+    environment = report.environment
     machine = [environment[key] for key in ("cpu", "system") if key in environment]
-    samples = text.count(report["data"]["evaluation_images"], f"evaluation {report['data']['noun']}")
-    return ", ".join([samples, *machine, text.date(report["created"])])
+    samples = text.count(report.data.evaluation_images, f"evaluation {report.data.noun}")
+    return ", ".join([samples, *machine, text.date(report.created)])

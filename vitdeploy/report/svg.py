@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
+from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from vitdeploy.report.figures import VARIABLES, plot_style
@@ -29,11 +30,11 @@ class Plot:
 
     title: str
     caption: str
-    wide: str
-    narrow: str
+    wide: Markup
+    narrow: Markup
 
 
-def both_variants(draw: Callable[[bool], Figure], name: str, description: str) -> tuple[str, str]:
+def both_variants(draw: Callable[[bool], Figure], name: str, description: str) -> tuple[Markup, Markup]:
     """The wide and the narrow variant of a plot as inline SVG."""
     with plot_style():
         wide = inline_svg(draw(False), f"{name}-wide", description)
@@ -41,15 +42,17 @@ def both_variants(draw: Callable[[bool], Figure], name: str, description: str) -
     return wide, narrow
 
 
-def inline_svg(figure: Figure, prefix: str, description: str) -> str:
-    """The figure as an <svg> element; `prefix` keeps its ids apart from those of the page's other plots."""
+def inline_svg(figure: Figure, prefix: str, description: str) -> Markup:
+    """The figure as an <svg> element, with every text and attribute escaped; `prefix` keeps its ids apart from those of
+    the page's other plots."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     root = ElementTree.fromstring(buffer.getvalue())  # noqa: S314 - matplotlib wrote it just now
     body = "".join(_serialise(child, prefix) for child in root)
     box = html.escape(root.attrib["viewBox"])
     label = html.escape(description)
-    return f'<svg viewBox="{box}" role="img" aria-label="{label}" class="{prefix}">{body}</svg>'
+    text = f'<svg viewBox="{box}" role="img" aria-label="{label}" class="{prefix}">{body}</svg>'
+    return Markup(text)  # noqa: S704
 
 
 def _serialise(element: ElementTree.Element, prefix: str) -> str:

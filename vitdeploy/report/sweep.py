@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 from urllib.parse import quote
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from vitdeploy.report import figures, labels, lookup, measures, table, text
+from vitdeploy.document.report import Report
+from vitdeploy.document.sweep import SweepDocument, SweptRecipe
+from vitdeploy.report import figures, flags, labels, lookup, measures, table, text
 from vitdeploy.report.svg import Plot, both_variants
 from vitdeploy.report.table import Gate, Row
 
@@ -46,10 +46,23 @@ class Point:
     decided: bool
 
 
-def swept(document: Mapping[str, Any]) -> list[Swept]:
+@dataclass(frozen=True)
+class SweptView:
+    """What the sections of verdicts and of engines show; `legend` of the flags."""
+
+    recipes: list[Swept]
+    legend: list[tuple[str, str]]
+
+
+def swept_view(document: SweepDocument) -> list[SweptView]:
+    recipes = swept(document)
+    return [SweptView(recipes, flags.legend(flag for each in recipes for _, row in each.rows for flag in row.flags))]
+
+
+def swept(document: SweepDocument) -> list[Swept]:
     """Every recipe; its artifacts are numbered through all recipes."""
     found, number = [], 1
-    for index, each in enumerate(document["recipes"]):
+    for index, each in enumerate(document.recipes):
         found.append(_swept(each, number, _colour(index)))
         number += len(found[-1].rows)
     return found
@@ -59,58 +72,60 @@ def _colour(index: int) -> int:
     return 1 + index % (len(figures.SERIES) - 1)
 
 
-def _swept(each: Mapping[str, Any], first: int, series: int) -> Swept:
-    report = each["report"]
+def _swept(each: SweptRecipe, first: int, series: int) -> Swept:
+    report = each.report
     if report is None:
-        error = each["error"]
-        said = f"{error['code']}: {error['message']}" + (f" ({error['found']})" if error["found"] else "")
-        return Swept(each["name"], said, Gate("fail", "✕", "Failed"), "", [], None, series)
+        error = each.error
+        found = f" ({error.found})" if error and error.found else ""
+        said = f"{error.code}: {error.message}{found}" if error else ""
+        return Swept(each.name, said, Gate("fail", "✕", "Failed"), "", [], None, series)
     metric = measures.metric(report)
     return Swept(
-        each["name"],
-        report["verdict"]["sentence"],
-        table.gate(report["verdict"]["gate"]),
+        each.name,
+        report.verdict.sentence,
+        table.gate(report.verdict.gate),
         metric.title if metric else "",
         list(enumerate(table.main_rows(report), start=first)),
-        f"{quote(each['name'])}/report.html",
+        f"{quote(each.name)}/report.html",
         series,
     )
 
 
-def sweep_plots(document: Mapping[str, Any]) -> list[Plot]:
+def sweep_plots(document: SweepDocument) -> list[Plot]:
     """Agreement with its own original against latency, of every engine; and each metric against latency."""
-    reports = [each["report"] for each in document["recipes"]]
+    reports = [each.report for each in document.recipes]
     metrics = {found.title: found.words for report in reports if report and (found := measures.metric(report))}
     plots = [_plot(document, "Agreement with its original", None)]
     plots += [_plot(document, text.capital(words), title) for title, words in metrics.items()]
     return [plot for plot in plots if plot is not None]
 
 
-def _points(document: Mapping[str, Any], metric: str | None) -> list[Point]:
+def _points(document: SweepDocument, metric: str | None) -> list[Point]:
     """The engines by agreement, or those of a metric, with their originals, by that."""
     points = []
-    for each, recipe in zip(swept(document), document["recipes"], strict=True):
-        report = recipe["report"]
-        results = lookup.bench_results(report) if report else {}
+    for each, recipe in zip(swept(document), document.recipes, strict=True):
+        report = recipe.report
+        if report is None or metric not in (None, each.metric):
+            continue
+        results = lookup.bench_results(report)
         for number, row in each.rows:
-            value = _value(report, row.artifact, metric is None) if metric in (None, each.metric) else None
+            value = _value(report, row.artifact, metric is None)
             if value is not None and row.artifact in results:
-                latency = results[row.artifact]["latency_ms"]["p50"]
+                latency = results[row.artifact].latency_ms.p50
                 name = f"{each.name}, {row.artifact}"
                 decided = row.artifact not in lookup.undecided(report)
                 points.append(Point(number, name, each.series, latency, value, row.recommended, decided))
     return points
 
 
-def _value(report: Mapping[str, Any], artifact: str, agreement: bool) -> float | None:
-    engine = lookup.engine_of(report, artifact)
+def _value(report: Report, artifact: str, agreement: bool) -> float | None:
+    engine = report.engine(artifact)
     if engine is None:
         return None if agreement else lookup.reference_value(report)
-    found = engine["verify"]["agreement" if agreement else "value"]
-    return None if found is None else float(found)
+    return engine.verify.agreement if agreement else engine.verify.value
 
 
-def _plot(document: Mapping[str, Any], measure: str, metric: str | None) -> Plot | None:
+def _plot(document: SweepDocument, measure: str, metric: str | None) -> Plot | None:
     points = _points(document, metric)
     if not points:
         return None

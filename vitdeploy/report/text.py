@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
-from typing import Any
+from typing import TypeVar, cast
 
 MISSING = "–"
 _OVERRIDES = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
@@ -119,14 +120,23 @@ def clean(value: str) -> str:
     )
 
 
-def cleaned(value: Any) -> Any:
-    """A JSON value with every text in it cleaned, keys included."""
+T = TypeVar("T")
+
+
+def cleaned(document: T) -> T:
+    """The document with every text in it cleaned, keys included."""
+    return cast(T, _cleaned(document))
+
+
+def _cleaned(value: object) -> object:
     if isinstance(value, str):
         return clean(value)
-    if isinstance(value, Mapping):
-        return {cleaned(key): cleaned(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [cleaned(item) for item in value]
+    if isinstance(value, dict):
+        return {_cleaned(key): _cleaned(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(map(_cleaned, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return dataclasses.replace(value, **{name: _cleaned(item) for name, item in vars(value).items()})
     return value
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,7 +11,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from vitdeploy.report import figures, lookup, strips, text, tracks
+from vitdeploy.report import figures, strips, text, tracks
+from vitdeploy.report.lookup import Measured
 from vitdeploy.report.svg import Plot, both_variants
 from vitdeploy.report.tracks import Track, Values
 
@@ -27,20 +27,20 @@ _MINUTES_FROM = 300.0  # seconds
 _MOST_POINTS = 120  # of one line with marks; a longer one is a line alone
 
 
-def timeline_plots(report: Mapping[str, Any]) -> list[Plot]:
+def timeline_plots(measured: Measured) -> list[Plot]:
     """The benchmark run, and each long run; none of what no times are known of."""
-    bench_run = _bench_plot(report, tracks.bench_run(report))
+    bench_run = _bench_plot(measured, tracks.bench_run(measured))
     plots = [] if bench_run is None else [bench_run]
-    for number, (scenario, runs) in enumerate(tracks.long_runs(report).items(), start=1):
-        plots.append(_run_plot(report, runs, scenario, number))
+    for number, (scenario, runs) in enumerate(tracks.long_runs(measured).items(), start=1):
+        plots.append(_run_plot(measured, runs, scenario, number))
     return plots
 
 
-def _bench_plot(report: Mapping[str, Any], found: Mapping[str, Sequence[Track]]) -> Plot | None:
+def _bench_plot(measured: Measured, found: Mapping[str, Sequence[Track]]) -> Plot | None:
     if not found:
         return None
     wide, narrow = both_variants(
-        lambda is_narrow: _draw(report, found, is_narrow, "since the bench began", len(found) >= _SHARED_FROM),
+        lambda is_narrow: _draw(measured, found, is_narrow, "since the bench began", len(found) >= _SHARED_FROM),
         "timeline",
         f"The median latency of every block over time, against the median of all blocks. {_facts(found)}.",
     )
@@ -55,9 +55,9 @@ def _bench_plot(report: Mapping[str, Any], found: Mapping[str, Sequence[Track]])
     return Plot("Timeline", caption, wide, narrow)
 
 
-def _run_plot(report: Mapping[str, Any], runs: Mapping[str, Sequence[Track]], scenario: str, number: int) -> Plot:
+def _run_plot(measured: Measured, runs: Mapping[str, Sequence[Track]], scenario: str, number: int) -> Plot:
     wide, narrow = both_variants(
-        lambda is_narrow: _draw(report, runs, is_narrow, "since the run of the artifact began", False),
+        lambda is_narrow: _draw(measured, runs, is_narrow, "since the run of the artifact began", False),
         f"sustained-{number}",
         f"Throughput over time under {scenario}, against its median. {_facts(runs)}.",
     )
@@ -82,7 +82,7 @@ def _facts(found: Mapping[str, Sequence[Track]]) -> str:
 
 
 def _draw(
-    report: Mapping[str, Any], found: Mapping[str, Sequence[Track]], narrow: bool, begins: str, together: bool
+    measured: Measured, found: Mapping[str, Sequence[Track]], narrow: bool, begins: str, together: bool
 ) -> Figure:
     """One variant: a strip for each artifact, all on one scale of percents and one of time, which has its zero where
     `begins` says. `together`: with what all artifacts did at the same time."""
@@ -107,7 +107,7 @@ def _draw(
             axes.plot(seconds / scale, -index + height(mean), color=figures.MUTED, linewidth=0.8, alpha=0.7, zorder=2)
         for track in found[name]:
             marker, filled = _MARKS[scenarios.index(track.scenario) % len(_MARKS)]
-            _draw_track(axes, track, scale, -index + height(track.moves), lookup.series(report, name), marker, filled)
+            _draw_track(axes, track, scale, -index + height(track.moves), measured.colours[name], marker, filled)
     _mark_processes(axes, every, scale)
     axes.xaxis.set_major_locator(MaxNLocator(nbins=6, min_n_ticks=1))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

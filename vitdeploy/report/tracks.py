@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from vitdeploy.report import lookup
+from vitdeploy.bench.row import ScenarioResult
+from vitdeploy.report.lookup import Measured
 
 Values = NDArray[np.float64]
 
@@ -30,45 +30,40 @@ class Track:
     unit: str
 
 
-def bench_run(report: Mapping[str, Any]) -> dict[str, list[Track]]:
+def bench_run(measured: Measured) -> dict[str, list[Track]]:
     """Of every artifact the scenarios that it took turns in; an artifact or scenario of which no times are known is
     left out."""
     found = {
-        name: [_track(scenario, facts) for scenario, facts in scenarios.items() if "bins" not in facts]
-        for name, scenarios in _scenarios(report).items()
+        name: [_track(scenario, each) for scenario, each in row.scenarios.items() if each.bins is None]
+        for name, row in measured.rows.items()
     }
     known = {name: [track for track in each if track.moves.size] for name, each in found.items()}
     return {name: each for name, each in known.items() if each}
 
 
-def long_runs(report: Mapping[str, Any]) -> dict[str, dict[str, list[Track]]]:
+def long_runs(measured: Measured) -> dict[str, dict[str, list[Track]]]:
     """The same of runs without turns, by scenario."""
     found: dict[str, dict[str, list[Track]]] = {}
-    for name, scenarios in _scenarios(report).items():
-        for scenario, facts in scenarios.items():
-            if facts.get("bins"):
-                found.setdefault(scenario, {})[name] = [_run(scenario, facts)]
+    for name, row in measured.rows.items():
+        for scenario, each in row.scenarios.items():
+            if each.bins:
+                found.setdefault(scenario, {})[name] = [_run(scenario, each)]
     return found
 
 
-def _scenarios(report: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
-    results = lookup.bench_results(report)
-    return {name: results[name].get("scenarios", {}) for name in lookup.artifact_order(report) if name in results}
-
-
-def _track(scenario: str, facts: Mapping[str, Any]) -> Track:
+def _track(scenario: str, result: ScenarioResult) -> Track:
     """The blocks of a benchmark run; those in which no query was answered are left out."""
-    blocks = facts.get("blocks") or {"begun_seconds": [], "process": [], "median_ms": []}
-    medians = np.array([np.nan if each is None else each for each in blocks["median_ms"]], np.float64)
-    seconds, process = np.array(blocks["begun_seconds"], np.float64), np.array(blocks["process"], np.int64)
+    blocks = result.blocks
+    medians = np.array([np.nan if each is None else each for each in blocks.median_ms], np.float64)
+    seconds, process = np.array(blocks.begun_seconds, np.float64), np.array(blocks.process, np.int64)
     usable = np.isfinite(medians) & (medians > 0)
     level = float(np.median(medians[usable])) if usable.any() else np.nan
     return Track(scenario, seconds[usable], moves(medians[usable]), process[usable], level, " ms")
 
 
-def _run(scenario: str, facts: Mapping[str, Any]) -> Track:
+def _run(scenario: str, result: ScenarioResult) -> Track:
     """Images per second of one long run, from its own beginning."""
-    bins, begun = (np.array(each, np.float64) for each in (facts["bins"], facts["blocks"]["begun_seconds"]))
+    bins, begun = (np.array(each, np.float64) for each in (result.bins, result.blocks.begun_seconds))
     process = np.zeros(bins.size, np.int64)
     return Track(scenario, begun - begun[0], moves(bins), process, float(np.median(bins)), "/s")
 

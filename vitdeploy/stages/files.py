@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vitdeploy.bundle.sign import SIGNATURE_FILE
 from vitdeploy.data.label_file import read_labels
 from vitdeploy.errors import GraphError, MissingFileError
+from vitdeploy.spec import encode
 
 if TYPE_CHECKING:
     from vitdeploy.graph.io.files import GraphMetadata
@@ -134,8 +135,9 @@ def copy_labels(source: Path, out: Path) -> None:
         shutil.copyfile(source / LABELS_FILE, out / LABELS_FILE)
 
 
-def write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=1, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
+def write_json(path: Path, value: object) -> None:
+    """JSON values, or dataclasses of them."""
+    path.write_text(json.dumps(encode(value), indent=1, sort_keys=True, allow_nan=False) + "\n", encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from vitdeploy.document.engine import SameTensor, Verified, diagnosed
 from vitdeploy.progress import Counter, Progress, silent
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.spec import EngineSpec, PostprocessSpec, PreprocessSpec, encode
@@ -17,6 +16,7 @@ from vitdeploy.stages.target_tools import target_tools
 from vitdeploy.stages.tools import package_versions
 from vitdeploy.tasks.adapter import Data, TaskAdapter
 from vitdeploy.verify.collect import Answers
+from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.diagnosis import diagnose
 
 
@@ -36,18 +36,18 @@ def judge(
     precision: str,
     preprocess: tuple[PreprocessSpec | None, PreprocessSpec | None],
     reference_on_our_tensor: Answers | None,
-) -> dict[str, Any]:
+) -> Verified:
     """What `verify` says of one artifact: on the same image, on the same tensor, and why they differ.
 
     preprocess: of the artifact and of the original. reference_on_our_tensor: what the original says to the artifact's
     tensors, where their preprocessing differs; None where it cannot be fed these.
     """
     image = adapter.compare(ours, reference, data)
-    tensor: Mapping[str, Any] | None = image
+    tensor: Comparison | None = image
     if preprocess[0] != preprocess[1]:
         tensor = None if reference_on_our_tensor is None else adapter.compare(ours, reference_on_our_tensor, data)
-    same = None if tensor is None else {key: tensor[key] for key in ("agreement", "max_difference")}
-    return {**image, "same_tensor": same, "diagnosis": diagnose(tensor, image, *preprocess, precision)}
+    same = None if tensor is None else SameTensor(tensor.agreement, tensor.max_difference)
+    return diagnosed(image, same, diagnose(tensor, image, *preprocess, precision))
 
 
 def verify_step(

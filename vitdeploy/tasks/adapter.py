@@ -15,6 +15,8 @@ from vitdeploy.data.annotations import AnnotatedSet
 from vitdeploy.data.classes import ClassMap
 from vitdeploy.data.decoded import Decoded, DecodedSet
 from vitdeploy.data.folder import DataSplit, digest, split
+from vitdeploy.document.answers import Marks, Said
+from vitdeploy.document.report import MappingFacts
 from vitdeploy.errors import DataError
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.runner import Runner
@@ -23,6 +25,7 @@ from vitdeploy.tasks.images import check_images
 from vitdeploy.verify.changes import Changes
 from vitdeploy.verify.classes import Classified
 from vitdeploy.verify.collect import Answers, collect
+from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.plausible import Claim
 
 Count = Callable[[int], None]
@@ -69,7 +72,8 @@ class Data:
     """Samples that choices may be made on, samples that they are judged on, and what is known of these.
 
     `classes` are the names of the model's classes, as the model or the data has them; () where labels are not classes.
-    `truth`: by sample path, None without. `mapping`: how the data's classes became the model's, None without classes.
+    `truth`: by sample path, None without. `unannotated`: how many images of an annotated set have no annotation, None
+    of any other. `mapping`: how the data's classes became the model's, None without classes.
     `decoded`: the pixels of evaluation images.
     """
 
@@ -81,9 +85,15 @@ class Data:
     classes: tuple[str, ...] = ()
     truth: Mapping[Path, Any] | None = None
     skipped: tuple[str, ...] = ()
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    unannotated: int | None = None
     mapping: ClassMap | None = None
     decoded: DecodedSet | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def mapping_facts(self) -> MappingFacts | None:
+        """The mapping as documents have it."""
+        found = self.mapping
+        return None if found is None else MappingFacts(found.how, len(found.index), found.text)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -108,17 +118,17 @@ class TaskAdapter(ABC):
         """What an artifact says to the evaluation samples, as much of it as `compare` and `show` need."""
 
     @abstractmethod
-    def compare(self, ours: Answers, reference: Answers, data: Data) -> dict[str, Any]:
-        """The facts of `ours` against `reference` on the evaluation samples: the fields of `Judged`, and the task's."""
+    def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
+        """`ours` against `reference` on the evaluation samples; of a task's own class."""
 
-    def doubt(self, reference: Answers, data: Data, found: Mapping[str, Any]) -> str | None:
+    def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
         """What makes the original's own answers incredible, in a sentence; None where nothing does. `found`: what
         `compare` says of some artifact."""
         return None
 
     @abstractmethod
-    def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:
-        """One answer for the report: {"label": one line, "score": 0..1 or None}."""
+    def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
+        """One answer for the report."""
 
     @abstractmethod
     def picture(self, data: Data, index: int) -> bytes | None:
@@ -148,8 +158,8 @@ class TaskAdapter(ABC):
         """float64 [n], how sure each answer is; None where the task does not say."""
         return None
 
-    def marks(self, ours: Answers, reference: Answers, index: int) -> dict[str, Any] | None:
-        """What to draw on the picture of a sample, in shares of its sides; None where there is nothing."""
+    def marks(self, engine: str, ours: Answers, reference: Answers, index: int) -> Marks | None:
+        """What to draw on the picture of a sample, of which `engine` said `ours`; None where there is nothing."""
         return None
 
 
@@ -184,10 +194,7 @@ class ImageKit(TaskAdapter):
             classes=() if labels is not None else parts.classes,
             truth=found.truth,
             skipped=skipped,
-            facts={
-                **({"unannotated": labels.unannotated} if labels is not None else {}),
-                "mapping": mapping.facts() if mapping is not None else None,
-            },
+            unannotated=labels.unannotated if labels is not None else None,
             mapping=mapping,
             decoded=decoded,
         )

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from vitdeploy.data.classes import match_folders
 from vitdeploy.data.folder import DataSplit, Sample
+from vitdeploy.document.answers import Said
 from vitdeploy.runtime.postprocess import classify, softmax
 from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, labels_of
 from vitdeploy.verify.agreement import compare
 from vitdeploy.verify.changes import Changes, judged
 from vitdeploy.verify.classes import Classified
 from vitdeploy.verify.collect import Answers
+from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.plausible import doubt_accuracy
 
 
@@ -33,10 +33,10 @@ class ClassificationKit(ImageKit):
         classes = parts.classes if found.how == "position" else self.setting.labels
         return Found(DataSplit(calibration, evaluation, classes), mapping=found)
 
-    def compare(self, ours: Answers, reference: Answers, data: Data) -> dict[str, Any]:
-        return asdict(compare(ours.stacked("logits"), reference.stacked("logits"), labels_of(data)))
+    def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
+        return compare(ours.stacked("logits"), reference.stacked("logits"), labels_of(data))
 
-    def doubt(self, reference: Answers, data: Data, found: Mapping[str, Any]) -> str | None:
+    def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
         labels = labels_of(data)
         if labels is None:
             return None
@@ -59,9 +59,9 @@ class ClassificationKit(ImageKit):
         best = np.sort(_scores(answers), axis=1)[:, -2:]
         return np.asarray(best[:, -1] - best[:, 0])
 
-    def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:
+    def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
         best = classify(answers.columns["logits"][index], labels, 1)
-        return {"label": best.label, "score": best.score}
+        return Said(best.label, best.score)
 
 
 def _best(answers: Answers) -> np.ndarray:

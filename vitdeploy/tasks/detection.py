@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from vitdeploy.data.classes import match_categories
 from vitdeploy.data.detection import read_detection
+from vitdeploy.document.answers import Marks, Said
 from vitdeploy.runtime.detection import Detections, detect
 from vitdeploy.runtime.geometry import input_window
 from vitdeploy.runtime.postprocess import label_of
@@ -19,6 +19,7 @@ from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, thumbnail
 from vitdeploy.verify.average_precision import Objects
 from vitdeploy.verify.changes import Changes, object_changes
 from vitdeploy.verify.collect import Answers
+from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.detection import compare_detections, partners
 from vitdeploy.verify.plausible import doubt_value
 
@@ -45,17 +46,16 @@ class DetectionKit(ImageKit):
         assert self.setting.postprocess is not None
         return self.setting.postprocess
 
-    def compare(self, ours: Answers, reference: Answers, data: Data) -> dict[str, Any]:
+    def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
         truth = None if data.truth is None else [data.truth[sample.path] for sample in data.evaluation]
         names = self._head.comparable(name for name in ours.columns if name != "size")
-        found = compare_detections(
+        return compare_detections(
             self._objects(ours),
             self._objects(reference),
             truth,
             threshold=self._head.threshold,
             max_difference=worst_difference(ours, reference, names),
         )
-        return asdict(found)
 
     def _objects(self, answers: Answers) -> list[Objects]:
         """All that a model finds, whatever its score: mAP is of the whole ranking."""
@@ -67,8 +67,8 @@ class DetectionKit(ImageKit):
         head = dataclasses.replace(self._head, threshold=threshold)
         return detect(outputs, (width, height), self.setting.images, head, labels)
 
-    def doubt(self, reference: Answers, data: Data, found: Mapping[str, Any]) -> str | None:
-        return doubt_value(found["metric"], found["reference_value"])
+    def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
+        return doubt_value(found.metric, found.reference_value)
 
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
         return object_changes(self._seen(ours), self._seen(reference))
@@ -77,7 +77,7 @@ class DetectionKit(ImageKit):
         """What a user sees."""
         return [_to_objects(self._detect(answers, i, self._head.threshold, None)) for i in range(len(answers))]
 
-    def marks(self, ours: Answers, reference: Answers, index: int) -> dict[str, Any]:
+    def marks(self, engine: str, ours: Answers, reference: Answers, index: int) -> Marks:
         """Boxes that both find, as the artifact has them, and those that one of the two finds alone."""
         threshold = self._head.threshold
         a, b = (_to_objects(self._detect(each, index, threshold, None)) for each in (ours, reference))
@@ -92,15 +92,16 @@ class DetectionKit(ImageKit):
         start = np.array([window.left, window.top] * 2)
         extent = np.array([window.right - window.left, window.bottom - window.top] * 2)
         shares = {name: np.clip((found - start) / extent, 0, 1) for name, found in boxes.items()}
-        return {name: found[:MARKED].round(4).tolist() for name, found in shares.items()}
+        marked = {name: tuple(map(tuple, found[:MARKED].round(4).tolist())) for name, found in shares.items()}
+        return Marks(engine, **marked)
 
     def picture(self, data: Data, index: int) -> bytes:
         """Large enough for boxes to be told apart."""
         return thumbnail(self.pixels(data)[index][0], 288)
 
-    def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:
+    def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
         objects = self._detect(answers, index, self._head.threshold, labels).objects
-        return {"label": listed([found.label for found in objects]), "score": objects[0].score if objects else None}
+        return Said(listed([found.label for found in objects]), objects[0].score if objects else None)
 
     def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
         if data.truth is None:

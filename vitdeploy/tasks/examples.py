@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
 
 import numpy as np
 
+from vitdeploy.document.answers import ExampleFacts, Why
 from vitdeploy.tasks.adapter import Data, TaskAdapter
 from vitdeploy.verify.collect import Answers
 
 # At most so many of each kind.
 CHANGED, UNSURE, USUAL = 16, 4, 8
-
-Why = Literal["changed", "unsure", "usual"]
 
 
 @dataclass(frozen=True)
@@ -69,19 +67,19 @@ def example(
     reference: Answers,
     engines: Mapping[str, Answers],
     labels: Sequence[str] | None,
-) -> tuple[dict[str, Any], dict[str, bytes]]:
+) -> tuple[ExampleFacts, dict[str, bytes]]:
     """A sample in report.json with all answers, and its picture by name, where it is one."""
     i = chosen.index
     picture = adapter.picture(data, i)
     name = None if picture is None else f"{i}.png" if picture.startswith(b"\x89PNG") else f"{i}.jpg"
-    marks = adapter.marks(engines[chosen.engine], reference, i)
-    return {
-        "number": i,
-        "why": chosen.why,
-        "sample": adapter.sample_name(data, i),
-        "image": name,
-        "label": adapter.truth_of(data, i, labels),
-        "reference": adapter.show(reference, i, labels),
-        "engines": {artifact: adapter.show(found, i, labels) for artifact, found in engines.items()},
-        "marks": None if marks is None else {"engine": chosen.engine, **marks},
-    }, {} if name is None or picture is None else {name: picture}
+    row = ExampleFacts(
+        number=i,
+        why=chosen.why,
+        sample=adapter.sample_name(data, i),
+        image=name,
+        label=adapter.truth_of(data, i, labels),
+        reference=adapter.show(reference, i, labels),
+        engines={artifact: adapter.show(found, i, labels) for artifact, found in engines.items()},
+        marks=adapter.marks(chosen.engine, engines[chosen.engine], reference, i),
+    )
+    return row, {} if name is None or picture is None else {name: picture}

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 
+from vitdeploy.document.answers import Said
 from vitdeploy.tasks.adapter import Data, ImageKit, labels_of
 from vitdeploy.verify.changes import Changes
 from vitdeploy.verify.collect import Answers
+from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.features import compare_features, neighbour_changes
 
 VECTOR = "features"
@@ -21,17 +21,17 @@ class FeaturesKit(ImageKit):
         """The vector alone: patch features of all images would not fit into memory."""
         return {VECTOR: outputs[VECTOR]}
 
-    def compare(self, ours: Answers, reference: Answers, data: Data) -> dict[str, Any]:
-        return asdict(compare_features(ours.stacked(VECTOR), reference.stacked(VECTOR), labels_of(data)))
+    def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
+        return compare_features(ours.stacked(VECTOR), reference.stacked(VECTOR), labels_of(data))
 
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
         return neighbour_changes(ours.stacked(VECTOR), reference.stacked(VECTOR), labels_of(data))
 
-    def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:
+    def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
         """The nearest other image, which is what features are for."""
         vectors = answers.stacked(VECTOR).astype(np.float64)
         unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-300)
         similarity = unit @ unit[index]
         similarity[index] = -np.inf
         nearest = int(similarity.argmax())
-        return {"label": f"nearest: image {nearest}", "score": float(np.clip(similarity[nearest], 0, 1))}
+        return Said(f"nearest: image {nearest}", float(np.clip(similarity[nearest], 0, 1)))

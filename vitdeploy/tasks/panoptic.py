@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 
 from vitdeploy.data.classes import match_categories
 from vitdeploy.data.panoptic import PanopticMap, read_panoptic
+from vitdeploy.document.answers import Said
 from vitdeploy.runtime.panoptic import segment
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, worst_difference
 from vitdeploy.tasks.detection import listed
 from vitdeploy.verify.changes import Changes, map_changes
 from vitdeploy.verify.collect import Answers
+from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.panoptic import compare_panoptic
 from vitdeploy.verify.plausible import doubt_value
 
@@ -41,13 +41,13 @@ class PanopticKit(ImageKit):
         rows = np.array([(each.id, each.index) for each in found.segments], np.int64).reshape(-1, 2)
         return {"logits": outputs["logits"], "boxes": outputs["boxes"], MAP: found.map, SEGMENTS: rows}
 
-    def compare(self, ours: Answers, reference: Answers, data: Data) -> dict[str, Any]:
+    def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
         assert self.setting.postprocess is not None and self.setting.classes is not None
         truth = None
         if data.truth is not None:
             known = [data.truth[sample.path] for sample in data.evaluation]
             truth = (annotation.load(mapping) for annotation, mapping in known)
-        found = compare_panoptic(
+        return compare_panoptic(
             _maps(ours),
             _maps(reference),
             truth,
@@ -55,14 +55,13 @@ class PanopticKit(ImageKit):
             things=self.setting.postprocess.things,
             max_difference=worst_difference(ours, reference, ["logits", "boxes"]),
         )
-        return asdict(found)
 
-    def doubt(self, reference: Answers, data: Data, found: Mapping[str, Any]) -> str | None:
-        return doubt_value(found["metric"], found["reference_value"])
+    def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
+        return doubt_value(found.metric, found.reference_value)
 
-    def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:
+    def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
         rows = answers.columns[SEGMENTS][index]
-        return {"label": listed([label_of(int(c), labels) for _, c in rows]), "score": None}
+        return Said(listed([label_of(int(c), labels) for _, c in rows]), None)
 
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
         return map_changes(list(_maps(ours)), list(_maps(reference)))

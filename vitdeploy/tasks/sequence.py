@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.data.tokens import digest, read_tokens, split
+from vitdeploy.document.answers import Said
 from vitdeploy.errors import DataError, EngineError
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.tasks.adapter import Count, Data, DataChoice, TaskAdapter
 from vitdeploy.verify.changes import Changes
 from vitdeploy.verify.collect import Answers
+from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.plausible import doubt_value
 from vitdeploy.verify.sequence import compare_sequences, token_changes
 
@@ -81,16 +82,15 @@ class SequenceKit(TaskAdapter):
                 progress(len(group))
         return Answers({TOKENS: tuple(tokens), BEST: tuple(best)})
 
-    def compare(self, ours: Answers, reference: Answers, data: Data) -> dict[str, Any]:
+    def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
         targets = [pair.target for pair in data.evaluation if pair.target is not None]
-        found = compare_sequences(
+        return compare_sequences(
             ours.columns[TOKENS],
             reference.columns[TOKENS],
             targets or None,
             pad=self._pad,
             max_difference=self._difference(ours, reference),
         )
-        return asdict(found)
 
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
         targets = [pair.target for pair in data.evaluation if pair.target is not None]
@@ -111,11 +111,11 @@ class SequenceKit(TaskAdapter):
             largest = max(largest, float(np.abs(wanted[:steps]).max(initial=0.0)))
         return worst / max(largest, 1e-300)
 
-    def doubt(self, reference: Answers, data: Data, found: Mapping[str, Any]) -> str | None:
-        return doubt_value(found["metric"], found["reference_value"])
+    def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
+        return doubt_value(found.metric, found.reference_value)
 
-    def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> dict[str, Any]:
-        return {"label": self._text(answers.columns[TOKENS][index]), "score": None}
+    def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
+        return Said(self._text(answers.columns[TOKENS][index]), None)
 
     def _text(self, tokens: np.ndarray) -> str:
         return " ".join(str(int(token)) for token in tokens if token != self._pad)

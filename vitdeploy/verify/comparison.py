@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,11 +33,6 @@ class Comparison:
     agreement_ci95: tuple[float, float]
     agreement_of: str
     max_difference: float
-
-    @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> Comparison:
-        """The comparison that a task's facts begin with, whatever else they say."""
-        return cls(**{field.name: facts[field.name] for field in dataclasses.fields(Comparison)})
 
 
 def paired_accuracy(ours: npt.NDArray[np.bool_], theirs: npt.NDArray[np.bool_]) -> dict[str, Any]:

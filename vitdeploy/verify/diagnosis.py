@@ -6,10 +6,8 @@ then the same image, each through its own preprocessing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from vitdeploy.spec import PreprocessSpec
+from vitdeploy.verify.comparison import Comparison
 
 FLOAT_TOLERANCE = 1e-3
 # Percent of equal answers down to which rounding alone is known to lead; below, something else may be wrong as well.
@@ -19,8 +17,8 @@ BISECT = "verify --bisect against the float graph that it was made of says where
 
 
 def diagnose(
-    tensor: Mapping[str, Any] | None,
-    image: Mapping[str, Any],
+    tensor: Comparison | None,
+    image: Comparison,
     ours: PreprocessSpec | None,
     theirs: PreprocessSpec | None,
     precision: str,
@@ -28,9 +26,9 @@ def diagnose(
     """One sentence on where a difference comes from.
 
     Args:
-        tensor: the facts ("agreement", "agreement_ci95", "max_difference") with both models fed the artifact's
-            preprocessed tensor; None where the original cannot be fed it.
-        image: the facts with each model fed the image through its own preprocessing.
+        tensor: the comparison with both models fed the artifact's preprocessed tensor; None where the original cannot
+            be fed it.
+        image: the comparison with each model fed the image through its own preprocessing.
         ours, theirs: preprocessing of the artifact and of the original; None where the input is no image.
     """
     if ours == theirs:
@@ -44,21 +42,21 @@ def diagnose(
     both = f"on the same tensor {_percent(tensor)} agree, on the same image {_percent(image)}"
     if not _same_function(tensor, precision):
         return f"unknown: {named}; but {both}, so that is not all of it"
-    if tensor["agreement_ci95"][0] > image["agreement_ci95"][1]:
+    if tensor.agreement_ci95[0] > image.agreement_ci95[1]:
         return f"{named}; {both}"
-    if tensor["max_difference"] <= FLOAT_TOLERANCE < image["max_difference"]:
+    if tensor.max_difference <= FLOAT_TOLERANCE < image.max_difference:
         return f"{named}; {both}: it moves the outputs, and is not shown to move the answers"
     return f"{named}; {both}: it is not shown to make a difference"
 
 
-def _of_graph(facts: Mapping[str, Any], precision: str) -> str:
+def _of_graph(facts: Comparison, precision: str) -> str:
     """What a difference on the same tensor says."""
-    difference = f"largest difference {facts['max_difference']:.1e}"
-    if facts["max_difference"] <= FLOAT_TOLERANCE:
+    difference = f"largest difference {facts.max_difference:.1e}"
+    if facts.max_difference <= FLOAT_TOLERANCE:
         return f"the same function: {difference}"
     if precision == "fp32":
         return f"the graph differs: {difference} on the same tensor, which float32 does not explain"
-    if facts["agreement"] >= ROUNDING:
+    if facts.agreement >= ROUNDING:
         return f"{precision} rounding, as far as is shown: {difference} of the largest output"
     return (
         f"unknown: {_percent(facts)} agree, which {precision} rounding alone does not explain; another model, other "
@@ -66,11 +64,9 @@ def _of_graph(facts: Mapping[str, Any], precision: str) -> str:
     )
 
 
-def _same_function(tensor: Mapping[str, Any], precision: str) -> bool:
+def _same_function(tensor: Comparison, precision: str) -> bool:
     """Whether the two are one function but for rounding, as far as is seen."""
-    return bool(
-        tensor["max_difference"] <= FLOAT_TOLERANCE or (precision != "fp32" and tensor["agreement"] >= ROUNDING)
-    )
+    return bool(tensor.max_difference <= FLOAT_TOLERANCE or (precision != "fp32" and tensor.agreement >= ROUNDING))
 
 
 def _fields(ours: PreprocessSpec | None, theirs: PreprocessSpec | None) -> str:
@@ -81,5 +77,5 @@ def _fields(ours: PreprocessSpec | None, theirs: PreprocessSpec | None) -> str:
     )
 
 
-def _percent(facts: Mapping[str, Any]) -> str:
-    return f"{facts['agreement']:.1f} %"
+def _percent(facts: Comparison) -> str:
+    return f"{facts.agreement:.1f} %"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from vitdeploy.bench.percentiles import DEFAULT
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bench.run import against_last
 from vitdeploy.data.classes import differing
+from vitdeploy.document.bench import BenchDocument
+from vitdeploy.document.verification import Verification
 from vitdeploy.errors import InputError
 from vitdeploy.pipeline.foresight import bounds_answers, criterion_of, foresee
 from vitdeploy.pipeline.measure import measure
@@ -21,8 +22,7 @@ from vitdeploy.stages.verify import judge
 from vitdeploy.tasks.adapter import DataChoice, Setting, TaskAdapter
 from vitdeploy.tasks.adapters import make_adapter
 from vitdeploy.verify.collect import Answers
-from vitdeploy.verify.comparison import Comparison
-from vitdeploy.verify.gate import GUARD, Gate, accuracy_gate
+from vitdeploy.verify.gate import GUARD, accuracy_gate
 from vitdeploy.workflows.subjects import Subject
 
 
@@ -35,9 +35,9 @@ def verify_subjects(
     budget: Budget,
     progress: Progress,
     note: Callable[[str], None] = lambda text: None,
-) -> tuple[dict[str, Any], Gate]:
-    """The facts and the gate of `ours` against `theirs`, one runtime after the other; errors as `Trial`. `note` hears
-    what the budget asks and the data cannot prove, before `ours` is asked."""
+) -> Verification:
+    """What is found of `ours` against `theirs`, one runtime after the other, with its gate; errors as `Trial`. `note`
+    hears what the budget asks and the data cannot prove, before `ours` is asked."""
     trial = Trial(ours, theirs, choice, skip_bad=skip_bad, progress=progress)
     for text in trial.foresee(budget):
         note(text)
@@ -88,25 +88,25 @@ class Trial:
         by_itself = runner.inputs[0].dtype == "uint8"
         return None if by_itself and not _same_scale(own, other) else answers
 
-    def judge(self, ours: Subject, answers: Answers, budget: Budget) -> tuple[dict[str, Any], Gate]:
-        """The facts and the gate of what `ours` has answered."""
+    def judge(self, ours: Subject, answers: Answers, budget: Budget) -> Verification:
+        """What is found of what `ours` has answered, with its gate."""
         preprocess = (self._own.preprocess, self._other.preprocess)
         found = judge(
             self._adapter, answers, self._reference, self._data, ours.precision, preprocess, self._same_tensor
         )
         criterion = criterion_of(self._adapter, self._reference, self._data, budget)
-        gate = accuracy_gate(Comparison.of(found), budget, criterion, GUARD[self._own.task])
+        gate = accuracy_gate(found, budget, criterion, GUARD[self._own.task])
         doubt = self._adapter.doubt(self._reference, self._data, found)
-        return {
-            "artifact": ours.name,
-            "against": self._theirs.name,
-            **found,
-            "mapping": self._data.mapping.facts() if self._data.mapping is not None else None,
-            "skipped": list(self._data.skipped),
-            "remarks": [*ours.remarks, *self._theirs.remarks, *self._data.notes],
-            "warnings": [doubt] if doubt is not None else [],
-            "gate": {"status": gate.status, "reasons": list(gate.reasons)},
-        }, gate
+        return Verification(
+            artifact=ours.name,
+            against=self._theirs.name,
+            verified=found,
+            mapping=self._data.mapping_facts,
+            skipped=tuple(self._data.skipped),
+            remarks=(*ours.remarks, *self._theirs.remarks, *self._data.notes),
+            warnings=(doubt,) if doubt is not None else (),
+            gate=gate,
+        )
 
 
 def _settings(ours: Subject, theirs: Subject) -> tuple[Setting, Setting]:
@@ -166,12 +166,13 @@ def _same_scale(own: Setting, other: Setting) -> bool:
 
 def bench_subjects(
     subjects: Sequence[Subject], protocol: Protocol, progress: Progress, percents: Sequence[float] = DEFAULT
-) -> dict[str, Any]:
+) -> BenchDocument:
     """All subjects in one benchmark run; each compared with the last. An artifact given twice is measured twice."""
     names = unique([subject.name for subject in subjects])
     bench_candidates = [subject.bench_candidate(name) for subject, name in zip(subjects, names, strict=True)]
     found = measure(bench_candidates, protocol, against_last(names), progress, percents, context=True)
-    return {**found, "remarks": list(dict.fromkeys(text for subject in subjects for text in subject.remarks))}
+    remarks = dict.fromkeys(text for subject in subjects for text in subject.remarks)
+    return BenchDocument(**vars(found), remarks=tuple(remarks))
 
 
 def unique(names: Sequence[str]) -> list[str]:

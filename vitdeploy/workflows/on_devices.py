@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bench.run import against_last
@@ -20,6 +20,9 @@ from vitdeploy.devices.registry import Device
 from vitdeploy.devices.results import check_run, product_files, reported
 from vitdeploy.devices.runner import RemoteRunner
 from vitdeploy.devices.shipment import entries, make_job
+from vitdeploy.document.bench import DeviceBench
+from vitdeploy.document.errors import ErrorFacts
+from vitdeploy.document.verification import Verification
 from vitdeploy.errors import VitdeployError
 from vitdeploy.pipeline.measure import summarise
 from vitdeploy.pipeline.workload import work_of
@@ -29,7 +32,6 @@ from vitdeploy.spec import Budget, EngineSpec, encode
 from vitdeploy.stages.compile import check_batch
 from vitdeploy.tasks.adapter import DataChoice
 from vitdeploy.verify.collect import Answers
-from vitdeploy.verify.gate import Gate
 from vitdeploy.workflows.comparison import Trial, unique
 from vitdeploy.workflows.device_artifact import DeviceArtifact, placed_shipment
 from vitdeploy.workflows.placement import PlacedGraphs
@@ -88,8 +90,8 @@ def bench_on(
     devices: Sequence[Device],
     progress: Progress,
     note: Note,
-) -> list[Outcome[dict[str, Any]]]:
-    """For each device what `bench_subjects` gives, with "host", "engines" (as they were made there) and "left_out"."""
+) -> list[Outcome[DeviceBench]]:
+    """For each device what `bench_subjects` gives, and what it made."""
     names = unique([device_artifact.name for device_artifact in device_artifacts])
     shipments = [
         dataclasses.replace(
@@ -101,7 +103,7 @@ def bench_on(
     job, files = make_job("bench", shipments, {"protocol": encode(protocol)})
     graphs = {placed.name: files[placed.graphs[0].file] for placed in job.artifacts}
 
-    def work(client: Client) -> dict[str, Any]:
+    def work(client: Client) -> DeviceBench:
         device = client.device.name
         with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
             result = client.run(job, files, Path(folder), progress)
@@ -116,17 +118,14 @@ def bench_on(
         remarks = [
             text for name in measured for text in weight_remarks(result.engines[name], result.host.get("isa", ""))
         ]
-        return {
-            **found,
-            "host": result.host,
-            "engines": {name: encode(engine) for name, engine in result.engines.items()},
-            "left_out": [error.to_dict() for error in errors],
-            "remarks": [
-                *rebuilt,
-                *remarks,
-                *(f"left out: {error.message}; {error.fix or error.found}" for error in errors),
-            ],
-        }
+        left_out = [f"left out: {error.message}; {error.fix or error.found}" for error in errors]
+        return DeviceBench(
+            **vars(found),
+            host=result.host,
+            engines=dict(result.engines),
+            left_out=tuple(map(ErrorFacts.of, errors)),
+            remarks=(*rebuilt, *remarks, *left_out),
+        )
 
     return on_all(devices, work, note)
 
@@ -141,8 +140,8 @@ def verify_on(
     budget: Budget,
     progress: Progress,
     note: Note,
-) -> list[Outcome[tuple[dict[str, Any], Gate]]]:
-    """The facts and the gate of the artifact as each device runs it, against `theirs`, which runs here, once."""
+) -> list[Outcome[Verification]]:
+    """What is found of the artifact as each device runs it, against `theirs`, which runs here, once."""
     placed, files = device_artifact.shipment.placed, entries(device_artifact.shipment.files)
     ours = Subject(device_artifact.name, placed.precision, device_artifact.setting, True, _not_here, _not_here)
     trial = Trial(ours, theirs, choice, skip_bad=skip_bad, progress=progress)
@@ -164,7 +163,7 @@ def verify_on(
     ]
 
 
-def _not_here(*arguments: Any) -> Any:
+def _not_here(*arguments: object) -> NoReturn:
     raise AssertionError("an engine of a device runs there")
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from vitdeploy.document.errors import ErrorFacts
+from vitdeploy.document.report import Report
+from vitdeploy.document.sweep import SweepDocument, SweptRecipe
 from vitdeploy.errors import InputError, VitdeployError
 from vitdeploy.pipeline.assemble import run_pipeline
 from vitdeploy.pipeline.job import Job, prepare
+from vitdeploy.pipeline.outcome import now
 from vitdeploy.pipeline.plan import make_plan
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.progress import Progress, silent
@@ -79,8 +81,8 @@ def _unmeasured(plan: Sequence[Step]) -> list[Step]:
 
 def sweep(
     entries: Sequence[Entry], out: Path, executor: Executor | None, progress: Progress, told: Callable[[str], None]
-) -> dict[str, Any]:
-    """Run all recipes, with the bundle of each at `out`/<its name>, and return the content of sweep.json.
+) -> SweepDocument:
+    """Run all recipes, with the bundle of each at `out`/<its name>, and return sweep.json.
 
     A recipe that fails does not end the others.
 
@@ -98,18 +100,13 @@ def sweep(
             if entry in errors:
                 raise errors[entry]
             report = _measure(entry, recipe, out / recipe.name, told)
-            told(f"{recipe.name}: {report['verdict']['sentence']}")
+            told(f"{recipe.name}: {report.verdict.sentence}")
             rows.append(_row(entry, recipe, report, None))
         except VitdeployError as error:
             told(f"{recipe.name}: {error}")
             rows.append(_row(entry, recipe, None, error))
         progress("measure", done, len(entries))
-    return {
-        "format": 1,
-        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "recipes": rows,
-        "environment": describe_host(),
-    }
+    return SweepDocument(1, now(), tuple(rows), describe_host())
 
 
 def _make_all_ahead(entries: Sequence[Entry], executor: Executor, progress: Progress) -> dict[Entry, VitdeployError]:
@@ -123,12 +120,12 @@ def _make_all_ahead(entries: Sequence[Entry], executor: Executor, progress: Prog
     return errors
 
 
-def _row(entry: Entry, recipe: Recipe, report: dict[str, Any] | None, error: VitdeployError | None) -> dict[str, Any]:
-    found = error.to_dict() if error is not None else None
-    return {"name": recipe.name, "recipe": str(entry.recipe), "report": report, "error": found}
+def _row(entry: Entry, recipe: Recipe, report: Report | None, error: VitdeployError | None) -> SweptRecipe:
+    found = ErrorFacts.of(error) if error is not None else None
+    return SweptRecipe(recipe.name, str(entry.recipe), report, found)
 
 
-def _measure(entry: Entry, recipe: Recipe, out: Path, told: Callable[[str], None]) -> dict[str, Any]:
+def _measure(entry: Entry, recipe: Recipe, out: Path, told: Callable[[str], None]) -> Report:
     def finished(job: Job, step: Step, reused: bool) -> None:
         if step.measured and reused:
             told(f"{recipe.name}: {step.name} was chosen by times that were measured earlier on this device")

@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-import datetime
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bundle.read import read_bundle
+from vitdeploy.document.bench import Bench
+from vitdeploy.document.comparison import ComparisonDocument, DigestPair, Limits
+from vitdeploy.document.read import read_report
 from vitdeploy.errors import InputError
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.early import REPORT_FILE, is_report
+from vitdeploy.pipeline.outcome import now
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.tasks.adapter import DataChoice
 from vitdeploy.verify.gate import Gate, join
 from vitdeploy.workflows.regression.digests import of_bundle, of_report, side_by_side
-from vitdeploy.workflows.regression.findings import Found, Limits, judge
+from vitdeploy.workflows.regression.findings import Found, judge
 from vitdeploy.workflows.regression.measured import compare_bundles
-from vitdeploy.workflows.regression.recorded import read_report
 from vitdeploy.workflows.regression.reports import compare_reports
 from vitdeploy.workflows.subjects import opened
 
@@ -42,7 +42,7 @@ def compare(
     skip_bad: bool,
     trust: Path | None,
     progress: Progress,
-) -> tuple[dict[str, Any], Gate]:
+) -> tuple[ComparisonDocument, Gate]:
     """The comparison of two bundles, which are run here, or of two reports, which are read; and its gate.
 
     Raises:
@@ -66,9 +66,8 @@ def compare(
             )
         reports = [read_report(path if path.is_file() else path / REPORT_FILE) for path in paths]
         found, remarks, missing = compare_reports(reports[0], reports[1], target)
-        bench, digests = {}, [of_report(report) for report in reports]
-    document, gate = _document(baseline, candidate, limits, found, bench, remarks, missing)
-    return {**document, "digests": side_by_side(*digests)}, gate
+        bench, digests = None, [of_report(report) for report in reports]
+    return _document(baseline, candidate, limits, found, bench, remarks, missing, side_by_side(*digests))
 
 
 def _document(
@@ -76,26 +75,28 @@ def _document(
     candidate: Path,
     limits: Limits,
     found: list[Found],
-    bench: dict[str, Any],
+    bench: Bench | None,
     remarks: list[str],
     missing: list[str],
-) -> tuple[dict[str, Any], Gate]:
+    digests: tuple[DigestPair, ...],
+) -> tuple[ComparisonDocument, Gate]:
     judged = [judge(each, limits) for each in found]
     gate = join([*(each for _, each in judged), _missing_gate(missing, limits)])
-    return {
-        "format": 1,
-        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "baseline": str(baseline),
-        "candidate": str(candidate),
-        "measured": bool(bench),
-        "limits": asdict(limits),
-        "sentence": SENTENCES[gate.status],
-        "gate": {"status": gate.status, "reasons": list(gate.reasons)},
-        "engines": [facts for facts, _ in judged],
-        "remarks": remarks,
-        "bench": bench or None,
-        "environment": describe_host(),
-    }, gate
+    return ComparisonDocument(
+        format=1,
+        created=now(),
+        baseline=str(baseline),
+        candidate=str(candidate),
+        measured=bench is not None,
+        limits=limits,
+        sentence=SENTENCES[gate.status],
+        gate=gate,
+        engines=tuple(facts for facts, _ in judged),
+        remarks=tuple(remarks),
+        bench=bench,
+        environment=describe_host(),
+        digests=digests,
+    ), gate
 
 
 def _missing_gate(missing: list[str], limits: Limits) -> Gate:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.bundle.read import read_bundle
+from vitdeploy.document.bench import Bench
+from vitdeploy.document.comparison import AccuracyChange, TimeRatio
 from vitdeploy.pipeline.measure import measure
 from vitdeploy.progress import Progress
 from vitdeploy.spec import Budget, EngineSpec, Manifest
@@ -26,7 +27,6 @@ from vitdeploy.workflows.subjects import Finder, Subject
 PERCENTILES = (50.0,)
 # Flags of a latency that say nothing of a ratio in the same rounds.
 OF_ONE_SIDE = ("unstable", "contended")
-FIELDS = ("n", "metric", "drop", "drop_ci95", "agreement", "agreement_ci95")
 
 
 def compare_bundles(
@@ -38,7 +38,7 @@ def compare_bundles(
     *,
     skip_bad: bool,
     progress: Progress,
-) -> tuple[list[Found], dict[str, Any], list[str], list[str]]:
+) -> tuple[list[Found], Bench | None, list[str], list[str]]:
     """What was found of each pair of engines, the `bench` of those that are not the same files, remarks, and the
     targets that the candidate has no engine for.
 
@@ -63,26 +63,37 @@ def compare_bundles(
             remarks += said
             found.append(Found(pair.name, verified, ()))
             measured.append(pair)
-    bench = _bench_run(measured, sides, others, protocol, progress) if measured else {}
-    timed = [_timed(each, pair, bench) if pair in measured else each for each, pair in zip(found, pairs, strict=True)]
+    bench = _bench_run(measured, sides, others, protocol, progress) if measured else None
+    timed = [
+        _timed(each, pair, bench) if bench and pair in measured else each
+        for each, pair in zip(found, pairs, strict=True)
+    ]
     return timed, bench, _once(remarks), missing
 
 
 def _verified(
     ours: Subject, theirs: Subject, choice: DataChoice, skip_bad: bool, progress: Progress
-) -> tuple[dict[str, Any], list[str]]:
+) -> tuple[AccuracyChange, list[str]]:
     """The accuracy of both sides, and what is said of the data and of the baseline's accuracy."""
-    facts, _ = verify_subjects(ours, theirs, choice, skip_bad=skip_bad, budget=Budget(), progress=progress)
-    sides = {"baseline": facts["reference_value"], "candidate": facts["value"]}
-    said = [*facts["remarks"], *(f"warning: {text}" for text in facts["warnings"])]
-    return {"how": "measured", **sides, **{field: facts[field] for field in FIELDS}}, said
+    found = verify_subjects(ours, theirs, choice, skip_bad=skip_bad, budget=Budget(), progress=progress)
+    facts = found.verified
+    said = [*found.remarks, *(f"warning: {text}" for text in found.warnings)]
+    return AccuracyChange(
+        how="measured",
+        n=facts.n,
+        metric=facts.metric,
+        baseline=facts.reference_value,
+        candidate=facts.value,
+        drop=facts.drop,
+        drop_ci95=facts.drop_ci95,
+        agreement=facts.agreement,
+        agreement_ci95=facts.agreement_ci95,
+    ), said
 
 
-def _of_same_files() -> dict[str, Any]:
+def _of_same_files() -> AccuracyChange:
     """Nothing has to be asked of engines that are the same."""
-    unknown = dict.fromkeys(("metric", "baseline", "candidate"))
-    certain = {"drop": 0.0, "drop_ci95": (0.0, 0.0), "agreement": 100.0, "agreement_ci95": (100.0, 100.0)}
-    return {"how": "same files", "n": 1, **unknown, **certain}
+    return AccuracyChange("same files", 1, None, None, None, 0.0, (0.0, 0.0), 100.0, (100.0, 100.0))
 
 
 def _same_files(pair: Pair, baseline: Manifest, candidate: Manifest) -> bool:
@@ -105,7 +116,7 @@ def _bench_run(
     others: Mapping[str, Subject],
     protocol: Protocol,
     progress: Progress,
-) -> dict[str, Any]:
+) -> Bench:
     bench_candidates = {}  # an engine may be in two pairs
     for pair in pairs:
         old, new = _names(pair)
@@ -120,10 +131,10 @@ def _names(pair: Pair) -> tuple[str, str]:
     return f"baseline {pair.baseline}", f"candidate {pair.candidate}"
 
 
-def _timed(found: Found, pair: Pair, bench: Mapping[str, Any]) -> Found:
+def _timed(found: Found, pair: Pair, bench: Bench) -> Found:
     names = _names(pair)
-    ratios = [ratio for ratio in bench["ratios"] if (ratio["b"], ratio["a"]) == names]
-    flags = _once([flag for row in bench["results"] if row["artifact"] in names for flag in row["flags"]])
+    ratios = [TimeRatio(**vars(ratio)) for ratio in bench.ratios if (ratio.b, ratio.a) == names]
+    flags = _once([flag for row in bench.results if row.artifact in names for flag in row.flags])
     # What is judged is not how well each side is known but how well their ratio is, which says so itself.
     flags = [flag for flag in flags if flag not in OF_ONE_SIDE]
     return dataclasses.replace(found, ratios=ratios, flags=flags)

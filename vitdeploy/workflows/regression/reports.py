@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 from vitdeploy.bench.paired import PROCESS_FREEDOM, PROCESS_SPREAD, quantile
+from vitdeploy.document.comparison import AccuracyChange, TimeRatio
+from vitdeploy.document.report import Report
 from vitdeploy.verify.intervals import unpaired_difference, unpaired_log_ratio
 from vitdeploy.workflows.regression.findings import Found
 from vitdeploy.workflows.regression.pairs import Pair, pair_up
-from vitdeploy.workflows.regression.recorded import RecordedReport
 
 # The accuracy of these tasks is a share of the samples that were answered rightly.
 SHARES = ("classification", "sequence")
@@ -22,7 +22,7 @@ NOT_IN_TURNS = "The two were measured in two runs: drift between them is not par
 
 
 def compare_reports(
-    baseline: RecordedReport, candidate: RecordedReport, target: str | None
+    baseline: Report, candidate: Report, target: str | None
 ) -> tuple[list[Found], list[str], list[str]]:
     """What the reports say of each pair of engines, remarks, and the targets that the candidate has no engine for.
 
@@ -40,29 +40,28 @@ def compare_reports(
     return found, remarks, missing
 
 
-def _found(baseline: RecordedReport, candidate: RecordedReport, pair: Pair, hindered: str) -> Found:
+def _found(baseline: Report, candidate: Report, pair: Pair, hindered: str) -> Found:
     accuracy = _accuracy(baseline, candidate, pair)
     if not hindered and _same_engine(baseline, candidate, pair):
         # As of two bundles: one engine has one latency. What two runs of it differ by is the machine.
         return Found(pair.name, accuracy, (), same_engine=True)
     flags = _flags(baseline, candidate, pair)
     reason = hindered or _undecided(baseline, candidate, pair) or _flagged(flags)
-    ratios = [{**ratio, "decided": not reason, "reason": reason} for ratio in _latency(baseline, candidate, pair)]
-    return Found(pair.name, accuracy, ratios, flags)
+    return Found(pair.name, accuracy, _latency(baseline, candidate, pair, reason), flags)
 
 
-def _same_engine(baseline: RecordedReport, candidate: RecordedReport, pair: Pair) -> bool:
+def _same_engine(baseline: Report, candidate: Report, pair: Pair) -> bool:
     """Whether both are the same files, run by the same versions."""
     versions = [[report.environment.get(name) for name in RUNTIMES] for report in (baseline, candidate)]
     return _same_files(baseline, candidate, pair) and versions[0] == versions[1]
 
 
-def _same_files(baseline: RecordedReport, candidate: RecordedReport, pair: Pair) -> bool:
+def _same_files(baseline: Report, candidate: Report, pair: Pair) -> bool:
     files = baseline.provenance.of_engine(pair.baseline)
     return bool(files) and files == candidate.provenance.of_engine(pair.candidate)
 
 
-def _undecided(baseline: RecordedReport, candidate: RecordedReport, pair: Pair) -> str:
+def _undecided(baseline: Report, candidate: Report, pair: Pair) -> str:
     """Why one of the two runs says nothing of the engine's latency, as it was told then."""
     for side, report, name in (("baseline", baseline, pair.baseline), ("candidate", candidate, pair.candidate)):
         if report.bench is not None and name in report.bench.undecided:
@@ -79,7 +78,7 @@ def _is_of(artifact: str, target: str | None) -> bool:
     return target is None or artifact.rpartition("-")[0] == target
 
 
-def _accuracy(baseline: RecordedReport, candidate: RecordedReport, pair: Pair) -> dict[str, Any] | None:
+def _accuracy(baseline: Report, candidate: Report, pair: Pair) -> AccuracyChange | None:
     """Compared as if on different images, since a report has no single answers: the interval is wider than it could
     be."""
     old, new = baseline.engine(pair.baseline), candidate.engine(pair.candidate)
@@ -97,43 +96,45 @@ def _accuracy(baseline: RecordedReport, candidate: RecordedReport, pair: Pair) -
     same = _same_files(baseline, candidate, pair)
     if same:  # nothing can be lost
         interval = (0.0, 0.0)
-    return {
-        "how": "same files" if same else "recorded",
-        "n": a.n,
-        "metric": a.metric,
-        "baseline": a.value,
-        "candidate": b.value,
-        "drop": a.value - b.value,
-        "drop_ci95": interval,
-        "agreement": None,
-        "agreement_ci95": None,
-    }
+    return AccuracyChange(
+        how="same files" if same else "recorded",
+        n=a.n,
+        metric=a.metric,
+        baseline=a.value,
+        candidate=b.value,
+        drop=a.value - b.value,
+        drop_ci95=interval,
+        agreement=None,
+        agreement_ci95=None,
+    )
 
 
-def _latency(baseline: RecordedReport, candidate: RecordedReport, pair: Pair) -> list[dict[str, Any]]:
+def _latency(baseline: Report, candidate: Report, pair: Pair, hindered: str) -> list[TimeRatio]:
+    """The ratio by the rounds of both, where there are some; it is not decided where something hinders that."""
     if baseline.bench is None or candidate.bench is None:
         return []
-    old = baseline.bench.block_medians_ms.get(pair.baseline, [])
-    new = candidate.bench.block_medians_ms.get(pair.candidate, [])
+    old = baseline.bench.block_medians_ms.get(pair.baseline, ())
+    new = candidate.bench.block_medians_ms.get(pair.candidate, ())
     if min(len(old), len(new)) < 2:
         return []
     ratio, low, high = unpaired_log_ratio(new, old)
     # The blocks of a report do not say what its processes have in common.
     wider = math.exp(math.hypot(math.log(high / low) / 2, BETWEEN_PROCESSES))
-    return [{"metric": "latency", "ratio": ratio, "ci95": (ratio / wider, ratio * wider)}]
+    return [TimeRatio("latency", ratio, (ratio / wider, ratio * wider), not hindered, hindered)]
 
 
-def _flags(baseline: RecordedReport, candidate: RecordedReport, pair: Pair) -> list[str]:
+def _flags(baseline: Report, candidate: Report, pair: Pair) -> list[str]:
     """Without "short": few queries say little of a high percentile, and what is compared is the median."""
-    found = [*(baseline.bench.flags(pair.baseline) if baseline.bench else ())]
-    found += candidate.bench.flags(pair.candidate) if candidate.bench else ()
-    return [flag for flag in dict.fromkeys(found) if flag != "short"]
+    benches = (baseline.bench, pair.baseline), (candidate.bench, pair.candidate)
+    rows = [bench.row(name) for bench, name in benches if bench is not None]
+    found = dict.fromkeys(flag for row in rows if row is not None for flag in row.flags)
+    return [flag for flag in found if flag != "short"]
 
 
-def _machine(report: RecordedReport) -> dict[str, Any]:
+def _machine(report: Report) -> dict[str, str | None]:
     return {key: report.environment.get(key) for key in MACHINE}
 
 
-def _other_machine(baseline: RecordedReport, candidate: RecordedReport) -> str:
+def _other_machine(baseline: Report, candidate: Report) -> str:
     texts = (", ".join(f"{value}" for value in _machine(report).values()) for report in (baseline, candidate))
     return f"The two were measured on different machines: {' against '.join(texts)}."

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import datetime
 import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.bench.candidate import BenchCandidate, engine_candidate
 from vitdeploy.bench.protocol import Protocol
 from vitdeploy.compile.finding import finding_lines
 from vitdeploy.compile.probe import examine, probe_target
+from vitdeploy.document.bench import Bench
+from vitdeploy.document.selftest import SelftestDocument, SelftestEngine, SelftestModel
 from vitdeploy.errors import GateError
 from vitdeploy.pipeline.job import Job, prepare, tool_versions
 from vitdeploy.pipeline.measure import measure, original_candidate
-from vitdeploy.pipeline.outcome import TOOLS, engine_bytes, verified
+from vitdeploy.pipeline.outcome import TOOLS, engine_bytes, now, verified
 from vitdeploy.pipeline.plan import engine_plan, judge_plan
 from vitdeploy.pipeline.run import run_plan
 from vitdeploy.progress import Progress
@@ -29,7 +29,6 @@ from vitdeploy.stages.engines import read_engine
 from vitdeploy.stages.reference_model import to_request
 from vitdeploy.stages.step import QUANTIZED, Candidate
 from vitdeploy.store.store import Artifact, Store
-from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.gate import accuracy_gate
 from vitdeploy.workflows.selftest.cases import Case
 from vitdeploy.workflows.selftest.steps import FAILED, NOT_RUN, Steps
@@ -44,37 +43,37 @@ COMPILED = "torch.compile-fp16"
 
 def run_selftest(
     target: str, cases: Sequence[Case], out: Path, store: Store, *, protocol: Protocol, progress: Progress
-) -> dict[str, Any]:
+) -> SelftestDocument:
     """Fill the empty folder `out` with selftest.json, report.html, doctor.txt and the logs of what failed.
 
     Where the target does not work, nothing is attempted: the report then says of each step that it was not run, and
     what is missing. `store` gets the engines: it should be a new one, as nothing found in it is made again.
 
-    Returns: the content of selftest.json.
+    Returns: selftest.json.
     """
     found = examine(target)
     missing = [each.name for each in found if not each.ok]
     why = f"needs {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else "") if missing else ""
-    steps, models = Steps(out), []
+    steps, models = Steps(out), list[SelftestModel]()
     for case in cases:
         if missing:
             _skip_all(steps, case.name, target, why)
         else:
             models.append(_deploy(case, target, steps, store, protocol, functools.partial(_told, progress, case.name)))
-    document = {
-        "format": 1,
-        "target": target,
-        "created": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "works": not missing,
-        "passed": not missing and not steps.count(FAILED),
-        "sentence": _sentence(target, why, steps),
-        "doctor": [encode(each) for each in found],
-        "steps": steps.rows,
-        "models": models,
-        "environment": {**describe_host(), **tool_versions((*TOOLS, *GPU_TOOLS))},
-    }
+    document = SelftestDocument(
+        format=1,
+        target=target,
+        created=now(),
+        works=not missing,
+        passed=not missing and not steps.count(FAILED),
+        sentence=_sentence(target, why, steps),
+        doctor=tuple(found),
+        steps=tuple(steps.rows),
+        models=tuple(models),
+        environment={**describe_host(), **tool_versions((*TOOLS, *GPU_TOOLS))},
+    )
     (out / "doctor.txt").write_text("".join(f"{line}\n" for line in finding_lines(found)), encoding="utf-8")
-    (out / "selftest.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    (out / "selftest.json").write_text(json.dumps(encode(document), indent=1, allow_nan=False) + "\n", encoding="utf-8")
     (out / "report.html").write_text(render_selftest(document), encoding="utf-8")
     return document
 
@@ -104,13 +103,13 @@ def _skip_all(steps: Steps, model: str, target: str, why: str, *, begun: bool = 
 
 def _deploy(
     case: Case, target: str, steps: Steps, store: Store, protocol: Protocol, progress: Progress
-) -> dict[str, Any]:
-    """One case: what `selftest.json` says of its engines and their times."""
-    name, facts = case.name, {"name": case.name, "trained": case.trained, "engines": [], "bench": None}
+) -> SelftestModel:
+    """One case: its engines and their times."""
+    name = case.name
     job = steps.attempt(name, "prepare", lambda: prepare(case.recipe(target), skip_bad=False, progress=progress)[0])
     if job is None:
         _skip_all(steps, name, target, "the model or its images are not there", begun=True)
-        return facts
+        return SelftestModel(name, case.trained)
     usable, fresh, engines = probe_target(target).precisions, set[str](), {}
     for candidate in _candidates(target):
         if candidate.precision not in usable:
@@ -126,9 +125,8 @@ def _deploy(
         if made is not None:
             engines[candidate] = made
             _judge(steps, case, job, candidate, made)
-    facts["engines"] = [_engine_facts(made, candidate) for candidate, made in engines.items()]
-    facts["bench"] = _bench(job, engines, target, steps, name, protocol, progress)
-    return facts
+    tested = tuple(_engine_facts(made, candidate) for candidate, made in engines.items())
+    return SelftestModel(name, case.trained, tested, _bench(job, engines, target, steps, name, protocol, progress))
 
 
 def _judge(steps: Steps, case: Case, job: Job, candidate: Candidate, made: dict[str, Artifact]) -> None:
@@ -139,7 +137,7 @@ def _judge(steps: Steps, case: Case, job: Job, candidate: Candidate, made: dict[
         return
 
     def judge() -> None:
-        gate = accuracy_gate(Comparison.of(verified(made, candidate)), job.budget)
+        gate = accuracy_gate(verified(made, candidate), job.budget)
         if gate.status != "pass":
             raise GateError(
                 f"{candidate.artifact} does not provably give the original's answers",
@@ -150,18 +148,18 @@ def _judge(steps: Steps, case: Case, job: Job, candidate: Candidate, made: dict[
     steps.attempt(case.name, step, judge)
 
 
-def _engine_facts(artifacts: dict[str, Artifact], candidate: Candidate) -> dict[str, Any]:
+def _engine_facts(artifacts: dict[str, Artifact], candidate: Candidate) -> SelftestEngine:
     engine = read_engine(artifacts[candidate.step("compile")].path)
-    return {
-        "artifact": candidate.artifact,
-        "precision": engine.precision,
-        "provider": engine.provider,
-        "kernels": engine.kernels,
-        "options": engine.options,
-        "device": engine.device,
-        "bytes": engine_bytes(artifacts, candidate),
-        "verify": verified(artifacts, candidate),
-    }
+    return SelftestEngine(
+        candidate.artifact,
+        engine.precision,
+        engine.provider,
+        engine.kernels,
+        engine.options,
+        engine.device,
+        engine_bytes(artifacts, candidate),
+        verified(artifacts, candidate),
+    )
 
 
 def _bench(
@@ -172,7 +170,7 @@ def _bench(
     name: str,
     protocol: Protocol,
     progress: Progress,
-) -> dict[str, Any] | None:
+) -> Bench | None:
     """All engines and PyTorch in one benchmark run; where PyTorch itself fails, the engines alone."""
     if not engines:
         steps.skip(name, "bench", "no engine was made")

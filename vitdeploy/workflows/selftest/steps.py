@@ -6,13 +6,17 @@ import re
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from vitdeploy.document.errors import ErrorFacts
+from vitdeploy.document.selftest import StepFacts, StepStatus
 from vitdeploy.errors import VitdeployError
 
-DONE, FAILED, NOT_RUN = "done", "failed", "not run"
+DONE: StepStatus = "done"
+FAILED: StepStatus = "failed"
+NOT_RUN: StepStatus = "not run"
 LOGS = "logs"
 
 T = TypeVar("T")
@@ -20,11 +24,10 @@ T = TypeVar("T")
 
 @dataclass
 class Steps:
-    """`rows` are those of selftest.json: model, step, status, seconds, what to say of it, and the log of a failure in
-    `folder`."""
+    """`rows` are those of selftest.json; the logs of failures are in `folder`."""
 
     folder: Path
-    rows: list[dict[str, Any]] = field(default_factory=list)
+    rows: list[StepFacts] = field(default_factory=list)
 
     def attempt(self, model: str, step: str, work: Callable[[], T]) -> T | None:
         """What `work` gives, or None where it fails: an interruption alone ends the self-test."""
@@ -34,14 +37,14 @@ class Steps:
         except Exception as error:
             self._fail(model, step, time.perf_counter() - start, error)
             return None
-        self._add(model, step, DONE, time.perf_counter() - start)
+        self._add(StepFacts(model, step, DONE, time.perf_counter() - start))
         return result
 
     def skip(self, model: str, step: str, why: str) -> None:
-        self._add(model, step, NOT_RUN, 0.0, why)
+        self._add(StepFacts(model, step, NOT_RUN, 0.0, why))
 
-    def count(self, status: str) -> int:
-        return sum(row["status"] == status for row in self.rows)
+    def count(self, status: StepStatus) -> int:
+        return sum(row.status == status for row in self.rows)
 
     def _fail(self, model: str, step: str, seconds: float, error: Exception) -> None:
         log = f"{LOGS}/{len(self.rows):02d}-{_file_name(model)}-{_file_name(step)}.txt"
@@ -50,12 +53,11 @@ class Steps:
         (self.folder / log).write_text(f"{error}\n\n{trace}", encoding="utf-8")
         known = error if isinstance(error, VitdeployError) else VitdeployError(f"a bug in vitdeploy: {error!r}"[:300])
         found = known.found.splitlines()[0] if known.found else ""
-        self._add(model, step, FAILED, seconds, f"{known.message} ({found})" if found else known.message, log)
-        self.rows[-1]["error"] = known.to_dict()
+        detail = f"{known.message} ({found})" if found else known.message
+        self._add(StepFacts(model, step, FAILED, seconds, detail, log, ErrorFacts.of(known)))
 
-    def _add(self, model: str, step: str, status: str, seconds: float, detail: str = "", log: str = "") -> None:
-        row = {"model": model, "step": step, "status": status, "seconds": round(seconds, 3)}
-        self.rows.append({**row, "detail": detail, "log": log, "error": None})
+    def _add(self, row: StepFacts) -> None:
+        self.rows.append(replace(row, seconds=round(row.seconds, 3)))
 
 
 def _file_name(text: str) -> str:

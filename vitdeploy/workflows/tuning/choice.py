@@ -9,15 +9,15 @@ whichever of many passes would be a choice by the evaluation images, which could
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
+from vitdeploy.document.bench import Bench, Ratio
 from vitdeploy.pipeline.verdict import find_ratio, keeps_answers, kept, relative_times, sentence, undecided_among
+from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.gate import Gate
 from vitdeploy.workflows.tuning.variants import Variant
-
-Ratios = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Finalist:
 
     variant: Variant
     distance: float
-    verified: Mapping[str, Any]
+    verified: Comparison
     accuracy: Gate
     gate: Gate
     guarded: bool = False
@@ -54,7 +54,7 @@ class Choice:
     stopped: str | None
 
 
-def choose(finalists: Sequence[Finalist], bench: Mapping[str, Any]) -> Choice:
+def choose(finalists: Sequence[Finalist], bench: Bench) -> Choice:
     """The fastest finalist that is confirmed and meets the budget; of those that are not provably slower than it, one
     whose graph is not changed, and the nearest to the original.
 
@@ -81,28 +81,28 @@ def choose(finalists: Sequence[Finalist], bench: Mapping[str, Any]) -> Choice:
     )
 
 
-def _sentence(best: Finalist, allowed: Sequence[Finalist], bench: Mapping[str, Any]) -> str:
+def _sentence(best: Finalist, allowed: Sequence[Finalist], bench: Bench) -> str:
     if not allowed:
         return f"Nothing is proven to meet the budget; the best is {best.name}."
     noisy = undecided_among(bench, [each.name for each in allowed])
     if noisy:
         return f"Not decided which is fastest: {noisy}. The fastest by what was measured is {best.name}."
-    return sentence(best.name, bench["ratios"])
+    return sentence(best.name, bench.ratios)
 
 
-def _fastest(among: Sequence[Finalist], bench: Mapping[str, Any]) -> Finalist:
+def _fastest(among: Sequence[Finalist], bench: Bench) -> Finalist:
     times = relative_times(bench)
     fastest = min(among, key=lambda each: times[each.name])
-    as_fast = [each for each in among if each is fastest or not _slower(each.name, fastest.name, bench["ratios"])]
+    as_fast = [each for each in among if each is fastest or not _slower(each.name, fastest.name, bench.ratios)]
     return min(as_fast, key=lambda each: (each.variant != each.variant.plain, each.distance))
 
 
-def _slower(a: str, b: str, ratios: Ratios) -> bool:
+def _slower(a: str, b: str, ratios: Sequence[Ratio]) -> bool:
     """Whether `a` is provably slower than `b`; where that is not decided, by what was measured."""
     ratio = find_ratio(ratios, a, b)
     if ratio is None:
         return True
-    return bool((ratio["ci95"][0] if ratio.get("decided", True) else ratio["ratio"]) > 1)
+    return (ratio.ci95[0] if ratio.decided else ratio.ratio) > 1
 
 
 def _stopped(stopped: Finalist, further: Sequence[Finalist]) -> str:
@@ -114,6 +114,6 @@ def _stopped(stopped: Finalist, further: Sequence[Finalist]) -> str:
     return text
 
 
-def _loss(verified: Mapping[str, Any]) -> str:
-    low, high = verified["drop_ci95"]
-    return f"it loses {verified['drop']:.2f} points of {verified['metric']} [{low:.2f}, {high:.2f}]"
+def _loss(verified: Comparison) -> str:
+    low, high = verified.drop_ci95 or (math.nan, math.nan)
+    return f"it loses {verified.drop:.2f} points of {verified.metric} [{low:.2f}, {high:.2f}]"

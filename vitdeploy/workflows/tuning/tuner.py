@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
 from vitdeploy.bench.candidate import engine_candidate
 from vitdeploy.bench.protocol import Protocol
+from vitdeploy.document.bench import Bench
 from vitdeploy.errors import CapabilityError, GraphError
 from vitdeploy.pipeline.foresight import criterion_of, foresee
 from vitdeploy.pipeline.job import Job
@@ -38,7 +38,6 @@ from vitdeploy.stages.score import Score, read_score, score_step
 from vitdeploy.stages.screen import SCREEN, SCREEN_FILE, screen_step
 from vitdeploy.stages.step import OPTIMIZE, ORIGINAL, REFERENCE, Step
 from vitdeploy.store.store import Artifact, Store
-from vitdeploy.verify.comparison import Comparison
 from vitdeploy.verify.gate import GUARD, accuracy_gate, guards
 from vitdeploy.workflows.tuning.choice import Choice, Finalist, choose
 from vitdeploy.workflows.tuning.variants import Variant, float_variants
@@ -82,7 +81,7 @@ class Tuned:
     medians_ms: dict[str, list[float]]
     disturbed: str
     front: tuple[Finalist, ...]
-    bench: dict[str, Any]
+    bench: Bench
     choice: Choice
     rows: dict[str, RowTable]
     schedules: dict[str, Schedules]
@@ -256,18 +255,15 @@ class Tuner:
         pairs = [(a, b) for a in names for b in names if a != b and a != ORIGINAL]
         protocol = Protocol(scenarios=bench.scenarios, batch=bench.batch, duration=bench.duration, max_extension=1)
         measured = measure(bench_candidates, protocol, pairs, self.progress)
-        rows = {row["artifact"]: row for row in measured["results"]}
         reference = read_answers(finals[0].artifacts[REFERENCE].path)
         criterion = criterion_of(self.job.adapter, reference, self.job.data, self.job.budget)
         finalists = []
         for made in finals:
             name = made.variant.name
             facts = verified(made.artifacts, made.variant.candidate)
-            accuracy = accuracy_gate(
-                Comparison.of(facts), self.job.budget, criterion, GUARD[self.job.reference_model.task]
-            )
+            accuracy = accuracy_gate(facts, self.job.budget, criterion, GUARD[self.job.reference_model.task])
             size = engine_bytes(made.artifacts, made.variant.candidate)
-            gate = engine_gate(accuracy, self.job.budget, size, rows[name])
+            gate = engine_gate(accuracy, self.job.budget, size, measured.row(name))
             finalists.append(Finalist(made.variant, made.score.distance, facts, accuracy, gate, guards(self.budget)))
         return Tuned(
             self.job,

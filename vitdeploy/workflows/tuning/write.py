@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import yaml
 
+from vitdeploy.document.context import Omission
+from vitdeploy.document.report import FORMAT
+from vitdeploy.document.tuning import MergingTrial, TuneDocument, TuneVerdict, VariantFacts
 from vitdeploy.models.names import graph_folder
 from vitdeploy.pipeline.job import tool_versions
 from vitdeploy.pipeline.outcome import (
@@ -17,7 +20,7 @@ from vitdeploy.pipeline.outcome import (
     data_facts,
     engine_bytes,
     engine_facts,
-    heading,
+    now,
     said_of_weights,
     warnings_of,
 )
@@ -35,8 +38,8 @@ from vitdeploy.workflows.tuning.tuner import Made, Tuned
 UNITS = {"classification": "KL, nats"}
 
 
-def write_tuned(tuned: Tuned, out: Path) -> dict[str, Any]:
-    """Publish a search at `out`. Returns the content of tune.json.
+def write_tuned(tuned: Tuned, out: Path) -> TuneDocument:
+    """Publish a search at `out`. Returns tune.json.
 
     Raises:
         OutputError: `out` holds something that is not such a folder.
@@ -44,7 +47,8 @@ def write_tuned(tuned: Tuned, out: Path) -> dict[str, Any]:
     document = _document(tuned)
     recipe = recipe_text(tuned.chosen.variant.recipe(tuned.job.recipe), out)
     with replacing(out, TUNED_NAMES) as work:
-        (work / "tune.json").write_text(json.dumps(document, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        text = json.dumps(encode(document), indent=1, allow_nan=False)
+        (work / "tune.json").write_text(f"{text}\n", encoding="utf-8")
         (work / "tune.html").write_text(render_tuning(document, recipe), encoding="utf-8")
         (work / RECIPE_FILE).write_text(recipe, encoding="utf-8")
     return document
@@ -75,54 +79,57 @@ def _relative(path: Path, folder: Path) -> str:
         return str(path.resolve())
 
 
-def _document(tuned: Tuned) -> dict[str, Any]:
+def _document(tuned: Tuned) -> TuneDocument:
     """The parts that report.json has too have its names there, for the same tables and plots show them."""
     job, choice = tuned.job, tuned.choice
     finalists = {each.variant: each for each in tuned.front}
     said = remarks([each.variant for each in tuned.made], tuned.medians_ms, tuned.disturbed)
     for each in tuned.finals:
         said += [text for text in said_of_weights(each.artifacts, each.variant.candidate) if text not in said]
-    return {
-        **heading(job),
-        "verdict": {
-            "sentence": choice.sentence,
-            "remarks": [*choice.remarks, *said],
-            "recommended": choice.best.name,
-            "gate": choice.gate.status,
-            "reasons": list(choice.gate.reasons),
-            "confirmed": list(choice.confirmed),
-            "stopped": choice.stopped,
-        },
-        "warnings": warnings_of(job, tuned.finals[0].artifacts, tuned.finals[0].variant.candidate),
-        "budget": encode(job.recipe.to_budget()),
-        "data": data_facts(job),
-        "unit": UNITS.get(job.reference_model.task, "relative squared error"),
-        "variants": [_variant(each, tuned, each.variant in finalists) for each in tuned.made],
-        "engines": [
-            {**engine_facts(made.artifacts, made.variant.candidate, found.gate), "artifact": found.name}
+    return TuneDocument(
+        format=FORMAT,
+        name=job.recipe.name,
+        task=job.reference_model.task,
+        created=now(),
+        verdict=TuneVerdict(
+            sentence=choice.sentence,
+            remarks=(*choice.remarks, *said),
+            recommended=choice.best.name,
+            gate=choice.gate.status,
+            reasons=choice.gate.reasons,
+            confirmed=choice.confirmed,
+            stopped=choice.stopped,
+        ),
+        warnings=warnings_of(job, tuned.finals[0].artifacts, tuned.finals[0].variant.candidate),
+        budget=job.recipe.to_budget(),
+        data=data_facts(job),
+        unit=UNITS.get(job.reference_model.task, "relative squared error"),
+        variants=tuple(_variant(each, tuned, each.variant in finalists) for each in tuned.made),
+        engines=tuple(
+            replace(engine_facts(made.artifacts, made.variant.candidate, found.gate), artifact=found.name)
             for made in tuned.finals
             for found in [finalists[made.variant]]
-        ],
-        "bench": tuned.bench,
-        "rows": {target: encode(found) for target, found in tuned.rows.items()},
-        "merging": {target: encode(found) for target, found in tuned.schedules.items()},
-        "left_out": [{"what": what, "why": why} for what, why in tuned.left_out],
-        "environment": {**describe_host(), **tool_versions(TOOLS)},
-        "recipe": tuned.chosen.variant.recipe(job.recipe).model_dump(mode="json"),
-    }
+        ),
+        bench=tuned.bench,
+        rows=dict(tuned.rows),
+        merging={target: MergingTrial(found.tokens, found.schedules) for target, found in tuned.schedules.items()},
+        left_out=tuple(Omission(what, why) for what, why in tuned.left_out),
+        environment={**describe_host(), **tool_versions(TOOLS)},
+        recipe=tuned.chosen.variant.recipe(job.recipe).model_dump(mode="json"),
+    )
 
 
-def _variant(made: Made, tuned: Tuned, finalist: bool) -> dict[str, Any]:
+def _variant(made: Made, tuned: Tuned, finalist: bool) -> VariantFacts:
     variant = made.variant
-    return {
-        "name": variant.name,
-        "target": variant.target,
-        "precision": variant.precision,
-        "merges": [list(merge) for merge in variant.merges],
-        "rows": variant.rows,
-        "latency_ms": float(np.median(tuned.medians_ms[variant.name])),
-        "rounds_ms": tuned.medians_ms[variant.name],
-        "bytes": engine_bytes(made.artifacts, variant.candidate),
-        "finalist": finalist,
-        **encode(made.score),
-    }
+    return VariantFacts(
+        name=variant.name,
+        target=variant.target,
+        precision=variant.precision,
+        merges=variant.merges,
+        rows=variant.rows,
+        latency_ms=float(np.median(tuned.medians_ms[variant.name])),
+        rounds_ms=tuple(tuned.medians_ms[variant.name]),
+        bytes=engine_bytes(made.artifacts, variant.candidate),
+        finalist=finalist,
+        **vars(made.score),
+    )

@@ -1,0 +1,86 @@
+"""`bench` of a report: the protocol, a row for each artifact, and the ratios of pairs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from vitdeploy.bench.row import Row
+from vitdeploy.document.context import ContextFacts
+from vitdeploy.document.errors import ErrorFacts
+from vitdeploy.spec import SPARSE, EngineSpec
+
+Metric = Literal["latency", "throughput"]
+
+
+@dataclass(frozen=True)
+class ProtocolFacts:
+    """`rounds` by scenario; `batch` of all scenarios and, where there are two, of "offline"; `threads` 0 is each
+    runtime's own choice; `processes` that each artifact was measured in."""
+
+    rounds: dict[str, int]
+    block_seconds: float
+    scenarios: tuple[str, ...]
+    batch: tuple[int, ...]
+    threads: int
+    processes: int | None = field(default=None, metadata=SPARSE)
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """a / b of two artifacts with its 95 % interval, of the median queries of paired rounds.
+
+    `verdict`: what the interval says of `a`: faster, slower, no difference, or not decided. `decided`: whether the
+    interval can be relied on; where not, `reason` says why. `a_ms`, `b_ms`: the latencies that the ratio is of, those
+    of rounds side by side; None in reports of earlier versions. `unstable`: the ratios of paired rounds vary too much.
+    """
+
+    a: str
+    b: str
+    metric: Metric
+    ratio: float
+    ci95: tuple[float, float]
+    verdict: str = ""
+    decided: bool = True
+    reason: str = ""
+    a_ms: float | None = field(default=None, metadata=SPARSE)
+    b_ms: float | None = field(default=None, metadata=SPARSE)
+    unstable: bool = False
+
+
+@dataclass(frozen=True)
+class Bench:
+    """`undecided`: by artifact, why what was measured of it is not to be relied on. `samples_ms`: some latencies of
+    each artifact, evenly over time. `block_medians_ms`: the median of each round that counts. `context`: None where it
+    was not measured."""
+
+    protocol: ProtocolFacts
+    results: tuple[Row, ...]
+    ratios: tuple[Ratio, ...]
+    samples_ms: dict[str, tuple[float, ...]]
+    block_medians_ms: dict[str, tuple[float, ...]]
+    undecided: dict[str, str] = field(default_factory=dict)
+    context: ContextFacts | None = None
+
+    def row(self, artifact: str) -> Row | None:
+        return next((row for row in self.results if row.artifact == artifact), None)
+
+    def ratio(self, a: str, b: str, metric: Metric = "latency") -> Ratio | None:
+        return next((each for each in self.ratios if (each.a, each.b, each.metric) == (a, b, metric)), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchDocument(Bench):
+    """What `bench --json` writes; `remarks`: what is to be said of the artifacts on this machine."""
+
+    remarks: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceBench(BenchDocument):
+    """What `bench --on --json` writes of a device: its description, the engines as they were made there, and what could
+    not be."""
+
+    host: dict[str, str]
+    engines: dict[str, EngineSpec]
+    left_out: tuple[ErrorFacts, ...]

@@ -1,0 +1,102 @@
+"""compare.json: what a candidate has lost or gained against a baseline, engine by engine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from vitdeploy.document.bench import Bench, Metric
+from vitdeploy.spec import SPARSE, GateStatus
+from vitdeploy.verify.gate import Gate
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the candidate may lose: points of accuracy, and percent of time. None is not judged."""
+
+    max_drop: float | None
+    max_slowdown: float | None
+
+
+@dataclass(frozen=True)
+class AccuracyChange:
+    """`baseline`, `candidate` and `agreement` in percent of `n` samples, the drop in points; None is not known."""
+
+    how: Literal["measured", "recorded", "same files"]
+    n: int
+    metric: str | None
+    baseline: float | None
+    candidate: float | None
+    drop: float | None
+    drop_ci95: tuple[float, float] | None
+    agreement: float | None
+    agreement_ci95: tuple[float, float] | None
+
+
+@dataclass(frozen=True)
+class TimeRatio:
+    """candidate / baseline, as `bench.Ratio`; what was measured has its fields. `difference`: what the interval says of
+    the candidate, in words."""
+
+    metric: Metric
+    ratio: float
+    ci95: tuple[float, float]
+    decided: bool = True
+    reason: str = ""
+    difference: str = ""
+    a: str | None = field(default=None, metadata=SPARSE)
+    b: str | None = field(default=None, metadata=SPARSE)
+    verdict: str | None = field(default=None, metadata=SPARSE)
+    a_ms: float | None = field(default=None, metadata=SPARSE)
+    b_ms: float | None = field(default=None, metadata=SPARSE)
+    unstable: bool | None = field(default=None, metadata=SPARSE)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One check of a pair, of its accuracy or of one of its times."""
+
+    name: str
+    status: GateStatus
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PairFacts:
+    """One pair of engines. `flags`: of either side's measurement. `same_engine`: both sides are one engine, on one
+    machine."""
+
+    engine: str
+    accuracy: AccuracyChange | None
+    ratios: tuple[TimeRatio, ...]
+    flags: tuple[str, ...]
+    same_engine: bool
+    checks: tuple[Check, ...]
+
+
+@dataclass(frozen=True)
+class DigestPair:
+    """The sha256 of one thing on both sides; None where a side has nothing of that name."""
+
+    name: str
+    baseline: str | None
+    candidate: str | None
+
+
+@dataclass(frozen=True)
+class ComparisonDocument:
+    """The whole document. `measured`: the engines were run, and not only read of."""
+
+    format: Literal[1]
+    created: str
+    baseline: str
+    candidate: str
+    measured: bool
+    limits: Limits
+    sentence: str
+    gate: Gate
+    engines: tuple[PairFacts, ...]
+    remarks: tuple[str, ...]
+    bench: Bench | None
+    environment: dict[str, str]
+    digests: tuple[DigestPair, ...]

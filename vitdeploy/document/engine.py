@@ -1,0 +1,168 @@
+"""One engine in a report: what `verify` says of it, what became of its layers, and its gate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from vitdeploy.search.latency import LatencyTable
+from vitdeploy.search.overrides import Mixed
+from vitdeploy.search.sensitivity import Sensitivity
+from vitdeploy.spec import SPARSE, WeightBits, decode
+from vitdeploy.verify.agreement import Agreement
+from vitdeploy.verify.comparison import Comparison
+from vitdeploy.verify.detection import DetectionComparison
+from vitdeploy.verify.features import FeatureComparison
+from vitdeploy.verify.gate import Gate
+from vitdeploy.verify.panoptic import PanopticComparison
+from vitdeploy.verify.sequence import SequenceComparison
+
+
+@dataclass(frozen=True)
+class SameTensor:
+    """The comparison where both sides were given one tensor, whatever their own preprocessing is."""
+
+    agreement: float
+    max_difference: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosed:
+    """Why an engine and the original differ, in a sentence. `same_tensor`: None where the original cannot be fed the
+    engine's tensors."""
+
+    same_tensor: SameTensor | None
+    diagnosis: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifiedClassification(Diagnosed, Agreement):
+    """A classifier against the original."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifiedFeatures(Diagnosed, FeatureComparison):
+    """Features against the original's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifiedDetection(Diagnosed, DetectionComparison):
+    """A detector against the original."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifiedPanoptic(Diagnosed, PanopticComparison):
+    """A panoptic model against the original."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifiedSequence(Diagnosed, SequenceComparison):
+    """Sequences against the original's."""
+
+
+Verified: TypeAlias = (
+    VerifiedClassification | VerifiedFeatures | VerifiedDetection | VerifiedPanoptic | VerifiedSequence
+)
+_VERIFIED: dict[type[Comparison], type[Verified]] = {
+    Agreement: VerifiedClassification,
+    FeatureComparison: VerifiedFeatures,
+    DetectionComparison: VerifiedDetection,
+    PanopticComparison: VerifiedPanoptic,
+    SequenceComparison: VerifiedSequence,
+}
+
+
+def diagnosed(found: Comparison, same_tensor: SameTensor | None, diagnosis: str) -> Verified:
+    """A task's comparison with why the two differ."""
+    return _VERIFIED[type(found)](**vars(found), same_tensor=same_tensor, diagnosis=diagnosis)
+
+
+@dataclass(frozen=True)
+class _File:
+    verify: Verified
+
+
+def decode_verified(data: object) -> Verified:
+    """What `verify` said, of JSON values.
+
+    Raises:
+        DecodeError: the values are of no task.
+    """
+    return decode(_File, {"verify": data}).verify
+
+
+@dataclass(frozen=True)
+class FoldFacts:
+    """A fold in front of `layers`: the exponent of their channels' scales (None without scaling), whether channels were
+    shifted, what their expected squared error is divided by (`gain`), and all of it in words."""
+
+    layers: tuple[str, ...]
+    alpha: float | None
+    shifted: bool
+    gain: float
+    what: str
+
+
+@dataclass(frozen=True)
+class HiddenFacts:
+    """What was done to the hidden channels that `layer` reads: as `FoldFacts`; `copies`: by channel, how many copies it
+    was dealt to."""
+
+    layer: str
+    alpha: float | None
+    copies: dict[str, int]
+    gain: float
+    what: str
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What became of the layers: those in INT8, and those left in float with the reason of each. Mixed precision brings
+    what it was chosen by; the typed INT8 of TensorRT does not."""
+
+    int8: tuple[str, ...]
+    float: dict[str, str]
+    folds: tuple[FoldFacts, ...]
+    hidden: tuple[HiddenFacts, ...]
+    sensitivity: Sensitivity | None = field(default=None, metadata=SPARSE)
+    mixed: Mixed | None = field(default=None, metadata=SPARSE)
+    latency: LatencyTable | None = field(default=None, metadata=SPARSE)
+
+
+@dataclass(frozen=True)
+class HalfMacs:
+    """MACs in half precision and in float32."""
+
+    half: int
+    float32: int
+
+
+@dataclass(frozen=True)
+class HalfFacts:
+    """Half precision that is typed in the graph: the operations in float32 with the reason of each, the power of two
+    that the residual stream is divided by, and, by tensor, the share of its numbers that are lost to zero."""
+
+    type: str
+    residual_exponent: int
+    float32: dict[str, str]
+    macs: HalfMacs
+    underflow: dict[str, float]
+
+
+@dataclass(frozen=True)
+class EngineFacts:
+    """`bytes` of what the runtime loads; `kernels`: linears and convolutions by the precision they ran in; `shipped`:
+    whether the recipe asked for it."""
+
+    artifact: str
+    target: str
+    precision: str
+    provider: str
+    shipped: bool
+    bytes: int
+    kernels: dict[str, int]
+    verify: Verified
+    gate: Gate
+    weight_bits: WeightBits | None = None
+    quantization: Quantization | None = None
+    half: HalfFacts | None = None

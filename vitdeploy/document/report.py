@@ -1,0 +1,228 @@
+"""report.json: what a run found, of every engine and of the verdict; the page is made of nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from vitdeploy.bench.row import Latency
+from vitdeploy.document.answers import AnswerFacts, AttentionFacts, ExampleFacts
+from vitdeploy.document.bench import Bench
+from vitdeploy.document.engine import EngineFacts
+from vitdeploy.spec import SPARSE, FileEntry, GateStatus, Task
+
+FORMAT: Literal[1] = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerdictFacts:
+    """What is said of a run or of a search.
+
+    `recommended`: an artifact, or the original; None where nothing is decided. `gate`: of the engines that were asked
+    for, with the reasons of all of them.
+    """
+
+    sentence: str
+    remarks: tuple[str, ...]
+    recommended: str | None = None
+    gate: GateStatus
+    reasons: tuple[str, ...]
+
+    @property
+    def stands_for_all(self) -> str | None:
+        """The artifact whose numbers stand for the whole in a table."""
+        return self.recommended
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunVerdict(VerdictFacts):
+    """`leading`: what stands for the run in a table; `ships`: the engines of the bundle, in its order; `budget`: in
+    words."""
+
+    leading: str | None = None
+    ships: tuple[str, ...] = ()
+    budget: str = ""
+
+    @property
+    def stands_for_all(self) -> str | None:
+        return self.recommended or self.leading
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """`image_size`: (height, width), zeros where the model takes no images, as then `channels`. `classes`: how many.
+    `checkpoint`: the name of its file."""
+
+    source: str
+    family: str | None
+    task: Task
+    parameters: int | None
+    image_size: tuple[int, int]
+    channels: int
+    classes: int | None
+    revision: str | None
+    notes: tuple[str, ...]
+    checkpoint: str | None
+    checkpoint_sha256: str | None
+
+
+@dataclass(frozen=True)
+class ParityRow:
+    """max|a - b| / max|b| of the exported graph and the original, at one batch size; of sequences also with what length
+    of the source, and after how many steps."""
+
+    batch: int
+    max_relative_difference: float
+    source_length: int | None = field(default=None, metadata=SPARSE)
+    steps: int | None = field(default=None, metadata=SPARSE)
+
+
+@dataclass(frozen=True)
+class ExportFacts:
+    """`bytes` of all graphs; `tolerance`: the largest relative difference that is taken."""
+
+    opset: int
+    ir_version: int
+    bytes: int
+    parity: tuple[ParityRow, ...]
+    tolerance: float
+
+
+@dataclass(frozen=True)
+class MergingFacts:
+    """`tokens` without merging; `remaining`: by block, how many there are behind its attention."""
+
+    tokens: int
+    remaining: dict[str, int]
+
+
+@dataclass(frozen=True)
+class OptimizeFacts:
+    """By graph: in how many places each rewrite changed it, its nodes before and after, and the largest relative
+    difference that the exact rewrites make."""
+
+    rewrites: dict[str, dict[str, int]]
+    nodes: dict[str, tuple[int, int]]
+    difference: dict[str, float]
+    token_merging: dict[str, MergingFacts] | None = field(default=None, metadata=SPARSE)
+
+
+@dataclass(frozen=True)
+class CalibrationFacts:
+    """`distinct` of the images; `memory`: bytes estimated, by what they are for; `digest` of the images."""
+
+    images: int
+    digest: str | None
+    distinct: int | None = None
+    memory: dict[str, int] | None = None
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class MappingFacts:
+    """How the classes of the data became those of the model."""
+
+    how: str
+    classes: int
+    text: str
+
+
+@dataclass(frozen=True)
+class DataFacts:
+    """`noun`: what a sample is called. `unannotated`: images of an annotated set without annotations."""
+
+    path: str
+    labels: str
+    noun: str
+    evaluation_images: int
+    calibration_images: int
+    skipped: int
+    unannotated: int | None = field(default=None, metadata=SPARSE)
+    mapping: MappingFacts | None = None
+
+
+@dataclass(frozen=True)
+class SourceDigests:
+    """What the model was read from: sha256 by the name of a file."""
+
+    model: str | None
+    revision: str | None
+    sha256: dict[str, str]
+
+
+@dataclass(frozen=True)
+class DataDigests:
+    calibration: str | None
+    evaluation: str
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """`tools`: versions by package. `files`: the exported graph and all that engines were compiled to."""
+
+    recipe: dict[str, object]
+    source: SourceDigests
+    data: DataDigests
+    tools: dict[str, str]
+    files: tuple[FileEntry, ...]
+
+    def of_engine(self, artifact: str) -> dict[str, str]:
+        """The digests of what an engine was compiled to, by path."""
+        return {each.path: each.sha256 for each in self.files if each.path.startswith(f"compile/{artifact}/")}
+
+
+@dataclass(frozen=True)
+class SizeRow:
+    """One image size: what to ship there, and the leading artifact in numbers. `path`: of its bundle inside of this
+    one, empty of the first."""
+
+    size: str
+    path: str
+    sentence: str
+    gate: GateStatus
+    recommended: str | None
+    leading: str
+    value: float | None
+    agreement: float | None
+    latency_ms: Latency
+    throughput: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """What a run and a search say alike: every engine against the original, and the verdict.
+
+    `created`: ISO date and time. `environment` describes the machine, with the versions of tools. `bench`: None where
+    it was not run. `warnings`: what makes all numbers doubtful.
+    """
+
+    format: Literal[1]
+    name: str
+    task: Task
+    created: str
+    verdict: VerdictFacts
+    warnings: tuple[str, ...] = ()
+    data: DataFacts
+    engines: tuple[EngineFacts, ...]
+    bench: Bench | None
+    environment: dict[str, str]
+
+    def engine(self, artifact: str | None) -> EngineFacts | None:
+        """What is said of an engine; None for the original, and where nothing is."""
+        return next((engine for engine in self.engines if engine.artifact == artifact), None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report(Judgement):
+    """report.json. `sizes`: of a bundle with several image sizes."""
+
+    verdict: RunVerdict
+    model: ModelFacts
+    export: ExportFacts
+    optimize: OptimizeFacts
+    calibration: CalibrationFacts | None
+    provenance: Provenance
+    examples: tuple[ExampleFacts, ...]
+    answers: AnswerFacts | None = None
+    attention: AttentionFacts | None = None
+    sizes: tuple[SizeRow, ...] | None = field(default=None, metadata=SPARSE)

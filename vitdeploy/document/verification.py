@@ -1,0 +1,30 @@
+"""What `verify --json` writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from vitdeploy.document.engine import Verified
+from vitdeploy.document.report import MappingFacts
+from vitdeploy.spec import encode
+from vitdeploy.verify.gate import Gate
+
+
+@dataclass(frozen=True)
+class Verification:
+    """One artifact against another on the same samples. `skipped`: files that could not be read. `warnings`: what makes
+    all numbers doubtful."""
+
+    artifact: str
+    against: str
+    verified: Verified
+    mapping: MappingFacts | None
+    skipped: tuple[str, ...]
+    remarks: tuple[str, ...]
+    warnings: tuple[str, ...]
+    gate: Gate
+
+    def document(self) -> dict[str, object]:
+        """JSON values, with those of the comparison beside the others."""
+        found = encode(self)
+        return {"artifact": found.pop("artifact"), "against": found.pop("against"), **found.pop("verified"), **found}
