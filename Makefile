@@ -3,13 +3,9 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# playwright drives Debian's Chromium: none of its own browsers is downloaded.
-DEV    := pytest pytest-xdist hypothesis import-linter ruff mypy types-PyYAML scikit-learn hatchling model-signing pyopenssl tritonclient[http,grpc] fastapi opencv-python-headless playwright
-# The independent implementations that tests compare with. torchvision without what it depends on: its wheel for CUDA does
-# where there is only a CPU build of PyTorch (tests/references.py).
-REFERENCES := timm==1.0.31 transformers==5.23.0 torchmetrics einops
-
-.PHONY: demo page test modules tensorrt-api models-doc clean
+INSTALL := $(BIN)/python -m pip install --quiet
+COMPILE := build/lock/bin/uv pip compile --quiet pyproject.toml --constraint requirements/torch.txt --no-python-downloads
+.PHONY: demo page test modules tensorrt-api models-doc lock clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitdeploy run recipes/digits.yaml -o out/digits
@@ -41,18 +37,29 @@ tensorrt-api: $(VENV)/.installed-dev
 models-doc: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.models_page -n 2 --dist loadfile
 
-# The stamp is written last, so that an interrupted installation is done again.
-$(VENV)/.installed: pyproject.toml constraints.txt
+# The stamp is written last, so that an interrupted installation is done again. The lock files hold all but PyTorch, with what it
+# depends on; so it finds that installed, and only itself is taken unhashed.
+$(VENV)/.installed: pyproject.toml requirements/all.txt requirements/torch.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "vitdeploy needs Python 3.10 or newer; try: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
+	$(INSTALL) --require-hashes --no-deps --requirement requirements/all.txt
+	$(INSTALL) --constraint requirements/torch.txt torch
+	$(INSTALL) --no-deps --no-build-isolation --editable .
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --no-deps torchvision==0.28.0
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(DEV) $(REFERENCES)
+# torchvision without what it depends on: its wheel for CUDA does where there is only a CPU build of PyTorch
+# (tests/references.py).
+$(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt
+	$(INSTALL) --require-hashes --no-deps --requirement requirements/dev.txt
+	$(INSTALL) --no-deps --constraint requirements/torch.txt torchvision
 	touch $@
+
+# The lock files, of pyproject.toml. Pins stay where they can; `make lock UPGRADE=--upgrade` takes the newest releases.
+lock:
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install --quiet uv==0.13.9
+	$(COMPILE) $(UPGRADE) --extra all --extra sign --group dev --output-file requirements/dev.txt
+	$(COMPILE) $(UPGRADE) --extra all --group build --constraint requirements/dev.txt --output-file requirements/all.txt
 
 clean:
 	rm -rf $(VENV) out build dist

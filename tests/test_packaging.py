@@ -11,12 +11,16 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.markers import Marker
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import vitdeploy
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "vitdeploy"
 SHIPPED = {".py", ".jinja", ".typed"}
+ALL = ["export", "onnxruntime", "openvino", "serve", "hub", "coco"]  # what the extra `all` stands for
 SITE = PACKAGE / "embed" / "web" / "site"  # files of a page, of whatever kind
 
 
@@ -86,6 +90,54 @@ def test_the_command_of_the_project_file_exists():
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     module, function = re.search(r'^vitdeploy = "([\w.]+):(\w+)"$', text, re.MULTILINE).groups()
     assert callable(getattr(importlib.import_module(module), function))
+
+
+# --- what `make` installs ---------------------------------------------------------------------------------------------
+
+LOCKED = re.compile(r"^([\w.-]+)==([\w.]+)(?: ; ([^\\]+))?")
+
+
+def locked(name):
+    """The pins of a lock file that hold here, and its text."""
+    text = (ROOT / "requirements" / name).read_text(encoding="utf-8")
+    pins = [LOCKED.match(line) for line in text.splitlines() if LOCKED.match(line)]
+    return {pin[1]: pin[2] for pin in pins if pin[3] is None or Marker(pin[3]).evaluate()}, text
+
+
+def asked(project, extras, groups):
+    """What pyproject.toml asks for here, with these extras and dependency groups."""
+    texts = list(project["project"]["dependencies"])
+    for extra in extras:
+        texts += project["project"]["optional-dependencies"][extra]
+    for group in groups:
+        texts += project["dependency-groups"][group]
+    asked_for = [Requirement(text) for text in texts if isinstance(text, str)]
+    return [each for each in asked_for if each.marker is None or each.marker.evaluate()]
+
+
+@pytest.mark.parametrize(
+    ("name", "extras", "groups"),
+    [
+        ("all.txt", ALL, ["build"]),
+        ("dev.txt", [*ALL, "sign"], ["build", "test", "lint", "references", "clients", "docs"]),
+    ],
+)
+def test_lock_files_hold_what_the_project_asks_for(name, extras, groups):
+    tomllib = pytest.importorskip("tomllib", reason="a module of Python 3.11")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    versions, _ = locked(name)
+    for each in asked(project, extras, groups):
+        if each.name != "torch":  # in requirements/torch.txt, without a hash
+            assert versions.get(canonicalize_name(each.name), "missing: make lock") in each.specifier, each
+
+
+@pytest.mark.parametrize("name", ["all.txt", "dev.txt"])
+def test_lock_files_have_a_hash_for_each_pin_and_name_no_place(name):
+    _, text = locked(name)
+    entries = re.split(r"\n(?=[a-z])", text)[1:]
+    assert len(entries) > 60
+    assert [entry for entry in entries if "--hash=sha256:" not in entry] == []
+    assert not re.search(r"://|-index|find-links|^-e| @ |/[a-z]+/", text, re.MULTILINE)
 
 
 # --- a device, with one runtime and one extra -------------------------------------------------------------------------
