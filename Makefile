@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet
 COMPILE := build/lock/bin/uv pip compile --quiet pyproject.toml --constraint requirements/torch.txt --no-python-downloads
-.PHONY: demo page test modules tensorrt-api models-doc lock clean
+.PHONY: demo page test docs modules tensorrt-api models-doc lock clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitdeploy run recipes/digits.yaml -o out/digits
@@ -23,6 +23,10 @@ test: $(VENV)/.installed-dev tensorrt-api
 	$(BIN)/ruff format --check vitdeploy
 	$(BIN)/mypy
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+
+# The reference of docstrings, and the pages of docs/: out/docs/index.html. A warning is an error.
+docs: $(VENV)/.installed-dev
+	$(BIN)/python -m sphinx -q -W --keep-going -d build/doctrees docs out/docs
 
 # Modules as people write them, three blocks deep in place of one, and each by the commands to a bundle.
 modules: $(VENV)/.installed-dev
