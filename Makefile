@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet
 COMPILE := build/lock/bin/uv pip compile --quiet pyproject.toml --constraint requirements/torch.txt --no-python-downloads
-.PHONY: demo page test docs modules tensorrt-api models-doc lock clean
+.PHONY: demo page test test-lowest docs modules tensorrt-api models-doc lock clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitdeploy run recipes/digits.yaml -o out/digits
@@ -41,6 +41,20 @@ tensorrt-api: $(VENV)/.installed-dev
 models-doc: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.models_page -n 2 --dist loadfile
 
+# The device zone with the lowest versions that pyproject.toml allows, and the lowest Python that starts. Tests that need
+# PyTorch skip, as its lowest version has a CPU build on few indexes; with one, `make test-lowest LOWEST_TORCH=2.10.0` runs
+# them, and the pipeline.
+LOWEST_PYTHON ?= $(shell for each in python3.10 python3.11 python3; do $$each -c '' 2>/dev/null && echo $$each && break; done)
+test-lowest: build/lowest$(LOWEST_TORCH)/.installed
+	PYTHONDONTWRITEBYTECODE= $(<D)/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder \
+	  $(addprefix tests/,runtime compile bench bundle serve $(if $(LOWEST_TORCH),export/test_export.py pipeline/test_whole_pipeline.py))
+
+build/lowest$(LOWEST_TORCH)/.installed: requirements/lowest.txt
+	$(LOWEST_PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install --quiet --require-hashes --no-deps --requirement requirements/lowest.txt
+	$(if $(LOWEST_TORCH),$(@D)/bin/python -m pip install --quiet torch==$(LOWEST_TORCH))
+	touch $@
+
 # The stamp is written last, so that an interrupted installation is done again. The lock files hold all but PyTorch, with what it
 # depends on; so it finds that installed, and only itself is taken unhashed.
 $(VENV)/.installed: pyproject.toml requirements/all.txt requirements/torch.txt
@@ -64,6 +78,7 @@ lock:
 	build/lock/bin/python -m pip install --quiet uv==0.13.9
 	$(COMPILE) $(UPGRADE) --extra all --extra sign --group dev --output-file requirements/dev.txt
 	$(COMPILE) $(UPGRADE) --extra all --group build --constraint requirements/dev.txt --output-file requirements/all.txt
+	$(COMPILE) --upgrade --resolution lowest-direct --extra all --group test --output-file requirements/lowest.txt
 
 clean:
 	rm -rf $(VENV) out build dist

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib.util
 import math
 import os
 import subprocess
@@ -35,6 +36,17 @@ LONGEST = (
 
 # Threads that wait for others sleep. By default they spin, which takes the core that the other process of tests needs.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+if importlib.util.find_spec("torch") is None:
+
+    class Absent:
+        """What imports PyTorch skips where it is not installed, as in `make test-lowest`."""
+
+        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+            if name == "torch":
+                pytest.skip("needs PyTorch", allow_module_level=True)
+
+    sys.meta_path.append(Absent())
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -131,7 +131,7 @@ def test_lock_files_hold_what_the_project_asks_for(name, extras, groups):
             assert versions.get(canonicalize_name(each.name), "missing: make lock") in each.specifier, each
 
 
-@pytest.mark.parametrize("name", ["all.txt", "dev.txt"])
+@pytest.mark.parametrize("name", ["all.txt", "dev.txt", "lowest.txt"])
 def test_lock_files_have_a_hash_for_each_pin_and_name_no_place(name):
     _, text = locked(name)
     entries = re.split(r"\n(?=[a-z])", text)[1:]
