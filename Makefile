@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet
 COMPILE := build/lock/bin/uv pip compile --quiet pyproject.toml --constraint requirements/torch.txt --no-python-downloads
-.PHONY: demo page test test-lowest docs modules tensorrt-api models-doc lock clean
+.PHONY: demo page test test-lowest test-extras docs modules tensorrt-api models-doc lock clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitdeploy run recipes/digits.yaml -o out/digits
@@ -23,6 +23,10 @@ test: $(VENV)/.installed-dev tensorrt-api
 	$(BIN)/ruff format --check vitdeploy
 	$(BIN)/mypy
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
+
+# make test-runtime: the tests of one package, but for those of half a minute and more.
+test-%: $(VENV)/.installed-dev
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow' tests/$*
 
 # The reference of docstrings, and the pages of docs/: out/docs/index.html. A warning is an error.
 docs: $(VENV)/.installed-dev
@@ -54,6 +58,12 @@ build/lowest$(LOWEST_TORCH)/.installed: requirements/lowest.txt
 	$(@D)/bin/python -m pip install --quiet --require-hashes --no-deps --requirement requirements/lowest.txt
 	$(if $(LOWEST_TORCH),$(@D)/bin/python -m pip install --quiet torch==$(LOWEST_TORCH))
 	touch $@
+
+# Each extra, installed from the wheel into a clean environment; some minutes, and gigabytes of space for a while.
+test-extras: $(VENV)/.installed-dev
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+	$(BIN)/python -m tests.extras dist/*.whl
 
 # The stamp is written last, so that an interrupted installation is done again. The lock files hold all but PyTorch, with what it
 # depends on; so it finds that installed, and only itself is taken unhashed.

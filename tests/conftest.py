@@ -34,6 +34,12 @@ LONGEST = (
     *("test_sabotaged.py", "test_compile.py", "test_export.py", "test_detr_export.py", "test_bisect.py"),
 )
 
+# Files of half a minute and more: `make test` runs them, `make test-PACKAGE` leaves them out.
+SLOW = {
+    *("compatibility/test_modules.py", "embed/test_web.py", "faults/test_kill.py"),
+    *("pipeline/test_sweep.py", "pipeline/test_tasks.py", "pipeline/test_tune.py"),
+}
+
 # Threads that wait for others sleep. By default they spin, which takes the core that the other process of tests needs.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -58,11 +64,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first; and `-m parity` selects the tests that take the fixture of that name."""
+    """The longest files first; `-m parity` selects the tests that take that fixture, `-m slow` those of SLOW."""
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
     for item in items:
         if "parity" in getattr(item, "fixturenames", ()):
             item.add_marker("parity")
+        if f"{item.path.parent.name}/{item.path.name}" in SLOW:
+            item.add_marker("slow")
 
 
 @pytest.fixture(scope="session", autouse=True)
