@@ -63,7 +63,7 @@ WALKS = {
     "": ["bin/vitdeploy inspect BUNDLE"],
     "onnxruntime": ["bin/vitdeploy predict BUNDLE IMAGE --target onnxruntime-cpu"],
     "openvino": ["bin/vitdeploy predict BUNDLE IMAGE --target openvino-cpu"],
-    "bench,openvino": ["bin/vitdeploy bench BUNDLE --scenario single --duration 0.1"],
+    "bench,onnxruntime,openvino": ["bin/vitdeploy bench BUNDLE --scenario single --duration 0.1"],
     "embed,onnxruntime": ["bin/vitdeploy embed BUNDLE --as web -o page"],
     "serve,openvino": ["bin/python -c SERVE BUNDLE IMAGE"],
     "sign,onnxruntime": [
@@ -86,11 +86,12 @@ def walk(wheel: Path, extras: str, shared: Path) -> str:
     words = {**WORDS, "BUNDLE": str(shared / "bundle")}
     environment = {**os.environ, "VITDEPLOY_STORE": str(shared / "store")}
     environment.pop("PYTHONPATH", None)
+    what = f"{wheel}[{extras}]" if extras else str(wheel)
     constraint = str(ROOT / "requirements" / "torch.txt")
     with tempfile.TemporaryDirectory() as folder:
         steps = [
             [sys.executable, "-m", "venv", folder],
-            ["bin/python", "-m", "pip", "install", "--quiet", "--constraint", constraint, f"{wheel}[{extras}]"],
+            ["bin/python", "-m", "pip", "install", "--quiet", "--constraint", constraint, what],
             *([words.get(word, word) for word in shlex.split(command)] for command in WALKS[extras]),
         ]
         for step in steps:
