@@ -3,13 +3,9 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# playwright drives Debian's Chromium: none of its own browsers is downloaded.
-DEV    := pytest pytest-xdist hypothesis import-linter ruff mypy types-PyYAML scikit-learn hatchling model-signing pyopenssl tritonclient[http,grpc] fastapi opencv-python-headless playwright jsonschema
-# The independent implementations that tests compare with. torchvision without what it depends on: its wheel for CUDA does
-# where there is only a CPU build of PyTorch (tests/references.py).
-REFERENCES := timm==1.0.31 transformers==5.23.0 torchmetrics einops
-
-.PHONY: demo page test modules tensorrt-api models-doc report-schema clean
+INSTALL := $(BIN)/python -m pip install --quiet
+COMPILE := build/lock/bin/uv pip compile --quiet pyproject.toml --constraint requirements/torch.txt --no-python-downloads
+.PHONY: demo page test test-lowest test-extras docs modules tensorrt-api models-doc report-schema lock clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitdeploy run recipes/digits.yaml -o out/digits
@@ -28,6 +24,14 @@ test: $(VENV)/.installed-dev tensorrt-api
 	$(BIN)/mypy
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 3 --dist loadfile --no-loadscope-reorder
 
+# make test-runtime: the tests of one package, but for those of half a minute and more.
+test-%: $(VENV)/.installed-dev
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow' tests/$*
+
+# The reference of docstrings, and the pages of docs/: out/docs/index.html. A warning is an error.
+docs: $(VENV)/.installed-dev
+	$(BIN)/python -m sphinx -q -W --keep-going -d build/doctrees docs out/docs
+
 # Modules as people write them, three blocks deep in place of one, and each by the commands to a bundle.
 modules: $(VENV)/.installed-dev
 	VITDEPLOY_TEST_DEPTH=3 $(BIN)/python -m pytest -q tests/compatibility/test_modules.py tests/compatibility/test_modules_as_bundles.py
@@ -45,18 +49,50 @@ models-doc: $(VENV)/.installed-dev
 report-schema: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.report_schema
 
-# The stamp is written last, so that an interrupted installation is done again.
-$(VENV)/.installed: pyproject.toml constraints.txt
-	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "vitdeploy needs Python 3.10 or newer; try: make PYTHON=python3.11")'
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[all]'
+# The device zone with the lowest versions that pyproject.toml allows, and the lowest Python that starts. Tests that need
+# PyTorch skip, as its lowest version has a CPU build on few indexes; with one, `make test-lowest LOWEST_TORCH=2.10.0` runs
+# them, and the pipeline.
+LOWEST_PYTHON ?= $(shell for each in python3.10 python3.11 python3; do $$each -c '' 2>/dev/null && echo $$each && break; done)
+test-lowest: build/lowest$(LOWEST_TORCH)/.installed
+	PYTHONDONTWRITEBYTECODE= $(<D)/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder \
+	  $(addprefix tests/,runtime compile bench bundle serve $(if $(LOWEST_TORCH),export/test_export.py pipeline/test_whole_pipeline.py))
+
+build/lowest$(LOWEST_TORCH)/.installed: requirements/lowest.txt
+	$(LOWEST_PYTHON) -m venv --clear $(@D)
+	$(@D)/bin/python -m pip install --quiet --require-hashes --no-deps --requirement requirements/lowest.txt
+	$(if $(LOWEST_TORCH),$(@D)/bin/python -m pip install --quiet torch==$(LOWEST_TORCH))
 	touch $@
 
-$(VENV)/.installed-dev: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --no-deps torchvision==0.28.0
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt $(DEV) $(REFERENCES)
+# Each extra, installed from the wheel into a clean environment; some minutes, and gigabytes of space for a while.
+test-extras: $(VENV)/.installed-dev
+	rm -rf dist
+	$(BIN)/python -m hatchling build
+	$(BIN)/python -m tests.extras dist/*.whl
+
+# The stamp is written last, so that an interrupted installation is done again. The lock files hold all but PyTorch, with what it
+# depends on; so it finds that installed, and only itself is taken unhashed.
+$(VENV)/.installed: pyproject.toml requirements/all.txt requirements/torch.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "vitdeploy needs Python 3.10 or newer; try: make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) --require-hashes --no-deps --requirement requirements/all.txt
+	$(INSTALL) --constraint requirements/torch.txt torch
+	$(INSTALL) --no-deps --no-build-isolation --editable .
 	touch $@
+
+# torchvision without what it depends on: its wheel for CUDA does where there is only a CPU build of PyTorch
+# (tests/references.py).
+$(VENV)/.installed-dev: $(VENV)/.installed requirements/dev.txt
+	$(INSTALL) --require-hashes --no-deps --requirement requirements/dev.txt
+	$(INSTALL) --no-deps --constraint requirements/torch.txt torchvision
+	touch $@
+
+# The lock files, of pyproject.toml. Pins stay where they can; `make lock UPGRADE=--upgrade` takes the newest releases.
+lock:
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install --quiet uv==0.13.9
+	$(COMPILE) $(UPGRADE) --extra all --extra sign --group dev --output-file requirements/dev.txt
+	$(COMPILE) $(UPGRADE) --extra all --group build --constraint requirements/dev.txt --output-file requirements/all.txt
+	$(COMPILE) --upgrade --resolution lowest-direct --extra all --group test --output-file requirements/lowest.txt
 
 clean:
 	rm -rf $(VENV) out build dist

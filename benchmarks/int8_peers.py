@@ -15,7 +15,7 @@ delete <work>/<model>/<artifact> to have it made again. Measurements are never k
 NNCF wants an environment of its own:
 
     python3 -m venv peers-venv
-    peers-venv/bin/pip install nncf openvino==2026.4.1 onnx torch==2.13.0      (torch as in constraints.txt)
+    peers-venv/bin/pip install nncf openvino==2026.4.1 onnx torch==2.13.0      (torch as in requirements/torch.txt)
     python benchmarks/int8_peers.py ... --peers-python peers-venv/bin/python
 """
 

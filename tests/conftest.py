@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import importlib.util
 import math
 import os
 import subprocess
@@ -33,8 +34,25 @@ LONGEST = (
     *("test_sabotaged.py", "test_compile.py", "test_export.py", "test_detr_export.py", "test_bisect.py"),
 )
 
+# Files of half a minute and more: `make test` runs them, `make test-PACKAGE` leaves them out.
+SLOW = {
+    *("compatibility/test_modules.py", "embed/test_web.py", "faults/test_kill.py"),
+    *("pipeline/test_sweep.py", "pipeline/test_tasks.py", "pipeline/test_tune.py"),
+}
+
 # Threads that wait for others sleep. By default they spin, which takes the core that the other process of tests needs.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+if importlib.util.find_spec("torch") is None:
+
+    class Absent:
+        """What imports PyTorch skips where it is not installed, as in `make test-lowest`."""
+
+        def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+            if name == "torch":
+                pytest.skip("needs PyTorch", allow_module_level=True)
+
+    sys.meta_path.append(Absent())
 
 Cli = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -46,11 +64,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first; and `-m parity` selects the tests that take the fixture of that name."""
+    """The longest files first; `-m parity` selects the tests that take that fixture, `-m slow` those of SLOW."""
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
     for item in items:
         if "parity" in getattr(item, "fixturenames", ()):
             item.add_marker("parity")
+        if f"{item.path.parent.name}/{item.path.name}" in SLOW:
+            item.add_marker("slow")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,28 +5,43 @@ import importlib.metadata
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.markers import Marker
+from packaging.metadata import Metadata
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import vitdeploy
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "vitdeploy"
 SHIPPED = {".py", ".jinja", ".typed"}
+ALL = ["export", "onnxruntime", "openvino", "serve", "hub", "coco"]  # what the extra `all` stands for
 SITE = PACKAGE / "embed" / "web" / "site"  # files of a page, of whatever kind
 
 
+def build(kind, root, out):
+    """The "wheel" or "sdist" of the project in `root`, built by hatchling in this process, which needs no network."""
+    module = pytest.importorskip(f"hatchling.builders.{kind}", reason="pip install hatchling")
+    builder = {"wheel": "WheelBuilder", "sdist": "SdistBuilder"}[kind]
+    (path,) = getattr(module, builder)(str(root)).build(directory=str(out), versions=["standard"])
+    return Path(path)
+
+
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
-    """The wheel, built by hatchling in this process, which needs no network."""
-    builder = pytest.importorskip("hatchling.builders.wheel", reason="pip install hatchling")
-    out = tmp_path_factory.mktemp("wheel")
-    (path,) = builder.WheelBuilder(str(ROOT)).build(directory=str(out), versions=["standard"])
-    with zipfile.ZipFile(path) as archive:
+def wheel_file(tmp_path_factory):
+    return build("wheel", ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def wheel(wheel_file):
+    with zipfile.ZipFile(wheel_file) as archive:
         yield archive
 
 
@@ -39,7 +54,7 @@ def sources():
 def test_the_wheel_holds_every_module_and_template(wheel):
     assert sources() <= set(wheel.namelist())
     assert any(name.endswith(".jinja") for name in sources())
-    assert "vitdeploy/embed/web/site/app/page.js" in sources()
+    assert {"vitdeploy/embed/web/site/app/page.js", "vitdeploy/py.typed"} <= sources()
 
 
 def test_the_wheel_holds_nothing_else(wheel):
@@ -77,6 +92,69 @@ def test_the_wheel_asks_for_three_packages_and_offers_the_extras(wheel):
     }
 
 
+def test_an_index_takes_the_metadata(wheel):
+    """What `twine check` looks at: every field is valid, and the description renders."""
+    text = wheel.read(f"vitdeploy-{vitdeploy.__version__}.dist-info/METADATA")
+    metadata = Metadata.from_email(text, validate=True)
+    assert metadata.description_content_type == "text/markdown"
+    assert metadata.description == (ROOT / "README.md").read_text(encoding="utf-8")
+    assert metadata.license_expression == "Apache-2.0"
+
+
+def test_the_sdist_builds_the_same_wheel(wheel_file, tmp_path):
+    shutil.unpack_archive(build("sdist", ROOT, tmp_path), tmp_path, filter="data")
+    (unpacked,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    again = build("wheel", unpacked, tmp_path)
+    assert again.name == wheel_file.name
+    assert again.read_bytes() == wheel_file.read_bytes()
+
+
+# Imports every module of a wheel; prints which lack which package.
+IMPORTS = """
+import importlib, json, pathlib, sys, zipfile
+wheel, allowed = sys.argv[1], set(sys.argv[2].split(","))
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if top not in allowed | sys.stdlib_module_names and not top.startswith("_sysconfigdata"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+sys.path.insert(0, wheel)
+missing = {}
+for name in zipfile.ZipFile(wheel).namelist():
+    if name.endswith(".py"):
+        module = name[:-3].replace("/", ".").removesuffix(".__init__")
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            missing[module] = error.name.partition(".")[0]
+assert pathlib.Path(sys.modules["vitdeploy"].__file__).is_relative_to(wheel)
+print(json.dumps(missing))
+"""
+
+
+def test_each_module_imports_or_lacks_a_package_of_an_extra(wheel_file, wheel):
+    """With numpy, Pillow and click alone."""
+    allowed = "vitdeploy,numpy,PIL,click"
+    done = subprocess.run([sys.executable, "-c", IMPORTS, wheel_file, allowed], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    missing = json.loads(done.stdout)
+    metadata = wheel.read(f"vitdeploy-{vitdeploy.__version__}.dist-info/METADATA").decode()
+    _, brought = needed(metadata, ())
+    modules = importlib.metadata.packages_distributions()
+    unknown = {
+        module: package
+        for module, package in missing.items()
+        if not {canonicalize_name(each) for each in modules.get(package, [])} & brought
+    }
+    assert unknown == {}
+    zone = ("vitdeploy.runtime", "vitdeploy.compile", "vitdeploy.bench", "vitdeploy.devices.agent")
+    assert [module for module in missing if module.startswith(zone)] == []
+    assert "vitdeploy.models.vit" in missing
+
+
 def test_every_folder_of_modules_is_a_package():
     folders = {path.parent for path in PACKAGE.rglob("*.py")}
     assert [folder for folder in folders if not (folder / "__init__.py").is_file()] == []
@@ -86,6 +164,54 @@ def test_the_command_of_the_project_file_exists():
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     module, function = re.search(r'^vitdeploy = "([\w.]+):(\w+)"$', text, re.MULTILINE).groups()
     assert callable(getattr(importlib.import_module(module), function))
+
+
+# --- what `make` installs ---------------------------------------------------------------------------------------------
+
+LOCKED = re.compile(r"^([\w.-]+)==([\w.]+)(?: ; ([^\\]+))?")
+
+
+def locked(name):
+    """The pins of a lock file that hold here, and its text."""
+    text = (ROOT / "requirements" / name).read_text(encoding="utf-8")
+    pins = [LOCKED.match(line) for line in text.splitlines() if LOCKED.match(line)]
+    return {pin[1]: pin[2] for pin in pins if pin[3] is None or Marker(pin[3]).evaluate()}, text
+
+
+def asked(project, extras, groups):
+    """What pyproject.toml asks for here, with these extras and dependency groups."""
+    texts = list(project["project"]["dependencies"])
+    for extra in extras:
+        texts += project["project"]["optional-dependencies"][extra]
+    for group in groups:
+        texts += project["dependency-groups"][group]
+    asked_for = [Requirement(text) for text in texts if isinstance(text, str)]
+    return [each for each in asked_for if each.marker is None or each.marker.evaluate()]
+
+
+@pytest.mark.parametrize(
+    ("name", "extras", "groups"),
+    [
+        ("all.txt", ALL, ["build"]),
+        ("dev.txt", [*ALL, "sign"], ["build", "test", "lint", "references", "clients", "docs"]),
+    ],
+)
+def test_lock_files_hold_what_the_project_asks_for(name, extras, groups):
+    tomllib = pytest.importorskip("tomllib", reason="a module of Python 3.11")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    versions, _ = locked(name)
+    for each in asked(project, extras, groups):
+        if each.name != "torch":  # in requirements/torch.txt, without a hash
+            assert versions.get(canonicalize_name(each.name), "missing: make lock") in each.specifier, each
+
+
+@pytest.mark.parametrize("name", ["all.txt", "dev.txt", "lowest.txt"])
+def test_lock_files_have_a_hash_for_each_pin_and_name_no_place(name):
+    _, text = locked(name)
+    entries = re.split(r"\n(?=[a-z])", text)[1:]
+    assert len(entries) > 60
+    assert [entry for entry in entries if "--hash=sha256:" not in entry] == []
+    assert not re.search(r"://|-index|find-links|^-e| @ |/[a-z]+/", text, re.MULTILINE)
 
 
 # --- a device, with one runtime and one extra -------------------------------------------------------------------------

@@ -262,7 +262,7 @@ def test_a_worker_that_exits_is_named_with_its_status(script):
 
 
 def test_a_worker_that_does_not_answer_is_given_up(script):
-    protocol = Protocol(timeout=0.5)
+    protocol = dataclasses.replace(QUICK, timeout=0.5)
     with pytest.raises(WorkerError, match=r"of sleeper did not answer within 0\.5 s"):
         run_benchmark([script("sleeper", "time.sleep(60)")], protocol)
 

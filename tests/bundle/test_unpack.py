@@ -50,7 +50,7 @@ def test_a_bundle_takes_the_place_of_another_and_of_nothing_else(packed, tmp_pat
         (lambda file: {"expect_digest": "sha1:12"}, InputError),
         (lambda file: file.write_bytes(file.read_bytes()[:-1]) and {}, ArchiveError),
         (lambda file: file.unlink() or {}, MissingFileError),
-        (lambda file: {"trust": file.parent / "absent.pem"}, MissingFileError),
+        (lambda file: {"trust": key_beside(file).with_name("absent.pem")}, MissingFileError),
         (lambda file: {"trust": key_beside(file)}, SignatureError),
     ],
     ids=["another digest", "no digest", "cut short", "absent", "an absent key", "not signed"],

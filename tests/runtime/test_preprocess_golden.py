@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import PIL
 import pytest
 from PIL import Image, ImageOps
 
@@ -17,6 +18,8 @@ from vitdeploy.spec import PreprocessSpec
 
 FOLDER = Path(__file__).parent / "golden"
 RGB, GREY = (0.5,) * 3, (0.5,)
+# Before 13, Pillow rounds some bilinear pixels otherwise. It is the newest for Python 3.11.
+BILINEAR = 0 if int(PIL.__version__.partition(".")[0]) >= 13 else 1
 
 
 @dataclass(frozen=True)
@@ -30,7 +33,7 @@ class Case:
 
 CASES = {
     "bicubic, centre crop": Case("noise.png", PreprocessSpec(28, (24, 24), "bicubic")),
-    "bilinear, both sides": Case("noise.png", PreprocessSpec((20, 30), (20, 30), "bilinear")),
+    "bilinear, both sides": Case("noise.png", PreprocessSpec((20, 30), (20, 30), "bilinear"), tolerance=BILINEAR),
     "lanczos, odd crop": Case("noise.png", PreprocessSpec(24, (19, 22), "lanczos")),
     "nearest": Case("noise.png", PreprocessSpec(18, (18, 18), "nearest")),
     "upscaled bicubic": Case("tiny.png", PreprocessSpec(32, (32, 24), "bicubic")),

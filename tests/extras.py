@@ -1,0 +1,118 @@
+"""`make test-extras`: installs each extra from the wheel into a clean environment, and runs commands that need it.
+
+It installs the newest releases, as users get them, but PyTorch as in requirements/torch.txt. The extras `tensorrt` and
+`cuda` are left out: gigabytes, for a GPU.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+SKIPPED = 77  # the exit status that says so, as in GNU's test runners
+
+KEY = """
+from cryptography.hazmat.primitives import serialization as s
+from cryptography.hazmat.primitives.asymmetric import ec
+key = ec.generate_private_key(ec.SECP256R1())
+open("key.pem", "wb").write(key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption()))
+open("public.pem", "wb").write(key.public_key().public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo))
+"""
+SERVE = """
+import subprocess, sys, urllib.request
+command = ["bin/vitdeploy", "serve", sys.argv[1], "--port", "0"]
+server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+address = next(word for line in server.stdout for word in line.split() if word.startswith("http://")).rstrip("/")
+image = urllib.request.Request(address + "/predict", open(sys.argv[2], "rb").read(), {"Content-Type": "image/png"})
+assert urllib.request.urlopen(image, timeout=30).status == 200
+server.terminate()
+assert server.wait(30) == 0
+"""
+TRANSFORMERS = """
+from transformers import ViTMSNConfig, ViTMSNForImageClassification
+config = ViTMSNConfig(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, image_size=32, patch_size=8)
+ViTMSNForImageClassification(config).save_pretrained("folder")
+"""
+TIMM = f"""
+try:
+    import torchvision
+except RuntimeError:  # a build for CUDA beside a PyTorch for CPUs
+    raise SystemExit({SKIPPED})
+import timm
+from safetensors.torch import save_file
+save_file(timm.create_model("mobilevit_xxs").state_dict(), "weights.safetensors")
+"""
+
+# What the words in capitals stand for; BUNDLE is what the first environment makes.
+WORDS = {
+    **{"KEY": KEY, "SERVE": SERVE, "TRANSFORMERS": TRANSFORMERS, "TIMM": TIMM},
+    "RECIPE": str(ROOT / "recipes" / "digits.yaml"),
+    "IMAGE": str(next((ROOT / "calibration" / "digits" / "evaluation" / "7").iterdir())),
+}
+# The extras of an environment, and what runs there.
+WALKS = {
+    "all": [
+        "bin/vitdeploy run RECIPE --set bench.duration=0.5 -o BUNDLE",
+        "bin/python -c 'import pycocotools.cocoeval, huggingface_hub'",
+    ],
+    "": ["bin/vitdeploy inspect BUNDLE"],
+    "onnxruntime": ["bin/vitdeploy predict BUNDLE IMAGE --target onnxruntime-cpu"],
+    "openvino": ["bin/vitdeploy predict BUNDLE IMAGE --target openvino-cpu"],
+    "bench,onnxruntime,openvino": ["bin/vitdeploy bench BUNDLE --scenario single --duration 0.1"],
+    "embed,onnxruntime": ["bin/vitdeploy embed BUNDLE --as web -o page"],
+    "serve,openvino": ["bin/python -c SERVE BUNDLE IMAGE"],
+    "sign,onnxruntime": [
+        "bin/python -c KEY",
+        "cp -r BUNDLE signed",
+        "bin/vitdeploy bundle sign signed --key key.pem",
+        "bin/vitdeploy predict signed IMAGE --trust public.pem --target onnxruntime-cpu",
+    ],
+    "export": ["bin/vitdeploy export RECIPE -o exported"],
+    "export,transformers": ["bin/python -c TRANSFORMERS", "bin/vitdeploy export hf:folder -o exported"],
+    "export,timm": [
+        "bin/python -c TIMM",
+        "bin/vitdeploy export timm:mobilevit_xxs --checkpoint weights.safetensors -o exported",
+    ],
+}
+
+
+def walk(wheel: Path, extras: str, shared: Path) -> str:
+    """Install and run; what came of it."""
+    words = {**WORDS, "BUNDLE": str(shared / "bundle")}
+    environment = {**os.environ, "VITDEPLOY_STORE": str(shared / "store")}
+    environment.pop("PYTHONPATH", None)
+    what = f"{wheel}[{extras}]" if extras else str(wheel)
+    constraint = str(ROOT / "requirements" / "torch.txt")
+    with tempfile.TemporaryDirectory() as folder:
+        steps = [
+            [sys.executable, "-m", "venv", folder],
+            ["bin/python", "-m", "pip", "install", "--quiet", "--constraint", constraint, what],
+            *([words.get(word, word) for word in shlex.split(command)] for command in WALKS[extras]),
+        ]
+        for step in steps:
+            done = subprocess.run(step, cwd=folder, env=environment, capture_output=True, text=True)
+            if done.returncode == SKIPPED:
+                return "skipped"
+            if done.returncode:
+                return f"failed: {shlex.join(step)[:200]}\n{done.stdout[-1000:]}{done.stderr[-1500:]}"
+    return "passed"
+
+
+def main() -> None:
+    wheel, *wanted = sys.argv[1:]
+    failed = False
+    with tempfile.TemporaryDirectory() as shared:
+        for extras in ["all", *(wanted or list(WALKS)[1:])]:
+            outcome = walk(Path(wheel).absolute(), extras, Path(shared))
+            failed |= outcome.startswith("failed")
+            print(f"vitdeploy[{extras}]: {outcome}", flush=True)
+    sys.exit(failed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""`make docs`: the pages of docs/ and the reference build without a warning, and are read without a network."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import vitdeploy.errors
+import vitdeploy.runtime
+
+pytest.importorskip("sphinx", reason="the dependency group `docs` needs Python 3.11")
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("docs")
+    arguments = ["-q", "-W", "--keep-going", "-d", out / "doctrees", ROOT / "docs", out / "site"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", *map(str, arguments)], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return out / "site"
+
+
+@pytest.mark.parametrize("module", [vitdeploy, vitdeploy.runtime, vitdeploy.errors], ids=lambda module: module.__name__)
+def test_the_reference_describes_all_that_is_public(module: ModuleType, site: Path) -> None:
+    page = (site / "reference" / f"{module.__name__.rpartition('.')[2]}.html").read_text(encoding="utf-8")
+    assert [name for name in public(module) if f'id="{module.__name__}.{name}"' not in page] == []
+
+
+def public(module: ModuleType) -> list[str]:
+    """The classes and functions that a module offers: those in `__all__`, or of its own."""
+    found = {name: getattr(module, name) for name in getattr(module, "__all__", ())} or {
+        name: value
+        for name, value in vars(module).items()
+        if not name.startswith("_") and getattr(value, "__module__", None) == module.__name__
+    }
+    return [name for name, value in found.items() if inspect.isclass(value) or inspect.isfunction(value)]
+
+
+def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
+    loaded = re.compile(r"<(?:script|link|img|iframe)[^>]+(?:src|href)=\"(?:https?:)?//")
+    pages = list(site.rglob("*.html"))
+    assert len(pages) > 30
+    assert [page.name for page in pages if loaded.search(page.read_text(encoding="utf-8"))] == []
