@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -78,10 +79,6 @@ def refuse_channels(channels: int, *, grey: bool = True) -> None:
         )
 
 
-def _own_fields(config: Any) -> Mapping[str, Any]:
-    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-
-
 @dataclass(frozen=True)
 class Family:
     """One architecture family. A config is a frozen dataclass of the family's own.
@@ -101,8 +98,8 @@ class Family:
     hints: of a name and its config, what the name tells the reader that tensors cannot.
     free: fields of the config that are the checkpoint's own whatever the name says, by the word for people; a config
         may lack them. The image size is free, too.
-    architecture: what a checkpoint must have in common with a config, by the word that a user knows it by; by default
-        all fields but the free ones and `image_size`.
+    architecture: attributes that a checkpoint's config must have in common with the name's, each behind the word that a
+        user knows it by; by default all fields but the free ones and `image_size`.
     sized: entries of `architecture` that change with the image size.
     settle: of the checkpoint's config and the name's, the config to build, and what it has from the name, for people.
 
@@ -127,7 +124,7 @@ class Family:
     preprocess: Callable[[Any], PreprocessSpec | None]
     hints: Callable[[str, Any], Hints] = lambda name, config: Hints()
     free: Mapping[str, str] = field(default_factory=lambda: {"num_classes": "classes", "in_channels": "channels"})
-    architecture: Callable[[Any], Mapping[str, Any]] = _own_fields
+    architecture: Mapping[str, str] = field(default_factory=dict)
     sized: frozenset[str] = frozenset()
     settle: Callable[[Any, Any], tuple[Any, list[str]]] = lambda own, named: (own, [])
     model_types: frozenset[str] = frozenset()
@@ -161,10 +158,10 @@ class Family:
 
     def differences(self, own: Any, wanted: Any) -> list[str]:
         """What makes another architecture of a config than is wanted, for people; [] for the same one."""
-        passed = {*self.free, "image_size", *(self.sized if self.image_size(own) != self.image_size(wanted) else ())}
-        theirs = self.architecture(wanted)
-        return [
-            f"{key.replace('_', ' ')} {value} instead of {theirs[key]}"
-            for key, value in self.architecture(own).items()
-            if key not in passed and value != theirs[key]
-        ]
+        fields = [f.name for f in dataclasses.fields(wanted) if f.name not in (*self.free, "image_size")]
+        told = []
+        for word, attribute in (self.architecture or {name.replace("_", " "): name for name in fields}).items():
+            found, asked = attrgetter(attribute)(own), attrgetter(attribute)(wanted)
+            if found != asked and not (word in self.sized and self.image_size(own) != self.image_size(wanted)):
+                told.append(f"{word} {found} instead of {asked}")
+        return told

@@ -124,6 +124,11 @@ class SwinConfig:
         return tuple(stages)
 
     @property
+    def window_sizes(self) -> tuple[tuple[int, int], ...]:
+        """Windows (height, width) of the stages, after any shrinking."""
+        return tuple(stage.window for stage in self.stages)
+
+    @property
     def features(self) -> int:
         """Width of the last stage."""
         return self.stages[-1].width

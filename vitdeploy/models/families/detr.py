@@ -37,6 +37,18 @@ _NAME = re.compile(
     r"_w(?P<width>\d+)h(?P<heads>\d+)e(?P<encoder>\d+)d(?P<decoder>\d+)q(?P<queries>\d+)"
     r"_(?P<height>\d+)(?:x(?P<image_width>\d+))?(?P<dc5>_dc5)?(?P<panoptic>_panoptic)?"
 )
+# What makes another architecture, by the word that a user knows it by.
+ARCHITECTURE = {
+    "backbone's blocks": "backbone.depths",
+    "backbone's widths": "backbone.widths",
+    "width": "width",
+    "heads": "heads",
+    "encoder layers": "encoder_layers",
+    "decoder layers": "decoder_layers",
+    "MLP width": "hidden",
+    "queries": "queries",
+    "mask head": "panoptic",
+}
 
 
 def _published() -> dict[str, DETRConfig]:
@@ -144,20 +156,6 @@ def resize(
             wanted=f"any height and width of at least {MIN_SIDE} pixels",
             fix="--image-size HEIGHTxWIDTH",
         ) from None
-
-
-def architecture(config: DETRConfig) -> dict[str, Any]:
-    return {
-        "backbone's blocks": config.backbone.depths,
-        "backbone's widths": config.backbone.widths,
-        "width": config.width,
-        "heads": config.heads,
-        "encoder layers": config.encoder_layers,
-        "decoder layers": config.decoder_layers,
-        "MLP width": config.hidden,
-        "queries": config.queries,
-        "mask head": config.panoptic,
-    }
 
 
 def transformers_keys(values: Mapping[str, Any], config: DETRConfig) -> dict[str, Any]:
@@ -299,7 +297,7 @@ FAMILY = Family(
     resize=resize,
     preprocess=preprocess,
     hints=lambda name, config: Hints(heads=config.heads, config={"dilation": config.backbone.dilate_last}),
-    architecture=architecture,
+    architecture=ARCHITECTURE,
     model_types=frozenset({"detr"}),
     transformers_keys=transformers_keys,
 )

@@ -43,6 +43,16 @@ _NAME = re.compile(
 )
 _BLOCK = re.compile(r"layers\.(\d+)\.blocks\.(\d+)\.attn\.relative_position_bias_table")
 _TABLE = "layers.{}.blocks.{}.attn.relative_position_bias_table"
+# What makes another architecture, by the word that a user knows it by.
+ARCHITECTURE = {
+    "patch size": "patch_size",
+    "width": "width",
+    "depths": "depths",
+    "heads": "heads",
+    "MLP ratio": "mlp_ratio",
+    "norm of the patches": "patch_norm",
+    "windows": "window_sizes",
+}
 
 
 def parse(name: str) -> SwinConfig | None:
@@ -200,18 +210,6 @@ def resize(
     return resized, weights
 
 
-def architecture(config: SwinConfig) -> dict[str, Any]:
-    return {
-        "patch size": config.patch_size,
-        "width": config.width,
-        "depths": config.depths,
-        "heads": config.heads,
-        "MLP ratio": config.mlp_ratio,
-        "norm of the patches": config.patch_norm,
-        "windows": tuple(stage.window for stage in config.stages),
-    }
-
-
 def settle(own: SwinConfig, named: SwinConfig) -> tuple[SwinConfig, list[str]]:
     """A window that shrank to its image is known only as far as that."""
     return (replace(own, windows=named.windows) if own.image_size == named.image_size else own), []
@@ -341,7 +339,7 @@ FAMILY = Family(
     recognise=recognise,
     resize=resize,
     preprocess=preprocess,
-    architecture=architecture,
+    architecture=ARCHITECTURE,
     sized=frozenset({"windows"}),
     settle=settle,
     model_types=frozenset({"swin"}),

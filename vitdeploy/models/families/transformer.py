@@ -37,6 +37,14 @@ _UNTOLD = ("heads", "max_length", "pad", "start", "end", "pre_norm", "layer_norm
 _WORDS = {"nhead": "heads", "norm_first": "pre_norm"}
 _OWN = "decoder.0.cross_attention.key_value.weight"
 _TORCH = "decoder.layers.0.multihead_attn.in_proj_weight"
+# What makes another architecture, by the word that a user knows it by.
+ARCHITECTURE = {
+    "width": "width",
+    "encoder blocks": "encoder_depth",
+    "decoder blocks": "decoder_depth",
+    "heads": "heads",
+    "MLP width": "hidden",
+}
 
 
 def parse(name: str) -> TransformerConfig | None:
@@ -264,16 +272,6 @@ def hints(name: str, config: TransformerConfig) -> Hints:
     return Hints(heads=config.heads, config={field: getattr(config, field) for field in _UNTOLD})
 
 
-def architecture(config: TransformerConfig) -> dict[str, Any]:
-    return {
-        "width": config.width,
-        "encoder blocks": config.encoder_depth,
-        "decoder blocks": config.decoder_depth,
-        "heads": config.heads,
-        "MLP width": config.hidden,
-    }
-
-
 def resize(
     config: TransformerConfig, state: Mapping[str, Tensor], image_size: tuple[int, int]
 ) -> tuple[TransformerConfig, dict[str, Tensor]]:
@@ -292,5 +290,5 @@ FAMILY = Family(
     preprocess=lambda config: None,
     hints=hints,
     free={"source_vocabulary": "tokens", "target_vocabulary": "tokens"},
-    architecture=architecture,
+    architecture=ARCHITECTURE,
 )

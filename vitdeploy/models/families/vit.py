@@ -39,6 +39,20 @@ LARGE = 384
 CONVENTIONS = ("activation", "layer_norm_eps")
 READERS = (vit_timm.recognise, vit_transformers.recognise, vit_torchvision.recognise, vit_jax.recognise)
 Config = TypeVar("Config", bound=ViTConfig)
+# What makes another architecture, by the word that a user knows it by.
+ARCHITECTURE = {
+    "patch size": "patch_size",
+    "width": "width",
+    "depth": "depth",
+    "heads": "heads",
+    "MLP width": "hidden",
+    "class token": "class_token",
+    "registers": "registers",
+    "norm before the blocks": "stem_norm",
+    "norms of query and key": "qk_norm",
+    "LayerScale": "layer_scale",
+    "MLP": "mlp",
+}
 
 
 def describe(config: ViTConfig) -> Signature:
@@ -101,22 +115,6 @@ def preprocess(config: ViTConfig) -> PreprocessSpec:
 def hints(name: str, config: ViTConfig) -> Hints:
     """The name stands for timm's config file of that architecture."""
     return Hints(heads=config.heads, config={"architecture": name})
-
-
-def architecture(config: ViTConfig) -> dict[str, Any]:
-    return {
-        "patch size": config.patch_size,
-        "width": config.width,
-        "depth": config.depth,
-        "heads": config.heads,
-        "MLP width": config.hidden,
-        "class token": config.class_token,
-        "registers": config.registers,
-        "norm before the blocks": config.stem_norm,
-        "norms of query and key": config.qk_norm,
-        "LayerScale": config.layer_scale,
-        "MLP": config.mlp,
-    }
 
 
 def settle(own: Config, named: ViTConfig) -> tuple[Config, list[str]]:
@@ -184,7 +182,7 @@ FAMILY = Family(
     resize=resize,
     preprocess=preprocess,
     hints=hints,
-    architecture=architecture,
+    architecture=ARCHITECTURE,
     settle=settle,
     model_types=frozenset(MODEL_TYPES),
     transformers_keys=transformers_keys,
