@@ -19,7 +19,7 @@ from vitdeploy.document.report import Judgement, Report, VerdictFacts
 from vitdeploy.document.selftest import SelftestDocument
 from vitdeploy.document.sweep import SweepDocument
 from vitdeploy.document.tuning import TuneDocument
-from vitdeploy.report import flags, lookup, measures, notices, quantization, table, text
+from vitdeploy.report import lookup, measures, notes, quantization, table, text
 from vitdeploy.report.attention_views import attention_view
 from vitdeploy.report.changed import changed_view
 from vitdeploy.report.classes import classes_view
@@ -146,15 +146,15 @@ class Recipe:
 def render_selftest(document: SelftestDocument) -> str:
     """The page of a self-test."""
     found = text.cleaned(document)
-    legend = flags.legend(flag for model in model_views(found) for row in model.rows for flag in row.flags)
-    noticed = notices.notices((), *(model.bench.undecided for model in found.models if model.bench))
+    legend = notes.legend(flag for model in model_views(found) for row in model.rows for flag in row.flags)
+    noticed = notes.notices((), *(model.bench.undecided for model in found.models if model.bench))
     return _render("selftest_page", SELFTEST, found, report=found, legend=legend, notices=noticed)
 
 
 def render_regression(document: ComparisonDocument) -> str:
     """The page of a comparison of two bundles or reports."""
     found = text.cleaned(document)
-    noticed = notices.notices((), found.bench.undecided if found.bench else {})
+    noticed = notes.notices((), found.bench.undecided if found.bench else {})
     return _render(
         "regression_page", COMPARISON, found, report=found, gate=table.gate(found.gate.status), notices=noticed
     )
@@ -165,7 +165,7 @@ def render_sweep(document: SweepDocument) -> str:
     found = text.cleaned(document)
     reports = [each.report for each in found.recipes if each.report]
     warnings = [f"{each.name}: {line}" for each in reports for line in each.warnings]
-    noticed = notices.notices(warnings, *(_named(each) for each in reports))
+    noticed = notes.notices(warnings, *(_named(each) for each in reports))
     return _render("sweep_page", SWEEP, found, report=found, notices=noticed)
 
 
@@ -189,7 +189,7 @@ def _judged(report: Judgement) -> dict[str, object]:
         lookup.starred(report),
         report.verdict.stands_for_all,
     )
-    return {"report": report, "top": verdict, "notices": notices.notices(report.warnings, lookup.undecided(report))}
+    return {"report": report, "top": verdict, "notices": notes.notices(report.warnings, lookup.undecided(report))}
 
 
 def _reasons(verdict: VerdictFacts) -> list[str]:
