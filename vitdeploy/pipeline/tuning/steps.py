@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from vitdeploy.bench.candidate import engine_candidate
 from vitdeploy.bench.decided import disturbed_reason
@@ -98,7 +97,7 @@ def screen_step(job: Job, engines: Mapping[str, Artifact]) -> Step:
         write_json(out / SCREEN_FILE, found)
 
     targets = {read_engine(artifact.path).target for artifact in engines.values()}
-    tools: dict[str, Any] = functools.reduce(lambda found, target: found | target_tools(target), sorted(targets), {})
+    tools: dict[str, str] = functools.reduce(lambda found, target: found | target_tools(target), sorted(targets), {})
     return Step(
         SCREEN,
         "screen",
