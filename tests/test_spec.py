@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitdeploy.spec import (
+    SPARSE,
     Budget,
     DecodeError,
     EngineSpec,
@@ -244,3 +245,36 @@ def test_a_dynamic_batch_is_pinned_and_a_fixed_one_stays():
 def test_a_budget_says_its_bounds_and_no_others():
     assert str(Budget(max_drop=0.5, max_latency=12)) == "max_drop 0.5, max_latency 12"
     assert str(Budget()) == "no bound"
+
+
+@dataclasses.dataclass(frozen=True)
+class Named:
+    """A field whose name in JSON is a keyword of Python, and one that is written only where it is known."""
+
+    kind: str = dataclasses.field(metadata={"alias": "class"})
+    more: int | None = dataclasses.field(default=None, metadata=SPARSE)
+
+
+@dataclasses.dataclass(frozen=True)
+class Other:
+    size: int
+    weight: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Either:
+    found: Named | Other | None
+
+
+def test_a_field_may_have_another_name_in_json_and_may_be_left_out():
+    assert encode([Named("a"), Named("b", 2)]) == [{"class": "a"}, {"class": "b", "more": 2}]
+    assert decode(Named, {"class": "b", "more": 2}) == Named("b", 2)
+    assert problems_of(Named, {"kind": "a"}) == ["$.class: missing", "$.kind: unknown field"]
+
+
+def test_of_several_objects_the_misfits_are_those_of_the_one_that_fits_best():
+    assert decode(Either, {"found": {"size": 1, "weight": 2}}).found == Other(1, 2)
+    assert problems_of(Either, {"found": {"size": 1, "weight": "x"}}) == [
+        "$.found.weight: found 'x', wanted an integer"
+    ]
+    assert problems_of(Either, {"found": 3}) == ["$.found: found '3', wanted an object or an object or null"]

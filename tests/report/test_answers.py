@@ -13,10 +13,10 @@ from tests.report.test_html import ALLOWED, HOSTILE, REPORT, Page
 from vitdeploy.document.comparison import TimeRatio
 from vitdeploy.document.selftest import SelftestModel
 from vitdeploy.document.sweep import SweepDocument
-from vitdeploy.report import changed, classes, flags, lookup, regression, reliability, selftest, summary, table
+from vitdeploy.report import changed, classes, lookup, notes, regression, reliability, selftest, summary, table
 from vitdeploy.report.examples import examples
 from vitdeploy.report.html import render_sweep
-from vitdeploy.report.notices import notices
+from vitdeploy.report.notes import notices
 from vitdeploy.report.sweep import sweep_plots, swept
 from vitdeploy.spec import decode
 from vitdeploy.verify.classes import Drops, LostClasses, Reliability
@@ -164,8 +164,8 @@ def test_reasons_that_artifacts_share_are_said_once():
 
 
 def test_flags_that_are_used_have_a_legend_and_a_new_one_its_name():
-    assert flags.legend(["short", "brand-new", "unstable", "short"]) == [
-        *((name, flags.MEANINGS[name]) for name in ("unstable", "short")),
+    assert notes.legend(["short", "brand-new", "unstable", "short"]) == [
+        *((name, notes.MEANINGS[name]) for name in ("unstable", "short")),
         ("brand-new", ""),
     ]
 
@@ -178,7 +178,7 @@ def test_a_sweep_is_one_plane_of_all_recipes_and_one_for_each_metric():
     other = copy.deepcopy(report)
     for each in other["engines"]:
         each["verify"]["metric"] = "mAP"
-    error = {"code": "VD1", "message": "bad", "exit_code": 1, "found": None, "wanted": None, "fix": None}
+    error = {"code": "VD1", "message": "bad", "exit_code": 1, "found": "", "wanted": "", "fix": ""}
     recipes = [("one", report, None), ("bad", None, error), ("two", other, None)]
     rows = [{"name": name, "recipe": "a.yaml", "report": found, "error": error} for name, found, error in recipes]
     found = {"format": 1, "created": REPORT["created"], "recipes": rows, "environment": MACHINE}

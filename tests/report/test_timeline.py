@@ -11,8 +11,7 @@ from tests.report.test_html import HOSTILE
 from vitdeploy.document.bench import Bench
 from vitdeploy.report.lookup import measured_alone
 from vitdeploy.report.plots import bench_plots
-from vitdeploy.report.timeline import timeline_plots
-from vitdeploy.report.tracks import moves
+from vitdeploy.report.timeline import moves, timeline_plots
 from vitdeploy.spec import decode
 
 NAMES = [f"engine-{letter}" for letter in "abcd"]

@@ -8,11 +8,13 @@ from PIL import Image
 
 from tests.pipeline import planted
 from tests.report.test_attention import patch, tile
+from vitdeploy.document.explanation import Explanation
 from vitdeploy.errors import GraphError, InputError, OutputError
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.passes.optimize import optimize
 from vitdeploy.graph.passes.row_alignment import align_rows
 from vitdeploy.graph.passes.token_merging import merge_tokens
+from vitdeploy.spec import decode, encode
 from vitdeploy.workflows.explain import explain
 
 BRIGHT, DARK = (1, 2), (3, 0)
@@ -47,11 +49,11 @@ def test_a_map_has_its_maximum_where_the_attention_was_planted(kind, tmp_path):
     make, prefix, reader, blocks = CLASSIFIERS[kind]
     image, out = planted.picture(tmp_path, BRIGHT, DARK), tmp_path / "out.png"
     facts = explain(planted.bundle(tmp_path, make(), labels=["bright", "one"]), image, out)
-    assert facts == {
+    assert encode(facts) == {
         "path": str(out),
         "image": str(image),
         "task": "classification",
-        "size": facts["size"],
+        "size": list(facts.size),
         "grid": [4, 4],
         "heads": 2,
         "blocks": blocks,
@@ -60,7 +62,7 @@ def test_a_map_has_its_maximum_where_the_attention_was_planted(kind, tmp_path):
         "maps": [f"Rollout over {blocks} attentions", "Mean of the 2 heads", "Head 1", "Head 2"],
     }
     picture = Image.open(out).convert("RGB")
-    assert list(picture.size) == facts["size"]
+    assert picture.size == facts.size
     assert brightest(picture, IMAGE) == brightest(picture, HEAD_BRIGHT) == BRIGHT
     assert brightest(picture, HEAD_DARK) == DARK
     for index in (ROLLOUT, MEAN):
@@ -73,8 +75,8 @@ def test_a_detector_shows_the_look_and_the_box_of_each_detected_object(tmp_path)
     image, out = planted.picture(tmp_path, BRIGHT, DARK), tmp_path / "out.png"
     bundle = planted.bundle(tmp_path, planted.detector(), "detection", labels=["bright", "dark", "never"])
     facts = explain(bundle, image, out)
-    assert facts["maps"] == ["bright, 94.8 %", "dark, 87.0 %"]
-    assert (facts["grid"], facts["heads"], facts["blocks"], facts["prefix_tokens"]) == ([4, 4], 2, 1, 0)
+    assert facts.maps == ("bright, 94.8 %", "dark, 87.0 %")
+    assert (facts.grid, facts.heads, facts.blocks, facts.prefix_tokens) == ((4, 4), 2, 1, 0)
     picture = Image.open(out).convert("RGB")
     # The key's score is its brightness in one head, and the reverse in the other: each object has one of both.
     for index, place in ((1, BRIGHT), (2, DARK)):
@@ -189,9 +191,9 @@ def test_the_command_prints_one_document_and_writes_the_picture_alone(cli, tmp_p
     before = set(tmp_path.iterdir())
     done = cli("explain", bundle, image, "-o", "new/out.png", "--json")
     assert done.returncode == 0, done.stderr
-    facts = json.loads(done.stdout)
-    assert (facts["grid"], facts["heads"], facts["prefix_tokens"]) == ([4, 4], 2, 1)
-    assert Image.open(tmp_path / facts["path"]).size == tuple(facts["size"])
+    facts = decode(Explanation, json.loads(done.stdout))
+    assert (facts.grid, facts.heads, facts.prefix_tokens) == ((4, 4), 2, 1)
+    assert Image.open(tmp_path / facts.path).size == facts.size
     assert set(tmp_path.iterdir()) - before == {tmp_path / "new"}
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["out.png"]
     assert "4x4 patches after 1 other tokens, 2 heads, 2 attentions" in done.stderr

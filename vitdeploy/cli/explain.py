@@ -34,9 +34,9 @@ def command(console: Console, bundle: Path, image: Path, output: Path) -> None:
         console.progress("attention maps", 0, 1)
         facts = explain(bundle, image, output)
         console.progress("attention maps", 1, 1)
-    rows, columns = facts["grid"]
+    rows, columns = facts.grid
     lines = [
-        f"{facts['read']}: {rows}x{columns} patches after {facts['prefix_tokens']} other tokens, "
-        f"{facts['heads']} heads, {facts['blocks']} attentions"
+        f"{facts.read}: {rows}x{columns} patches after {facts.prefix_tokens} other tokens, "
+        f"{facts.heads} heads, {facts.blocks} attentions"
     ]
     console.finish(facts, lines, output)

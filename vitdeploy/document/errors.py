@@ -15,9 +15,9 @@ class ErrorFacts:
     code: str
     message: str
     exit_code: int
-    found: str | None
-    wanted: str | None
-    fix: str | None
+    found: str
+    wanted: str
+    fix: str
 
     @classmethod
     def of(cls, error: VitdeployError) -> ErrorFacts:

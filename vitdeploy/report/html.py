@@ -19,74 +19,13 @@ from vitdeploy.document.report import Judgement, Report, VerdictFacts
 from vitdeploy.document.selftest import SelftestDocument
 from vitdeploy.document.sweep import SweepDocument
 from vitdeploy.document.tuning import TuneDocument
-from vitdeploy.report import flags, lookup, measures, notices, quantization, table, text
-from vitdeploy.report.attention_views import attention_view
-from vitdeploy.report.changed import changed_view
-from vitdeploy.report.classes import classes_view
-from vitdeploy.report.context import context_view
-from vitdeploy.report.details import details_view
-from vitdeploy.report.examples import examples_view
+from vitdeploy.report import lookup, measures, notes, quantization, table, text
 from vitdeploy.report.measures import Cell
 from vitdeploy.report.page import Document, RunPage, Section, shown
-from vitdeploy.report.plots import plots_alone, render_plots
-from vitdeploy.report.quantization import costs_view
-from vitdeploy.report.regression import pairs_view, sides_view
-from vitdeploy.report.reliability import reliability_view
-from vitdeploy.report.selftest import model_views, steps_view
-from vitdeploy.report.sizes import sizes_view
-from vitdeploy.report.summary import summary_view
-from vitdeploy.report.sweep import sweep_plots, swept_view
-from vitdeploy.report.table import Gate, comparison_view
-from vitdeploy.report.tuning import left_out_view, merging_view, rows_view, variants_view
+from vitdeploy.report.sections import COMPARISON, RUN, SELFTEST, SWEEP, TUNING
+from vitdeploy.report.selftest import model_views
+from vitdeploy.report.table import Gate
 from vitdeploy.search.sensitivity import Sensitivity
-
-COMPARED = "Every artifact against the original"
-TIME = "Where the time goes"
-
-RUN: tuple[Section[RunPage], ...] = (
-    Section("summary", "Summary", summary_view, "summary.html.jinja", "summary"),
-    Section("comparison", COMPARED, lambda page: comparison_view(page.report), "comparison.html.jinja"),
-    Section("sizes", "Image sizes", sizes_view, "sizes.html.jinja"),
-    Section("changed", "{view.title} whose answer changed", changed_view, "changed.html.jinja"),
-    Section("classes", "Class by class", classes_view, "classes.html.jinja"),
-    Section("reliability", "{view.title}", reliability_view, "plot.html.jinja"),
-    Section("plot-{number}", "{view.title}", lambda page: render_plots(page.report), "plot.html.jinja"),
-    Section("context", TIME, lambda page: context_view(page.report.bench), "context.html.jinja"),
-    Section(
-        "sensitivity-of-{number}",
-        "Layer by layer: {view.artifact}",
-        lambda page: costs_view(page.report),
-        "costs.html.jinja",
-    ),
-    Section("examples", "{view.which} {view.noun}s", examples_view, "examples.html.jinja"),
-    Section("attention", "Where the model looks", attention_view, "attention.html.jinja"),
-    Section("details", "How it was made and measured", details_view, "details.html.jinja"),
-)
-TUNING: tuple[Section[TuneDocument], ...] = (
-    Section("variants", "{view.title}", variants_view, "variants.html.jinja"),
-    Section("comparison", COMPARED, comparison_view, "comparison.html.jinja"),
-    Section("plot-{number}", "{view.title}", render_plots, "plot.html.jinja"),
-    Section("rows", "Number of rows", rows_view, "aligned_rows.html.jinja"),
-    Section("merging", "Token merging", merging_view, "merging.html.jinja"),
-    Section("left-out", "Not tried", left_out_view, "left_out.html.jinja"),
-)
-COMPARISON: tuple[Section[ComparisonDocument], ...] = (
-    Section("engines", "Engine by engine", pairs_view, "pairs.html.jinja"),
-    Section("plot-{number}", "{view.title}", lambda document: plots_alone(document.bench), "plot.html.jinja"),
-    Section("context", TIME, lambda document: context_view(document.bench), "context.html.jinja"),
-    Section("details", "What was compared, and where", sides_view, "sides.html.jinja"),
-)
-SWEEP: tuple[Section[SweepDocument], ...] = (
-    Section("verdicts", "Verdicts", swept_view, "verdicts.html.jinja"),
-    Section("plot-{number}", "{view.title}", sweep_plots, "plot.html.jinja"),
-    Section("engines", "Every engine", swept_view, "swept_engines.html.jinja"),
-    Section("machine", "Machine", lambda document: [document], "machine.html.jinja"),
-)
-SELFTEST: tuple[Section[SelftestDocument], ...] = (
-    Section("machine", "What the target needs of this machine", lambda document: [document], "needs.html.jinja"),
-    Section("steps", "Steps", steps_view, "steps.html.jinja"),
-    Section("model-{number}", "{view.name}", model_views, "tested_model.html.jinja"),
-)
 
 
 @dataclass(frozen=True)
@@ -146,15 +85,15 @@ class Recipe:
 def render_selftest(document: SelftestDocument) -> str:
     """The page of a self-test."""
     found = text.cleaned(document)
-    legend = flags.legend(flag for model in model_views(found) for row in model.rows for flag in row.flags)
-    noticed = notices.notices((), *(model.bench.undecided for model in found.models if model.bench))
+    legend = notes.legend(flag for model in model_views(found) for row in model.rows for flag in row.flags)
+    noticed = notes.notices((), *(model.bench.undecided for model in found.models if model.bench))
     return _render("selftest_page", SELFTEST, found, report=found, legend=legend, notices=noticed)
 
 
 def render_regression(document: ComparisonDocument) -> str:
     """The page of a comparison of two bundles or reports."""
     found = text.cleaned(document)
-    noticed = notices.notices((), found.bench.undecided if found.bench else {})
+    noticed = notes.notices((), found.bench.undecided if found.bench else {})
     return _render(
         "regression_page", COMPARISON, found, report=found, gate=table.gate(found.gate.status), notices=noticed
     )
@@ -165,7 +104,7 @@ def render_sweep(document: SweepDocument) -> str:
     found = text.cleaned(document)
     reports = [each.report for each in found.recipes if each.report]
     warnings = [f"{each.name}: {line}" for each in reports for line in each.warnings]
-    noticed = notices.notices(warnings, *(_named(each) for each in reports))
+    noticed = notes.notices(warnings, *(_named(each) for each in reports))
     return _render("sweep_page", SWEEP, found, report=found, notices=noticed)
 
 
@@ -189,7 +128,7 @@ def _judged(report: Judgement) -> dict[str, object]:
         lookup.starred(report),
         report.verdict.stands_for_all,
     )
-    return {"report": report, "top": verdict, "notices": notices.notices(report.warnings, lookup.undecided(report))}
+    return {"report": report, "top": verdict, "notices": notes.notices(report.warnings, lookup.undecided(report))}
 
 
 def _reasons(verdict: VerdictFacts) -> list[str]:

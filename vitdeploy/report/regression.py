@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vitdeploy.document.comparison import ComparisonDocument, PairFacts, TimeRatio
-from vitdeploy.report import flags, table, text
+from vitdeploy.report import notes, table, text
 from vitdeploy.report.measures import Cell
 from vitdeploy.report.table import Gate
 
@@ -54,7 +54,7 @@ class SidesView:
 
 
 def pairs_view(document: ComparisonDocument) -> list[PairsView]:
-    legend = flags.legend(flag for engine in document.engines for flag in engine.flags)
+    legend = notes.legend(flag for engine in document.engines for flag in engine.flags)
     return [PairsView(document, pair_rows(document), metrics(document), Cell(text.MISSING), legend)]
 
 

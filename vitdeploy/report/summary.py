@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from vitdeploy.document.engine import EngineFacts
 from vitdeploy.document.report import Report
-from vitdeploy.report import changed, classes, flags, lookup, measures, quantization, reliability, table, text
+from vitdeploy.report import changed, classes, lookup, measures, notes, quantization, reliability, table, text
 from vitdeploy.report.page import RunPage
 
 
@@ -124,7 +124,7 @@ def _sensitivity_section(report: Report, artifact: str) -> str:
 
 def _flags(report: Report) -> str:
     used = [flag for row in table.main_rows(report) for flag in row.flags if flag != "not shipped"]
-    return ", ".join(flag for flag, _ in flags.legend(used))
+    return ", ".join(flag for flag, _ in notes.legend(used))
 
 
 def _measured(report: Report) -> str:

@@ -11,7 +11,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from vitdeploy.document.report import Report
 from vitdeploy.document.sweep import SweepDocument, SweptRecipe
-from vitdeploy.report import figures, flags, labels, lookup, measures, table, text
+from vitdeploy.report import figures, labels, lookup, measures, notes, table, text
 from vitdeploy.report.svg import Plot, both_variants
 from vitdeploy.report.table import Gate, Row
 
@@ -56,7 +56,7 @@ class SweptView:
 
 def swept_view(document: SweepDocument) -> list[SweptView]:
     recipes = swept(document)
-    return [SweptView(recipes, flags.legend(flag for each in recipes for _, row in each.rows for flag in row.flags))]
+    return [SweptView(recipes, notes.legend(flag for each in recipes for _, row in each.rows for flag in row.flags))]
 
 
 def swept(document: SweepDocument) -> list[Swept]:

@@ -10,7 +10,7 @@ from vitdeploy.bench.row import Row as BenchRow
 from vitdeploy.document.bench import Ratio
 from vitdeploy.document.engine import EngineFacts
 from vitdeploy.document.report import Judgement
-from vitdeploy.report import flags, lookup, measures, text
+from vitdeploy.report import lookup, measures, notes, text
 from vitdeploy.report.measures import Cell, Metric
 from vitdeploy.report.text import MISSING
 from vitdeploy.spec import GateStatus
@@ -84,7 +84,7 @@ def comparison_view(report: Judgement) -> list[ComparisonView]:
             measures.counts_nothing(report),
             bool(lookup.bench_results(report)),
             rows,
-            flags.legend(flag for row in rows for flag in row.flags),
+            notes.legend(flag for row in rows for flag in row.flags),
         )
     ]
 

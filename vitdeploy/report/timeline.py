@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy.typing import NDArray
 
-from vitdeploy.report import figures, strips, text, tracks
+from vitdeploy.bench.row import ScenarioResult
+from vitdeploy.report import figures, strips, text
 from vitdeploy.report.lookup import Measured
 from vitdeploy.report.svg import Plot, both_variants
-from vitdeploy.report.tracks import Track, Values
 
 _STEPS = (2, 3, 5, 7, 10, 15, 20, 30, 50, 70, 100, 150, 200, 300, 500, 700, 1000)  # percent: the ends of a strip
 _BAND = 0.32  # of a strip's height, up and down, that the moves may take
@@ -26,12 +28,85 @@ _SHARED_FROM = 3  # artifacts, so that what they have in common is not mostly on
 _MINUTES_FROM = 300.0  # seconds
 _MOST_POINTS = 120  # of one line with marks; a longer one is a line alone
 
+Values = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Track:
+    """What one artifact did in one scenario over time.
+
+    seconds, moves: float64 [blocks]; a move is the percents that a block differs from the median of them all.
+    process: int64 [blocks]. level: that median, in `unit`, NaN of no block.
+    """
+
+    scenario: str
+    seconds: Values
+    moves: Values
+    process: NDArray[np.int64]
+    level: float
+    unit: str
+
+
+def _tracks_in_turns(measured: Measured) -> dict[str, list[Track]]:
+    """Of every artifact the scenarios that it took turns in; an artifact or scenario of which no times are known is
+    left out."""
+    found = {
+        name: [_track(scenario, each) for scenario, each in row.scenarios.items() if each.bins is None]
+        for name, row in measured.rows.items()
+    }
+    known = {name: [track for track in each if track.moves.size] for name, each in found.items()}
+    return {name: each for name, each in known.items() if each}
+
+
+def _tracks_of_runs(measured: Measured) -> dict[str, dict[str, list[Track]]]:
+    """The same of runs without turns, by scenario."""
+    found: dict[str, dict[str, list[Track]]] = {}
+    for name, row in measured.rows.items():
+        for scenario, each in row.scenarios.items():
+            if each.bins:
+                found.setdefault(scenario, {})[name] = [_run(scenario, each)]
+    return found
+
+
+def _track(scenario: str, result: ScenarioResult) -> Track:
+    """The blocks of a benchmark run; those in which no query was answered are left out."""
+    blocks = result.blocks
+    medians = np.array([np.nan if each is None else each for each in blocks.median_ms], np.float64)
+    seconds, process = np.array(blocks.begun_seconds, np.float64), np.array(blocks.process, np.int64)
+    usable = np.isfinite(medians) & (medians > 0)
+    level = float(np.median(medians[usable])) if usable.any() else np.nan
+    return Track(scenario, seconds[usable], moves(medians[usable]), process[usable], level, " ms")
+
+
+def _run(scenario: str, result: ScenarioResult) -> Track:
+    """Images per second of one long run, from its own beginning."""
+    bins, begun = (np.array(each, np.float64) for each in (result.bins, result.blocks.begun_seconds))
+    process = np.zeros(bins.size, np.int64)
+    return Track(scenario, begun - begun[0], moves(bins), process, float(np.median(bins)), "/s")
+
+
+def moves(values: Values) -> Values:
+    """How far each value is from the median of all, in percent of it. [n] -> [n]."""
+    return np.asarray(100 * (values / np.median(values) - 1)) if values.size else values
+
+
+def _together(tracks: Sequence[Track]) -> Iterator[tuple[Values, Values]]:
+    """What all artifacts do together, block by block, in each scenario and process: mean times and mean moves."""
+    for scenario in dict.fromkeys(track.scenario for track in tracks):
+        of = [track for track in tracks if track.scenario == scenario]
+        for number in np.unique(of[0].process):
+            parts = [(track.seconds[track.process == number], track.moves[track.process == number]) for track in of]
+            count = min(seconds.size for seconds, _ in parts)
+            if count:
+                means = (np.mean([part[column][:count] for part in parts], axis=0) for column in (0, 1))
+                yield next(means), next(means)
+
 
 def timeline_plots(measured: Measured) -> list[Plot]:
     """The benchmark run, and each long run; none of what no times are known of."""
-    bench_run = _bench_plot(measured, tracks.bench_run(measured))
+    bench_run = _bench_plot(measured, _tracks_in_turns(measured))
     plots = [] if bench_run is None else [bench_run]
-    for number, (scenario, runs) in enumerate(tracks.long_runs(measured).items(), start=1):
+    for number, (scenario, runs) in enumerate(_tracks_of_runs(measured).items(), start=1):
         plots.append(_run_plot(measured, runs, scenario, number))
     return plots
 
@@ -82,10 +157,10 @@ def _facts(found: Mapping[str, Sequence[Track]]) -> str:
 
 
 def _draw(
-    measured: Measured, found: Mapping[str, Sequence[Track]], narrow: bool, begins: str, together: bool
+    measured: Measured, found: Mapping[str, Sequence[Track]], narrow: bool, begins: str, with_mean: bool
 ) -> Figure:
     """One variant: a strip for each artifact, all on one scale of percents and one of time, which has its zero where
-    `begins` says. `together`: with what all artifacts did at the same time."""
+    `begins` says. `with_mean`: with what all artifacts did at the same time."""
     names = list(found)
     levels = [_levels(found[name]) for name in names]
     figure, axes = strips.new_strips(names, levels, narrow, top=_TOP, rise=_BAND)
@@ -99,7 +174,7 @@ def _draw(
     def height(percents: Values) -> Values:
         return _BAND * (2 * (np.clip(percents, low, high) - low) / (high - low) - 1)
 
-    shared = list(tracks.together(every)) if together else []
+    shared = list(_together(every)) if with_mean else []
     for index, name in enumerate(names):
         axes.axhspan(-index - _BAND, -index + _BAND, color=figures.RULE, alpha=0.35, linewidth=0)
         axes.axhline(-index + float(height(np.zeros(1))[0]), color=figures.RULE, linewidth=1)

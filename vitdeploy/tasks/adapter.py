@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import numpy as np
 
@@ -50,6 +50,14 @@ class Setting:
         return self.preprocess
 
 
+class Numbers(TypedDict):
+    """The arguments of every `split`."""
+
+    calibration: int
+    evaluation: int | Literal["all"]
+    seed: int
+
+
 @dataclass(frozen=True)
 class DataChoice:
     """Which data, as the recipe or the command line says it; see the recipe's `data`."""
@@ -62,7 +70,7 @@ class DataChoice:
     seed: int
 
     @property
-    def numbers(self) -> dict[str, Any]:
+    def numbers(self) -> Numbers:
         """How many of each part, and the seed, as every `split` takes them."""
         return {"calibration": self.calibration, "evaluation": self.evaluation, "seed": self.seed}
 

@@ -42,7 +42,7 @@ TEXT = "runs"
 class BisectionReport:
     """The document, its lines for people, and the command that fixes, "" without one."""
 
-    document: dict[str, Any]
+    document: dict[str, object]
     lines: list[str]
     then: str
 

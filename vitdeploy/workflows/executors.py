@@ -7,11 +7,10 @@ import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
+from vitdeploy.document.errors import ErrorFacts
 from vitdeploy.errors import VitdeployError, WorkerError, error_with_code
-
-ERROR = "vitdeploy error"
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -40,7 +39,8 @@ class Processes:
             futures = {pool.submit(_guarded, function, item): index for index, item in enumerate(items)}
             try:
                 for future in as_completed(futures):
-                    yield futures[future], _result(future)
+                    result = _result(future)
+                    yield futures[future], result
             finally:
                 pool.shutdown(cancel_futures=True)
 
@@ -50,15 +50,15 @@ def _end_at_interrupt() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def _guarded(function: Callable[[T], R], item: T) -> R | dict[str, object]:
+def _guarded(function: Callable[[T], R], item: T) -> R | ErrorFacts:
     """Errors of ours as plain data: not all of their classes can be pickled."""
     try:
         return function(item)
     except VitdeployError as error:
-        return {ERROR: error.to_dict()}
+        return ErrorFacts.of(error)
 
 
-def _result(future: Future[Any]) -> Any:
+def _result(future: Future[R | ErrorFacts]) -> R | VitdeployError:
     try:
         value = future.result()
     except BrokenProcessPool:
@@ -67,9 +67,6 @@ def _result(future: Future[Any]) -> Any:
             found="it was killed, or crashed in a library",
             fix="often too little memory: do fewer at a time (--jobs 1)",
         )
-    if isinstance(value, dict) and ERROR in value:
-        facts = value[ERROR]
-        return error_with_code(
-            facts["code"], facts["message"], **{key: facts[key] for key in ("found", "wanted", "fix")}
-        )
+    if isinstance(value, ErrorFacts):
+        return error_with_code(value.code, value.message, found=value.found, wanted=value.wanted, fix=value.fix)
     return value

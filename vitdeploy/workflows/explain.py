@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 
 from vitdeploy.attention.instrumented import InstrumentedOutputs, run_instrumented
 from vitdeploy.attention.rollout import Floats, read_by, to_grid
 from vitdeploy.bundle.read import read_bundle, verify_files
+from vitdeploy.document.explanation import Explanation
 from vitdeploy.errors import GraphError, InputError, OutputError
 from vitdeploy.graph.analysis.attention_views import AttentionViews, object_views, token_views
 from vitdeploy.graph.canonical.normalise import normalise
@@ -21,7 +21,7 @@ from vitdeploy.publish import storage_errors, sync_folder, temporary_folder
 from vitdeploy.report.attention import Panel, attention_picture, picture_size
 from vitdeploy.runtime.detection import Detection, detect
 from vitdeploy.runtime.labels import read_labels
-from vitdeploy.runtime.postprocess import classify
+from vitdeploy.runtime.postprocess import ClassScore, classify
 from vitdeploy.runtime.preprocess import Pixels, load_image
 from vitdeploy.runtime.runner import Array
 from vitdeploy.spec import Manifest, PostprocessSpec, PreprocessSpec
@@ -30,7 +30,7 @@ from vitdeploy.spec import Manifest, PostprocessSpec, PreprocessSpec
 OBJECTS = 3
 
 
-def explain(bundle: Path, image: Path, output: Path) -> dict[str, Any]:
+def explain(bundle: Path, image: Path, output: Path) -> Explanation:
     """Draw the attention maps of a bundle's float graph for one image, on ONNX Runtime.
 
     A model of tokens: every head of the last attention, their mean, and the rollout over all blocks. A DETR: the
@@ -64,18 +64,18 @@ def explain(bundle: Path, image: Path, output: Path) -> dict[str, Any]:
     rows, columns = views.grid
     subheading = f"{image.name}: {views.reader}; {rows} × {columns} patches, {len(instrumented.heads)} heads"
     _write(output, attention_picture(pixels, panels, f"{manifest.name}: where it looks", subheading))
-    return {
-        "path": str(output),
-        "image": str(image),
-        "task": manifest.task,
-        "size": list(picture_size(pixels, len(panels))),
-        "grid": list(views.grid),
-        "heads": len(instrumented.heads),
-        "blocks": len(views.blocks),
-        "prefix_tokens": views.prefix,
-        "read": views.reader,
-        "maps": [panel.title for panel in panels if panel.map is not None],
-    }
+    return Explanation(
+        path=str(output),
+        image=str(image),
+        task=manifest.task,
+        size=picture_size(pixels, len(panels)),
+        grid=views.grid,
+        heads=len(instrumented.heads),
+        blocks=len(views.blocks),
+        prefix_tokens=views.prefix,
+        read=views.reader,
+        maps=tuple(panel.title for panel in panels if panel.map is not None),
+    )
 
 
 def _check_output(output: Path, image: Path) -> None:
@@ -160,7 +160,7 @@ def _best_objects(
     return dict(sorted(found.items(), key=lambda item: -item[1].score)[:OBJECTS])
 
 
-def _certain(answer: Any) -> str:
+def _certain(answer: ClassScore | Detection) -> str:
     return f"{answer.label}, {100 * answer.score:.1f} %"
 
 

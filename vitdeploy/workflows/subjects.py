@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.bench.candidate import BenchCandidate, engine_candidate
@@ -249,7 +248,7 @@ def _engine_subject(
     )
 
 
-def image_request(setting: Setting) -> dict[str, Any] | None:
+def image_request(setting: Setting) -> dict[str, object] | None:
     """What the way from an image to its answer is measured with; None where the input is no image."""
     if setting.preprocess is None:
         return None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import vitdeploy
 from vitdeploy.errors import MissingFileError
@@ -42,7 +41,7 @@ def _digits(target: str) -> Recipe:
 
 def _vit_base(target: str) -> Recipe:
     """ViT-B/16 at 224 pixels on the images of the digits: what it answers is noise, what it costs is not."""
-    data: dict[str, Any] = {
+    data: dict[str, object] = {
         "path": str(_root() / "calibration" / "digits"),
         "labels": "none",
         "calibration": {"images": 32},
