@@ -54,8 +54,8 @@ def digests(steps, tmp_path_factory):
         if not home.exists():
             shutil.copytree(HOME / "vitdeploy", home / "vitdeploy", ignore=shutil.ignore_patterns("__pycache__"))
             if module is not None:
-                with (home / "vitdeploy" / f"{module}.py").open("a", encoding="utf-8") as file:
-                    file.write("\nCHANGED = True\n")
+                file = home / "vitdeploy" / f"{module}.py"
+                file.write_text(file.read_text(encoding="utf-8") + "\nCHANGED = True\n", encoding="utf-8")
         return {kind: source_digest(step.modules, home) for kind, step in steps.items()}
 
     return of

@@ -2,7 +2,7 @@
 
 What is imported is read from the text of a module, and nothing is imported for it. An import counts wherever it
 stands, but for those under `if TYPE_CHECKING:`, which never run. So does a string that is the dotted name of a module,
-or of something in it ("vitdeploy.runtime.ort:BACKEND"), as processes and tables of back ends name them. A package's own
+or of something in it ("package.module:NAME"), as processes and tables of back ends name them. A package's own
 file counts where something that stands in it is imported; that of `vitdeploy` itself, which is for users, never does.
 
 Whole files are hashed, with their comments: reading 300 files takes a tenth of what parsing them does, and to make a
