@@ -16,8 +16,8 @@ import subprocess
 import sys
 from typing import Any
 
-from vitdeploy.bench.paired import paired_ratio
-from vitdeploy.verify.intervals import student
+from vitdeploy.benchmark.paired import paired_ratio
+from vitdeploy.verification.intervals import student
 
 
 def main() -> None:

@@ -25,13 +25,13 @@ from pathlib import Path
 
 from protocol import compiled
 
-from vitdeploy.bench.candidate import engine_candidate
-from vitdeploy.bench.process import WorkerProcess
-from vitdeploy.bench.protocol import SETTLE_SECONDS
-from vitdeploy.bench.run import started
+from vitdeploy.benchmark.candidate import engine_candidate
+from vitdeploy.benchmark.process import WorkerProcess
+from vitdeploy.benchmark.protocol import SETTLE_SECONDS
+from vitdeploy.benchmark.run import started
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.spec import EngineSpec
-from vitdeploy.verify.intervals import log_ratio
+from vitdeploy.verification.intervals import log_ratio
 
 BLOCK_SECONDS = 0.5
 TIMEOUT = 120.0

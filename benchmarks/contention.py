@@ -27,12 +27,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.bench.candidate import engine_candidate
-from vitdeploy.bench.protocol import Protocol
-from vitdeploy.bench.run import run_benchmark
+from vitdeploy.benchmark.candidate import engine_candidate
+from vitdeploy.benchmark.protocol import Protocol
+from vitdeploy.benchmark.run import run_benchmark
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.pipeline.measure import ratios
-from vitdeploy.verify.intervals import wilson
+from vitdeploy.verification.intervals import wilson
 
 MODEL, CHECKPOINT = "vit_w192d4h3_patch4_32", "calibration/digits/vit_digits.safetensors"
 ROOT = Path(__file__).resolve().parents[1]
@@ -48,7 +48,7 @@ SEED, LOOP = 0, "while True: pass"
 # A process of a bench that takes turns with others which are not there.
 BENCH = """
 import json, sys, time
-from vitdeploy.bench.worker import Session, engine_runner
+from vitdeploy.benchmark.worker import Session, engine_runner
 session = Session(engine_runner)
 session.answer({"do": "load", "request": {**json.loads(sys.argv[1]), "threads": 0}, "batches": [1]})
 while True:

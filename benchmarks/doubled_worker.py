@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from vitdeploy.bench.worker import engine_runner, serve
+from vitdeploy.benchmark.worker import engine_runner, serve
 from vitdeploy.runtime.runner import Array, Runner
 
 

@@ -61,7 +61,7 @@ def typed_as_it_is(graph: Path) -> Path | None:
     from vitdeploy.errors import GraphError
     from vitdeploy.graph.half.typed import type_graph
     from vitdeploy.graph.io.files import load_graph, save_graph
-    from vitdeploy.quantize.half import lift_masks
+    from vitdeploy.quantization.half import lift_masks
 
     model, out = load_graph(graph), graph.with_name("plain.onnx")
     lift_masks(model)

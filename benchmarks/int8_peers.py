@@ -38,7 +38,7 @@ import table
 from catalog import CATALOG, EAGER, NNCF, OURS, Entry
 
 from vitdeploy.runtime.host import describe_host, usable_cores
-from vitdeploy.verify.agreement import compare
+from vitdeploy.verification.agreement import compare
 
 STEPS = ("make", "evaluate", "measure", "rate")
 ROWS = (64, 96, 128, 160, 192, 197, 208, 224, 256, 320, 384, 512)

@@ -21,16 +21,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.bench.candidate import engine_candidate
-from vitdeploy.bench.percentiles import nearest_rank
-from vitdeploy.bench.protocol import Protocol
-from vitdeploy.bench.results import BenchRun
-from vitdeploy.bench.run import run_benchmark
-from vitdeploy.bench.summary import rows
+from vitdeploy.benchmark.candidate import engine_candidate
+from vitdeploy.benchmark.percentiles import nearest_rank
+from vitdeploy.benchmark.protocol import Protocol
+from vitdeploy.benchmark.results import BenchRun
+from vitdeploy.benchmark.run import run_benchmark
+from vitdeploy.benchmark.summary import rows
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.pipeline.measure import ratios
 from vitdeploy.spec import encode
-from vitdeploy.verify.intervals import wilson
+from vitdeploy.verification.intervals import wilson
 
 MODEL = "vit_tiny_patch16_224"
 TARGETS = ("openvino-cpu", "onnxruntime-cpu")

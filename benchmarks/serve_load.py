@@ -32,12 +32,12 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.bench.candidate import engine_candidate
-from vitdeploy.bench.paired import paired_ratio
-from vitdeploy.bench.protocol import SETTLE_SECONDS
-from vitdeploy.bench.run import started
+from vitdeploy.benchmark.candidate import engine_candidate
+from vitdeploy.benchmark.paired import paired_ratio
+from vitdeploy.benchmark.protocol import SETTLE_SECONDS
+from vitdeploy.benchmark.run import started
 from vitdeploy.bundle.read import read_bundle
-from vitdeploy.verify.intervals import student
+from vitdeploy.verification.intervals import student
 
 PARTS = ("throughput", "latency", "memory", "hostile")
 AT_ONCE = 16

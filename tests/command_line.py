@@ -56,7 +56,7 @@ def command_line(folder: Path, store: Path, *, short_bench: bool = False) -> Ite
     processes that are forked.
     """
     from tests import forked
-    from vitdeploy.bench import process, protocol
+    from vitdeploy.benchmark import process, protocol
     from vitdeploy.cli.main import main
     from vitdeploy.pipeline import assemble
     from vitdeploy.search import latency, rows

@@ -77,7 +77,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Whatever else runs, benches of the tests are decided and wait for no other: they are too short to say anything,
     and tests run beside each other. `tests/bench` has a look at the load."""
-    from vitdeploy.bench import decided, machine_lock, quiet
+    from vitdeploy.benchmark import decided, machine_lock, quiet
 
     lock = tmp_path_factory.mktemp("lock") / machine_lock.LOCK_NAME
     with pytest.MonkeyPatch.context() as patch:

@@ -84,7 +84,7 @@ SUBPROCESS = SimpleNamespace(**{**vars(subprocess), "Popen": popen})
 
 def _work(module: str, *ends: Connection) -> None:
     """What `python -m MODULE` does, with these as standard input, output and error."""
-    from vitdeploy.bench import survey_worker, worker
+    from vitdeploy.benchmark import survey_worker, worker
 
     for number, end in enumerate(ends):
         os.dup2(end.fileno(), number)

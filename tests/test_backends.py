@@ -5,10 +5,10 @@ import importlib
 import pytest
 
 from vitdeploy.backends import TARGETS, BackendTable, Target
-from vitdeploy.bench.backend import BENCH
-from vitdeploy.compile.backend import COMPILE
+from vitdeploy.benchmark.backend import BENCH
+from vitdeploy.compilation.backend import COMPILE
 from vitdeploy.errors import MissingPackageError, TargetError
-from vitdeploy.quantize.backend import QUANTIZE
+from vitdeploy.quantization.backend import QUANTIZE
 from vitdeploy.runtime.backend import RUNTIME, require_runtime
 
 TABLES = (RUNTIME, COMPILE, QUANTIZE, BENCH)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-DEVICE_ZONE = ("vitdeploy.runtime", "vitdeploy.compile", "vitdeploy.bench", "vitdeploy.bundle")
+DEVICE_ZONE = ("vitdeploy.runtime", "vitdeploy.compilation", "vitdeploy.benchmark", "vitdeploy.bundle")
 # Packages with the folder that holds their shared libraries, as wheels for Linux have it.
 DEVICE_PACKAGES = (("numpy", "numpy.libs"), ("PIL", "pillow.libs"))
 
@@ -78,7 +78,7 @@ def test_the_device_zone_imports_with_numpy_and_pillow_only(device_python):
     done = run_python(device_python, f"ZONE = {DEVICE_ZONE!r}\n{IMPORT_ALL}")
     assert done.returncode == 0, done.stderr
     imported = json.loads(done.stdout)
-    expected = {"vitdeploy.runtime.predictor", "vitdeploy.compile.engine", "vitdeploy.bench.worker"}
+    expected = {"vitdeploy.runtime.predictor", "vitdeploy.compilation.engine", "vitdeploy.benchmark.worker"}
     expected |= {f"vitdeploy.runtime.{name}" for name in ("openvino", "ort", "panoptic", "sequence_predictor")}
     assert expected | {"vitdeploy.bundle.read"} <= set(imported)
 

@@ -150,7 +150,7 @@ def test_each_module_imports_or_lacks_a_package_of_an_extra(wheel_file, wheel):
         if not {canonicalize_name(each) for each in modules.get(package, [])} & brought
     }
     assert unknown == {}
-    zone = ("vitdeploy.runtime", "vitdeploy.compile", "vitdeploy.bench", "vitdeploy.devices.agent")
+    zone = ("vitdeploy.runtime", "vitdeploy.compilation", "vitdeploy.benchmark", "vitdeploy.devices.agent")
     assert [module for module in missing if module.startswith(zone)] == []
     assert "vitdeploy.models.vit" in missing
 

@@ -1,12 +1,12 @@
 """The targets, and one table per layer of what a back end does there.
 
 A target is a back end on a kind of device. What a layer asks of a back end is a row of that layer's own table: a frozen
-dataclass of functions, which stands in the back end's own file and is imported at first use. `runtime`, `compile`,
-`bench` and `quantize` each have a table in their `backend.py`.
+dataclass of functions, which stands in the back end's own file and is imported at first use. `runtime`, `compilation`,
+`benchmark` and `quantization` each have a table in their `backend.py`.
 
 A package from outside adds a back end by entry points: its targets in the group `vitdeploy.targets` (by target name, a
-`Target` each), and its rows in `vitdeploy.runtime`, `vitdeploy.compile`, `vitdeploy.bench` and `vitdeploy.quantize` (by
-the name of the back end).
+`Target` each), and its rows in `vitdeploy.runtime`, `vitdeploy.compilation`, `vitdeploy.benchmark` and
+`vitdeploy.quantization` (by the name of the back end).
 """
 
 from __future__ import annotations

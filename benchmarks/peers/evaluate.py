@@ -9,7 +9,7 @@ from child import Payload, serve
 from worker import make_runner
 
 from vitdeploy.spec import PreprocessSpec, decode
-from vitdeploy.verify.collect import collect
+from vitdeploy.verification.collect import collect
 
 
 def work(payload: Payload) -> Payload:

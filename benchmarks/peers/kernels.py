@@ -16,7 +16,7 @@ import onnx
 from child import Payload, serve
 from worker import make_runner
 
-from vitdeploy.bench.worker import random_feeds
+from vitdeploy.benchmark.worker import random_feeds
 from vitdeploy.runtime.openvino import KERNEL_PRECISIONS, OpenVinoRunner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner, open_session
 from vitdeploy.runtime.ort_profile import FLOAT_CONVOLUTIONS, FLOAT_PRODUCTS, INT8_KERNELS

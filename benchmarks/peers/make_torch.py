@@ -8,7 +8,7 @@ from pathlib import Path
 from child import Payload, package_versions, peak_mb, serve
 from worker import make_runner
 
-from vitdeploy.bench.worker import random_feeds
+from vitdeploy.benchmark.worker import random_feeds
 from vitdeploy.models.source import Source
 from vitdeploy.stages.reference_model import to_request
 

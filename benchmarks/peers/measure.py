@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.bench.candidate import BenchCandidate
-from vitdeploy.bench.protocol import Protocol
-from vitdeploy.bench.results import BenchRun, Entry, Round
-from vitdeploy.bench.run import run_benchmark
-from vitdeploy.bench.summary import block_medians, rows
+from vitdeploy.benchmark.candidate import BenchCandidate
+from vitdeploy.benchmark.protocol import Protocol
+from vitdeploy.benchmark.results import BenchRun, Entry, Round
+from vitdeploy.benchmark.run import run_benchmark
+from vitdeploy.benchmark.summary import block_medians, rows
 from vitdeploy.spec import encode
-from vitdeploy.verify.intervals import log_ratio
+from vitdeploy.verification.intervals import log_ratio
 
 WORKER = Path(__file__).resolve().parent / "worker.py"
 

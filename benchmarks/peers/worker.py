@@ -1,4 +1,4 @@
-"""The measuring process of one artifact, any of the peers; the loop is `vitdeploy.bench.worker`'s.
+"""The measuring process of one artifact, any of the peers; the loop is `vitdeploy.benchmark.worker`'s.
 
 A request has "kind" (engine, openvino, onnxruntime, torch) with what that kind needs, "batch", "threads" and "streams".
 """
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from vitdeploy.bench.worker import engine_runner, random_feeds, serve
+from vitdeploy.benchmark.worker import engine_runner, random_feeds, serve
 from vitdeploy.runtime.openvino import OpenVinoRunner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Array, Runner

@@ -2,8 +2,10 @@
 
 import doctest
 import importlib
+import json
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -117,7 +119,7 @@ def test_a_module_in_memory_is_deployed_with_a_data_loader_and_its_bundle_answer
     rows = []
     for sample in samples[::4]:
         pixels, _ = load_image(sample.path, spec)
-        rows.append((torch.from_numpy(pixels).permute(2, 0, 1).float().div(255).sub(0.5).div(0.5), sample.label))
+        rows.append((torch.tensor(pixels).permute(2, 0, 1).float().div(255).sub(0.5).div(0.5), sample.label))
     loader = torch.utils.data.DataLoader(rows, batch_size=5)
     made = vd.deploy(
         vd.model(module, preprocess=spec, labels=list(names)),
@@ -134,22 +136,23 @@ def test_a_module_in_memory_is_deployed_with_a_data_loader_and_its_bundle_answer
         for sample in samples[:20]:
             pixels, _ = load_image(sample.path, spec)
             outputs = predictor.outputs([pixels])["logits"][0]
-            image = torch.from_numpy(pixels).permute(2, 0, 1)[None].float().div(255).sub(0.5).div(0.5)
+            image = torch.tensor(pixels).permute(2, 0, 1)[None].float().div(255).sub(0.5).div(0.5)
             np.testing.assert_allclose(outputs, module(image)[0].numpy(), atol=1e-4)
 
 
 def test_a_module_of_another_process_is_the_same(workplace):
     """What measures the original loads it with its code, which no file of that process has."""
-    code = (
-        "import sys, torch\n"
-        "from pathlib import Path\n"
-        "from vitdeploy.models.external.pickled import open_module\n"
-        "original = open_module(Path(sys.argv[1]))\n"
-        "print(original.module(torch.ones(1, 1, 32, 32)).tolist()[0])\n"
-    )
-    file = tiny_model().source.module
+    code = """if True:
+        import json, sys, torch
+        from pathlib import Path
+        sys.path.insert(0, sys.argv[1])
+        sys.modules["tests"] = None
+        from vitdeploy.models.external.pickled import open_module
+        original = open_module(Path(sys.argv[2]))
+        print(json.dumps(original.module(torch.ones(1, 1, 32, 32)).tolist()[0]))
+    """
     done = subprocess.run(
-        [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); sys.modules['tests'] = None\n{code}", file],
+        [sys.executable, "-I", "-c", code, ROOT, tiny_model().source.module],
         capture_output=True,
         text=True,
         check=False,
@@ -157,7 +160,7 @@ def test_a_module_of_another_process_is_the_same(workplace):
     assert done.returncode == 0, done.stderr
     with torch.no_grad():
         own = tiny()(torch.ones(1, 1, 32, 32))[0]
-    np.testing.assert_allclose(np.array(eval(done.stdout)), own.numpy(), atol=1e-5)
+    np.testing.assert_allclose(np.array(json.loads(done.stdout)), own.numpy(), atol=1e-5)
 
 
 def test_its_stored_work_is_found_again_and_follows_weights_and_code(workplace):
@@ -217,7 +220,7 @@ def test_what_is_wrong_is_said_before_any_work(graph, call, error, says):
 
 def test_a_module_that_cannot_be_given_to_other_processes_says_so():
     module = Tiny()
-    module.log = open(__file__)  # noqa: SIM115 - what users leave in attributes
+    module.log = Path(__file__).open()  # noqa: SIM115 - what users leave in attributes
     with pytest.raises(UserCodeError, match="Tiny cannot be"):
         vd.model(module, preprocess=SPEC)
     module.log.close()
@@ -241,7 +244,10 @@ def test_importing_it_loads_nothing():
     assert "numpy" not in done.stdout and "torch" not in done.stdout and "importlib.metadata" not in done.stdout
 
 
-@pytest.mark.parametrize("name", ["model", "images", "graph", "quantize", "bundle", "verify", "bench", "deploy", "tune"])
+MODULES = ("model", "images", "graph", "quantize", "bundle", "verify", "bench", "deploy", "tune")
+
+
+@pytest.mark.parametrize("name", MODULES)
 def test_the_examples_in_docstrings_are_true(workplace, small, digits, name):
     module = importlib.import_module(f"vitdeploy.api.{name}")
     found = doctest.testmod(module, extraglobs={"MODEL": small, "DIGITS": digits / "calibration"}, verbose=False)

@@ -26,7 +26,7 @@ LABELS = [f"digit {i}" for i in range(10)]
 def engine(small_export, tmp_path_factory):
     """(EngineSpec, folder) of the small model on ONNX Runtime."""
     pytest.importorskip("onnxruntime", reason="pip install 'vitdeploy[onnxruntime]'")
-    from vitdeploy.compile.engine import compile_engine
+    from vitdeploy.compilation.engine import compile_engine
 
     folder = tmp_path_factory.mktemp("engine")
     graph = small_export / "model.onnx"
@@ -115,7 +115,7 @@ def test_gates_and_the_recommendation_travel(tmp_path, small_export, engine):
 
 
 def test_weights_beside_a_graph_go_with_it_and_are_verified(tmp_path, external_graph, engine):
-    from vitdeploy.compile.engine import compile_engine
+    from vitdeploy.compilation.engine import compile_engine
     from vitdeploy.runtime import load
 
     for name in ("engine", "bundle"):

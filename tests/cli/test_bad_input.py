@@ -156,8 +156,8 @@ def placed(tmp_path_factory, small_export):
 
     from vitdeploy.graph.analysis.linears import find_linears
     from vitdeploy.graph.io.files import get_metadata, load_graph, save_graph, set_metadata
-    from vitdeploy.quantize.placement import place
-    from vitdeploy.quantize.ranges import Range
+    from vitdeploy.quantization.placement import place
+    from vitdeploy.quantization.ranges import Range
 
     model = load_graph(small_export / "model.onnx")
     metadata = get_metadata(model, "small")

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from tests.command_line import command_line
 from vitdeploy import __version__
-from vitdeploy.bench import survey
+from vitdeploy.benchmark import survey
 from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.runtime import load
 from vitdeploy.workflows.subjects import compile_bundle

@@ -14,19 +14,19 @@ import pytest
 
 from tests.compatibility import modules_attention, modules_styles
 from tests.compatibility_page import Page
-from tests.quantize.test_families import error, pictures
+from tests.quantization.test_families import error, pictures
 from tests.references import reference
 from vitdeploy.errors import CheckpointError, ExportError
-from vitdeploy.export.parity import TOLERANCE, relative_difference
+from vitdeploy.exporter.parity import TOLERANCE, relative_difference
 from vitdeploy.graph.analysis.attention import find_attentions
 from vitdeploy.graph.analysis.linears import count_int8
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
-from vitdeploy.quantize import place_openvino
-from vitdeploy.quantize.observers import observe
-from vitdeploy.quantize.scores import separate_scores
-from vitdeploy.quantize.statistics import save_statistics
+from vitdeploy.quantization import place_openvino
+from vitdeploy.quantization.observers import observe
+from vitdeploy.quantization.scores import separate_scores
+from vitdeploy.quantization.statistics import save_statistics
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.stages.compile import compile_graph

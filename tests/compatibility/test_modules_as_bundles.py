@@ -15,7 +15,7 @@ from PIL import Image
 from tests.command_line import command_line
 from tests.compatibility.test_modules import MODULES, TARGETS, pictures
 from tests.references import reference
-from vitdeploy.quantize import place_openvino
+from vitdeploy.quantization import place_openvino
 
 # All others in `make modules`, which takes some ten minutes for them.
 ALWAYS = ("dict_output",)

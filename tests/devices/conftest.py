@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from vitdeploy.bench.machine_lock import LOCK_NAME
+from vitdeploy.benchmark.machine_lock import LOCK_NAME
 from vitdeploy.devices.client import Client
 from vitdeploy.devices.registry import Device
 from vitdeploy.devices.shipment import make_job

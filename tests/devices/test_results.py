@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from vitdeploy.bench.protocol import Protocol
-from vitdeploy.bench.results import BenchRun
+from vitdeploy.benchmark.protocol import Protocol
+from vitdeploy.benchmark.results import BenchRun
 from vitdeploy.devices import results
 from vitdeploy.devices.agent.documents import FORMAT, Job, Placed, PlacedGraph, Result, Status
 from vitdeploy.devices.results import check_result, check_run, check_status, parse

@@ -18,7 +18,7 @@ import pytest
 from tests.command_line import command_line
 from tests.forked import start
 from tests.test_imports import device_python  # noqa: F401  # a Python with numpy and Pillow only
-from vitdeploy.bench.protocol import Protocol
+from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.devices import client as client_module
 from vitdeploy.devices.agent.documents import FORMAT, Result

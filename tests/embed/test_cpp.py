@@ -16,7 +16,7 @@ from tests.examples_page import block
 from tests.golden_bundle import write_golden_bundle
 from tests.shell import reader_environment
 from vitdeploy.bundle.read import read_bundle
-from vitdeploy.compile.engine import compile_engine
+from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.embed import cpp
 from vitdeploy.errors import CapabilityError, InputError, TargetError
 from vitdeploy.runtime import load

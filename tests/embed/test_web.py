@@ -618,7 +618,7 @@ def test_no_layout_has_a_fault_on_phones_and_desktops_light_and_dark(opened):
 
 def planted_page(folder, model, task, built):
     """A page of a planted model, float32 [batch, 1, 32, 32] in, with the golden answers of one image."""
-    from vitdeploy.compile.engine import compile_engine
+    from vitdeploy.compilation.engine import compile_engine
     from vitdeploy.graph.io.files import GraphMetadata, save_graph, set_metadata
     from vitdeploy.runtime.engine import make_runner
 

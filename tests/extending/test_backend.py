@@ -10,8 +10,8 @@ import pytest
 
 from tests.command_line import command_line
 from tests.extending.installed import install
-from vitdeploy.bench.gemm import best_rate
-from vitdeploy.bench.layers import profile
+from vitdeploy.benchmark.gemm import best_rate
+from vitdeploy.benchmark.layers import profile
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import CapabilityError
 from vitdeploy.extensions import entry_points_of
@@ -24,9 +24,9 @@ FILES = (HERE / "toy_backend.py",)
 ENTRY_POINTS = {
     "vitdeploy.targets": {"numpy-cpu": "toy_backend:TARGET"},
     "vitdeploy.runtime": {"numpy": "toy_backend:RUNTIME"},
-    "vitdeploy.compile": {"numpy": "toy_backend:COMPILE"},
-    "vitdeploy.quantize": {"numpy": "toy_backend:QUANTIZE"},
-    "vitdeploy.bench": {"numpy": "toy_backend:BENCH"},
+    "vitdeploy.compilation": {"numpy": "toy_backend:COMPILE"},
+    "vitdeploy.quantization": {"numpy": "toy_backend:QUANTIZE"},
+    "vitdeploy.benchmark": {"numpy": "toy_backend:BENCH"},
 }
 RECIPE = """
 vitdeploy: 1

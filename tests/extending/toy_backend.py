@@ -14,13 +14,13 @@ import onnx_ir as ir
 from onnx.reference import ReferenceEvaluator
 
 from vitdeploy.backends import Target
-from vitdeploy.bench.backend import BenchBackend, ProfileRequest
-from vitdeploy.bench.context import Layer, Profile
-from vitdeploy.compile.backend import CompileBackend, CompileRequest, TargetState
+from vitdeploy.benchmark.backend import BenchBackend, ProfileRequest
+from vitdeploy.benchmark.context import Layer, Profile
+from vitdeploy.compilation.backend import CompileBackend, CompileRequest, TargetState
 from vitdeploy.errors import CapabilityError
-from vitdeploy.quantize.backend import PlacementBackend
-from vitdeploy.quantize.channel_split import GainThreshold
-from vitdeploy.quantize.insert import Quantizers, dequantized_weight
+from vitdeploy.quantization.backend import PlacementBackend
+from vitdeploy.quantization.channel_split import GainThreshold
+from vitdeploy.quantization.insert import Quantizers, dequantized_weight
 from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.runner import Runner

@@ -57,7 +57,7 @@ tempfile.tempdir = None
 os.dup2(os.open(os.devnull, os.O_RDWR), 1)
 os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
 sys.argv = ["vitdeploy", "run", "recipe.yaml", "-o", "out/bundle", "-v"]
-from vitdeploy.bench.protocol import Protocol
+from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.cli.main import main
 from vitdeploy.pipeline import assemble
 assemble.Protocol = functools.partial(Protocol, block_seconds=0.1, min_rounds=3, warmup=0.1, processes=1)

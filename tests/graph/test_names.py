@@ -18,9 +18,9 @@ from vitdeploy.graph.half.emulated import emulate
 from vitdeploy.graph.half.typed import type_graph
 from vitdeploy.graph.io.inputs import take_pixels
 from vitdeploy.graph.passes.optimize import OptimizeOptions, optimize
-from vitdeploy.quantize.extremes import LARGEST, LOST, with_extremes
-from vitdeploy.quantize.placement import place, shape
-from vitdeploy.quantize.ranges import Range
+from vitdeploy.quantization.extremes import LARGEST, LOST, with_extremes
+from vitdeploy.quantization.placement import place, shape
+from vitdeploy.quantization.ranges import Range
 from vitdeploy.spec import PreprocessSpec
 
 PIXELS = PreprocessSpec(8, (8, 8), "bilinear", (0.5,) * 3, (0.5,) * 3)

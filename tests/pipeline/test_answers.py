@@ -21,9 +21,9 @@ from vitdeploy.tasks.adapter import Data, Setting, thumbnail
 from vitdeploy.tasks.adapters import make_adapter
 from vitdeploy.tasks.examples import CHANGED, UNSURE, USUAL, Chosen, choose, example
 from vitdeploy.tasks.sequence import Pair
-from vitdeploy.verify.changes import map_changes, object_changes
-from vitdeploy.verify.classes import LISTED_ROWS, MATRIX_CLASSES, Classified, by_class, confusion, reliability
-from vitdeploy.verify.collect import Answers
+from vitdeploy.verification.changes import map_changes, object_changes
+from vitdeploy.verification.classes import LISTED_ROWS, MATRIX_CLASSES, Classified, by_class, confusion, reliability
+from vitdeploy.verification.collect import Answers
 
 PREPROCESS = PreprocessSpec(resize=32, crop=(32, 32), mean=(0.5,), std=(0.5,))
 N, CLASSES = 200, 10
@@ -143,7 +143,7 @@ def test_a_calibration_error_is_held_against_what_chance_makes():
 
 
 def boxes(*rows):
-    from vitdeploy.verify.average_precision import Objects
+    from vitdeploy.verification.average_precision import Objects
 
     table = np.array(rows, np.float64).reshape(-1, 6)
     return Objects(table[:, 0].astype(np.int64), table[:, 1], table[:, 2:])

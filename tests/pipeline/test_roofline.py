@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests import documents
 from vitdeploy.api.context_lines import context_lines
-from vitdeploy.bench.context import Context, Layer, LeftOut, Memory, Profile, Rate
+from vitdeploy.benchmark.context import Context, Layer, LeftOut, Memory, Profile, Rate
 from vitdeploy.graph.analysis.work import Work
 from vitdeploy.pipeline.roofline import context_facts
 from vitdeploy.spec import encode

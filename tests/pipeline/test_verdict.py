@@ -16,8 +16,8 @@ from vitdeploy.pipeline.verdict import Judged, decide, engine_gate
 from vitdeploy.runtime import load
 from vitdeploy.spec import Budget
 from vitdeploy.stages.step import ORIGINAL, Candidate
-from vitdeploy.verify.comparison import Comparison
-from vitdeploy.verify.gate import GUARD, Gate, accuracy_gate, with_guard
+from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.gate import GUARD, Gate, accuracy_gate, with_guard
 
 OV8, OV32 = Candidate("openvino-cpu", "int8", True), Candidate("openvino-cpu", "fp32", False)
 ORT8, ORT32 = Candidate("onnxruntime-cpu", "int8", True), Candidate("onnxruntime-cpu", "fp32", False)
@@ -284,7 +284,7 @@ def test_a_budget_of_ones_own_takes_the_place_of_the_guard():
 @pytest.fixture(scope="module")
 def made(small_export, tmp_path_factory):
     """(EngineSpec, folder) of the small model on both runtimes, in float32; another precision is a name here."""
-    from vitdeploy.compile.engine import compile_engine
+    from vitdeploy.compilation.engine import compile_engine
 
     found = {}
     for target in ("openvino-cpu", "onnxruntime-cpu"):

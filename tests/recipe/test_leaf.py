@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from vitdeploy.bench.protocol import Protocol
-from vitdeploy.compile.tensorrt import BuildOptions
+from vitdeploy.benchmark.protocol import Protocol
+from vitdeploy.compilation.tensorrt import BuildOptions
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.pipeline.resolve import rewrites_of
 from vitdeploy.recipe.sections import (

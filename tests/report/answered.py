@@ -3,7 +3,7 @@
 import numpy as np
 
 from vitdeploy.spec import encode
-from vitdeploy.verify.classes import Classified, by_class, confusion, reliability
+from vitdeploy.verification.classes import Classified, by_class, confusion, reliability
 
 
 def answered(engines, classes=20, images=400, names=None, wrong=0.3):

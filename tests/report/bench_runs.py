@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from vitdeploy.bench.protocol import Protocol, parse_scenario
-from vitdeploy.bench.results import BenchRun, Entry, Round
-from vitdeploy.bench.summary import block_medians, rows, samples
+from vitdeploy.benchmark.protocol import Protocol, parse_scenario
+from vitdeploy.benchmark.results import BenchRun, Entry, Round
+from vitdeploy.benchmark.summary import block_medians, rows, samples
 from vitdeploy.document.bench import Bench, ProtocolFacts, Ratio
 from vitdeploy.spec import encode
 

@@ -19,7 +19,7 @@ from vitdeploy.report.html import render_sweep
 from vitdeploy.report.notes import notices
 from vitdeploy.report.sweep import sweep_plots, swept
 from vitdeploy.spec import decode
-from vitdeploy.verify.classes import Drops, LostClasses, Reliability
+from vitdeploy.verification.classes import Drops, LostClasses, Reliability
 
 [NAME] = [engine["artifact"] for engine in REPORT["engines"]]
 MACHINE = {"cpu": "a CPU", "cores": "2", "system": "Linux", "python": "3.10"}

@@ -2,7 +2,7 @@
 
 import subprocess
 
-from vitdeploy.bench.candidate import ENGINE_WORKER
+from vitdeploy.benchmark.candidate import ENGINE_WORKER
 from vitdeploy.runtime.interpreter import module_argv
 
 

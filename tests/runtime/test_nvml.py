@@ -4,7 +4,7 @@ import ctypes
 
 import pytest
 
-from vitdeploy.bench.energy import GpuMeter
+from vitdeploy.benchmark.energy import GpuMeter
 from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime.nvml import NO_PERMISSION, GpuEnergy
 

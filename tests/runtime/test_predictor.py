@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vitdeploy.bundle.write import write_bundle
-from vitdeploy.compile.engine import compile_engine
+from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.errors import (
     DigestError,
     HostError,

@@ -6,8 +6,8 @@ from tests.search.planted_layer import IMAGES, PLANTED, plant
 from vitdeploy.data.folder import split
 from vitdeploy.data.pixels import batches
 from vitdeploy.graph.io.files import load_graph, save_graph
-from vitdeploy.quantize.observers import observe
-from vitdeploy.quantize.scores import separate_scores
+from vitdeploy.quantization.observers import observe
+from vitdeploy.quantization.scores import separate_scores
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.search.reference_outputs import ReferenceOutputs
 from vitdeploy.search.trials import opened

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from vitdeploy.graph.edit import Editor
-from vitdeploy.quantize.channel_split import hidden_first
+from vitdeploy.quantization.channel_split import hidden_first
 from vitdeploy.search.latency import FORMAT, LatencyTable, Timing, fingerprint
 from vitdeploy.search.mixed import shapes_to_time
 

@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 
 from tests.graph.small_graphs import Builder
 from tests.targets import CPU_TARGETS
-from vitdeploy.compile.engine import compile_engine
+from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.errors import DataError
 from vitdeploy.graph.analysis.cuts import single_cuts
 from vitdeploy.graph.analysis.linears import count_int8
 from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.io.files import save_graph
-from vitdeploy.quantize.observers import observe
-from vitdeploy.quantize.placement import choose, place
-from vitdeploy.quantize.prepare import prepare
-from vitdeploy.quantize.ranges import range_of
+from vitdeploy.quantization.observers import observe
+from vitdeploy.quantization.placement import choose, place
+from vitdeploy.quantization.prepare import prepare
+from vitdeploy.quantization.ranges import range_of
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.search.bisect import bisect
 from vitdeploy.search.fix import find_fix

@@ -8,8 +8,8 @@ import pytest
 from tests.search.planted_layer import PLANTED, table_for
 from vitdeploy.errors import InputError
 from vitdeploy.graph.io.files import load_graph
-from vitdeploy.quantize.placement import choose, place, shape
-from vitdeploy.quantize.prepare import prepare
+from vitdeploy.quantization.placement import choose, place, shape
+from vitdeploy.quantization.prepare import prepare
 from vitdeploy.search.mixed import choose_mends
 from vitdeploy.search.overrides import Mixed, PrecisionOverride, Reached, Taken
 from vitdeploy.search.sensitivity import measure_sensitivity

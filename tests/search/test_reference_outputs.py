@@ -8,9 +8,9 @@ import scipy.stats
 from vitdeploy.data.folder import split
 from vitdeploy.data.pixels import batches
 from vitdeploy.graph.io.files import get_metadata, load_graph
-from vitdeploy.quantize.observers import observe
-from vitdeploy.quantize.placement import choose, place, shape
-from vitdeploy.quantize.prepare import prepare
+from vitdeploy.quantization.observers import observe
+from vitdeploy.quantization.placement import choose, place, shape
+from vitdeploy.quantization.prepare import prepare
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.search.reference_outputs import ReferenceOutputs
 from vitdeploy.search.trial import answers_of

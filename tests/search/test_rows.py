@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vitdeploy.bench.results import Round
+from vitdeploy.benchmark.results import Round
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.graph.passes.row_alignment import align_rows

@@ -10,8 +10,8 @@ from tests.search.planted_layer import PLANTED
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.analysis.linears import find_linears
 from vitdeploy.graph.io.files import load_graph
-from vitdeploy.quantize.placement import choose, place, shape
-from vitdeploy.quantize.prepare import Overrides, prepare
+from vitdeploy.quantization.placement import choose, place, shape
+from vitdeploy.quantization.prepare import Overrides, prepare
 from vitdeploy.search.layer_graph import Shape, shapes_of
 from vitdeploy.search.switched import Choice
 from vitdeploy.search.trial import answers_of

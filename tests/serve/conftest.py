@@ -43,7 +43,7 @@ def make_bundle(root: Path, batch: int | str, target: str = "onnxruntime-cpu") -
     from onnx import TensorProto, helper, numpy_helper
 
     from vitdeploy.bundle.write import write_bundle
-    from vitdeploy.compile.engine import compile_engine
+    from vitdeploy.compilation.engine import compile_engine
 
     pixels = SIDE * SIDE
     weights = np.repeat(np.eye(CLASSES, dtype=np.float32), pixels // CLASSES, axis=0) / 255

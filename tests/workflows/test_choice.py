@@ -3,8 +3,8 @@
 import pytest
 
 from tests.documents import bench_of, ratio_of, row
-from vitdeploy.verify.comparison import Comparison
-from vitdeploy.verify.gate import Gate
+from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.gate import Gate
 from vitdeploy.workflows.tuning.choice import Finalist, choose
 from vitdeploy.workflows.tuning.variants import Variant
 

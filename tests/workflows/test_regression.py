@@ -13,7 +13,7 @@ import pytest
 from tests.command_line import command_line
 from tests.documents import bench_of, ratio_of, row
 from tests.report.test_html import HOSTILE, REPORT, VERIFY, Page
-from vitdeploy.bench.protocol import Protocol
+from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.document.comparison import ComparisonDocument, Limits
 from vitdeploy.errors import InputError, MissingFileError, TargetError

@@ -10,8 +10,8 @@ from tests import forked
 from tests.command_line import command_line
 from tests.sabotage import sabotage_int8
 from vitdeploy.backends import TARGETS
-from vitdeploy.bench import process
-from vitdeploy.bench.protocol import Protocol
+from vitdeploy.benchmark import process
+from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.document.errors import ErrorFacts
 from vitdeploy.document.selftest import SelftestDocument, StepFacts
 from vitdeploy.errors import CapabilityError

@@ -17,7 +17,7 @@ from vitdeploy.api.tables import Line
 from vitdeploy.errors import InputError
 
 if TYPE_CHECKING:
-    from vitdeploy.bench.protocol import Protocol
+    from vitdeploy.benchmark.protocol import Protocol
     from vitdeploy.document.bench import BenchDocument, Ratio
     from vitdeploy.workflows.on_devices import Outcome
 
@@ -54,7 +54,7 @@ class Benchmark(Shown):
 
 
 def _protocol(scenarios: Sequence[str], batch: Sequence[int], duration: float, warmup: float, threads: int) -> Protocol:
-    from vitdeploy.bench import protocol
+    from vitdeploy.benchmark import protocol
 
     return protocol.Protocol(
         scenarios=tuple(scenarios), batch=tuple(batch), duration=duration, warmup=warmup, threads=threads

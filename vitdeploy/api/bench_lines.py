@@ -9,7 +9,7 @@ from vitdeploy.api.context_lines import context_lines
 from vitdeploy.api.tables import Column, Line, Table, human_bytes, interval
 
 if TYPE_CHECKING:
-    from vitdeploy.bench.row import Claim, Row, ScenarioResult, StageTimes
+    from vitdeploy.benchmark.row import Claim, Row, ScenarioResult, StageTimes
     from vitdeploy.document.bench import BenchDocument, Ratio
     from vitdeploy.document.comparison import TimeRatio
 

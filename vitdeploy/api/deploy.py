@@ -22,7 +22,7 @@ from vitdeploy.errors import CapabilityError
 from vitdeploy.spec import GateStatus, Precision, encode
 
 if TYPE_CHECKING:
-    from vitdeploy.bench.row import Row
+    from vitdeploy.benchmark.row import Row
     from vitdeploy.document.report import Report
     from vitdeploy.pipeline.job import Job
     from vitdeploy.pipeline.outcome import Outcome
@@ -358,7 +358,7 @@ def at_size(job: Job, text: str, several: bool) -> str:
 
 
 def _deployment(home: Path, report: Report, outcomes: Sequence[Outcome], recipe: Recipe) -> Deployment:
-    from vitdeploy.verify.gate import guards
+    from vitdeploy.verification.gate import guards
 
     several, lines = len(outcomes) > 1, list[Line]()
     for outcome in outcomes:

@@ -20,7 +20,7 @@ class Scenarios(click.ParamType):  # type: ignore[type-arg]  # generic from clic
     name = "scenarios"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[str, ...]:
-        from vitdeploy.bench.protocol import parse_scenario
+        from vitdeploy.benchmark.protocol import parse_scenario
 
         names = tuple(str(value).split(","))
         try:

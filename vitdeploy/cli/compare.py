@@ -65,7 +65,7 @@ def command(
     Reports (report.json) are compared by their numbers; that is weaker, since they were not measured in turns. Exit
     code 5 when a limit is not kept, or not provably kept.
     """
-    from vitdeploy.bench.protocol import Protocol
+    from vitdeploy.benchmark.protocol import Protocol
     from vitdeploy.errors import GateError
     from vitdeploy.pipeline.early import check_data, check_target, is_report, require_annotations
 

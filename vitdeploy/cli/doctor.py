@@ -45,7 +45,7 @@ def command(console: Console, target: str | None) -> None:
         _examine(console, target)
         return
     from vitdeploy.backends import TARGETS
-    from vitdeploy.compile.probe import probe_target
+    from vitdeploy.compilation.probe import probe_target
     from vitdeploy.runtime.host import VNNI, describe_host, saturates
     from vitdeploy.spec import encode
 
@@ -81,8 +81,8 @@ def _examine(console: Console, target: str) -> None:
     Raises:
         TargetError: an unknown target.
     """
-    from vitdeploy.compile.finding import finding_lines
-    from vitdeploy.compile.probe import examine
+    from vitdeploy.compilation.finding import finding_lines
+    from vitdeploy.compilation.probe import examine
     from vitdeploy.errors import HostError
     from vitdeploy.spec import encode
     from vitdeploy.stages.capability import check_target

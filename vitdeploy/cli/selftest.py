@@ -33,7 +33,7 @@ def command(console: Console, target: str, output: Path | None, duration: float)
     and the rest continues. Exit code 5 if an engine does not give the original's answers, 4 if the target does not work
     here or a step failed; the report is written in any case.
     """
-    from vitdeploy.bench.protocol import Protocol
+    from vitdeploy.benchmark.protocol import Protocol
     from vitdeploy.errors import GateError, HostError
     from vitdeploy.stages.capability import check_target
 

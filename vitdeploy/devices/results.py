@@ -6,11 +6,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from vitdeploy.bench.context import LONGEST_NAME, MOST_FUSED, Context
-from vitdeploy.bench.protocol import Protocol, parse_scenario
-from vitdeploy.bench.results import BenchRun, Entry
+from vitdeploy.benchmark.context import LONGEST_NAME, MOST_FUSED, Context
+from vitdeploy.benchmark.protocol import Protocol, parse_scenario
+from vitdeploy.benchmark.results import BenchRun, Entry
 from vitdeploy.bundle.read import ENGINE_OPTIONS
-from vitdeploy.compile.backend import COMPILE
+from vitdeploy.compilation.backend import COMPILE
 from vitdeploy.devices.agent.documents import FORMAT, Failure, Job, Placed, Probe, Result, Status
 from vitdeploy.devices.agent.stream import StreamError, read_json
 from vitdeploy.devices.call import printable

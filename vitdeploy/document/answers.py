@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vitdeploy.verify.classes import Confusion, Drops, Reliability
+from vitdeploy.verification.classes import Confusion, Drops, Reliability
 
 Why = Literal["changed", "unsure", "usual"]
 Box = tuple[float, float, float, float]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vitdeploy.bench.row import Row
+from vitdeploy.benchmark.row import Row
 from vitdeploy.document.context import ContextFacts
 from vitdeploy.document.errors import ErrorFacts
 from vitdeploy.spec import SPARSE, EngineSpec

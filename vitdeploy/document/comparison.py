@@ -7,7 +7,7 @@ from typing import Literal
 
 from vitdeploy.document.bench import Bench, Metric
 from vitdeploy.spec import SPARSE, GateStatus
-from vitdeploy.verify.gate import Gate
+from vitdeploy.verification.gate import Gate
 
 
 @dataclass(frozen=True)

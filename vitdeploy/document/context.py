@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vitdeploy.bench.context import Memory
+from vitdeploy.benchmark.context import Memory
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class LayerGroup:
 
 @dataclass(frozen=True)
 class ProfileFacts:
-    """How the layers were timed; see `bench.context.Profile`."""
+    """How the layers were timed; see `benchmark.context.Profile`."""
 
     runs: int
     per_layer_ms: float

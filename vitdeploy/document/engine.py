@@ -9,13 +9,13 @@ from vitdeploy.search.latency import LatencyTable
 from vitdeploy.search.overrides import Mixed
 from vitdeploy.search.sensitivity import Sensitivity
 from vitdeploy.spec import SPARSE, WeightBits, decode
-from vitdeploy.verify.agreement import Agreement
-from vitdeploy.verify.comparison import Comparison
-from vitdeploy.verify.detection import DetectionComparison
-from vitdeploy.verify.features import FeatureComparison
-from vitdeploy.verify.gate import Gate
-from vitdeploy.verify.panoptic import PanopticComparison
-from vitdeploy.verify.sequence import SequenceComparison
+from vitdeploy.verification.agreement import Agreement
+from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.detection import DetectionComparison
+from vitdeploy.verification.features import FeatureComparison
+from vitdeploy.verification.gate import Gate
+from vitdeploy.verification.panoptic import PanopticComparison
+from vitdeploy.verification.sequence import SequenceComparison
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from vitdeploy.bench.row import Latency
+from vitdeploy.benchmark.row import Latency
 from vitdeploy.document.answers import AnswerFacts, AttentionFacts, ExampleFacts
 from vitdeploy.document.bench import Bench
 from vitdeploy.document.engine import EngineFacts

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from vitdeploy.compile.finding import Finding
+from vitdeploy.compilation.finding import Finding
 from vitdeploy.document.bench import Bench
 from vitdeploy.document.engine import Verified
 from vitdeploy.document.errors import ErrorFacts

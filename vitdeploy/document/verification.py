@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from vitdeploy.document.engine import Verified
 from vitdeploy.document.report import MappingFacts
 from vitdeploy.spec import encode
-from vitdeploy.verify.gate import Gate
+from vitdeploy.verification.gate import Gate
 
 
 @dataclass(frozen=True)

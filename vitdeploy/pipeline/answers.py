@@ -1,6 +1,6 @@
 """How the engines' answers differ from the original's, sample by sample and class by class: `answers` in report.json.
 
-Bounded whatever the number of classes and samples; the limits are those of `verify.classes`.
+Bounded whatever the number of classes and samples; the limits are those of `verification.classes`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from vitdeploy.stages.step import ORIGINAL, REFERENCE
 from vitdeploy.store.store import Artifact
 from vitdeploy.tasks.adapter import Data, TaskAdapter
 from vitdeploy.tasks.examples import choose, example
-from vitdeploy.verify.changes import Changes
-from vitdeploy.verify.classes import by_class, confusion, reliability
-from vitdeploy.verify.collect import Answers
+from vitdeploy.verification.changes import Changes
+from vitdeploy.verification.classes import by_class, confusion, reliability
+from vitdeploy.verification.collect import Answers
 
 
 def report_answers(

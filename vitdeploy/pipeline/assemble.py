@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from vitdeploy.bench.candidate import engine_candidate
-from vitdeploy.bench.protocol import Protocol
+from vitdeploy.benchmark.candidate import engine_candidate
+from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.bundle.read import SIZES_FOLDER
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.document.bench import Bench

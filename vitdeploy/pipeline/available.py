@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.compile.backend import COMPILE
+from vitdeploy.compilation.backend import COMPILE
 from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime.backend import require_runtime
 from vitdeploy.stages.capability import check_precision, check_target

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from vitdeploy.spec import Budget
 from vitdeploy.tasks.adapter import Data, TaskAdapter
-from vitdeploy.verify.collect import Answers
-from vitdeploy.verify.feasible import Criterion, criterion_to_prove, unprovable
+from vitdeploy.verification.collect import Answers
+from vitdeploy.verification.feasible import Criterion, criterion_to_prove, unprovable
 
 
 def bounds_answers(budget: Budget) -> bool:

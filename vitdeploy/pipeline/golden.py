@@ -14,7 +14,7 @@ from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import engine_outputs
 from vitdeploy.spec import EngineSpec, GateStatus
 from vitdeploy.stages.reference_model import reference_runner
-from vitdeploy.verify.gate import GUARD
+from vitdeploy.verification.gate import GUARD
 
 GOLDEN_SAMPLES = 8
 # Masks of a panoptic model are large: fewer samples then, so that a bundle stays small beside its engines.

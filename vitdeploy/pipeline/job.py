@@ -12,7 +12,7 @@ from vitdeploy.graph.io.files import load_graph
 from vitdeploy.pipeline.available import require_target
 from vitdeploy.pipeline.resolve import at_sizes, choice_of, overrides_of, source_of
 from vitdeploy.progress import Progress
-from vitdeploy.quantize.placement_reader import reject_quantized
+from vitdeploy.quantization.placement_reader import reject_quantized
 from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.weight_bits import bits_for
@@ -23,7 +23,7 @@ from vitdeploy.stages.reference_model import ReferenceModel, find_reference_mode
 from vitdeploy.stages.tools import package_versions
 from vitdeploy.tasks.adapter import Data, Setting, TaskAdapter
 from vitdeploy.tasks.adapters import make_adapter
-from vitdeploy.verify.gate import with_guard
+from vitdeploy.verification.gate import with_guard
 
 
 @dataclass(frozen=True)

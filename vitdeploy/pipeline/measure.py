@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from vitdeploy.bench.candidate import BenchCandidate
-from vitdeploy.bench.decided import WILD_SPREAD, alone_reason, judged
-from vitdeploy.bench.expected import expected
-from vitdeploy.bench.percentiles import DEFAULT
-from vitdeploy.bench.protocol import Protocol, parse_scenario
-from vitdeploy.bench.results import BenchRun
-from vitdeploy.bench.run import alone, run_benchmark
-from vitdeploy.bench.summary import block_medians, rows, samples
-from vitdeploy.bench.survey import surveyed
+from vitdeploy.benchmark.candidate import BenchCandidate
+from vitdeploy.benchmark.decided import WILD_SPREAD, alone_reason, judged
+from vitdeploy.benchmark.expected import expected
+from vitdeploy.benchmark.percentiles import DEFAULT
+from vitdeploy.benchmark.protocol import Protocol, parse_scenario
+from vitdeploy.benchmark.results import BenchRun
+from vitdeploy.benchmark.run import alone, run_benchmark
+from vitdeploy.benchmark.summary import block_medians, rows, samples
+from vitdeploy.benchmark.survey import surveyed
 from vitdeploy.document.bench import Bench, Metric, ProtocolFacts, Ratio
 from vitdeploy.graph.analysis.work import Work
 from vitdeploy.models.source import Source

@@ -36,7 +36,7 @@ from vitdeploy.stages.files import MIXED_FILE, read_json
 from vitdeploy.stages.search import LATENCY_FILE, SENSITIVITY_FILE
 from vitdeploy.stages.step import CALIBRATE, EXPORT, OPTIMIZE, QUANTIZED, REFERENCE, Candidate
 from vitdeploy.store.store import Artifact, list_files
-from vitdeploy.verify.gate import GUARD, Gate, accuracy_gate, guards
+from vitdeploy.verification.gate import GUARD, Gate, accuracy_gate, guards
 
 TOOLS = ("torch", "onnx", "onnxscript", "onnxruntime", "openvino", "numpy", "pillow")
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from vitdeploy.bench.context import Context, Layer, Memory, Profile
-from vitdeploy.bench.row import Row
+from vitdeploy.benchmark.context import Context, Layer, Memory, Profile
+from vitdeploy.benchmark.row import Row
 from vitdeploy.document.context import (
     ArtifactContext,
     ContextFacts,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from vitdeploy.bench.row import Row
+from vitdeploy.benchmark.row import Row
 from vitdeploy.document.bench import Bench, Ratio
 from vitdeploy.spec import Budget, GateStatus
 from vitdeploy.stages.step import ORIGINAL, Candidate
-from vitdeploy.verify.comparison import Comparison
-from vitdeploy.verify.gate import Gate, bound_gate, join
+from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.gate import Gate, bound_gate, join
 
 # Of gates, the one that is nearest to a budget first.
 RANK: tuple[GateStatus, ...] = ("pass", "none", "undecided", "fail")

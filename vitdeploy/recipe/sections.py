@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
-from vitdeploy.bench.protocol import Protocol, parse_scenario
+from vitdeploy.benchmark.protocol import Protocol, parse_scenario
 from vitdeploy.recipe.section import Positive, Section
 from vitdeploy.spec import Boxes, Budget, CropRounding, Fit, Interpolation, PostprocessSpec, PreprocessSpec, Scores
 
@@ -173,8 +173,8 @@ class BudgetSection(Section):
 
 
 class BenchSection(Section):
-    """`scenarios`: see `bench.protocol.parse_scenario`. `batch`: the last for `offline`, the first for the others.
-    `duration`: seconds an artifact and scenario; see `bench.protocol.Protocol`."""
+    """`scenarios`: see `benchmark.protocol.parse_scenario`. `batch`: the last for `offline`, the first for the others.
+    `duration`: seconds an artifact and scenario; see `benchmark.protocol.Protocol`."""
 
     scenarios: Annotated[tuple[str, ...], Field(min_length=1, strict=False)] = Protocol.scenarios
     batch: Annotated[tuple[Positive, ...], Field(min_length=1, max_length=2, strict=False)] = Protocol.batch

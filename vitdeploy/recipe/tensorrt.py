@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from vitdeploy.compile.tensorrt import BuildOptions
+from vitdeploy.compilation.tensorrt import BuildOptions
 from vitdeploy.recipe.section import Positive, Section
 from vitdeploy.runtime.profiles import Batches
 
@@ -15,7 +15,7 @@ HardwareCompatibility = Literal["none", "same-compute-capability", "ampere+"]
 
 
 class TensorRtSection(Section):
-    """For the target tensorrt alone; see `compile.tensorrt.BuildOptions` for what the default does.
+    """For the target tensorrt alone; see `compilation.tensorrt.BuildOptions` for what the default does.
 
     `profiles`: (smallest, best, largest) batch of each. `workspace`: MiB of device memory, at most.
     """

@@ -13,7 +13,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 from vitdeploy.document.report import Judgement
 from vitdeploy.report import figures, labels, lookup, measures, text
 from vitdeploy.report.svg import Plot, both_variants
-from vitdeploy.verify.comparison import Comparison
+from vitdeploy.verification.comparison import Comparison
 
 _KEY_ROW = 19.0  # pixels
 _KEY_COLUMNS = 3  # of the wide variant

@@ -11,8 +11,8 @@ from vitdeploy.document.report import Report
 from vitdeploy.report import lookup, text
 from vitdeploy.report.measures import Cell
 from vitdeploy.report.page import RunPage
-from vitdeploy.verify.classes import ClassRow as ClassDrops
-from vitdeploy.verify.classes import ConfusedPair, Confusion, Drops
+from vitdeploy.verification.classes import ClassRow as ClassDrops
+from vitdeploy.verification.classes import ConfusedPair, Confusion, Drops
 
 # Shades of a cell, from its share of the row.
 SHADES = 5

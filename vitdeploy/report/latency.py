@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from numpy.typing import NDArray
 
-from vitdeploy.bench.row import Row
+from vitdeploy.benchmark.row import Row
 from vitdeploy.report import figures, strips, text
 from vitdeploy.report.lookup import Measured
 from vitdeploy.report.svg import Plot, both_variants

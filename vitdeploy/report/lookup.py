@@ -6,7 +6,7 @@ import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vitdeploy.bench.row import Row
+from vitdeploy.benchmark.row import Row
 from vitdeploy.document.bench import Bench
 from vitdeploy.document.report import Judgement
 from vitdeploy.document.tuning import TuneDocument

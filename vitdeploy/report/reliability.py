@@ -13,7 +13,7 @@ from vitdeploy.document.report import Report
 from vitdeploy.report import figures, lookup, text
 from vitdeploy.report.page import RunPage
 from vitdeploy.report.svg import Plot, both_variants
-from vitdeploy.verify.classes import Reliability, ReliabilityBin
+from vitdeploy.verification.classes import Reliability, ReliabilityBin
 
 
 def reliability_view(page: RunPage) -> list[Plot]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vitdeploy.bench.row import Row
+from vitdeploy.benchmark.row import Row
 from vitdeploy.document.bench import Ratio
 from vitdeploy.document.selftest import SelftestDocument, SelftestEngine, SelftestModel, StepFacts, StepStatus
 from vitdeploy.report import text

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from vitdeploy.bench.row import Latency
-from vitdeploy.bench.row import Row as BenchRow
+from vitdeploy.benchmark.row import Latency
+from vitdeploy.benchmark.row import Row as BenchRow
 from vitdeploy.document.bench import Ratio
 from vitdeploy.document.engine import EngineFacts
 from vitdeploy.document.report import Judgement

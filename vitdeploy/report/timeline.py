@@ -13,7 +13,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from vitdeploy.bench.row import ScenarioResult
+from vitdeploy.benchmark.row import ScenarioResult
 from vitdeploy.report import figures, strips, text
 from vitdeploy.report.lookup import Measured
 from vitdeploy.report.svg import Plot, both_variants

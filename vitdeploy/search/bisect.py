@@ -18,7 +18,7 @@ from onnx_ir.convenience import create_value_mapping
 
 from vitdeploy.graph.analysis.cuts import changed_tensors, part, single_cuts
 from vitdeploy.graph.analysis.linears import find_linears
-from vitdeploy.quantize.placement_reader import Quantized, find_quantized
+from vitdeploy.quantization.placement_reader import Quantized, find_quantized
 from vitdeploy.search.facts import TensorFacts
 from vitdeploy.search.interval_search import Rise, gain, largest_increases
 from vitdeploy.search.splice import Splice

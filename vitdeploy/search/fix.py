@@ -13,11 +13,11 @@ import onnx_ir as ir
 from vitdeploy.errors import HostError
 from vitdeploy.graph.analysis.linears import count_int8
 from vitdeploy.graph.edit import drop_unused
-from vitdeploy.quantize.observers import observe
-from vitdeploy.quantize.placement import choose, place, shape
-from vitdeploy.quantize.prepare import prepare
-from vitdeploy.quantize.scores import separate_scores
-from vitdeploy.quantize.statistics import Statistics
+from vitdeploy.quantization.observers import observe
+from vitdeploy.quantization.placement import choose, place, shape
+from vitdeploy.quantization.prepare import prepare
+from vitdeploy.quantization.scores import separate_scores
+from vitdeploy.quantization.statistics import Statistics
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.weight_bits import bits_for, bits_of
 from vitdeploy.search.bisect import Bisection

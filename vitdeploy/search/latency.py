@@ -18,17 +18,17 @@ import numpy as np
 from scipy import stats
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.bench.candidate import ENGINE_WORKER, BenchCandidate, engine_candidate
-from vitdeploy.bench.process import WorkerProcess
-from vitdeploy.bench.protocol import Protocol
-from vitdeploy.bench.run import alone, measure_candidates, started
-from vitdeploy.bench.summary import block_medians
-from vitdeploy.compile.engine import compile_engine
+from vitdeploy.benchmark.candidate import ENGINE_WORKER, BenchCandidate, engine_candidate
+from vitdeploy.benchmark.process import WorkerProcess
+from vitdeploy.benchmark.protocol import Protocol
+from vitdeploy.benchmark.run import alone, measure_candidates, started
+from vitdeploy.benchmark.summary import block_medians
+from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.errors import InputError, MissingFileError, TargetError
 from vitdeploy.graph.analysis.linears import count_int8, find_linears
 from vitdeploy.graph.io.files import save_graph
-from vitdeploy.quantize.placement import place
-from vitdeploy.quantize.ranges import Range
+from vitdeploy.quantization.placement import place
+from vitdeploy.quantization.ranges import Range
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.search.layer_graph import Shape, layer_graph
 from vitdeploy.spec import DecodeError, Precision, decode, encode

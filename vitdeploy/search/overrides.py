@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from vitdeploy.quantize.prepare import Overrides
+from vitdeploy.quantization.prepare import Overrides
 from vitdeploy.search.expected import Expected
 
 

@@ -15,7 +15,7 @@ from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.search.expected import Expected, expected_loss
 from vitdeploy.spec import PreprocessSpec, Task
-from vitdeploy.verify.agreement import kl_divergence
+from vitdeploy.verification.agreement import kl_divergence
 
 
 class ReferenceOutputs:

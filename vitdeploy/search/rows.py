@@ -12,24 +12,24 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitdeploy.bench.candidate import BenchCandidate, engine_candidate
-from vitdeploy.bench.decided import disturbed_reason
-from vitdeploy.bench.paired import medians_of, ratio_of_rounds
-from vitdeploy.bench.protocol import Protocol
-from vitdeploy.bench.quiet import together
-from vitdeploy.bench.results import Round
-from vitdeploy.bench.run import run_benchmark
-from vitdeploy.compile.engine import compile_engine
+from vitdeploy.benchmark.candidate import BenchCandidate, engine_candidate
+from vitdeploy.benchmark.decided import disturbed_reason
+from vitdeploy.benchmark.paired import medians_of, ratio_of_rounds
+from vitdeploy.benchmark.protocol import Protocol
+from vitdeploy.benchmark.quiet import together
+from vitdeploy.benchmark.results import Round
+from vitdeploy.benchmark.run import run_benchmark
+from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.graph.analysis.attention import find_attentions
 from vitdeploy.graph.analysis.linears import count_int8, find_linears
 from vitdeploy.graph.edit import drop_unused
 from vitdeploy.graph.io.files import load_graph, save_graph
 from vitdeploy.graph.passes.row_alignment import align_rows, token_stream
-from vitdeploy.quantize.placement import place, shape
-from vitdeploy.quantize.scores import score_tensors
+from vitdeploy.quantization.placement import place, shape
+from vitdeploy.quantization.scores import score_tensors
 from vitdeploy.search.latency import BOUNDS, fingerprint
 from vitdeploy.spec import Precision
-from vitdeploy.verify.intervals import student
+from vitdeploy.verification.intervals import student
 
 MULTIPLES = (8, 16, 32, 64)
 # What some per cent are claimed of needs more than one process of each: they differ by as much.

@@ -17,8 +17,8 @@ import numpy as np
 import numpy.typing as npt
 from scipy import stats
 
-from vitdeploy.quantize.prepare import Prepared
-from vitdeploy.quantize.statistics import describe
+from vitdeploy.quantization.prepare import Prepared
+from vitdeploy.quantization.statistics import describe
 from vitdeploy.search.switched import Choice
 from vitdeploy.search.trials import Layer, Trials
 

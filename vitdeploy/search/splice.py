@@ -18,7 +18,7 @@ import onnx_ir as ir
 from vitdeploy.errors import DataError
 from vitdeploy.graph.analysis.cuts import part
 from vitdeploy.graph.io.files import save_graph
-from vitdeploy.quantize.placement_reader import find_quantized, make_float
+from vitdeploy.quantization.placement_reader import find_quantized, make_float
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Array, Runner

@@ -21,8 +21,8 @@ from vitdeploy.graph.analysis.linears import Linear, find_linears
 from vitdeploy.graph.edit import constant
 from vitdeploy.graph.io.files import save_graph
 from vitdeploy.graph.passes.image_norm import takes_pixels
-from vitdeploy.quantize.attention_onnxruntime import DOMAIN
-from vitdeploy.quantize.ranges import QuantizedWeight, Range, activation_scale
+from vitdeploy.quantization.attention_onnxruntime import DOMAIN
+from vitdeploy.quantization.ranges import QuantizedWeight, Range, activation_scale
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Array
 

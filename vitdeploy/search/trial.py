@@ -7,7 +7,7 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from vitdeploy.compile.engine import compile_engine
+from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.graph.analysis.linears import count_int8
 from vitdeploy.graph.io.files import save_graph
 from vitdeploy.runtime.engine import make_runner
@@ -22,7 +22,7 @@ def answers_of(
     """The outputs of a placement on its own runtime, [images, ...] by name.
 
     Raises:
-        EngineError, CapabilityError: as `compile.engine.compile_engine`.
+        EngineError, CapabilityError: as `compilation.engine.compile_engine`.
     """
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         graph, out = Path(folder) / "model.onnx", Path(folder) / "engine"

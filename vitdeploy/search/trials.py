@@ -14,14 +14,14 @@ import onnx_ir as ir
 
 from vitdeploy.graph.analysis.linears import Linear, find_linears
 from vitdeploy.graph.edit import Editor
-from vitdeploy.quantize.backend import QUANTIZE
-from vitdeploy.quantize.channel_split import ANY_GAIN, ChannelSplit, best_split, hidden_first
-from vitdeploy.quantize.placement import check_calibrated, choose, shape
-from vitdeploy.quantize.prepare import Prepared, prepare, widened
-from vitdeploy.quantize.ranges import Range, range_of, symmetric_step
-from vitdeploy.quantize.rounding import round_linear
-from vitdeploy.quantize.scores import output_of
-from vitdeploy.quantize.statistics import Statistics
+from vitdeploy.quantization.backend import QUANTIZE
+from vitdeploy.quantization.channel_split import ANY_GAIN, ChannelSplit, best_split, hidden_first
+from vitdeploy.quantization.placement import check_calibrated, choose, shape
+from vitdeploy.quantization.prepare import Prepared, prepare, widened
+from vitdeploy.quantization.ranges import Range, range_of, symmetric_step
+from vitdeploy.quantization.rounding import round_linear
+from vitdeploy.quantization.scores import output_of
+from vitdeploy.quantization.statistics import Statistics
 from vitdeploy.runtime.runner import Array
 from vitdeploy.search.layer_graph import Shape, shapes_of
 from vitdeploy.search.reference_outputs import ReferenceOutputs

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vitdeploy.verify.collect import Answers
+from vitdeploy.verification.collect import Answers
 
 ANSWERS_FILE = "answers.npz"
 

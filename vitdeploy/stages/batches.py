@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from vitdeploy.errors import CapabilityError
-from vitdeploy.export.batches import one_function
+from vitdeploy.exporter.batches import one_function
 from vitdeploy.graph.io.external import import_graph
 from vitdeploy.graph.io.files import fixed_batch, graph_spec
 from vitdeploy.stages.reference_model import ReferenceModel, is_onnx, reference_runner

@@ -12,11 +12,11 @@ from vitdeploy.data.pixels import batches
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.io.files import fixed_batch, graph_spec
 from vitdeploy.progress import Counter, Progress, silent
-from vitdeploy.quantize.estimate import estimate
-from vitdeploy.quantize.image_checks import LEAST_IMAGES
-from vitdeploy.quantize.observers import BATCH, Observation
-from vitdeploy.quantize.scores import separate_scores
-from vitdeploy.quantize.statistics import save_statistics
+from vitdeploy.quantization.estimate import estimate
+from vitdeploy.quantization.image_checks import LEAST_IMAGES
+from vitdeploy.quantization.observers import BATCH, Observation
+from vitdeploy.quantization.scores import separate_scores
+from vitdeploy.quantization.statistics import save_statistics
 from vitdeploy.stages.files import MODEL_FILE, STATISTICS_FILE, write_json
 from vitdeploy.stages.float_graph import load_float_graph
 from vitdeploy.stages.step import CALIBRATE, OPTIMIZE, Folders, Step

@@ -6,15 +6,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.compile.backend import COMPILE
-from vitdeploy.compile.engine import compile_engine
-from vitdeploy.compile.parts import joined, within
-from vitdeploy.compile.tensorrt import BuildOptions
+from vitdeploy.compilation.backend import COMPILE
+from vitdeploy.compilation.engine import compile_engine
+from vitdeploy.compilation.parts import joined, within
+from vitdeploy.compilation.tensorrt import BuildOptions
 from vitdeploy.errors import CapabilityError, TargetError
 from vitdeploy.graph.analysis.linears import count_int8
 from vitdeploy.graph.io.files import GraphMetadata, fixed_batch, get_metadata, graph_spec, load_graph
 from vitdeploy.progress import Progress, silent
-from vitdeploy.quantize.backend import QUANTIZE
+from vitdeploy.quantization.backend import QUANTIZE
 from vitdeploy.spec import EngineSpec, GraphSpec, Task, encode
 from vitdeploy.stages.engines import may_load
 from vitdeploy.stages.files import MODEL_FILE, graphs_in, write_json

@@ -11,8 +11,8 @@ from typing import Any
 import onnx_ir as ir
 
 from vitdeploy.errors import ExportError, GraphError
-from vitdeploy.export.parity import FREE_BATCH, TOLERANCE, ask, check_graph
-from vitdeploy.export.torch_onnx import export_graph
+from vitdeploy.exporter.parity import FREE_BATCH, TOLERANCE, ask, check_graph
+from vitdeploy.exporter.torch_onnx import export_graph
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.external import import_graph
 from vitdeploy.graph.io.files import GraphMetadata, fixed_batch, get_metadata, graph_spec, save_graph, set_metadata

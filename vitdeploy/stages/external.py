@@ -7,7 +7,7 @@ from pathlib import Path
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.models.source import Source
 from vitdeploy.progress import Progress, silent
-from vitdeploy.quantize.placement_reader import reject_quantized
+from vitdeploy.quantization.placement_reader import reject_quantized
 from vitdeploy.stages.batches import settle_batch
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.files import MODEL_FILE

@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.io.files import GraphMetadata, get_metadata, load_graph
-from vitdeploy.quantize.placement_reader import reject_quantized
+from vitdeploy.quantization.placement_reader import reject_quantized
 
 
 def load_float_graph(graph: Path) -> tuple[ir.Model, GraphMetadata]:

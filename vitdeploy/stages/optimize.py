@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from vitdeploy.errors import EngineError, GraphError
-from vitdeploy.export.parity import compare_graphs
+from vitdeploy.exporter.parity import compare_graphs
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.admit import admit
 from vitdeploy.graph.io.files import save_graph

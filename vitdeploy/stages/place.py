@@ -13,9 +13,9 @@ from vitdeploy.graph.edit import drop_unused
 from vitdeploy.graph.io.files import get_metadata, load_graph, save_graph, set_metadata
 from vitdeploy.graph.passes.pixel_cast import cast_pixels_first
 from vitdeploy.progress import Progress
-from vitdeploy.quantize.placement import choose, place, shape
-from vitdeploy.quantize.prepare import prepare
-from vitdeploy.quantize.statistics import load_statistics
+from vitdeploy.quantization.placement import choose, place, shape
+from vitdeploy.quantization.prepare import prepare
+from vitdeploy.quantization.statistics import load_statistics
 from vitdeploy.search.overrides import Mixed
 from vitdeploy.spec import Precision, WeightBits, decode
 from vitdeploy.stages.capability import check_precision

@@ -28,7 +28,7 @@ from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, Task, 
 from vitdeploy.stages.beside import find_beside
 from vitdeploy.stages.files import known_labels, require_label_file, require_onnx_file
 from vitdeploy.stages.step import ORIGINAL
-from vitdeploy.verify.plausible import Claim
+from vitdeploy.verification.plausible import Claim
 
 if TYPE_CHECKING:
     from vitdeploy.models.loaded import LoadedModel

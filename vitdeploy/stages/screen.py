@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from vitdeploy.bench.candidate import engine_candidate
-from vitdeploy.bench.decided import disturbed_reason
-from vitdeploy.bench.protocol import Protocol
-from vitdeploy.bench.run import run_benchmark
-from vitdeploy.bench.summary import block_medians
+from vitdeploy.benchmark.candidate import engine_candidate
+from vitdeploy.benchmark.decided import disturbed_reason
+from vitdeploy.benchmark.protocol import Protocol
+from vitdeploy.benchmark.run import run_benchmark
+from vitdeploy.benchmark.summary import block_medians
 from vitdeploy.progress import Progress
 from vitdeploy.stages.engines import read_engine
 from vitdeploy.stages.files import read_json, write_json

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from vitdeploy.data.folder import Sample
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.progress import Progress, silent
-from vitdeploy.quantize.statistics import load_statistics
+from vitdeploy.quantization.statistics import load_statistics
 from vitdeploy.search.latency import load_table, measure_latencies
 from vitdeploy.search.mixed import choose_mends, shapes_to_time
 from vitdeploy.search.overrides import Mixed

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.export.sequence import DECODER_STEP, ENCODER, check_sequence_parity, export_sequence
+from vitdeploy.exporter.sequence import DECODER_STEP, ENCODER, check_sequence_parity, export_sequence
 from vitdeploy.graph.io.files import GraphMetadata, save_graph, set_metadata
 from vitdeploy.models.architectures.transformer import Transformer
 from vitdeploy.models.load import load_model

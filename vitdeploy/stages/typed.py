@@ -23,12 +23,12 @@ from vitdeploy.graph.half.typed import Half, touches_floats, type_graph
 from vitdeploy.graph.io.files import fixed_batch, graph_spec, load_graph, save_graph, set_metadata
 from vitdeploy.graph.passes.pixel_cast import cast_pixels_first
 from vitdeploy.progress import Counter, Progress, silent
-from vitdeploy.quantize.extremes import Extremes
-from vitdeploy.quantize.half import HalfPlan, lift_masks, plan_half
-from vitdeploy.quantize.placement import choose, ignored, place, shape
-from vitdeploy.quantize.prepare import prepare, widened
-from vitdeploy.quantize.ranges import range_of
-from vitdeploy.quantize.statistics import Statistics, load_statistics
+from vitdeploy.quantization.extremes import Extremes
+from vitdeploy.quantization.half import HalfPlan, lift_masks, plan_half
+from vitdeploy.quantization.placement import choose, ignored, place, shape
+from vitdeploy.quantization.prepare import prepare, widened
+from vitdeploy.quantization.ranges import range_of
+from vitdeploy.quantization.statistics import Statistics, load_statistics
 from vitdeploy.search.high_precision import high_precision_layers
 from vitdeploy.spec import Precision, PreprocessSpec, WeightBits
 from vitdeploy.stages.capability import check_precision

@@ -15,9 +15,9 @@ from vitdeploy.stages.step import REFERENCE, Candidate, Folders, Step
 from vitdeploy.stages.target_tools import target_tools
 from vitdeploy.stages.tools import package_versions
 from vitdeploy.tasks.adapter import Data, TaskAdapter
-from vitdeploy.verify.collect import Answers
-from vitdeploy.verify.comparison import Comparison
-from vitdeploy.verify.diagnosis import diagnose
+from vitdeploy.verification.collect import Answers
+from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.diagnosis import diagnose
 
 
 def run_engine(

@@ -22,11 +22,11 @@ from vitdeploy.progress import Progress
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, Task
 from vitdeploy.tasks.images import check_images
-from vitdeploy.verify.changes import Changes
-from vitdeploy.verify.classes import Classified
-from vitdeploy.verify.collect import Answers, collect
-from vitdeploy.verify.comparison import Comparison
-from vitdeploy.verify.plausible import Claim
+from vitdeploy.verification.changes import Changes
+from vitdeploy.verification.classes import Classified
+from vitdeploy.verification.collect import Answers, collect
+from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.plausible import Claim
 
 Count = Callable[[int], None]
 

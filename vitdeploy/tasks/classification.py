@@ -11,12 +11,12 @@ from vitdeploy.data.folder import DataSplit, Sample
 from vitdeploy.document.answers import Said
 from vitdeploy.runtime.postprocess import classify, softmax
 from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, labels_of
-from vitdeploy.verify.agreement import compare
-from vitdeploy.verify.changes import Changes, judged
-from vitdeploy.verify.classes import Classified
-from vitdeploy.verify.collect import Answers
-from vitdeploy.verify.comparison import Comparison
-from vitdeploy.verify.plausible import doubt_accuracy
+from vitdeploy.verification.agreement import compare
+from vitdeploy.verification.changes import Changes, judged
+from vitdeploy.verification.classes import Classified
+from vitdeploy.verification.collect import Answers
+from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.plausible import doubt_accuracy
 
 
 class ClassificationKit(ImageKit):

@@ -16,12 +16,12 @@ from vitdeploy.runtime.geometry import input_window
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.spec import PostprocessSpec
 from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, thumbnail, worst_difference
-from vitdeploy.verify.average_precision import Objects
-from vitdeploy.verify.changes import Changes, object_changes
-from vitdeploy.verify.collect import Answers
-from vitdeploy.verify.comparison import Comparison
-from vitdeploy.verify.detection import compare_detections, partners
-from vitdeploy.verify.plausible import doubt_value
+from vitdeploy.verification.average_precision import Objects
+from vitdeploy.verification.changes import Changes, object_changes
+from vitdeploy.verification.collect import Answers
+from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.detection import compare_detections, partners
+from vitdeploy.verification.plausible import doubt_value
 
 SHOWN_OBJECTS = 4
 # Boxes of a kind that are drawn on one picture.

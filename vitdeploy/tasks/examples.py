@@ -9,7 +9,7 @@ import numpy as np
 
 from vitdeploy.document.answers import ExampleFacts, Why
 from vitdeploy.tasks.adapter import Data, TaskAdapter
-from vitdeploy.verify.collect import Answers
+from vitdeploy.verification.collect import Answers
 
 # At most so many of each kind.
 CHANGED, UNSURE, USUAL = 16, 4, 8
@@ -25,7 +25,7 @@ class Chosen:
 
 
 def choose(adapter: TaskAdapter, reference: Answers, engines: Mapping[str, Answers], data: Data) -> list[Chosen]:
-    """The samples to show: first those whose answer an engine changed, the worst of all first (see `verify.changes`);
+    """The samples to show: first those whose answer an engine changed, the worst of all first (`verification.changes`);
     then those that the original is least sure of; then one of each class, or, where there are no classes or more of
     them, an even spread."""
     names = list(engines)

@@ -8,10 +8,10 @@ import numpy as np
 
 from vitdeploy.document.answers import Said
 from vitdeploy.tasks.adapter import Data, ImageKit, labels_of
-from vitdeploy.verify.changes import Changes
-from vitdeploy.verify.collect import Answers
-from vitdeploy.verify.comparison import Comparison
-from vitdeploy.verify.features import compare_features, neighbour_changes
+from vitdeploy.verification.changes import Changes
+from vitdeploy.verification.collect import Answers
+from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.features import compare_features, neighbour_changes
 
 VECTOR = "features"
 

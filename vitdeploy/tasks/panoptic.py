@@ -13,11 +13,11 @@ from vitdeploy.runtime.panoptic import segment
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, worst_difference
 from vitdeploy.tasks.detection import listed
-from vitdeploy.verify.changes import Changes, map_changes
-from vitdeploy.verify.collect import Answers
-from vitdeploy.verify.comparison import Comparison
-from vitdeploy.verify.panoptic import compare_panoptic
-from vitdeploy.verify.plausible import doubt_value
+from vitdeploy.verification.changes import Changes, map_changes
+from vitdeploy.verification.collect import Answers
+from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.panoptic import compare_panoptic
+from vitdeploy.verification.plausible import doubt_value
 
 MAP, SEGMENTS = "map", "segments"
 

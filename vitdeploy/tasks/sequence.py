@@ -14,11 +14,11 @@ from vitdeploy.errors import DataError, EngineError
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.tasks.adapter import Count, Data, DataChoice, TaskAdapter
-from vitdeploy.verify.changes import Changes
-from vitdeploy.verify.collect import Answers
-from vitdeploy.verify.comparison import Comparison
-from vitdeploy.verify.plausible import doubt_value
-from vitdeploy.verify.sequence import compare_sequences, token_changes
+from vitdeploy.verification.changes import Changes
+from vitdeploy.verification.collect import Answers
+from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.plausible import doubt_value
+from vitdeploy.verification.sequence import compare_sequences, token_changes
 
 CHUNK = 32
 TOKENS, BEST = "tokens", "best"

@@ -6,9 +6,9 @@ import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 
-from vitdeploy.bench.percentiles import DEFAULT
-from vitdeploy.bench.protocol import Protocol
-from vitdeploy.bench.run import against_last
+from vitdeploy.benchmark.percentiles import DEFAULT
+from vitdeploy.benchmark.protocol import Protocol
+from vitdeploy.benchmark.run import against_last
 from vitdeploy.data.classes import differing
 from vitdeploy.document.bench import BenchDocument
 from vitdeploy.document.verification import Verification
@@ -21,8 +21,8 @@ from vitdeploy.spec import Budget
 from vitdeploy.stages.verify import judge
 from vitdeploy.tasks.adapter import DataChoice, Setting, TaskAdapter
 from vitdeploy.tasks.adapters import make_adapter
-from vitdeploy.verify.collect import Answers
-from vitdeploy.verify.gate import GUARD, accuracy_gate
+from vitdeploy.verification.collect import Answers
+from vitdeploy.verification.gate import GUARD, accuracy_gate
 from vitdeploy.workflows.subjects import Subject
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, NoReturn, TypeVar
 
-from vitdeploy.bench.protocol import Protocol
-from vitdeploy.bench.run import against_last
-from vitdeploy.compile.tensorrt import BuildOptions
+from vitdeploy.benchmark.protocol import Protocol
+from vitdeploy.benchmark.run import against_last
+from vitdeploy.compilation.tensorrt import BuildOptions
 from vitdeploy.devices.client import Client
 from vitdeploy.devices.registry import Device
 from vitdeploy.devices.results import check_run, product_files, reported
@@ -31,7 +31,7 @@ from vitdeploy.runtime.weight_bits import weight_remarks
 from vitdeploy.spec import Budget, EngineSpec, encode
 from vitdeploy.stages.compile import check_batch
 from vitdeploy.tasks.adapter import DataChoice
-from vitdeploy.verify.collect import Answers
+from vitdeploy.verification.collect import Answers
 from vitdeploy.workflows.comparison import Trial, unique
 from vitdeploy.workflows.device_artifact import DeviceArtifact, placed_shipment
 from vitdeploy.workflows.placement import PlacedGraphs

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.bench.candidate import BenchCandidate, engine_candidate
+from vitdeploy.benchmark.candidate import BenchCandidate, engine_candidate
 from vitdeploy.bundle.read import is_bundle, read_bundle, verify_files
 from vitdeploy.bundle.sign import signed_by, signed_digests
-from vitdeploy.compile.tensorrt import BuildOptions
+from vitdeploy.compilation.tensorrt import BuildOptions
 from vitdeploy.errors import CapabilityError, EngineError, InputError, MissingPackageError
 from vitdeploy.graph.half.emulated import emulate
 from vitdeploy.graph.io.files import GraphMetadata, fixed_batch, get_metadata, graph_spec, load_graph, serialised

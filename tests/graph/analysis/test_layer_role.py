@@ -6,7 +6,7 @@ import pytest
 from tests.graph.small_graphs import Builder
 from vitdeploy.graph.analysis.linears import find_linears, is_ranked
 from vitdeploy.graph.analysis.work import layer_macs
-from vitdeploy.quantize.place_openvino import reasons_for_float
+from vitdeploy.quantization.place_openvino import reasons_for_float
 
 
 def convolved(b, x, inside, outside, name, group=1):

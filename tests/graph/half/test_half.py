@@ -16,7 +16,7 @@ from vitdeploy.graph.half.emulated import emulate
 from vitdeploy.graph.half.patches import patches_to_matmul
 from vitdeploy.graph.half.residual_scale import scale_residual, stream_tensors
 from vitdeploy.graph.half.typed import NUMPY, TYPES, half_roles, type_graph
-from vitdeploy.quantize.half import lift_masks
+from vitdeploy.quantization.half import lift_masks
 
 HALVES = ("fp16", "bf16")
 

@@ -24,7 +24,7 @@ from tests.graph.small_graphs import (
     weights,
 )
 from tests.references import reference
-from vitdeploy.export.torch_onnx import export_graph
+from vitdeploy.exporter.torch_onnx import export_graph
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.graph.passes.optimize import REWRITES, OptimizeOptions, exact, optimize

@@ -9,7 +9,7 @@ import torch
 
 from tests.models.detr_reference import randomise
 from tests.parity import BATCHES, ENGINES, engine_runner
-from vitdeploy.export.torch_onnx import export_graph
+from vitdeploy.exporter.torch_onnx import export_graph
 from vitdeploy.models.families.detr import build, describe, parse, preprocess
 
 # Everything that a DETR for boxes has, and masks. The size is odd, so that upsampling has rows and columns to cut; the

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.parity import BATCHES, ENGINES, engine_runner
 from tests.references import reference
 from vitdeploy.errors import CheckpointError, UnknownModelError
-from vitdeploy.export.torch_onnx import export_graph
+from vitdeploy.exporter.torch_onnx import export_graph
 from vitdeploy.graph.io.files import save_graph
 from vitdeploy.models.architectures.swin import SwinConfig, SwinTransformer, relative_position_index, shift_mask
 from vitdeploy.models.families.swin import FAMILY, parse, resize, resize_table

@@ -11,7 +11,7 @@ import torch
 
 from tests.models.vit_samples import SMALL, images, randomised
 from tests.parity import BATCHES, ENGINES, engine_runner
-from vitdeploy.export.torch_onnx import export_graph
+from vitdeploy.exporter.torch_onnx import export_graph
 from vitdeploy.models.architectures.deit import DeiTConfig
 from vitdeploy.models.families.vit import DEIT_FAMILY, FAMILY
 from vitdeploy.spec import PreprocessSpec

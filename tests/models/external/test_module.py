@@ -10,7 +10,7 @@ from torch import nn
 
 from tests.references import reference
 from vitdeploy.errors import CheckpointError, UserCodeError
-from vitdeploy.export.torch_onnx import export_graph
+from vitdeploy.exporter.torch_onnx import export_graph
 from vitdeploy.graph.io.files import serialised
 from vitdeploy.models.external.identity import identity_in_memory
 from vitdeploy.models.external.module import from_module

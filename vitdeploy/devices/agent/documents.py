@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from vitdeploy.compile.backend import TargetState
+from vitdeploy.compilation.backend import TargetState
 from vitdeploy.spec import EngineSpec, FileEntry, Precision, SequenceSpec, WeightBits, encode
 
 FORMAT = 1
@@ -33,10 +33,11 @@ class PlacedGraph:
 
 @dataclass(frozen=True)
 class Placed:
-    """A placement: what `compile.engine.compile_engine` takes. An encoder-decoder has two graphs and its `sequence`.
+    """A placement, as `compilation.engine.compile_engine` takes it. An encoder-decoder has two graphs and
+    its `sequence`.
 
     `plan` is the engine that a device made of it before, whose files are in the job too. `images`: what a bench needs
-    to measure the way from an image to its answer, see `bench.stages.ImageStages`.
+    to measure the way from an image to its answer, see `benchmark.stages.ImageStages`.
     """
 
     name: str

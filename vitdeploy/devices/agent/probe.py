@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.bench.energy import EnergyMeter
-from vitdeploy.bench.probes import affinity, clock_mhz, read_text, temperature, throttle_count
-from vitdeploy.compile.backend import TargetState
+from vitdeploy.benchmark.energy import EnergyMeter
+from vitdeploy.benchmark.probes import affinity, clock_mhz, read_text, temperature, throttle_count
+from vitdeploy.compilation.backend import TargetState
 from vitdeploy.devices.agent.documents import Probe
 from vitdeploy.devices.agent.turn import tickets
 
@@ -41,7 +41,7 @@ def probe(root: Path = Path("/")) -> Probe:
 def _zone() -> tuple[dict[str, str], dict[str, TargetState]]:
     """The host and its targets in the words of the device zone; without numpy, which that zone imports, a few words."""
     try:
-        from vitdeploy.compile.probe import probe_target
+        from vitdeploy.compilation.probe import probe_target
         from vitdeploy.runtime.host import describe_host
     except ModuleNotFoundError:
         return {"machine": platform.machine(), "system": platform.system(), "python": platform.python_version()}, {}

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from vitdeploy.bench.candidate import engine_candidate
-from vitdeploy.bench.protocol import Protocol
-from vitdeploy.bench.run import against_last, run_benchmark
-from vitdeploy.bench.survey import surveyed
+from vitdeploy.benchmark.candidate import engine_candidate
+from vitdeploy.benchmark.protocol import Protocol
+from vitdeploy.benchmark.run import against_last, run_benchmark
+from vitdeploy.benchmark.survey import surveyed
 from vitdeploy.bundle.read import file_sha256
 from vitdeploy.devices.agent.build import make_engine
 from vitdeploy.devices.agent.documents import FORMAT, Job, Result

@@ -1,7 +1,8 @@
 """One job a device at a time: tickets give the order of arrival, a lock of the whole machine the right to measure.
 
-The lock is the one of all measurements (`bench.machine_lock`), so that the jobs of its other users are waited for too,
-and so is who measures there without an agent; tickets are of one user's jobs. A ticket whose process is gone is void.
+The lock is the one of all measurements (`benchmark.machine_lock`), so that the jobs of its other users are waited for
+too, and so is who measures there without an agent; tickets are of one user's jobs. A ticket whose process is gone is
+void.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from vitdeploy.bench.machine_lock import MACHINE, described, holder
+from vitdeploy.benchmark.machine_lock import MACHINE, described, holder
 from vitdeploy.devices.agent.state import Process, home
 
 LOOK_SECONDS = 0.25

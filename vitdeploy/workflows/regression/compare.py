@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vitdeploy.bench.protocol import Protocol
+from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.document.bench import Bench
 from vitdeploy.document.comparison import ComparisonDocument, DigestPair, Limits
@@ -16,7 +16,7 @@ from vitdeploy.pipeline.outcome import now
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.tasks.adapter import DataChoice
-from vitdeploy.verify.gate import Gate, join
+from vitdeploy.verification.gate import Gate, join
 from vitdeploy.workflows.regression.digests import of_bundle, of_report, side_by_side
 from vitdeploy.workflows.regression.findings import Found, judge
 from vitdeploy.workflows.regression.measured import compare_bundles

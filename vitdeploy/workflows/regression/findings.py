@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from vitdeploy.document.comparison import AccuracyChange, Check, Limits, PairFacts, TimeRatio
-from vitdeploy.verify.gate import Gate, drop_gate, join, slowdown_gate
+from vitdeploy.verification.gate import Gate, drop_gate, join, slowdown_gate
 
 
 @dataclass(frozen=True)

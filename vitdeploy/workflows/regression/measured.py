@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
-from vitdeploy.bench.protocol import Protocol
+from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.document.bench import Bench
 from vitdeploy.document.comparison import AccuracyChange, TimeRatio

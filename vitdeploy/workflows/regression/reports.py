@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from vitdeploy.bench.paired import PROCESS_FREEDOM, PROCESS_SPREAD, quantile
+from vitdeploy.benchmark.paired import PROCESS_FREEDOM, PROCESS_SPREAD, quantile
 from vitdeploy.document.comparison import AccuracyChange, TimeRatio
 from vitdeploy.document.report import Report
-from vitdeploy.verify.intervals import unpaired_difference, unpaired_log_ratio
+from vitdeploy.verification.intervals import unpaired_difference, unpaired_log_ratio
 from vitdeploy.workflows.regression.findings import Found
 from vitdeploy.workflows.regression.pairs import Pair, pair_up
 

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.bench.candidate import BenchCandidate, engine_candidate
-from vitdeploy.bench.protocol import Protocol
-from vitdeploy.compile.finding import finding_lines
-from vitdeploy.compile.probe import examine, probe_target
+from vitdeploy.benchmark.candidate import BenchCandidate, engine_candidate
+from vitdeploy.benchmark.protocol import Protocol
+from vitdeploy.compilation.finding import finding_lines
+from vitdeploy.compilation.probe import examine, probe_target
 from vitdeploy.document.bench import Bench
 from vitdeploy.document.selftest import SelftestDocument, SelftestEngine, SelftestModel
 from vitdeploy.errors import GateError
@@ -29,7 +29,7 @@ from vitdeploy.stages.engines import read_engine
 from vitdeploy.stages.reference_model import to_request
 from vitdeploy.stages.step import QUANTIZED, Candidate
 from vitdeploy.store.store import Artifact, Store
-from vitdeploy.verify.gate import accuracy_gate
+from vitdeploy.verification.gate import accuracy_gate
 from vitdeploy.workflows.selftest.cases import Case
 from vitdeploy.workflows.selftest.steps import FAILED, NOT_RUN, Steps
 

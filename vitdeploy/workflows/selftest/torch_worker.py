@@ -6,7 +6,7 @@ import functools
 import sys
 from typing import Any
 
-from vitdeploy.bench.worker import serve
+from vitdeploy.benchmark.worker import serve
 from vitdeploy.models.load import load_model
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.source import Source

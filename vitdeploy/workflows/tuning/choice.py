@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from vitdeploy.document.bench import Bench, Ratio
 from vitdeploy.pipeline.verdict import find_ratio, keeps_answers, kept, relative_times, sentence, undecided_among
-from vitdeploy.verify.comparison import Comparison
-from vitdeploy.verify.gate import Gate
+from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.gate import Gate
 from vitdeploy.workflows.tuning.variants import Variant
 
 

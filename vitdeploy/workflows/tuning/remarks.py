@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from vitdeploy.bench.paired import ratio_of_medians
+from vitdeploy.benchmark.paired import ratio_of_medians
 from vitdeploy.workflows.tuning.variants import FLOATS, Variant
 
 Medians = Mapping[str, Sequence[float]]

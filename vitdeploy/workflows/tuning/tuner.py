@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from vitdeploy.bench.candidate import engine_candidate
-from vitdeploy.bench.protocol import Protocol
+from vitdeploy.benchmark.candidate import engine_candidate
+from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.document.bench import Bench
 from vitdeploy.errors import CapabilityError, GraphError
 from vitdeploy.pipeline.foresight import criterion_of, foresee
@@ -38,7 +38,7 @@ from vitdeploy.stages.score import Score, read_score, score_step
 from vitdeploy.stages.screen import SCREEN, SCREEN_FILE, screen_step
 from vitdeploy.stages.step import OPTIMIZE, ORIGINAL, REFERENCE, Step
 from vitdeploy.store.store import Artifact, Store
-from vitdeploy.verify.gate import GUARD, accuracy_gate, guards
+from vitdeploy.verification.gate import GUARD, accuracy_gate, guards
 from vitdeploy.workflows.tuning.choice import Choice, Finalist, choose
 from vitdeploy.workflows.tuning.variants import Variant, float_variants
 

@@ -1,0 +1,233 @@
+"""Which blocks count where others use the machine, what is decided of the rest, and whether what is decided is true."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+
+from tests.documents import ratio_of
+from vitdeploy.benchmark.candidate import BenchCandidate
+from vitdeploy.benchmark.decided import judged
+from vitdeploy.benchmark.expected import expected, spelt
+from vitdeploy.benchmark.patience import Others, Patience, watched
+from vitdeploy.benchmark.protocol import Protocol
+from vitdeploy.benchmark.quiet import quiet, quiet_together, unrest
+from vitdeploy.benchmark.results import BenchRun, Entry, Machine, Round
+from vitdeploy.benchmark.summary import block_medians, rows
+from vitdeploy.pipeline.measure import NOT_DECIDED, ratios, summarise, undecided
+
+CPUS = (0, 1)
+PROTOCOL = Protocol(("single",))
+# CPU seconds of a block of half a second on two CPUs.
+OWN, ALL = 0.95, 1.0
+
+
+def machine(own=OWN, others=0.0, stolen=0.0, waited=0.0, slept=0.0):
+    return Machine(own, others, stolen, None, None, None, None, slept, waited)
+
+
+def block(ms=10.0, process=0, seconds=0.5, queries=30, **load):
+    return Round(1, np.full(queries, ms), seconds, process, machine=machine(**load))
+
+
+def entry(name, blocks, **fields):
+    return Entry(name, "openvino-cpu", "fp32", "CPU", 1.0, 1.0, {"single": blocks}, affinity=CPUS, **fields)
+
+
+def bench_run(*entries, protocol=PROTOCOL):
+    return BenchRun(protocol, entries, 0.5, 2)
+
+
+# --- one block --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("load", "disturbs"),
+    [
+        ({}, False),
+        ({"others": 0.06}, False),  # 6 %, of which two may be rounding
+        ({"others": 0.09}, True),
+        ({"own": 0.4, "others": 0.09}, False),  # a core for each
+        ({"own": 0.4, "others": 0.09, "waited": 0.04}, True),  # and yet on the same one
+        ({"waited": 0.25}, False),  # for threads of its own: nobody else ran
+        ({"stolen": 0.06}, True),
+        ({"slept": 1.0}, True),
+    ],
+)
+def test_what_disturbs_a_block(load, disturbs):
+    assert unrest(machine(**load), 0.5, 2).disturbs == disturbs
+    assert quiet([block(**load)], 2) == [not disturbs]
+
+
+def test_latency_decides_nothing():
+    """To drop slow blocks would make an artifact faster than it is."""
+    generator = np.random.default_rng(0)
+    fast = [block(ms, others=others) for ms, others in zip([10.0] * 40, generator.choice([0.0, 0.5], 40), strict=True)]
+    slow = [Round(1, 50 * each.latencies_ms, each.seconds, machine=each.machine) for each in fast]
+    assert quiet(fast, 2) == quiet(slow, 2)
+
+
+def test_a_system_that_tells_of_nobody_else_shows_it_in_the_cpu_time():
+    unknown = [Machine(own, None, None, None, None, None, None, 0.0) for own in (0.95, 0.96, 0.94, 0.6)]
+    blocks = [Round(1, np.ones(9), 0.5, machine=each) for each in unknown]
+    assert quiet(blocks, 2) == [True, True, True, False]
+    assert quiet([Round(1, np.ones(9), 0.5)], 2) == [True]
+
+
+# --- a benchmark run --------------------------------------------------------------------------------------------------
+
+
+def test_rounds_count_where_both_are_quiet():
+    a = [block(10.0, others=0.5 * (number in (1, 2))) for number in range(12)]
+    b = [block(20.0, others=0.5 * (number == 5)) for number in range(12)]
+    found = bench_run(entry("a", a), entry("b", b))
+    assert quiet_together(found.entries, "single") == [0, 3, 4, 6, 7, 8, 9, 10, 11]
+    assert {name: len(values) for name, values in block_medians(found).items()} == {"a": 9, "b": 9}
+    (row, _) = rows(found)
+    assert (row.samples, row.flags) == (300, ("short",))
+    assert row.scenarios["single"].blocks.quiet == tuple(number not in (1, 2) for number in range(12))
+
+
+def test_too_few_quiet_rounds_decide_nothing_and_say_so():
+    disturbed = [block(10.0, process=n // 7, others=0.5, waited=0.2, stolen=0.1) for n in range(14)]
+    calm = [block(20.0, process=n // 7) for n in range(14)]
+    found = bench_run(entry("a", disturbed), entry("b", calm))
+    [ratio] = ratios(found, [("a", "b")])
+    assert (ratio.decided, ratio.verdict) == (False, NOT_DECIDED)
+    reason = undecided(found, [ratio])["a"]
+    assert reason.startswith("only 0 of 14 rounds of single were undisturbed (others had 48 % of the CPUs' time, ")
+    assert "waited 40 % of the time for a CPU" in reason and "machines took 10 %" in reason and "--duration" in reason
+    assert [row.flags for row in rows(found)] == [("contended", "short"), ("short",)]
+    no_evidence = bench_run(*(entry(name, [Round(1, np.full(9, 5.0), 0.5)] * 12) for name in "ab"))
+    loud = dataclasses.replace(no_evidence, load_average=3.0)
+    assert judged(no_evidence, "a", "b", "single").decided
+    assert "load average was 3.0 on 2 CPUs" in judged(loud, "a", "b", "single").reason
+    only_one_process = [*calm[:7], *disturbed[7:]]
+    assert not judged(bench_run(entry("a", only_one_process), entry("b", calm)), "a", "b", "single").decided
+
+
+def test_an_artifact_is_undecided_by_the_ratio_that_claims_are_made_of():
+    """That of its latency to the original; no other pair, and no other scenario, takes it back or makes it up."""
+
+    def found(a, b, decided, metric="latency"):
+        return ratio_of(a, b, 1.0, reason="" if decided else f"{metric} {a} {b}", metric=metric)
+
+    run_of = bench_run(entry("original", [block(10.0)] * 12), entry("a", [block(5.0)] * 12))
+    clean = [found("a", "b", False), found("a", "original", True), found("a", "original", False, "throughput")]
+    assert undecided(run_of, clean) == {}
+    loud = [found("a", "b", True), found("a", "original", False)]
+    assert undecided(run_of, loud) == {"a": "latency a original"}
+    assert undecided(run_of, [found("a", "original", False, "throughput")]) == {"a": "throughput a original"}
+
+
+def test_what_is_decided_has_no_reason_and_latencies_whose_quotient_it_is():
+    generator = np.random.default_rng(0)
+    speed = generator.uniform(0.5, 2, 12)  # of the machine: both alike
+    a, b = ([block(ms * each, process=n // 4) for n, each in enumerate(speed)] for ms in (3, 12))
+    found = bench_run(entry("a", a), entry("b", b))
+    document = summarise(found, [("a", "b")], (50,))
+    [ratio] = document.ratios
+    assert ratio.decided and not ratio.reason and document.undecided == {}
+    assert ratio.ratio == pytest.approx(0.25) == pytest.approx(ratio.a_ms / ratio.b_ms)
+
+
+def test_a_fallback_a_wild_ratio_and_two_that_disagree_are_not_decided():
+    calm = [block(20.0, process=n // 4) for n in range(12)]
+
+    def reason(blocks, **fields):
+        return judged(bench_run(entry("a", blocks, **fields), entry("b", calm)), "a", "b", "single").reason
+
+    assert "was made for GPU" in reason(calm, made_for="GPU")
+    assert "vary by" in reason([block(20.0 * (1 + 2 * (n % 2)), process=n // 4) for n in range(12)])
+    # Most queries are of two fast blocks; the rounds side by side tell another ratio.
+    moved = [block(20.0, process=n // 4) if n % 6 else block(4.0, process=n // 4, queries=900) for n in range(12)]
+    assert "the machine's speed moved" in reason(moved)
+
+
+# --- simulated benchmark runs -----------------------------------------------------------------------------------------
+
+TRUTH = math.log(0.8)
+
+
+def load_of(kind, generator):
+    """CPUs that others take in one moment after the other, a block each."""
+    on = False
+    while True:
+        on = generator.random() < 0.2 if not on else generator.random() < 0.8
+        yield {"none": 0.0, "one loop": 1.0, "two loops": 2.0, "bursts": 2.0 * on, "slight": 0.08}[kind]
+
+
+def slower(name, taken):
+    """By what an artifact is slower where others take so many CPUs: all threads of the first wait for the slowest."""
+    return 1 + taken + 6 * taken**2 if name == "a" else 1 + taken / 2
+
+
+def simulated(kind, generator):
+    """A run as `Meter` makes it: rounds in which others ran are measured again, up to three times the duration."""
+    load, rounds = load_of(kind, generator), {"a": [], "b": []}
+    noise = generator.uniform(0.005, 0.03)
+    for process in range(3):
+        offsets = {"a": TRUTH / 2 + generator.normal(0, 0.008), "b": -TRUTH / 2}
+        found, count = {"a": [], "b": []}, 0
+        while count < 20 and (count < 7 or sum(map(all, zip(*(quiet(f, 2) for f in found.values()), strict=True))) < 7):
+            for name, blocks in found.items():
+                taken = min(next(load), 1.9) * generator.uniform(0.3, 0.6)  # the scheduler shares
+                slow = slower(name, taken) + 0.6 * (generator.random() < 0.05)
+                ms = 10 * math.exp(offsets[name] + generator.normal(0, noise)) * slow
+                seen = max(0.0, 0.5 * taken + generator.normal(0, 0.01))
+                blocks.append(block(ms, process, own=OWN - 0.5 * taken, others=seen, waited=0.5 * taken))
+            count += 1
+        for name, blocks in found.items():
+            rounds[name] += blocks
+    return bench_run(entry("a", rounds["a"]), entry("b", rounds["b"]))
+
+
+@pytest.mark.parametrize(
+    ("kind", "least", "most"),
+    [("none", 0.99, 1), ("slight", 0.99, 1), ("bursts", 0.5, 1), ("one loop", 0, 0.01), ("two loops", 0, 0.01)],
+)
+def test_what_is_claimed_beside_others_holds(kind, least, most):
+    """Of 60 benchmark runs each. Without a look at the load, the intervals of the same rounds do not hold the truth."""
+    generator = np.random.default_rng(0)
+    found = [judged(simulated(kind, generator), "a", "b", "single") for _ in range(60)]
+    claims = [each.ratio for each in found if each.decided]
+    assert least <= len(claims) / len(found) <= most
+    assert not claims or np.mean([abs(each.log - TRUTH) <= each.reach for each in claims]) >= 0.93
+    if kind.endswith("loops"):
+        assert np.mean([abs(each.ratio.log - TRUTH) <= each.ratio.reach for each in found]) < 0.5
+
+
+# --- waiting ----------------------------------------------------------------------------------------------------------
+
+
+def test_waiting_ends_with_the_load_or_the_patience(monkeypatch):
+    loads, told = [1.9, 1.9, 0.0, 1.9], []
+    monkeypatch.setattr(
+        "vitdeploy.benchmark.patience.watched",
+        lambda root: Others(loads.pop(0) if loads else 1.9, 2, ("make 7: 95 %",)),
+    )
+    patience = Patience(1.0, told.append)
+    assert patience.wait() and len(loads) == 1
+    assert told == ["others use 1.9 of 2 CPUs (make 7: 95 %): waits for a quiet machine, at most 1 s"]
+    assert not patience.wait() and len(told) == 1
+    assert not Patience(0.5, told.append).wait()
+    assert Patience(0.1, told.append).wait()  # too short to look
+
+
+def test_this_machine_is_watched():
+    found = watched(seconds=0.05)
+    assert found is None or (found.of >= 1 and 0 <= found.cpus <= 2 * found.of)
+
+
+# --- what is said before ----------------------------------------------------------------------------------------------
+
+
+def test_how_long_a_bench_takes():
+    candidates = [BenchCandidate(name, "openvino-cpu", "fp32", (), {"engine": {}}) for name in "ab"]
+    found = expected(candidates, Protocol(duration=10.0))
+    assert found.seconds == pytest.approx(2 * 2 * 20 * 0.6 + 3 * (2 * 1.5 + 2 * 2 * 0.75))
+    assert found.most > 3 * 2 * 2 * 20 * 0.6
+    assert str(found).startswith("about 66 s; up to 4 min")
+    assert expected(candidates, Protocol(("sustain:10m",))).seconds > 1200
+    assert [spelt(each) for each in (0.2, 99, 100, 3600, 4200)] == ["1 s", "99 s", "2 min", "1 h 0 min", "1 h 10 min"]

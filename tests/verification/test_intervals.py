@@ -1,0 +1,145 @@
+"""The intervals against published values, their properties, and their coverage in simulations with a fixed seed."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from vitdeploy.verification.intervals import log_ratio, paired_difference, wilson
+
+# Newcombe 1998, Statistics in Medicine 17:2635-2650, Table III, method 10, 95 %: (both, only a, only b, neither).
+NEWCOMBE_TABLE_3 = [
+    ((36, 12, 2, 0), (0.0569, 0.3404)),
+    ((20, 12, 2, 16), (0.0562, 0.3292)),
+    ((18, 12, 2, 18), (0.0562, 0.3290)),
+    ((36, 14, 0, 0), (0.1528, 0.4167)),
+    ((35, 14, 0, 1), (0.1461, 0.4175)),
+    ((18, 14, 0, 18), (0.1441, 0.3963)),
+    ((2, 97, 1, 0), (0.8721, 0.9854)),
+    ((1, 97, 1, 1), (0.8736, 0.9850)),
+    ((0, 29, 1, 0), (0.6666, 0.9882)),
+    ((2, 98, 0, 0), (0.9178, 0.9945)),
+    ((1, 98, 0, 1), (0.9171, 0.9916)),
+    ((0, 30, 0, 0), (0.8395, 1.0000)),
+    ((54, 0, 0, 0), (-0.0664, 0.0664)),
+    ((53, 0, 0, 1), (-0.0729, 0.0729)),
+    ((30, 0, 0, 24), (-0.0358, 0.0358)),
+    ((27, 0, 0, 27), (-0.0351, 0.0351)),
+]
+# Fagerland, Lydersen, Laake 2017, "Statistical Analysis of Contingency Tables", chapter 8 (data of Cavo et al. 2012).
+FAGERLAND = [((59, 6, 16, 80), (-0.1186, -0.0046))]
+
+counts = st.integers(0, 3000)
+tables = st.tuples(counts, counts, counts, counts).filter(any)
+
+
+@pytest.mark.parametrize(("table", "published"), NEWCOMBE_TABLE_3 + FAGERLAND)
+def test_paired_difference_matches_published_values(table, published):
+    # One unit of the last printed place: one limit of the table is printed 0.00007 below the formula's value.
+    assert paired_difference(*table) == pytest.approx(published, abs=0.0001)
+
+
+# Newcombe 1998, Statistics in Medicine 17:857-872, Table I, method 3 (score without continuity correction).
+@pytest.mark.parametrize(
+    ("successes", "n", "published"),
+    [(81, 263, (0.2553, 0.3662)), (15, 148, (0.0624, 0.1605)), (0, 20, (0.0, 0.1611)), (1, 29, (0.0061, 0.1718))],
+)
+def test_wilson_matches_published_values(successes, n, published):
+    assert wilson(successes, n) == pytest.approx(published, abs=0.000051)
+
+
+@settings(deadline=None, max_examples=50)
+@given(tables)
+def test_paired_difference_contains_the_estimate_and_stays_in_bounds(table):
+    _, only_a, only_b, _ = table
+    low, high = paired_difference(*table)
+    assert -1 <= low <= high <= 1
+    assert low - 1e-12 <= (only_a - only_b) / sum(table) <= high + 1e-12
+
+
+@settings(deadline=None, max_examples=50)
+@given(tables)
+def test_paired_difference_mirrors_when_a_and_b_swap(table):
+    both, only_a, only_b, neither = table
+    low, high = paired_difference(*table)
+    assert paired_difference(both, only_b, only_a, neither) == pytest.approx((-high, -low), abs=1e-12)
+
+
+@settings(deadline=None, max_examples=50)
+@given(tables)
+def test_a_higher_level_gives_a_wider_interval(table):
+    low, high = paired_difference(*table, level=0.9)
+    wider_low, wider_high = paired_difference(*table, level=0.99)
+    assert wider_low <= low
+    assert high <= wider_high
+
+
+def test_agreement_narrows_the_interval():
+    # The same two accuracies, 90 % and 88 % of 1,000, once on mostly the same images and once on different ones.
+    low, high = paired_difference(870, 30, 10, 90)
+    apart_low, apart_high = paired_difference(790, 110, 90, 10)
+    assert high - low < (apart_high - apart_low) / 2
+
+
+def test_counts_of_numpy_do_not_overflow():
+    table = (700_000, 3_000, 2_000, 900_000)
+    assert paired_difference(*np.array(table, np.int64)) == paired_difference(*table)
+
+
+@pytest.mark.parametrize("table", [(0, 0, 0, 0), (3, -1, 2, 4)])
+def test_impossible_counts_are_refused(table):
+    with pytest.raises(ValueError, match="counts"):
+        paired_difference(*table)
+
+
+@pytest.mark.parametrize(("successes", "n"), [(0, 0), (3, 2), (-1, 5)])
+def test_impossible_proportions_are_refused(successes, n):
+    with pytest.raises(ValueError):
+        wilson(successes, n)
+
+
+@pytest.mark.parametrize("cells", [(0.70, 0.06, 0.04, 0.20), (0.965, 0.015, 0.010, 0.010)])
+def test_paired_difference_covers_the_truth(cells):
+    truth = cells[1] - cells[2]
+    draws = np.random.default_rng(0).multinomial(200, cells, size=1000)
+    different, times = np.unique(draws, axis=0, return_counts=True)
+    covered = [low <= truth <= high for low, high in (paired_difference(*draw) for draw in different)]
+    assert np.average(covered, weights=times) >= 0.93
+
+
+def test_log_ratio_covers_the_truth():
+    generator = np.random.default_rng(0)
+    # Drift that hits both sides of a pair alike is larger than the noise of each: only pairing sees the ratio.
+    drift = generator.lognormal(0, 0.3, (1000, 12))
+    a = 0.8 * drift * generator.lognormal(0, 0.05, drift.shape)
+    b = drift * generator.lognormal(0, 0.05, drift.shape)
+    intervals = [log_ratio(*pair) for pair in zip(a, b, strict=True)]
+    covered = [low <= 0.8 <= high for _, low, high in intervals]
+    assert 0.93 <= np.mean(covered) <= 0.97
+    assert all(high / low < 1.2 for _, low, high in intervals)
+
+
+def test_log_ratio_by_hand():
+    # Logs 0 and ln 4 have the mean ln 2 and the standard error ln 2; t(0.975, 1 degree of freedom) = 12.7062.
+    ratio, low, high = log_ratio([1.0, 4.0], [1.0, 1.0])
+    assert ratio == pytest.approx(2)
+    assert math.log(high / ratio) == pytest.approx(12.7062 * math.log(2), rel=1e-5)
+    assert math.log(ratio / low) == pytest.approx(12.7062 * math.log(2), rel=1e-5)
+
+
+def test_log_ratio_of_equal_ratios_is_a_point():
+    assert log_ratio([1.0, 2.0, 3.0], [2.0, 4.0, 6.0]) == pytest.approx((0.5, 0.5, 0.5))
+
+
+@pytest.mark.parametrize(("a", "b"), [([1.0], [2.0]), ([], []), ([1.0, 2.0], [1.0, 2.0, 3.0])])
+def test_log_ratio_needs_two_pairs(a, b):
+    with pytest.raises(ValueError, match=r"two values are needed|pairs are needed"):
+        log_ratio(a, b)
+
+
+@pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
+def test_log_ratio_needs_positive_values(bad):
+    with pytest.raises(ValueError, match="positive"):
+        log_ratio([1.0, bad], [1.0, 1.0])

@@ -1,0 +1,48 @@
+"""Who takes part in a benchmark run, and how its process is started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.runtime.interpreter import module_argv
+from vitdeploy.spec import EngineSpec, encode
+
+ENGINE_WORKER = module_argv("vitdeploy.benchmark.worker")
+
+
+@dataclass(frozen=True)
+class BenchCandidate:
+    """One artifact and how its worker is started.
+
+    `request` is what the worker's runner is made from; "threads" (from the protocol) and "batch" are added to it.
+    `provider` is what it ran on when it was made; empty where nobody knows.
+    """
+
+    artifact: str
+    target: str
+    precision: str
+    argv: tuple[str, ...]
+    request: dict[str, Any]
+    provider: str = ""
+
+
+def engine_candidate(
+    engine: EngineSpec,
+    folder: Path,
+    name: str | None = None,
+    trust: Path | None = None,
+    images: dict[str, Any] | None = None,
+) -> BenchCandidate:
+    """An engine whose files lie under `folder`, in a process that never sees torch; `trust` as for `make_runner`.
+
+    With `images` (see `stages.ImageStages`) the way from an image to its answer is measured too.
+    """
+    trusted = str(trust.resolve()) if trust else ""
+    request = {"folder": str(folder.resolve()), "engine": encode(engine), "trust": trusted}
+    if images is not None:
+        request["images"] = images
+    return BenchCandidate(
+        name or engine.artifact, engine.target, engine.precision, ENGINE_WORKER, request, engine.provider
+    )

@@ -1,0 +1,120 @@
+"""ONNX Runtime on the CPU: the times of layers, from a profile, and the rate of its matrix products."""
+
+from __future__ import annotations
+
+import collections
+import statistics
+import tempfile
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from vitdeploy.benchmark.backend import BenchBackend, ProfileRequest, Query
+from vitdeploy.benchmark.context import Layer, Profile
+from vitdeploy.benchmark.gemm import LAYERS, SEED, check_precision, seeded_weights, weight_scale
+from vitdeploy.benchmark.layers import LEAST_RUNS, profiled_layer, repeat
+from vitdeploy.benchmark.onnx_bytes import Node, onnx_model
+from vitdeploy.benchmark.worker import random_feeds
+from vitdeploy.errors import CapabilityError
+from vitdeploy.runtime.ort import OnnxRuntimeRunner, open_session
+from vitdeploy.runtime.ort_profile import (
+    FLOAT_CONVOLUTIONS,
+    FLOAT_PRODUCTS,
+    INT8_KERNELS,
+    SUFFIX,
+    Event,
+    end_profile,
+    precision_of,
+    run_profiled,
+)
+from vitdeploy.runtime.runner import Array
+
+# Operators that multiply matrices.
+PRODUCTS = {
+    *(INT8_KERNELS | FLOAT_PRODUCTS | FLOAT_CONVOLUTIONS),
+    *("MultiHeadAttention", "Attention", "QAttention", "ConvTranspose", "Einsum"),
+}
+# The nodes of the graph that times what a profiler takes itself.
+IDLE_NODES = 16
+
+
+def profile(request: ProfileRequest) -> Profile:
+    """From a session's profile. The latency is that of a session without one: with it, it doubles.
+
+    What the profiler itself takes is taken off each node: what it takes for one that does nothing, or, where all layers
+    then still exceed the latency, so much that they do not. It is about the same for every node: most of it is text.
+    """
+    file, batch, threads = request.file, request.batch, request.threads
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
+        idle = statistics.median(event["dur"] for event in _idle_events(Path(folder) / "idle")) / 1e3
+        with OnnxRuntimeRunner(file, name=request.name, batch=batch, threads=threads) as runner:
+            feeds = random_feeds(runner.inputs, batch)
+            runner.infer(feeds)
+            latencies = repeat(lambda: runner.infer(feeds), request.seconds / 2)
+        profiled = open_session(file, batch=batch, threads=threads, profile=Path(folder) / "profile")
+        runs = len(repeat(lambda: profiled.run(None, feeds), request.seconds / 2))
+        events: dict[tuple[str, str], list[Event]] = collections.defaultdict(list)
+        for event in end_profile(profiled):
+            events[event["name"], event["args"].get("node_index", "")].append(event)
+    times, latency = [_median_of_runs(each, runs) for each in events.values()], statistics.median(latencies)
+    taken = max(idle, (sum(times) - latency) / len(times))
+    layers = [_layer(*pair, taken) for pair in zip(events.values(), times, strict=True)]
+    return Profile(request.name, batch, runs, tuple(layers), latency, taken)
+
+
+def _idle_events(prefix: Path) -> list[Event]:
+    """A chain of nodes that turn the sign of one number."""
+    names = [str(i) for i in range(IDLE_NODES + 1)]
+    nodes = [Node("Neg", (before,), after) for before, after in pairwise(names)]
+    feeds = {names[0]: np.ones(1, np.float32)}
+    session = open_session(onnx_model(nodes, feeds, names[-1], {}), profile=prefix)
+    for _ in range(LEAST_RUNS):
+        session.run(None, feeds)
+    return end_profile(session)
+
+
+def _median_of_runs(events: Sequence[Event], runs: int) -> float:
+    """The median milliseconds a run; of a node in a branch or loop, which does not run once in each, the mean."""
+    times = [float(event["dur"]) / 1e3 for event in events]
+    return statistics.median(times) if len(times) == runs else sum(times) / runs
+
+
+def _layer(events: Sequence[Event], milliseconds: float, taken: float) -> Layer:
+    event = events[0]
+    kind = str(event["args"]["op_name"])
+    name, product = event["name"].removesuffix(SUFFIX), kind in PRODUCTS
+    return profiled_layer(name, kind, precision_of(event), max(0.0, milliseconds - taken), product)
+
+
+def products(rows: int, width: int, precision: str, threads: int) -> tuple[Query, str]:
+    """A query, and the kernel of its products, which a profiled run has shown."""
+    generator, weights = np.random.default_rng(SEED), seeded_weights(width, precision)
+    constants = {f"weight{i}": weight for i, weight in enumerate(weights)}
+    names = ["x", *(f"y{i}" for i in range(LAYERS))]
+    if precision == "int8":
+        x: Array = generator.integers(0, 256, (rows, width), dtype=np.uint8)
+        constants |= {"scale": np.array(1 / 32, np.float32), "zero": np.array(128, np.uint8)}
+        constants |= {"scales": np.full(width, weight_scale(width), np.float32), "zeros": np.zeros(width, np.int8)}
+        nodes = [
+            Node("QLinearMatMul", (names[i], "scale", "zero", f"weight{i}", "scales", "zeros", "scale", "zero"), y)
+            for i, y in enumerate(names[1:])
+        ]
+    elif precision == "fp32":
+        x = generator.standard_normal((rows, width), dtype=np.float32)
+        nodes = [Node("MatMul", (names[i], f"weight{i}"), y) for i, y in enumerate(names[1:])]
+    else:
+        raise CapabilityError(f"ONNX Runtime has no {precision} on a CPU", wanted="fp32, int8")
+    graph, feeds = onnx_model(nodes, {"x": x}, names[-1], constants), {"x": x}
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
+        events = run_profiled(open_session(graph, threads=threads, profile=Path(folder) / "profile"), feeds)
+    products = [event for event in events if "MatMul" in event["args"]["op_name"]]
+    check_precision(
+        [precision_of(event) for event in products], precision, [event["args"]["op_name"] for event in events]
+    )
+    session = open_session(graph, threads=threads)
+    return lambda: session.run(None, feeds), str(products[0]["args"]["op_name"])
+
+
+BACKEND = BenchBackend(profile, products)

@@ -1,0 +1,130 @@
+"""Which blocks were measured while nobody else used the machine.
+
+What decides is what the kernel says of the load, and never a latency: to drop slow blocks would make every artifact
+look faster, and the one that varies most the fastest. Blocks of two artifacts that are compared count where both are
+quiet.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from vitdeploy.benchmark.protocol import Protocol, parse_scenario
+from vitdeploy.benchmark.results import Entry, Machine, Round
+
+# The share of a block that others may have: of all its CPUs' time, or of the time of one thread that waits for them.
+TAKEN_SHARE = 0.05
+SUSPENDED_SECONDS = 0.05
+# Of the rounds that were asked for, how many have to be quiet.
+QUIET_SHARE = 0.5
+# Where the kernel tells of nobody else: the share of the CPU time that an artifact usually has, which a block needs.
+STARVED_SHARE = 0.85
+
+
+@dataclass(frozen=True)
+class Unrest:
+    """What others had of one block, as shares: `others` and `stolen` of the time of its CPUs, `waited` of the block,
+    for which one of its threads was ready while another process had its CPU."""
+
+    others: float
+    stolen: float
+    waited: float
+    suspended: bool
+
+    @property
+    def disturbs(self) -> bool:
+        return self.suspended or max(self.others + self.stolen, self.waited) > TAKEN_SHARE
+
+
+def unrest(machine: Machine, seconds: float, cpus: int) -> Unrest:
+    """What others had of a block of so many seconds; 0 what the kernel does not tell."""
+    others = beyond_noise(machine.other_seconds or 0.0, cpus)
+    # Threads of one process that are more than its CPUs wait for each other: of a wait, only what others ran explains.
+    waited = min(machine.waited_seconds or 0.0, others)
+    # While both together have no more than half of the CPUs, each has a core of its own, even where a core is two CPUs.
+    if machine.own_seconds + others <= 0.5 * cpus * seconds:
+        others = 0.0
+    whole = cpus * seconds
+    return Unrest(
+        others / whole,
+        (machine.stolen_seconds or 0.0) / whole,
+        waited / seconds,
+        machine.suspended_seconds > SUSPENDED_SECONDS,
+    )
+
+
+def left_over(rounds: Sequence[Round]) -> float:
+    """The share of these blocks for which a thread waited while others ran, on average. Below the limit it disturbs no
+    block, but it may slow one artifact more than another: by about as much, where all threads wait for the slowest."""
+    shares = [0.0]
+    for block in rounds:
+        if block.machine is not None and block.machine.other_seconds is not None:
+            others, waited = max(0.0, block.machine.other_seconds), block.machine.waited_seconds
+            shares.append((beyond_noise(others, 1) if waited is None else min(waited, others)) / block.seconds)
+    return math.fsum(shares) / max(1, len(rounds))
+
+
+def beyond_noise(seconds: float, cpus: int) -> float:
+    """CPU seconds of others, without what may be rounding: the kernel counts whole ticks of each CPU."""
+    return max(0.0, seconds - 1.5 * math.sqrt(cpus) / _ticks_per_second())
+
+
+def _ticks_per_second() -> float:
+    return float(os.sysconf("SC_CLK_TCK")) if hasattr(os, "sysconf") else 100.0
+
+
+def quiet(rounds: Sequence[Round], cpus: int) -> list[bool]:
+    """Of each block of one artifact and scenario, whether it is known of nobody else that he disturbed it."""
+    shares = [_own_share(block) for block in rounds]
+    usual = sorted(share for share in shares if share is not None)
+    least = STARVED_SHARE * usual[(3 * len(usual)) // 4] if usual else 0.0
+    return [_is_quiet(block, cpus, share, least) for block, share in zip(rounds, shares, strict=True)]
+
+
+def _is_quiet(block: Round, cpus: int, share: float | None, least: float) -> bool:
+    machine = block.machine
+    if machine is None:
+        return True
+    if unrest(machine, block.seconds, max(1, cpus)).disturbs:
+        return False
+    # A process that computes as it always does has as much CPU time in every block, unless somebody else has it.
+    return machine.other_seconds is not None or share is None or share >= least
+
+
+def _own_share(block: Round) -> float | None:
+    return None if block.machine is None else block.machine.own_seconds / block.seconds
+
+
+def quiet_together(entries: Sequence[Entry], scenario: str) -> list[int]:
+    """The rounds of a scenario, by number, that were quiet for all these artifacts."""
+    found = [quiet(entry.rounds[scenario], len(entry.affinity)) for entry in entries]
+    return [number for number, each in enumerate(zip(*found, strict=True)) if all(each)]
+
+
+def enough(protocol: Protocol, numbers: Sequence[int], rounds: Sequence[Round]) -> bool:
+    """Whether so many of the rounds can stand for all: half of those that were asked for, from two processes at least
+    where there were several."""
+    wanted = QUIET_SHARE * min(protocol.rounds, len(rounds))
+    processes = {rounds[number].process for number in numbers}
+    several = min(2, len({block.process for block in rounds}))
+    return len(numbers) >= max(1.0, wanted) and len(processes) >= several
+
+
+def usable(protocol: Protocol, entry: Entry, scenario: str) -> list[Round]:
+    """The blocks that an artifact's own numbers are of: the quiet ones, or all where these are too few. A scenario that
+    is one long run is not cut: its queue, or its heat, is that of all before."""
+    return together(protocol, [entry], scenario)[0]
+
+
+def together(protocol: Protocol, entries: Sequence[Entry], scenario: str) -> list[list[Round]]:
+    """The same of several artifacts, of each the blocks of the same rounds."""
+    every = [entry.rounds[scenario] for entry in entries]
+    if not parse_scenario(scenario).spread:
+        return [list(rounds) for rounds in every]
+    numbers = quiet_together(entries, scenario)
+    if not all(enough(protocol, numbers, rounds) for rounds in every):
+        return [list(rounds) for rounds in every]
+    return [[rounds[number] for number in numbers] for rounds in every]

@@ -1,0 +1,157 @@
+"""What a bench says of one artifact: percentiles with what may be claimed of them, throughput, flags, loading, energy.
+
+A field that earlier versions did not write has a default, so that their documents stay readable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from vitdeploy.benchmark.precision import Interval
+from vitdeploy.spec import SPARSE
+
+UNKNOWN: Interval = (None, None)
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds as measured: nearest-rank percentiles, and the mean."""
+
+    p50: float
+    p90: float
+    p99: float
+    mean: float
+
+
+@dataclass(frozen=True)
+class LatencyIntervals:
+    """95 % intervals in milliseconds; None for a bound that the measurement does not give."""
+
+    p50: Interval = UNKNOWN
+    p90: Interval = UNKNOWN
+    p99: Interval = UNKNOWN
+
+
+@dataclass(frozen=True)
+class BatchSizes:
+    """Images of one query: of the scenario that the latency is of, and of that which the throughput is of."""
+
+    single: int
+    offline: int
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One percentile as it may be claimed: see `percentiles.Percentile`; with its 95 % interval."""
+
+    percent: float
+    value: float | None
+    at_least: bool
+    upper: float | None
+    queries: int
+    needed: int
+    name: str
+    ci95: Interval = UNKNOWN
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """All blocks in the order of time: when each began, in seconds since the run did; the number of its process; its
+    median latency in ms, None where no query was answered; whether nobody else used the machine."""
+
+    begun_seconds: tuple[float, ...] = ()
+    process: tuple[int, ...] = ()
+    median_ms: tuple[float | None, ...] = ()
+    quiet: tuple[bool, ...] = ()
+
+
+@dataclass(frozen=True)
+class ScenarioResult:
+    """All numbers of one scenario; `throughput` in images per second.
+
+    Of "server" alone: `offered` queries per second, the share of the time that a query was running (`busy`), and how
+    many were `unanswered` in the end. Of "sustain" alone, images per second: at `first`, at `last`, their quotient, and
+    of each block (`bins`).
+    """
+
+    batch: int
+    queries: int
+    seconds: float
+    percentiles: tuple[Claim, ...]
+    mean_ms: float
+    throughput: float
+    blocks: Blocks = Blocks()
+    offered: float | None = field(default=None, metadata=SPARSE)
+    busy: float | None = field(default=None, metadata=SPARSE)
+    unanswered: int | None = field(default=None, metadata=SPARSE)
+    first: float | None = field(default=None, metadata=SPARSE)
+    last: float | None = field(default=None, metadata=SPARSE)
+    last_over_first: float | None = field(default=None, metadata=SPARSE)
+    bins: tuple[float, ...] | None = field(default=None, metadata=SPARSE)
+
+
+@dataclass(frozen=True)
+class StageTimes:
+    """The median of each stage from an image to its answer, in ms; None of a stage that this back end does not have.
+    `copies`: whether copies to and from the device are stages of their own. `images`: how many were timed."""
+
+    end_to_end: float
+    end_to_end_p90: float
+    copies: str
+    images: int
+    decode: float | None = field(default=None, metadata=SPARSE)
+    preprocess: float | None = field(default=None, metadata=SPARSE)
+    copy_in: float | None = field(default=None, metadata=SPARSE)
+    execute: float | None = field(default=None, metadata=SPARSE)
+    copy_out: float | None = field(default=None, metadata=SPARSE)
+    infer: float | None = field(default=None, metadata=SPARSE)
+    postprocess: float | None = field(default=None, metadata=SPARSE)
+
+
+@dataclass(frozen=True)
+class Energy:
+    """Joules of everything on the package or board, an image, and where they are from; None where nothing says them."""
+
+    source: str = ""
+    joules_per_image: float | None = None
+
+
+@dataclass(frozen=True)
+class MachineUse:
+    """What the machine did meanwhile. mhz, celsius: least, median and most of what was sampled after each block."""
+
+    affinity: tuple[int, ...]
+    process_threads: int | None
+    cpus_used: float | None
+    taken_by_others: float | None
+    mhz: tuple[float, float, float] | None
+    celsius: tuple[float, float, float] | None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One artifact.
+
+    `latency_ms` is of the scenario "single", `throughput` (images per second) of "offline"; without it, each is of the
+    first scenario. `samples` is the number of queries behind `latency_ms`. `flags`: see `benchmark.flags`.
+    """
+
+    artifact: str
+    target: str
+    precision: str
+    provider: str
+    batch: BatchSizes
+    latency_ms: Latency
+    throughput: float
+    flags: tuple[str, ...]
+    samples: int
+    load_seconds: float
+    first_inference_ms: float
+    latency_ms_ci95: LatencyIntervals = LatencyIntervals()
+    throughput_ci95: Interval = UNKNOWN
+    warm_load_seconds: float | None = None
+    peak_memory_bytes: int | None = None
+    scenarios: dict[str, ScenarioResult] = field(default_factory=dict)
+    stages_ms: StageTimes | None = None
+    energy: Energy = Energy()
+    machine: MachineUse | None = None

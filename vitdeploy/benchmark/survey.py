@@ -1,0 +1,131 @@
+"""After a benchmark run, when nothing else is measured: the machine's best rates, and where each artifact's time goes.
+
+Each in a process of its own: profilers slow down what they watch, and threads of one runtime disturb another. What
+cannot be measured is left out, and says why: a bench is worth something without it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from vitdeploy.backends import TARGETS
+from vitdeploy.benchmark.candidate import BenchCandidate
+from vitdeploy.benchmark.context import Context, LeftOut, Memory, Profile, Rate
+from vitdeploy.benchmark.protocol import Protocol
+from vitdeploy.benchmark.results import BenchRun
+from vitdeploy.benchmark.run import started
+from vitdeploy.benchmark.session import Progress
+from vitdeploy.errors import VitdeployError, WorkerError
+from vitdeploy.runtime.backend import RUNTIME
+from vitdeploy.runtime.host import usable_cores
+from vitdeploy.runtime.interpreter import module_argv
+from vitdeploy.spec import EngineSpec, decode
+
+SURVEY_WORKER = module_argv("vitdeploy.benchmark.survey_worker")
+# Seconds for the memory, each rate and each profile: a share of what a scenario takes, so that a quick bench stays one.
+MOST_SECONDS, SHARE = 2.0, 0.1
+# A bench that is over in less says nothing that would need one.
+LEAST_DURATION = 1.0
+
+KINDS = {"memory": Memory, "rate": Rate, "profile": Profile}
+
+
+@dataclass(frozen=True)
+class Ask:
+    """One thing to measure: what it is called where it is left out, and the worker's command."""
+
+    what: Literal["memory", "rate", "profile"]
+    name: str
+    command: dict[str, Any]
+
+    def __str__(self) -> str:
+        return str(LeftOut(self.what, self.name, ""))
+
+
+def surveyed(bench_run: BenchRun, candidates: Sequence[BenchCandidate], progress: Progress) -> BenchRun:
+    """The run with its context: the memory, the rates that its engines need, and the layers of each. As it is,
+    where its scenarios took less than a second each.
+
+    `progress(text, done, total)` is called before each of them. Candidates that are no engines, such as an original in
+    PyTorch, have no part in it.
+    """
+    if bench_run.protocol.duration < LEAST_DURATION:
+        return bench_run
+    processes = plan(candidates, bench_run.protocol)
+    total, counted = sum(map(len, processes)), itertools.count()
+
+    def tell(ask: Ask) -> None:
+        progress(f"context: {ask}", next(counted), total)
+
+    found = [answer for asks in processes for answer in _answers(asks, bench_run.protocol.timeout, tell)]
+    progress("context", total, total)
+    elsewhere = [each.target for each in candidates if "engine" in each.request and not _on_cpu(each)]
+    found += [LeftOut("rate", target, "not measured on a GPU") for target in dict.fromkeys(elsewhere)]
+    context = Context(
+        tuple(each for each in found if isinstance(each, Rate)),
+        next((each for each in found if isinstance(each, Memory)), None),
+        tuple(each for each in found if isinstance(each, Profile)),
+        tuple(each for each in found if isinstance(each, LeftOut)),
+    )
+    return dataclasses.replace(bench_run, context=context)
+
+
+def plan(candidates: Sequence[BenchCandidate], protocol: Protocol) -> list[list[Ask]]:
+    """What is to be measured of engines on the CPU, in the order of time; each list in a process of its own."""
+    engines = [each for each in candidates if "engine" in each.request and _on_cpu(each)]
+    how = {"threads": protocol.threads, "seconds": min(MOST_SECONDS, SHARE * protocol.duration)}
+    memory = Ask("memory", "memory", {"do": "memory", **how, "threads": protocol.threads or usable_cores()})
+    needed: dict[str, set[str]] = {}
+    for candidate in engines:
+        precisions = needed.setdefault(candidate.target, set())
+        precisions |= precisions_of(decode(EngineSpec, candidate.request["engine"]))
+    rates = [
+        [
+            Ask("rate", f"{target} {each}", {"do": "rate", "target": target, "precision": each, **how})
+            for each in sorted(precisions)
+        ]
+        for target, precisions in needed.items()
+    ]
+    batch = protocol.batch_of(protocol.latency_scenario)
+    profiles = [
+        [Ask("profile", each.artifact, {"do": "profile", **_named(each), "batch": batch, **how})] for each in engines
+    ]
+    return [[memory], *rates, *profiles] if engines else []
+
+
+def _on_cpu(candidate: BenchCandidate) -> bool:
+    return TARGETS[candidate.target].device == "CPU"
+
+
+def _named(candidate: BenchCandidate) -> dict[str, Any]:
+    return {"name": candidate.artifact, "request": {key: candidate.request[key] for key in ("folder", "engine")}}
+
+
+def precisions_of(engine: EngineSpec) -> set[str]:
+    """The precisions that the products of an engine run in: its weights' own, and that of what multiplies none."""
+    return {*engine.kernels, RUNTIME[engine.target].float_precision(engine.options)}
+
+
+def _answers(asks: Sequence[Ask], timeout: float, tell: Callable[[Ask], None]) -> list[Any]:
+    """What one process answers to each; a LeftOut where it does not."""
+    found: list[Any] = []
+    try:
+        with started({str(asks[0]): SURVEY_WORKER}) as [worker]:
+            for ask in asks:
+                tell(ask)
+                try:
+                    found.append(decode(KINDS[ask.what], worker.ask(ask.command, timeout)))
+                except VitdeployError as error:
+                    found.append(_left_out(ask, error))
+    except WorkerError as error:  # there is no process to ask
+        found += [_left_out(ask, error) for ask in asks[len(found) :]]
+    return found
+
+
+def _left_out(ask: Ask, error: VitdeployError) -> LeftOut:
+    first = error.found.splitlines()[0] if error.found else ""
+    return LeftOut(ask.what, ask.name, f"{error.message} ({first})" if first else error.message)

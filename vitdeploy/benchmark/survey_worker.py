@@ -1,0 +1,50 @@
+"""A process that measures what a benchmark run is held against; it never is a candidate's.
+
+As `worker`, it answers one JSON command a line:
+
+    {"do": "rate", "target": ..., "precision": ..., "threads": 0, "seconds": 2}   a `context.Rate`
+    {"do": "memory", "threads": 2, "seconds": 1}                                  a `context.Memory`
+    {"do": "profile", "request": {...}, "name", "batch", "threads", "seconds"}    a `context.Profile`
+    {"do": "close"}                                                               {"closed": true}
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.benchmark.context import Memory, Profile, Rate
+from vitdeploy.benchmark.worker import answer_lines
+from vitdeploy.spec import EngineSpec, decode, encode
+
+
+def measure(command: dict[str, Any]) -> dict[str, Any]:
+    """What one command asks for, encoded."""
+    if command["do"] == "close":
+        return {"closed": True}
+    found: dict[str, Any] = encode(_measure(command))
+    return found
+
+
+def _measure(command: dict[str, Any]) -> Rate | Memory | Profile:
+    threads, seconds = command["threads"], command["seconds"]
+    if command["do"] == "memory":
+        from vitdeploy.benchmark.memory import copy_rate
+
+        return copy_rate(threads, seconds)
+    if command["do"] == "rate":
+        from vitdeploy.benchmark.gemm import best_rate
+
+        return best_rate(command["target"], command["precision"], threads, seconds)
+    if command["do"] == "profile":
+        from vitdeploy.benchmark.layers import profile
+
+        request = command["request"]
+        engine = decode(EngineSpec, request["engine"])
+        return profile(Path(request["folder"]), engine, command["name"], command["batch"], threads, seconds)
+    raise ValueError(f"unknown command {command['do']!r}")
+
+
+if __name__ == "__main__":
+    sys.exit(answer_lines(measure))

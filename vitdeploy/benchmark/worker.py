@@ -1,0 +1,239 @@
+"""The measuring process of one artifact: it loads the artifact's runners and measures when it is told to.
+
+It reads one JSON command a line from standard input and answers each with one JSON line:
+
+    {"do": "load", "request": {...}, "batches": [1, 8]}   what was loaded: see `Session`
+    {"do": "block", "batch": 1, "seconds": 0.5}           latencies, and what the machine did: see `Session`
+    {"do": "stages", "seconds": 0.5}                      {"stages_ns": {"decode": [...], ...}}, of images
+    {"do": "close"}                                       {"closed": true}
+
+A block may have "arrivals" (queries a second), which come by themselves, and "settle" (seconds of queries before it
+that do not count). What goes wrong is answered as {"error": {"code", "message", "exit_code", "found", "wanted",
+"fix"}}.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TextIO
+
+import numpy as np
+
+from vitdeploy.backends import TARGETS
+from vitdeploy.benchmark import probes
+from vitdeploy.benchmark.energy import EnergyMeter, GpuMeter, Meter
+from vitdeploy.benchmark.load import Load, PoissonLoad, back_to_back
+from vitdeploy.benchmark.protocol import SETTLE_SECONDS
+from vitdeploy.benchmark.stages import ImageStages
+from vitdeploy.errors import TensorError, VitdeployError
+from vitdeploy.runtime.engine import make_runner
+from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.spec import EngineSpec, TensorSpec, decode
+
+SEED = 0
+MIN_QUERIES = 3
+
+MakeRunner = Callable[[dict[str, Any]], Runner]
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+def serve(make_runner: MakeRunner) -> int:
+    """A measuring process, from its first command to its exit status.
+
+    `make_runner` gets the request of the "load" command plus "batch" and returns a runner, loaded or not.
+    """
+    return answer_lines(Session(make_runner).answer)
+
+
+def answer_lines(answer: Answer) -> int:
+    """Answer commands until "close" or until standard input ends; returns the exit status of the process.
+
+    An error becomes an answer too, so that the parent can raise it.
+    """
+    # Ctrl-C reaches the whole process group; the parent decides when this process ends.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with _take_stdout() as answers:
+            for line in sys.stdin:
+                command = json.loads(line)
+                answers.write(json.dumps(_answered(answer, command)) + "\n")
+                answers.flush()
+                if command["do"] == "close":
+                    break
+    except BrokenPipeError:
+        pass  # the parent is gone, so nobody waits for the answer
+    return 0
+
+
+def _answered(answer: Answer, command: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return answer(command)
+    except VitdeployError as error:
+        return {"error": error.to_dict()}
+    except Exception as error:
+        traceback.print_exc()
+        return {"error": VitdeployError(f"{type(error).__name__}: {str(error)[:300]}").to_dict()}
+
+
+def _take_stdout() -> TextIO:
+    """The original standard output; from now on whatever this process prints goes to standard error."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return answers
+
+
+class Session:
+    """The loaded runners of one artifact, one per batch size, and the feeds that they are measured with."""
+
+    def __init__(self, make_runner: MakeRunner) -> None:
+        self._make_runner = make_runner
+        self._runners: dict[int, Runner] = {}
+        self._feeds: dict[int, dict[str, Array]] = {}
+        self._arrivals: dict[float, PoissonLoad] = {}
+        self._stages: ImageStages | None = None
+        self._cpus = probes.affinity()
+        self._meter: Meter = EnergyMeter()
+
+    def answer(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """The answer to one command."""
+        if command["do"] == "load":
+            return self._load(command["request"], command["batches"])
+        if command["do"] == "block":
+            return self._block(command)
+        if command["do"] == "stages":
+            return self._block_of_stages(command["seconds"])
+        if command["do"] == "close":
+            return self._close()
+        raise ValueError(f"unknown command {command['do']!r}")
+
+    def _load(self, request: dict[str, Any], batches: list[int]) -> dict[str, Any]:
+        """Load one runner per batch. Provider, seconds, first inference and memory are of the first one: cold, with the
+        runtime's import where it is the first of this process. Runners that were loaded before are closed."""
+        self._close()
+        first = self._load_one(request, batches[0])
+        self._meter = GpuMeter() if _on_gpu(request) else EnergyMeter()
+        facts = {"peak_memory_bytes": probes.peak_memory(), "process_threads": probes.thread_count()}
+        for batch in batches[1:]:
+            self._load_one(request, batch)
+        if "images" in request:
+            self._stages = ImageStages(self._runners[batches[0]], request["images"])
+        # What exists by now stays. Frozen, it costs a garbage collection inside a block no time.
+        gc.collect()
+        gc.freeze()
+        return {**first, **facts, "affinity": self._cpus, "energy": self._meter.source}
+
+    def _load_one(self, request: dict[str, Any], batch: int) -> dict[str, Any]:
+        start = time.perf_counter_ns()
+        runner = self._make_runner({**request, "batch": batch}).load()
+        loaded = time.perf_counter_ns()
+        feeds = runner.example(batch) or random_feeds(runner.inputs, batch)
+        begin = time.perf_counter_ns()
+        runner.infer(feeds)
+        end = time.perf_counter_ns()
+        self._runners[batch], self._feeds[batch] = runner, feeds
+        return {
+            "provider": runner.provider,
+            "load_seconds": (loaded - start) / 1e9,
+            "first_inference_ms": (end - begin) / 1e6,
+        }
+
+    def _block(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """A load, and beside it: the CPU seconds of this process and of all others on its CPUs, those that a hypervisor
+        took, how long a thread waited for a CPU, joules, clock, temperature, how often the CPUs were throttled so far,
+        and how long the machine slept."""
+        batch, seconds = command["batch"], command["seconds"]
+        query = functools.partial(self._runners[batch].infer, self._feeds[batch])
+        # Unrecorded queries first, until the artifact measured before has left the CPU and its caches.
+        if settle := command.get("settle", SETTLE_SECONDS):
+            back_to_back(query, settle, least=1)
+        asleep, energy, delays = probes.suspended_seconds(), self._meter.read(), probes.run_delays()
+        own, machine = time.process_time(), probes.cpu_times(self._cpus)
+        load = self._query(query, seconds, command.get("arrivals"))
+        own, after = time.process_time() - own, probes.cpu_times(self._cpus)
+        waited, energy_after = probes.longest_wait(delays, probes.run_delays()), self._meter.read()
+        return {
+            **vars(load),
+            "own_seconds": own,
+            # Below 0 where the kernel's ticks round it so: on average that is right.
+            "other_seconds": after.busy - machine.busy - own if machine and after else None,
+            "stolen_seconds": after.stolen - machine.stolen if machine and after else None,
+            "waited_seconds": waited,
+            "joules": self._meter.joules(energy, energy_after, load.seconds),
+            "mhz": probes.clock_mhz(self._cpus),
+            "celsius": probes.temperature(),
+            "throttles": probes.throttle_count(),
+            "suspended_seconds": probes.suspended_seconds() - asleep,
+        }
+
+    def _query(self, query: Callable[[], object], seconds: float, rate: float | None) -> Load:
+        if rate is None:
+            return back_to_back(query, seconds, MIN_QUERIES)
+        if rate not in self._arrivals:
+            self._arrivals[rate] = PoissonLoad(rate, SEED)
+        return self._arrivals[rate].block(query, seconds)
+
+    def _block_of_stages(self, seconds: float) -> dict[str, Any]:
+        if self._stages is None:
+            return {"stages_ns": {}}
+        return {"stages_ns": self._stages.block(seconds, MIN_QUERIES)}
+
+    def _close(self) -> dict[str, Any]:
+        self._stages = None
+        self._arrivals.clear()
+        for runner in self._runners.values():
+            runner.close()
+        self._runners.clear()
+        return {"closed": True}
+
+
+def random_feeds(inputs: tuple[TensorSpec, ...], batch: int) -> dict[str, Array]:
+    """Seeded random arrays for all inputs: pixels for uint8, standard normal values for float32.
+
+    A dynamic leading axis becomes `batch`.
+
+    Raises:
+        TensorError: an input of another dtype, or with another dynamic axis.
+    """
+    generator = np.random.default_rng(SEED)
+    return {tensor.name: _random_array(generator, tensor.with_batch(batch)) for tensor in inputs}
+
+
+def _random_array(generator: np.random.Generator, tensor: TensorSpec) -> Array:
+    shape = tuple(size for size in tensor.shape if isinstance(size, int))
+    if len(shape) == len(tensor.shape) and tensor.dtype == "uint8":
+        return generator.integers(0, 256, shape, dtype=np.uint8)
+    if len(shape) == len(tensor.shape) and tensor.dtype == "float32":
+        return generator.standard_normal(shape, dtype=np.float32)
+    raise TensorError(
+        f"no random input can be made for {tensor.name!r}",
+        found=str(tensor),
+        wanted="uint8 or float32, with no dynamic axis but the leading one",
+    )
+
+
+def _on_gpu(request: Mapping[str, Any]) -> bool:
+    return "engine" in request and TARGETS[request["engine"]["target"]].device == "GPU"
+
+
+def engine_runner(request: dict[str, Any]) -> Runner:
+    """The runner of an engine: {"folder", "engine" (encoded), "threads", "batch"}, and perhaps "trust" (a path)."""
+    engine = decode(EngineSpec, request["engine"])
+    trust = Path(request["trust"]) if request.get("trust") else None
+    return make_runner(Path(request["folder"]), engine, batch=request["batch"], threads=request["threads"], trust=trust)
+
+
+def main() -> int:
+    return serve(engine_runner)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,111 @@
+"""What `compile` asks of a back end: its table, and what is the same for most rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitdeploy.backends import BackendTable
+from vitdeploy.errors import CapabilityError
+from vitdeploy.spec import EngineSpec, Precision, TensorSpec
+
+if TYPE_CHECKING:
+    from vitdeploy.compilation.finding import Finding
+    from vitdeploy.compilation.tensorrt import BuildOptions
+    from vitdeploy.runtime.profiles import Profile
+
+Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True)
+class CompileRequest:
+    """A placement (an ONNX file, alone in its folder but for its weights) and what to make of it, beside it. `batch` is
+    the batch to compile at; `progress` hears of the steps of a long build: (what, how much is done, how much there
+    is)."""
+
+    graph: Path
+    target: str
+    precision: Precision
+    batch: int
+    build: BuildOptions | None
+    progress: Progress
+
+
+@dataclass(frozen=True)
+class TargetState:
+    """Whether a target works on this machine. `precisions` are those that it runs; `fix` is "" where nothing can be
+    fixed, as the machine lacks the device."""
+
+    works: bool
+    version: str | None
+    precisions: tuple[str, ...]
+    detail: str
+    fix: str
+
+
+def check_placed(engine: EngineSpec, asked: Precision, placed: int) -> None:
+    """No silent fallback: every linear and convolution ran in the precision that it was given.
+
+    Args:
+        engine: whose `kernels` say what ran.
+        asked: the precision of the whole.
+        placed: how many linears and convolutions the placement has in INT8.
+
+    Raises:
+        CapabilityError: it did not.
+    """
+    int8 = engine.kernels.get("int8", 0)
+    integer = asked in ("int8", "mixed")
+    if integer and (int8 < placed or (asked == "int8" and not placed)):
+        raise CapabilityError(
+            f"{engine.target} did not run the graph in INT8",
+            found=f"{int8} of {placed} placed layers in INT8 kernels: {engine.kernels}",
+            wanted=f"{placed} in INT8",
+            fix="run `vitdeploy doctor`; the CPU may lack INT8 instructions",
+        )
+    if not integer:
+        others = {kind: count for kind, count in engine.kernels.items() if kind != asked}
+        if others or not engine.kernels:
+            raise CapabilityError(
+                f"{engine.target} did not run the graph in {asked}",
+                found=str(engine.kernels),
+                wanted=f"all linears and convolutions in {asked}",
+            )
+
+
+@dataclass(frozen=True)
+class CompileBackend:
+    """How a back end makes an engine.
+
+    compile_graph: makes the engine's files beside the placement, runs it once and says what ran; raises
+        CapabilityError, EngineError, MissingPackageError.
+    probe: whether a target, by its name, works here, by loading its runtime and asking; may raise anything.
+    examine: everything that a target needs, in the order in which to fix it; None where `probe` says all.
+    check_ran: raises CapabilityError where an engine did not run as it was placed.
+    require_precision: raises CapabilityError where the runtime does not run a precision on this machine.
+    files: what it writes beside the graph and its weights, relative to the engine's folder.
+    profiles: the shapes that an engine is built for, of its inputs, the options and the batch; None where a back end
+        takes no build options.
+    """
+
+    compile_graph: Callable[[CompileRequest], EngineSpec]
+    probe: Callable[[str], TargetState]
+    examine: Callable[[str], list[Finding]] | None = None
+    check_ran: Callable[[EngineSpec, Precision, int], None] = check_placed
+    require_precision: Callable[[str], None] = lambda precision: None
+    files: tuple[str, ...] = ()
+    profiles: Callable[[Sequence[TensorSpec], BuildOptions | None, int], Sequence[Profile]] | None = None
+
+
+COMPILE = BackendTable(
+    "compilation",
+    CompileBackend,
+    {
+        "onnxruntime": "vitdeploy.compilation.onnxruntime:BACKEND",
+        "onnxruntime-gpu": "vitdeploy.compilation.onnxruntime_gpu:BACKEND",
+        "openvino": "vitdeploy.compilation.openvino:BACKEND",
+        "tensorrt": "vitdeploy.compilation.tensorrt:BACKEND",
+    },
+)

@@ -1,0 +1,99 @@
+"""ONNX Runtime CPU: the placement is the engine; a profiled run says which kernels ran where."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from vitdeploy.backends import TARGETS
+from vitdeploy.compilation.backend import CompileBackend, CompileRequest, TargetState
+from vitdeploy.errors import CapabilityError
+from vitdeploy.runtime import ort
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.ort_profile import (
+    FLOAT_CONVOLUTIONS,
+    FLOAT_PRODUCTS,
+    INT8_KERNELS,
+    Event,
+    precision_of,
+    run_profiled,
+)
+from vitdeploy.spec import EngineSpec, TensorSpec
+
+
+def compile_graph(request: CompileRequest) -> EngineSpec:
+    """The engine of a placement: the file itself is what ONNX Runtime loads."""
+    graph, batch = request.graph, request.batch
+    with ort.OnnxRuntimeRunner(graph, name="probe") as dynamic:
+        dynamic_batch = isinstance(dynamic.inputs[0].shape[0], str)
+    with ort.OnnxRuntimeRunner(graph, name="probe", batch=batch) as runner:
+        inputs, outputs = runner.inputs, runner.outputs
+    events = run_profiled(ort.open_session(graph, batch=batch, profile=graph.parent / "profile"), blank(inputs))
+    providers = {event["args"].get("provider") for event in events}
+    if providers != {ort.CPU_PROVIDER}:
+        raise CapabilityError(
+            "part of the graph ran on another provider", found=", ".join(map(str, providers)), wanted=ort.CPU_PROVIDER
+        )
+    return EngineSpec(
+        target=request.target,
+        precision=request.precision,
+        graph=graph.name,
+        files=engine_files(graph),
+        batch=batch,
+        dynamic_batch=dynamic_batch,
+        provider=ort.CPU_PROVIDER,
+        inputs=inputs,
+        outputs=outputs,
+        kernels=count_kernels(events),
+        device={**describe_host(), "onnxruntime": ort.require().__version__},
+    )
+
+
+def engine_files(graph: Path) -> tuple[str, ...]:
+    """What ONNX Runtime loads: the graph, and the weights beside it."""
+    return (graph.name, *sorted(path.name for path in graph.parent.glob("*.onnx.data")))
+
+
+def blank(inputs: tuple[TensorSpec, ...]) -> dict[str, Any]:
+    """Zeros for every input; a dynamic axis, as of a sequence's length, has one size wherever its name stands."""
+    sizes: dict[str, int] = {}
+    return {
+        tensor.name: np.zeros(
+            [s if isinstance(s, int) else sizes.setdefault(s, 2 + len(sizes)) for s in tensor.shape]
+        ).astype(tensor.dtype)
+        for tensor in inputs
+    }
+
+
+def count_kernels(events: Sequence[Event]) -> dict[str, int]:
+    """How many linears and convolutions ran in which precision."""
+    counts: collections.Counter[str] = collections.Counter()
+    for event in events:
+        kind = event["args"]["op_name"]
+        linear = kind in FLOAT_PRODUCTS and not _between_activations(event)
+        if kind in INT8_KERNELS or kind in FLOAT_CONVOLUTIONS or linear:
+            counts[precision_of(event)] += 1
+    return dict(sorted(counts.items()))
+
+
+def _between_activations(event: Event) -> bool:
+    """Attention's products: both operands have a batch axis. A constant weight has two axes, or is packed away."""
+    ranks = [len(shape) for entry in event["args"].get("input_type_shape", []) for shape in entry.values()]
+    return sum(rank >= 3 for rank in ranks) >= 2
+
+
+def probe(target: str) -> TargetState:
+    """The provider is there."""
+    runtime = ort.require()
+    if ort.CPU_PROVIDER not in runtime.get_available_providers():
+        raise RuntimeError(f"{ort.CPU_PROVIDER} is not among {runtime.get_available_providers()}")
+    usable = TARGETS[target].precisions
+    detail = f"{runtime.__version__}, {ort.CPU_PROVIDER} is there; {', '.join(usable)}"
+    return TargetState(True, runtime.__version__, usable, detail, "")
+
+
+BACKEND = CompileBackend(compile_graph, probe)

@@ -1,0 +1,112 @@
+"""ONNX Runtime on NVIDIA GPUs: the placement is the engine; a profiled run says of each node which provider ran it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from vitdeploy.backends import TARGETS
+from vitdeploy.compilation.backend import CompileBackend, CompileRequest
+from vitdeploy.compilation.onnxruntime import blank, count_kernels, engine_files
+from vitdeploy.compilation.probe_nvidia import findings, probe
+from vitdeploy.errors import CapabilityError
+from vitdeploy.runtime import ort, ort_gpu
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.nvidia import describe_gpu
+from vitdeploy.runtime.ort_profile import run_profiled
+from vitdeploy.spec import EngineSpec, Precision
+
+SHAPE_TYPES = {"int32", "int64", "bool"}
+SHOWN_NODES = 5
+
+
+def compile_graph(request: CompileRequest) -> EngineSpec:
+    """The engine of a placement: the file itself is what ONNX Runtime loads, as it is typed.
+
+    The TensorRT provider shows its engine as one node: `kernels` is empty there, and the graph's own types, which a
+    strongly typed network keeps, say the precision.
+
+    Raises:
+        MissingPackageError, CapabilityError: the provider is not here or does not load; a node that computes more than
+            shapes ran on another provider; or no layer ran in `precision`.
+        EngineError: ONNX Runtime refuses the graph, or fails on it.
+    """
+    graph, target, precision, batch = request.graph, request.target, request.precision, request.batch
+    gpu = describe_gpu()
+    # A session holds its weights on the GPU: this one goes before the next comes.
+    dynamic = _has_dynamic_batch(ort_gpu.open_session(graph, target, batch=None, capture=False, strict=False))
+    session = ort_gpu.open_session(
+        graph, target, batch=batch, capture=False, strict=False, profile=graph.parent / "profile"
+    )
+    inputs, outputs = ort_gpu.tensors(session, batch)
+    events = run_profiled(session, blank(inputs))
+    del session
+    shapes = shape_nodes(events, ort_gpu.PROVIDERS[target])
+    options = {ort_gpu.SHAPE_NODES: ", ".join(shapes)} if shapes else {}
+    # Once as apps load it: as a CUDA graph, and refused where a node that is not listed would run on the CPU.
+    with ort_gpu.OnnxRuntimeGpuRunner(graph, target=target, name="probe", batch=batch, options=options) as runner:
+        runner.infer(blank(inputs))
+    kernels = count_kernels(events)
+    if target == ort_gpu.CUDA and not kernels.get(precision):
+        raise CapabilityError(
+            f"{target} did not run the graph in {precision}",
+            found=str(kernels),
+            wanted=f"linears and convolutions in {precision}",
+            fix=f"type it: vitdeploy quantize GRAPH --data IMAGES --precision {precision} --target {target} -o DIR",
+        )
+    return EngineSpec(
+        target=target,
+        precision=precision,
+        graph=graph.name,
+        files=engine_files(graph),
+        batch=batch,
+        dynamic_batch=dynamic,
+        provider=ort_gpu.PROVIDERS[target],
+        inputs=inputs,
+        outputs=outputs,
+        kernels=kernels,
+        options=options,
+        device={**describe_host(), **gpu, TARGETS[target].package: ort.require().__version__},
+    )
+
+
+def _has_dynamic_batch(session: Any) -> bool:
+    return isinstance(session.get_inputs()[0].shape[0], str)
+
+
+def shape_nodes(events: Sequence[dict[str, Any]], provider: str) -> list[str]:
+    """The nodes that ran on the CPU because they only compute shapes: integers or booleans, at most one axis.
+
+    Raises:
+        CapabilityError: any other node did not run on `provider`.
+    """
+    shapes, others = [], []
+    for event in events:
+        name, ran = event["name"].removesuffix("_kernel_time"), event["args"].get("provider")
+        if ran == provider:
+            continue
+        if ran == ort.CPU_PROVIDER and _computes_shapes(event):
+            shapes.append(name)
+        else:
+            others.append(f"{event['args']['op_name']} {name} on {ran}")
+    if others:
+        more = f", and {len(others) - SHOWN_NODES} more" if len(others) > SHOWN_NODES else ""
+        raise CapabilityError(
+            "part of the graph ran on another provider",
+            found=", ".join(others[:SHOWN_NODES]) + more,
+            wanted=provider,
+            fix="a placement whose operators and types this provider has; `vitdeploy inspect` shows them",
+        )
+    return sorted(set(shapes))
+
+
+def _computes_shapes(event: dict[str, Any]) -> bool:
+    outputs = [item for entry in event["args"].get("output_type_shape", []) for item in entry.items()]
+    return bool(outputs) and all(kind in SHAPE_TYPES and len(shape) <= 1 for kind, shape in outputs)
+
+
+def _not_checked(engine: EngineSpec, asked: Precision, placed: int) -> None:
+    """`compile_graph` has checked what can be known."""
+
+
+BACKEND = CompileBackend(compile_graph, probe, examine=findings, check_ran=_not_checked)

@@ -1,0 +1,104 @@
+"""OpenVINO CPU: the placement becomes an IR; the compiled model's own execution graph says which kernels ran.
+
+The IR keeps a dynamic batch, so that one file serves every batch; the runner reshapes it before compiling.
+Half precision is the plugin's INFERENCE_PRECISION_HINT, always set: the plugin would otherwise choose by itself.
+"""
+
+from __future__ import annotations
+
+import collections
+from typing import Any
+
+import numpy as np
+
+from vitdeploy.backends import TARGETS
+from vitdeploy.compilation.backend import CompileBackend, CompileRequest, TargetState
+from vitdeploy.errors import CapabilityError, EngineError
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.openvino import (
+    KERNEL_PRECISIONS,
+    PRECISION_HINTS,
+    OpenVinoRunner,
+    needed_options,
+    require,
+    set_batch,
+)
+from vitdeploy.spec import EngineSpec
+
+IR_FILES = ("model.xml", "model.bin")
+CAPABILITIES = {"fp16": "FP16", "bf16": "BF16", "int8": "INT8", "mixed": "INT8"}
+
+
+def compile_graph(request: CompileRequest) -> EngineSpec:
+    """The engine of a placement, which is turned into `model.xml` and `model.bin` beside it."""
+    graph, precision, batch = request.graph, request.precision, request.batch
+    openvino = require()
+    core = openvino.Core()
+    require_precision(precision)
+    try:
+        model = core.read_model(str(graph))
+        openvino.save_model(model, str(graph.parent / IR_FILES[0]), compress_to_fp16=False)
+    except Exception as error:
+        raise EngineError("OpenVINO cannot read the graph", found=str(error).strip().splitlines()[-1][:300]) from None
+    sized = model.clone()
+    set_batch(sized, batch)
+    # Recorded, as programs and servers that are given the engine compile it themselves.
+    options = {"INFERENCE_PRECISION_HINT": PRECISION_HINTS[precision], **needed_options(sized)}
+    with OpenVinoRunner(graph.parent / IR_FILES[0], name="probe", batch=batch, options=options) as runner:
+        assert isinstance(runner, OpenVinoRunner)
+        return EngineSpec(
+            target=request.target,
+            precision=precision,
+            graph=graph.name,
+            files=IR_FILES,
+            batch=batch,
+            dynamic_batch=bool(model.inputs[0].get_partial_shape()[0].is_dynamic),
+            provider=runner.provider,
+            inputs=runner.inputs,
+            outputs=runner.outputs,
+            kernels=_kernels(runner.compiled),
+            options=options,
+            device={**describe_host(), "openvino": openvino.get_version()},
+        )
+
+
+def require_precision(precision: str) -> None:
+    """Raise CapabilityError where OpenVINO does not run this precision on this CPU."""
+    available = require().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    if precision in CAPABILITIES and CAPABILITIES[precision] not in available:
+        here = [name for name in ("bf16", "fp16") if CAPABILITIES[name] in available]
+        raise CapabilityError(
+            f"this CPU has no {precision} for OpenVINO",
+            found=", ".join(available),
+            wanted=CAPABILITIES[precision],
+            fix=f"choose {', '.join(['fp32', *here])} or int8, or compile on the device that has it",
+        )
+
+
+def _kernels(compiled: Any) -> dict[str, int]:
+    """How many linears and convolutions run in which precision, from the execution graph."""
+    counts: collections.Counter[str] = collections.Counter()
+    for node in compiled.get_runtime_model().get_ops():
+        info = node.get_rt_info()
+        if info["layerType"].value in ("FullyConnected", "Convolution"):
+            precision = info["runtimePrecision"].value
+            counts[KERNEL_PRECISIONS.get(precision, precision)] += 1
+    return dict(sorted(counts.items()))
+
+
+def probe(target: str) -> TargetState:
+    """A graph of one Relu is compiled and run."""
+    openvino = require()
+    core = openvino.Core()
+    capabilities = {each.lower() for each in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")}
+    parameter = openvino.opset13.parameter([2], np.float32)
+    model = openvino.Model([openvino.opset13.relu(parameter)], [parameter], "probe")
+    result = core.compile_model(model, "CPU")([np.array([-1.0, 2.0], np.float32)])[0]
+    if result.tolist() != [0.0, 2.0]:
+        raise RuntimeError(f"a probe gave {result.tolist()} instead of [0.0, 2.0]")
+    version = openvino.get_version().split("-")[0]
+    usable = tuple(p for p in TARGETS[target].precisions if ("int8" if p == "mixed" else p) in capabilities)
+    return TargetState(True, version, usable, f"{version}, a probe ran on the CPU; {', '.join(usable)}", "")
+
+
+BACKEND = CompileBackend(compile_graph, probe, require_precision=require_precision, files=IR_FILES)

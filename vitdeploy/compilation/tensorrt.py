@@ -1,0 +1,166 @@
+"""TensorRT: the placement becomes `engine.plan`, built by a process of its own.
+
+The builder is native code that runs for minutes and may crash, hang or be killed for memory; none of it takes the
+command along, and a file of ours either is not there or is complete. What was built is registered as this user's own
+(`runtime/trust.py`), which no file inside a bundle can do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from vitdeploy.bundle.read import file_sha256
+from vitdeploy.compilation.backend import CompileBackend, CompileRequest
+from vitdeploy.compilation.child import run_child
+from vitdeploy.compilation.probe_nvidia import findings, probe
+from vitdeploy.errors import CapabilityError, DigestError, TargetError
+from vitdeploy.runtime import cuda, tensorrt_api
+from vitdeploy.runtime.host import describe_host
+from vitdeploy.runtime.interpreter import module_argv
+from vitdeploy.runtime.private import private_folder
+from vitdeploy.runtime.profiles import Batches, Profile, plan_profiles
+from vitdeploy.runtime.tensorrt_identity import HARDWARE, VERSIONS
+from vitdeploy.runtime.trust import register
+from vitdeploy.spec import EngineSpec, Precision, TensorSpec, decode, encode
+
+PLAN_FILE, LAYERS_FILE = "engine.plan", "layers.json"
+# Timings of kernels, which make the next build faster.
+TIMINGS = "tensorrt-timings"
+BUILDER = module_argv("vitdeploy.compilation.tensorrt_build")
+# Batches that an engine with a dynamic batch runs at beside the one that it is built for.
+FURTHER_BATCHES = 8
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """How TensorRT builds.
+
+    `batches`: (smallest, best, largest) of each profile of a graph with a dynamic batch; none: one profile for just
+    the batch that is compiled at, whose kernels are chosen for it alone, and one for every batch up to the larger of it
+    and 8. `sizes`: the image sizes (height, width) of a graph in which these are dynamic. `workspace`: bytes of device
+    memory for kernels' scratch, None for all that is free. `level`: builder optimisation level, 0 to 5; TensorRT's
+    default is 3. `hardware`: the GPUs that the plan may run on. `versions`: "newer" also allows later TensorRTs.
+    """
+
+    batches: tuple[Batches, ...] = ()
+    sizes: tuple[tuple[int, int], ...] = ()
+    workspace: int | None = None
+    level: int = 3
+    hardware: Literal["this", "same-compute-capability", "ampere+"] = "this"
+    versions: Literal["this", "newer"] = "this"
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """What the building process reads: paths, the batch to check the engine at, and the options."""
+
+    graph: str
+    out: str
+    cache: str
+    batch: int
+    options: BuildOptions
+
+
+@dataclass(frozen=True)
+class BuildResult:
+    """What the building process answers. `kernels` counts linears and convolutions by the precision they run in."""
+
+    sha256: str
+    device: dict[str, str]
+    provider: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    dynamic_batch: bool
+    kernels: dict[str, int]
+
+
+def compile_graph(request: CompileRequest) -> EngineSpec:
+    """The engine of a placement: `engine.plan` beside it, and `layers.json`, what TensorRT made of its layers.
+
+    Raises:
+        MissingPackageError, CapabilityError: no TensorRT, cuda-python, driver or GPU here.
+        EngineError: TensorRT refuses the graph, with the nodes that it names, or the build.
+        DeviceMemoryError: too little memory on the GPU, also with a smaller workspace.
+        UnsafeError: others could write the folder of timings, which TensorRT parses.
+        WorkerError: the building process died.
+        TargetError: a dynamic axis without a range, or no profile that holds `batch`.
+    """
+    graph, batch, options = request.graph, request.batch, request.build or BuildOptions()
+    if not options.batches:
+        options = replace(options, batches=default_batches(batch))
+    _check_batch(batch, options.batches)
+    tensorrt_api.require()
+    cuda.describe_device()
+    job = BuildRequest(
+        str(graph.absolute()),
+        str(graph.parent.absolute()),
+        str(private_folder(TIMINGS)),
+        batch,
+        options,
+    )
+    result = decode(BuildResult, run_child(BUILDER, encode(job), "the TensorRT build", request.progress))
+    plan = graph.parent / PLAN_FILE
+    if file_sha256(plan) != result.sha256:
+        raise DigestError(f"{plan} is not what was built", fix="build it again")
+    register(result.sha256, {"built_as": f"{graph.parent.name}/{PLAN_FILE}", **result.device})
+    return EngineSpec(
+        target=request.target,
+        precision=request.precision,
+        graph=graph.name,
+        files=(PLAN_FILE, LAYERS_FILE),
+        batch=batch,
+        dynamic_batch=result.dynamic_batch,
+        provider=result.provider,
+        inputs=result.inputs,
+        outputs=result.outputs,
+        kernels=result.kernels,
+        device={**describe_host(), **result.device, HARDWARE: options.hardware, VERSIONS: options.versions},
+    )
+
+
+def _check_batch(batch: int, profiles: Sequence[Batches]) -> None:
+    """Refuse before the build what would fail once the engine is there."""
+    if not any(smallest <= batch <= largest for smallest, _, largest in profiles):
+        raise TargetError(
+            f"the engine would not run at the batch {batch} that it is compiled at",
+            found="profiles of " + ", ".join(f"{smallest} to {largest}" for smallest, _, largest in profiles),
+            wanted=f"one that holds {batch}",
+            fix="give a --batch within a profile, or another profile",
+        )
+
+
+def default_batches(batch: int, further: int = FURTHER_BATCHES) -> tuple[Batches, ...]:
+    """One profile for just this batch, and one for all up to the larger of it and `further`."""
+    largest = max(batch, further)
+    return (batch, batch, batch), (1, largest, largest)
+
+
+def profiles(inputs: Sequence[TensorSpec], build: BuildOptions | None, batch: int) -> Sequence[Profile]:
+    """The optimisation profiles of an engine; errors as `plan_profiles`."""
+    options = build or BuildOptions()
+    return plan_profiles(inputs, options.batches or default_batches(batch), options.sizes)
+
+
+def check_typed(engine: EngineSpec, asked: Precision, placed: int) -> None:
+    """TensorRT computes in the types that the graph has, of which some may be wider than what was asked for.
+
+    Of INT8 and FP8 the engine must have as many layers as were placed. A layer that the engine does not name is
+    "unknown": it is recorded as such and refuses nothing.
+    """
+    quantized = asked in ("int8", "fp8")
+    ran = engine.kernels.get(asked, 0)
+    unknown = engine.kernels.get("unknown", 0)
+    if ran + unknown < (max(1, placed) if quantized else 1):
+        raise CapabilityError(
+            f"tensorrt did not run the graph in {asked}",
+            found=f"{ran} layers in {asked}, {unknown} that the engine does not name: {engine.kernels}",
+            wanted=f"at least {max(1, placed) if quantized else 1} in {asked}",
+            fix="layers.json beside the plan lists every layer; `vitdeploy inspect GRAPH --target tensorrt` the rules",
+        )
+
+
+BACKEND = CompileBackend(
+    compile_graph, probe, examine=findings, check_ran=check_typed, files=(PLAN_FILE, LAYERS_FILE), profiles=profiles
+)

@@ -1,0 +1,215 @@
+"""The building process: from an ONNX placement to a plan on disk, run once. Started by `compilation/tensorrt.py`."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, SupportsInt
+
+import numpy as np
+
+from vitdeploy.compilation.child import answer_parent
+from vitdeploy.compilation.tensorrt import LAYERS_FILE, PLAN_FILE, BuildOptions, BuildRequest, BuildResult
+from vitdeploy.compilation.tensorrt_layers import count_layers, find_linears
+from vitdeploy.errors import EngineError
+from vitdeploy.runtime import cuda, tensorrt_api
+from vitdeploy.runtime.atomic import write_atomic
+from vitdeploy.runtime.profiles import plan_profiles
+from vitdeploy.runtime.tensorrt import TensorRtRunner, read_profiles
+from vitdeploy.runtime.tensorrt_identity import HARDWARE, VERSIONS, fingerprint
+from vitdeploy.spec import TensorSpec, decode, encode
+
+if TYPE_CHECKING:
+    import tensorrt as trt
+
+Tell = Callable[[str, int, int], bool]
+SMALLEST_WORKSPACE = 64 << 20
+SHOWN_ERRORS = 5
+TELL_SECONDS = 0.2
+
+
+def build(data: Any, tell: Tell) -> Any:
+    """Build, write and run the engine of a BuildRequest; gives a BuildResult. Both are encoded."""
+    request = decode(BuildRequest, data)
+    here = fingerprint()
+    plan, linears = _build_with_less_and_less(request, here, tell)
+    out, digest = Path(request.out), hashlib.sha256(plan).hexdigest()
+    write_atomic(out / PLAN_FILE, plan)
+    recorded = {**here, HARDWARE: request.options.hardware, VERSIONS: request.options.versions}
+    facts = _inspect(plan, linears, request.options)
+    write_atomic(out / LAYERS_FILE, (json.dumps(facts, indent=1, sort_keys=True) + "\n").encode())
+    runner = TensorRtRunner(
+        out / PLAN_FILE,
+        name="the new engine",
+        batch=request.batch,
+        device=recorded,
+        image_size=request.options.sizes[0] if request.options.sizes else None,
+        trusted=lambda found: found == digest,
+    )
+    with runner:
+        shapes = {tensor.name: [size for size in tensor.shape if isinstance(size, int)] for tensor in runner.inputs}
+        runner.infer({tensor.name: np.zeros(shapes[tensor.name], tensor.dtype) for tensor in runner.inputs})
+        result = BuildResult(
+            sha256=digest,
+            device=here,
+            provider=runner.provider,
+            inputs=runner.inputs,
+            outputs=runner.outputs,
+            dynamic_batch=facts["dynamic_batch"],
+            kernels=facts["kernels"],
+        )
+    return encode(result)
+
+
+def _build_with_less_and_less(request: BuildRequest, here: dict[str, str], tell: Tell) -> tuple[bytes, list[str]]:
+    """The plan, and what names its linears. Where the device's memory does not do, with half of the workspace, and so
+    on; the last failure is raised."""
+    workspace = request.options.workspace or cuda.free_memory()
+    while True:
+        builder = _Builder(request, here, tell)
+        plan = builder.build(workspace)
+        if plan is not None:
+            return plan, builder.linears
+        if not builder.messages.no_memory() or workspace // 2 < SMALLEST_WORKSPACE:
+            raise builder.messages.failure(f"TensorRT cannot build {request.graph}")
+        del builder  # before the next one, for the memory that it holds
+        workspace //= 2
+        tell(f"too little memory: again with a workspace of {workspace >> 20} MiB", 0, 1)
+
+
+class _Builder:
+    """One attempt: a network parsed from the graph, and a configuration."""
+
+    def __init__(self, request: BuildRequest, here: dict[str, str], tell: Tell) -> None:
+        import tensorrt as trt
+
+        self._request = request
+        self._tell = tell
+        self._logger, self.messages = tensorrt_api.make_logger()
+        try:
+            self._builder = trt.Builder(self._logger)
+        except TypeError:  # what the bindings make of a builder that could not be created
+            raise self.messages.failure("TensorRT's builder does not start") from None
+        self._network = tensorrt_api.create_network(self._builder)
+        self._parser = trt.OnnxParser(self._network, self._logger)  # owns the weights until the plan is built
+        if not self._parser.parse_from_file(request.graph):
+            raise self._refusal()
+        self.linears = find_linears(self._network)
+        version = here["tensorrt"]
+        self._timings = Path(request.cache) / f"tensorrt-{version}-{here['compute_capability']}.timings"
+
+    def _refusal(self) -> EngineError:
+        errors = [self._parser.get_error(index) for index in range(self._parser.num_errors)]
+        lines = [f"{error.node_name() or 'graph'} ({error.node_operator()}): {error.desc()}" for error in errors]
+        more = [f"and {len(lines) - SHOWN_ERRORS} more"] if len(lines) > SHOWN_ERRORS else []
+        return EngineError(
+            f"TensorRT cannot read {self._request.graph}",
+            found="\n".join([*lines[:SHOWN_ERRORS], *more]) or "\n".join(self.messages.errors[-3:]),
+            fix="vitdeploy inspect GRAPH --target tensorrt names the rule and the fix",
+        )
+
+    def build(self, workspace: int) -> bytes | None:
+        """The plan; None where TensorRT gives none, and `messages` say why. Keeps the timings of kernels."""
+        config = self._configure(workspace)
+        plan = self._builder.build_serialized_network(self._network, config)
+        if plan is None:
+            return None
+        timings = config.get_timing_cache()
+        if timings is not None:
+            with contextlib.suppress(OSError):  # a build that is done is worth more than the next one's speed
+                write_atomic(self._timings, tensorrt_api.bytes_of(timings.serialize()))
+        return tensorrt_api.bytes_of(plan)
+
+    def _configure(self, workspace: int) -> trt.IBuilderConfig:
+        import tensorrt as trt
+
+        options = self._request.options
+        config = self._builder.create_builder_config()
+        config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, workspace)
+        config.builder_optimization_level = options.level
+        config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # the inspector then names kernels
+        config.hardware_compatibility_level = tensorrt_api.hardware_level(options.hardware)
+        if options.versions == "newer":
+            config.set_flag(trt.BuilderFlag.VERSION_COMPATIBLE)
+        for shapes in plan_profiles(self._inputs(), options.batches, options.sizes):
+            profile = self._builder.create_optimization_profile()
+            for name, sizes in shapes.items():
+                smallest, best, largest = (
+                    trt.Dims(list(shape)) for shape in (sizes.smallest, sizes.best, sizes.largest)
+                )
+                profile.set_shape(name, smallest, best, largest)
+            if config.add_optimization_profile(profile) < 0:
+                raise self.messages.failure(f"TensorRT refuses a profile of {self._request.graph}")
+        self._read_timings(config)
+        self._monitor = _make_monitor(self._tell)  # the configuration does not keep it alive
+        config.progress_monitor = self._monitor
+        return config
+
+    def _inputs(self) -> list[TensorSpec]:
+        tensors = [self._network.get_input(index) for index in range(self._network.num_inputs)]
+        return [tensorrt_api.tensor_spec(tensor.name, tensor.dtype, tensor.shape) for tensor in tensors]
+
+    def _read_timings(self, config: trt.IBuilderConfig) -> None:
+        """Start from the timings of earlier builds; ones that TensorRT refuses are measured again."""
+        known = self._timings.read_bytes() if self._timings.is_file() else b""
+        cache = config.create_timing_cache(known)
+        if cache is None or not config.set_timing_cache(cache, False):
+            config.set_timing_cache(config.create_timing_cache(b""), False)
+
+
+def _make_monitor(tell: Tell) -> trt.IProgressMonitor:
+    """Tells the steps of the outermost phases; cancels the build once nobody listens."""
+    import tensorrt as trt
+
+    class Monitor(trt.IProgressMonitor):
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self._totals: dict[str, int] = {}
+            self._told = 0.0
+
+        def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: SupportsInt) -> None:
+            self._totals[phase_name] = int(num_steps)
+            if not parent_phase:
+                tell(phase_name, 0, int(num_steps))
+
+        def step_complete(self, phase_name: str, step: SupportsInt) -> bool:
+            if time.monotonic() - self._told < TELL_SECONDS:
+                return True
+            self._told = time.monotonic()
+            done = int(step) + 1
+            total = self._totals.get(phase_name, done)
+            return tell(phase_name, min(done, total), total)
+
+        def phase_finish(self, phase_name: str) -> None:
+            self._totals.pop(phase_name, None)
+
+    return Monitor()
+
+
+def _inspect(plan: bytes, linears: list[str], options: BuildOptions) -> dict[str, Any]:
+    """What the engine's inspector says of its layers, its profiles, and whether its batch is dynamic."""
+    import tensorrt as trt
+
+    logger, messages = tensorrt_api.make_logger()
+    runtime = trt.Runtime(logger)
+    runtime.engine_host_code_allowed = options.versions == "newer"
+    engine = runtime.deserialize_cuda_engine(plan)
+    if engine is None:
+        raise messages.failure("TensorRT refuses the plan that it has just built")
+    inspector = engine.create_engine_inspector()
+    text = inspector.get_engine_information(trt.LayerInformationFormat.JSON)
+    profiles = read_profiles(engine)
+    return {
+        **count_layers(text, linears),
+        "profiles": [{name: str(sizes) for name, sizes in profile.items()} for profile in profiles],
+        "dynamic_batch": any(sizes.smallest[:1] != sizes.largest[:1] for p in profiles for sizes in p.values()),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(answer_parent(build))

@@ -1,0 +1,182 @@
+"""From a PyTorch module to an ONNX graph that carries its preprocessing and nothing of the machine it was made on."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import sysconfig
+import traceback
+import warnings
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import onnx_ir as ir
+import torch
+from torch import Tensor, nn
+
+from vitdeploy.errors import ExportError
+from vitdeploy.exporter.attention import attention, plain_attention
+from vitdeploy.exporter.scripted import scripts_as_they_run
+from vitdeploy.exporter.tidy import tidy
+from vitdeploy.graph.canonical.normalise import normalise
+from vitdeploy.graph.io.files import BATCH, GraphMetadata, set_metadata
+from vitdeploy.spec import PostprocessSpec, PreprocessSpec, Task
+
+INPUT = "image"
+LOGGERS = ("torch.onnx", "torch.export", "torch.fx.experimental.symbolic_shapes", "onnxscript", "onnx_ir")
+
+
+class PixelsIn(nn.Module):
+    """The cheap half of preprocessing before a model: uint8 NHWC pixels -> float32 NCHW, (x / 255 - mean) / std.
+
+    Written as one multiplication and one addition per pixel: x * 1 / (255 std) - mean / std.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, model: nn.Module, preprocess: PreprocessSpec) -> None:
+        super().__init__()
+        self.model = model
+        mean = torch.tensor(preprocess.mean, dtype=torch.float64).reshape(1, -1, 1, 1)
+        std = torch.tensor(preprocess.std, dtype=torch.float64).reshape(1, -1, 1, 1)
+        self.register_buffer("scale", (1 / (255 * std)).float())
+        self.register_buffer("shift", (-mean / std).float())
+
+    def forward(self, image: Tensor) -> Tensor | tuple[Tensor, ...]:
+        return self.model(image.permute(0, 3, 1, 2).float() * self.scale + self.shift)
+
+
+class TensorIn(nn.Module):
+    """The model alone, under the same attribute name, so that both exports have the same node names."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, image: Tensor) -> Tensor | tuple[Tensor, ...]:
+        return self.model(image)
+
+
+def export_graph(
+    model: nn.Module,
+    *,
+    name: str,
+    preprocess: PreprocessSpec,
+    image_size: tuple[int, int],
+    opset: int,
+    batch: int | None,
+    in_graph: bool,
+    task: Task = "classification",
+    outputs: Sequence[str] = ("logits",),
+    postprocess: PostprocessSpec | None = None,
+) -> ir.Model:
+    """The ONNX graph of `model` (float32 [batch, channels, height, width] -> the tensors named by `outputs`).
+
+    Args:
+        batch: a fixed batch, or None for a dynamic axis named "batch".
+        in_graph: True takes "image" as uint8 [batch, height, width, channels]; False as normalised float32 NCHW.
+
+    Raises:
+        ExportError: the model cannot be exported.
+    """
+    height, width = image_size
+    # Export with batch 2 where it is dynamic: torch.export treats sizes 0 and 1 as constants.
+    example_batch = batch or 2
+    if in_graph:
+        wrapped: nn.Module = PixelsIn(model, preprocess)
+        example = torch.zeros(example_batch, height, width, preprocess.channels, dtype=torch.uint8)
+    else:
+        wrapped = TensorIn(model)
+        example = torch.zeros(example_batch, preprocess.channels, height, width)
+    graph = _traced(wrapped, example, batch is None, opset, outputs, name)
+    tidy(graph, prefix="model")
+    with _quiet():
+        normalise(graph)
+    graph.graph.name = name
+    set_metadata(graph, GraphMetadata(name, task, preprocess, postprocess=postprocess))
+    return graph
+
+
+def _traced(
+    model: nn.Module, example: Tensor, dynamic: bool, opset: int, outputs: Sequence[str], name: str
+) -> ir.Model:
+    """What PyTorch's exporter makes of a model called `name`; the batch stays open where it is `dynamic`."""
+    shapes = {INPUT: {0: torch.export.Dim(BATCH)}} if dynamic else None
+    try:
+        # A bias made from a parameter that requires gradients gives attention other strides in the exporter's second
+        # trace than in its first, and a view recorded in the first then fails.
+        with _quiet(), plain_attention(), scripts_as_they_run(model), torch.no_grad():
+            program = torch.onnx.export(
+                model.eval(),
+                (example,),
+                dynamo=True,
+                dynamic_shapes=shapes,
+                opset_version=opset,
+                input_names=[INPUT],
+                output_names=list(outputs),
+                verbose=False,
+                custom_translation_table={torch.ops.aten.scaled_dot_product_attention.default: attention},
+            )
+    except Exception as error:
+        cause = _root(error)
+        lines = [line for line in str(cause).splitlines() if line.strip()]
+        raise ExportError(
+            f"{name} cannot be exported to ONNX",
+            found=(lines[0] if lines else repr(cause))[:300] + _model_line(error),
+            wanted="operations that ONNX has, and no Python branch or loop that depends on the values of tensors",
+            fix="change that line (torch.where for a branch), or bring an ONNX file that was exported another way",
+        ) from error
+    assert program is not None
+    return program.model
+
+
+def _root(error: BaseException) -> BaseException:
+    """What the exporter's errors wrap."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def _model_line(error: BaseException | None) -> str:
+    """The last line of the model's own code that an error came through; "" without any."""
+    found = ""
+    while error is not None:
+        for frame in traceback.extract_tb(error.__traceback__):
+            if not _is_machinery(frame.filename):
+                found = f" ({Path(frame.filename).name}, line {frame.lineno}: {frame.line})"
+        error = error.__cause__
+    return found
+
+
+def _is_machinery(file: str) -> bool:
+    """Code of PyTorch, of the exporter, of Python itself or of ours: none of it is the model's."""
+    if file.startswith("<") or "/site-packages/onnx" in file:
+        return True
+    if any(Path(file).is_relative_to(folder) for folder in (Path(torch.__file__).parent, Path(__file__).parents[1])):
+        return True
+    return Path(file).is_relative_to(sysconfig.get_path("stdlib")) and "-packages" not in file
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter logs its own progress and the absence of torchvision, and prints the graph that it could not trace
+    to standard error; none of it concerns the user."""
+    loggers = [logging.getLogger(name) for name in LOGGERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with contextlib.redirect_stderr(io.StringIO()):
+                yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
+
+
+def opsets() -> Sequence[int]:
+    """The opsets that can be asked for: LayerNormalization is one node from 17, Gelu from 20."""
+    return (18, 19, 20)

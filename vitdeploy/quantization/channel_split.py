@@ -1,0 +1,239 @@
+"""Channels that reach far beyond all others, between two linears with an activation in between: split into copies.
+
+A channel x_j that reaches m times as far as the range that the others need is quantized m times, as x_j / m with m
+offsets that lie evenly within one step. The sum of the codes is then that of x_j itself, unclipped, on the common step:
+
+    sum over i < m of floor(y + i / m) = floor(m y)                                    (Hermite's identity)
+
+The copies are made in front of the activation, by columns of the first linear that stand there m times, and share the
+row of the second; a Mul and an Add behind the activation divide and offset them. So one massive activation costs a few
+columns, and neither the precision of all other channels nor a layer in float. Without offsets this is the channel
+splitting of arXiv 1901.09504 (section 3.2), whose copies round alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from vitdeploy.graph.analysis.linears import Linear
+from vitdeploy.graph.edit import Editor, Numbers
+from vitdeploy.graph.values import only_user
+from vitdeploy.quantization.products import expected_error
+from vitdeploy.quantization.ranges import range_of, step_of
+from vitdeploy.quantization.smoothing import balanced
+from vitdeploy.quantization.statistics import Statistics
+from vitdeploy.spec import WeightBits
+
+ACTIVATIONS = ("Elu", "Gelu", "HardSwish", "Mish", "Relu", "Sigmoid", "Softplus", "Tanh")
+# No further: an activation leaves single channels near zero on most images and lets them reach far on a few.
+ALPHAS = tuple(i / 10 for i in range(9))
+# At most this share of channels is added, to a multiple of what integer kernels take at a time.
+ADDED_SHARE, CHANNEL_MULTIPLE = 1 / 16, 16
+
+
+@dataclass(frozen=True)
+class GainThreshold:
+    """What a Mul behind the activation, and the copies with an Add and some columns more, must at least divide the
+    expected error by, as they cost time: how much is the target's."""
+
+    scale: float
+    copies: float
+
+
+# Where any gain is worth the operators.
+ANY_GAIN = GainThreshold(1.0, 1.0)
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """What was done to the input channels of `layer`: SmoothQuant's exponent (None: no scale), and the channels that
+    were split into how many copies each. `gain`: the expected squared error before, over that after."""
+
+    layer: str
+    alpha: float | None
+    copies: dict[int, int]
+    gain: float
+
+    @property
+    def what(self) -> str:
+        words = [f"hidden channels scaled, exponent {self.alpha:g}"] if self.alpha is not None else []
+        split_already = f"{len(self.copies)} hidden channels split into {sum(self.copies.values())} copies"
+        return ", ".join(words + ([split_already] if self.copies else []))
+
+
+@dataclass(frozen=True)
+class ChannelSplit:
+    """What a linear reads instead of x: x[source] / (scale * shares) + offsets, with its weight W as
+    (scale W)[source].
+
+    `scale` float64 [channels of x]; `source` int64, `shares` and `offsets` float64 [channels of what is read], whose
+    statistics are `found`. `alpha`, `gain`: as of `Hidden`.
+    """
+
+    alpha: float | None
+    scale: npt.NDArray[np.float64]
+    source: npt.NDArray[np.int64]
+    shares: npt.NDArray[np.float64]
+    offsets: npt.NDArray[np.float64]
+    found: Statistics
+    gain: float
+
+    @property
+    def factor(self) -> npt.NDArray[np.float64]:
+        return np.asarray(1 / (self.scale[self.source] * self.shares))
+
+    @property
+    def copies(self) -> dict[int, int]:
+        """How often each channel stands there, where more than once."""
+        channels, counts = np.unique(self.source, return_counts=True)
+        return {int(j): int(m) for j, m in zip(channels, counts, strict=True) if m > 1}
+
+    def weight(self, weight: Numbers) -> npt.NDArray[np.float64]:
+        return np.asarray((self.scale[:, None] * weight)[self.source])
+
+
+def smooth_hidden(
+    model: ir.Model,
+    statistics: Mapping[str, Statistics],
+    layers: Collection[str],
+    threshold: GainThreshold,
+    any_gain: Collection[str] = (),
+    bits: WeightBits = 8,
+) -> tuple[dict[str, Statistics], list[Hidden]]:
+    """Scale the channels between two linears, and split outliers to copies, wherever that is worth the operators.
+
+    The model is changed in place; exact up to rounding. Returns the statistics of the model as it is now.
+
+    Args:
+        layers: the names of those that will be quantized.
+        worth: what makes the operators worth their time.
+        eager: those for which any gain does.
+        bits: of the weights.
+    """
+    editor, known, done = Editor(model), dict(statistics), []
+    for second in editor.linears:
+        found = known.get(str(second.input.name))
+        first = hidden_first(editor, second) if second.name in layers else None
+        if found is None or first is None:
+            continue
+        split = best_split(found, second, ANY_GAIN if second.name in any_gain else threshold, bits)
+        if split is None:
+            continue
+        known.pop(str(second.input.name))
+        known[str(_write(editor, first, second, split).name)] = split.found
+        done.append(Hidden(second.name, split.alpha, split.copies, split.gain))
+    return known, done
+
+
+def best_split(
+    found: Statistics, second: Linear, threshold: GainThreshold, bits: WeightBits = 8
+) -> ChannelSplit | None:
+    """The split of the least expected error at the outputs of `second`; None where none is worth its operators.
+
+    Args:
+        found: of what `second` reads now.
+        bits: of its weights.
+    """
+    light = found.without_covariance()
+    before = expected_error(light, [second.weight], bits=bits)
+    zeros, ones = np.zeros(len(found.low)), np.ones(len(found.low))
+    alpha, scale, error = None, ones, before
+    for each in ALPHAS:
+        tried = balanced(found, [second.weight], each)
+        now = expected_error(light.moved(zeros, tried), [tried[:, None] * second.weight], bits=bits)
+        if now < error:
+            alpha, scale, error = each, tried, now
+    plain = _with_copies(light, second, ones, bits)
+    both = _with_copies(light, second, scale, bits)
+    candidates = [
+        (before, None, ones, None),
+        (error * threshold.scale, alpha, scale, None),
+        (plain[0] * threshold.copies, None, ones, plain[1]),
+        (both[0] * threshold.copies, alpha, scale, both[1]),
+    ]
+    _, alpha, scale, copies = min(candidates, key=lambda each: each[0])
+    if copies is None and alpha is None:
+        return None
+    copies = np.ones(len(scale), np.int64) if copies is None else copies
+    scaled = found.moved(zeros, scale)
+    source, shares, moved = _split_channels(scaled, copies)
+    step = step_of(range_of(moved))
+    offsets = (_places(copies) - 0.5 + 0.5 / shares) * step
+    after = expected_error(scaled, [scale[:, None] * second.weight], step, bits)
+    moved = moved.moved(-offsets, np.ones(len(source)))
+    return ChannelSplit(alpha, scale, source, shares, offsets, moved, before / after)
+
+
+def _with_copies(
+    found: Statistics, second: Linear, scale: npt.NDArray[np.float64], bits: WeightBits
+) -> tuple[float, npt.NDArray[np.int64]]:
+    """(the expected error, the copies of each channel) of x / scale."""
+    scaled = found.moved(np.zeros(len(scale)), scale)
+    copies = _copies(np.maximum(np.abs(scaled.low), np.abs(scaled.high)))
+    step = step_of(range_of(_split_channels(scaled, copies)[2]))
+    return expected_error(scaled, [scale[:, None] * second.weight], step, bits), copies
+
+
+def _split_channels(
+    scaled: Statistics, copies: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], Statistics]:
+    """Of all copies: the channel that each is of, among how many, and the statistics of its share."""
+    source = np.repeat(np.arange(len(copies)), copies)
+    shares = copies[source].astype(np.float64)
+    return source, shares, scaled.taken(source).moved(np.zeros(len(source)), shares)
+
+
+def hidden_first(editor: Editor, second: Linear) -> Linear | None:
+    """The linear whose activated output is all that `second` reads, and that nothing else reads."""
+    activation = second.input.producer()
+    if second.kind != "matmul" or activation is None or activation.op_type not in ACTIVATIONS:
+        return None
+    source = activation.inputs[0]
+    first = editor.linear_behind(source) if source is not None else None
+    alone = first is not None and only_user(first.output) is activation and only_user(second.input) is second.node
+    return first if alone else None
+
+
+def _copies(reach: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
+    """How many copies each channel gets, [channels]: the smallest common range that few enough copies allow."""
+    most = len(reach) + max(int(ADDED_SHARE * len(reach)), 1)
+    if len(reach) % CHANNEL_MULTIPLE == 0:
+        most -= most % CHANNEL_MULTIPLE
+    best, ceiling = np.ones(len(reach), np.int64), float(reach.max())
+    while ceiling > 0:
+        ceiling /= 1.1
+        copies = np.maximum(np.ceil(reach / ceiling), 1).astype(np.int64)
+        if copies.sum() > most:
+            break
+        best = copies
+    if best.max() > 1 and len(reach) % CHANNEL_MULTIPLE == 0:
+        best[int(best.argmax())] += -best.sum() % CHANNEL_MULTIPLE
+    return best
+
+
+def _places(copies: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """i / m for the i-th of m copies, for all channels one after the other."""
+    return np.concatenate([np.arange(m) / m for m in copies])
+
+
+def _write(editor: Editor, first: Linear, second: Linear, split: ChannelSplit) -> ir.Value:
+    """Copy the columns and rows of the two layers, and scale them; returns what the second one reads now."""
+    source = split.source
+    if len(source) > len(split.scale):
+        editor.set_linear(first, first.weight[:, source], None if first.bias is None else first.bias[source])
+        for value in (first.node.outputs[0], first.output, second.input):
+            if value.shape is not None:
+                value.shape = ir.Shape([*list(value.shape)[:-1], len(source)])
+    value, shape, name = second.input, second.input.shape, f"{second.name}.hidden"
+    for operator, constant in (("Mul", split.factor), ("Add", split.offsets)):
+        if operator == "Mul" or constant.any():
+            vector = editor.constant(constant.astype(np.float32), f"{name}.{operator.lower()}")
+            [value] = editor.node(second.node, operator, [value, vector], name, shape)
+    second.node.replace_input_with(0, value)
+    editor.set_linear(second, split.weight(second.weight))
+    return value

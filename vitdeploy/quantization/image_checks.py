@@ -1,0 +1,100 @@
+"""What is seen of the calibration images themselves, and said where they are unsuitable."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.errors import DataError
+from vitdeploy.quantization.observer import Arrays
+from vitdeploy.spec import PreprocessSpec
+
+# Fewer images than this leave ranges to chance.
+LEAST_IMAGES = 8
+# Of all preprocessed pixels: the mean is promised to be near 0, and the deviation near 1. Photographs under any usual
+# mean and std stay within 0.5 and above 0.25, pages of text within 2.2; MNIST with black and white exchanged is at 2.4,
+# 12-bit images read as 16-bit are below 0.1.
+FAR, FLAT = 2.25, 0.15
+NAMED_IMAGES = 3
+
+
+class ImageChecks:
+    """Counts over the calibration images, of fixed size but for a few bytes an image."""
+
+    def __init__(self, preprocess: PreprocessSpec) -> None:
+        self.preprocess = preprocess
+        self.images = 0
+        self.flat: list[int] = []
+        self.digests: set[bytes] = set()
+        self.total, self.squares = np.zeros(preprocess.channels), np.zeros(preprocess.channels)
+
+    def update(self, pixels: npt.NDArray[np.uint8]) -> None:
+        """Images, uint8 [n, height, width, channels]."""
+        for image in pixels:
+            if image.min() == image.max():
+                self.flat.append(self.images)
+            self.digests.add(hashlib.blake2b(image.tobytes(), digest_size=8).digest())
+            values = image.reshape(-1, image.shape[-1]).astype(np.float32) / 255
+            self.total += values.mean(axis=0)
+            self.squares += np.square(values).mean(axis=0)
+            self.images += 1
+
+    @property
+    def distinct(self) -> int:
+        return len(self.digests)
+
+    def warnings(self, names: Sequence[str]) -> list[str]:
+        """What is wrong with the images of these names, a sentence each.
+
+        Raises:
+            DataError: every image is of one colour.
+        """
+        if len(self.flat) == self.images:
+            raise DataError(
+                "every calibration image is of one colour",
+                found=f"{self.images} images without any detail",
+                wanted="images as the model will see them",
+                fix="check the files, and that their bit depth is 8",
+            )
+        found = []
+        if self.flat:
+            found.append(
+                f"{len(self.flat)} of {self.images} calibration images are of one colour and say nothing: "
+                f"{listed([names[i] for i in self.flat])}."
+            )
+        mean, std = (np.array(each) for each in (self.preprocess.mean, self.preprocess.std))
+        of_images = self.total / self.images
+        deviation = np.sqrt(np.maximum(self.squares / self.images - of_images**2, 0))
+        if (np.abs(of_images - mean) / std).mean() > FAR or (deviation / std).max() < FLAT:
+            found.append(
+                "The calibration images do not look like those that the preprocessing is for: of pixels in 0..1, mean "
+                f"{_shown(of_images)} and deviation {_shown(deviation)}, but mean {_shown(mean)} and std {_shown(std)} "
+                "were told. Check that they are images of this model's kind, and mean and std."
+            )
+        return found
+
+    def state(self) -> Arrays:
+        digests = np.frombuffer(b"".join(sorted(self.digests)), np.uint8)
+        counts = {"images": np.array(self.images), "flat": np.array(self.flat, np.int64)}
+        return {**counts, "digests": digests, "total": self.total, "squares": self.squares}
+
+    def restore(self, arrays: Arrays) -> None:
+        """Go on from what `state` gave."""
+        data = arrays["digests"].tobytes()
+        self.images, self.flat = int(arrays["images"]), arrays["flat"].tolist()
+        self.digests = {data[i : i + 8] for i in range(0, len(data), 8)}
+        self.total, self.squares = arrays["total"], arrays["squares"]
+
+
+def listed(names: Sequence[str]) -> str:
+    """The first few of them."""
+    more = len(names) - NAMED_IMAGES
+    return ", ".join(names[:NAMED_IMAGES]) + (f" and {more} more" if more > 0 else "")
+
+
+def _shown(values: npt.NDArray[np.float64]) -> str:
+    numbers = [f"{value:.2f}" for value in values]
+    return " ".join(numbers[:1] if len(set(numbers)) == 1 else numbers)

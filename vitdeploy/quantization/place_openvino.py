@@ -1,0 +1,153 @@
+"""OpenVINO CPU: explicit Q/DQ around every linear and convolution, and on queries and keys.
+
+uint8 activations and int8 weights on a pair of DequantizeLinear nodes; the plugin's low-precision transformations move
+both behind the product. No Q on any other output: the next LayerNormalization, GELU and residual Add stay float.
+
+Queries and keys, where a linear each makes them, leave these as int8: the plugin's fused attention then computes the
+scores in INT8 and moves a quarter of the bytes. The keys are transposed in two steps, of which it takes in the second;
+one step over bytes costs as much as the scores. Softmax and its product with the values stay float.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+import onnx_ir as ir
+
+from vitdeploy.graph.analysis.attention import find_attentions
+from vitdeploy.graph.analysis.linears import Linear, is_ranked, reads_image
+from vitdeploy.graph.analysis.work import layer_macs
+from vitdeploy.graph.edit import Editor, Names
+from vitdeploy.graph.passes.image_norm import takes_pixels
+from vitdeploy.quantization.backend import PlacementBackend
+from vitdeploy.quantization.channel_split import GainThreshold
+from vitdeploy.quantization.insert import Quantizers, dequantized_weight
+from vitdeploy.quantization.ranges import QuantizedWeight, Range, symmetric_step
+from vitdeploy.quantization.scores import Scores, find_scores, output_of, separate_scores
+
+# A Mul and an Add behind an activation become part of the product in front of it.
+GAIN_THRESHOLD = GainThreshold(scale=1.1, copies=1.2)
+# A layer is small that has fewer weights, and fewer products at batch 1, the latter also as a share of the model's.
+FEW_WEIGHTS, FEW_PRODUCTS, SMALL_SHARE = 1 << 14, 1_000_000, 1 / 400
+
+
+def shape(model: ir.Model, ignored: Callable[[str], bool]) -> None:
+    """Bring the float graph into the form that is fast in INT8, in place; exact. Layers that are `ignored` stay."""
+    separate_scores(model, ignored)
+
+
+def scores_in_int8(model: ir.Model, layers: Collection[str], known: Container[str]) -> list[Scores]:
+    """The attentions whose queries and keys leave their linears as int8: where both are in INT8, and observed."""
+    return [
+        each
+        for each in find_scores(Editor(model), find_attentions(model))
+        if all(one.name in layers and output_of(one) in known for one in (each.query, each.key))
+    ]
+
+
+def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, str]:
+    """Why layers are better left in float here, by their names.
+
+    The few products that a depthwise convolution sums up leave errors uncancelled. Where scores are ranked, the least
+    error lets other queries through. In a small layer the product takes no longer in float than quantizing its input.
+    """
+    counts = {linear.name: layer_macs(model, linear) for linear in linears}
+    few = min(FEW_PRODUCTS, SMALL_SHARE * sum(count or 0 for count in counts.values()))
+    reasons = {}
+    for linear in linears:
+        count = counts[linear.name]
+        if linear.groups > 1 and linear.weight.shape[1] == 1:
+            reasons[linear.name] = "a depthwise convolution loses too much in INT8"
+        elif not reads_image(linear):
+            reasons[linear.name] = "its input is the same for every image, so the runtime computes it once"
+        elif is_ranked(linear):
+            reasons[linear.name] = "its outputs are ranked"
+        elif count is not None and count < few and linear.weight.size < FEW_WEIGHTS:
+            reasons[linear.name] = "so small a layer is as fast in float"
+    return reasons
+
+
+def write(
+    model: ir.Model, linears: Sequence[Linear], ranges: Mapping[str, Range], weights: Mapping[str, QuantizedWeight]
+) -> tuple[str, ...]:
+    """Quantize the given layers in place. Returns the products of queries and keys that are in INT8 too."""
+    known = dict(ranges)
+    attentions = scores_in_int8(model, {linear.name for linear in linears}, known)
+    quantizers = Quantizers(model, known)
+    dequantized: dict[str, ir.Value] = {}
+    for each in linears:
+        linear, rounded = each, weights[each.name]
+        if takes_pixels(each):
+            linear, rounded = _in_unit_range(model, each, known), (rounded[0], rounded[1] * np.float32(255))
+        activation, scale, zero_point = quantizers.quantize(linear.input, linear.node)
+        name = str(linear.input.name)
+        if name not in dequantized:
+            inputs = [activation, scale, zero_point]
+            node = Names(model).node(
+                "DequantizeLinear", inputs, f"{name}/DequantizeLinear", output=f"{name}/dequantized"
+            )
+            model.graph.insert_before(linear.node, node)
+            dequantized[name] = node.outputs[0]
+        linear.node.replace_input_with(0, dequantized[name])
+        linear.node.replace_input_with(1, dequantized_weight(model, linear, *rounded))
+    for scores in attentions:
+        for linear in (scores.query, scores.key):
+            _as_int8(model, linear.output, known[output_of(linear)])
+        _transpose_twice(model, scores.attention.key)
+    return tuple(str(scores.attention.scores.name) for scores in attentions)
+
+
+def _as_int8(model: ir.Model, value: ir.Value, bounds: Range) -> None:
+    """Q/DQ on `value`, symmetric: its readers see multiples of one scale."""
+    producer, readers, name, names = value.producer(), list(value.uses()), str(value.name), Names(model)
+    assert producer is not None
+    parameters = [
+        names.constant(np.array(symmetric_step(bounds)), f"{name}.scale"),
+        names.constant(np.array(0, np.int8), f"{name}.zero_point"),
+    ]
+    quantize = names.node("QuantizeLinear", [value, *parameters], f"{name}/QuantizeLinear", output=f"{name}/quantized")
+    dequantize = names.node(
+        "DequantizeLinear",
+        [quantize.outputs[0], *parameters],
+        f"{name}/DequantizeLinear",
+        output=f"{name}/dequantized",
+    )
+    dequantize.outputs[0].type, dequantize.outputs[0].shape = value.type, value.shape
+    producer.append([quantize, dequantize])
+    for node, index in readers:
+        node.replace_input_with(index, dequantize.outputs[0])
+
+
+def _transpose_twice(model: ir.Model, key: ir.Value) -> None:
+    """K^T by way of [batch, heads, keys, channels], where one Transpose makes it of something else."""
+    last = key.producer()
+    perm = list(last.attributes.get_ints("perm", ())) if last is not None and last.op_type == "Transpose" else []
+    if last is None or len(perm) < 3 or [*perm[:-2], perm[-1], perm[-2]] == sorted(perm):
+        return
+    swapped = {"perm": [*perm[:-2], perm[-1], perm[-2]]}
+    first = Names(model).node("Transpose", list(last.inputs), f"{last.name}/keys", swapped)
+    first.outputs[0].type = key.type
+    if key.shape is not None:
+        first.outputs[0].shape = ir.Shape([*list(key.shape)[:-2], key.shape[-1], key.shape[-2]])
+    last.prepend(first)
+    last.replace_input_with(0, first.outputs[0])
+    last.attributes["perm"] = ir.AttrInt64s("perm", [*range(len(perm) - 2), len(perm) - 1, len(perm) - 2])
+
+
+def _in_unit_range(model: ir.Model, linear: Linear, ranges: dict[str, Range]) -> Linear:
+    """The layer on pixels / 255, for weights times 255: the same function, and every pixel still exact.
+
+    On plain pixels the step of the quantizer is 1 and its zero point 0; OpenVINO takes such a pair for an identity,
+    removes it, and runs the layer in float.
+    """
+    names, name = Names(model), f"{linear.input.name}/unit"
+    step = names.constant(np.array(1 / 255, np.float32), f"{name}.step")
+    node = names.node("Mul", [linear.input, step], name)
+    model.graph.insert_before(linear.node, node)
+    ranges[str(node.name)] = Range(0.0, 1.0)
+    return replace(linear, input=node.outputs[0])
+
+
+BACKEND = PlacementBackend(GAIN_THRESHOLD, reasons_for_float, write, shape=shape, scores_in_int8=scores_in_int8)

@@ -1,0 +1,125 @@
+"""Where Q/DQ stands: one placement per target, each from the same calibration.
+
+What is common to all targets is here: which layers are placed, and the record of it. The form that a target is fast
+with is in `place_<back end>.py`.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import onnx_ir as ir
+
+from vitdeploy.backends import TARGETS
+from vitdeploy.errors import CapabilityError, GraphError
+from vitdeploy.graph.analysis.linears import Linear, find_linears, unplaced_weights
+from vitdeploy.quantization.backend import QUANTIZE
+from vitdeploy.quantization.ranges import QuantizedWeight, Range, quantize_weight
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Names of the layers that are computed in INT8, and of those left in float with the reason.
+
+    `scores`: the products of queries and keys that are in INT8 too.
+    """
+
+    target: str
+    int8: tuple[str, ...]
+    float: dict[str, str]
+    scores: tuple[str, ...] = ()
+
+
+def shape(model: ir.Model, target: str, ignore: Sequence[str] = ()) -> None:
+    """Bring the float graph into the form whose INT8 `target` is fast with, in place; exact. To be called first."""
+    QUANTIZE[target].shape(model, lambda name: any(fnmatch.fnmatchcase(name, pattern) for pattern in ignore))
+
+
+def choose(model: ir.Model, target: str, ignore: Sequence[str] = ()) -> Placement:
+    """Which layers of the float graph `target` computes in INT8. Nothing is changed.
+
+    Args:
+        ignore: layer names, or shell patterns of them, to leave in float.
+
+    Raises:
+        TargetError: an unknown target.
+        GraphError: a pattern of `ignore` matches no layer, or there is none at all.
+    """
+    backend = QUANTIZE[target]
+    linears = find_linears(model)
+    others = unplaced_weights(model)
+    if not linears:
+        raise GraphError(
+            "the graph has no linear or convolution with constant float32 weights, so nothing to quantize",
+            found="; ".join(f"{name}: {reason}" for name, reason in list(others.items())[:3]),
+        )
+    names = [linear.name for linear in linears]
+    chosen = ignored(names, ignore)
+    left = dict(others)
+    reasons = backend.reasons_for_float(model, linears)
+    for linear in linears:
+        if linear.name in chosen:
+            left[linear.name] = "ignored on request"
+        elif linear.name in reasons:
+            left[linear.name] = reasons[linear.name]
+    return Placement(target, tuple(name for name in names if name not in left), left)
+
+
+def ignored(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
+    """The layers that are to be left as they are.
+
+    Raises:
+        GraphError: a pattern matches no layer.
+    """
+    unmatched = [pattern for pattern in patterns if not fnmatch.filter(names, pattern)]
+    if unmatched:
+        raise GraphError(
+            f"no layer matches {', '.join(unmatched)}",
+            found=f"{', '.join(names[:6])} ...",
+            fix="give layer names as printed by `vitdeploy inspect`, with * for any",
+        )
+    return {name for name in names for pattern in patterns if fnmatch.fnmatchcase(name, pattern)}
+
+
+def place(
+    model: ir.Model,
+    ranges: Mapping[str, Range],
+    target: str,
+    ignore: Sequence[str] = (),
+    weights: Mapping[str, QuantizedWeight] | None = None,
+    *,
+    fp8: bool = False,
+) -> Placement:
+    """Write INT8 into the float graph for `target`, in place; or FP8, where the target has that.
+
+    Args:
+        ranges: what is to be represented of each layer's input, by tensor name.
+        ignore: as in `choose`.
+        weights: in INT8, by layer name; any other is rounded to the nearest.
+
+    Raises:
+        TargetError, GraphError: as `choose`; or a layer was not calibrated.
+        CapabilityError: FP8 for a target that has none.
+    """
+    backend, placement, rounded = QUANTIZE[target], choose(model, target, ignore), dict(weights or {})
+    chosen = [linear for linear in find_linears(model) if linear.name in placement.int8]
+    check_calibrated(chosen, ranges)
+    if fp8:
+        if backend.write_fp8 is None:
+            raise CapabilityError(f"{target} has no FP8", wanted=", ".join(TARGETS[target].precisions))
+        backend.write_fp8(model, chosen, ranges)
+        return placement
+    for linear in chosen:
+        if linear.name not in rounded:
+            rounded[linear.name] = quantize_weight(linear.weight, linear.out_axis)
+    scores = backend.write(model, chosen, ranges, rounded)
+    return replace(placement, scores=scores)
+
+
+def check_calibrated(linears: Iterable[Linear], known: Container[str]) -> None:
+    """Raise GraphError where a layer reads a tensor of which nothing is known."""
+    for linear in linears:
+        if str(linear.input.name) not in known:
+            raise GraphError(f"the input of {linear.name} was not calibrated", fix="calibrate this graph again")

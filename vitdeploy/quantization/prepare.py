@@ -1,0 +1,113 @@
+"""Between observing a float graph and placing INT8 in it: folds, ranges, rounded weights, corrected biases."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import numpy.typing as npt
+import onnx_ir as ir
+
+from vitdeploy.graph.analysis.linears import find_linears
+from vitdeploy.graph.edit import Editor
+from vitdeploy.graph.passes.image_norm import image_bounds
+from vitdeploy.quantization.backend import QUANTIZE
+from vitdeploy.quantization.channel_split import Hidden, smooth_hidden
+from vitdeploy.quantization.channels import scale_channels
+from vitdeploy.quantization.ranges import QuantizedWeight, Range, range_of
+from vitdeploy.quantization.rounding import round_linear
+from vitdeploy.quantization.scores import output_of, smooth_scores
+from vitdeploy.quantization.smoothing import Fold, smooth_norms, smooth_values
+from vitdeploy.quantization.statistics import Statistics
+from vitdeploy.spec import WeightBits
+
+# What other images reach beyond the calibration images. Folds that give every channel the same range leave no room.
+MARGIN = 0.1
+
+
+@dataclass(frozen=True)
+class Overrides:
+    """What a search found for single layers, by name: in front of which hidden channels are `scaled` or copied for any
+    gain, and whose input has its range `clipped` to a share of itself."""
+
+    scaled: tuple[str, ...] = ()
+    clipped: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a placement needs of the graph as it is now: the range of each layer's input, and the rounded weights.
+
+    `folds` and `hidden` say what was done; `biases` are those that were corrected, as they were before.
+    """
+
+    ranges: dict[str, Range]
+    weights: dict[str, QuantizedWeight]
+    folds: tuple[Fold, ...]
+    hidden: tuple[Hidden, ...]
+    biases: dict[str, npt.NDArray[np.float32] | None]
+
+
+def prepare(
+    model: ir.Model,
+    statistics: Mapping[str, Statistics],
+    layers: Collection[str],
+    target: str,
+    overrides: Overrides | None = None,
+    bits: WeightBits = 8,
+) -> Prepared:
+    """Make a float graph easier to quantize, in place: its function stays the same but for the corrected biases.
+
+    Args:
+        statistics: of the input of every layer, by tensor name.
+        layers: the names of those that will be computed in INT8.
+        target: whose costs decide what is worth an operator.
+        overrides: what is done otherwise for single layers.
+        bits: of the weights; with less than 8, scores of attention stay float.
+    """
+    overrides = overrides or Overrides()
+    known = widened(statistics)
+    known |= _of_pixels(model, known)
+    if bits < 8:
+        known = _without_outputs(model, known)
+    known, norms = smooth_norms(model, known, layers, bits)
+    known, values = smooth_values(model, known, layers, bits)
+    known, scores = smooth_scores(model, known, layers)
+    known, hidden = smooth_hidden(model, known, layers, QUANTIZE[target].gain_threshold, overrides.scaled, bits)
+    known, channels = scale_channels(model, known, layers, bits)
+    ranges = {name: range_of(found) for name, found in known.items()}
+    editor, weights, biases = Editor(model), {}, {}
+    for linear in editor.linears:
+        name, found = str(linear.input.name), known.get(str(linear.input.name))
+        if found is None or linear.name not in layers:
+            continue
+        if linear.name in overrides.clipped:
+            ranges[name] = range_of(found).times(overrides.clipped[linear.name])
+        weights[linear.name], bias = round_linear(linear, found, bits)
+        if linear.bias is not None or linear.kind == "conv" or not linear.output.is_graph_output():
+            biases[linear.name] = linear.bias
+            editor.set_linear(linear, bias=bias)
+    return Prepared(ranges, weights, (*norms, *values, *scores, *channels), tuple(hidden), biases)
+
+
+def widened(statistics: Mapping[str, Statistics]) -> dict[str, Statistics]:
+    """With room for what other images reach."""
+    return {name: found.widened(MARGIN) for name, found in statistics.items()}
+
+
+def _without_outputs(model: ir.Model, known: Mapping[str, Statistics]) -> dict[str, Statistics]:
+    """Without the outputs of linears, so that no score is in INT8: a key of another image may leave the calibrated
+    range, and so the 7 bits, and where these are needed no runtime fuses INT8 scores."""
+    outputs = {output_of(linear) for linear in find_linears(model)}
+    return {name: found for name, found in known.items() if name not in outputs}
+
+
+def _of_pixels(model: ir.Model, known: Mapping[str, Statistics]) -> dict[str, Statistics]:
+    """Of the tensors that are pixels: with the bounds that all images keep."""
+    bounds = {str(linear.input.name): image_bounds(linear) for linear in find_linears(model)}
+    return {
+        name: replace(known[name], low=each[0], high=each[1])
+        for name, each in bounds.items()
+        if each is not None and name in known
+    }

@@ -1,0 +1,122 @@
+"""From float weights to INT8 so that the outputs, not the weights, stay what they were.
+
+Weights are int8, symmetric, one scale an output channel, values -127..127, or -63..63 in 7 bits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import scipy.linalg
+
+from vitdeploy.graph.analysis.linears import Linear
+from vitdeploy.quantization.products import products_of, weight_of
+from vitdeploy.quantization.ranges import TINY, QuantizedWeight, largest_weight, quantize_weight, range_of, step_of
+from vitdeploy.quantization.statistics import Numbers, Statistics
+from vitdeploy.spec import WeightBits
+
+DAMPING = 0.01
+CLIPS = tuple(1 - i / 50 for i in range(16))
+BLOCK = 128
+# Rows a channel that a covariance needs, to be worth anything.
+ROWS_PER_CHANNEL = 8
+
+
+def round_linear(linear: Linear, found: Statistics, bits: WeightBits = 8) -> tuple[QuantizedWeight, Numbers]:
+    """The weight of a linear or convolution in its shape, rounded, and its bias [out] with the mean of what that does.
+
+    E[x W + b] = E[x Q + b'], with Q the rounded weight. Under the padding of a convolution x is zero: the mean is that
+    of all its output positions.
+
+    Args:
+        found: of what it reads.
+    """
+    layer, noise = products_of(linear), step_of(range_of(found)) ** 2 / 12
+    groups, _, outputs = layer.weights.shape
+    rounded, scales = np.empty(layer.weights.shape, np.int8), np.empty((groups, outputs), np.float32)
+    for group, channels in enumerate(layer.channels[:, :: layer.taps]):
+        weight = layer.weights[group].astype(np.float32)
+        rounded[group], scales[group] = round_weight(weight, found.taken(channels), noise, layer.taps, bits)
+    moved = layer.of_constant(found.mean, layer.weights - rounded * scales[:, None, :])
+    bias = moved if linear.bias is None else linear.bias + moved
+    return (weight_of(linear, rounded), scales.ravel()), bias
+
+
+def round_weight(
+    weight: npt.NDArray[np.float32], found: Statistics, noise: float, taps: int = 1, bits: WeightBits = 8
+) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+    """(int8 [in * taps, out], float32 scales [out]) of a weight [in * taps, out], weight ~= int8 * scale.
+
+    Each scale is the one of least expected error among clipped ones, and rounding is GPTQ's: the error of each input
+    channel is made up for by the ones that come after it (arXiv 2210.17323, section 3). Moments are centred, as a
+    corrected bias takes the mean away.
+
+    Args:
+        noise: the variance of the rounding errors of the input, which the weights multiply too.
+        taps: rows in succession that multiply the same channel at other positions. Each position is rounded by itself:
+            how positions go together is not observed.
+    """
+    if found.covariance.ndim == 1 or found.rows < ROWS_PER_CHANNEL * len(found.mean):
+        return quantize_weight(weight, 1, bits)
+    hessian = found.covariance + noise * np.eye(len(found.mean))
+    # What clipping does to neighbouring positions, which go together, would add up: such weights are not clipped.
+    power, largest = np.maximum(np.diag(hessian), 0), largest_weight(bits)
+    scales = _scales(weight, power, largest) if taps == 1 else _unclipped(weight, largest)
+    rounded = np.empty(weight.shape, np.int8)
+    for tap in range(taps):
+        rounded[tap::taps] = _compensated(weight[tap::taps].astype(np.float64), scales, hessian, largest)
+    return rounded, scales
+
+
+def _unclipped(weight: npt.NDArray[np.float32], largest: int) -> npt.NDArray[np.float32]:
+    scales: npt.NDArray[np.float32] = np.maximum(np.abs(weight).max(axis=0) / largest, TINY).astype(np.float32)
+    return scales
+
+
+def _scales(weight: npt.NDArray[np.float32], power: Numbers, largest: int) -> npt.NDArray[np.float32]:
+    """The scale of each output channel, clipped where that rounds better, channels weighted by their power."""
+    whole = _unclipped(weight, largest)
+    best, least = whole, np.full(weight.shape[1], np.inf)
+    error = np.empty_like(weight)
+    for clip in CLIPS:
+        tried = (whole * clip).astype(np.float32)
+        np.divide(weight, tried, out=error)
+        np.clip(np.rint(error, out=error), -largest, largest, out=error)
+        np.subtract(weight, np.multiply(error, tried, out=error), out=error)
+        total = power.astype(np.float32) @ np.square(error, out=error)
+        best, least = np.where(total < least, tried, best), np.minimum(total, least)
+    scales: npt.NDArray[np.float32] = best.astype(np.float32)
+    return scales
+
+
+def _compensated(
+    weight: Numbers, scales: npt.NDArray[np.float32], hessian: Numbers, largest: int
+) -> npt.NDArray[np.int8]:
+    """GPTQ with the channels of most power first, so that the later ones make up for the largest errors."""
+    power = np.diag(hessian)
+    order = np.argsort(-power)
+    weight, hessian = weight[order].copy(), hessian[np.ix_(order, order)]
+    damping = DAMPING * max(float(power.mean()), TINY)
+    upper = _cholesky_of_inverse(hessian + damping * np.eye(len(hessian)))
+    rounded = np.empty(weight.shape, np.int8)
+    for start in range(0, len(weight), BLOCK):
+        end = min(start + BLOCK, len(weight))
+        errors = np.empty((end - start, weight.shape[1]))
+        for i in range(start, end):
+            rounded[i] = np.clip(np.rint(weight[i] / scales), -largest, largest)
+            errors[i - start] = (weight[i] - rounded[i] * scales.astype(np.float64)) / upper[i, i]
+            weight[i + 1 : end] -= np.outer(upper[i, i + 1 : end], errors[i - start])
+        weight[end:] -= upper[start:end, end:].T @ errors
+    result = np.empty_like(rounded)
+    result[order] = rounded
+    return result
+
+
+def _cholesky_of_inverse(matrix: Numbers) -> Numbers:
+    """The upper triangular U with U^T U the inverse of a symmetric, positive definite matrix, which is never formed.
+
+    Backwards, matrix = R R^T with R upper triangular; so U = R^-1.
+    """
+    lower = scipy.linalg.cholesky(matrix[::-1, ::-1], lower=True, overwrite_a=True, check_finite=False)
+    inverse, _ = scipy.linalg.lapack.dtrtri(lower, lower=1)
+    return np.asarray(inverse[::-1, ::-1])

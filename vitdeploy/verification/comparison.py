@@ -1,0 +1,52 @@
+"""What every task's comparison of an artifact with the original says, so that one gate and one report read them all."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.verification.intervals import paired_difference
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One artifact against the original on the same n images (or sequences). Percents are 0..100, drops are points.
+
+    metric: the name of what `value` (the artifact's) and `reference_value` (the original's) measure against labels.
+    drop: reference_value - value (negative: the artifact gains), with its paired 95 % interval. All of these are None
+        without labels.
+    agreement: percent of the original's answers that the artifact gives too, whatever the labels say, with its 95 %
+        interval; `agreement_of` says in a few words what is counted.
+    max_difference: max|a - b| / max|b| over the raw outputs, b the original's.
+    """
+
+    n: int
+    metric: str | None
+    value: float | None = None
+    reference_value: float | None = None
+    drop: float | None = None
+    drop_ci95: tuple[float, float] | None = None
+    agreement: float
+    agreement_ci95: tuple[float, float]
+    agreement_of: str
+    max_difference: float
+
+
+def paired_accuracy(ours: npt.NDArray[np.bool_], theirs: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    """The accuracy fields of a `Comparison` from who was right, bool [n] each: the artifact and the original."""
+    # The difference is original minus artifact, so that a loss is positive.
+    low, high = paired_difference(
+        int((ours & theirs).sum()),
+        int((theirs & ~ours).sum()),
+        int((ours & ~theirs).sum()),
+        int((~ours & ~theirs).sum()),
+    )
+    return {
+        "value": 100 * float(ours.mean()),
+        "reference_value": 100 * float(theirs.mean()),
+        "drop": 100 * (int(theirs.sum()) - int(ours.sum())) / len(ours),
+        "drop_ci95": (100 * low, 100 * high),
+    }

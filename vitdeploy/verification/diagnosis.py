@@ -1,0 +1,81 @@
+"""Where a difference comes from: what was shown, and "unknown" where nothing was.
+
+A cause is named where the two were seen to agree without it, and to differ with it. Both are first fed the same tensor,
+then the same image, each through its own preprocessing.
+"""
+
+from __future__ import annotations
+
+from vitdeploy.spec import PreprocessSpec
+from vitdeploy.verification.comparison import Comparison
+
+FLOAT_TOLERANCE = 1e-3
+# Percent of equal answers down to which rounding alone is known to lead; below, something else may be wrong as well.
+ROUNDING = 90.0
+FIELDS = ("resize", "crop", "fit", "crop_rounding", "interpolation", "mean", "std")
+BISECT = "verify --bisect against the float graph that it was made of says where it enters"
+
+
+def diagnose(
+    tensor: Comparison | None,
+    image: Comparison,
+    ours: PreprocessSpec | None,
+    theirs: PreprocessSpec | None,
+    precision: str,
+) -> str:
+    """One sentence on where a difference comes from.
+
+    Args:
+        tensor: the comparison with both models fed the artifact's preprocessed tensor; None where the original cannot
+            be fed it.
+        image: the comparison with each model fed the image through its own preprocessing.
+        ours, theirs: preprocessing of the artifact and of the original; None where the input is no image.
+    """
+    if ours == theirs:
+        return _of_graph(image, precision)
+    named = f"preprocessing differs: {_fields(ours, theirs)}"
+    if tensor is None:
+        return (
+            f"unknown: {named}; on the same image {_percent(image)} agree, but the original cannot be fed the "
+            "artifact's tensor, so whether that is the cause is not shown"
+        )
+    both = f"on the same tensor {_percent(tensor)} agree, on the same image {_percent(image)}"
+    if not _same_function(tensor, precision):
+        return f"unknown: {named}; but {both}, so that is not all of it"
+    if tensor.agreement_ci95[0] > image.agreement_ci95[1]:
+        return f"{named}; {both}"
+    if tensor.max_difference <= FLOAT_TOLERANCE < image.max_difference:
+        return f"{named}; {both}: it moves the outputs, and is not shown to move the answers"
+    return f"{named}; {both}: it is not shown to make a difference"
+
+
+def _of_graph(facts: Comparison, precision: str) -> str:
+    """What a difference on the same tensor says."""
+    difference = f"largest difference {facts.max_difference:.1e}"
+    if facts.max_difference <= FLOAT_TOLERANCE:
+        return f"the same function: {difference}"
+    if precision == "fp32":
+        return f"the graph differs: {difference} on the same tensor, which float32 does not explain"
+    if facts.agreement >= ROUNDING:
+        return f"{precision} rounding, as far as is shown: {difference} of the largest output"
+    return (
+        f"unknown: {_percent(facts)} agree, which {precision} rounding alone does not explain; another model, other "
+        f"weights or a broken layer are not told apart; {BISECT}"
+    )
+
+
+def _same_function(tensor: Comparison, precision: str) -> bool:
+    """Whether the two are one function but for rounding, as far as is seen."""
+    return bool(tensor.max_difference <= FLOAT_TOLERANCE or (precision != "fp32" and tensor.agreement >= ROUNDING))
+
+
+def _fields(ours: PreprocessSpec | None, theirs: PreprocessSpec | None) -> str:
+    return ", ".join(
+        f"{name} {getattr(ours, name)} instead of {getattr(theirs, name)}"
+        for name in FIELDS
+        if getattr(ours, name, None) != getattr(theirs, name, None)
+    )
+
+
+def _percent(facts: Comparison) -> str:
+    return f"{facts.agreement:.1f} %"

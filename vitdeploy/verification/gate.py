@@ -1,0 +1,183 @@
+"""Is a budget met? What is estimated passes or fails only when its 95 % interval says so."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from vitdeploy.spec import Budget, GateStatus, Task
+from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.feasible import Criterion, drop_to_judge
+
+# The percentage of the original's answers that an engine must provably give where no budget bounds what may be lost.
+GUARD: dict[Task, float] = {
+    "classification": 95.0,
+    "sequence": 95.0,
+    "detection": 90.0,
+    "panoptic": 90.0,
+    "features": 90.0,
+}
+
+
+@dataclass(frozen=True)
+class Gate:
+    """The verdict and one sentence for each bound that is not met, or not provably."""
+
+    status: GateStatus
+    reasons: tuple[str, ...] = field(default=())
+
+
+def guards(budget: Budget) -> bool:
+    """Whether nothing in a budget bounds what may be lost, so that the guard does."""
+    return budget.max_drop is None and budget.min_agreement is None
+
+
+def with_guard(budget: Budget, task: Task) -> Budget:
+    """The budget that engines are judged by: one that bounds neither drop nor agreement gets the task's guard. Size and
+    latency say nothing of answers. `min_agreement` 0 is how a user lets any answer pass."""
+    return dataclasses.replace(budget, min_agreement=GUARD[task]) if guards(budget) else budget
+
+
+def accuracy_gate(agreement: Comparison, budget: Budget, criterion: Criterion = "labels", guard: float = 0.0) -> Gate:
+    """Judge drop and agreement. Passes when the whole 95 % interval is within the budget, fails when none of it is.
+
+    In between it is undecided, with the number of images at which an interval of this centre would decide (its width
+    shrinks with the square root of n).
+
+    `criterion`: by what the drop is judged, as `feasible.criterion_to_prove` settled it. `guard`: that of the task (see
+    `GUARD`), below which answers fail where no labels say what is lost.
+    """
+    found: list[tuple[GateStatus, str]] = []
+    if budget.max_drop is not None:
+        found.append(_drop_by(agreement, budget.max_drop, criterion))
+        if found[0][0] == "undecided":
+            found += _plainly_lost(agreement, budget.max_drop, criterion, guard)
+    if budget.min_agreement is not None:
+        low, high = agreement.agreement_ci95
+        status = _status(-high, -low, -budget.min_agreement)
+        text = f"agreement {agreement.agreement:.2f} % [{low:.2f}, {high:.2f}], budget {budget.min_agreement:g}"
+        found.append(
+            (status, text + _needed(status, agreement.n, agreement.agreement, low, high, budget.min_agreement))
+        )
+    return combine(found)
+
+
+def _drop_by(found: Comparison, max_drop: float, criterion: Criterion) -> tuple[GateStatus, str]:
+    drop, interval = drop_to_judge(found, criterion) or (None, None)
+    if criterion == "labels" or drop is None or interval is None:
+        return _drop(found.n, drop, interval, max_drop)
+    text = f"drop as far as agreement bounds it {drop:.2f} points [{interval[0]:.2f}, {interval[1]:.2f}]"
+    status = _status(*interval, max_drop)
+    if status == "undecided" and drop >= max_drop:  # with any number of images the bound stays above
+        needed = "; undecided: agreement alone cannot show it, labels may"
+    else:
+        needed = _needed(status, found.n, drop, 2 * drop - interval[1], interval[1], max_drop)
+    return status, f"{text}, budget {max_drop:g}{needed}"
+
+
+def _plainly_lost(
+    found: Comparison, max_drop: float, criterion: Criterion, guard: float
+) -> list[tuple[GateStatus, str]]:
+    """What fails a drop that agreement does not prove to be small: a loss that labels show all the same, or answers of
+    which too few are the original's. Neither passes anything."""
+    if (
+        criterion == "agreement"
+        and found.drop is not None
+        and found.drop_ci95 is not None
+        and found.drop_ci95[0] > max_drop
+    ):
+        return [_drop(found.n, found.drop, found.drop_ci95, max_drop)]
+    low, high = found.agreement_ci95
+    least = min(guard, 100 - max_drop)
+    if (criterion == "agreement" or found.drop is None) and high < least:
+        text = f"agreement {found.agreement:.2f} % [{low:.2f}, {high:.2f}]"
+        return [("fail", f"{text}, at least {least:g} where no labels decide")]
+    return []
+
+
+def drop_gate(n: int, drop: float | None, interval: tuple[float, float] | None, max_drop: float | None) -> Gate:
+    """Judge the drop alone, in points on n images, as `accuracy_gate` does; without a drop it is undecided."""
+    return Gate("none") if max_drop is None else combine([_drop(n, drop, interval, max_drop)])
+
+
+def _drop(n: int, drop: float | None, interval: tuple[float, float] | None, max_drop: float) -> tuple[GateStatus, str]:
+    if drop is None or interval is None:
+        return "undecided", "max_drop needs labels, and the images have none"
+    low, high = interval
+    status = _status(low, high, max_drop)
+    text = f"drop {drop:.2f} points [{low:.2f}, {high:.2f}], budget {max_drop:g}"
+    return status, text + _needed(status, n, drop, low, high, max_drop)
+
+
+def bound_gate(
+    what: str,
+    value: float,
+    bound: float | None,
+    unit: str,
+    flags: Sequence[str] = (),
+    interval: Sequence[float | None] | None = None,
+) -> Gate:
+    """Judge one value against an upper bound: by its 95 % interval where it was measured, whose bounds are None where
+    the measurement gives none. A flagged measurement decides nothing."""
+    if bound is None:
+        return Gate("none")
+    low, high = interval or (value, value)
+    shown = "" if interval is None else " [" + ", ".join("?" if end is None else f"{end:.4g}" for end in interval) + "]"
+    text = f"{what} {value:.4g}{shown} {unit}, budget {bound:g}"
+    if flags:
+        return Gate("undecided", (f"{text}; the measurement is flagged {', '.join(flags)}",))
+    status = _status(-math.inf if low is None else low, math.inf if high is None else high, bound)
+    return combine([(status, text + ("; undecided: needs a longer bench" if status == "undecided" else ""))])
+
+
+def slowdown_gate(
+    what: str, ratio: float, interval: tuple[float, float], max_slowdown: float | None, flags: Sequence[str] = ()
+) -> Gate:
+    """Judge by how much a time has grown: `ratio` is new / old, `max_slowdown` a percentage. A flagged measurement
+    passes nothing."""
+    if max_slowdown is None:
+        return Gate("none")
+    low, high = (100 * (bound - 1) for bound in interval)
+    status = _status(low, high, max_slowdown)
+    text = f"{what} {100 * (ratio - 1):+.1f} % [{low:+.1f}, {high:+.1f}], budget {max_slowdown:+g} %"
+    if status == "pass" and flags:
+        return Gate("undecided", (f"{text}; the measurement is flagged {', '.join(flags)}",))
+    if status == "undecided":
+        text += "; undecided: needs more rounds (--duration)"
+    return combine([(status, text)])
+
+
+def combine(found: list[tuple[GateStatus, str]]) -> Gate:
+    """One gate of several bounds: a failure outweighs an undecided one, which outweighs a pass."""
+    for status in ("fail", "undecided"):
+        if any(each == status for each, _ in found):
+            return Gate(status, tuple(text for each, text in found if each in ("fail", "undecided")))
+    return Gate("pass" if any(each == "pass" for each, _ in found) else "none")
+
+
+def join(gates: list[Gate]) -> Gate:
+    """One gate of several gates."""
+    found: list[tuple[GateStatus, str]] = []
+    for gate in gates:
+        found += [(gate.status, reason) for reason in gate.reasons] or [(gate.status, "")]
+    return combine(found)
+
+
+def _status(low: float, high: float, bound: float) -> GateStatus:
+    if high <= bound:
+        return "pass"
+    return "fail" if low > bound else "undecided"
+
+
+def _needed(status: GateStatus, n: int, centre: float, low: float, high: float, bound: float) -> str:
+    if status != "undecided":
+        return ""
+    distance = abs(centre - bound)
+    if distance < 1e-9:
+        return "; undecided: the estimate lies on the bound"
+    # What counts is how far the interval reaches on the side of the bound. Its shorter side grows into a longer one as
+    # n rises (Wilson's centre moves towards the estimate), so no less than half of the width is taken.
+    reach = max(centre - low if bound < centre else high - centre, (high - low) / 2)
+    return f"; undecided: needs about {math.ceil(n * (reach / distance) ** 2 * 1.1):,} images"
