@@ -10,7 +10,7 @@ from tests.documents import page_of
 from tests.report.test_html import PNG, REPORT, Page
 from vitdeploy.data.detection import Boxes
 from vitdeploy.data.panoptic import PanopticMap
-from vitdeploy.document.engine import diagnosed
+from vitdeploy.document.verified import diagnosed
 from vitdeploy.spec import encode
 from vitdeploy.verification.agreement import compare
 from vitdeploy.verification.average_precision import Objects

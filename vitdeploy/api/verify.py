@@ -14,7 +14,7 @@ from vitdeploy.api.reporter import Reporter, reporting
 from vitdeploy.api.shown import Shown
 from vitdeploy.api.tables import Line, interval
 from vitdeploy.document import verification as document
-from vitdeploy.document.engine import VerifiedClassification, VerifiedFeatures
+from vitdeploy.document.verified import VerifiedClassification, VerifiedFeatures
 from vitdeploy.errors import InputError
 from vitdeploy.spec import Budget, GateStatus
 

@@ -3,92 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
+from vitdeploy.document.verified import Verified
 from vitdeploy.search.latency import LatencyTable
 from vitdeploy.search.overrides import Mixed
 from vitdeploy.search.sensitivity import Sensitivity
-from vitdeploy.spec import SPARSE, WeightBits, decode
-from vitdeploy.verification.agreement import Agreement
-from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.detection import DetectionComparison
-from vitdeploy.verification.features import FeatureComparison
+from vitdeploy.spec import SPARSE, WeightBits
 from vitdeploy.verification.gate import Gate
-from vitdeploy.verification.panoptic import PanopticComparison
-from vitdeploy.verification.sequence import SequenceComparison
-
-
-@dataclass(frozen=True)
-class SameTensor:
-    """The comparison where both sides were given one tensor, whatever their own preprocessing is."""
-
-    agreement: float
-    max_difference: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Diagnosed:
-    """Why an engine and the original differ, in a sentence. `same_tensor`: None where the original cannot be fed the
-    engine's tensors."""
-
-    same_tensor: SameTensor | None
-    diagnosis: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifiedClassification(Diagnosed, Agreement):
-    """A classifier against the original."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifiedFeatures(Diagnosed, FeatureComparison):
-    """Features against the original's."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifiedDetection(Diagnosed, DetectionComparison):
-    """A detector against the original."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifiedPanoptic(Diagnosed, PanopticComparison):
-    """A panoptic model against the original."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class VerifiedSequence(Diagnosed, SequenceComparison):
-    """Sequences against the original's."""
-
-
-Verified: TypeAlias = (
-    VerifiedClassification | VerifiedFeatures | VerifiedDetection | VerifiedPanoptic | VerifiedSequence
-)
-_VERIFIED: dict[type[Comparison], type[Verified]] = {
-    Agreement: VerifiedClassification,
-    FeatureComparison: VerifiedFeatures,
-    DetectionComparison: VerifiedDetection,
-    PanopticComparison: VerifiedPanoptic,
-    SequenceComparison: VerifiedSequence,
-}
-
-
-def diagnosed(found: Comparison, same_tensor: SameTensor | None, diagnosis: str) -> Verified:
-    """A task's comparison with why the two differ."""
-    return _VERIFIED[type(found)](**vars(found), same_tensor=same_tensor, diagnosis=diagnosis)
-
-
-@dataclass(frozen=True)
-class _File:
-    verify: Verified
-
-
-def decode_verified(data: object) -> Verified:
-    """What `verify` said, of JSON values.
-
-    Raises:
-        DecodeError: the values are of no task.
-    """
-    return decode(_File, {"verify": data}).verify
 
 
 @dataclass(frozen=True)

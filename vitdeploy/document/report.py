@@ -9,6 +9,7 @@ from vitdeploy.benchmark.row import Latency
 from vitdeploy.document.answers import AnswerFacts, AttentionFacts, ExampleFacts
 from vitdeploy.document.bench import Bench
 from vitdeploy.document.engine import EngineFacts
+from vitdeploy.document.mapping import MappingFacts
 from vitdeploy.spec import SPARSE, FileEntry, GateStatus, Task
 
 FORMAT: Literal[1] = 1
@@ -116,15 +117,6 @@ class CalibrationFacts:
     distinct: int | None = None
     memory: dict[str, int] | None = None
     warnings: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class MappingFacts:
-    """How the classes of the data became those of the model."""
-
-    how: str
-    classes: int
-    text: str
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Literal
 
 from vitdeploy.compilation.finding import Finding
 from vitdeploy.document.bench import Bench
-from vitdeploy.document.engine import Verified
 from vitdeploy.document.errors import ErrorFacts
+from vitdeploy.document.verified import Verified
 
 StepStatus = Literal["done", "failed", "not run"]
 

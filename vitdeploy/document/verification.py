@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from vitdeploy.document.engine import Verified
-from vitdeploy.document.report import MappingFacts
+from vitdeploy.document.mapping import MappingFacts
+from vitdeploy.document.verified import Verified
 from vitdeploy.spec import encode
 from vitdeploy.verification.gate import Gate
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from vitdeploy.document.bench import Bench
-from vitdeploy.document.engine import EngineFacts, HalfFacts, Quantization, Verified, decode_verified
+from vitdeploy.document.engine import EngineFacts, HalfFacts, Quantization
 from vitdeploy.document.report import (
     FORMAT,
     CalibrationFacts,
@@ -21,6 +21,7 @@ from vitdeploy.document.report import (
     RunVerdict,
     SourceDigests,
 )
+from vitdeploy.document.verified import Verified, decode_verified
 from vitdeploy.pipeline.answers import report_answers
 from vitdeploy.pipeline.foresight import criterion_of
 from vitdeploy.pipeline.job import Job, tool_versions

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from vitdeploy.document.engine import Verified
 from vitdeploy.document.report import Judgement
+from vitdeploy.document.verified import Verified
 from vitdeploy.report import text
 
 Format = Callable[[float | None], str]

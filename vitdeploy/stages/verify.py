@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from vitdeploy.document.engine import SameTensor, Verified, diagnosed
+from vitdeploy.document.verified import SameTensor, Verified, diagnosed
 from vitdeploy.progress import Counter, Progress, silent
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.spec import EngineSpec, PostprocessSpec, PreprocessSpec, encode

@@ -16,7 +16,7 @@ from vitdeploy.data.classes import ClassMap
 from vitdeploy.data.decoded import Decoded, DecodedSet
 from vitdeploy.data.folder import DataSplit, digest, split
 from vitdeploy.document.answers import Marks, Said
-from vitdeploy.document.report import MappingFacts
+from vitdeploy.document.mapping import MappingFacts
 from vitdeploy.errors import DataError
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.runner import Runner
