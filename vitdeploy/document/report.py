@@ -90,7 +90,7 @@ class ExportFacts:
 
 @dataclass(frozen=True)
 class MergingFacts:
-    """`tokens` without merging; `remaining`: by block, how many there are behind its attention."""
+    """Token merging in one graph. `tokens` without merging; `remaining`: by block, how many there are behind its attention."""
 
     tokens: int
     remaining: dict[str, int]
@@ -152,6 +152,8 @@ class SourceDigests:
 
 @dataclass(frozen=True)
 class DataDigests:
+    """Of the samples of each part, their files and labels; None where nothing was calibrated."""
+
     calibration: str | None
     evaluation: str
 
