@@ -90,7 +90,7 @@ class ExportFacts:
 
 @dataclass(frozen=True)
 class MergingFacts:
-    """Token merging in one graph. `tokens` without merging; `remaining`: by block, how many there are behind its attention."""
+    """Token merging in one graph. `tokens` without it; `remaining`: by block, how many are behind its attention."""
 
     tokens: int
     remaining: dict[str, int]
