@@ -91,7 +91,7 @@ class ExportFacts:
 
 @dataclass(frozen=True)
 class MergingFacts:
-    """`tokens` without merging; `remaining`: by block, how many there are behind its attention."""
+    """Token merging in one graph. `tokens` without it; `remaining`: by block, how many are behind its attention."""
 
     tokens: int
     remaining: dict[str, int]
@@ -144,6 +144,8 @@ class SourceDigests:
 
 @dataclass(frozen=True)
 class DataDigests:
+    """Of the samples of each part, their files and labels; None where nothing was calibrated."""
+
     calibration: str | None
     evaluation: str
 

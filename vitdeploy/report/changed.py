@@ -39,6 +39,7 @@ class ChangedView:
 
 
 def changed_view(page: RunPage) -> list[ChangedView]:
+    """The section; none in a report that does not say what changed."""
     report, rows = page.report, changed_rows(page.report)
     changed, _ = examples.examples(report, page.images)
     if not rows and not changed:

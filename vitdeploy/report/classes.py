@@ -87,6 +87,7 @@ class ClassesView:
 
 
 def classes_view(page: RunPage) -> list[ClassesView]:
+    """The section; none where samples have no class."""
     found = class_views(page.report)
     return [ClassesView(page.report.data.noun, found, left(page.report))] if found else []
 

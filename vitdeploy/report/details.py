@@ -71,6 +71,7 @@ class DetailsView:
 
 
 def details_view(page: RunPage) -> list[DetailsView]:
+    """The section."""
     report = page.report
     recipe = json.dumps(report.provenance.recipe, indent=2, ensure_ascii=False)
     return [

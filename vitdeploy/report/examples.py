@@ -96,6 +96,7 @@ class ExamplesView:
 
 
 def examples_view(page: RunPage) -> list[ExamplesView]:
+    """The section; none where every example changed, or there is none."""
     report = page.report
     changed, others = examples(report, page.images)
     if not others:

@@ -54,15 +54,18 @@ class SidesView:
 
 
 def pairs_view(document: ComparisonDocument) -> list[PairsView]:
+    """The section of the pairs of engines."""
     legend = notes.legend(flag for engine in document.engines for flag in engine.flags)
     return [PairsView(document, pair_rows(document), metrics(document), Cell(text.MISSING), legend)]
 
 
 def sides_view(document: ComparisonDocument) -> list[SidesView]:
+    """The section on what was compared."""
     return [SidesView(document, changed(document))]
 
 
 def pair_rows(document: ComparisonDocument) -> list[PairRow]:
+    """A row for each pair of engines."""
     return [_row(engine) for engine in document.engines]
 
 

@@ -17,6 +17,7 @@ from vitdeploy.verification.classes import Reliability, ReliabilityBin
 
 
 def reliability_view(page: RunPage) -> list[Plot]:
+    """The section; none without labels."""
     plot = reliability_plot(page.report)
     return [plot] if plot is not None else []
 

@@ -50,10 +50,12 @@ class StepsView:
 
 
 def steps_view(document: SelftestDocument) -> list[StepsView]:
+    """The section of the steps."""
     return [StepsView(document.steps, CHIPS)]
 
 
 def model_views(document: SelftestDocument) -> list[ModelView]:
+    """A section for each model."""
     return [_model_view(model) for model in document.models]
 
 

@@ -20,5 +20,6 @@ class SizesView:
 
 
 def sizes_view(page: RunPage) -> list[SizesView]:
+    """The section; none of a bundle with one image size."""
     report = page.report
     return [SizesView(report.data.noun, measures.metric(report), report.sizes)] if report.sizes else []

@@ -27,6 +27,7 @@ class SummaryView:
 
 
 def summary_view(page: RunPage) -> list[SummaryView]:
+    """The section; none of a report without engines."""
     found = summary(page.report)
     return [SummaryView(found)] if found else []
 

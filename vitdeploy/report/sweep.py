@@ -55,6 +55,7 @@ class SweptView:
 
 
 def swept_view(document: SweepDocument) -> list[SweptView]:
+    """What the sections of verdicts and of engines show."""
     recipes = swept(document)
     return [SweptView(recipes, notes.legend(flag for each in recipes for _, row in each.rows for flag in row.flags))]
 

@@ -74,6 +74,7 @@ def gate(status: GateStatus) -> Gate:
 
 
 def comparison_view(report: Judgement) -> list[ComparisonView]:
+    """The section of the main table."""
     rows = main_rows(report)
     return [
         ComparisonView(

@@ -92,22 +92,26 @@ class LeftOutView:
 
 
 def variants_view(document: TuneDocument) -> list[VariantsView]:
+    """The section of all variants."""
     plot, images = pareto_plot(document), document.data.calibration_images
     colours = lookup.target_colours(document)
     return [VariantsView(plot.title, images, document.unit, colours, plot, variant_rows(document))]
 
 
 def rows_view(document: TuneDocument) -> list[RowsView]:
+    """The section on numbers of rows; none where no target was asked."""
     found = aligned_rows(document)
     return [RowsView(found, {name: each.tokens for name, each in document.rows.items()})] if found else []
 
 
 def merging_view(document: TuneDocument) -> list[MergingView]:
+    """The section on token merging; none where no schedule was looked at."""
     found, tokens = schedule_rows(document), {name: each.tokens for name, each in document.merging.items()}
     return [MergingView(document.unit, found, tokens)] if found else []
 
 
 def left_out_view(document: TuneDocument) -> list[LeftOutView]:
+    """The section on what was not tried; none where everything was."""
     found = left_out(document)
     return [LeftOutView(found)] if found else []
 

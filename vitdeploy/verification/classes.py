@@ -138,6 +138,7 @@ class Reliability:
 
 
 def confusion(found: Mapping[str, Classified], names: Sequence[str]) -> Confusion:
+    """What is taken for what; `names` are those of all classes."""
     k = len(names)
     counted: dict[tuple[int, int], dict[str, int]] = {}
     for artifact, each in found.items():
@@ -163,6 +164,7 @@ def _counts(found: Classified, k: int) -> tuple[tuple[int, ...], ...]:
 
 
 def by_class(reference: Classified, engines: Mapping[str, Classified], names: Sequence[str]) -> Drops:
+    """How much of each class is right; `names` are those of all classes."""
     k = len(names)
     total = np.bincount(reference.truth, minlength=k)
     present = np.flatnonzero(total)
@@ -201,6 +203,7 @@ def _drop(was: npt.NDArray[np.bool_], right: npt.NDArray[np.bool_], level: float
 
 
 def reliability(found: Classified, seed: int = 0) -> Reliability:
+    """Confidence against accuracy; `seed`: of the answers that chance is drawn for."""
     assert found.confidence is not None
     confidence = np.clip(found.confidence, 0.0, 1.0)
     at = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)

@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 
@@ -113,7 +112,8 @@ def bisect_artifact(
     document = {
         **{"artifact": artifact, "against": str(shown), "engine": engine.artifact, "n": len(pixels)},
         **{"skipped": list(skipped), "metric": formatter.metric, "runs": splice.runs},
-        **_plain({**asdict(found), "fix": None if fix is None else asdict(fix)}),
+        **{key: _plain(each) for key, each in asdict(found).items()},
+        "fix": None if fix is None else _plain(asdict(fix)),
     }
     document |= {"located": found.located is not None, "sentence": formatter.sentence(found)}
     return BisectionReport(document, formatter.lines(found, fix, len(pixels), splice.runs), formatter.command(fix))
@@ -242,7 +242,7 @@ def _facts(facts: TensorFacts) -> str:
     )
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """As JSON has it: None for what is not finite, names of channels as text."""
     if isinstance(value, dict):
         return {str(key): _plain(each) for key, each in value.items()}
