@@ -22,7 +22,7 @@ _HOMES = {
     **dict.fromkeys(("Graph", "export", "optimize"), "api.graph"),
     **dict.fromkeys(("QuantizedGraph", "quantize"), "api.quantize"),
     **dict.fromkeys(("Bundle", "compile"), "api.bundle"),
-    **dict.fromkeys(("Verification", "bisect", "verify", "verify_on"), "api.verify"),
+    **dict.fromkeys(("Bisection", "Verification", "bisect", "verify", "verify_on"), "api.verify"),
     **dict.fromkeys(("Benchmark", "bench", "bench_on"), "api.bench"),
     **dict.fromkeys(("Deployment", "deploy", "plan", "run"), "api.deploy"),
     **dict.fromkeys(("Tuned", "tune", "tune_recipe"), "api.tune"),

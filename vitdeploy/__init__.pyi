@@ -19,6 +19,7 @@ from vitdeploy.api.quantize import quantize as quantize
 from vitdeploy.api.tune import Tuned as Tuned
 from vitdeploy.api.tune import tune as tune
 from vitdeploy.api.tune import tune_recipe as tune_recipe
+from vitdeploy.api.verify import Bisection as Bisection
 from vitdeploy.api.verify import Verification as Verification
 from vitdeploy.api.verify import bisect as bisect
 from vitdeploy.api.verify import verify as verify

@@ -130,8 +130,8 @@ def deploy(
         RecipeError: arguments that do not fit. Errors of the model, the images, the targets and the stages.
 
     >>> import vitdeploy as vd
-    >>> images = vd.images(DIGITS)
-    >>> deployed = vd.deploy(MODEL, images, precision="fp32", targets=["onnxruntime-cpu"], duration=0.1, progress=False)
+    >>> how = {"calibration": 32, "duration": 0.1, "progress": False}
+    >>> deployed = vd.deploy(MODEL, DIGITS, precision="fp32", targets=["onnxruntime-cpu"], min_agreement=90, **how)
     >>> deployed.status
     'pass'
     """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,7 +21,6 @@ from vitdeploy.spec import Budget, GateStatus
 
 if TYPE_CHECKING:
     from vitdeploy.tasks.adapter import DataChoice
-    from vitdeploy.workflows.bisection import BisectionReport
     from vitdeploy.workflows.on_devices import Outcome
     from vitdeploy.workflows.subjects import Subject
 
@@ -80,6 +80,21 @@ class Verification(Shown):
         if gate.status != "none":
             lines.append(f"gate        {gate.status}" + "".join(f"; {reason}" for reason in gate.reasons))
         return lines
+
+
+@dataclass(frozen=True, repr=False)
+class Bisection(Shown):
+    """Where the error of an engine enters, and what fixes it; `document` has every part and layer that was asked.
+
+    `fix` is the command that fixes it, "" without one.
+    """
+
+    document: Mapping[str, object]
+    text: tuple[str, ...]
+    fix: str
+
+    def lines(self) -> list[Line]:
+        return [*self.text, *([self.fix] if self.fix else [])]
 
 
 def verify(
@@ -202,15 +217,15 @@ def bisect(
     seed: int = 0,
     skip_bad: bool = False,
     progress: bool | Reporter = True,
-) -> BisectionReport:
+) -> Bisection:
     """Find which part and which layer, its input or its weight, makes an engine's answers differ from those of its
     float graph, on calibration images. Both are graphs or bundles; arguments and errors as of `verify`."""
+    name, original = _require_path(artifact), _require_path(against)
     chosen = _checked(artifact, against, data, target)
     from vitdeploy.tasks.adapter import Setting
     from vitdeploy.workflows.bisection import bisect_artifact
 
     reporter = reporting(progress)
-    name, original = _require_path(artifact), _require_path(against)
     if chosen.path is None:
         from vitdeploy.api.graph import Graph
         from vitdeploy.stages.files import find_graph
@@ -220,7 +235,7 @@ def bisect(
     else:
         place = chosen.path
     with reporter:
-        return bisect_artifact(
+        found = bisect_artifact(
             name,
             original,
             place,
@@ -230,6 +245,7 @@ def bisect(
             skip_bad=skip_bad,
             progress=reporter.progress,
         )
+    return Bisection(found.document, tuple(found.lines), found.then)
 
 
 def _checked(artifact: ArtifactLike, against: ArtifactLike, data: ImagesLike, target: str | None) -> Images:

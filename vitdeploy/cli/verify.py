@@ -102,7 +102,7 @@ def command(
         if trust is not None:
             raise click.UsageError("--bisect compiles the parts that it runs: leave --trust out.")
         told = find_cause(artifact, original, chosen, **common)
-        console.finish(told.document, told.lines, None, told.then)
+        console.finish(told.document, told.text, None, told.fix)
         return
     bounds: dict[str, Any] = {"max_drop": max_drop, "min_agreement": min_agreement, "trust": trust}
     if on is not None:
