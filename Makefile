@@ -55,7 +55,7 @@ report-schema: $(VENV)/.installed-dev
 LOWEST_PYTHON ?= $(shell for each in python3.10 python3.11 python3; do $$each -c '' 2>/dev/null && echo $$each && break; done)
 test-lowest: build/lowest$(LOWEST_TORCH)/.installed
 	PYTHONDONTWRITEBYTECODE= $(<D)/bin/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder -m 'not slow' \
-	  $(addprefix tests/,runtime compile bench bundle serve $(if $(LOWEST_TORCH),exporter/test_export.py pipeline search/test_mixed.py))
+	  $(addprefix tests/,runtime compilation benchmark bundle serve $(if $(LOWEST_TORCH),exporter/test_export.py pipeline search/test_mixed.py))
 
 build/lowest$(LOWEST_TORCH)/.installed: requirements/lowest.txt
 	$(LOWEST_PYTHON) -m venv --clear $(@D)
