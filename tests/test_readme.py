@@ -58,7 +58,7 @@ def test_the_readme_runs_word_for_word(reader: Path, shared_store: Path) -> None
     shell = [block for block in blocks("sh") if not block.startswith("make ")]
     python = blocks("python")
     assert len(shell) == 3
-    assert len(python) == 1
+    assert len(python) == 2
     for block in shell:
         run(["sh", "-e", "-c", block.replace(ACTIVATE, "")], reader)
     commands = (reader / "commands").read_text(encoding="utf-8").split("\n\n")[:-1]
@@ -68,7 +68,8 @@ def test_the_readme_runs_word_for_word(reader: Path, shared_store: Path) -> None
             done = vitdeploy(*command.split("\n"))
             assert done.returncode == 0, done.stderr[-2000:]
     assert (reader / "out" / "mine" / "report.html").is_file()
-    assert run([sys.executable, "-c", python[0]], reader).startswith("7 ")
+    assert "\ngate        pass" in run([sys.executable, "-c", python[0]], reader)
+    assert run([sys.executable, "-c", python[1]], reader).startswith("7 ")
 
 
 def test_every_link_of_the_documents_leads_somewhere() -> None:
