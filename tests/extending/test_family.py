@@ -18,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from tests.extending.installed import install
 from vitdeploy.errors import CheckpointError, HostError, UnknownModelError
 from vitdeploy.extensions import entry_points_of
 from vitdeploy.models import catalog
@@ -27,18 +28,16 @@ from vitdeploy.models.source import Source
 from vitdeploy.stages.reference_model import find_reference_model
 
 ROOT = Path(__file__).parents[2]
-TOY = Path(__file__).with_name("toy_family.py")
+# All that a family consists of.
+FILES = (Path(__file__).with_name("toy_family.py"),)
+ENTRY_POINTS = {"vitdeploy.families": {"toymixer": "toy_family:FAMILY"}}
 NAME = "toymixer_w32d2_patch8_64"
 OURS = "vit_w32d1h2_patch8_32"
 
 
 def distribution(folder, package, **rows):
     """What pip leaves of a package with these entry points, beside its modules."""
-    info = folder / f"{package}-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-    lines = [f"{name} = {value}\n" for name, value in rows.items()]
-    (info / "entry_points.txt").write_text("".join(("[vitdeploy.families]\n", *lines)))
+    install(folder, package, (), {"vitdeploy.families": rows})
 
 
 @pytest.fixture
@@ -56,8 +55,7 @@ def site(tmp_path, monkeypatch):
 
 @pytest.fixture
 def toy(site):
-    shutil.copy(TOY, site)
-    distribution(site, "toy_mixer", toymixer="toy_family:FAMILY")
+    install(site, "toy_mixer", FILES, ENTRY_POINTS)
     return site
 
 
@@ -241,10 +239,3 @@ def test_a_name_of_two_families_of_others_is_refused(toy):
     with pytest.raises(HostError, match=f"two families have the name {NAME}") as raised:
         catalog.find(NAME)
     assert raised.value.found == "toy_family:FAMILY and toy_other:FAMILY"
-
-
-def test_the_page_shows_what_is_tested_here():
-    page = (ROOT / "docs" / "extending_family.md").read_text(encoding="utf-8")
-    blocks = page.split("```python\n")[1:]
-    assert len(blocks) == 3
-    assert all(block.partition("```")[0] in TOY.read_text(encoding="utf-8") for block in blocks)

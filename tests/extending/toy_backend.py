@@ -19,7 +19,7 @@ from vitdeploy.benchmark.context import Layer, Profile
 from vitdeploy.compilation.backend import CompileBackend, CompileRequest, TargetState
 from vitdeploy.errors import CapabilityError
 from vitdeploy.quantization.backend import PlacementBackend
-from vitdeploy.quantization.channel_split import GainThreshold
+from vitdeploy.quantization.fold import GainThreshold
 from vitdeploy.quantization.insert import Quantizers, dequantized_weight
 from vitdeploy.runtime.backend import RunnerRequest, RuntimeBackend
 from vitdeploy.runtime.host import describe_host

@@ -11,6 +11,7 @@ from tests.graph.small_graphs import Builder, difference, random_feeds, run, run
 from vitdeploy.graph.analysis.linears import find_linears
 from vitdeploy.graph.passes.image_norm import image_bounds
 from vitdeploy.quantization.channels import scale_channels
+from vitdeploy.quantization.fold import FoldRequest, GainThreshold
 from vitdeploy.quantization.observer import Observer
 from vitdeploy.quantization.observers import with_outputs
 from vitdeploy.quantization.prepare import prepare
@@ -93,6 +94,10 @@ def observed(model, seed=3, batch=32):
     return found
 
 
+def request(layers):
+    return FoldRequest(layers, GainThreshold(1.1, 1.2))
+
+
 def uneven(model, name, seed, zeros=()):
     """One weight with output channels of very different sizes, some of them dead."""
     value = model.graph.initializers[name]
@@ -106,7 +111,7 @@ def uneven(model, name, seed, zeros=()):
 def assert_scaled(model):
     """The fold keeps the function, and gives the statistics that observing again gives. Returns its record."""
     before, known = ir.to_proto(model), observed(model)
-    moved, folds = scale_channels(model, known, [linear.name for linear in find_linears(model)])
+    moved, folds = scale_channels(model, known, request([linear.name for linear in find_linears(model)]))
     after = ir.to_proto(model)
     onnx.checker.check_model(after)
     onnx.shape_inference.infer_shapes(after, check_type=True, strict_mode=True)
@@ -169,7 +174,7 @@ def test_a_tensor_that_linears_and_convolutions_read_stays():
 def test_only_what_is_quantized_is_touched():
     model = uneven(one_convolution(0, {}), "conv.weight", 0)
     before, known = ir.to_proto(model), observed(model)
-    assert scale_channels(model, known, []) == (known, [])
+    assert scale_channels(model, known, request([])) == (known, [])
     assert ir.to_proto(model) == before
 
 

@@ -1,7 +1,5 @@
 """Folds before quantization: the function stays the same, the statistics follow, and the error falls."""
 
-from functools import partial
-
 import numpy as np
 import onnx
 import onnx_ir as ir
@@ -13,10 +11,11 @@ from tests.graph.small_graphs import FORMS, WIDTH, Builder, block, difference, r
 from vitdeploy.graph.analysis.attention import find_attentions
 from vitdeploy.graph.analysis.linears import find_linears
 from vitdeploy.graph.edit import Editor, drop_unused
-from vitdeploy.quantization.channel_split import GainThreshold, smooth_hidden
+from vitdeploy.quantization.channel_split import smooth_hidden
+from vitdeploy.quantization.fold import FoldRequest, GainThreshold
 from vitdeploy.quantization.observer import Observer
 from vitdeploy.quantization.observers import with_outputs
-from vitdeploy.quantization.prepare import prepare
+from vitdeploy.quantization.prepare import FOLDS, prepare
 from vitdeploy.quantization.products import expected_error
 from vitdeploy.quantization.ranges import activation_scale, quantize_weight, range_of
 from vitdeploy.quantization.rounding import round_weight
@@ -51,7 +50,7 @@ def observed(model):
 def assert_folded(model, fold, tolerance=2e-6):
     """`fold` keeps the function, and gives the statistics that observing again gives. Returns its record."""
     before, known = ir.to_proto(model), observed(model)
-    moved, record = fold(model, known, layers(model))
+    moved, record = fold(model, known, FoldRequest(layers(model), GAIN_THRESHOLD))
     after = ir.to_proto(model)
     onnx.checker.check_model(after)
     onnx.shape_inference.infer_shapes(after, check_type=True, strict_mode=True)
@@ -125,7 +124,7 @@ def test_balanced_scores_lose_less_in_int8(wide):
     model = block_model("separate", 3, scale=None)
     scaled(model, "attn.k.weight_t", float(wide) ** np.random.default_rng(1).integers(-1, 2, WIDTH))
     before = rounded_scores(model)
-    smooth_scores(model, observed(model), layers(model))
+    smooth_scores(model, observed(model), FoldRequest(layers(model), GAIN_THRESHOLD))
     assert rounded_scores(model) < before / 2
 
 
@@ -176,7 +175,7 @@ def test_hidden_channels_are_scaled_or_copied_and_the_function_stays(seed, reach
     model = outlier_model(seed, reach)
     [hidden] = [each for each in observed(model).values() if len(each.high) == 2 * WIDTH]
     stands_out = hidden.high[3] > 10 * np.delete(hidden.high, 3).max()  # not where GELU lets nothing of it through
-    done = assert_folded(model, partial(smooth_hidden, threshold=GAIN_THRESHOLD))
+    done = assert_folded(model, smooth_hidden)
     assert all(each.layer == "mlp.fc2" and each.gain >= 2 for each in done)
     assert done or not stands_out
 
@@ -195,7 +194,7 @@ def wide_mlp(seed, reach, activation="Gelu"):
 @pytest.mark.parametrize("reach", [8, 12])
 def test_an_outlier_becomes_copies_and_the_function_stays(activation, reach):
     model = wide_mlp(0, reach, activation)
-    [done] = assert_folded(model, partial(smooth_hidden, threshold=GAIN_THRESHOLD))
+    [done] = assert_folded(model, smooth_hidden)
     assert done.copies[17] == max(done.copies.values()) >= 4
     added = sum(done.copies.values()) - len(done.copies)
     assert added <= 256 / 16
@@ -221,11 +220,11 @@ def test_an_outlier_as_copies_costs_no_accuracy_in_int8():
 
 
 def test_what_is_not_quantized_is_not_touched():
-    for fold in (smooth_norms, smooth_values, smooth_scores, partial(smooth_hidden, threshold=GAIN_THRESHOLD)):
+    for fold in FOLDS:
         model = outlier_model(0, 100, form="separate", scale=None)
         before = ir.to_proto(model)
         known = observed(model)
-        moved, record = fold(model, known, [])
+        moved, record = fold(model, known, FoldRequest([], GAIN_THRESHOLD))
         assert (moved, record) == (known, [])
         assert ir.to_proto(model) == before
 

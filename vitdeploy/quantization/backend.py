@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from vitdeploy.backends import BackendTable
 from vitdeploy.graph.analysis.linears import Linear
-from vitdeploy.quantization.channel_split import GainThreshold
+from vitdeploy.quantization.fold import GainThreshold
 from vitdeploy.quantization.ranges import QuantizedWeight, Range
 from vitdeploy.quantization.scores import Scores
 from vitdeploy.runtime.profiles import Profile

@@ -13,7 +13,7 @@ splitting of arXiv 1901.09504 (section 3.2), whose copies round alike.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,6 +23,7 @@ import onnx_ir as ir
 from vitdeploy.graph.analysis.linears import Linear
 from vitdeploy.graph.edit import Editor, Numbers
 from vitdeploy.graph.values import only_user
+from vitdeploy.quantization.fold import FoldRequest, GainThreshold, Hidden
 from vitdeploy.quantization.products import expected_error
 from vitdeploy.quantization.ranges import range_of, step_of
 from vitdeploy.quantization.smoothing import balanced
@@ -36,34 +37,8 @@ ALPHAS = tuple(i / 10 for i in range(9))
 ADDED_SHARE, CHANNEL_MULTIPLE = 1 / 16, 16
 
 
-@dataclass(frozen=True)
-class GainThreshold:
-    """What a Mul behind the activation, and the copies with an Add and some columns more, must at least divide the
-    expected error by, as they cost time: how much is the target's."""
-
-    scale: float
-    copies: float
-
-
 # Where any gain is worth the operators.
 ANY_GAIN = GainThreshold(1.0, 1.0)
-
-
-@dataclass(frozen=True)
-class Hidden:
-    """What was done to the input channels of `layer`: SmoothQuant's exponent (None: no scale), and the channels that
-    were split into how many copies each. `gain`: the expected squared error before, over that after."""
-
-    layer: str
-    alpha: float | None
-    copies: dict[int, int]
-    gain: float
-
-    @property
-    def what(self) -> str:
-        words = [f"hidden channels scaled, exponent {self.alpha:g}"] if self.alpha is not None else []
-        split_already = f"{len(self.copies)} hidden channels split into {sum(self.copies.values())} copies"
-        return ", ".join(words + ([split_already] if self.copies else []))
 
 
 @dataclass(frozen=True)
@@ -98,30 +73,17 @@ class ChannelSplit:
 
 
 def smooth_hidden(
-    model: ir.Model,
-    statistics: Mapping[str, Statistics],
-    layers: Collection[str],
-    threshold: GainThreshold,
-    any_gain: Collection[str] = (),
-    bits: WeightBits = 8,
+    model: ir.Model, statistics: Mapping[str, Statistics], request: FoldRequest
 ) -> tuple[dict[str, Statistics], list[Hidden]]:
-    """Scale the channels between two linears, and split outliers to copies, wherever that is worth the operators.
-
-    The model is changed in place; exact up to rounding. Returns the statistics of the model as it is now.
-
-    Args:
-        layers: the names of those that will be quantized.
-        worth: what makes the operators worth their time.
-        eager: those for which any gain does.
-        bits: of the weights.
-    """
+    """Scale the channels between two linears, and split outliers to copies, wherever that is worth the operators."""
     editor, known, done = Editor(model), dict(statistics), []
     for second in editor.linears:
         found = known.get(str(second.input.name))
-        first = hidden_first(editor, second) if second.name in layers else None
+        first = hidden_first(editor, second) if second.name in request.layers else None
         if found is None or first is None:
             continue
-        split = best_split(found, second, ANY_GAIN if second.name in any_gain else threshold, bits)
+        threshold = ANY_GAIN if second.name in request.any_gain else request.threshold
+        split = best_split(found, second, threshold, request.bits)
         if split is None:
             continue
         known.pop(str(second.input.name))

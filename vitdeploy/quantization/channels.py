@@ -11,7 +11,7 @@ makes their inputs takes a scale for nothing (`smoothing`), or they have their o
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,9 +20,10 @@ import onnx_ir as ir
 from vitdeploy.graph.analysis.linears import Linear
 from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.passes.image_norm import image_bounds
+from vitdeploy.quantization.fold import Fold, FoldRequest
 from vitdeploy.quantization.products import Products, products_error, products_of, weight_of
 from vitdeploy.quantization.ranges import range_of, step_of
-from vitdeploy.quantization.smoothing import ALPHAS, Fold, balanced
+from vitdeploy.quantization.smoothing import ALPHAS, balanced
 from vitdeploy.quantization.statistics import Numbers, Statistics
 from vitdeploy.spec import WeightBits
 
@@ -44,27 +45,22 @@ class _Tensor:
 
 
 def scale_channels(
-    model: ir.Model, statistics: Mapping[str, Statistics], layers: Collection[str], bits: WeightBits = 8
+    model: ir.Model, statistics: Mapping[str, Statistics], request: FoldRequest
 ) -> tuple[dict[str, Statistics], list[Fold]]:
     """Put a Mul, or a Mul and an Add, in front of convolutions wherever that lessens the expected error enough.
 
-    The model is changed in place; exact up to rounding. Pixels stay as they are: they are integers already. Returns the
-    statistics of the model as it is now.
-
-    Args:
-        layers: the names of those that will be quantized; other readers of a tensor read it as it was.
-        bits: of their weights.
+    Pixels stay as they are: they are integers already. Layers that will not be quantized read a tensor as it was.
     """
     editor, known, folds = Editor(model), dict(statistics), []
     readers: dict[ir.Value, list[Linear]] = {}
     for linear in editor.linears:
-        if linear.name in layers and str(linear.input.name) in known:
+        if linear.name in request.layers and str(linear.input.name) in known:
             readers.setdefault(linear.input, []).append(linear)
     for value, linears in readers.items():
         if any(linear.kind != "conv" for linear in linears) or image_bounds(linears[0]) is not None:
             continue
         tensor = _Tensor(value, known[str(value.name)], tuple(linears))
-        shift, scale, fold = _best(tensor, bits)
+        shift, scale, fold = _best(tensor, request.bits)
         if fold.gain < GAIN:
             continue
         known[str(_write(editor, tensor, shift, scale).name)] = tensor.found.moved(shift, scale)

@@ -17,7 +17,7 @@ from vitdeploy.graph.analysis.linears import Linear, find_linears
 from vitdeploy.graph.edit import Names
 from vitdeploy.quantization.attention_onnxruntime import DOMAIN, fuse_attention
 from vitdeploy.quantization.backend import PlacementBackend
-from vitdeploy.quantization.channel_split import GainThreshold
+from vitdeploy.quantization.fold import GainThreshold
 from vitdeploy.quantization.insert import Quantizers
 from vitdeploy.quantization.ranges import QuantizedWeight, Range
 from vitdeploy.quantization.scores import separate_scores

@@ -22,7 +22,7 @@ from vitdeploy.graph.analysis.work import layer_macs
 from vitdeploy.graph.edit import Editor, Names
 from vitdeploy.graph.passes.image_norm import takes_pixels
 from vitdeploy.quantization.backend import PlacementBackend
-from vitdeploy.quantization.channel_split import GainThreshold
+from vitdeploy.quantization.fold import GainThreshold
 from vitdeploy.quantization.insert import Quantizers, dequantized_weight
 from vitdeploy.quantization.ranges import QuantizedWeight, Range, symmetric_step
 from vitdeploy.quantization.scores import Scores, find_scores, output_of, separate_scores

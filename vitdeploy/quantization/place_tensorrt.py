@@ -26,7 +26,7 @@ from vitdeploy.graph.values import floats_of
 from vitdeploy.lint import linter
 from vitdeploy.lint.support import nearest_version
 from vitdeploy.quantization.backend import PlacementBackend
-from vitdeploy.quantization.channel_split import GainThreshold
+from vitdeploy.quantization.fold import GainThreshold
 from vitdeploy.quantization.insert import dequantized_weight
 from vitdeploy.quantization.ranges import QuantizedWeight, Range
 from vitdeploy.runtime import tensorrt_api

@@ -13,15 +13,18 @@ from vitdeploy.graph.analysis.linears import find_linears
 from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.passes.image_norm import image_bounds
 from vitdeploy.quantization.backend import QUANTIZE
-from vitdeploy.quantization.channel_split import Hidden, smooth_hidden
+from vitdeploy.quantization.channel_split import smooth_hidden
 from vitdeploy.quantization.channels import scale_channels
+from vitdeploy.quantization.fold import Fold, Folding, FoldRequest, Hidden
 from vitdeploy.quantization.ranges import QuantizedWeight, Range, range_of
 from vitdeploy.quantization.rounding import round_linear
 from vitdeploy.quantization.scores import output_of, smooth_scores
-from vitdeploy.quantization.smoothing import Fold, smooth_norms, smooth_values
+from vitdeploy.quantization.smoothing import smooth_norms, smooth_values
 from vitdeploy.quantization.statistics import Statistics
 from vitdeploy.spec import WeightBits
 
+# In the order in which they help each other: those that cost nothing at inference come before those that add operators.
+FOLDS: tuple[Folding, ...] = (smooth_norms, smooth_values, smooth_scores, smooth_hidden, scale_channels)
 # What other images reach beyond the calibration images. Folds that give every channel the same range leave no room.
 MARGIN = 0.1
 
@@ -71,11 +74,10 @@ def prepare(
     known |= _of_pixels(model, known)
     if bits < 8:
         known = _without_outputs(model, known)
-    known, norms = smooth_norms(model, known, layers, bits)
-    known, values = smooth_values(model, known, layers, bits)
-    known, scores = smooth_scores(model, known, layers)
-    known, hidden = smooth_hidden(model, known, layers, QUANTIZE[target].gain_threshold, overrides.scaled, bits)
-    known, channels = scale_channels(model, known, layers, bits)
+    request, done = FoldRequest(layers, QUANTIZE[target].gain_threshold, overrides.scaled, bits), list[Fold | Hidden]()
+    for fold in FOLDS:
+        known, records = fold(model, known, request)
+        done += records
     ranges = {name: range_of(found) for name, found in known.items()}
     editor, weights, biases = Editor(model), {}, {}
     for linear in editor.linears:
@@ -88,7 +90,8 @@ def prepare(
         if linear.bias is not None or linear.kind == "conv" or not linear.output.is_graph_output():
             biases[linear.name] = linear.bias
             editor.set_linear(linear, bias=bias)
-    return Prepared(ranges, weights, (*norms, *values, *scores, *channels), tuple(hidden), biases)
+    folds = tuple(each for each in done if isinstance(each, Fold))
+    return Prepared(ranges, weights, folds, tuple(each for each in done if isinstance(each, Hidden)), biases)
 
 
 def widened(statistics: Mapping[str, Statistics]) -> dict[str, Statistics]:

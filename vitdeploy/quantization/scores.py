@@ -21,7 +21,7 @@ from vitdeploy.graph.analysis.layout import Indices, exclusive, leaves, origin
 from vitdeploy.graph.analysis.linears import Linear
 from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.passes.qkv import split_qkv
-from vitdeploy.quantization.smoothing import Fold
+from vitdeploy.quantization.fold import Fold, FoldRequest
 from vitdeploy.quantization.statistics import Numbers, Statistics
 
 
@@ -84,20 +84,17 @@ def score_tensors(model: ir.Model) -> dict[str, str]:
 
 
 def smooth_scores(
-    model: ir.Model, statistics: Mapping[str, Statistics], layers: Collection[str]
+    model: ir.Model, statistics: Mapping[str, Statistics], request: FoldRequest
 ) -> tuple[dict[str, Statistics], list[Fold]]:
     """Centre the keys and balance them with the queries, wherever that lessens the expected error of the scores.
 
-    The model is changed in place; exact up to rounding. Returns the statistics of the model as it is now.
-
-    Args:
-        statistics: also of outputs, as `output_of` calls them; an attention without these stays.
-        layers: the names of the linears that will be quantized; only where both are, the scores will be.
+    Only where both linears will be quantized, the scores will be; an attention stays without `statistics` of their
+    outputs, as `output_of` calls them.
     """
     editor, known, folds = Editor(model), dict(statistics), []
     for scores in find_scores(editor, find_attentions(model)):
         names = [output_of(scores.query), output_of(scores.key)]
-        if not {scores.query.name, scores.key.name} <= set(layers) or not set(names) <= set(known):
+        if not {scores.query.name, scores.key.name} <= set(request.layers) or not set(names) <= set(known):
             continue
         query, key = (known[name] for name in names)
         queries = query.taken(scores.partner)  # in the order of the keys

@@ -9,7 +9,7 @@ with c = 0, RepQ-ViT (arXiv 2212.08254, equations 9 to 12) for both.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -22,6 +22,7 @@ from vitdeploy.graph.analysis.linears import Linear
 from vitdeploy.graph.edit import Editor
 from vitdeploy.graph.passes.biases import projection_of
 from vitdeploy.graph.values import floats_of
+from vitdeploy.quantization.fold import Fold, FoldRequest
 from vitdeploy.quantization.products import expected_error
 from vitdeploy.quantization.statistics import Numbers, Statistics
 from vitdeploy.spec import WeightBits
@@ -29,22 +30,6 @@ from vitdeploy.spec import WeightBits
 ALPHAS = tuple(i / 10 for i in range(11))
 # Of the error before: what folds leave is never told to be less, as where a layer reads the same of every image.
 LEAST_ERROR = 1e-6
-
-
-@dataclass(frozen=True)
-class Fold:
-    """What was folded in front of `layers`: SmoothQuant's exponent (None: no scale), and whether channels were moved to
-    the middle of their ranges. `gain`: the expected squared error before, over that after."""
-
-    layers: tuple[str, ...]
-    alpha: float | None
-    shifted: bool
-    gain: float
-
-    @property
-    def what(self) -> str:
-        words = ["channels shifted"] if self.shifted else []
-        return ", ".join(words + ([f"channels scaled, exponent {self.alpha:g}"] if self.alpha is not None else []))
 
 
 @dataclass(frozen=True)
@@ -64,23 +49,16 @@ class _Input:
 
 
 def smooth_norms(
-    model: ir.Model, statistics: Mapping[str, Statistics], layers: Collection[str], bits: WeightBits = 8
+    model: ir.Model, statistics: Mapping[str, Statistics], request: FoldRequest
 ) -> tuple[dict[str, Statistics], list[Fold]]:
-    """Fold a shift and a scale into every LayerNormalization that only linears read, where that lessens the error.
-
-    The model is changed in place; exact up to rounding. Returns the statistics of the model as it is now.
-
-    Args:
-        layers: the names of those that will be quantized; what none of these reads stays.
-        bits: of their weights.
-    """
+    """Fold a shift and a scale into every LayerNormalization that only linears read."""
     editor, known, folds = Editor(model), dict(statistics), []
     for node in list(model.graph):
         if node.op_type != "LayerNormalization":
             continue
         gamma, beta = floats_of(node.inputs[1]), floats_of(node.inputs[2]) if len(node.inputs) > 2 else None
         linears = _readers(editor, node.outputs[0], len(gamma)) if gamma is not None and gamma.ndim == 1 else []
-        inputs = _inputs(linears, known, layers, bits)
+        inputs = _inputs(linears, known, request)
         if gamma is None or beta is None or not inputs:
             continue
         shift, scale, fold = _best(inputs)
@@ -94,9 +72,9 @@ def smooth_norms(
 
 
 def smooth_values(
-    model: ir.Model, statistics: Mapping[str, Statistics], layers: Collection[str], bits: WeightBits = 8
+    model: ir.Model, statistics: Mapping[str, Statistics], request: FoldRequest
 ) -> tuple[dict[str, Statistics], list[Fold]]:
-    """The same for the projection behind every attention, through the values; as `smooth_norms`."""
+    """The same for the projection behind every attention, through the values."""
     editor, known, folds = Editor(model), dict(statistics), []
     for attention in find_attentions(model):
         linear = editor.linear_behind(origin(attention.value))
@@ -111,7 +89,7 @@ def smooth_values(
         if behind is None or len(np.unique(behind[1])) < len(behind[1]):
             continue
         projection, channels = behind
-        inputs = _inputs([projection], known, layers, bits)
+        inputs = _inputs([projection], known, request)
         if not inputs:
             continue
         shift, scale, fold = _best(inputs)
@@ -142,14 +120,12 @@ def _readers(editor: Editor, value: ir.Value, width: int) -> list[Linear]:
     return readers
 
 
-def _inputs(
-    linears: Sequence[Linear], known: Mapping[str, Statistics], layers: Collection[str], bits: WeightBits
-) -> list[_Input]:
+def _inputs(linears: Sequence[Linear], known: Mapping[str, Statistics], request: FoldRequest) -> list[_Input]:
     """The linears by the tensor that they read; [] where one of these was not observed, or none is quantized."""
     names = dict.fromkeys(str(linear.input.name) for linear in linears)
-    if any(name not in known for name in names) or not any(linear.name in layers for linear in linears):
+    if any(name not in known for name in names) or not any(linear.name in request.layers for linear in linears):
         return []
-    return [_Input(n, known[n], tuple(each for each in linears if each.input.name == n), bits) for n in names]
+    return [_Input(n, known[n], tuple(each for each in linears if each.input.name == n), request.bits) for n in names]
 
 
 def balanced(found: Statistics, weights: Sequence[npt.NDArray[np.floating]], alpha: float) -> Numbers:

@@ -27,6 +27,8 @@ from vitdeploy.report.selftest import model_views
 from vitdeploy.report.table import Gate
 from vitdeploy.search.sensitivity import Sensitivity
 
+TEMPLATES = (Path(__file__).parent / "templates",)
+
 
 @dataclass(frozen=True)
 class Verdict:
@@ -139,7 +141,7 @@ def _reasons(verdict: VerdictFacts) -> list[str]:
 
 def _environment() -> Environment:
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        loader=FileSystemLoader(TEMPLATES),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

@@ -1,0 +1,82 @@
+"""What a fold before INT8 is: a function that changes a float graph in place and keeps what it computes.
+
+    fold(model, statistics, request) -> (the statistics of the model as it is now, what was done)
+
+It is exact up to the rounding of new float32 weights, and folds only where that lessens the expected error. A fold has
+a file of its own, and a place in `prepare.FOLDS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import onnx_ir as ir
+
+from vitdeploy.quantization.statistics import Statistics
+from vitdeploy.spec import WeightBits
+
+
+@dataclass(frozen=True)
+class GainThreshold:
+    """What a Mul behind the activation, and the copies with an Add and some columns more, must at least divide the
+    expected error by, as they cost time: how much is the target's."""
+
+    scale: float
+    copies: float
+
+
+@dataclass(frozen=True)
+class FoldRequest:
+    """What the folds are for.
+
+    layers: the names of those that will be quantized; what none of these reads stays as it is.
+    threshold: what makes operators worth their time on the target.
+    any_gain: the layers in front of which any gain does.
+    bits: of the weights.
+    """
+
+    layers: Collection[str]
+    threshold: GainThreshold
+    any_gain: Collection[str] = ()
+    bits: WeightBits = 8
+
+
+@dataclass(frozen=True)
+class Fold:
+    """What was folded in front of `layers`: SmoothQuant's exponent (None: no scale), and whether channels were moved to
+    the middle of their ranges. `gain`: the expected squared error before, over that after."""
+
+    layers: tuple[str, ...]
+    alpha: float | None
+    shifted: bool
+    gain: float
+
+    @property
+    def what(self) -> str:
+        words = ["channels shifted"] if self.shifted else []
+        return ", ".join(words + ([f"channels scaled, exponent {self.alpha:g}"] if self.alpha is not None else []))
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """What was done to the input channels of `layer`: SmoothQuant's exponent (None: no scale), and the channels that
+    were split into how many copies each. `gain`: the expected squared error before, over that after."""
+
+    layer: str
+    alpha: float | None
+    copies: dict[int, int]
+    gain: float
+
+    @property
+    def what(self) -> str:
+        words = [f"hidden channels scaled, exponent {self.alpha:g}"] if self.alpha is not None else []
+        split_already = f"{len(self.copies)} hidden channels split into {sum(self.copies.values())} copies"
+        return ", ".join(words + ([split_already] if self.copies else []))
+
+
+Folding: TypeAlias = Callable[
+    [ir.Model, Mapping[str, Statistics], FoldRequest],
+    tuple[dict[str, Statistics], Sequence[Fold | Hidden]],
+]
