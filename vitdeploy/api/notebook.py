@@ -5,8 +5,10 @@ from __future__ import annotations
 import html
 import threading
 import time
+from typing import TYPE_CHECKING
 
-from IPython.display import HTML, DisplayHandle, display
+if TYPE_CHECKING:
+    from IPython.display import DisplayHandle
 
 SECONDS_BETWEEN = 0.2
 
@@ -21,6 +23,8 @@ class Bars:
         self._lock = threading.Lock()
 
     def start(self) -> None:
+        from IPython.display import HTML, display  # which is there where there is a kernel
+
         self._handle = display(HTML(""), display_id=True)
 
     def update(self, text: str, done: int, total: int) -> None:
@@ -37,6 +41,8 @@ class Bars:
             self._draw()
 
     def _draw(self) -> None:
+        from IPython.display import HTML
+
         self._drawn = time.monotonic()
         if self._handle is not None:
             self._handle.update(HTML("".join(_bar(*phase) for phase in self._phases.values())))
