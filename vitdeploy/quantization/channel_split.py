@@ -35,8 +35,6 @@ ACTIVATIONS = ("Elu", "Gelu", "HardSwish", "Mish", "Relu", "Sigmoid", "Softplus"
 ALPHAS = tuple(i / 10 for i in range(9))
 # At most this share of channels is added, to a multiple of what integer kernels take at a time.
 ADDED_SHARE, CHANNEL_MULTIPLE = 1 / 16, 16
-
-
 # Where any gain is worth the operators.
 ANY_GAIN = GainThreshold(1.0, 1.0)
 
