@@ -1,5 +1,7 @@
 """vitdeploy: from a Vision Transformer checkpoint to a proven engine in one folder.
 
+From a module and images to a predictor::
+
     import vitdeploy as vd
 
     model = vd.model(module, preprocess=vd.Preprocess(resize=248, crop=(224, 224)), labels=names)

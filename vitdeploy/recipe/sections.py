@@ -133,8 +133,8 @@ class ExportSection(Section):
 
 
 class OptimizeSection(Section):
-    """Graph rewrites: see `graph.optimize.OptimizeOptions`. All are exact but `token_merging`: none, or how many tokens
-    remain behind the attention of which blocks, as {1: 192, 6: 128}. `align_rows`: none, or a number of rows."""
+    """Graph rewrites: see `graph.passes.optimize.OptimizeOptions`. All are exact but `token_merging`: none, or how many
+    tokens remain behind the attention of which blocks, as {1: 192, 6: 128}. `align_rows`: none, or a number of rows."""
 
     fold_layer_scale: bool = True
     rotate_residual: bool = False
