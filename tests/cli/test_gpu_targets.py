@@ -27,7 +27,7 @@ from vitdeploy.stages.compile import check_task
 from vitdeploy.stages.place import PlaceConfig, place_graph
 from vitdeploy.stages.step import Candidate
 from vitdeploy.store.store import Artifact
-from vitdeploy.workflows.subjects import compile_bundle
+from vitdeploy.workflows.placement import compile_bundle
 
 RECIPE = ROOT / "recipes" / "digits.yaml"
 DOCTOR = "`vitdeploy doctor --target tensorrt` says what else is missing"

@@ -20,7 +20,7 @@ from vitdeploy.stages import compile as stage
 from vitdeploy.stages.calibrate import calibrate
 from vitdeploy.stages.place import PlaceConfig
 from vitdeploy.stages.typed import place_typed
-from vitdeploy.workflows.subjects import compile_bundle
+from vitdeploy.workflows.placement import compile_bundle
 
 
 class Built(Exception):

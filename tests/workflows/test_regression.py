@@ -24,12 +24,12 @@ from vitdeploy.report.junit import render_junit
 from vitdeploy.runtime import load
 from vitdeploy.spec import decode, encode
 from vitdeploy.tasks.adapter import DataChoice
+from vitdeploy.workflows.placement import compile_bundle
 from vitdeploy.workflows.regression.compare import compare
 from vitdeploy.workflows.regression.findings import Found, judge
 from vitdeploy.workflows.regression.measured import _timed
 from vitdeploy.workflows.regression.pairs import Pair, pair_up
 from vitdeploy.workflows.regression.reports import NOT_IN_TURNS
-from vitdeploy.workflows.subjects import compile_bundle
 
 ENGINE = "openvino-cpu-int8"
 STRICT = Limits(max_drop=1.0, max_slowdown=5.0)

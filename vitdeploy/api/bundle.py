@@ -96,7 +96,7 @@ def compile(
         check_precision(target, precision or "fp32")
     file, home, reporter = graph_file(graph), home_of(folder, "bundle", OUTPUT_NAMES), reporting(progress)
 
-    from vitdeploy.workflows.subjects import compile_bundle
+    from vitdeploy.workflows.placement import compile_bundle
 
     with reporter, filling(home, OUTPUT_NAMES) as work:
         reporter.progress(f"compile for {target}", 0, 1)

@@ -253,11 +253,11 @@ def recipe_of(
     settings: Mapping[str, Any] | None,
 ) -> Recipe:
     """The recipe of a model and images with these arguments; raises RecipeError where they do not fit."""
-    from vitdeploy.pipeline.job import setting_of
+    from vitdeploy.pipeline.setting import reference_setting
     from vitdeploy.recipe.load import validate
 
     chosen = images(data)
-    place, kind = chosen.place(setting_of(read.reference))
+    place, kind = chosen.place(reference_setting(read.reference))
     fields: dict[str, Any] = {
         "vitdeploy": 1,
         "name": name or graph_name(read.source.name),

@@ -206,17 +206,17 @@ def bisect(
     """Find which part and which layer, its input or its weight, makes an engine's answers differ from those of its
     float graph, on calibration images. Both are graphs or bundles; arguments and errors as of `verify`."""
     chosen = _checked(artifact, against, data, target)
-    from vitdeploy.tasks.adapter import Setting
     from vitdeploy.workflows.bisection import bisect_artifact
 
     reporter = reporting(progress)
     name, original = _require_path(artifact), _require_path(against)
     if chosen.path is None:
-        from vitdeploy.api.graph import Graph
+        from vitdeploy.graph.io.files import read_metadata
+        from vitdeploy.pipeline.setting import graph_setting
         from vitdeploy.stages.files import find_graph
 
-        metadata = Graph(find_graph(Path(original)).parent).metadata
-        place, _ = chosen.place(Setting(metadata.task, metadata.preprocess, labels=metadata.labels))
+        file = find_graph(Path(original))
+        place, _ = chosen.place(graph_setting(file, read_metadata(file)))
     else:
         place = chosen.path
     with reporter:
