@@ -13,12 +13,11 @@ from vitdeploy.api.images import Images, ImagesLike, images
 from vitdeploy.api.reporter import Reporter, reporting
 from vitdeploy.api.shown import Shown
 from vitdeploy.api.tables import Line, interval
-from vitdeploy.document import verification as document
-from vitdeploy.document.verified import VerifiedClassification, VerifiedFeatures
 from vitdeploy.errors import InputError
 from vitdeploy.spec import Budget, GateStatus
 
 if TYPE_CHECKING:
+    from vitdeploy.document import verification as document
     from vitdeploy.tasks.adapter import DataChoice
     from vitdeploy.workflows.bisection import BisectionReport
     from vitdeploy.workflows.on_devices import Outcome
@@ -57,6 +56,8 @@ class Verification(Shown):
         return self.found.document()
 
     def lines(self) -> list[Line]:
+        from vitdeploy.document.verified import VerifiedClassification, VerifiedFeatures
+
         found, verified, gate = self.found, self.found.verified, self.found.gate
         lines: list[Line] = [f"{found.artifact} against {found.against} on {verified.n} {self.noun}s"]
         if verified.metric is not None:
