@@ -59,7 +59,8 @@ def compared(folder, baseline, candidate, limits=STRICT, choice=None, target=Non
         paths.append(path)
     options = {"target": target, "choice": choice, "skip_bad": False, "trust": None, "progress": silent}
     protocol = Protocol(("single",), (1,), duration, block_seconds=0.02, min_rounds=3, warmup=0.02, processes=1)
-    return compare(*paths, limits, protocol=protocol, **options)
+    document = compare(*paths, limits, protocol=protocol, **options)
+    return document, document.gate
 
 
 # --- pairs ------------------------------------------------------------------------------------------------------------

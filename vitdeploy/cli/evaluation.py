@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import click
-
-if TYPE_CHECKING:
-    from vitdeploy.tasks.adapter import DataChoice
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -25,14 +22,3 @@ def label_options(function: F) -> F:
         "--annotations", type=click.Path(path_type=Path), help="YOLO's folder, or COCO's JSON file."
     )
     return labels(annotations(function))
-
-
-def evaluation(
-    data: Path, labels: str | None, annotations: Path | None, samples: int | None = None, seed: int = 0
-) -> DataChoice:
-    """The images, or sequences, that these options choose to evaluate on: `samples` of them, or all."""
-    from vitdeploy.tasks.adapter import DataChoice
-    from vitdeploy.tasks.images import labels_in
-
-    kind = labels or ("none" if data.suffix == ".npz" else labels_in(data))
-    return DataChoice(data, kind, annotations, 0, samples or "all", seed)
