@@ -6,7 +6,7 @@ import onnx
 import pytest
 
 from vitdeploy.bundle.read import file_sha256
-from vitdeploy.compilation.tensorrt import BuildOptions
+from vitdeploy.compilation.build_options import BuildOptions
 from vitdeploy.data.folder import split
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.io.files import load_graph, save_graph

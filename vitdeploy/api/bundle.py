@@ -16,7 +16,7 @@ from vitdeploy.api.shown import Shown
 from vitdeploy.api.tables import Line
 
 if TYPE_CHECKING:
-    from vitdeploy.compilation.tensorrt import BuildOptions
+    from vitdeploy.compilation.build_options import BuildOptions
     from vitdeploy.runtime.predictor import Predictor
     from vitdeploy.spec import EngineSpec, Manifest
 

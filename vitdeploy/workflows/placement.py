@@ -11,7 +11,7 @@ from pathlib import Path
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.write import write_bundle
-from vitdeploy.compilation.tensorrt import BuildOptions
+from vitdeploy.compilation.build_options import BuildOptions
 from vitdeploy.errors import TargetError
 from vitdeploy.graph.io.files import (
     GraphMetadata,
