@@ -10,8 +10,8 @@ import click
 
 from vitdeploy.api.tables import human_bytes
 from vitdeploy.cli import sign
-from vitdeploy.cli.bundle_options import trust_option
 from vitdeploy.cli.console import Console, output_options
+from vitdeploy.cli.options import trust_option
 
 if TYPE_CHECKING:
     from vitdeploy.bundle.archive import Packed

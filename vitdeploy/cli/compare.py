@@ -6,10 +6,9 @@ from pathlib import Path
 
 import click
 
-from vitdeploy.cli.bundle_options import trust_option
 from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, Number, output_options
-from vitdeploy.cli.evaluation import label_options
+from vitdeploy.cli.options import label_options, trust_option
 
 
 @click.command("compare")

@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from vitdeploy.cli.bundle_options import trust_option
 from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, output_options
+from vitdeploy.cli.options import trust_option
 
 
 @click.command("inspect")

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vitdeploy.cli.bundle_options import engine_option, trust_option
 from vitdeploy.cli.console import Console, output_options
 from vitdeploy.cli.inputs import Input, find_inputs
+from vitdeploy.cli.options import engine_option, trust_option
 from vitdeploy.errors import InputError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""The options that say how evaluation images are labelled, shared by the commands that take some."""
+"""Options that several commands have."""
 
 from __future__ import annotations
 
@@ -8,7 +8,25 @@ from typing import Any, TypeVar
 
 import click
 
+from vitdeploy.cli.complete import complete_targets
+
 F = TypeVar("F", bound=Callable[..., Any])
+
+engine_option = click.option(
+    "--target",
+    shell_complete=complete_targets,
+    default="auto",
+    show_default=True,
+    help="Which engine, by target or name; auto takes the first that works here.",
+)
+
+# A bundle may be somebody else's.
+trust_option = click.option(
+    "--trust",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Take bundles only if signed by this public key or certificate (PEM), as `vitdeploy bundle sign` does.",
+)
 
 
 def label_options(function: F) -> F:
