@@ -169,7 +169,7 @@ def small_export(tmp_path_factory: pytest.TempPathFactory, small_checkpoint: Pat
 @pytest.fixture(scope="session")
 def small_bundle(tmp_path_factory: pytest.TempPathFactory, small_export: Path) -> Path:
     """The small model compiled for ONNX Runtime, in float32. Tests copy it before they damage it."""
-    from vitdeploy.workflows.subjects import compile_bundle
+    from vitdeploy.workflows.placement import compile_bundle
 
     folder = tmp_path_factory.mktemp("bundle")
     compile_bundle(small_export / "model.onnx", "onnxruntime-cpu", None, None, folder)

@@ -3,6 +3,8 @@ from vitdeploy.api.bench import bench as bench
 from vitdeploy.api.bench import bench_on as bench_on
 from vitdeploy.api.bundle import Bundle as Bundle
 from vitdeploy.api.bundle import compile as compile
+from vitdeploy.api.compare import Compared as Compared
+from vitdeploy.api.compare import compare as compare
 from vitdeploy.api.deploy import Deployment as Deployment
 from vitdeploy.api.deploy import deploy as deploy
 from vitdeploy.api.deploy import plan as plan
@@ -16,6 +18,8 @@ from vitdeploy.api.model import Model as Model
 from vitdeploy.api.model import model as model
 from vitdeploy.api.quantize import QuantizedGraph as QuantizedGraph
 from vitdeploy.api.quantize import quantize as quantize
+from vitdeploy.api.sweep import Swept as Swept
+from vitdeploy.api.sweep import sweep as sweep
 from vitdeploy.api.tune import Tuned as Tuned
 from vitdeploy.api.tune import tune as tune
 from vitdeploy.api.tune import tune_recipe as tune_recipe

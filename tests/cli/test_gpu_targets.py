@@ -14,7 +14,7 @@ from tests.command_line import ROOT, command_line
 from tests.graph.builder import Builder
 from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.write import write_bundle
-from vitdeploy.compilation.tensorrt import BuildOptions
+from vitdeploy.compilation.build_options import BuildOptions
 from vitdeploy.errors import CapabilityError, TargetError
 from vitdeploy.graph.io.files import GraphMetadata, get_metadata, graph_spec, load_graph, save_graph, set_metadata
 from vitdeploy.pipeline.job import prepare
@@ -27,7 +27,7 @@ from vitdeploy.stages.compile import check_task
 from vitdeploy.stages.place import PlaceConfig, place_graph
 from vitdeploy.stages.step import Candidate
 from vitdeploy.store.store import Artifact
-from vitdeploy.workflows.subjects import compile_bundle
+from vitdeploy.workflows.placement import compile_bundle
 
 RECIPE = ROOT / "recipes" / "digits.yaml"
 DOCTOR = "`vitdeploy doctor --target tensorrt` says what else is missing"

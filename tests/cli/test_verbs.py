@@ -13,7 +13,7 @@ from vitdeploy import __version__
 from vitdeploy.benchmark import survey
 from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.runtime import load
-from vitdeploy.workflows.subjects import compile_bundle
+from vitdeploy.workflows.placement import compile_bundle
 
 MODEL = "vit_w32d2h2_patch8_32"
 TARGETS = ("openvino-cpu", "onnxruntime-cpu")

@@ -24,7 +24,8 @@ from vitdeploy.stages.beside import ASSUMED
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.reference_model import Overrides, find_reference_model, reference_runner
 from vitdeploy.workflows.comparison import _settings
-from vitdeploy.workflows.subjects import compile_bundle, find_subjects, opened
+from vitdeploy.workflows.placement import compile_bundle
+from vitdeploy.workflows.subjects import find_subjects, opened
 from vitdeploy.workflows.sweep import Entry
 from vitdeploy.workflows.tuning.prepare import prepare_search
 from vitdeploy.workflows.tuning.write import recipe_text

@@ -6,7 +6,7 @@ import onnx
 import pytest
 
 from vitdeploy.bundle.read import file_sha256
-from vitdeploy.compilation.tensorrt import BuildOptions
+from vitdeploy.compilation.build_options import BuildOptions
 from vitdeploy.data.folder import split
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.io.files import load_graph, save_graph
@@ -20,7 +20,7 @@ from vitdeploy.stages import compile as stage
 from vitdeploy.stages.calibrate import calibrate
 from vitdeploy.stages.place import PlaceConfig
 from vitdeploy.stages.typed import place_typed
-from vitdeploy.workflows.subjects import compile_bundle
+from vitdeploy.workflows.placement import compile_bundle
 
 
 class Built(Exception):

@@ -1,6 +1,8 @@
 """A gate passes or fails only when the whole interval says so."""
 
+import copy
 import dataclasses
+import json
 import re
 
 import numpy as np
@@ -8,9 +10,10 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from vitdeploy.spec import Budget
+from vitdeploy.cli.unmet import unmet_fix
+from vitdeploy.spec import Budget, encode
 from vitdeploy.verification.agreement import Agreement, compare
-from vitdeploy.verification.gate import Gate, accuracy_gate, bound_gate, combine, join
+from vitdeploy.verification.gate import Gate, accuracy_gate, bound_gate, combine, join, kinds_of
 
 
 def agreement_of(same: int, n: int) -> Agreement:
@@ -141,11 +144,11 @@ def test_a_failure_outweighs_an_undecided_bound_and_both_are_told():
     ],
 )
 def test_a_measured_value_is_judged_against_its_bound(value, bound, flags, status):
-    assert bound_gate("latency", value, bound, "ms", flags).status == status
+    assert bound_gate("latency", value, bound, "ms", flags, kind="latency").status == status
 
 
 def test_a_measured_value_over_its_bound_is_told_with_its_unit():
-    assert bound_gate("latency", 6.25, 5.0, "ms").reasons == ("latency 6.25 ms, budget 5",)
+    assert bound_gate("latency", 6.25, 5.0, "ms", kind="latency").reasons == ("latency 6.25 ms, budget 5",)
 
 
 @pytest.mark.parametrize(
@@ -153,7 +156,7 @@ def test_a_measured_value_over_its_bound_is_told_with_its_unit():
     [((3.0, 4.9), "pass"), ((3.0, 5.1), "undecided"), ((5.1, 6.0), "fail"), ((3.0, None), "undecided")],
 )
 def test_a_measured_value_is_judged_by_its_interval(interval, status):
-    gate = bound_gate("p50 latency", 4.0, 5.0, "ms", interval=interval)
+    gate = bound_gate("p50 latency", 4.0, 5.0, "ms", interval=interval, kind="latency")
     assert gate.status == status
     if status == "undecided":
         high = "?" if interval[1] is None else "5.1"
@@ -201,7 +204,7 @@ def test_a_loss_that_labels_show_fails_where_agreement_was_to_prove_it():
 
 
 def test_a_flagged_measurement_names_its_flags():
-    [reason] = bound_gate("latency", 4.0, 5.0, "ms", ("throttled", "noisy")).reasons
+    [reason] = bound_gate("latency", 4.0, 5.0, "ms", ("throttled", "noisy"), kind="latency").reasons
     assert reason == "latency 4 ms, budget 5; the measurement is flagged throttled, noisy"
 
 
@@ -223,3 +226,12 @@ def test_the_worst_of_several_decides(statuses, status):
 def test_joining_gates_keeps_the_reasons_of_those_that_are_not_met():
     joined = join([Gate("pass", ("fine",)), Gate("fail", ("a", "b")), Gate("undecided", ("c",)), Gate("none")])
     assert joined == Gate("fail", ("a", "b", "c"))
+
+
+def test_reasons_say_what_they_bound_whatever_is_written_before_them():
+    accuracy = accuracy_gate(agreement_of(50, 100), Budget(min_agreement=99))
+    found = join([accuracy, bound_gate("size", 9, 5, "bytes", kind="size")]).named("low-latency-drop")
+    assert kinds_of(found.reasons) == {"answers", "size"} and kinds_of(["latency 9 ms, budget 5"]) == frozenset()
+    assert kinds_of(copy.deepcopy(found).reasons) == {"answers", "size"}
+    assert json.dumps(encode(found)) == json.dumps({"status": "fail", "reasons": [str(each) for each in found.reasons]})
+    assert unmet_fix(found.reasons).count("set another bound") == 2 and "latency" not in unmet_fix(found.reasons)

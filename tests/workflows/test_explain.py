@@ -207,7 +207,7 @@ def test_of_a_real_model_the_weights_that_are_drawn_sum_to_one(small_export, tmp
     from vitdeploy.runtime.preprocess import load_pixels
     from vitdeploy.stages import optimize as stage
     from vitdeploy.workflows.explain import _float_graph
-    from vitdeploy.workflows.subjects import compile_bundle
+    from vitdeploy.workflows.placement import compile_bundle
 
     for name in ("float", "bundle"):
         (tmp_path / name).mkdir()

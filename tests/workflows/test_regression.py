@@ -24,12 +24,12 @@ from vitdeploy.report.junit import render_junit
 from vitdeploy.runtime import load
 from vitdeploy.spec import decode, encode
 from vitdeploy.tasks.adapter import DataChoice
+from vitdeploy.workflows.placement import compile_bundle
 from vitdeploy.workflows.regression.compare import compare
 from vitdeploy.workflows.regression.findings import Found, judge
 from vitdeploy.workflows.regression.measured import _timed
 from vitdeploy.workflows.regression.pairs import Pair, pair_up
 from vitdeploy.workflows.regression.reports import NOT_IN_TURNS
-from vitdeploy.workflows.subjects import compile_bundle
 
 ENGINE = "openvino-cpu-int8"
 STRICT = Limits(max_drop=1.0, max_slowdown=5.0)
@@ -59,7 +59,8 @@ def compared(folder, baseline, candidate, limits=STRICT, choice=None, target=Non
         paths.append(path)
     options = {"target": target, "choice": choice, "skip_bad": False, "trust": None, "progress": silent}
     protocol = Protocol(("single",), (1,), duration, block_seconds=0.02, min_rounds=3, warmup=0.02, processes=1)
-    return compare(*paths, limits, protocol=protocol, **options)
+    document = compare(*paths, limits, protocol=protocol, **options)
+    return document, document.gate
 
 
 # --- pairs ------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from tests.command_line import command_line
 from tests.documents import as_report
 from tests.pipeline.test_imported import NETWORK
 from tests.report.test_html import REPORT
-from vitdeploy.cli.sweep import _unmet
+from vitdeploy.api.sweep import _unmet
 from vitdeploy.document.report import SizeRow
 from vitdeploy.errors import InputError, MissingFileError, WorkerError
 from vitdeploy.stages.step import Step

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Union
 
 from vitdeploy.api.bundle import Bundle
+from vitdeploy.api.folders import is_unnamed
 from vitdeploy.api.graph import Graph
 from vitdeploy.api.model import Model, model
 
@@ -73,19 +75,26 @@ def opened(
             if name is None:
                 return [_original(model(artifact))]  # type: ignore[arg-type]
             source = artifact.source if isinstance(artifact, Named) else Source()
-            return stack.enter_context(finder(source))(name)
+            return [_shortened(each, artifact) for each in stack.enter_context(finder(source))(name)]
 
         yield find
 
 
 def _original(read: Model) -> Subject:
-    """A model that was read. One by a built-in name has only the preprocessing that is usual for it: the other side's
-    is then taken, as for its name."""
+    """A model that was read. Without preprocessing of its own it has only what is usual or assumed: the other side's is
+    then taken."""
     from vitdeploy.models.model_folder.hub import is_hub_name
     from vitdeploy.stages.batches import settle_batch
     from vitdeploy.workflows.subjects import original_subject
 
     source = read.source
     reference, batch = settle_batch(read.reference)
-    own = read.overrides.preprocess is not None or source.module is not None or is_hub_name(source.name)
+    own = read.overrides.preprocess is not None or is_hub_name(source.name)
     return original_subject(read.name, reference, own=own, noted=batch is not None)
+
+
+def _shortened(subject: Subject, artifact: ArtifactLike) -> Subject:
+    """Results that nobody named a folder for are called by what they are, not by a temporary path."""
+    if not isinstance(artifact, Bundle | Graph) or not is_unnamed(artifact.folder):
+        return subject
+    return dataclasses.replace(subject, name=subject.name.replace(str(artifact.folder), artifact.folder.name))

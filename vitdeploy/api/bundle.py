@@ -16,7 +16,7 @@ from vitdeploy.api.shown import Shown
 from vitdeploy.api.tables import Line
 
 if TYPE_CHECKING:
-    from vitdeploy.compilation.tensorrt import BuildOptions
+    from vitdeploy.compilation.build_options import BuildOptions
     from vitdeploy.runtime.predictor import Predictor
     from vitdeploy.spec import EngineSpec, Manifest
 
@@ -96,7 +96,7 @@ def compile(
         check_precision(target, precision or "fp32")
     file, home, reporter = graph_file(graph), home_of(folder, "bundle", OUTPUT_NAMES), reporting(progress)
 
-    from vitdeploy.workflows.subjects import compile_bundle
+    from vitdeploy.workflows.placement import compile_bundle
 
     with reporter, filling(home, OUTPUT_NAMES) as work:
         reporter.progress(f"compile for {target}", 0, 1)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from vitdeploy.recipe.recipe import Recipe
     from vitdeploy.runtime.predictor import Predictor
     from vitdeploy.stages.step import Step
+    from vitdeploy.verification.gate import Gate
 
 GUARDED = " (the guard of every run whose budget bounds neither drop nor agreement)"
 
@@ -253,11 +254,11 @@ def recipe_of(
     settings: Mapping[str, Any] | None,
 ) -> Recipe:
     """The recipe of a model and images with these arguments; raises RecipeError where they do not fit."""
-    from vitdeploy.pipeline.job import setting_of
+    from vitdeploy.pipeline.setting import reference_setting
     from vitdeploy.recipe.load import validate
 
     chosen = images(data)
-    place, kind = chosen.place(setting_of(read.reference))
+    place, kind = chosen.place(reference_setting(read.reference))
     fields: dict[str, Any] = {
         "vitdeploy": 1,
         "name": name or graph_name(read.source.name),
@@ -374,10 +375,16 @@ def _deployment(home: Path, report: Report, outcomes: Sequence[Outcome], recipe:
         home,
         report,
         next((each for each in order if each in statuses), "none"),
-        tuple(at_size(each.job, reason, several) for each in unmet for reason in each.verdict.gate.reasons),
+        tuple(reason for each in unmet for reason in _gate(each, several).reasons),
         f"{first.job.budget}{GUARDED if guards(recipe.to_budget()) else ''}",
         tuple(lines),
     )
+
+
+def _gate(outcome: Outcome, several: bool) -> Gate:
+    """Whose reasons name the image size where there are several."""
+    gate = outcome.verdict.gate
+    return gate.named(outcome.job.size) if several else gate
 
 
 def _p99(row: Row) -> str:

@@ -21,6 +21,11 @@ def unnamed_folder(name: str) -> Path:
     return Path(tempfile.mkdtemp(prefix=f"{name}-", dir=_session().name))
 
 
+def is_unnamed(folder: Path) -> bool:
+    """Whether a folder goes with this process."""
+    return folder.is_relative_to(_session().name)
+
+
 def home_of(folder: str | Path | None, name: str, names: tuple[str, ...]) -> Path:
     """The folder of a result: the one that was asked for, or a new one.
 

@@ -55,9 +55,9 @@ class Graph(Shown):
     @functools.cached_property
     def metadata(self) -> GraphMetadata:
         """What the file says of itself: task, preprocessing, labels; target and precision once it is placed."""
-        from vitdeploy.graph.io.files import get_metadata, load_graph
+        from vitdeploy.graph.io.files import read_metadata
 
-        return get_metadata(load_graph(self.file), str(self.file))
+        return read_metadata(self.file)
 
     @property
     def task(self) -> Task:

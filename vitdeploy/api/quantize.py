@@ -128,12 +128,12 @@ def quantize(
         check_data(chosen.path)
     home, typed, reporter = home_of(folder, "quantized", OUTPUT_NAMES), TARGETS[target].typed, reporting(progress)
 
-    from vitdeploy.graph.io.files import get_metadata, load_graph
+    from vitdeploy.graph.io.files import read_metadata
     from vitdeploy.pipeline.job import weight_bits
+    from vitdeploy.pipeline.setting import graph_setting
     from vitdeploy.stages.compile import check_task
     from vitdeploy.stages.external import import_external
-    from vitdeploy.stages.files import copy_labels, known_labels
-    from vitdeploy.tasks.adapter import Setting
+    from vitdeploy.stages.files import copy_labels
     from vitdeploy.tasks.images import calibration_images
 
     if image_size is not None and is_ours(given):
@@ -154,9 +154,9 @@ def quantize(
             file, notes = import_external(given, Path(scratch), reporter.progress, image_size)
             for note in notes:
                 reporter.note(note)
-        metadata = get_metadata(load_graph(file), str(file))
+        metadata = read_metadata(file)
         check_task(metadata.task, target, precision)
-        place, _ = chosen.place(Setting(metadata.task, metadata.preprocess, labels=known_labels(file, metadata)))
+        place, _ = chosen.place(graph_setting(file, metadata))
         with filling(home, OUTPUT_NAMES) as work:
             samples, skipped = calibration_images(
                 place, num_samples, seed, metadata.images, skip_bad=skip_bad, progress=reporter.progress

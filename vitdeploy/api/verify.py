@@ -14,12 +14,11 @@ from vitdeploy.api.images import Images, ImagesLike, images
 from vitdeploy.api.reporter import Reporter, reporting
 from vitdeploy.api.shown import Shown
 from vitdeploy.api.tables import Line, interval
-from vitdeploy.document import verification as document
-from vitdeploy.document.verified import VerifiedClassification, VerifiedFeatures
 from vitdeploy.errors import InputError
 from vitdeploy.spec import Budget, GateStatus
 
 if TYPE_CHECKING:
+    from vitdeploy.document import verification as document
     from vitdeploy.tasks.adapter import DataChoice
     from vitdeploy.workflows.on_devices import Outcome
     from vitdeploy.workflows.subjects import Subject
@@ -57,6 +56,8 @@ class Verification(Shown):
         return self.found.document()
 
     def lines(self) -> list[Line]:
+        from vitdeploy.document.verified import VerifiedClassification, VerifiedFeatures
+
         found, verified, gate = self.found, self.found.verified, self.found.gate
         lines: list[Line] = [f"{found.artifact} against {found.against} on {verified.n} {self.noun}s"]
         if verified.metric is not None:
@@ -222,16 +223,16 @@ def bisect(
     float graph, on calibration images. Both are graphs or bundles; arguments and errors as of `verify`."""
     name, original = _require_path(artifact), _require_path(against)
     chosen = _checked(artifact, against, data, target)
-    from vitdeploy.tasks.adapter import Setting
     from vitdeploy.workflows.bisection import bisect_artifact
 
     reporter = reporting(progress)
     if chosen.path is None:
-        from vitdeploy.api.graph import Graph
+        from vitdeploy.graph.io.files import read_metadata
+        from vitdeploy.pipeline.setting import graph_setting
         from vitdeploy.stages.files import find_graph
 
-        metadata = Graph(find_graph(Path(original)).parent).metadata
-        place, _ = chosen.place(Setting(metadata.task, metadata.preprocess, labels=metadata.labels))
+        file = find_graph(Path(original))
+        place, _ = chosen.place(graph_setting(file, read_metadata(file)))
     else:
         place = chosen.path
     with reporter:

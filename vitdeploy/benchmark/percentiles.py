@@ -8,6 +8,7 @@ inference_rules.adoc, appendix "Early Stopping Criterion"; loadgen/early_stoppin
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 CONFIDENCE = 0.99
+MOST_QUERIES = 1 << 62
 DEFAULT = (50.0, 90.0, 99.0)
 
 Values = npt.NDArray[np.float64]
@@ -77,14 +79,7 @@ def queries_needed(percent: float) -> int:
     def enough(count: int) -> bool:
         return below**count + count * above * below ** (count - 1) <= 1 - CONFIDENCE
 
-    high = 1
-    while not enough(high):
-        high *= 2
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    return bisect.bisect_left(range(MOST_QUERIES), True, 1, key=enough)
 
 
 def over_latency(count: int, percent: float) -> int:

@@ -7,10 +7,10 @@ from typing import Any
 
 import click
 
-from vitdeploy.cli.bundle_options import trust_option
 from vitdeploy.cli.complete import complete_models, complete_targets
 from vitdeploy.cli.console import Console, Number, output_options
 from vitdeploy.cli.on import finish_devices, on_option
+from vitdeploy.cli.options import trust_option
 from vitdeploy.cli.sources import source_options, to_source
 
 

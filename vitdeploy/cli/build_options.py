@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from vitdeploy.compilation.tensorrt import BuildOptions
+    from vitdeploy.compilation.build_options import BuildOptions
 
 F = TypeVar("F", bound=Callable[..., Any])
 NAMES = ("profiles", "workspace", "builder_optimization_level", "hardware_compatibility_level", "version_compatible")

@@ -5,28 +5,16 @@ from __future__ import annotations
 import glob
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
 
+from vitdeploy.api.predict import Input
 from vitdeploy.data.folder import SUFFIXES, other_files, scan
 from vitdeploy.errors import DataError, MissingFileError
 
 STDIN = "-"
 TOKENS = {".npz"}
-
-
-@dataclass(frozen=True)
-class Input:
-    """One image, or one file of tokens, by the name that its answer has. `content`: of standard input."""
-
-    name: str
-    content: bytes | None = None
-
-    @property
-    def image(self) -> Path | bytes:
-        return Path(self.name) if self.content is None else self.content
 
 
 def find_inputs(texts: Iterable[str], note: Callable[[str], None], *, tokens: bool = False) -> list[Input]:

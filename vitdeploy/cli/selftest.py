@@ -33,28 +33,14 @@ def command(console: Console, target: str, output: Path | None, duration: float)
     and the rest continues. Exit code 5 if an engine does not give the original's answers, 4 if the target does not work
     here or a step failed; the report is written in any case.
     """
-    from vitdeploy.benchmark.protocol import Protocol
+    from vitdeploy.api.selftest import selftest
     from vitdeploy.errors import GateError, HostError
-    from vitdeploy.stages.capability import check_target
-
-    check_target(target)
-    from vitdeploy.publish import replacing, temporary_folder
-    from vitdeploy.store.store import Store
-    from vitdeploy.workflows.selftest.cases import default_cases
-    from vitdeploy.workflows.selftest.run import REPORT_NAMES, run_selftest
 
     out = output or Path("out") / f"selftest-{target}"
-    with console, replacing(out, REPORT_NAMES) as work, temporary_folder(out.parent) as store:
-        protocol = Protocol(duration=duration)
-        document = run_selftest(
-            target, default_cases(), work, Store(store), protocol=protocol, progress=console.progress
-        )
-    lines = (out / "doctor.txt").read_text(encoding="utf-8").splitlines()
-    for row in document.steps:
-        seconds = f"{row.seconds:.1f} s" if row.status == "done" else row.detail
-        lines.append(f"{row.status:<7}  {row.model:<16} {row.step:<28} {seconds}")
+    with console:
+        document, lines = selftest(target, out, duration, console.progress)
     then = f"send {command_line(out)} back; open {command_line(out / 'report.html')}"
-    console.finish(document, [*lines, document.sentence], out, then)
+    console.finish(document, lines, out, then)
     if not document.passed:
         wrong = any(row.error and row.error.code == GateError.code for row in document.steps)
         click.get_current_context().exit(GateError.exit_code if wrong else HostError.exit_code)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vitdeploy.cli.bundle_options import engine_option, trust_option
 from vitdeploy.cli.console import Console, Number, output_options
+from vitdeploy.cli.options import engine_option, trust_option
 
 if TYPE_CHECKING:
     from vitdeploy.serve.engines import Engines

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -12,9 +12,6 @@ from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, Number, command_line, output_options
 from vitdeploy.cli.sources import model_option
 from vitdeploy.cli.unmet import unmet_fix
-
-if TYPE_CHECKING:
-    pass
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 

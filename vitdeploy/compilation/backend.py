@@ -12,8 +12,8 @@ from vitdeploy.errors import CapabilityError
 from vitdeploy.spec import EngineSpec, Precision, TensorSpec
 
 if TYPE_CHECKING:
+    from vitdeploy.compilation.build_options import BuildOptions
     from vitdeploy.compilation.finding import Finding
-    from vitdeploy.compilation.tensorrt import BuildOptions
     from vitdeploy.runtime.profiles import Profile
 
 Progress = Callable[[str, int, int], None]

@@ -12,7 +12,7 @@ from vitdeploy.errors import CapabilityError
 from vitdeploy.spec import EngineSpec, Precision
 
 if TYPE_CHECKING:
-    from vitdeploy.compilation.tensorrt import BuildOptions
+    from vitdeploy.compilation.build_options import BuildOptions
 
 GRAPH_FILE = "graph.onnx"
 

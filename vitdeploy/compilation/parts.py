@@ -6,7 +6,7 @@ import collections
 from collections.abc import Sequence
 from dataclasses import replace
 
-from vitdeploy.runtime.engine import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
+from vitdeploy.runtime.sequence import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
 from vitdeploy.spec import EngineSpec, SequenceSpec
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from vitdeploy.bundle.read import file_sha256
 from vitdeploy.compilation.backend import CompileBackend, CompileRequest
+from vitdeploy.compilation.build_options import BuildOptions, default_batches
 from vitdeploy.compilation.child import run_child
 from vitdeploy.compilation.probe_nvidia import findings, probe
 from vitdeploy.errors import CapabilityError, DigestError, TargetError
@@ -29,27 +29,6 @@ PLAN_FILE, LAYERS_FILE = "engine.plan", "layers.json"
 # Timings of kernels, which make the next build faster.
 TIMINGS = "tensorrt-timings"
 BUILDER = module_argv("vitdeploy.compilation.tensorrt_build")
-# Batches that an engine with a dynamic batch runs at beside the one that it is built for.
-FURTHER_BATCHES = 8
-
-
-@dataclass(frozen=True)
-class BuildOptions:
-    """How TensorRT builds.
-
-    `batches`: (smallest, best, largest) of each profile of a graph with a dynamic batch; none: one profile for just
-    the batch that is compiled at, whose kernels are chosen for it alone, and one for every batch up to the larger of it
-    and 8. `sizes`: the image sizes (height, width) of a graph in which these are dynamic. `workspace`: bytes of device
-    memory for kernels' scratch, None for all that is free. `level`: builder optimisation level, 0 to 5; TensorRT's
-    default is 3. `hardware`: the GPUs that the plan may run on. `versions`: "newer" also allows later TensorRTs.
-    """
-
-    batches: tuple[Batches, ...] = ()
-    sizes: tuple[tuple[int, int], ...] = ()
-    workspace: int | None = None
-    level: int = 3
-    hardware: Literal["this", "same-compute-capability", "ampere+"] = "this"
-    versions: Literal["this", "newer"] = "this"
 
 
 @dataclass(frozen=True)
@@ -129,12 +108,6 @@ def _check_batch(batch: int, profiles: Sequence[Batches]) -> None:
             wanted=f"one that holds {batch}",
             fix="give a --batch within a profile, or another profile",
         )
-
-
-def default_batches(batch: int, further: int = FURTHER_BATCHES) -> tuple[Batches, ...]:
-    """One profile for just this batch, and one for all up to the larger of it and `further`."""
-    largest = max(batch, further)
-    return (batch, batch, batch), (1, largest, largest)
 
 
 def profiles(inputs: Sequence[TensorSpec], build: BuildOptions | None, batch: int) -> Sequence[Profile]:

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, SupportsInt
 
 import numpy as np
 
+from vitdeploy.compilation.build_options import BuildOptions
 from vitdeploy.compilation.child import answer_parent
-from vitdeploy.compilation.tensorrt import LAYERS_FILE, PLAN_FILE, BuildOptions, BuildRequest, BuildResult
+from vitdeploy.compilation.tensorrt import LAYERS_FILE, PLAN_FILE, BuildRequest, BuildResult
 from vitdeploy.compilation.tensorrt_layers import count_layers, find_linears
 from vitdeploy.errors import EngineError
 from vitdeploy.runtime import cuda, tensorrt_api

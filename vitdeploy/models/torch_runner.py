@@ -10,8 +10,8 @@ import torch
 from vitdeploy.errors import CapabilityError
 from vitdeploy.models.architectures.transformer import KeyValue, Transformer
 from vitdeploy.models.loaded import LoadedModel
-from vitdeploy.runtime.engine import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
 from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.runtime.sequence import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
 from vitdeploy.runtime.sequence_runner import example_source
 from vitdeploy.spec import SequenceSpec, TensorSpec
 

@@ -17,6 +17,7 @@ from vitdeploy.errors import MissingFileError
 from vitdeploy.models.checkpoints.shards import require_checkpoint
 from vitdeploy.models.model_folder.hub import is_hub_name, local_folder
 from vitdeploy.models.names import FUNCTION, check_name
+from vitdeploy.pipeline.artifact import form_of
 from vitdeploy.pipeline.available import require_target
 from vitdeploy.stages.capability import check_engine as check_engine
 from vitdeploy.stages.capability import check_target as check_target
@@ -71,14 +72,12 @@ def check_artifact(text: str) -> None:
     Raises:
         MissingFileError, UnknownModelError: it is none of these.
     """
-    path = Path(text)
-    if is_bundle(path):
-        return
-    if is_hub_name(text):
+    form = form_of(text)
+    if form == "hub":
         local_folder(text)
-    elif path.exists() or path.suffix == ".onnx" or "/" in text:
-        find_graph(path)
-    elif FUNCTION.fullmatch(text) is None:
+    elif form == "path":
+        find_graph(Path(text))
+    elif form == "name" and FUNCTION.fullmatch(text) is None:
         check_name(text)
 
 

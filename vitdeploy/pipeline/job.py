@@ -11,6 +11,7 @@ from vitdeploy import __version__
 from vitdeploy.graph.io.files import load_graph
 from vitdeploy.pipeline.available import require_target
 from vitdeploy.pipeline.resolve import at_sizes, choice_of, overrides_of, source_of
+from vitdeploy.pipeline.setting import reference_setting
 from vitdeploy.progress import Progress
 from vitdeploy.quantization.placement_reader import reject_quantized
 from vitdeploy.recipe.recipe import Recipe
@@ -21,7 +22,7 @@ from vitdeploy.stages.batches import settle_batch
 from vitdeploy.stages.compile import check_task
 from vitdeploy.stages.reference_model import ReferenceModel, find_reference_model, is_onnx
 from vitdeploy.stages.tools import package_versions
-from vitdeploy.tasks.adapter import Data, Setting, TaskAdapter
+from vitdeploy.tasks.adapter import Data, TaskAdapter
 from vitdeploy.tasks.adapters import make_adapter
 from vitdeploy.verification.gate import with_guard
 
@@ -87,23 +88,11 @@ def prepare(
         check_task(reference_models[0].task, target, recipe.precision)
     if recipe.precision in ("int8", "mixed") and is_onnx(reference_models[0].source):
         reject_quantized(load_graph(Path(str(reference_models[0].source.model))), reference_models[0].name)
-    kits = [make_adapter(setting_of(reference_model)) for reference_model in reference_models]
+    kits = [make_adapter(reference_setting(reference_model)) for reference_model in reference_models]
     data = kits[0].load(choice_of(recipe), skip_bad=skip_bad, progress=progress)
     return tuple(
         Job(each, reference_model, adapter, data)
         for each, reference_model, adapter in zip(settled, reference_models, kits, strict=True)
-    )
-
-
-def setting_of(reference_model: ReferenceModel) -> Setting:
-    return Setting(
-        reference_model.task,
-        reference_model.preprocess,
-        reference_model.postprocess,
-        reference_model.sequence,
-        reference_model.labels,
-        reference_model.classes,
-        reference_model.claim,
     )
 
 

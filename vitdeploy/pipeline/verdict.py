@@ -10,7 +10,7 @@ from vitdeploy.document.bench import Bench, Ratio
 from vitdeploy.spec import Budget, GateStatus
 from vitdeploy.stages.step import ORIGINAL, Candidate
 from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.gate import Gate, bound_gate, join
+from vitdeploy.verification.gate import Gate, Reason, bound_gate, join
 
 # Of gates, the one that is nearest to a budget first.
 RANK: tuple[GateStatus, ...] = ("pass", "none", "undecided", "fail")
@@ -61,15 +61,15 @@ class Verdict:
 
 def engine_gate(accuracy: Gate, budget: Budget, size: int, row: Row | None) -> Gate:
     """One gate of accuracy, size and latency (left undecided where it was not measured)."""
-    gates = [accuracy, bound_gate("size", size, budget.max_size, "bytes")]
+    gates = [accuracy, bound_gate("size", size, budget.max_size, "bytes", kind="size")]
     if budget.max_latency is not None:
         if row is None:
-            gates.append(Gate("undecided", ("max_latency needs a bench",)))
+            gates.append(Gate("undecided", (Reason("max_latency needs a bench", "latency"),)))
         else:
             p50, interval = row.latency_ms.p50, row.latency_ms_ci95.p50
             # "short" says that there were too few queries for a high percentile; the median has its interval.
             flags = [flag for flag in row.flags if flag != "short"]
-            gates.append(bound_gate("p50 latency", p50, budget.max_latency, "ms", flags, interval))
+            gates.append(bound_gate("p50 latency", p50, budget.max_latency, "ms", flags, interval, kind="latency"))
     return join(gates)
 
 
@@ -168,7 +168,7 @@ def _ships(order: Sequence[Judged], recommended: str | None, *, include_failed: 
 def _best(asked: Sequence[Judged]) -> Gate:
     """The gate of the engine that comes nearest to its budget, whose reasons name it."""
     nearest = min(asked, key=lambda each: RANK.index(each.gate.status))
-    return Gate(nearest.gate.status, tuple(f"{nearest.name}: {reason}" for reason in nearest.gate.reasons))
+    return nearest.gate.named(nearest.name)
 
 
 def _keep(names: Sequence[str], ratios: Sequence[Ratio]) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.compilation.tensorrt import BuildOptions, default_batches
+from vitdeploy.compilation.build_options import BuildOptions, default_batches
 from vitdeploy.errors import RecipeError
 from vitdeploy.recipe.section import Section
 from vitdeploy.recipe.sections import (

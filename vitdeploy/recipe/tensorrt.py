@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from vitdeploy.compilation.tensorrt import BuildOptions
+from vitdeploy.compilation.build_options import BuildOptions
 from vitdeploy.recipe.section import Positive, Section
 from vitdeploy.runtime.profiles import Batches
 

@@ -7,14 +7,7 @@ from pathlib import Path
 from vitdeploy.errors import TargetError
 from vitdeploy.runtime.backend import RUNTIME, RunnerRequest
 from vitdeploy.runtime.runner import Runner
-from vitdeploy.spec import EngineSpec, TensorSpec
-
-# What an encoder-decoder's engine takes and gives as a whole.
-SEQUENCE_INPUTS = (TensorSpec("source", "int64", ("batch", "source_length")),)
-SEQUENCE_OUTPUTS = (
-    TensorSpec("tokens", "int64", ("batch", "target_length")),
-    TensorSpec("logits", "float32", ("batch", "target_length", "vocabulary")),
-)
+from vitdeploy.spec import EngineSpec
 
 
 def make_runner(

@@ -13,12 +13,19 @@ import numpy.typing as npt
 from vitdeploy.errors import TensorError
 from vitdeploy.runtime.postprocess import softmax
 from vitdeploy.runtime.runner import Array, Runner, type_name
+from vitdeploy.spec import TensorSpec
 
 Tokens = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
 
 _WANTED = "int64 [batch, source_length], at least one of each"
 PAST, PRESENT = "past_", "present_"
+# What an encoder-decoder's engine takes and gives as a whole.
+SEQUENCE_INPUTS = (TensorSpec("source", "int64", ("batch", "source_length")),)
+SEQUENCE_OUTPUTS = (
+    TensorSpec("tokens", "int64", ("batch", "target_length")),
+    TensorSpec("logits", "float32", ("batch", "target_length", "vocabulary")),
+)
 
 
 @dataclass(frozen=True, repr=False)

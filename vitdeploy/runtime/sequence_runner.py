@@ -6,9 +6,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from vitdeploy.runtime.engine import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
 from vitdeploy.runtime.runner import Array, Runner
-from vitdeploy.runtime.sequence import SequenceDecoder
+from vitdeploy.runtime.sequence import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS, SequenceDecoder
 from vitdeploy.spec import SequenceSpec
 
 SEED = 0

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.compilation.backend import COMPILE
+from vitdeploy.compilation.build_options import BuildOptions
 from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.compilation.parts import joined, within
-from vitdeploy.compilation.tensorrt import BuildOptions
 from vitdeploy.errors import CapabilityError, TargetError
 from vitdeploy.graph.analysis.linears import count_int8
 from vitdeploy.graph.io.files import GraphMetadata, fixed_batch, get_metadata, graph_spec, load_graph

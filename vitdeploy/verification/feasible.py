@@ -13,6 +13,7 @@ better would be a choice by the data, and would pass an engine that is too bad m
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Callable
 from typing import Literal
@@ -132,13 +133,5 @@ def _below(value: float) -> str:
 
 def _least(enough: Callable[[int], bool]) -> int | None:
     """The least n for which it is true, and from which on it stays so but for rounding to whole images."""
-    high = 1
-    while not enough(high):
-        if high >= MOST_IMAGES:
-            return None
-        high *= 2
-    low = high // 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    found = bisect.bisect_left(range(MOST_IMAGES + 1), True, 1, key=enough)
+    return found if found <= MOST_IMAGES else None

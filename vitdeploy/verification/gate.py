@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from vitdeploy.spec import Budget, GateStatus, Task
 from vitdeploy.verification.comparison import Comparison
 from vitdeploy.verification.feasible import Criterion, drop_to_judge
 
+# What a budget bounds: the answers (drop and agreement), the time of a query, or bytes.
+Kind = Literal["answers", "latency", "size"]
 # The percentage of the original's answers that an engine must provably give where no budget bounds what may be lost.
 GUARD: dict[Task, float] = {
     "classification": 95.0,
@@ -21,12 +24,41 @@ GUARD: dict[Task, float] = {
 }
 
 
+class Reason(str):
+    """A sentence for a bound that is not met, or not provably; `kind` is what it bounds. In JSON it is its text."""
+
+    kind: Kind
+
+    def __new__(cls, text: str, kind: Kind) -> Reason:
+        self = super().__new__(cls, text)
+        self.kind = kind
+        return self
+
+    def __getnewargs__(self) -> tuple[str, Kind]:  # type: ignore[override]
+        return str(self), self.kind  # copies and pickles are made of these
+
+
 @dataclass(frozen=True)
 class Gate:
-    """The verdict and one sentence for each bound that is not met, or not provably."""
+    """The verdict and one sentence for each bound that is not met, or not provably. The sentences of a budget's bounds
+    are `Reason`s."""
 
     status: GateStatus
     reasons: tuple[str, ...] = field(default=())
+
+    def named(self, name: str) -> Gate:
+        """The same, with this name before each reason."""
+        return Gate(self.status, tuple(_named(reason, name) for reason in self.reasons))
+
+
+def kinds_of(reasons: Iterable[str]) -> frozenset[Kind]:
+    """What the bounds of a budget are on that these reasons are of."""
+    return frozenset(reason.kind for reason in reasons if isinstance(reason, Reason))
+
+
+def _named(reason: str, name: str) -> str:
+    text = f"{name}: {reason}"
+    return Reason(text, reason.kind) if isinstance(reason, Reason) else text
 
 
 def guards(budget: Budget) -> bool:
@@ -58,9 +90,8 @@ def accuracy_gate(agreement: Comparison, budget: Budget, criterion: Criterion = 
         low, high = agreement.agreement_ci95
         status = _status(-high, -low, -budget.min_agreement)
         text = f"agreement {agreement.agreement:.2f} % [{low:.2f}, {high:.2f}], budget {budget.min_agreement:g}"
-        found.append(
-            (status, text + _needed(status, agreement.n, agreement.agreement, low, high, budget.min_agreement))
-        )
+        text += _needed(status, agreement.n, agreement.agreement, low, high, budget.min_agreement)
+        found.append((status, Reason(text, "answers")))
     return combine(found)
 
 
@@ -74,7 +105,7 @@ def _drop_by(found: Comparison, max_drop: float, criterion: Criterion) -> tuple[
         needed = "; undecided: agreement alone cannot show it, labels may"
     else:
         needed = _needed(status, found.n, drop, 2 * drop - interval[1], interval[1], max_drop)
-    return status, f"{text}, budget {max_drop:g}{needed}"
+    return status, Reason(f"{text}, budget {max_drop:g}{needed}", "answers")
 
 
 def _plainly_lost(
@@ -93,7 +124,7 @@ def _plainly_lost(
     least = min(guard, 100 - max_drop)
     if (criterion == "agreement" or found.drop is None) and high < least:
         text = f"agreement {found.agreement:.2f} % [{low:.2f}, {high:.2f}]"
-        return [("fail", f"{text}, at least {least:g} where no labels decide")]
+        return [("fail", Reason(f"{text}, at least {least:g} where no labels decide", "answers"))]
     return []
 
 
@@ -104,11 +135,11 @@ def drop_gate(n: int, drop: float | None, interval: tuple[float, float] | None, 
 
 def _drop(n: int, drop: float | None, interval: tuple[float, float] | None, max_drop: float) -> tuple[GateStatus, str]:
     if drop is None or interval is None:
-        return "undecided", "max_drop needs labels, and the images have none"
+        return "undecided", Reason("max_drop needs labels, and the images have none", "answers")
     low, high = interval
     status = _status(low, high, max_drop)
     text = f"drop {drop:.2f} points [{low:.2f}, {high:.2f}], budget {max_drop:g}"
-    return status, text + _needed(status, n, drop, low, high, max_drop)
+    return status, Reason(text + _needed(status, n, drop, low, high, max_drop), "answers")
 
 
 def bound_gate(
@@ -118,6 +149,8 @@ def bound_gate(
     unit: str,
     flags: Sequence[str] = (),
     interval: Sequence[float | None] | None = None,
+    *,
+    kind: Kind,
 ) -> Gate:
     """Judge one value against an upper bound: by its 95 % interval where it was measured, whose bounds are None where
     the measurement gives none. A flagged measurement decides nothing."""
@@ -127,9 +160,10 @@ def bound_gate(
     shown = "" if interval is None else " [" + ", ".join("?" if end is None else f"{end:.4g}" for end in interval) + "]"
     text = f"{what} {value:.4g}{shown} {unit}, budget {bound:g}"
     if flags:
-        return Gate("undecided", (f"{text}; the measurement is flagged {', '.join(flags)}",))
+        return Gate("undecided", (Reason(f"{text}; the measurement is flagged {', '.join(flags)}", kind),))
     status = _status(-math.inf if low is None else low, math.inf if high is None else high, bound)
-    return combine([(status, text + ("; undecided: needs a longer bench" if status == "undecided" else ""))])
+    text += "; undecided: needs a longer bench" if status == "undecided" else ""
+    return combine([(status, Reason(text, kind))])
 
 
 def slowdown_gate(

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from vitdeploy.bundle.read import read_bundle, verify_files
 from vitdeploy.data.pixels import batches
 from vitdeploy.errors import InputError
 from vitdeploy.graph.io.files import get_metadata, graph_spec, load_graph
+from vitdeploy.pipeline.artifact import float_graph, open_bundle
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
@@ -24,10 +24,10 @@ from vitdeploy.search.fix import Fix, find_fix, fixed_bits
 from vitdeploy.search.reference_outputs import ReferenceOutputs
 from vitdeploy.search.splice import Splice
 from vitdeploy.spec import EngineSpec
-from vitdeploy.stages.files import find_graph, is_ours
+from vitdeploy.stages.files import find_graph
 from vitdeploy.stages.step import QUANTIZED
 from vitdeploy.tasks.images import calibration_images
-from vitdeploy.workflows.subjects import find_bundle, graph_metadata
+from vitdeploy.workflows.subjects import find_bundle
 
 IMAGES = 32
 # How many parts are shown where none stands out.
@@ -75,8 +75,7 @@ def bisect_artifact(
                 wanted="a bundle, or a graph that vitdeploy wrote",
                 fix="vitdeploy run or vitdeploy compile makes one",
             )
-        manifest = read_bundle(bundle)
-        verify_files(bundle, manifest)
+        manifest, _ = open_bundle(bundle)
         chosen = select_engines(manifest, target or "auto")
         # Of several, one that has lost something: the recommended one may be in float.
         engine = next((each for each in chosen if each.precision in QUANTIZED), chosen[0])
@@ -84,7 +83,7 @@ def bisect_artifact(
             raise InputError(
                 f"{artifact} takes no images", found=f"the task {manifest.task}", wanted="a model of images"
             )
-        file = _float_graph(against) or _float_graph(str(bundle))
+        file = float_graph(against) or float_graph(str(bundle))
         if file is None:
             raise InputError(
                 "there is no float graph to compare with",
@@ -122,15 +121,6 @@ def bisect_artifact(
 def _expected(splice: Splice) -> int:
     """How many runs there may be, for a progress bar."""
     return max(16, splice.runs + 1)
-
-
-def _float_graph(text: str) -> Path | None:
-    """The float graph at a path, None where there is none."""
-    path = Path(text)
-    if not path.exists() or (path.is_file() and not is_ours(path)):
-        return None
-    file = find_graph(path)
-    return file if graph_metadata(file).precision is None else None
 
 
 def _check_same_model(graph: ir.Model, placement: ir.Model, name: str) -> None:

@@ -9,22 +9,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from vitdeploy.bundle.read import is_bundle, read_bundle, verify_files
-from vitdeploy.bundle.sign import signed_by
 from vitdeploy.devices.agent.documents import Placed
 from vitdeploy.devices.shipment import Shipment, ship
 from vitdeploy.errors import InputError
 from vitdeploy.graph.analysis.linears import count_int8
-from vitdeploy.graph.io.files import load_graph
-from vitdeploy.models.model_folder.hub import is_hub_name
+from vitdeploy.graph.io.files import load_graph, read_metadata
+from vitdeploy.pipeline.artifact import default_target, kind_of, new_folder, open_bundle
+from vitdeploy.pipeline.setting import engine_setting, graph_setting
 from vitdeploy.runtime.backend import engine_is_code
 from vitdeploy.runtime.choice import select_engines
-from vitdeploy.runtime.labels import number_of_classes, read_labels
 from vitdeploy.spec import EngineSpec, Manifest
-from vitdeploy.stages.files import find_graph, is_ours, known_labels
+from vitdeploy.stages.files import find_graph
 from vitdeploy.tasks.adapter import Setting
 from vitdeploy.workflows.placement import PlacedGraphs, place_graphs
-from vitdeploy.workflows.subjects import DEFAULT_TARGET, graph_metadata
 
 
 @dataclass(frozen=True)
@@ -44,21 +41,20 @@ def find_device_artifacts(
     Raises:
         InputError: an original, which no device can run. Errors of reading come through.
     """
-    path = Path(text)
-    if path.is_dir() and is_bundle(path):
+    path, kind = Path(text), kind_of(text)
+    if kind == "bundle":
         return _of_bundle(path, target, trust)
-    foreign = path.suffix == ".onnx" and path.is_file() and not is_ours(path)
-    if is_hub_name(text) or foreign or not (path.exists() or path.suffix == ".onnx" or "/" in text):
+    if kind == "model":
         raise InputError(
             f"{text} is a model, and devices run what was made of one",
             wanted="with --on: bundles, graphs of `vitdeploy export` or `vitdeploy quantize`",
             fix=f"vitdeploy export {text} -o DIR, then give DIR",
         )
-    folder = work / f"placed{len(list(work.iterdir()))}"
-    folder.mkdir()
     file = find_graph(path)
-    graphs = place_graphs(file, target or graph_metadata(file).target or DEFAULT_TARGET, None, folder)
-    return [DeviceArtifact(str(path), _setting(graphs), placed_shipment(str(path), graphs, graphs.batch))]
+    graphs = place_graphs(file, target or default_target(file), None, new_folder(work, "placed"))
+    first, spec = next(iter(graphs.graphs.values()))
+    setting = graph_setting(first, graphs.metadata, spec)
+    return [DeviceArtifact(str(path), setting, placed_shipment(str(path), graphs, graphs.batch))]
 
 
 def placed_shipment(name: str, graphs: PlacedGraphs, batch: int) -> Shipment:
@@ -71,28 +67,19 @@ def _counted(graphs: Mapping[str, Path]) -> dict[str, tuple[Path, int]]:
     return {part: (file, count_int8(load_graph(file))) for part, file in graphs.items()}
 
 
-def _setting(graphs: PlacedGraphs) -> Setting:
-    metadata = graphs.metadata
-    file, spec = next(iter(graphs.graphs.values()))
-    classes = number_of_classes(spec.outputs, metadata.postprocess)
-    labels = known_labels(file, metadata)
-    return Setting(metadata.task, metadata.preprocess, metadata.postprocess, metadata.sequence, labels, classes)
-
-
 def _of_bundle(folder: Path, target: str | None, trust: Path | None) -> list[DeviceArtifact]:
-    manifest = read_bundle(folder)
-    verify_files(folder, manifest)
-    signed_by(folder, trust)
-    labels = tuple(read_labels(folder, manifest) or ())
+    manifest, labels = open_bundle(folder, trust)
     return [_of_engine(folder, manifest, engine, labels) for engine in select_engines(manifest, target or "auto")]
 
 
 def _of_engine(folder: Path, manifest: Manifest, engine: EngineSpec, labels: tuple[str, ...]) -> DeviceArtifact:
-    classes = number_of_classes(engine.outputs, manifest.postprocess)
-    setting = Setting(manifest.task, manifest.preprocess, manifest.postprocess, engine.sequence, labels, classes)
     name = f"{folder}:{engine.artifact}"
     files = {part.part: folder / part.graph for part in engine.parts or (engine,)}
-    precision = graph_metadata(next(iter(files.values()))).precision or "fp32"  # what it was placed for
+    precision = read_metadata(next(iter(files.values()))).precision or "fp32"  # what it was placed for
     placed = Placed(name, engine.target, precision, engine.batch, (), engine.sequence, engine.weight_bits)
     built = engine_is_code(engine) and not engine.parts
-    return DeviceArtifact(name, setting, ship(placed, _counted(files), (engine, folder) if built else None))
+    return DeviceArtifact(
+        name,
+        engine_setting(manifest, engine, labels),
+        ship(placed, _counted(files), (engine, folder) if built else None),
+    )

@@ -14,7 +14,7 @@ from typing import Generic, NoReturn, TypeVar
 
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.run import against_last
-from vitdeploy.compilation.tensorrt import BuildOptions
+from vitdeploy.compilation.build_options import BuildOptions
 from vitdeploy.devices.client import Client
 from vitdeploy.devices.registry import Device
 from vitdeploy.devices.results import check_run, product_files, reported

@@ -1,29 +1,33 @@
-"""A graph as one target takes it, ready to be compiled here or on a device, and the bundle of its engine."""
+"""A graph as one target takes it, ready to be compiled here or on a device, its engine made here, and the bundle of
+that."""
 
 from __future__ import annotations
 
 import dataclasses
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.write import write_bundle
-from vitdeploy.compilation.tensorrt import BuildOptions
+from vitdeploy.compilation.build_options import BuildOptions
 from vitdeploy.errors import TargetError
 from vitdeploy.graph.io.files import (
     GraphMetadata,
     fixed_batch,
-    get_metadata,
     graph_spec,
     load_graph,
+    read_metadata,
     save_graph,
     set_metadata,
 )
 from vitdeploy.graph.passes.pixel_cast import cast_pixels_first
+from vitdeploy.progress import Progress, silent
 from vitdeploy.spec import EngineSpec, GraphSpec, Manifest, Precision
 from vitdeploy.stages.capability import check_precision
-from vitdeploy.stages.compile import check_task
+from vitdeploy.stages.compile import check_task, compile_graphs
+from vitdeploy.stages.engines import read_engine
 from vitdeploy.stages.files import graphs_in, known_labels
 
 
@@ -64,7 +68,7 @@ def place_graphs(file: Path, target: str, precision: str | None, folder: Path) -
         TargetError: the graph was placed for another target or precision.
         CapabilityError: the target cannot do the precision, or the task.
     """
-    metadata = get_metadata(load_graph(file), str(file))
+    metadata = read_metadata(file)
     if precision is not None and metadata.precision not in (None, precision):
         raise TargetError(
             f"{file} is placed in {metadata.precision}",
@@ -99,6 +103,31 @@ def place_graphs(file: Path, target: str, precision: str | None, folder: Path) -
         set_metadata(model, dataclasses.replace(metadata, target=target, precision=chosen))
         save_graph(model, folder / f"{name}.onnx")
     return PlacedGraphs(metadata, target, chosen, graphs, folder)
+
+
+def compile_bundle(
+    file: Path,
+    target: str,
+    batch: int | None,
+    precision: str | None,
+    out: Path,
+    progress: Progress = silent,
+    build: BuildOptions | None = None,
+) -> Manifest:
+    """Compile a graph (with its sibling, for an encoder-decoder) for `target` into the empty folder `out`.
+
+    Raises:
+        TargetError: the graph was placed for another target or precision, or has a fixed batch and is to have profiles.
+        CapabilityError: the target cannot do the precision, or the task.
+    """
+    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
+        placed, made = Path(folder) / "placed", Path(folder) / "engine"
+        placed.mkdir()
+        made.mkdir()
+        graphs = place_graphs(file, target, precision, placed)
+        graphs.check_build(build)
+        compile_graphs(placed, target, batch or graphs.batch, made, progress, build)
+        return bundle_of(graphs, read_engine(made), made, out)
 
 
 def bundle_of(placed: PlacedGraphs, engine: EngineSpec, folder: Path, out: Path) -> Manifest:

@@ -11,35 +11,37 @@ from pathlib import Path
 
 from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.candidate import BenchCandidate, engine_candidate
-from vitdeploy.bundle.read import is_bundle, read_bundle, verify_files
-from vitdeploy.bundle.sign import signed_by, signed_digests
-from vitdeploy.compilation.tensorrt import BuildOptions
+from vitdeploy.bundle.read import read_bundle
+from vitdeploy.bundle.sign import signed_digests
 from vitdeploy.errors import CapabilityError, EngineError, InputError, MissingPackageError
 from vitdeploy.graph.half.emulated import emulate
-from vitdeploy.graph.io.files import GraphMetadata, fixed_batch, get_metadata, graph_spec, load_graph, serialised
+from vitdeploy.graph.io.files import (
+    fixed_batch,
+    get_metadata,
+    graph_spec,
+    load_graph,
+    read_metadata,
+    serialised,
+)
 from vitdeploy.models.model_folder.hub import is_hub_name
 from vitdeploy.models.names import FUNCTION
 from vitdeploy.models.source import Source
+from vitdeploy.pipeline.artifact import default_target, form_of, kind_of, new_folder, open_bundle
 from vitdeploy.pipeline.measure import original_candidate
-from vitdeploy.progress import Progress, silent
+from vitdeploy.pipeline.setting import engine_setting, graph_setting, reference_setting
 from vitdeploy.runtime.backend import engine_is_code, loads_here
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import describe_host
-from vitdeploy.runtime.labels import number_of_classes, read_labels
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.weight_bits import weight_remarks
 from vitdeploy.spec import EngineSpec, Manifest, encode
-from vitdeploy.stages.compile import compile_graphs
-from vitdeploy.stages.engines import read_engine
-from vitdeploy.stages.files import MODEL_FILE, is_ours, known_labels
-from vitdeploy.stages.files import find_graph as find_graph
+from vitdeploy.stages.files import MODEL_FILE, find_graph, is_ours
 from vitdeploy.stages.reference_model import ReferenceModel, find_reference_model, reference_runner
 from vitdeploy.tasks.adapter import Setting
-from vitdeploy.workflows.placement import bundle_of, place_graphs
+from vitdeploy.workflows.placement import compile_bundle
 
-DEFAULT_TARGET = "onnxruntime-cpu"
 REBUILT = "{} was built again, of the bundle's graph: its plan is not of this user and this machine."
 EMULATED = "Emulated on this CPU: storage in the types of the graph, sums in float32. No GPU was asked."
 
@@ -102,22 +104,21 @@ def emulation_offered(text: str, target: str | None) -> Iterator[None]:
 def _typed_graph(text: str, target: str | None) -> Path | None:
     """The graph that an argument names, where precision is typed in it; of a bundle, that of the engine to verify."""
     path = Path(text)
-    if path.is_dir() and is_bundle(path):
+    if form_of(text) == "bundle":
         file = path / select_engines(read_bundle(path), target or "auto")[0].graph
     else:
         file = path / MODEL_FILE if path.is_dir() else path
     if file.suffix != ".onnx" or not file.is_file() or not is_ours(file):
         return None
-    target = graph_metadata(file).target
+    target = read_metadata(file).target
     return file if target is not None and TARGETS[target].typed else None
 
 
 def _emulated_subject(text: str, file: Path, trust: Path | None) -> Subject:
     model = load_graph(file)
     metadata, spec = get_metadata(model, str(file)), graph_spec(model, file.name)
-    labels = _opened_bundle(Path(text), trust)[1] if is_bundle(Path(text)) else known_labels(file, metadata)
-    classes = number_of_classes(spec.outputs, metadata.postprocess)
-    setting = Setting(metadata.task, metadata.preprocess, metadata.postprocess, metadata.sequence, labels, classes)
+    labels = open_bundle(Path(text), trust)[1] if form_of(text) == "bundle" else None
+    setting = graph_setting(file, metadata, spec, labels)
     name = f"{text}:{metadata.target}-{metadata.precision}, emulated"
 
     def runner() -> Runner:
@@ -156,12 +157,10 @@ def find_subjects(
 def original_subject(name: str, reference_model: ReferenceModel, *, own: bool, noted: bool = False) -> Subject:
     """An original as a subject. `own`: it says itself how its images are prepared; `noted`: its last note is to be said
     beside its results."""
-    from vitdeploy.pipeline.job import setting_of
-
     return Subject(
         name,
         "fp32",
-        setting_of(reference_model),
+        reference_setting(reference_model),
         own,
         lambda: reference_runner(reference_model.source),
         lambda name: original_candidate(reference_model.source, name),
@@ -188,21 +187,18 @@ def _named(text: str, source: Source) -> Source:
 def find_bundle(text: str, *, target: str | None, work: Path) -> Path | None:
     """The bundle that an argument names, or that its graph is compiled to, in a new folder of `work`; None for an
     original. Errors of reading and compiling come through."""
-    path = Path(text)
-    if path.is_dir() and is_bundle(path):
+    path, kind = Path(text), kind_of(text)
+    if kind == "bundle":
         return path
-    foreign = path.suffix == ".onnx" and path.is_file() and not is_ours(path)
-    if is_hub_name(text) or foreign or not (path.exists() or path.suffix == ".onnx" or "/" in text):
+    if kind == "model":
         return None
-    compiled = work / f"graph{len(list(work.iterdir()))}"
-    compiled.mkdir()
-    file = find_graph(path)
-    compile_bundle(file, target or graph_metadata(file).target or DEFAULT_TARGET, None, None, compiled)
+    compiled, file = new_folder(work, "graph"), find_graph(path)
+    compile_bundle(file, target or default_target(file), None, None, compiled)
     return compiled
 
 
 def _bundle_subjects(folder: Path, target: str | None, work: Path, trust: Path | None) -> list[Subject]:
-    manifest, labels = _opened_bundle(folder, trust)
+    manifest, labels = open_bundle(folder, trust)
     chosen = select_engines(manifest, target or "auto")
     signed = signed_digests(folder, trust) if any(map(engine_is_code, chosen)) else frozenset()
     subjects = []
@@ -216,26 +212,16 @@ def _bundle_subjects(folder: Path, target: str | None, work: Path, trust: Path |
 
 def _rebuilt(subject: Subject, folder: Path, engine: EngineSpec, labels: tuple[str, ...], work: Path) -> Subject:
     """The subject of an engine that is built here, of the graph in the bundle, in a new folder of `work`."""
-    out = work / f"engine{len(list(work.iterdir()))}"
-    out.mkdir()
+    out = new_folder(work, "engine")
     manifest = compile_bundle(folder / engine.graph, engine.target, engine.batch, engine.precision, out)
     built = _engine_subject(out, manifest, manifest.engines[0], labels, None)
     return dataclasses.replace(built, name=subject.name, remarks=(*built.remarks, REBUILT.format(subject.name)))
 
 
-def _opened_bundle(folder: Path, trust: Path | None) -> tuple[Manifest, tuple[str, ...]]:
-    """The manifest and the labels of a bundle that is intact, and signed by `trust` where that is given."""
-    manifest = read_bundle(folder)
-    verify_files(folder, manifest)
-    signed_by(folder, trust)
-    return manifest, tuple(read_labels(folder, manifest) or ())
-
-
 def _engine_subject(
     folder: Path, manifest: Manifest, engine: EngineSpec, labels: tuple[str, ...], trust: Path | None
 ) -> Subject:
-    classes = number_of_classes(engine.outputs, manifest.postprocess)
-    setting = Setting(manifest.task, manifest.preprocess, manifest.postprocess, engine.sequence, labels, classes)
+    setting = engine_setting(manifest, engine, labels)
     return Subject(
         f"{folder}:{engine.artifact}",
         engine.precision,
@@ -254,32 +240,3 @@ def image_request(setting: Setting) -> dict[str, object] | None:
         return None
     facts = {"task": setting.task, "preprocess": setting.preprocess, "postprocess": setting.postprocess}
     return {**encode(facts), "labels": list(setting.labels) or None}
-
-
-def graph_metadata(file: Path) -> GraphMetadata:
-    return get_metadata(load_graph(file), str(file))
-
-
-def compile_bundle(
-    file: Path,
-    target: str,
-    batch: int | None,
-    precision: str | None,
-    out: Path,
-    progress: Progress = silent,
-    build: BuildOptions | None = None,
-) -> Manifest:
-    """Compile a graph (with its sibling, for an encoder-decoder) for `target` into the empty folder `out`.
-
-    Raises:
-        TargetError: the graph was placed for another target or precision, or has a fixed batch and is to have profiles.
-        CapabilityError: the target cannot do the precision, or the task.
-    """
-    with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
-        placed, made = Path(folder) / "placed", Path(folder) / "engine"
-        placed.mkdir()
-        made.mkdir()
-        graphs = place_graphs(file, target, precision, placed)
-        graphs.check_build(build)
-        compile_graphs(placed, target, batch or graphs.batch, made, progress, build)
-        return bundle_of(graphs, read_engine(made), made, out)

@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from vitdeploy.compilation.build_options import BuildOptions
 from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.compilation.parts import joined, within
-from vitdeploy.compilation.tensorrt import BuildOptions
 from vitdeploy.devices.agent.documents import Placed
 from vitdeploy.runtime.backend import loads_here
 from vitdeploy.spec import EngineSpec, decode

@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from vitdeploy.devices.agent.documents import MAX_JOB_BYTES, Job, Status, flat
+from vitdeploy.devices.agent.failures import explained, failure
 from vitdeploy.devices.agent.state import (
     JOB_FILE,
     LOG_FILE,
@@ -41,7 +42,7 @@ from vitdeploy.devices.agent.state import (
     scratch,
 )
 from vitdeploy.devices.agent.stream import StreamError, blocks_of, message, read_file, read_json, read_line
-from vitdeploy.devices.agent.work import explained, failure, run
+from vitdeploy.devices.agent.work import run
 from vitdeploy.errors import StorageError, VitdeployError
 from vitdeploy.spec import FileEntry, decode, encode
 

@@ -12,7 +12,7 @@ from vitdeploy.benchmark.survey import surveyed
 from vitdeploy.bundle.read import file_sha256
 from vitdeploy.devices.agent.build import make_engine
 from vitdeploy.devices.agent.documents import FORMAT, Job, Result
-from vitdeploy.devices.agent.work import explained, failure
+from vitdeploy.devices.agent.failures import explained, failure
 from vitdeploy.errors import VitdeployError
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.spec import EngineSpec, FileEntry, decode, encode

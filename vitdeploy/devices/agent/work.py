@@ -7,16 +7,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
-import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
-from vitdeploy.backends import TARGETS
-from vitdeploy.devices.agent.documents import FORMAT, Failure, Job, Result, State, Status, flat
+from vitdeploy.devices.agent.documents import FORMAT, Job, Result, State, Status, flat
+from vitdeploy.devices.agent.failures import explained, failure
 from vitdeploy.devices.agent.state import (
     JOB_FILE,
     RESULT_FILE,
@@ -26,7 +22,7 @@ from vitdeploy.devices.agent.state import (
     write_status,
 )
 from vitdeploy.devices.agent.turn import turn
-from vitdeploy.errors import HostError, MissingPackageError, StorageError, VitdeployError
+from vitdeploy.errors import VitdeployError
 from vitdeploy.spec import encode
 
 TELL_SECONDS = 0.5
@@ -88,37 +84,3 @@ def _result(job: Job, folder: Path, progress: Progress) -> Result:
             return perform(job, folder, folder / PRODUCTS, progress)
     except VitdeployError as error:
         return Result(FORMAT, job.digest, {}, failure=failure("", error))
-
-
-@contextmanager
-def explained() -> Iterator[None]:
-    """What may go wrong on a device, as errors that say what to do there."""
-    try:
-        yield
-    except MissingPackageError as error:
-        extra = getattr(error, "extra", "")  # the error of a child process has its message only
-        packages = [row.package for row in TARGETS.values() if row.extra == extra != ""]
-        if packages:
-            error.fix = f"{sys.executable} -m pip install {packages[0]}"
-        raise
-    except (VitdeployError, BrokenPipeError):
-        raise
-    except ModuleNotFoundError as error:
-        name = {"PIL": "pillow"}.get(str(error.name), str(error.name))
-        raise HostError(
-            f"the package {name} is not installed for {sys.executable}",
-            fix=f"{sys.executable} -m pip install numpy pillow",
-        ) from None
-    except OSError as error:
-        raise StorageError(
-            "a file cannot be read or written",
-            found=f"{error.strerror or error}, {shutil.disk_usage(Path.home()).free:,} bytes free in {Path.home()}",
-            fix="free some space there",
-        ) from None
-    except Exception as error:
-        traceback.print_exc()
-        raise VitdeployError(f"{type(error).__name__}: {str(error)[:300]}") from None
-
-
-def failure(artifact: str, error: VitdeployError) -> Failure:
-    return Failure(artifact, error.code, error.message, error.found, error.wanted, error.fix)

@@ -148,6 +148,11 @@ def get_metadata(model: ir.Model, source: str) -> GraphMetadata:
         raise GraphError(f"{source} has metadata that cannot be read", found=str(error)[:200]) from None
 
 
+def read_metadata(file: Path) -> GraphMetadata:
+    """The metadata of a file; errors as `load_graph` and `get_metadata`."""
+    return get_metadata(load_graph(file), str(file))
+
+
 def graph_spec(model: ir.Model, file: str) -> GraphSpec:
     """Names, dtypes and shapes of a graph's inputs and outputs."""
     return GraphSpec(

@@ -21,7 +21,7 @@ from vitdeploy.errors import CheckpointError, UnknownModelError
 from vitdeploy.models.architectures.positions import sinusoidal
 from vitdeploy.models.architectures.transformer import Transformer, TransformerConfig
 from vitdeploy.models.family import Family, Hints, Recognised, Signature
-from vitdeploy.runtime.engine import SEQUENCE_OUTPUTS
+from vitdeploy.runtime.sequence import SEQUENCE_OUTPUTS
 from vitdeploy.spec import SequenceSpec
 
 NAME = "transformer"

@@ -42,8 +42,8 @@ def compare(
     skip_bad: bool,
     trust: Path | None,
     progress: Progress,
-) -> tuple[ComparisonDocument, Gate]:
-    """The comparison of two bundles, which are run here, or of two reports, which are read; and its gate.
+) -> ComparisonDocument:
+    """The comparison of two bundles, which are run here, or of two reports, which are read.
 
     Raises:
         MissingFileError: an argument is neither.
@@ -79,7 +79,7 @@ def _document(
     remarks: list[str],
     missing: list[str],
     digests: tuple[DigestPair, ...],
-) -> tuple[ComparisonDocument, Gate]:
+) -> ComparisonDocument:
     judged = [judge(each, limits) for each in found]
     gate = join([*(each for _, each in judged), _missing_gate(missing, limits)])
     return ComparisonDocument(
@@ -96,7 +96,7 @@ def _document(
         bench=bench,
         environment=describe_host(),
         digests=digests,
-    ), gate
+    )
 
 
 def _missing_gate(missing: list[str], limits: Limits) -> Gate:

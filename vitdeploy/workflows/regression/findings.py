@@ -30,7 +30,6 @@ def judge(found: Found, limits: Limits) -> tuple[PairFacts, Gate]:
         gates["latency"] = Gate("undecided", ("max_slowdown needs times, and there are none",))
     for ratio in found.ratios:
         gates[ratio.metric] = _time_gate(found, ratio, limits)
-    named = [Gate(gate.status, tuple(f"{found.name}: {reason}" for reason in gate.reasons)) for gate in gates.values()]
     facts = PairFacts(
         found.name,
         found.accuracy,
@@ -39,7 +38,7 @@ def judge(found: Found, limits: Limits) -> tuple[PairFacts, Gate]:
         found.same_engine,
         tuple(Check(name, gate.status, gate.reasons) for name, gate in gates.items()),
     )
-    return facts, join(named)
+    return facts, join([gate.named(found.name) for gate in gates.values()])
 
 
 def _difference(ratio: TimeRatio) -> str:

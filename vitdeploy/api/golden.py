@@ -1,4 +1,4 @@
-"""`vitdeploy inspect BUNDLE --check`: every engine of a bundle against its golden answers, on this machine."""
+"""Every engine of a bundle against its golden answers, on this machine."""
 
 from __future__ import annotations
 

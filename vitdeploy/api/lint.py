@@ -1,12 +1,12 @@
-"""How `vitdeploy inspect --target` shows what a linter found in graphs."""
+"""What a linter finds in graphs, for `vitdeploy inspect --target`."""
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vitdeploy.cli.console import command_line
 from vitdeploy.errors import TargetError
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def lint_graphs(path: Path, target: str, version: str | None) -> tuple[dict[str,
             f"what {target} takes of a graph is not known without asking it",
             found=f"--target {target}",
             wanted=f"--target {TARGET}",
-            fix=f"this asks it: {command_line('vitdeploy', 'compile', path, '--target', target, '-o', 'DIR')}",
+            fix=f"this asks it: {shlex.join(['vitdeploy', 'compile', str(path), '--target', target, '-o', 'DIR'])}",
         )
 
     from vitdeploy.graph.io.files import load_graph

@@ -1,0 +1,45 @@
+"""What keeps the source readable: functions that fit on a screen, and types that say something."""
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "vitdeploy"
+LONGEST = 60
+
+
+def bodies(source):
+    """(name, lines of its body without the docstring) of each function: no decorator and no signature is counted."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            body = node.body[1:] if ast.get_docstring(node, clean=False) is not None else node.body
+            yield node.name, node.end_lineno - body[0].lineno + 1 if body else 0
+
+
+def test_no_function_is_longer_than_a_screen():
+    found = [(path, *each) for path in sorted(PACKAGE.rglob("*.py")) for each in bodies(path.read_text("utf-8"))]
+    assert len(found) > 1000
+    assert [f"{path.relative_to(ROOT)}: {name}, {lines} lines" for path, name, lines in found if lines > LONGEST] == []
+
+
+def test_lines_of_a_function_are_those_of_its_body():
+    source = '@decorated\ndef f(\n    a,\n):\n    """Text.\n\n    More."""\n    if a:\n        return 1\n    return 2\n'
+    assert list(bodies(source)) == [("f", 3)] and list(bodies('def g():\n    "Text."\n')) == [("g", 0)]
+
+
+@pytest.mark.parametrize(
+    ("folders", "most"), [(("pipeline", "workflows", "report"), 10), (("tasks",), 10), (("stages",), 36)]
+)
+def test_any_is_rare_where_types_are_ours(folders, most):
+    """Lines with the word Any, imports included."""
+    found = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for folder in folders
+        for path in sorted((PACKAGE / folder).rglob("*.py"))
+        for number, line in enumerate(path.read_text("utf-8").splitlines(), 1)
+        if re.search(r"\bAny\b", line)
+    ]
+    assert len(found) <= most, "\n".join(found)

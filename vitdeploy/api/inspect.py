@@ -1,0 +1,96 @@
+"""What a bundle or an ONNX file holds."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.api.tables import human_bytes
+from vitdeploy.bundle.read import is_bundle
+from vitdeploy.spec import PreprocessSpec
+
+
+def inspect(path: Path) -> tuple[dict[str, Any], list[str]]:
+    """The document and its lines for people; every digest of a bundle is checked. Errors of reading come through."""
+    return _bundle(path) if is_bundle(path) else _graph(path)
+
+
+def _bundle(path: Path) -> tuple[dict[str, Any], list[str]]:
+    from vitdeploy.bundle.read import SIZES_FOLDER, read_bundle, verify_files
+    from vitdeploy.spec import encode
+
+    manifest = read_bundle(path)
+    verify_files(path, manifest)
+    count = len(manifest.files)
+    lines = [f"bundle {manifest.name}: {manifest.task}, format {manifest.format}, {count} files, all digests match"]
+    for name, graph in manifest.graphs.items():
+        lines.append(f"graph {name}: {'; '.join(map(str, graph.inputs))} -> {'; '.join(map(str, graph.outputs))}")
+    pre = manifest.preprocess
+    if pre is not None:
+        lines.append(
+            f"preprocess: {_resize(pre)} {pre.interpolation}, crop {pre.crop[0]}x{pre.crop[1]}, "
+            f"mean {list(pre.mean)}, std {list(pre.std)}"
+        )
+    for engine in manifest.engines:
+        size = sum(entry.bytes for entry in manifest.files if entry.path in engine.files)
+        kernels = ", ".join(f"{count} {kind}" for kind, count in engine.kernels.items())
+        lines.append(
+            f"engine {engine.artifact}: {engine.provider}, batch {engine.batch}, {human_bytes(size)}, kernels {kernels}"
+        )
+    lines += [f"image size {size}: {path / SIZES_FOLDER / size}" for size in manifest.sizes]
+    return encode(manifest), lines
+
+
+def _graph(path: Path) -> tuple[dict[str, Any], list[str]]:
+    from vitdeploy.stages.files import find_graph
+
+    file = find_graph(path)
+
+    from vitdeploy.graph.analysis.attention import find_attentions
+    from vitdeploy.graph.analysis.linears import find_linears
+    from vitdeploy.graph.io.files import METADATA_KEY, get_metadata, graph_spec, load_graph
+    from vitdeploy.graph.values import dim
+    from vitdeploy.spec import encode
+
+    model = load_graph(file)
+    spec = graph_spec(model, file.name)
+    operators = collections.Counter(node.op_type for node in model.graph)
+    layers = [linear.name for linear in find_linears(model)]
+    tokens = [dim(each.softmax.outputs[0], -1) for each in find_attentions(model)]
+    metadata = encode(get_metadata(model, str(file))) if METADATA_KEY in model.metadata_props else None
+    opsets = {domain or "ai.onnx": version for domain, version in model.opset_imports.items()}
+    lines = [
+        f"{file}: opset {opsets['ai.onnx']}, IR {model.ir_version}, {human_bytes(file.stat().st_size)}, "
+        f"{sum(operators.values())} nodes",
+        f"{'; '.join(map(str, spec.inputs))} -> {'; '.join(map(str, spec.outputs))}",
+        "operators: " + ", ".join(f"{count} {kind}" for kind, count in operators.most_common()),
+        *([f"attention, {_over(tokens)}"] if tokens else []),
+        f"float linears and convolutions: {len(layers)}" + "".join(f"\n  {name}" for name in layers),
+    ]
+    document = {
+        "path": str(file),
+        "opsets": opsets,
+        "ir_version": model.ir_version,
+        "bytes": file.stat().st_size,
+        "graph": encode(spec),
+        "operators": dict(operators),
+        "attention_tokens": tokens,
+        "float_layers": layers,
+        "metadata": metadata,
+    }
+    return document, lines
+
+
+def _over(tokens: list[int | None]) -> str:
+    """How many attentions in a row are over how many tokens; fewer further on where tokens are merged."""
+    runs = [(size, len(list(run))) for size, run in itertools.groupby(tokens)]
+    return ", ".join(f"{count} over {'any number of' if size is None else size} tokens" for size, count in runs)
+
+
+def _resize(spec: PreprocessSpec) -> str:
+    if isinstance(spec.resize, int):
+        return f"short side {spec.resize}"
+    verb = "cover" if spec.fit == "cover" else "resize to"
+    return f"{verb} {spec.resize[0]}x{spec.resize[1]}"

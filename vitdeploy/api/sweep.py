@@ -1,0 +1,144 @@
+"""Many recipes, and one table of what came of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from vitdeploy.api.folders import unnamed_folder
+from vitdeploy.api.reporter import Reporter, reporting
+from vitdeploy.api.shown import Shown
+from vitdeploy.api.tables import Column, Line, Table
+
+if TYPE_CHECKING:
+    from vitdeploy.document.errors import ErrorFacts
+    from vitdeploy.document.report import Report
+    from vitdeploy.document.sweep import SweepDocument
+
+
+@dataclass(frozen=True, repr=False)
+class Swept(Shown):
+    """The bundles of many recipes, each in `folder`/<its name>; `document` is the sweep.json."""
+
+    folder: Path
+    document: SweepDocument
+
+    @property
+    def report(self) -> Path:
+        """The page with the table of all."""
+        return self.folder / "sweep.html"
+
+    @property
+    def errors(self) -> tuple[ErrorFacts, ...]:
+        """Of the recipes that failed, in their order."""
+        return tuple(row.error for row in self.document.recipes if row.error is not None)
+
+    @property
+    def unmet(self) -> tuple[str, ...]:
+        """The names of the recipes whose budget is not met, or not provably, at any of their image sizes."""
+        return tuple(row.name for row in self.document.recipes if row.report is not None and _unmet(row.report))
+
+    def lines(self) -> list[Line]:
+        return [_table(self.document)]
+
+
+def sweep(
+    recipes: Sequence[str | Path],
+    folder: str | Path | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    function: str | None = None,
+    jobs: int = 1,
+    skip_bad: bool = False,
+    progress: bool | Reporter = True,
+) -> Swept:
+    """Run many recipes, one after the other, so that each is measured alone. One that fails does not end the others:
+    its error is in the result.
+
+    Args:
+        recipes: their files.
+        folder: where the bundles, sweep.json and sweep.html are written; None: a folder that goes when Python ends.
+        overrides: "a.b=value", of a field of every recipe.
+        function: "package.module:function", the model of recipes that name none.
+        jobs: how many recipes are made at the same time. What is measured always runs alone.
+        skip_bad: go on without unreadable images.
+        progress: as for `vitdeploy.export`.
+
+    Raises:
+        MissingFileError, RecipeError: of a recipe. InputError: two have one name. OutputError: the folder of a bundle
+            holds something else.
+
+    >>> import vitdeploy as vd
+    >>> found = vd.sweep([RECIPE], progress=False)
+    >>> [row.name for row in found.document.recipes], found.errors
+    (['digits'], ())
+    """
+    from vitdeploy.recipe.load import load_recipe
+
+    paths, changes = [Path(recipe) for recipe in recipes], tuple(overrides)
+    for path in paths:
+        load_recipe(path, changes, function)  # before all that is heavy is imported
+
+    from vitdeploy.pipeline.run import default_store
+    from vitdeploy.publish import check_replaceable, storage_errors
+    from vitdeploy.report.html import render_sweep
+    from vitdeploy.runtime.atomic import write_atomic
+    from vitdeploy.stages.files import OUTPUT_NAMES, write_json
+    from vitdeploy.workflows.executors import Processes
+    from vitdeploy.workflows.sweep import Entry, load_all
+    from vitdeploy.workflows.sweep import sweep as sweep_entries
+
+    store, home = default_store().root, Path(folder) if folder is not None else unnamed_folder("sweep")
+    entries = [Entry(path, changes, store, skip_bad, function) for path in paths]
+    for recipe in load_all(entries):
+        check_replaceable(home / recipe.name, OUTPUT_NAMES)
+    reporter = reporting(progress)
+    with reporter:
+        executor = Processes(jobs) if jobs > 1 else None
+        document = sweep_entries(entries, home, executor, reporter.progress, reporter.note)
+        with storage_errors(home):
+            home.mkdir(parents=True, exist_ok=True)
+            write_json(home / "sweep.json", document)
+            write_atomic(home / "sweep.html", render_sweep(document).encode())
+    return Swept(home, document)
+
+
+def _unmet(report: Report) -> bool:
+    gates = [report.verdict.gate, *(each.gate for each in report.sizes or ())]
+    return "fail" in gates or "undecided" in gates
+
+
+def _table(document: SweepDocument) -> Table:
+    """The recommended artifact of every recipe."""
+    columns = (
+        Column("recipe"),
+        Column("recommended", 90, left=True),
+        Column("value", 60, least=6),
+        Column("agreement", 80),
+        Column("p50 ms", 100, least=7),
+        Column("samples/s", 40),
+        Column("budget", 70, left=True),
+    )
+    rows: list[tuple[str, ...]] = []
+    for row in document.recipes:
+        report = row.report
+        if report is None:
+            rows.append((row.name, f"failed: {row.error.message if row.error else ''}"))
+            continue
+        name = report.verdict.stands_for_all or ""
+        engine, bench = report.engine(name), report.bench.row(name) if report.bench else None
+        value = engine.verify.value if engine else report.engines[0].verify.reference_value
+        rows.append(
+            (
+                row.name,
+                name if report.verdict.recommended else f"{name}, not decided",
+                "" if value is None else f"{value:.2f}",
+                f"{engine.verify.agreement:.2f}" if engine else "",
+                f"{bench.latency_ms.p50:.2f}" if bench else "",
+                f"{bench.throughput:.1f}" if bench else "",
+                report.verdict.gate,
+            )
+        )
+    return Table(columns, tuple(rows))

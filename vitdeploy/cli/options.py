@@ -1,0 +1,42 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from vitdeploy.cli.complete import complete_targets
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+engine_option = click.option(
+    "--target",
+    shell_complete=complete_targets,
+    default="auto",
+    show_default=True,
+    help="Which engine, by target or name; auto takes the first that works here.",
+)
+
+# A bundle may be somebody else's.
+trust_option = click.option(
+    "--trust",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Take bundles only if signed by this public key or certificate (PEM), as `vitdeploy bundle sign` does.",
+)
+
+
+def label_options(function: F) -> F:
+    """--labels and --annotations of the images of --data."""
+    labels = click.option(
+        "--labels",
+        type=click.Choice(["folders", "none", "yolo", "coco", "panoptic"]),
+        help="Where labels come from. Default: class folders where there are any.",
+    )
+    annotations = click.option(
+        "--annotations", type=click.Path(path_type=Path), help="YOLO's folder, or COCO's JSON file."
+    )
+    return labels(annotations(function))

@@ -1,0 +1,69 @@
+"""What an argument names: a bundle, a graph that vitdeploy wrote, or a model; and what is read of the first two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from vitdeploy.bundle.read import is_bundle, read_bundle, verify_files
+from vitdeploy.bundle.sign import signed_by
+from vitdeploy.models.model_folder.hub import is_hub_name
+from vitdeploy.runtime.labels import read_labels
+from vitdeploy.spec import Manifest
+from vitdeploy.stages.files import find_graph, is_ours
+
+DEFAULT_TARGET = "onnxruntime-cpu"
+
+
+def form_of(text: str) -> Literal["bundle", "hub", "path", "name"]:
+    """What an argument looks like; no file is read."""
+    path = Path(text)
+    if is_bundle(path):
+        return "bundle"
+    if is_hub_name(text):
+        return "hub"
+    return "path" if path.exists() or path.suffix == ".onnx" or "/" in text else "name"
+
+
+def kind_of(text: str) -> Literal["bundle", "graph", "model"]:
+    """What an argument names. A graph that vitdeploy did not write is the original of somebody's export; a path with
+    nothing at it is called a graph, as errors of graphs say what is missing."""
+    form, path = form_of(text), Path(text)
+    if form == "bundle":
+        return "bundle"
+    foreign = path.suffix == ".onnx" and path.is_file() and not is_ours(path)
+    return "graph" if form == "path" and not foreign else "model"
+
+
+def open_bundle(folder: Path, trust: Path | None = None) -> tuple[Manifest, tuple[str, ...]]:
+    """The manifest and the labels of a bundle that is intact, and signed by `trust` where that is given. Errors of
+    `read_bundle`, `verify_files`, `signed_by` and `read_labels` come through."""
+    manifest = read_bundle(folder)
+    verify_files(folder, manifest)
+    signed_by(folder, trust)
+    return manifest, tuple(read_labels(folder, manifest) or ())
+
+
+def float_graph(text: str) -> Path | None:
+    """The float graph at a path, None where there is none."""
+    from vitdeploy.graph.io.files import read_metadata
+
+    path = Path(text)
+    if not path.exists() or (path.is_file() and not is_ours(path)):
+        return None
+    file = find_graph(path)
+    return file if read_metadata(file).precision is None else None
+
+
+def default_target(file: Path) -> str:
+    """What a graph is compiled for where the user does not say it."""
+    from vitdeploy.graph.io.files import read_metadata
+
+    return read_metadata(file).target or DEFAULT_TARGET
+
+
+def new_folder(work: Path, name: str) -> Path:
+    """A new folder in `work`, whose name begins so."""
+    folder = work / f"{name}{len(list(work.iterdir()))}"
+    folder.mkdir()
+    return folder

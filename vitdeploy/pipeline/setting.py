@@ -1,0 +1,46 @@
+"""How the inputs and outputs of a graph, of a bundle's engine and of a reference model are read."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from vitdeploy.graph.io.files import GraphMetadata
+from vitdeploy.runtime.labels import number_of_classes
+from vitdeploy.spec import EngineSpec, GraphSpec, Manifest
+from vitdeploy.stages.files import known_labels
+from vitdeploy.stages.reference_model import ReferenceModel
+from vitdeploy.tasks.adapter import Setting
+
+
+def graph_setting(
+    file: Path, metadata: GraphMetadata, spec: GraphSpec | None = None, labels: tuple[str, ...] | None = None
+) -> Setting:
+    """Of the graph in a file that vitdeploy wrote.
+
+    Args:
+        spec: what the graph takes and gives, which says how many classes there are; calibration needs no classes.
+        labels: those of the bundle that the file lies in; None: the graph's own, or those that lie beside it.
+
+    Raises:
+        GraphError, DataError: as `known_labels`.
+    """
+    return Setting(
+        metadata.task,
+        metadata.preprocess,
+        metadata.postprocess,
+        metadata.sequence,
+        known_labels(file, metadata) if labels is None else labels,
+        None if spec is None else number_of_classes(spec.outputs, metadata.postprocess),
+    )
+
+
+def engine_setting(manifest: Manifest, engine: EngineSpec, labels: tuple[str, ...]) -> Setting:
+    """Of one engine of a bundle with these class names."""
+    classes = number_of_classes(engine.outputs, manifest.postprocess)
+    return Setting(manifest.task, manifest.preprocess, manifest.postprocess, engine.sequence, labels, classes)
+
+
+def reference_setting(model: ReferenceModel) -> Setting:
+    return Setting(
+        model.task, model.preprocess, model.postprocess, model.sequence, model.labels, model.classes, model.claim
+    )
