@@ -11,6 +11,7 @@ from vitdeploy.benchmark import summary
 from vitdeploy.benchmark.precision import percentile_interval
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.results import BenchRun, Entry, Machine, Round
+from vitdeploy.spec import encode
 
 SINGLE = [np.arange(1.0, 61.0), np.arange(61.0, 101.0)]
 OFFLINE = [np.full(10, 50.0), np.full(10, 150.0)]
@@ -35,7 +36,8 @@ def make_run(rounds, load_average=0.5, cpus=2, **fields):
 
 
 def row_of(rounds, percents=(50.0, 90.0, 99.0), **fields):
-    return summary.rows(make_run(rounds, **fields), percents)[0]
+    """The row as a report has it."""
+    return encode(summary.rows(make_run(rounds, **fields), percents)[0])
 
 
 def test_row_has_latency_of_single_and_throughput_of_offline():
@@ -70,9 +72,10 @@ def test_one_scenario_gives_both_numbers(scenario, batch):
 
 def test_all_values_are_plain():
     bench_run = make_run({"single": SINGLE, "offline": OFFLINE, "server:5": SINGLE, "sustain:3": SINGLE})
-    for value in (summary.rows(bench_run), summary.block_medians(bench_run), summary.samples(bench_run)):
+    values = map(encode, (summary.rows(bench_run), summary.block_medians(bench_run), summary.samples(bench_run)))
+    for value in values:
         assert json.loads(json.dumps(value, allow_nan=False)) == value
-    row = summary.rows(bench_run)[0]
+    row = encode(summary.rows(bench_run)[0])
     assert type(row["samples"]) is int
     assert {type(row[key]) for key in ("throughput", "load_seconds", "first_inference_ms")} == {float}
     assert {type(value) for value in row["latency_ms"].values()} == {float}
@@ -256,11 +259,11 @@ def test_another_provider_than_the_engine_was_made_for_is_a_fallback():
 
 def test_block_medians_are_in_the_order_of_time():
     bench_run = make_run({"single": SINGLE, "offline": OFFLINE})
-    assert summary.block_medians(bench_run) == {"openvino-cpu-int8": [30.5, 80.5]}
+    assert summary.block_medians(bench_run) == {"openvino-cpu-int8": (30.5, 80.5)}
 
 
 def test_samples_are_all_values_or_evenly_picked_ones():
     bench_run = make_run({"single": SINGLE, "offline": OFFLINE})
-    assert summary.samples(bench_run)["openvino-cpu-int8"] == np.arange(1.0, 101.0).tolist()
+    assert summary.samples(bench_run)["openvino-cpu-int8"] == tuple(np.arange(1.0, 101.0).tolist())
     picked = summary.samples(bench_run, limit=12)["openvino-cpu-int8"]
     assert picked == [1, 10, 19, 28, 37, 46, 55, 64, 73, 82, 91, 100]
