@@ -266,4 +266,4 @@ def test_samples_are_all_values_or_evenly_picked_ones():
     bench_run = make_run({"single": SINGLE, "offline": OFFLINE})
     assert summary.samples(bench_run)["openvino-cpu-int8"] == tuple(np.arange(1.0, 101.0).tolist())
     picked = summary.samples(bench_run, limit=12)["openvino-cpu-int8"]
-    assert picked == [1, 10, 19, 28, 37, 46, 55, 64, 73, 82, 91, 100]
+    assert picked == (1, 10, 19, 28, 37, 46, 55, 64, 73, 82, 91, 100)
