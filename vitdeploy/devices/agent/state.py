@@ -1,4 +1,4 @@
-"""Where jobs lie on a device, and what is known of each: its state survives every connection, and a restart is seen.
+"""The jobs on a device and their states, which survive every connection; a restart is detected.
 
     ~/.cache/vitdeploy-agent/<sha256>/agent.pyz      the agent itself
     ~/.cache/vitdeploy-agent/jobs/<digest>/          job.json, the files, status.json, log.txt, result/

@@ -64,7 +64,7 @@ def _publish(result: Result, folder: Path) -> None:
 
 
 def _seldom(tell: Progress) -> Progress:
-    """Tell of progress now and then: what is being measured is not to be disturbed."""
+    """Report progress only now and then, so as not to disturb what is measured."""
     last = -TELL_SECONDS
 
     def progress(text: str, done: int, total: int) -> None:
