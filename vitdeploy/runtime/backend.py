@@ -1,4 +1,4 @@
-"""What `runtime` asks of a back end: its table, and what is the same for all rows."""
+"""What a back end provides for `runtime`: the table of back ends, and what all of them share."""
 
 from __future__ import annotations
 

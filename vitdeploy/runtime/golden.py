@@ -75,7 +75,7 @@ def no_golden(manifest: Manifest, what: str) -> InputError:
 
 
 def comparable(manifest: Manifest, outputs: Iterable[str]) -> list[str]:
-    """Of a bundle's outputs those that its tolerance is for."""
+    """The outputs of a bundle that its tolerance applies to."""
     return list(outputs) if manifest.postprocess is None else manifest.postprocess.comparable(outputs)
 
 
@@ -140,7 +140,7 @@ def largest_difference(found: Mapping[str, Array], wanted: Mapping[str, Array], 
 
 
 def _difference(found: Array, wanted: Array) -> float:
-    """Infinite where tokens are not the same."""
+    """The difference of one output; infinite if tokens differ."""
     if wanted.dtype.kind in "iu" and not np.array_equal(found, wanted):
         return float("inf")
     a, b = found.astype(np.float64), wanted.astype(np.float64)

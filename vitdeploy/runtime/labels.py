@@ -11,7 +11,7 @@ from vitdeploy.spec import Manifest, PostprocessSpec, TensorSpec
 
 
 def read_labels(folder: Path, manifest: Manifest) -> list[str] | None:
-    """One label a class, or None where the bundle has none.
+    """One label per class, or None if the bundle has none.
 
     Raises:
         DigestError, ManifestError: the file is not the recorded one, or has not one line a class.

@@ -60,7 +60,7 @@ def find_driver() -> Driver:
 
 
 def describe_gpu() -> dict[str, str]:
-    """The GPU in the words that stand beside a measured number.
+    """The GPU in the words that go with a measured number.
 
     Raises:
         CapabilityError: as `find_driver`.

@@ -14,7 +14,7 @@ KEYS = ("tensorrt", "gpu", "compute_capability", "driver", "os")
 
 
 def fingerprint() -> dict[str, str]:
-    """Of this machine, as EngineSpec.device records it.
+    """The identity of this machine, as EngineSpec.device records it.
 
     Raises:
         MissingPackageError, EngineError, CapabilityError: no usable TensorRT, cuda-python, driver or GPU.
