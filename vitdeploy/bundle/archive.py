@@ -148,7 +148,7 @@ class _Reader:
         return parse_manifest(b"".join(kept), self.file / MANIFEST_FILE), digest
 
     def at(self, name: str) -> bool:
-        """Whether a file of this name comes next."""
+        """Whether a file with this name comes next."""
         data = self.raw.read(64)
         self.raw.seek(self.offset)
         return begins_with(data, name)

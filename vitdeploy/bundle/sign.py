@@ -162,7 +162,7 @@ def _signed_folder(folder: Path) -> Path:
 
 
 def _refusal(folder: Path, trust: Path, error: Exception) -> SignatureError:
-    """What is wrong, of an error that has no type of its own."""
+    """The problem behind an error without a type of its own."""
     found = _first_line(error)
     if found.startswith("Signature mismatch"):
         return SignatureError(

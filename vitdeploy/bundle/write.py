@@ -139,7 +139,7 @@ def _below(engine: EngineSpec, home: str) -> EngineSpec:
 
 
 def with_weights(graph: Path) -> list[Path]:
-    """An ONNX file and the external data beside it, if it has any."""
+    """An ONNX file and the external data next to it, if any."""
     return [graph, *sorted(graph.parent.glob(f"*{WEIGHTS_SUFFIX}"))]
 
 
