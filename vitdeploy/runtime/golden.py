@@ -1,5 +1,5 @@
-"""The self-check of an engine on the bundle's golden inputs: does it give here what it gave when the bundle was made,
-and are these the original's answers?"""
+"""The self-check of an engine on the bundle's golden inputs: it compares the outputs here with those from when the
+bundle was made, and the answers with the original's."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def fingerprint() -> dict[str, str]:
 
 
 def differences(recorded: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
-    """The keys in which a machine is not one that an engine was built for.
+    """The keys in which a machine differs from those that an engine was built for.
 
     An engine built for the hardware "ampere+" runs on every compute capability from 8.0, one built for
     "same-compute-capability" on every GPU that has its own; one built for "newer" versions also on later TensorRTs.

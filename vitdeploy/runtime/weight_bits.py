@@ -30,7 +30,7 @@ def saturation_warning(bits: WeightBits | None, isa: str) -> str:
 
 
 def weight_remarks(engine: EngineSpec, isa: str) -> list[str]:
-    """What is to be said of an engine that runs on a CPU which its weights are not made for, with its name."""
+    """Remarks, with the engine's name, on running it on a CPU that its weights are not made for."""
     bits, warning = bits_of(engine), saturation_warning(bits_of(engine), isa)
     if warning:
         return [f"warning: {engine.artifact}: {warning}"]
