@@ -29,7 +29,7 @@ CLIENT_GONE = 499  # of the log and the counts only: nobody is there to read it
 
 @dataclass
 class Record:
-    """What the log says of a request; endpoints add `fields`. `bug` is an error that nobody planned."""
+    """A request's entry in the log; endpoints add `fields`. `bug` is an unexpected error."""
 
     id: str
     fields: dict[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What a server allows, waits for and holds."""
+"""The limits of a server."""
 
 from __future__ import annotations
 
