@@ -33,7 +33,7 @@ def refuse(device: str, what: str, found: object = "", wanted: object = "") -> D
 
 
 def parse(device: str, line: bytes, kind: type[T]) -> T:
-    """The dataclass that a line says.
+    """Parse a line to its dataclass.
 
     Raises:
         DeviceResultError: it does not.

@@ -1,4 +1,4 @@
-"""What goes to a device for one artifact: its placement, and the files of it."""
+"""What is sent to a device for one artifact: its placement and its files."""
 
 from __future__ import annotations
 

@@ -113,8 +113,8 @@ class Status:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a device is. `sensors`: what can be read while it measures, or why not; `jobs`: what it does, and what waits
-    for it."""
+    """A description of a device. `sensors`: what it can read while it measures, or why not; `jobs`: running and waiting
+    ones."""
 
     host: dict[str, str]
     executable: str
