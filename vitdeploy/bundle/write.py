@@ -35,7 +35,7 @@ WEIGHTS_SUFFIX = ".onnx.data"
 
 @dataclass(frozen=True)
 class Golden:
-    """What the engines are fed, what the original then gives, and what each engine does; arrays by tensor name."""
+    """The golden inputs, the original's outputs and those of each engine; arrays by tensor name."""
 
     inputs: Mapping[str, npt.NDArray[Any]]
     outputs: Mapping[str, npt.NDArray[Any]]
