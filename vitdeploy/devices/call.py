@@ -70,7 +70,7 @@ class Call:
             self.input.flush()
 
     def greeting(self) -> str:
-        """What the agent's line says, without its prefix; "" where it never came.
+        """What the agent's line says, without its prefix; "" if it never came.
 
         Raises:
             StreamError: something else was printed, and too much of it.

@@ -219,7 +219,7 @@ class Stream:
         check(require().cudaStreamSynchronize(self.handle))
 
     def capture(self, work: Callable[[], None]) -> Graph | None:
-        """The work that `work` puts into this stream, as a graph that is launched at once; None where a part of it
+        """The work that `work` puts into this stream, as a graph that is launched at once; None if a part of it
         cannot be captured. Nothing is executed. Errors other than the refusal of a capture come through `work` when it
         is run without one."""
         cudart = require()

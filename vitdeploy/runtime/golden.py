@@ -92,7 +92,7 @@ class GoldenSet:
 
 
 def read_golden(folder: Path, manifest: Manifest, engine: EngineSpec) -> GoldenSet | None:
-    """The golden set of one engine of a bundle; None where it has none.
+    """The golden set of one engine of a bundle; None if it has none.
 
     Raises:
         DigestError, ManifestError: the files are not the recorded ones, or hold no arrays.

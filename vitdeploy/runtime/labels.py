@@ -33,7 +33,7 @@ def read_labels(folder: Path, manifest: Manifest) -> list[str] | None:
 
 
 def number_of_classes(outputs: Sequence[TensorSpec], postprocess: PostprocessSpec | None) -> int | None:
-    """How many classes the logits have, without a last "no object"; None where the outputs do not say."""
+    """How many classes the logits have, without a last "no object"; None if the outputs do not say."""
     size = next((tensor.shape[-1] for tensor in outputs if tensor.name == "logits"), None)
     if not isinstance(size, int):
         return None

@@ -166,7 +166,7 @@ def _load_decoders(predictor: Predictor) -> None:
 
 
 def _in_streams(bundle: Path, manifest: Manifest, engine: EngineSpec, batch: int, threads: int) -> Predictor | None:
-    """The same engine with a stream for each thread; None where it has no streams, or there is one thread."""
+    """The same engine with a stream for each thread; None if it has no streams, or there is one thread."""
     count = min(threads or usable_cores(), MOST_STREAMS)
     runner = make_runner(bundle, engine, batch=batch, threads=threads, streams=count)
     return Predictor(runner, images_of(manifest)) if runner.at_once > 1 else None

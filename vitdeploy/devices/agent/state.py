@@ -71,7 +71,7 @@ class Process:
 
 
 def boot_id() -> str:
-    """What is new with every boot; "" where the system does not say."""
+    """What is new with every boot; "" if the system does not say."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
