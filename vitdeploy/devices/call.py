@@ -1,7 +1,7 @@
 """One command on a device: a child process of ours with untrusted output.
 
-What it writes is read with limits, only behind a line that says that the agent speaks (login shells print greetings);
-what it says on standard error is kept short, for the error if there is one.
+Its output is read with limits, and only after a line that identifies the agent (login shells print greetings); its
+standard error is truncated and kept for an error message.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ PATIENCE_SECONDS = 600.0
 LOST = "{}: connection lost; trying again"
 
 AGENT = "~/.cache/vitdeploy-agent/"
-# Each one line of what every Python understands, so that an old one can say that it is old.
+# Each is one line that every Python understands, so that an old one can report its version.
 LAUNCH = (
     f'import os,sys;a=os.path.expanduser("{AGENT}"+sys.argv[1]+"/agent.pyz");del sys.argv[1];'
     "ok=sys.version_info>=(3,10) and os.path.isfile(a);"

@@ -102,7 +102,7 @@ def _answering(runner: Runner) -> Runner:
 
 
 def usable_engines(manifest: Manifest, engines: Sequence[EngineSpec]) -> list[EngineSpec]:
-    """Those of at least one engine that did not fail their budget when the bundle was made.
+    """The engines that did not fail their budget when the bundle was made; `engines` is not empty.
 
     Raises:
         GateError: all of them failed.

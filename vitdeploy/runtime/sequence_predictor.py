@@ -1,4 +1,4 @@
-"""What an app uses of an encoder-decoder: tokens in, tokens out."""
+"""The predictor of an encoder-decoder for apps: tokens in, tokens out."""
 
 from __future__ import annotations
 

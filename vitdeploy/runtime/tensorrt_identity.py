@@ -1,4 +1,4 @@
-"""What a TensorRT engine belongs to: TensorRT's version, the GPU, the driver and the operating system."""
+"""What a TensorRT engine depends on: TensorRT's version, the GPU, the driver and the operating system."""
 
 from __future__ import annotations
 

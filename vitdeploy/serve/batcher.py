@@ -51,7 +51,7 @@ class _Waiting:
 
 class Batcher:
     """Runs tensors in the order they came, in `workers` threads, as many together as `plan` says and fit. What is not
-    faster together runs alone: an answer goes out as soon as it is there, not with those of all that waited.
+    faster together runs alone: an answer goes out as soon as it is ready, not with those of all that waited.
 
     The first waits at most `max_delay` seconds for others, until `max_batch` images wait; no request is split. `submit`
     may be called from any thread. A future that is cancelled before its run is left out of it. If a run raises, all

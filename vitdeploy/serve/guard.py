@@ -37,7 +37,7 @@ class Record:
 
 
 class Guard:
-    """Wraps the application. `draining`: the server stops, what comes now is sent away."""
+    """Wraps the application. `draining`: the server is stopping and refuses new requests."""
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
         self.app = app

@@ -1,6 +1,6 @@
 """A job from its folder to its result, in a process of its own that no connection ends.
 
-Light to import: what is missing on the device must be found while there is somebody to tell it.
+Light to import: a missing package must be found while the host can still be told.
 """
 
 from __future__ import annotations
