@@ -1,4 +1,4 @@
-"""What `bench` asks of a back end beyond running its engines: its table."""
+"""What a back end provides for `bench` beyond running engines, and the table of back ends."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Query = Callable[[], object]
 
 @dataclass(frozen=True)
 class ProfileRequest:
-    """Whose layers to time: the file that the runtime loads, the engine, the name in the report, and for about how
-    many seconds."""
+    """The engine whose layers to time: the file that the runtime loads, the engine, its name in the report, and about
+    how many seconds to spend."""
 
     file: Path
     engine: EngineSpec
@@ -28,18 +28,19 @@ class ProfileRequest:
 
 @dataclass(frozen=True)
 class BenchBackend:
-    """What a runtime tells of the time that it takes.
+    """How to profile a runtime and measure its peak rates.
 
-    profile: the layers of an engine, over some dozens of runs.
-    products: a query of a few matrix products, given their rows and width, the precision and the number of threads, and
-        the runtime's own name of the kernel; raises CapabilityError where it does not compute in that precision.
+    profile: times the layers of an engine over a few dozen runs.
+    products: takes the rows and width of a few matrix products, the precision and the number of threads; returns a
+        query of them and the runtime's name for the kernel. Raises CapabilityError if it cannot compute in that
+        precision.
     """
 
     profile: Callable[[ProfileRequest], Profile]
     products: Callable[[int, int, str, int], tuple[Query, str]]
 
 
-# A back end that is not here is measured all the same, but neither its layers nor its best rates are known.
+# A back end that is missing here is still measured, but without its layers and its best rates.
 BENCH = BackendTable(
     "benchmark",
     BenchBackend,

@@ -1,4 +1,4 @@
-"""Who takes part in a benchmark run, and how its process is started."""
+"""The candidates of a benchmark run, and how their processes are started."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class BenchCandidate:
     """One artifact and how its worker is started.
 
     `request` is what the worker's runner is made from; "threads" (from the protocol) and "batch" are added to it.
-    `provider` is what it ran on when it was made; empty where nobody knows.
+    `provider` is what it ran on when it was built; empty if unknown.
     """
 
     artifact: str
@@ -37,7 +37,7 @@ def engine_candidate(
 ) -> BenchCandidate:
     """An engine whose files lie under `folder`, in a process that never sees torch; `trust` as for `make_runner`.
 
-    With `images` (see `stages.ImageStages`) the way from an image to its answer is measured too.
+    With `images` (see `stages.ImageStages`), the path from an image to its answer is measured too.
     """
     trusted = str(trust.resolve()) if trust else ""
     request = {"folder": str(folder.resolve()), "engine": encode(engine), "trust": trusted}

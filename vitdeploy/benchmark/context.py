@@ -1,19 +1,19 @@
-"""What a latency is held against, as it was measured: rates of the machine, and where each artifact's time goes."""
+"""Measurements that put a latency in context: peak rates of the machine, and where each artifact's time goes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-# Longer names and lists are cut: a node that a compiler fused of a hundred others has a name of kilobytes.
+# Longer names and lists are truncated: a node that a compiler fused from a hundred others has a name of kilobytes.
 LONGEST_NAME, MOST_FUSED = 200, 32
 
 
 @dataclass(frozen=True)
 class Rate:
     """The best rate of matrix products in one runtime at one precision: floating-point (or integer) operations a
-    second, a multiplication and an addition each. `shape`: the rows and the width that reached it. `kernel`: the
-    runtime's own name of what computed it."""
+    second; a MAC counts as two. `shape`: the rows and the width that reached it. `kernel`: the runtime's name for the
+    kernel."""
 
     target: str
     precision: str
@@ -24,8 +24,8 @@ class Rate:
 
 @dataclass(frozen=True)
 class Memory:
-    """The rate of copying: bytes read and written a second. `array_bytes` each array has; `cache_bytes` is the last
-    level of cache, None where the system does not tell."""
+    """The copy rate: bytes read and written per second. `array_bytes`: the size of each array; `cache_bytes`: that of
+    the last-level cache, None if the system does not report it."""
 
     bytes_per_second: float
     array_bytes: int
@@ -35,8 +35,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer as the runtime ran it: its median time, and the precision that it computed in. `fuses`: the nodes of
-    the graph that it does the work of, where there are several. `product`: whether it multiplies matrices."""
+    """One layer as the runtime ran it: its median time, and the precision that it computed in. `fuses`: the graph nodes
+    fused into it, if there are several. `product`: whether it multiplies matrices."""
 
     name: str
     kind: str
@@ -48,11 +48,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Profile:
-    """The layers of one artifact in the order in which they ran, over so many runs of `batch` images.
+    """The layers of one artifact in execution order, over several runs of `batch` images.
 
-    `latency_ms`: the median of whole queries at the same moment, which that of the benchmark run may be far from on a
-    machine whose speed moves. `per_layer_ms`: what the runtime's profiler itself takes for a layer, where that shows;
-    it is in no time.
+    `latency_ms`: the median of whole queries at the same time; on a machine whose speed varies it may be far from that
+    of the benchmark run. `per_layer_ms`: the profiler's overhead per layer, if it is visible; no time includes it.
     """
 
     artifact: str

@@ -1,4 +1,4 @@
-"""What a run does not decide, and why: measurements that say something else than how fast an artifact is here."""
+"""What a run cannot decide, and why: measurements that do not show how fast an artifact is on this machine."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from vitdeploy.benchmark.percentiles import nearest_rank
 from vitdeploy.benchmark.quiet import Unrest, enough, quiet_together, together, unrest, usable
 from vitdeploy.benchmark.results import BenchRun, Entry, Round
 
-# Of the ratios of paired rounds, a fifth clipped on either side: what moves the others so much is no noise of a timer,
-# and nothing that the kernel showed.
+# The limit on the spread of the ratios of paired rounds, a fifth clipped on either side: a larger spread is not timer
+# noise, and nothing that the kernel reported explains it.
 WILD_SPREAD, WILD_ROUNDS = 0.25, 6
-# By how much the quotient of the medians of all queries may be off the ratio of paired rounds, beyond its interval.
+# How far the quotient of the medians of all queries may be from the ratio of paired rounds, beyond its interval.
 APART_REACH = 0.1
-# The least share that is worth a word.
+# The least share that is mentioned.
 MENTIONED = 0.005
 MEASURE_AGAIN = "measure again when the machine is quiet, or for longer (--duration; bench.duration in a recipe)"
 
 
 @dataclass(frozen=True)
 class Judged:
-    """The ratio of two artifacts in one scenario, and why it is not to be relied on, if so.
+    """The ratio of two artifacts in one scenario, and the reason if it is unreliable.
 
-    over_ms, under_ms: the latencies that it is the quotient of, at the machine's usual speed in these rounds.
+    over_ms, under_ms: numerator and denominator, the latencies at the machine's usual speed in these rounds.
     """
 
     ratio: PairedRatio
@@ -42,7 +42,7 @@ class Judged:
 
 
 def judged(bench_run: BenchRun, a: str, b: str, scenario: str) -> Judged:
-    """The latency of `a` over that of `b`, of the rounds in which nobody disturbed either."""
+    """The latency of `a` over that of `b`, from the rounds in which neither was disturbed."""
     named = {entry.artifact: entry for entry in bench_run.entries}
     pair = (named[a], named[b])
     rounds = together(bench_run.protocol, pair, scenario)
@@ -58,18 +58,18 @@ def judged(bench_run: BenchRun, a: str, b: str, scenario: str) -> Judged:
 
 
 def _level(rounds: Sequence[Sequence[Round]]) -> float:
-    """The log of the latency in ms halfway between two artifacts, in the same rounds."""
+    """The log of the latency in ms midway between two artifacts, in the same rounds."""
     middle = np.mean([np.log(medians_of(each)) for each in rounds], axis=0)
     return clustered(middle, [block.process for block in rounds[0]]).log
 
 
 def alone_reason(bench_run: BenchRun, entry: Entry) -> str:
-    """Why what was measured of one artifact, which is compared with none, is not to be relied on; empty where it is."""
+    """Why the measurements of one artifact, compared with no other, are unreliable; empty if they are reliable."""
     return _fallback([entry]) or _disturbed(bench_run, [entry], bench_run.protocol.latency_scenario)
 
 
 def disturbed_reason(bench_run: BenchRun) -> str:
-    """Why the rounds that all of a benchmark run have in common are not to be relied on; empty where they are."""
+    """Why the rounds that all candidates have in common are unreliable; empty if they are reliable."""
     return _disturbed(bench_run, bench_run.entries, bench_run.protocol.latency_scenario)
 
 
@@ -92,7 +92,7 @@ def _disturbed(bench_run: BenchRun, entries: Sequence[Entry], scenario: str) -> 
         )
     seen = [
         unrest(block.machine, block.seconds, max(1, len(entry.affinity)))
-        for entry in bench_run.entries  # all of them, so that all that were disturbed alike say it in the same words
+        for entry in bench_run.entries  # all, so that candidates with the same disturbance get the same message
         for block in entry.rounds[scenario]
         if block.machine is not None
     ]
@@ -100,7 +100,7 @@ def _disturbed(bench_run: BenchRun, entries: Sequence[Entry], scenario: str) -> 
 
 
 def _said(seen: Sequence[Unrest]) -> str:
-    """What others had of the blocks that they disturbed."""
+    """The share that others took of the blocks that they disturbed, in words."""
     hit = [each for each in seen if each.disturbs]
     if not hit:
         return "the measuring process had less CPU time than before"
@@ -126,8 +126,8 @@ def _wild(ratio: PairedRatio, rounds: int, scenario: str) -> str:
 
 
 def _apart(ratio: PairedRatio, rounds: Sequence[Sequence[Round]]) -> str:
-    """The medians that stand beside a ratio, each of its own blocks, say about the same as it does, or neither is to be
-    believed."""
+    """The reason if the medians printed next to a ratio, each from its own blocks, contradict it: then neither is
+    reliable."""
     p50 = [nearest_rank(np.concatenate([block.latencies_ms for block in each]), 50) for each in rounds]
     quotient = float(np.log(p50[0] / p50[1]))
     if abs(quotient - ratio.log) <= ratio.reach + APART_REACH:

@@ -1,10 +1,9 @@
-"""Energy, where the machine measures it: never 0 where it does not.
+"""Energy, if the machine measures it; never 0 if it does not.
 
 Counters of CPU packages (RAPL, through powercap) are read before and after a block. Boards such as NVIDIA's Jetson have
-sensors of the power of the moment instead (INA chips, through hwmon), which are read right after the block's last
-query: the largest is taken, for the rail at the board's input feeds the others. Both measure everything that runs
-there, at rest too; neither sees the power supply. An engine of a GPU is charged with what the GPU uses (NVML), and
-with nothing else.
+sensors of instantaneous power instead (INA chips, through hwmon), which are read right after the block's last query;
+the largest counts, since the rail at the board's input feeds the others. Both include everything that runs there, and
+idle power; neither sees the power supply. An engine on a GPU is charged only with what the GPU uses (NVML).
 
 Sources: Linux, Documentation/power/powercap/powercap.rst (energy_uj, max_energy_range_uj; microjoules, for root only
 since CVE-2020-8694) and Documentation/hwmon/sysfs-interface.rst (power*_input in microwatts, in*_input in millivolts,
@@ -28,16 +27,16 @@ POWER, CURRENT = "sys/class/hwmon/hwmon*/power*_input", "sys/class/hwmon/hwmon*/
 
 
 class Meter(Protocol):
-    """What energy is read from. `source` names it, or says why there is none."""
+    """A source of energy readings. `source` names it, or says why there is none."""
 
     source: str
 
     def read(self) -> list[float | None]:
-        """What is read before and after a block."""
+        """The reading to take before and after a block."""
         ...
 
     def joules(self, before: list[float | None], after: list[float | None], seconds: float) -> float | None:
-        """The energy of a block of so many seconds between two readings; None where nothing can be read any more."""
+        """The energy of a block of `seconds` between two readings; None if the source can no longer be read."""
         ...
 
 
@@ -45,7 +44,7 @@ class GpuMeter:
     """The first GPU, as CUDA counts. `source` is "NVML", or says why there is none."""
 
     def __init__(self, counter: GpuEnergy | None = None) -> None:
-        from vitdeploy.runtime.nvml import GpuEnergy  # sensors of a board are told of before numpy is there
+        from vitdeploy.runtime.nvml import GpuEnergy  # sensors of a board are reported before numpy is there
 
         self._counter = counter or GpuEnergy()
         works = self._counter.joules() is not None
@@ -86,14 +85,14 @@ class EnergyMeter:
         for file, start, end in zip(self._counters, before, after, strict=True):
             if start is None or end is None:
                 return None
-            # A counter starts again at 0 behind its range.
+            # A counter wraps to 0 at the end of its range.
             wrapped = read_number(file.parent / "max_energy_range_uj") or 0.0 if end < start else 0.0
             total += end - start + wrapped
         return total / 1e6
 
 
 def _watts(file: Path) -> float | None:
-    """What a sensor says: power, or the product of a current and the voltage of the same channel."""
+    """A sensor's reading: power, or current times voltage of the same channel."""
     value = read_number(file)
     if value is None or file.name.startswith("power"):
         return None if value is None else value / 1e6

@@ -1,4 +1,4 @@
-"""How long a benchmark run will take, said before it begins."""
+"""Estimates how long a benchmark run will take, before it begins."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from vitdeploy.benchmark.protocol import (
     parse_scenario,
 )
 
-# To start a process, import a runtime and load a model of usual size; an original in PyTorch takes longer.
+# Seconds to start a process, import a runtime and load a model of usual size; an original in PyTorch takes longer.
 LOAD_SECONDS, ORIGINAL_LOAD_SECONDS = 1.5, 5.0
-# Of a survey: a process for the memory, each rate and each profile.
+# Seconds of one process of a survey: one for the memory, each rate and each profile.
 SURVEY_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class Expected:
-    """Seconds: on a quiet machine whose ratios are clear at once, and at most; slow answers and large models add."""
+    """Seconds: on a quiet machine whose ratios are clear at once, and at most. Slow answers and large models add to
+    both."""
 
     seconds: float
     most: float
@@ -36,7 +37,7 @@ class Expected:
 
 
 def expected(candidates: Sequence[BenchCandidate], protocol: Protocol, *, context: bool = False) -> Expected:
-    """How long a bench of these takes; with `context`, what is measured after it too."""
+    """How long a bench of these takes; with `context`, including what is measured after it."""
     count = len(candidates)
     blocks = count * sum(_block_seconds(protocol, name, protocol.blocks(name)) for name in protocol.scenarios)
     most = count * sum(

@@ -1,8 +1,8 @@
 """Why a latency or a throughput cannot be relied on; a flagged one passes no gate.
 
-A number that is only known badly has a wide interval, which is no flag: what is flagged is a number whose interval may
-not hold the truth, or one that is not of what it is called. Ratios are judged apart (`decided`): much that moves both
-artifacts cancels out in them.
+An imprecise number has a wide interval and gets no flag. A flag marks a number whose interval may not contain the true
+value, or one that measured something other than its name says. Ratios are judged separately (`decided`): much that
+affects both artifacts cancels out in them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from vitdeploy.benchmark.results import BenchRun, Entry, Machine, Round
 
 # How far the interval of the median query of a block may reach to either side.
 UNSTABLE = 0.1
-# How much slower a clock, or what is computed in a second, may become.
+# How much a clock, or the throughput, may slow down.
 THROTTLED = 0.05
-# Busy for so much of the time, a server has no steady latency: its queue only grows.
+# A server that is busy for this share of the time has no steady latency: its queue only grows.
 OVERLOADED = 0.98
-# Rounds that a first and a last quarter can be made of.
+# The least number of rounds with a first and a last quarter.
 QUARTERS = 4
 
 
@@ -49,7 +49,7 @@ def flags(bench_run: BenchRun, entry: Entry, scenario: str, percents: Sequence[f
 
 
 def falls_back(entry: Entry) -> bool:
-    """Whether it ran on something else than when it was made."""
+    """Whether it ran on another provider than when it was built."""
     return bool(entry.made_for) and entry.provider != entry.made_for
 
 
@@ -58,7 +58,7 @@ def _slept(block: Round) -> bool:
 
 
 def taken_by_others(entry: Entry, rounds: Sequence[Round]) -> float | None:
-    """The share of its CPUs' time that other processes and other virtual machines had; None where nobody knows."""
+    """The share of its CPUs' time that other processes and other virtual machines used; None if unknown."""
     seconds, taken = 0.0, 0.0
     for block in rounds:
         machine = block.machine
@@ -89,8 +89,8 @@ def _unstable(rounds: Sequence[Round]) -> bool:
 
 
 def _contended(bench_run: BenchRun, entry: Entry) -> bool:
-    """Others disturbed so many blocks that the others cannot stand for all; of a scenario that is one long run, whose
-    blocks all count, they had more than their share."""
+    """Whether so many blocks were disturbed that the quiet ones cannot stand for all; for a scenario that is one long
+    run, whose blocks all count, whether others used more than the allowed share."""
     for name, rounds in entry.rounds.items():
         if parse_scenario(name).spread:
             if not enough(bench_run.protocol, quiet_together([entry], name), rounds):
@@ -101,7 +101,7 @@ def _contended(bench_run: BenchRun, entry: Entry) -> bool:
 
 
 def load_disturbs(bench_run: BenchRun, entry: Entry) -> bool:
-    """Where the system does not say who computes: whether the load at the start was above the number of CPUs."""
+    """Whether the load at the start was above the number of CPUs, if the system does not report who uses them."""
     every = [block for blocks in entry.rounds.values() for block in blocks]
     unknown = taken_by_others(entry, every) is None
     return unknown and bench_run.load_average is not None and bench_run.load_average > bench_run.cpus + 0.5

@@ -1,8 +1,8 @@
-"""The best rate at which a runtime multiplies matrices here: what a model's own rate is held against.
+"""The peak rate at which a runtime multiplies matrices here: the reference for a model's own rate.
 
-A few layers, each a product of [rows, width] and a constant [width, width], one after the other as in a network, so
-that weights are packed and outputs are quantized as they are there. Of a few shapes the fastest counts: it is a rate
-that this machine reaches in this runtime, not one of a data sheet.
+It times a few layers in sequence, each a product of [rows, width] and a constant [width, width], so that weights are
+packed and outputs quantized as in a network. The fastest of a few shapes counts: a rate that this machine reaches in
+this runtime, not one from a data sheet.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def best_rate(target: str, precision: str, threads: int, seconds: float) -> Rate
     """The rate of the fastest of `SHAPES`, by its median query, within about `seconds` and the time to load.
 
     Raises:
-        CapabilityError: no probe for this target, or its kernels do not compute in this precision here.
+        CapabilityError: no probe for this target, or its kernels do not support this precision here.
         MissingPackageError, EngineError: of the runtime.
     """
     backend = BENCH.find(target)
@@ -36,7 +36,7 @@ def best_rate(target: str, precision: str, threads: int, seconds: float) -> Rate
         raise CapabilityError(f"the rates of {target} are not measured", wanted="a target on a CPU")
     found = []
     for rows, width in SHAPES:
-        # One after the other: the threads of a session that waits spin, and take the cores from the next one's.
+        # One after the other: the threads of an idle session spin, and take cores from the next one.
         query, kernel = backend.products(rows, width, precision, threads)
         flops = 2 * LAYERS * rows * width * width / _median_seconds(query, seconds / len(SHAPES))
         found.append(Rate(target, precision, flops, (rows, width), kernel))
@@ -57,7 +57,7 @@ def _median_seconds(query: Query, seconds: float) -> float:
 
 
 def seeded_weights(width: int, precision: str) -> list[Array]:
-    """Seeded, and such that numbers neither grow nor vanish from layer to layer."""
+    """Seeded random weights, scaled so that activations neither grow nor vanish from layer to layer."""
     generator = np.random.default_rng(SEED)
     if precision == "int8":
         return [generator.integers(-127, 128, (width, width), dtype=np.int8) for _ in range(LAYERS)]
@@ -65,7 +65,7 @@ def seeded_weights(width: int, precision: str) -> list[Array]:
 
 
 def weight_scale(width: int) -> float:
-    """Of INT8 weights that are uniform in -127..127, whose standard deviation is 73."""
+    """The scale of INT8 weights that are uniform in -127..127 (standard deviation 73)."""
     return float(1 / (73 * width**0.5))
 
 

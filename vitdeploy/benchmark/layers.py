@@ -13,15 +13,15 @@ from vitdeploy.errors import CapabilityError
 from vitdeploy.spec import EngineSpec
 
 LEAST_RUNS, MOST_RUNS = 5, 50
-# What the runtimes add to the name of a node that they fuse into another or lay out again.
+# What the runtimes append to the name of a node that they fuse into another or change the layout of.
 ADDED = re.compile(r"(/\w+Fusion|_nchwc|/WithoutBiases)+$")
 
 
 def profile(folder: Path, engine: EngineSpec, name: str, batch: int, threads: int, seconds: float) -> Profile:
-    """The layers of an engine whose files lie under `folder`, over some dozens of runs within about `seconds`.
+    """Profile the layers of an engine whose files lie under `folder`, in a few dozen runs within about `seconds`.
 
     Raises:
-        CapabilityError: the engine has no profiler here, or is an encoder-decoder's.
+        CapabilityError: the engine has no profiler here, or belongs to an encoder-decoder.
         VitdeployError: the runtime's own errors.
     """
     if engine.parts:
@@ -33,8 +33,8 @@ def profile(folder: Path, engine: EngineSpec, name: str, batch: int, threads: in
 
 
 def repeat(query: Callable[[], object], seconds: float, after: Callable[[], object] = lambda: None) -> list[float]:
-    """Run for so long, at least LEAST_RUNS times and at most MOST_RUNS; returns the milliseconds of each run, without
-    what is done after it."""
+    """Run for about `seconds`, at least LEAST_RUNS and at most MOST_RUNS times; returns the milliseconds of each run,
+    without what follows it."""
     begun, found = time.perf_counter(), list[float]()
     while len(found) < LEAST_RUNS or (len(found) < MOST_RUNS and time.perf_counter() - begun < seconds):
         start = time.perf_counter()

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-# A timer may wake up this much late: the rest is waited for without sleeping.
+# A timer may wake up this late: the rest of the wait spins.
 SPIN_NS = 200_000
 
 Query = Callable[[], object]
@@ -16,9 +16,10 @@ Query = Callable[[], object]
 
 @dataclass(frozen=True)
 class Load:
-    """What a block gave: the latency of each answered query, the seconds of the block, and those with a query running.
+    """The result of a block: the latency of each answered query, the seconds of the block, and those with a query
+    running.
 
-    `waiting_ns`: the ages of the queries that had arrived and were not begun.
+    `waiting_ns`: the ages of the queries that had arrived but not started.
     """
 
     latencies_ns: list[int]
@@ -42,9 +43,9 @@ def back_to_back(query: Query, seconds: float, least: int) -> Load:
 class PoissonLoad:
     """Queries that arrive at random, `rate` a second on average, and are answered one after the other.
 
-    A latency counts from the arrival that was scheduled, so that the time in the queue is part of it, however late the
-    query was begun. The clock of the arrivals stands still between blocks, and the queue is kept: the blocks together
-    are one run. The first query arrives at 0, as in MLPerf's LoadGen. Equal seeds give equal arrivals.
+    A latency counts from the scheduled arrival, so it includes the time in the queue, however late the query started.
+    The arrival clock stops between blocks, and the queue is kept: the blocks together are one run. The first query
+    arrives at 0, as in MLPerf's LoadGen. Equal seeds give equal arrivals.
     """
 
     def __init__(self, rate: float, seed: int) -> None:
@@ -54,13 +55,13 @@ class PoissonLoad:
         self._now = 0
 
     def arrivals_until(self, moment: int) -> deque[int]:
-        """The arrivals that were not begun, in ns, at least up to the first one after `moment`."""
+        """The arrivals in ns that have not started, at least up to the first one after `moment`."""
         while self._arrivals[-1] <= moment:
             self._arrivals.append(self._arrivals[-1] + max(1, round(self._random.expovariate(self._rate) * 1e9)))
         return self._arrivals
 
     def block(self, query: Query, seconds: float) -> Load:
-        """Answer what arrives within the next `seconds` of the run; a query that has begun is finished."""
+        """Answer what arrives within the next `seconds` of the run; a query that has started is finished."""
         offset, first, latencies, busy = time.perf_counter_ns() - self._now, self._now, [], 0
         deadline = first + int(seconds * 1e9)
         while (now := time.perf_counter_ns() - offset) < deadline:

@@ -1,9 +1,8 @@
-"""One measurement a machine at a time, whoever measures: two at once would each measure the other.
+"""One measurement per machine at a time, across users: two at once would disturb each other.
 
-The lock is the kernel's (flock) on an empty file in the machine's temporary folder, so that it is given back when its
-process ends, however that ends. Whose it is the kernel says too: nothing is written that another user could forge.
-Where there is no such lock (Windows), or the file cannot be opened, nobody is waited for; what others do shows in the
-load.
+The lock is the kernel's (flock) on an empty file in the machine's temporary folder, so it is released when its process
+ends, for whatever reason. The kernel also reports the owner: nothing is written that another user could forge. Without
+such a lock (Windows), or if the file cannot be opened, there is no waiting; other activity shows in the load.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ LONGEST_COMMAND = 100
 
 
 class MachineLock:
-    """The lock as this process sees it. The thread that holds it may take it again: a bench is made of others."""
+    """The lock as this process sees it. It is reentrant for the thread that holds it: a bench contains others."""
 
     def __init__(self) -> None:
         self._threads = threading.RLock()
@@ -34,7 +33,7 @@ class MachineLock:
         self._descriptor: int | None = None
 
     def take(self) -> bool:
-        """Whether it is now this thread's, which has to give it back as often as it takes it."""
+        """Try to take the lock; returns whether this thread holds it now. Release it once for each take."""
         if not self._threads.acquire(blocking=False):
             return False
         if not self._depth:
@@ -50,7 +49,7 @@ class MachineLock:
         if not self._depth and self._descriptor is not None:
             import fcntl
 
-            # A process that was forked meanwhile has the file open too: to close it here would not be enough.
+            # A process forked meanwhile has the file open too: closing it here would not be enough.
             fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             os.close(self._descriptor)
             self._descriptor = None
@@ -62,8 +61,8 @@ MACHINE = MachineLock()
 
 @contextlib.contextmanager
 def machine_lock(waits_for: Callable[[str], None]) -> Iterator[None]:
-    """Wait until nothing else is measured on this machine, and keep it so. `waits_for` hears who is waited for, once
-    for each."""
+    """Wait until nothing else measures on this machine, and hold the lock. `waits_for` is called once with each process
+    waited for."""
     told = ""
     while not MACHINE.take():
         found = described(holder())
@@ -82,7 +81,7 @@ def lock_file() -> Path:
 
 
 def _locked() -> tuple[bool, int | None]:
-    """Whether the lock is ours, and the descriptor that holds it; None where there is nothing to lock."""
+    """Whether the lock is ours, and the descriptor that holds it; None if there is nothing to lock."""
     descriptor = _open(lock_file()) if os.name == "posix" else None
     if descriptor is None:
         return True, None
@@ -93,15 +92,15 @@ def _locked() -> tuple[bool, int | None]:
     except BlockingIOError:
         os.close(descriptor)
         return False, None
-    except OSError:  # a file system that knows no such lock: nobody could ever be seen, so nobody is waited for
+    except OSError:  # a file system without such locks: no other holder is ever visible, so there is no waiting
         os.close(descriptor)
         return True, None
     return True, descriptor
 
 
 def _open(path: Path) -> int | None:
-    """The lock's file, made where it is not there. Others may have put something else in its place: a link is not
-    followed, a pipe not waited for."""
+    """Open the lock file, creating it if missing. Others may have put something else in its place: links are not
+    followed, and a pipe does not block."""
     flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = None
     # Another user's file in a sticky folder may be opened, but not with O_CREAT (fs.protected_regular).
@@ -122,7 +121,7 @@ def _open(path: Path) -> int | None:
 
 
 def holder(root: Path = ROOT) -> int | None:
-    """The process that holds the lock, as far as the kernel says it to this one."""
+    """The process that holds the lock, if the kernel shows it to this one."""
     try:
         inode = lock_file().stat().st_ino
     except OSError:
@@ -146,7 +145,7 @@ def described(pid: int | None, root: Path = ROOT) -> str:
 
 
 def _is_ancestors(pid: int | None, root: Path = ROOT) -> bool:
-    """Whether this process was started by the one that holds the lock, which so waits for this one."""
+    """Whether the lock's holder started this process, and so waits for it."""
     if pid is None:
         return False
     own = os.getppid()

@@ -1,7 +1,7 @@
 """The rate at which memory is copied here, by as many threads as a benchmark run uses.
 
-Two arrays well beyond the last level of cache, each thread with its part of them. Counted are the bytes read and the
-bytes written, as STREAM counts them (McCalpin 1995): what a cache reads before it writes is not.
+It copies between two arrays well beyond the last-level cache; each thread has its part. It counts bytes read and bytes
+written as STREAM does (McCalpin 1995), without what a cache reads before it writes.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from vitdeploy.benchmark.context import Memory
 from vitdeploy.benchmark.probes import ROOT, read_text
 from vitdeploy.errors import CapabilityError
 
-# An array is so many times the last level of cache; without a word of that, it has LEAST_BYTES.
+# An array is this many times the last-level cache; if that is unknown, it has LEAST_BYTES.
 TIMES_CACHE, LEAST_BYTES = 4, 64 << 20
-# Of the memory that is free, for both arrays.
+# The share of free memory for both arrays.
 MEMORY_SHARE = 0.5
 LEAST_RUNS = 5
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -56,7 +56,7 @@ def copy_rate(threads: int, seconds: float, root: Path = ROOT) -> Memory:
 
 
 def last_level_cache(root: Path = ROOT) -> int | None:
-    """The bytes of the largest cache of the first CPU; None where the kernel does not tell.
+    """The bytes of the largest cache of the first CPU; None if the kernel does not report it.
 
     Source: Linux, Documentation/ABI/testing/sysfs-devices-system-cpu (size in kB, as "36608K").
     """

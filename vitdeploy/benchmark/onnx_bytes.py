@@ -1,7 +1,7 @@
 """An ONNX file of a few nodes, as bytes: devices have no onnx package, and a probe of ONNX Runtime needs a graph.
 
-Only what the probes need of the format: messages of varints and of length-delimited fields (Protocol Buffers,
-"Encoding"), with the field numbers of onnx/onnx.proto3. The tests have the onnx package read it.
+It covers only what the probes need of the format: messages of varints and length-delimited fields (Protocol Buffers,
+"Encoding"), with the field numbers of onnx/onnx.proto3. The tests read it with the onnx package.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from vitdeploy.runtime.runner import Array
 
 # TensorProto.DataType.
 TYPES = {"float32": 1, "uint8": 2, "int8": 3}
-# Read by every ONNX Runtime from 1.14 on, which has the opset too.
+# Every ONNX Runtime from 1.14 on reads it and supports the opset.
 IR_VERSION, OPSET = 8, 17
 
 
 @dataclass(frozen=True)
 class Node:
-    """One operator of the default domain, without attributes. Its name is that of its output."""
+    """One operator of the default domain, without attributes, named like its output."""
 
     operator: str
     inputs: tuple[str, ...]

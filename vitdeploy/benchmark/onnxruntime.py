@@ -36,15 +36,15 @@ PRODUCTS = {
     *(INT8_KERNELS | FLOAT_PRODUCTS | FLOAT_CONVOLUTIONS),
     *("MultiHeadAttention", "Attention", "QAttention", "ConvTranspose", "Einsum"),
 }
-# The nodes of the graph that times what a profiler takes itself.
+# The number of nodes in the graph that measures the profiler's own overhead.
 IDLE_NODES = 16
 
 
 def profile(request: ProfileRequest) -> Profile:
-    """From a session's profile. The latency is that of a session without one: with it, it doubles.
+    """The layers from a session's profile. The latency is that of a session without profiling, which doubles it.
 
-    What the profiler itself takes is taken off each node: what it takes for one that does nothing, or, where all layers
-    then still exceed the latency, so much that they do not. It is about the same for every node: most of it is text.
+    The profiler's overhead is subtracted from each node: that of a node that does nothing, or, if the layers then still
+    exceed the latency, as much as makes them fit. It is about the same for every node: most of it is writing text.
     """
     file, batch, threads = request.file, request.batch, request.threads
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
@@ -65,7 +65,7 @@ def profile(request: ProfileRequest) -> Profile:
 
 
 def _idle_events(prefix: Path) -> list[Event]:
-    """A chain of nodes that turn the sign of one number."""
+    """The profile events of a chain of nodes that negate one number."""
     names = [str(i) for i in range(IDLE_NODES + 1)]
     nodes = [Node("Neg", (before,), after) for before, after in pairwise(names)]
     feeds = {names[0]: np.ones(1, np.float32)}
@@ -76,7 +76,7 @@ def _idle_events(prefix: Path) -> list[Event]:
 
 
 def _median_of_runs(events: Sequence[Event], runs: int) -> float:
-    """The median milliseconds a run; of a node in a branch or loop, which does not run once in each, the mean."""
+    """The median milliseconds per run; the mean for a node in a branch or loop, which does not run once per run."""
     times = [float(event["dur"]) / 1e3 for event in events]
     return statistics.median(times) if len(times) == runs else sum(times) / runs
 
@@ -89,7 +89,7 @@ def _layer(events: Sequence[Event], milliseconds: float, taken: float) -> Layer:
 
 
 def products(rows: int, width: int, precision: str, threads: int) -> tuple[Query, str]:
-    """A query, and the kernel of its products, which a profiled run has shown."""
+    """A query, and the kernel of its products as a profiled run shows it."""
     generator, weights = np.random.default_rng(SEED), seeded_weights(width, precision)
     constants = {f"weight{i}": weight for i, weight in enumerate(weights)}
     names = ["x", *(f"y{i}" for i in range(LAYERS))]

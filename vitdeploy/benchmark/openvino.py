@@ -17,15 +17,15 @@ from vitdeploy.benchmark.worker import random_feeds
 from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime.openvino import KERNEL_PRECISIONS, PRECISION_HINTS, OpenVinoRunner, require
 
-# Operators that multiply matrices, alone or inside of what was fused.
+# Operators that multiply matrices, alone or fused.
 PRODUCTS = ("MatMul", "FullyConnected", "Convolution", "GroupConvolution", "Deconvolution", "ScaledDotProduct")
-# A name that OpenVINO made up for what a node became: "MVN_80" is part of a LayerNormalization.
+# A name that OpenVINO generates for what a node became: "MVN_80" is part of a LayerNormalization.
 MADE_UP = re.compile(r"[A-Za-z]+_\d+")
 
 
 def profile(request: ProfileRequest) -> Profile:
-    """From the plugin's performance counters, which cost little; the compiled model knows what it fused, the file which
-    operators these were."""
+    """The layers from the plugin's performance counters, which cost little. The compiled model says what it fused, the
+    file which operators these were."""
     options, batch = {**request.engine.options, "PERF_COUNT": "YES"}, request.batch
     with OpenVinoRunner(
         request.file, name=request.name, batch=batch, options=options, threads=request.threads
@@ -63,7 +63,7 @@ def _layer(counter: Any, milliseconds: float, nodes: Mapping[str, Any], kinds: M
     products = [each for each in fuses if kinds[each].startswith(PRODUCTS)]
     product = bool(products) or counter.node_type.startswith(PRODUCTS)
     named = [each for each in fuses if not MADE_UP.fullmatch(each)]
-    # A product comes first of what it is fused with; elsewhere the last node is what the others lead to.
+    # A product comes first among the nodes that it is fused with; otherwise the last node is the result of the others.
     name = (products or (named if product else named[::-1]) or [counter.node_name])[0]
     if node is not None and not named and (after := _after(node, kinds)):
         name = f"{inside[0] if inside else counter.node_type} before {after}"
@@ -82,7 +82,7 @@ def _layer(counter: Any, milliseconds: float, nodes: Mapping[str, Any], kinds: M
 
 
 def _after(node: Any, kinds: Mapping[str, str]) -> str:
-    """The first node behind, of those that the file names."""
+    """The first node downstream that the file names."""
     for output in node.outputs():
         for target in output.get_target_inputs():
             listed = target.get_node().get_rt_info()["originalLayersNames"].value.split(",")
@@ -93,11 +93,11 @@ def _after(node: Any, kinds: Mapping[str, str]) -> str:
 
 
 def products(rows: int, width: int, precision: str, threads: int) -> tuple[Query, str]:
-    """A query, and the kernel of its products, which the compiled model names."""
+    """A query, and the kernel of its products as the compiled model names it."""
     runtime = require()
     core = runtime.Core()
     available = core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")
-    if precision.upper() not in available:  # a hint for a type that the CPU lacks is taken, and computed in another
+    if precision.upper() not in available:  # a hint for a type that the CPU lacks is accepted, and computed in another
         raise CapabilityError(f"this CPU has no {precision} for OpenVINO", found=", ".join(available))
     op, generator = runtime.opset13, np.random.default_rng(SEED)
     image = op.parameter([rows, width], np.float32)

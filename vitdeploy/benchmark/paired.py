@@ -1,4 +1,5 @@
-"""The ratio of two artifacts, by the rounds that both were measured in; numpy alone, so that devices can ask it too."""
+"""The ratio of two artifacts, from the rounds that both were measured in; numpy only, so that it runs on devices
+too."""
 
 from __future__ import annotations
 
@@ -12,17 +13,17 @@ import numpy as np
 from vitdeploy.benchmark.quiet import left_over
 from vitdeploy.benchmark.results import Round, Values
 
-# The share of paired values that is left out on either side of the mean.
+# The share of paired values that is trimmed on either side of the mean.
 TRIMMED = 0.2
-# Two processes of one artifact differ as long as they live, by where their memory lies: the log of their latency ratio
-# has a standard deviation, of which a few processes say little. What is found of them is drawn towards this one, which
-# counts as if it had been found of so many more processes. On the machine where it was measured it was 0.8 %; with 2 %,
-# intervals still cover where it is 2.5 % (docs/performance.md, "The protocol").
+# Two processes of one artifact differ for as long as they live, by where their memory lies: the log of their latency
+# ratio has a standard deviation that a few processes estimate poorly. The estimate is shrunk towards this one, which
+# counts as that many more processes. It was 0.8 % on the machine where it was measured; with 2 %, intervals still cover
+# if it is 2.5 % (docs/performance.md, "The protocol").
 PROCESS_SPREAD, PROCESS_FREEDOM = 0.02, 3
-# Blocks that are measured one after the other are alike at most so much: the mean of few rounds tells no more.
+# The upper bound of the autocorrelation of neighbouring blocks: a few rounds cannot show more.
 MOST_ALIKE = 0.8
-# How far the interval of a narrow ratio reaches to either side: with 3 %, one of 1.05 is found 9 times in 10. A ratio
-# that is far from 1 is as clear with more, an eighth of its logarithm.
+# How far the interval of a narrow ratio reaches to either side: with 3 %, a ratio of 1.05 is found 9 times in 10. A
+# ratio far from 1 is as clear with more, an eighth of its logarithm.
 NARROW_REACH, FAR_SHARE = 0.03, 1 / 8
 # Student's t for 95 %, two-sided, by its degrees of freedom from 1 on.
 QUANTILES = (
@@ -36,8 +37,8 @@ class PairedRatio:
     """A ratio's natural logarithm, its standard error, and the degrees of freedom of Student's t for its interval.
 
     `spread` is the standard deviation of the paired values' log ratios, disturbed ones clipped. `between`: the part of
-    the error that is by what processes differ. `bias`: by how much the logarithm may be off besides, however often it
-    is measured.
+    the error that is due to differences between processes. `bias`: how far the logarithm may be off in addition,
+    however often it is measured.
     """
 
     log: float
@@ -60,11 +61,12 @@ class PairedRatio:
 
     @property
     def narrow(self) -> bool:
-        """Whether it is known well enough, so that nothing more need be measured.
+        """Whether the ratio is precise enough to stop measuring.
 
-        As this asks for the error and hardly for the ratio, the interval covers as it would without being asked (Chow
+        This rule depends on the error and hardly on the ratio, so the interval keeps its coverage (Chow
         and Robbins 1965, "On the asymptotic theory of fixed-width sequential confidence intervals for the mean", Annals
-        of Mathematical Statistics 36:457-462). To go on until a ratio differs from 1 would find what is not there.
+        of Mathematical Statistics 36:457-462). Measuring until a ratio differs from 1 would find differences that do
+        not exist.
         """
         return self.reach <= max(NARROW_REACH, FAR_SHARE * abs(self.log))
 
@@ -75,8 +77,8 @@ def quantile(freedom: int) -> float:
 
 
 def ratio_of_rounds(a: Sequence[Round], b: Sequence[Round]) -> PairedRatio:
-    """The latency of `a` over that of `b`, by the median queries of paired rounds: the mean and error of `clustered`,
-    and a bias of what others had of these rounds.
+    """The latency of `a` over that of `b`, from the median queries of paired rounds: the mean and error of `clustered`,
+    with a bias for what others used during these rounds.
 
     Raises:
         ValueError: as `paired_ratio`.
@@ -86,7 +88,7 @@ def ratio_of_rounds(a: Sequence[Round], b: Sequence[Round]) -> PairedRatio:
 
 
 def ratio_of_medians(a: Sequence[float], b: Sequence[float]) -> PairedRatio:
-    """As `ratio_of_rounds`, of the median latencies of rounds that were all measured in one process of each.
+    """As `ratio_of_rounds`, from median latencies of rounds that were all measured in one process per artifact.
 
     Raises:
         ValueError: as `paired_ratio`.
@@ -99,13 +101,13 @@ def medians_of(rounds: Sequence[Round]) -> list[float]:
 
 
 def clustered(logs: Values, processes: Sequence[int]) -> PairedRatio:
-    """The 20 % trimmed mean of values that were measured in several processes, with an error that knows of these.
+    """The 20 % trimmed mean of values that were measured in several processes, with an error that accounts for these.
 
-    Rounds of one process have in common what it differs by, and neighbours may be alike: the rounds alone say too
-    little of the error. So it is that of clusters (Liang and Zeger 1986, "Longitudinal data analysis using generalized
-    linear models", Biometrika 73:13-22), of what each round moves the trimmed mean by, summed for each process. Of
-    three processes this has two degrees of freedom; so it is drawn towards what the rounds and `PROCESS_SPREAD` make
-    expected (Smyth 2004, "Linear models and empirical Bayes methods for assessing differential expression in microarray
+    Rounds of one process share its deviation, and neighbours may be correlated: treated as independent, the rounds
+    understate the error. So it is a cluster-robust error (Liang and Zeger 1986, "Longitudinal data analysis using
+    generalized linear models", Biometrika 73:13-22): each round's influence on the trimmed mean, summed per process.
+    With three processes it has two degrees of freedom, so it is shrunk towards what the rounds and `PROCESS_SPREAD`
+    predict (Smyth 2004, "Linear models and empirical Bayes methods for assessing differential expression in microarray
     experiments", Statistical Applications in Genetics and Molecular Biology 3:3).
     """
     kept, influence = _trimmed(logs)
@@ -132,7 +134,7 @@ def clustered(logs: Values, processes: Sequence[int]) -> PairedRatio:
 
 
 def _trimmed(logs: Values) -> tuple[Values, Values]:
-    """The sorted values that are kept, and by how much each value moves their mean (times the number of values)."""
+    """The sorted values that are kept, and each value's influence on their mean (times the number of values)."""
     ordered = np.sort(logs)
     cut = int(TRIMMED * logs.size)
     kept = ordered[cut : logs.size - cut]
@@ -142,8 +144,8 @@ def _trimmed(logs: Values) -> tuple[Values, Values]:
 
 
 def _alike(centred: Sequence[Values], each: float) -> float:
-    """How alike neighbouring rounds of a process are: their autocorrelation, with what few rounds hide of it (Marriott
-    and Pope 1954, "Bias in the estimation of autocorrelations", Biometrika 41:390-402)."""
+    """The autocorrelation of neighbouring rounds of a process, corrected for the bias of few rounds (Marriott and Pope
+    1954, "Bias in the estimation of autocorrelations", Biometrika 41:390-402)."""
     squares = sum(float(group @ group) for group in centred)
     if squares <= 0 or each <= 1:
         return 0.0
@@ -152,9 +154,9 @@ def _alike(centred: Sequence[Values], each: float) -> float:
 
 
 def paired_ratio(a: Sequence[float], b: Sequence[float]) -> PairedRatio:
-    """The ratio a/b of paired positive values, some of which were disturbed, and which have nothing in common.
+    """The ratio a/b of independent pairs of positive values, some of which were disturbed.
 
-    It is the 20 % trimmed mean of log(a_i / b_i), and its error is by the winsorised standard deviation (Tukey and
+    It is the 20 % trimmed mean of log(a_i / b_i), and its error comes from the winsorised standard deviation (Tukey and
     McLaughlin 1963, "Less vulnerable confidence and significance procedures for location based on a single sample",
     Sankhya A 25:331-352). A disturbance that lasts for seconds hits one of two blocks or both: few log ratios are far
     off, on either side, and a plain mean would follow them.

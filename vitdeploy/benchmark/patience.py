@@ -1,4 +1,4 @@
-"""Waiting until nobody else uses the machine, for so long and no longer."""
+"""Waiting until nobody else uses the machine, within a time limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from vitdeploy.benchmark import probes
 from vitdeploy.benchmark.quiet import TAKEN_SHARE, beyond_noise
 
-# How long the machine is watched before it is called quiet: some dozens of the ticks in which the kernel counts.
+# How long the machine is watched before it counts as quiet: a few dozen of the kernel's ticks.
 WATCH_SECONDS = 0.3
 NAMED_PROCESSES = 2
 
@@ -19,7 +19,8 @@ Times = Mapping[int, tuple[str, float]]
 
 @dataclass(frozen=True)
 class Others:
-    """What others computed while the machine was watched: `cpus` of them were busy with it; `names` are the busiest."""
+    """Other activity while the machine was watched: how many `cpus` it kept busy, and the `names` of the busiest
+    processes."""
 
     cpus: float
     of: int
@@ -35,7 +36,7 @@ class Others:
 
 
 class Patience:
-    """So many seconds in which a benchmark run may wait, all together. `tell` hears what is waited for."""
+    """The total seconds that a benchmark run may wait. `tell` is called with what it waits for."""
 
     def __init__(self, seconds: float, tell: Callable[[str], None], root: Path = probes.ROOT) -> None:
         self._left, self._tell, self._root = seconds, tell, root
@@ -43,7 +44,7 @@ class Patience:
         self._watches = seconds >= WATCH_SECONDS
 
     def wait(self) -> bool:
-        """Wait until the machine is quiet, while there is patience; returns whether it is, or cannot be seen."""
+        """Wait until the machine is quiet, within the limit; returns whether it is quiet, or cannot be watched."""
         if not self._watches:
             return True
         while True:
@@ -59,7 +60,7 @@ class Patience:
 
 
 def watched(root: Path = probes.ROOT, seconds: float = WATCH_SECONDS) -> Others | None:
-    """What others do on the CPUs of this process, which does nothing meanwhile; None where the system does not say."""
+    """Other activity on the CPUs of this process, which idles meanwhile; None if the system does not report it."""
     cpus = probes.affinity()
     earlier, begun, own = probes.process_seconds(root), time.monotonic(), time.process_time()
     before = probes.cpu_times(cpus, root)
@@ -76,7 +77,7 @@ def watched(root: Path = probes.ROOT, seconds: float = WATCH_SECONDS) -> Others 
 
 
 def _busiest(before: Times, after: Times, seconds: float) -> tuple[str, ...]:
-    """The name, number and share of a CPU of those that computed most."""
+    """The name, process number and CPU share of the busiest processes."""
     shares = {pid: (used - before.get(pid, ("", 0.0))[1]) / seconds for pid, (_, used) in after.items()}
     order = sorted((pid for pid in shares if shares[pid] > TAKEN_SHARE), key=lambda pid: -shares[pid])[:NAMED_PROCESSES]
     return tuple(f"{_printable(after[pid][0])} {pid}: {100 * shares[pid]:.0f} %" for pid in order)

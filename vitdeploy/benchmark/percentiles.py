@@ -1,7 +1,7 @@
-"""Percentiles of latency, and what may be claimed of them with so many queries.
+"""Percentiles of latency, and what a given number of queries allows to claim about them.
 
-A percentile is the nearest-rank one, a latency that was measured. What a number of queries says of the percentile of
-all queries to come follows from the binomial distribution: of n queries, the number above the true percentile p is
+A percentile is the nearest-rank one, a measured latency. What a number of queries says about the percentile of all
+future queries follows from the binomial distribution: of n queries, the number above the true percentile p is
 binomial with probability 1 - p. MLPerf's early stopping uses it with confidence 0.99 and tolerance 0 (MLCommons,
 inference_rules.adoc, appendix "Early Stopping Criterion"; loadgen/early_stopping.cc).
 """
@@ -28,8 +28,8 @@ Values = npt.NDArray[np.float64]
 class Percentile:
     """One percentile of `queries` latencies, in their unit.
 
-    value: the nearest-rank percentile. Where there were fewer than `needed` queries it is instead the largest latency
-        that the true percentile reaches with 99 % confidence, and `at_least` is true; None where there is none such.
+    value: the nearest-rank percentile. With fewer than `needed` queries it is instead the largest latency that the
+        true percentile reaches with 99 % confidence, and `at_least` is true; None if there is none.
     upper: MLPerf's early-stopping estimate, which the true percentile does not exceed with 99 % confidence; None with
         fewer than `needed` queries.
     """
@@ -48,7 +48,7 @@ class Percentile:
 
 
 def percentiles(values: Values, percents: Sequence[float] = DEFAULT) -> list[Percentile]:
-    """Each of the percents, in the order given, of any number of latencies, none included."""
+    """Each requested percentile, in the order given, of any number of latencies, including none."""
     ordered = np.sort(values)
     return [_percentile(ordered, percent) for percent in percents]
 
@@ -64,7 +64,7 @@ def _percentile(ordered: Values, percent: float) -> Percentile:
 
 def nearest_rank(values: Values, percent: float) -> float:
     """The ceil(percent / 100 * n)-th smallest of n values, at least one."""
-    # As a fraction of what is written: 99.9 % of 1,000 are 999, not 999.0000000000001.
+    # As an exact fraction of the decimal: 99.9 % of 1,000 are 999, not 999.0000000000001.
     rank = max(1, math.ceil(Fraction(str(percent)) * values.size / 100))
     return float(np.sort(values)[rank - 1])
 

@@ -1,4 +1,4 @@
-"""How well a latency and a throughput are known: 95 % intervals that know of blocks and of processes."""
+"""The precision of a latency and a throughput: 95 % intervals that account for blocks and processes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from vitdeploy.benchmark.paired import clustered, medians_of, quantile
 from vitdeploy.benchmark.percentiles import nearest_rank
 from vitdeploy.benchmark.results import Round, Values
 
-# (lower, upper); None where the measurement does not bound it.
+# (lower, upper); None if the measurement does not bound it.
 Interval = tuple[float | None, float | None]
 
 
 def percentile_interval(rounds: Sequence[Round], percent: float) -> Interval:
     """The interval of one percentile of latency, in ms.
 
-    Two of the latencies, by their ranks: the share of queries below the percentile has an error, that of a share in
-    clusters, which are the blocks (Woodruff 1952, "Confidence intervals for medians and other position measures",
-    Journal of the American Statistical Association 47:635-646). Beyond that, by what processes differ: all blocks of
-    one have that in common.
+    Its ends are two of the latencies, by rank, from the error of the share of queries below the percentile, with blocks
+    as clusters (Woodruff 1952, "Confidence intervals for medians and other position measures", Journal of the American
+    Statistical Association 47:635-646). It is widened by the differences between processes, which all blocks of one
+    share.
     """
     blocks = [block.latencies_ms for block in rounds if block.latencies_ms.size]
     count = sum(values.size for values in blocks)
@@ -41,14 +41,14 @@ def percentile_interval(rounds: Sequence[Round], percent: float) -> Interval:
 
 
 def _between_processes(rounds: Sequence[Round]) -> float:
-    """How far an interval reaches, as a logarithm, by what processes differ alone."""
+    """How far an interval reaches, as a logarithm, from differences between processes alone."""
     filled = [block for block in rounds if block.latencies_ms.size]
     found = clustered(_logs(medians_of(filled)), [block.process for block in filled])
     return quantile(found.freedom) * found.between
 
 
 def throughput_interval(rounds: Sequence[Round], throughput: float) -> Interval:
-    """The interval of images per second around what all rounds together gave; as that of a ratio."""
+    """The interval of images per second around that of all rounds together; computed like that of a ratio."""
     filled = [block for block in rounds if block.latencies_ms.size]
     if len(filled) < 2:
         return None, None

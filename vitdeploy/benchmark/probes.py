@@ -1,6 +1,6 @@
 """What the machine did while a block was measured: clocks, temperature, other processes, waiting, suspension, memory.
 
-Everything is read from the kernel's files under `root`, "/" but in tests; what is not there, or not permitted, is None.
+Everything is read from the kernel's files under `root`, "/" except in tests; what is missing or not permitted is None.
 Sources: Linux, Documentation/filesystems/proc.rst (stat, status, cpuinfo), Documentation/admin-guide/pm/cpufreq.rst
 (kHz), Documentation/ABI/testing/sysfs-class-thermal and Documentation/hwmon/sysfs-interface.rst (millidegrees),
 arch/x86 thermal_throttle (counts), Documentation/scheduler/sched-stats.rst (ns), Documentation/accounting/psi.rst (us).
@@ -20,7 +20,7 @@ ROOT = Path("/")
 
 @dataclass(frozen=True)
 class CpuTimes:
-    """Seconds since boot that the CPUs which this process may use were busy, and that the hypervisor gave to others."""
+    """Seconds since boot that the CPUs of this process's affinity were busy, and that the hypervisor gave to others."""
 
     busy: float
     stolen: float
@@ -41,7 +41,7 @@ def cpu_times(cpus: Sequence[int], root: Path = ROOT) -> CpuTimes | None:
         name, *fields = line.split()
         if name in wanted and len(fields) >= 8:
             found.append([int(field) for field in fields[:8]])
-    # A sandbox may show zeros, which say nothing: no CPU is neither busy nor idle.
+    # A sandbox may report all zeros, which mean nothing: a CPU is always busy or idle.
     if len(found) < len(wanted) or not all(any(times) for times in found):
         return None
     tick = os.sysconf("SC_CLK_TCK")
@@ -50,13 +50,14 @@ def cpu_times(cpus: Sequence[int], root: Path = ROOT) -> CpuTimes | None:
 
 
 def run_delays(root: Path = ROOT) -> dict[str, float]:
-    """The seconds that each thread of this process has been ready to run and had to wait for a CPU so far, by its
-    number; where the kernel does not say that, those in which some thread of its control group had to, as one. Empty
-    where it says neither."""
+    """The seconds so far that each thread of this process was ready to run but waited for a CPU, by thread number. If
+    the
+    kernel does not report that, one entry: those in which some thread of its control group waited. Empty if it reports
+    neither."""
     found = {}
     for file in root.glob("proc/self/task/*/schedstat"):
         fields = (read_text(file) or "").split()
-        if len(fields) >= 2 and any(map(int, fields[:2])):  # all zeros where the kernel does not count
+        if len(fields) >= 2 and any(map(int, fields[:2])):  # all zeros if the kernel does not count
             found[file.parent.name] = int(fields[1]) / 1e9
     if found:
         return found
@@ -65,7 +66,7 @@ def run_delays(root: Path = ROOT) -> dict[str, float]:
 
 
 def _pressed_seconds(root: Path) -> float | None:
-    """From the pressure file of this process's control group, or else of the whole machine."""
+    """The waiting seconds from the pressure file of this process's control group, or else of the whole machine."""
     group = re.search(r"^0::/?(.*)$", read_text(root / "proc/self/cgroup") or "", re.MULTILINE)
     files = [root / "sys/fs/cgroup" / group[1] / "cpu.pressure"] if group and group[1] else []
     for file in (*files, root / "proc/pressure/cpu"):
@@ -76,14 +77,14 @@ def _pressed_seconds(root: Path) -> float | None:
 
 
 def longest_wait(before: Mapping[str, float], after: Mapping[str, float]) -> float | None:
-    """The seconds that the thread which waited longest has waited between two readings of `run_delays`; None where
-    nothing is known. Of threads that compute one query together the slowest decides."""
+    """The longest wait of a thread between two readings of `run_delays`, in seconds; None if unknown. The slowest of
+    the threads that compute a query together decides."""
     waits = [seconds - before.get(thread, 0.0) for thread, seconds in after.items()]
     return max(0.0, *waits) if waits else None
 
 
 def process_seconds(root: Path = ROOT) -> dict[int, tuple[str, float]]:
-    """The name and the CPU seconds so far of every process that can be seen."""
+    """The name and the CPU seconds so far of every visible process."""
     found = {}
     for file in root.glob("proc/[0-9]*/stat"):
         head, _, tail = (read_text(file) or "").rpartition(")")
@@ -95,7 +96,7 @@ def process_seconds(root: Path = ROOT) -> dict[int, tuple[str, float]]:
 
 
 def clock_mhz(cpus: Sequence[int], root: Path = ROOT) -> float | None:
-    """The fastest clock of `cpus`: of what runs, not of what idles."""
+    """The fastest clock of `cpus`: that of a busy CPU, not of an idle one."""
     files = (root / f"sys/devices/system/cpu/cpu{cpu}/cpufreq/scaling_cur_freq" for cpu in cpus)
     clocks = [value / 1e3 for value in map(read_number, files) if value is not None]
     if not clocks:
@@ -105,7 +106,7 @@ def clock_mhz(cpus: Sequence[int], root: Path = ROOT) -> float | None:
 
 
 def temperature(root: Path = ROOT) -> float | None:
-    """The hottest sensor in degrees Celsius, of those that say something possible."""
+    """The hottest sensor in degrees Celsius, among those with a plausible reading."""
     files = [*root.glob("sys/class/thermal/thermal_zone*/temp"), *root.glob("sys/class/hwmon/hwmon*/temp*_input")]
     degrees = [value / 1e3 for value in map(read_number, files) if value is not None]
     return max((value for value in degrees if 0 < value < 150), default=None)
@@ -119,7 +120,7 @@ def throttle_count(root: Path = ROOT) -> int | None:
 
 
 def suspended_seconds() -> float:
-    """How long the machine has slept since boot; 0 where the system has no such clock."""
+    """How long the machine has slept since boot; 0 if the system has no such clock."""
     if not hasattr(time, "CLOCK_BOOTTIME"):
         return 0.0
     return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)

@@ -1,4 +1,4 @@
-"""The parent's side of one measuring process: start it, ask it, end it, and say what happened when it dies."""
+"""The parent's side of one measuring process: starts it, queries it, ends it, and reports why it died."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class WorkerProcess:
         """The worker's answer to one command, within `timeout` seconds.
 
         Raises:
-            WorkerError: it died, did not answer in time, or answered something that is not a JSON object.
-            VitdeployError: the error that it reports, as the class that has its code.
+            WorkerError: it died, did not answer in time, or its answer is not a JSON object.
+            VitdeployError: the error that it reports, as the class with its code.
         """
         try:
             self._commands.write(json.dumps(command) + "\n")
@@ -133,7 +133,7 @@ class WorkerProcess:
 
 
 def end_all(workers: Sequence[WorkerProcess]) -> None:
-    """End all workers, whatever they do: terminate them, and kill those that are still there after some seconds."""
+    """End all workers, even busy ones: terminate them, and kill those still alive after a few seconds."""
     for worker in workers:
         worker.terminate()
     deadline = time.monotonic() + EXIT_SECONDS

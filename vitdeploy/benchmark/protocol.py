@@ -17,10 +17,10 @@ LONGEST_SECONDS, MOST_QPS = 24 * 3600.0, 1e6
 BIN_SECONDS = 1.0
 # ONNX Runtime's idle threads spin for some 30 ms after their last query, also while another process measures.
 SETTLE_SECONDS = 0.1
-# How many times `warmup` a warm-up may take.
+# A warm-up may take this many times `warmup`.
 WARMUP_LIMIT = 3
 STAGE_ROUNDS = 4
-# Rounds in which somebody else ran are measured again, until it took so many times the duration.
+# Rounds in which somebody else ran are repeated, up to this many times the duration.
 SPARE = 2.0
 
 
@@ -33,7 +33,7 @@ class Scenario:
 
     @property
     def spread(self) -> bool:
-        """Whether its rounds may be spread over processes; the others are one long run."""
+        """Whether its rounds may be spread over processes; other scenarios are one long run."""
         return self.kind in ("single", "offline")
 
 
@@ -67,12 +67,12 @@ class Protocol:
 
     `scenarios`: see `parse_scenario`. `batch`: the last is for "offline", the first for all others. `duration` is per
     artifact and scenario, measured in blocks of `block_seconds`, in at least `min_rounds` rounds, in `processes` fresh
-    processes of each artifact one after the other. `warmup` is the least per process and batch; it goes on until block
-    medians are steady within 2 %, at most three times as long. `threads` 0 is each runtime's own choice. `timeout` is
-    the longest that a worker may take for one answer. Where a ratio that is asked for is not narrow after all rounds
-    (see `PairedRatio.narrow`), its scenario is measured again in other processes, for at most `max_extension` times the
-    duration. Rounds in which somebody else used the machine are measured again within the same bound, or within twice
-    the duration where `max_extension` is less.
+    processes of each artifact one after the other. `warmup` is the minimum per process and batch; it continues until
+    block medians are steady within 2 %, at most three times as long. `threads` 0 is each runtime's own choice.
+    `timeout` is the longest that a worker may take for one answer. If a requested ratio is not narrow after all rounds
+    (see `PairedRatio.narrow`), its scenario is measured again in new processes, for at most `max_extension` times the
+    duration. Rounds in which somebody else used the machine are repeated within the same bound, or within twice the
+    duration if `max_extension` is less.
     """
 
     scenarios: tuple[str, ...] = ("single", "offline")
@@ -100,7 +100,7 @@ class Protocol:
     def of_singles(
         cls, block_seconds: float, warmup: float, rounds: int = min_rounds, batch: int = 1, processes: int = 1
     ) -> Protocol:
-        """Latency alone, in so many rounds of short blocks, most often in one process of each: for searches, which
+        """Latency only, in a number of rounds of short blocks, usually in one process per artifact: for searches, which
         compare many engines."""
         duration = rounds * block_seconds
         return cls(("single",), (batch,), duration, block_seconds, rounds, warmup, processes=processes, max_extension=1)
@@ -117,31 +117,30 @@ class Protocol:
 
     @property
     def most_sessions(self) -> int:
-        """How often all rounds may be measured; once where the least of them take longer than the duration allows."""
+        """How often all rounds may be measured; once if the minimum number of rounds exceeds the duration."""
         return max(1, int(self.max_extension * self.duration / (self.rounds * self.block_seconds)))
 
     @property
     def most_rounds(self) -> int:
-        """How many rounds of a scenario may be measured, with those that were disturbed and those that are for a
-        narrower ratio."""
+        """How many rounds of a scenario may be measured, including disturbed ones and those added to narrow a ratio."""
         return max(self.rounds, int(max(self.max_extension, SPARE) * self.duration / self.block_seconds))
 
     @property
     def starts(self) -> int:
-        """How many processes of each artifact are started for all rounds: where none are spread over them, two, for the
-        second load."""
+        """How many processes of each artifact are started for all rounds: two if no rounds are spread, for the second
+        load."""
         spread = any(parse_scenario(text).spread for text in self.scenarios)
         return min(self.processes, self.rounds if spread else 2)
 
     def rounds_of(self, process: int) -> int:
-        """How many of the rounds are the process's, of those numbered from 0; 0 where there are fewer rounds. Each
-        `starts` processes have the rounds once more."""
+        """How many of the rounds a process measures (processes count from 0); 0 if there are fewer rounds. Each
+        `starts` processes measure all rounds once more."""
         place = process % self.starts
         return self.rounds // self.processes + (place < self.rounds % self.processes)
 
     def spare_of(self, process: int) -> int:
-        """How many rounds may have been measured once the process is done: each of the first ones may have its share of
-        all that may be."""
+        """How many rounds may have been measured once the process is done: each of the first processes may take its
+        share of the maximum."""
         return self.most_rounds * min(self.starts, process + 1) // self.starts
 
     def batch_of(self, scenario: str) -> int:
@@ -149,7 +148,7 @@ class Protocol:
 
     @property
     def latency_scenario(self) -> str:
-        """The scenario that an artifact's latency is of: "single", without it the first one."""
+        """The scenario that gives an artifact's latency: "single", or else the first one."""
         return "single" if "single" in self.scenarios else self.scenarios[0]
 
     def batches(self, scenarios: Sequence[str]) -> list[int]:

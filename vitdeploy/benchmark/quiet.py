@@ -1,8 +1,7 @@
 """Which blocks were measured while nobody else used the machine.
 
-What decides is what the kernel says of the load, and never a latency: to drop slow blocks would make every artifact
-look faster, and the one that varies most the fastest. Blocks of two artifacts that are compared count where both are
-quiet.
+The kernel's accounting of the load decides, never a latency: dropping slow blocks would make every artifact look
+faster, and the one that varies most the fastest. Blocks of two compared artifacts count if both are quiet.
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ from dataclasses import dataclass
 from vitdeploy.benchmark.protocol import Protocol, parse_scenario
 from vitdeploy.benchmark.results import Entry, Machine, Round
 
-# The share of a block that others may have: of all its CPUs' time, or of the time of one thread that waits for them.
+# The share of a block that others may use: of all its CPUs' time, or of the time of one thread that waits for them.
 TAKEN_SHARE = 0.05
 SUSPENDED_SECONDS = 0.05
-# Of the rounds that were asked for, how many have to be quiet.
+# The share of the requested rounds that must be quiet.
 QUIET_SHARE = 0.5
-# Where the kernel tells of nobody else: the share of the CPU time that an artifact usually has, which a block needs.
+# If the kernel reports no other processes: the share of an artifact's usual CPU time that a block needs.
 STARVED_SHARE = 0.85
 
 
 @dataclass(frozen=True)
 class Unrest:
-    """What others had of one block, as shares: `others` and `stolen` of the time of its CPUs, `waited` of the block,
-    for which one of its threads was ready while another process had its CPU."""
+    """What others used of one block, as shares: `others` and `stolen` of its CPUs' time; `waited` of the block, during
+    which one of its threads was ready while another process had its CPU."""
 
     others: float
     stolen: float
@@ -40,7 +39,7 @@ class Unrest:
 
 
 def unrest(machine: Machine, seconds: float, cpus: int) -> Unrest:
-    """What others had of a block of so many seconds; 0 what the kernel does not tell."""
+    """What others used of a block of `seconds`; 0 for what the kernel does not report."""
     others = beyond_noise(machine.other_seconds or 0.0, cpus)
     # Threads of one process that are more than its CPUs wait for each other: of a wait, only what others ran explains.
     waited = min(machine.waited_seconds or 0.0, others)
@@ -57,8 +56,8 @@ def unrest(machine: Machine, seconds: float, cpus: int) -> Unrest:
 
 
 def left_over(rounds: Sequence[Round]) -> float:
-    """The share of these blocks for which a thread waited while others ran, on average. Below the limit it disturbs no
-    block, but it may slow one artifact more than another: by about as much, where all threads wait for the slowest."""
+    """The mean share of these blocks for which a thread waited while others ran. Below the limit it disturbs no block,
+    but it may slow one artifact more than another: by about as much if all threads wait for the slowest."""
     shares = [0.0]
     for block in rounds:
         if block.machine is not None and block.machine.other_seconds is not None:
@@ -68,7 +67,7 @@ def left_over(rounds: Sequence[Round]) -> float:
 
 
 def beyond_noise(seconds: float, cpus: int) -> float:
-    """CPU seconds of others, without what may be rounding: the kernel counts whole ticks of each CPU."""
+    """CPU seconds of others beyond possible rounding: the kernel counts whole ticks of each CPU."""
     return max(0.0, seconds - 1.5 * math.sqrt(cpus) / _ticks_per_second())
 
 
@@ -77,7 +76,7 @@ def _ticks_per_second() -> float:
 
 
 def quiet(rounds: Sequence[Round], cpus: int) -> list[bool]:
-    """Of each block of one artifact and scenario, whether it is known of nobody else that he disturbed it."""
+    """For each block of one artifact and scenario, whether nobody else is known to have disturbed it."""
     shares = [_own_share(block) for block in rounds]
     usual = sorted(share for share in shares if share is not None)
     least = STARVED_SHARE * usual[(3 * len(usual)) // 4] if usual else 0.0
@@ -90,7 +89,7 @@ def _is_quiet(block: Round, cpus: int, share: float | None, least: float) -> boo
         return True
     if unrest(machine, block.seconds, max(1, cpus)).disturbs:
         return False
-    # A process that computes as it always does has as much CPU time in every block, unless somebody else has it.
+    # A process with a steady load uses as much CPU time in every block, unless somebody else takes it.
     return machine.other_seconds is not None or share is None or share >= least
 
 
@@ -105,8 +104,8 @@ def quiet_together(entries: Sequence[Entry], scenario: str) -> list[int]:
 
 
 def enough(protocol: Protocol, numbers: Sequence[int], rounds: Sequence[Round]) -> bool:
-    """Whether so many of the rounds can stand for all: half of those that were asked for, from two processes at least
-    where there were several."""
+    """Whether these rounds can stand for all: at least half of the requested ones, from two processes or more if there
+    were several."""
     wanted = QUIET_SHARE * min(protocol.rounds, len(rounds))
     processes = {rounds[number].process for number in numbers}
     several = min(2, len({block.process for block in rounds}))
@@ -114,13 +113,14 @@ def enough(protocol: Protocol, numbers: Sequence[int], rounds: Sequence[Round]) 
 
 
 def usable(protocol: Protocol, entry: Entry, scenario: str) -> list[Round]:
-    """The blocks that an artifact's own numbers are of: the quiet ones, or all where these are too few. A scenario that
-    is one long run is not cut: its queue, or its heat, is that of all before."""
+    """The blocks that an artifact's own numbers come from: the quiet ones, or all if these are too few. A scenario that
+    is
+    one long run is kept whole: its queue, or its heat, depends on everything before."""
     return together(protocol, [entry], scenario)[0]
 
 
 def together(protocol: Protocol, entries: Sequence[Entry], scenario: str) -> list[list[Round]]:
-    """The same of several artifacts, of each the blocks of the same rounds."""
+    """As `usable`, for several artifacts: the blocks of the same rounds of each."""
     every = [entry.rounds[scenario] for entry in entries]
     if not parse_scenario(scenario).spread:
         return [list(rounds) for rounds in every]

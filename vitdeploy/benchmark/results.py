@@ -1,4 +1,4 @@
-"""What a benchmark run measured, as it was measured; `summary` makes numbers of it."""
+"""The raw measurements of a benchmark run; `summary` turns them into numbers."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ Values = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Machine:
-    """What the machine did during one block; None is what it does not tell.
+    """What the machine did during one block; None for what it does not report.
 
     own_seconds, other_seconds, stolen_seconds: CPU time of the measuring process, of all others on the CPUs that it may
         use, and of other virtual machines.
     joules: see `energy`. mhz, celsius: the fastest of these CPUs and the hottest sensor, right after the block.
     throttles: how often CPUs were slowed down by heat since boot. suspended_seconds: how long the machine slept.
-    waited_seconds: how long the one of its threads that waited longest was ready to run and had no CPU.
+    waited_seconds: the longest that one of its threads was ready to run without a CPU.
     """
 
     own_seconds: float
@@ -40,8 +40,8 @@ class Round:
     """One block of queries of `batch` images: the latency of each query in ms, and the seconds of the whole block.
 
     process: the number of the process, from 0. busy_seconds: those with a query running. waiting_ms: the ages of the
-    queries that had arrived in the end of the block and were not begun ("server"). begun_seconds: when the block was
-    asked for, since the benchmark run began.
+    queries that had arrived but not started at the end of the block ("server"). begun_seconds: when the block was
+    requested, since the benchmark run began.
     """
 
     batch: int
@@ -60,12 +60,12 @@ class Round:
 
 @dataclass(frozen=True)
 class Entry:
-    """What was measured of one candidate; `rounds` has one list per scenario.
+    """The measurements of one candidate; `rounds` has one list per scenario.
 
     `load_seconds` (from the request to a loaded runner, with the import of the runtime), `first_inference_ms` and
     `peak_memory_bytes` (of the whole process, which had answered once) are those of the first batch size in the first
-    process; `warm_load_seconds` is the load in the second process, None without one. `affinity`: the CPUs that it might
-    use. `energy`: where joules are from, or why there are none. `stages_ms`: of images, empty where it takes none.
+    process; `warm_load_seconds` is the load in the second process, None without one. `affinity`: the CPUs that it could
+    use. `energy`: the source of the joules, or why there are none. `stages_ms`: empty if it takes no images.
     """
 
     artifact: str
@@ -88,7 +88,7 @@ class Entry:
 class BenchRun:
     """The measurements of all candidates, in their order; `load_average` is the machine's at the start (1 minute).
 
-    `context` is what they are held against, where that was measured after them.
+    `context` is what they are compared with, if it was measured after them.
     """
 
     protocol: Protocol

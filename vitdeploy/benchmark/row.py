@@ -1,6 +1,6 @@
-"""What a bench says of one artifact: percentiles with what may be claimed of them, throughput, flags, loading, energy.
+"""What a bench reports about one artifact: percentiles and the claims they allow, throughput, flags, loading, energy.
 
-A field that earlier versions did not write has a default, so that their documents stay readable.
+A field that earlier versions did not write has a default, so their documents stay readable.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class LatencyIntervals:
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """Images of one query: of the scenario that the latency is of, and of that which the throughput is of."""
+    """Images per query: of the scenario behind the latency, and of the one behind the throughput."""
 
     single: int
     offline: int
@@ -42,7 +42,7 @@ class BatchSizes:
 
 @dataclass(frozen=True)
 class Claim:
-    """One percentile as it may be claimed: see `percentiles.Percentile`; with its 95 % interval."""
+    """One percentile as it may be claimed (see `percentiles.Percentile`), with its 95 % interval."""
 
     percent: float
     value: float | None
@@ -56,8 +56,8 @@ class Claim:
 
 @dataclass(frozen=True)
 class Blocks:
-    """All blocks in the order of time: when each began, in seconds since the run did; the number of its process; its
-    median latency in ms, None where no query was answered; whether nobody else used the machine."""
+    """All blocks in order of time: when each began, in seconds since the start of the run; the number of its process;
+    its median latency in ms, None if no query was answered; whether nobody else used the machine."""
 
     begun_seconds: tuple[float, ...] = ()
     process: tuple[int, ...] = ()
@@ -69,9 +69,9 @@ class Blocks:
 class ScenarioResult:
     """All numbers of one scenario; `throughput` in images per second.
 
-    Of "server" alone: `offered` queries per second, the share of the time that a query was running (`busy`), and how
-    many were `unanswered` in the end. Of "sustain" alone, images per second: at `first`, at `last`, their quotient, and
-    of each block (`bins`).
+    For "server" only: `offered` queries per second, the share of the time that a query was running (`busy`), and how
+    many were `unanswered` at the end. For "sustain" only, images per second: at `first`, at `last`, their quotient, and
+    in each block (`bins`).
     """
 
     batch: int
@@ -92,7 +92,7 @@ class ScenarioResult:
 
 @dataclass(frozen=True)
 class StageTimes:
-    """The median of each stage from an image to its answer, in ms; None of a stage that this back end does not have.
+    """The median of each stage from an image to its answer, in ms; None for a stage that this back end does not have.
     `copies`: whether copies to and from the device are stages of their own. `images`: how many were timed."""
 
     end_to_end: float
@@ -110,7 +110,7 @@ class StageTimes:
 
 @dataclass(frozen=True)
 class Energy:
-    """Joules of everything on the package or board, an image, and where they are from; None where nothing says them."""
+    """Joules per image of everything on the package or board, and their source; None if nothing measures them."""
 
     source: str = ""
     joules_per_image: float | None = None
@@ -118,7 +118,7 @@ class Energy:
 
 @dataclass(frozen=True)
 class MachineUse:
-    """What the machine did meanwhile. mhz, celsius: least, median and most of what was sampled after each block."""
+    """What the machine did meanwhile. mhz, celsius: minimum, median and maximum of the samples after each block."""
 
     affinity: tuple[int, ...]
     process_threads: int | None
@@ -132,8 +132,8 @@ class MachineUse:
 class Row:
     """One artifact.
 
-    `latency_ms` is of the scenario "single", `throughput` (images per second) of "offline"; without it, each is of the
-    first scenario. `samples` is the number of queries behind `latency_ms`. `flags`: see `benchmark.flags`.
+    `latency_ms` comes from the scenario "single", `throughput` (images per second) from "offline"; each falls back to
+    the first scenario. `samples` is the number of queries behind `latency_ms`. `flags`: see `benchmark.flags`.
     """
 
     artifact: str

@@ -1,8 +1,9 @@
-"""A benchmark run: every artifact in processes of its own, measured in turns, so that drift of the machine hits all.
+"""A benchmark run: every artifact in processes of its own, measured in turns, so that drift of the machine affects all.
 
-What is measured is wall time from host memory to host memory, `Runner.infer` as apps call it. Scenarios, as MLPerf
-names them: "single" sends the next query when the previous one is done (latency), "offline" sends batches back to back
-(throughput), "server" has queries arrive at random, at a rate. "sustain" is "single" for so long that heat shows.
+It measures wall time from host memory to host memory, `Runner.infer` as apps call it. Scenarios, as MLPerf names them:
+"single" sends the next query when the previous one is done (latency), "offline" sends batches back to back
+(throughput), "server" has queries arrive at random, at a given rate. "sustain" is "single" for long enough to show
+heat.
 """
 
 from __future__ import annotations
@@ -30,14 +31,14 @@ def run_benchmark(
     """Measure all candidates against each other.
 
     Two processes of one artifact differ a little for as long as they live, by where their memory lies. So the rounds
-    are spread over several processes of each, which are started in another order each time. In the scenarios in which
-    the ratio of one of the `pairs` of artifacts is not narrow then, they are measured again: see `Protocol`.
+    are spread over several processes of each, started in a different order each time. A scenario in which the ratio of
+    one of the `pairs` of artifacts is still not narrow is measured again: see `Protocol`.
 
-    Nothing else of vitdeploy measures on this machine meanwhile, and where others use it that is waited for, as long as
-    one scenario takes. Rounds in which somebody did use it are measured again.
+    No other vitdeploy process measures on this machine meanwhile. The run waits while others use the machine, at most
+    as long as one scenario takes. Rounds in which somebody did use it are repeated.
 
-    `progress(text, done, total)` is called when a warm-up starts and after each measured block; with a total of 1 it
-    says what is waited for.
+    `progress(text, done, total)` is called when a warm-up starts and after each measured block; a total of 1 means that
+    the run waits, and the text says for what.
 
     Raises:
         ValueError: no candidate, or two of the same name.
@@ -70,20 +71,20 @@ def run_benchmark(
 
 @contextmanager
 def alone(progress: Progress) -> Iterator[None]:
-    """Nothing else of vitdeploy measures on this machine; where something does, it is waited for, and `progress` says
-    so with a total of 1."""
+    """Make sure that no other vitdeploy process measures on this machine; while one does, wait, and report it to
+    `progress` with a total of 1."""
     with machine_lock(lambda other: progress(f"waits for another measurement on this machine: {other}", 0, 1)):
         yield
 
 
 def against_last(names: Sequence[str]) -> list[tuple[str, str]]:
-    """Each with the last, as artifacts are compared that somebody names in a row."""
+    """Pairs of each artifact with the last, as artifacts named in a row are compared."""
     return [(name, names[-1]) for name in names[:-1]]
 
 
 @contextmanager
 def started(argv: Mapping[str, tuple[str, ...]]) -> Iterator[list[WorkerProcess]]:
-    """A measuring process for each name, which are ended in the end, whatever they do.
+    """Start a measuring process for each name; all are ended on exit, whatever they do.
 
     Raises:
         WorkerError: the operating system cannot start one.
@@ -104,8 +105,8 @@ def measure_candidates(
     protocol: Protocol,
     progress: Progress | None = None,
 ) -> BenchRun:
-    """As `run_benchmark`, in processes that were started before, one for each candidate. They may serve one run after
-    the other; what they loaded for the last one goes."""
+    """As `run_benchmark`, in running processes, one for each candidate. They may serve several runs in a row; each run
+    discards what they loaded for the last one."""
     single = dataclasses.replace(protocol, processes=1)
     tell = progress or no_progress
     with alone(tell):
@@ -125,7 +126,7 @@ def _load_average() -> float | None:
 
 
 def _unsettled(entries: Sequence[Entry], protocol: Protocol, pairs: Pairs, meter: Meter) -> list[str]:
-    """The scenarios in which some pair's ratio is not narrow yet, and which may be measured again."""
+    """The scenarios in which some pair's ratio is not narrow yet, and that may be measured again."""
     named = {entry.artifact: entry for entry in entries}
     return [
         name
@@ -137,7 +138,7 @@ def _unsettled(entries: Sequence[Entry], protocol: Protocol, pairs: Pairs, meter
 
 
 def _joined(before: Sequence[Entry], now: Sequence[Entry]) -> list[Entry]:
-    """The entries with what one more process of each gave."""
+    """The entries with the measurements of one more process of each."""
     if not before:
         return list(now)
     return [

@@ -18,7 +18,7 @@ from vitdeploy.benchmark.quiet import quiet_together
 from vitdeploy.benchmark.results import Entry, Machine, Round
 
 STEADY_SPREAD = 0.02
-# Without more patience, rounds are measured again where others leave at least so many of them alone.
+# Once the wait limit is reached, rounds are repeated only if others leave at least this share of them undisturbed.
 HOPEFUL_SHARE = 0.2
 
 Pairs = Sequence[tuple[str, str]]
@@ -32,9 +32,9 @@ def no_progress(text: str, done: int, total: int) -> None:
 class Meter:
     """Measures process by process, and counts the blocks for the progress.
 
-    Rounds in which others used the machine are measured again, so that each of the `pairs` of artifacts (all together,
+    Rounds in which others used the machine are repeated, so that each of the `pairs` of artifacts (all together,
     without any) has its rounds. `progress(text, done, total)` is called with each block, and with a total of 1 while
-    something is waited for.
+    waiting.
     """
 
     def __init__(self, protocol: Protocol, count: int, progress: Progress, pairs: Pairs = ()) -> None:
@@ -45,11 +45,11 @@ class Meter:
         self._patience = Patience(protocol.duration, lambda text: progress(text, 0, 1))
 
     def expect(self, scenarios: Sequence[str]) -> None:
-        """All rounds of these scenarios are to come, once more where they were measured before."""
+        """Add all rounds of these scenarios to the expected total, once more if they were measured before."""
         self._total += self._count * sum(map(self._protocol.blocks, scenarios))
 
     def wait(self) -> bool:
-        """Wait for a quiet machine, as long as there is patience; returns whether it is quiet."""
+        """Wait for a quiet machine within the limit; returns whether it is quiet."""
         return self._patience.wait()
 
     def rounds(self, scenario: str) -> int:
@@ -64,7 +64,7 @@ class Meter:
         order: Sequence[int],
         scenarios: Sequence[str],
     ) -> list[Entry]:
-        """What one process of each candidate gives in these scenarios. They are loaded in `order`.
+        """Measure one process of each candidate in these scenarios. They are loaded in `order`.
 
         "server" and "sustain" are one long run, and so are measured in the first process only.
         """
@@ -90,7 +90,7 @@ class Meter:
         return entries
 
     def _rounds_of(self, entries: Sequence[Entry], workers: Sequence[WorkerProcess], name: str, process: int) -> None:
-        """The rounds of one process, and again as many as others disturbed."""
+        """The rounds of one process, and as many more as others disturbed."""
         wanted = self._protocol.rounds_of(process)
         for _ in range(wanted):
             self._round(entries, workers, name, process, self.rounds(name) + 1, self._expected_rounds(process))
@@ -105,7 +105,7 @@ class Meter:
         return self._protocol.rounds * (process // self._protocol.starts + 1)
 
     def _disturbed(self, entries: Sequence[Entry], name: str, wanted: int) -> bool:
-        """Whether some of the artifacts that are compared have not so many quiet rounds of this process."""
+        """Whether some of the compared artifacts have too few quiet rounds in this process."""
         return any(len(quiet_together(each, name)) < wanted for each in self._compared(entries))
 
     def _share_of_quiet(self, entries: Sequence[Entry], name: str) -> float:
@@ -125,7 +125,7 @@ class Meter:
         number: int,
         of: int,
     ) -> None:
-        """One block of each, in an order of its own."""
+        """One block of each candidate, in this round's order."""
         protocol, scenario = self._protocol, parse_scenario(name)
         command: dict[str, Any] = {"batch": protocol.batch_of(name), "seconds": protocol.block_seconds}
         if scenario.kind == "server":
@@ -185,7 +185,7 @@ def _load(candidate: BenchCandidate, worker: WorkerProcess, protocol: Protocol) 
 
 
 def _warm_up(worker: WorkerProcess, batch: int, protocol: Protocol) -> None:
-    """Run blocks for at least the warm-up time, until the newest median is near that of the ones before."""
+    """Run blocks for at least the warm-up time, until the latest median is near that of the previous ones."""
     medians: list[float] = []
     seconds = 0.0
     while seconds < WARMUP_LIMIT * protocol.warmup:
@@ -203,7 +203,7 @@ def _warm_up(worker: WorkerProcess, batch: int, protocol: Protocol) -> None:
 def _measure_stages(
     candidates: Sequence[BenchCandidate], entries: Sequence[Entry], workers: Sequence[WorkerProcess], protocol: Protocol
 ) -> None:
-    """The stages of those that take images, in turns too."""
+    """The stages of those that take images, also in turns."""
     for number in range(STAGE_ROUNDS):
         for index in running_order(len(workers), number):
             if "images" in candidates[index].request:
@@ -220,8 +220,8 @@ def _ask_block(worker: WorkerProcess, command: dict[str, Any], protocol: Protoco
 def running_order(count: int, number: int) -> list[int]:
     """The order of `count` candidates in round `number`: rows of a Williams design.
 
-    Over `count` rounds (twice that for an odd count) each candidate runs equally often at each place, and right after
-    each other one. A plain rotation would leave it behind the same one in almost every round.
+    Over `count` rounds (twice that for an odd count) each candidate runs equally often in each position, and right
+    after each other one. With a plain rotation it would follow the same one in almost every round.
     """
     zigzag = [(index + 1) // 2 if index % 2 else -index // 2 for index in range(count)]
     order = [(place + number) % count for place in zigzag]

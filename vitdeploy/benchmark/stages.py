@@ -15,7 +15,7 @@ from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
 from vitdeploy.spec import decode as decode_spec
 
-# What most photos of the web and frames of cameras are near to.
+# A typical size of web photos and camera frames.
 WIDTH, HEIGHT = 640, 480
 SEED = 0
 STAGES = ("decode", "preprocess", "infer", "postprocess", "end_to_end")
@@ -40,7 +40,7 @@ class ImageStages:
         """The times of each stage in ns, from at least `least` images in at least `seconds`.
 
         decode: JPEG to pixels. preprocess: from the uint8 image [480, 640, channels] to the input tensor. infer: host
-        to host; its parts are there where the runner tells them apart (`Runner.stages`). postprocess: outputs to the
+        to host, with its parts if the runner distinguishes them (`Runner.stages`). postprocess: outputs to the
         result. end_to_end: `Predictor.predict` on the uint8 image, in one call.
         """
         found: dict[str, list[int]] = {stage: [] for stage in STAGES}
@@ -76,7 +76,7 @@ def _timed(times: list[int], work: Callable[[], T]) -> T:
 
 
 def example_photo(channels: int) -> bytes:
-    """A JPEG that is smooth as photos are: noise of 20x15 pixels, enlarged, with a little noise of its own."""
+    """A JPEG as smooth as a photo: noise of 20x15 pixels, enlarged, with a little fine noise added."""
     from PIL import Image
 
     generator = np.random.default_rng(SEED)

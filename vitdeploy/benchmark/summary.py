@@ -30,7 +30,7 @@ NOT_APART = "not apart on this back end"
 
 
 def rows(bench_run: BenchRun, percents: Sequence[float] = DEFAULT) -> list[Row]:
-    """One row per candidate, in the benchmark run's order; `percents` are those that are claimed of each scenario.
+    """One row per candidate, in the benchmark run's order; `percents` are the percentiles to claim for each scenario.
 
     Blocks in which somebody else used the machine are left out, where enough others are left (see `usable`).
     """
@@ -72,7 +72,7 @@ def _row(bench_run: BenchRun, entry: Entry, percents: Sequence[float]) -> Row:
 
 
 def _scenario(bench_run: BenchRun, entry: Entry, name: str, percents: Sequence[float]) -> ScenarioResult:
-    """What one scenario gave; "server" and "sustain" have numbers of their own beside the common ones."""
+    """The numbers of one scenario; "server" and "sustain" have some of their own in addition to the common ones."""
     rounds = usable(bench_run.protocol, entry, name)
     latencies, counted, scenario = _latencies(rounds), _with_unanswered(rounds), parse_scenario(name)
     seconds = sum(block.seconds for block in rounds)
@@ -108,7 +108,7 @@ def _blocks(entry: Entry, rounds: Sequence[Round]) -> Blocks:
 
 
 def _stages(stages: Mapping[str, Sequence[float]]) -> StageTimes | None:
-    """None where the artifact takes no images."""
+    """The stage times; None if the artifact takes no images."""
     if not stages:
         return None
     whole = np.asarray(stages["end_to_end"])
@@ -146,8 +146,8 @@ def _spread(values: Sequence[float]) -> tuple[float, float, float] | None:
 
 
 def block_medians(bench_run: BenchRun) -> dict[str, tuple[float, ...]]:
-    """Per artifact the median latency of each round, in ms, in the order of time: of the same rounds of all, those in
-    which nobody else used the machine, where they are enough. Rounds in which no query was answered are left out."""
+    """The median latency in ms of each round per artifact, in order of time. All artifacts have the same rounds: those
+    in which nobody else used the machine, if they are enough. Rounds without an answered query are left out."""
     rounds = together(bench_run.protocol, bench_run.entries, bench_run.protocol.latency_scenario)
     return {
         entry.artifact: tuple(float(np.median(block.latencies_ms)) for block in blocks if block.latencies_ms.size)
@@ -156,7 +156,7 @@ def block_medians(bench_run: BenchRun) -> dict[str, tuple[float, ...]]:
 
 
 def samples(bench_run: BenchRun, limit: int = 600) -> dict[str, tuple[float, ...]]:
-    """Per artifact at most `limit` latencies in ms, picked evenly over time."""
+    """At most `limit` latencies in ms per artifact, sampled evenly over time."""
     scenario = bench_run.protocol.latency_scenario
     return {
         entry.artifact: _evenly(_latencies(usable(bench_run.protocol, entry, scenario)), limit)
@@ -169,13 +169,13 @@ def _throughput_scenario(bench_run: BenchRun) -> str:
 
 
 def _latencies(rounds: Sequence[Round]) -> Values:
-    """Every latency in ms, with queries that were never answered."""
+    """Every latency in ms, including queries that were never answered."""
     return np.concatenate([block.latencies_ms for block in _with_unanswered(rounds)])
 
 
 def _with_unanswered(rounds: Sequence[Round]) -> list[Round]:
-    """A query that was never answered counts with the time that it had waited in the end, which it would surely have
-    taken; left out, it would make a server look faster the more it is overloaded."""
+    """The latencies with unanswered queries. Each counts with the time that it had waited at the end, a lower bound of
+    its latency; without them, a server would look faster the more it is overloaded."""
     *before, last = rounds
     every = np.concatenate([last.latencies_ms, np.asarray(last.waiting_ms, np.float64)])
     return [*before, dataclasses.replace(last, latencies_ms=every)]

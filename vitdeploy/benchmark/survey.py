@@ -1,7 +1,7 @@
-"""After a benchmark run, when nothing else is measured: the machine's best rates, and where each artifact's time goes.
+"""Surveys a machine after a benchmark run: its peak rates, and where each artifact's time goes.
 
-Each in a process of its own: profilers slow down what they watch, and threads of one runtime disturb another. What
-cannot be measured is left out, and says why: a bench is worth something without it.
+Each measurement has a process of its own: profilers slow down what they watch, and threads of one runtime disturb
+another. What cannot be measured is left out with the reason: a bench is useful without it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vitdeploy.spec import EngineSpec, decode
 SURVEY_WORKER = module_argv("vitdeploy.benchmark.survey_worker")
 # Seconds for the memory, each rate and each profile: a share of what a scenario takes, so that a quick bench stays one.
 MOST_SECONDS, SHARE = 2.0, 0.1
-# A bench that is over in less says nothing that would need one.
+# A shorter bench needs no survey.
 LEAST_DURATION = 1.0
 
 KINDS = {"memory": Memory, "rate": Rate, "profile": Profile}
@@ -36,7 +36,7 @@ KINDS = {"memory": Memory, "rate": Rate, "profile": Profile}
 
 @dataclass(frozen=True)
 class Ask:
-    """One thing to measure: what it is called where it is left out, and the worker's command."""
+    """One measurement: its name if it is left out, and the worker's command."""
 
     what: Literal["memory", "rate", "profile"]
     name: str
@@ -47,11 +47,11 @@ class Ask:
 
 
 def surveyed(bench_run: BenchRun, candidates: Sequence[BenchCandidate], progress: Progress) -> BenchRun:
-    """The run with its context: the memory, the rates that its engines need, and the layers of each. As it is,
-    where its scenarios took less than a second each.
+    """The run with its context: the memory, the rates that its engines need, and the layers of each. The run is
+    unchanged if its scenarios took less than a second each.
 
-    `progress(text, done, total)` is called before each of them. Candidates that are no engines, such as an original in
-    PyTorch, have no part in it.
+    `progress(text, done, total)` is called before each of them. Candidates that are not engines, such as an original in
+    PyTorch, are not surveyed.
     """
     if bench_run.protocol.duration < LEAST_DURATION:
         return bench_run
@@ -75,7 +75,7 @@ def surveyed(bench_run: BenchRun, candidates: Sequence[BenchCandidate], progress
 
 
 def plan(candidates: Sequence[BenchCandidate], protocol: Protocol) -> list[list[Ask]]:
-    """What is to be measured of engines on the CPU, in the order of time; each list in a process of its own."""
+    """What to measure for engines on the CPU, in order of time; each list in a process of its own."""
     engines = [each for each in candidates if "engine" in each.request and _on_cpu(each)]
     how = {"threads": protocol.threads, "seconds": min(MOST_SECONDS, SHARE * protocol.duration)}
     memory = Ask("memory", "memory", {"do": "memory", **how, "threads": protocol.threads or usable_cores()})
@@ -106,12 +106,12 @@ def _named(candidate: BenchCandidate) -> dict[str, Any]:
 
 
 def precisions_of(engine: EngineSpec) -> set[str]:
-    """The precisions that the products of an engine run in: its weights' own, and that of what multiplies none."""
+    """The precisions of an engine's matrix products: that of its weights, and that of products without weights."""
     return {*engine.kernels, RUNTIME[engine.target].float_precision(engine.options)}
 
 
 def _answers(asks: Sequence[Ask], timeout: float, tell: Callable[[Ask], None]) -> list[Any]:
-    """What one process answers to each; a LeftOut where it does not."""
+    """The answers of one process, with a LeftOut for each missing one."""
     found: list[Any] = []
     try:
         with started({str(asks[0]): SURVEY_WORKER}) as [worker]:

@@ -1,6 +1,6 @@
-"""A process that measures what a benchmark run is held against; it never is a candidate's.
+"""A process that measures the context of a benchmark run; it never runs a candidate.
 
-As `worker`, it answers one JSON command a line:
+As `worker`, it answers one JSON command per line:
 
     {"do": "rate", "target": ..., "precision": ..., "threads": 0, "seconds": 2}   a `context.Rate`
     {"do": "memory", "threads": 2, "seconds": 1}                                  a `context.Memory`
@@ -20,7 +20,7 @@ from vitdeploy.spec import EngineSpec, decode, encode
 
 
 def measure(command: dict[str, Any]) -> dict[str, Any]:
-    """What one command asks for, encoded."""
+    """The result of one command, encoded."""
     if command["do"] == "close":
         return {"closed": True}
     found: dict[str, Any] = encode(_measure(command))

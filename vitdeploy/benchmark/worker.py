@@ -1,14 +1,14 @@
-"""The measuring process of one artifact: it loads the artifact's runners and measures when it is told to.
+"""The measuring process of one artifact: it loads the artifact's runners and measures on command.
 
-It reads one JSON command a line from standard input and answers each with one JSON line:
+It reads one JSON command per line from standard input and answers each with one JSON line:
 
     {"do": "load", "request": {...}, "batches": [1, 8]}   what was loaded: see `Session`
     {"do": "block", "batch": 1, "seconds": 0.5}           latencies, and what the machine did: see `Session`
     {"do": "stages", "seconds": 0.5}                      {"stages_ns": {"decode": [...], ...}}, of images
     {"do": "close"}                                       {"closed": true}
 
-A block may have "arrivals" (queries a second), which come by themselves, and "settle" (seconds of queries before it
-that do not count). What goes wrong is answered as {"error": {"code", "message", "exit_code", "found", "wanted",
+A block may have "arrivals" (the rate, in queries per second) and "settle" (seconds of queries before it that do not
+count). Errors are answered as {"error": {"code", "message", "exit_code", "found", "wanted",
 "fix"}}.
 """
 
@@ -47,7 +47,7 @@ Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 def serve(make_runner: MakeRunner) -> int:
-    """A measuring process, from its first command to its exit status.
+    """Run a measuring process, from its first command to its exit status.
 
     `make_runner` gets the request of the "load" command plus "batch" and returns a runner, loaded or not.
     """
@@ -85,7 +85,7 @@ def _answered(answer: Answer, command: dict[str, Any]) -> dict[str, Any]:
 
 
 def _take_stdout() -> TextIO:
-    """The original standard output; from now on whatever this process prints goes to standard error."""
+    """Return the original standard output; from now on, whatever this process prints goes to standard error."""
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     return answers
@@ -147,7 +147,7 @@ class Session:
         }
 
     def _block(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        """A load, and beside it: the CPU seconds of this process and of all others on its CPUs, those that a hypervisor
+        """Measure a load, with the CPU seconds of this process and of all others on its CPUs, those that a hypervisor
         took, how long a thread waited for a CPU, joules, clock, temperature, how often the CPUs were throttled so far,
         and how long the machine slept."""
         batch, seconds = command["batch"], command["seconds"]

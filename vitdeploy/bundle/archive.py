@@ -148,7 +148,7 @@ class _Reader:
         return parse_manifest(b"".join(kept), self.file / MANIFEST_FILE), digest
 
     def at(self, name: str) -> bool:
-        """Whether a file of this name comes next."""
+        """Whether a file with this name comes next."""
         data = self.raw.read(64)
         self.raw.seek(self.offset)
         return begins_with(data, name)
@@ -184,7 +184,7 @@ class _Reader:
         return digest.hexdigest()
 
     def check_size(self, entries: list[FileEntry]) -> None:
-        """Before much is read: whether the file is as long as what it must hold."""
+        """Check early that the file is as long as its contents require."""
         members, offset = list(self.members), self.offset
         for entry in entries:
             members.append(Member(entry.path, entry.bytes, 0, offset))

@@ -47,7 +47,7 @@ class Member:
 
 
 def local_header(member: Member) -> bytes:
-    """What stands before the bytes of a file."""
+    """The header before the bytes of a file."""
     name, extra = member.name.encode("ascii"), b""
     size, version = member.bytes, _STORED
     if size >= _NOT_HERE:

@@ -1,4 +1,4 @@
-"""Who made a bundle: its signature (OpenSSF Model Signing 1.0), made and checked without a network.
+"""Signs bundles and checks who made them (OpenSSF Model Signing 1.0), without a network.
 
 The digests in `manifest.json` prove integrity: nothing changed by accident. They do not prove origin, as whoever
 changes a file can change its digest too. A signature covers every file of the folder, the manifest among them, and is
@@ -141,7 +141,7 @@ def _signed_files(folder: Path, trust: Path, called: Path | None = None) -> dict
 
 
 def digests_in(signature: bytes) -> dict[str, str]:
-    """What a signature says of each file, whoever made it: a DSSE envelope around an in-toto statement.
+    """The digest of each file in a signature, whoever made it: a DSSE envelope around an in-toto statement.
 
     Source: OpenSSF Model Signing, specification of version 1.0, "predicate": "resources" with "name", "algorithm" and
     "digest".
@@ -162,7 +162,7 @@ def _signed_folder(folder: Path) -> Path:
 
 
 def _refusal(folder: Path, trust: Path, error: Exception) -> SignatureError:
-    """What is wrong, of an error that has no type of its own."""
+    """The problem behind an error without a type of its own."""
     found = _first_line(error)
     if found.startswith("Signature mismatch"):
         return SignatureError(
@@ -187,7 +187,7 @@ def _refusal(folder: Path, trust: Path, error: Exception) -> SignatureError:
 
 
 def _hashing(model_signing: ModuleType) -> Any:
-    """What is signed: the SHA-256 of each file, but of the signature itself; no links."""
+    """What to sign: the SHA-256 of each file except the signature itself; no links."""
     return model_signing.hashing.Config().set_ignored_paths(paths=[SIGNATURE_FILE], ignore_git_paths=False)
 
 

@@ -46,7 +46,7 @@ def unpack(
 
 
 def _own_names(folder: Path) -> tuple[str, ...]:
-    """What lies at the top of a bundle's folder and so is replaced by another's; nothing where it is no bundle."""
+    """The top-level names of a bundle's folder, which another bundle replaces; nothing if it is not a bundle."""
     try:
         listed = [entry.path.partition("/")[0] for entry in read_bundle(folder).files] if is_bundle(folder) else None
     except ManifestError:

@@ -35,7 +35,7 @@ WEIGHTS_SUFFIX = ".onnx.data"
 
 @dataclass(frozen=True)
 class Golden:
-    """What the engines are fed, what the original then gives, and what each engine does; arrays by tensor name."""
+    """The golden inputs, the original's outputs and those of each engine; arrays by tensor name."""
 
     inputs: Mapping[str, npt.NDArray[Any]]
     outputs: Mapping[str, npt.NDArray[Any]]
@@ -139,7 +139,7 @@ def _below(engine: EngineSpec, home: str) -> EngineSpec:
 
 
 def with_weights(graph: Path) -> list[Path]:
-    """An ONNX file and the external data beside it, if it has any."""
+    """An ONNX file and the external data next to it, if any."""
     return [graph, *sorted(graph.parent.glob(f"*{WEIGHTS_SUFFIX}"))]
 
 

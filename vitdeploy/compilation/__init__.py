@@ -1,1 +1,1 @@
-"""From the placement of one target to what its runtime loads, and the record of what really ran."""
+"""Compiles the placement of one target to what its runtime loads, and records what really ran."""

@@ -1,4 +1,4 @@
-"""What `compile` asks of a back end: its table, and what is the same for most rows."""
+"""What a back end provides for `compile`: the table of back ends, and what most of them share."""
 
 from __future__ import annotations
 
@@ -21,9 +21,8 @@ Progress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """A placement (an ONNX file, alone in its folder but for its weights) and what to make of it, beside it. `batch` is
-    the batch to compile at; `progress` hears of the steps of a long build: (what, how much is done, how much there
-    is)."""
+    """A placement (an ONNX file, alone in its folder except for its weights) and what to build next to it. `batch` is
+    the batch to compile at; `progress` is called with the steps of a long build: (what, done, total)."""
 
     graph: Path
     target: str
@@ -35,8 +34,8 @@ class CompileRequest:
 
 @dataclass(frozen=True)
 class TargetState:
-    """Whether a target works on this machine. `precisions` are those that it runs; `fix` is "" where nothing can be
-    fixed, as the machine lacks the device."""
+    """Whether a target works on this machine. `precisions` are those that it runs; `fix` is "" if the
+    machine lacks the device."""
 
     works: bool
     version: str | None
@@ -46,15 +45,15 @@ class TargetState:
 
 
 def check_placed(engine: EngineSpec, asked: Precision, placed: int) -> None:
-    """No silent fallback: every linear and convolution ran in the precision that it was given.
+    """Check that there was no silent fallback: every linear and convolution ran in its assigned precision.
 
     Args:
-        engine: whose `kernels` say what ran.
-        asked: the precision of the whole.
+        engine: its `kernels` say what ran.
+        asked: the requested precision.
         placed: how many linears and convolutions the placement has in INT8.
 
     Raises:
-        CapabilityError: it did not.
+        CapabilityError: one did not.
     """
     int8 = engine.kernels.get("int8", 0)
     integer = asked in ("int8", "mixed")
@@ -79,14 +78,14 @@ def check_placed(engine: EngineSpec, asked: Precision, placed: int) -> None:
 class CompileBackend:
     """How a back end makes an engine.
 
-    compile_graph: makes the engine's files beside the placement, runs it once and says what ran; raises
+    compile_graph: writes the engine's files next to the placement, runs it once and returns what ran; raises
         CapabilityError, EngineError, MissingPackageError.
-    probe: whether a target, by its name, works here, by loading its runtime and asking; may raise anything.
-    examine: everything that a target needs, in the order in which to fix it; None where `probe` says all.
-    check_ran: raises CapabilityError where an engine did not run as it was placed.
-    require_precision: raises CapabilityError where the runtime does not run a precision on this machine.
-    files: what it writes beside the graph and its weights, relative to the engine's folder.
-    profiles: the shapes that an engine is built for, of its inputs, the options and the batch; None where a back end
+    probe: loads a target's runtime to check whether the target works here; may raise anything.
+    examine: everything that a target needs, in the order in which to fix it; None if `probe` says everything.
+    check_ran: raises CapabilityError if an engine did not run as placed.
+    require_precision: raises CapabilityError if the runtime does not support a precision on this machine.
+    files: what it writes in addition to the graph and its weights, relative to the engine's folder.
+    profiles: the shapes that an engine is built for, from its inputs, the options and the batch; None if a back end
         takes no build options.
     """
 

@@ -28,13 +28,13 @@ Job = Callable[[Any, Callable[[str, int, int], bool]], Any]
 
 
 def run_child(argv: tuple[str, ...], request: Any, what: str, progress: Progress) -> Any:
-    """The answer of a process that is started with `argv` and given `request`; `what` names it in errors.
+    """Start a process with `argv`, send it `request` and return its answer; `what` names it in errors.
 
-    When this call ends, by whatever way, the process is gone.
+    However this call ends, the process is gone.
 
     Raises:
-        VitdeployError: the error that it reports, as the class that has its code.
-        WorkerError: it cannot be started, died, or answered something else.
+        VitdeployError: the error that it reports, as the class with its code.
+        WorkerError: it cannot be started, died, or gave another answer.
     """
     with tempfile.TemporaryFile() as stderr:
         try:
@@ -45,7 +45,7 @@ def run_child(argv: tuple[str, ...], request: Any, what: str, progress: Progress
             raise WorkerError(f"{what} cannot be started", found=str(error)) from None
         assert process.stdin is not None and process.stdout is not None
         try:
-            with contextlib.suppress(BrokenPipeError), process.stdin:  # it may be dead already, which is told below
+            with contextlib.suppress(BrokenPipeError), process.stdin:  # it may be dead already, which is reported below
                 process.stdin.write(json.dumps(request))
             for line in process.stdout:
                 answer = _parse(line, what)
@@ -96,11 +96,11 @@ def _last_words(stderr: IO[bytes]) -> list[str]:
 def answer_parent(job: Job) -> int:
     """The child's side: do `job` on the request and answer; returns the exit status.
 
-    `job` gets the request and a function that tells progress; that one says False once nobody listens any more.
+    `job` gets the request and a function that reports progress, which returns False once nobody listens any more.
     """
     # Ctrl-C reaches the whole process group; the parent decides when this process ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # From now on whatever native code prints goes to standard error.
+    # From now on, output of native code goes to standard error.
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
 

@@ -1,4 +1,4 @@
-"""Compile one placement for its target, and check that it runs as it was placed."""
+"""Compiles one placement for its target, and checks that it runs as placed."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ def compile_engine(
     build: BuildOptions | None = None,
     progress: Progress = lambda text, done, total: None,
 ) -> EngineSpec:
-    """Make the engine's files in `out`, run it once, and say what ran.
+    """Write the engine's files to `out`, run it once, and return what ran.
 
     Args:
         graph: the placement (ONNX) of this target.
         out: an existing empty folder; gets `graph.onnx` and what the runtime loads.
-        precision: what was asked for.
+        precision: the requested one.
         batch: the batch to compile at; a dynamic batch in the graph is pinned to it.
         placed: how many linears and convolutions the placement has in INT8.
-        build: how TensorRT builds; by default as `compilation.tensorrt.BuildOptions` says.
-        progress: hears of the steps of a long build: (what, how much is done, how much there is).
+        build: how TensorRT builds; defaults as in `compilation.tensorrt.BuildOptions`.
+        progress: called with the steps of a long build: (what, done, total).
 
     Raises:
         TargetError: an unknown target.
-        CapabilityError: the target or this CPU cannot do the precision, or the engine did not run as placed.
-        EngineError: the runtime refuses the graph.
+        CapabilityError: the target or this CPU does not support the precision, or the engine did not run as placed.
+        EngineError: the runtime rejects the graph.
         MissingPackageError, DeviceMemoryError, WorkerError: as `compilation.tensorrt.compile_graph`.
     """
     row, backend = TARGETS[target], COMPILE[target]

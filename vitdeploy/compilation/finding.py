@@ -1,4 +1,4 @@
-"""One thing that a target needs of a machine."""
+"""One requirement of a target on a machine."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Finding:
-    """`detail` says what is here, or what is missing; `fix` how to get what is missing, "" where another thing that is
-    missing must come first."""
+    """`detail` says what is here or missing; `fix` how to get what is missing, "" if something else must be fixed
+    first."""
 
     name: str
     ok: bool
@@ -18,7 +18,7 @@ class Finding:
 
 
 def finding_lines(found: Sequence[Finding]) -> list[str]:
-    """What a target needs, for people: one line a thing, and one below the first that needs a fix, for the fix."""
+    """A target's requirements for people: one line per finding, and the fix below the first one that needs it."""
     lines, said = [], set()
     for each in found:
         lines.append(f"{'ok' if each.ok else 'missing':<7}  {each.name:<32} {each.detail}")

@@ -54,12 +54,13 @@ def compile_graph(request: CompileRequest) -> EngineSpec:
 
 
 def engine_files(graph: Path) -> tuple[str, ...]:
-    """What ONNX Runtime loads: the graph, and the weights beside it."""
+    """What ONNX Runtime loads: the graph, and the weights next to it."""
     return (graph.name, *sorted(path.name for path in graph.parent.glob("*.onnx.data")))
 
 
 def blank(inputs: tuple[TensorSpec, ...]) -> dict[str, Any]:
-    """Zeros for every input; a dynamic axis, as of a sequence's length, has one size wherever its name stands."""
+    """Zeros for every input; a dynamic axis, such as a sequence's length, has the same size wherever its name
+    occurs."""
     sizes: dict[str, int] = {}
     return {
         tensor.name: np.zeros(
@@ -81,13 +82,14 @@ def count_kernels(events: Sequence[Event]) -> dict[str, int]:
 
 
 def _between_activations(event: Event) -> bool:
-    """Attention's products: both operands have a batch axis. A constant weight has two axes, or is packed away."""
+    """Whether it is an attention product: both operands have a batch axis. A constant weight has two axes, or is
+    packed."""
     ranks = [len(shape) for entry in event["args"].get("input_type_shape", []) for shape in entry.values()]
     return sum(rank >= 3 for rank in ranks) >= 2
 
 
 def probe(target: str) -> TargetState:
-    """The provider is there."""
+    """Check that the provider is available."""
     runtime = ort.require()
     if ort.CPU_PROVIDER not in runtime.get_available_providers():
         raise RuntimeError(f"{ort.CPU_PROVIDER} is not among {runtime.get_available_providers()}")

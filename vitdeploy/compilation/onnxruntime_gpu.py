@@ -1,4 +1,4 @@
-"""ONNX Runtime on NVIDIA GPUs: the placement is the engine; a profiled run says of each node which provider ran it."""
+"""ONNX Runtime on NVIDIA GPUs: the placement is the engine; a profiled run says which provider ran each node."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ SHOWN_NODES = 5
 
 
 def compile_graph(request: CompileRequest) -> EngineSpec:
-    """The engine of a placement: the file itself is what ONNX Runtime loads, as it is typed.
+    """The engine of a placement: ONNX Runtime loads the file itself, with its types.
 
     The TensorRT provider shows its engine as one node: `kernels` is empty there, and the graph's own types, which a
     strongly typed network keeps, say the precision.
 
     Raises:
-        MissingPackageError, CapabilityError: the provider is not here or does not load; a node that computes more than
+        MissingPackageError, CapabilityError: the provider is missing or does not load; a node that computes more than
             shapes ran on another provider; or no layer ran in `precision`.
-        EngineError: ONNX Runtime refuses the graph, or fails on it.
+        EngineError: ONNX Runtime rejects the graph, or fails on it.
     """
     graph, target, precision, batch = request.graph, request.target, request.precision, request.batch
     gpu = describe_gpu()
-    # A session holds its weights on the GPU: this one goes before the next comes.
+    # A session holds its weights on the GPU: this one is freed before the next is created.
     dynamic = _has_dynamic_batch(ort_gpu.open_session(graph, target, batch=None, capture=False, strict=False))
     session = ort_gpu.open_session(
         graph, target, batch=batch, capture=False, strict=False, profile=graph.parent / "profile"
@@ -43,7 +43,7 @@ def compile_graph(request: CompileRequest) -> EngineSpec:
     del session
     shapes = shape_nodes(events, ort_gpu.PROVIDERS[target])
     options = {ort_gpu.SHAPE_NODES: ", ".join(shapes)} if shapes else {}
-    # Once as apps load it: as a CUDA graph, and refused where a node that is not listed would run on the CPU.
+    # Once as apps load it: as a CUDA graph, and refused if an unlisted node would run on the CPU.
     with ort_gpu.OnnxRuntimeGpuRunner(graph, target=target, name="probe", batch=batch, options=options) as runner:
         runner.infer(blank(inputs))
     kernels = count_kernels(events)
@@ -106,7 +106,7 @@ def _computes_shapes(event: dict[str, Any]) -> bool:
 
 
 def _not_checked(engine: EngineSpec, asked: Precision, placed: int) -> None:
-    """`compile_graph` has checked what can be known."""
+    """Nothing to check: `compile_graph` has checked what is known."""
 
 
 BACKEND = CompileBackend(compile_graph, probe, examine=findings, check_ran=_not_checked)

@@ -1,7 +1,7 @@
 """OpenVINO CPU: the placement becomes an IR; the compiled model's own execution graph says which kernels ran.
 
 The IR keeps a dynamic batch, so that one file serves every batch; the runner reshapes it before compiling.
-Half precision is the plugin's INFERENCE_PRECISION_HINT, always set: the plugin would otherwise choose by itself.
+Half precision is the plugin's INFERENCE_PRECISION_HINT, always set; otherwise the plugin would choose.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ CAPABILITIES = {"fp16": "FP16", "bf16": "BF16", "int8": "INT8", "mixed": "INT8"}
 
 
 def compile_graph(request: CompileRequest) -> EngineSpec:
-    """The engine of a placement, which is turned into `model.xml` and `model.bin` beside it."""
+    """The engine of a placement, converted to `model.xml` and `model.bin` next to it."""
     graph, precision, batch = request.graph, request.precision, request.batch
     openvino = require()
     core = openvino.Core()
@@ -63,7 +63,7 @@ def compile_graph(request: CompileRequest) -> EngineSpec:
 
 
 def require_precision(precision: str) -> None:
-    """Raise CapabilityError where OpenVINO does not run this precision on this CPU."""
+    """Raise CapabilityError if OpenVINO does not support this precision on this CPU."""
     available = require().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
     if precision in CAPABILITIES and CAPABILITIES[precision] not in available:
         here = [name for name in ("bf16", "fp16") if CAPABILITIES[name] in available]
@@ -87,7 +87,7 @@ def _kernels(compiled: Any) -> dict[str, int]:
 
 
 def probe(target: str) -> TargetState:
-    """A graph of one Relu is compiled and run."""
+    """Compile and run a graph of one Relu."""
     openvino = require()
     core = openvino.Core()
     capabilities = {each.lower() for each in core.get_property("CPU", "OPTIMIZATION_CAPABILITIES")}

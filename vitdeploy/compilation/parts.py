@@ -1,4 +1,4 @@
-"""One engine of several graphs: an encoder-decoder has two, each compiled in a folder of its own."""
+"""Engines made of several graphs: an encoder-decoder has two, each compiled in a folder of its own."""
 
 from __future__ import annotations
 

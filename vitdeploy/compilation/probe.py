@@ -1,4 +1,4 @@
-"""Does a target work here? Not only installed: its runtime is loaded and asked what it can do."""
+"""Probes whether a target works here: its runtime is not only installed, but loads and reports what it supports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vitdeploy.errors import MissingPackageError
 def probe_target(name: str) -> TargetState:
     """Whether one target works here.
 
-    A target on a GPU says in its detail what misses first; `examine` says everything.
+    For a GPU target the detail names the first thing that is missing; `examine` lists everything.
 
     Raises:
         TargetError: an unknown target.

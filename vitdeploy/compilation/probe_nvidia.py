@@ -1,4 +1,4 @@
-"""What a target on an NVIDIA GPU needs, piece by piece: what is here, what is missing and how to get it."""
+"""The requirements of a target on an NVIDIA GPU: what is here, what is missing and how to get it."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ PROBE_GRAPH = bytes.fromhex(
 
 
 def findings(target: str) -> list[Finding]:
-    """Everything that the target needs, in the order in which to fix it; each is asked, also where another misses."""
+    """Everything that the target needs, in the order in which to fix it; each is checked even if another is missing."""
     driver, missing = _driver()
     steps = _tensorrt(driver) if target == "tensorrt" else _onnxruntime(target, driver)
     return [*_gpu(driver, missing), *steps]
 
 
 def probe(target: str) -> TargetState:
-    """Without a driver there is nothing to fix: this is a machine of another kind."""
+    """The state of the target. Without a driver there is nothing to fix: the machine has no NVIDIA GPU."""
     found = findings(target)
     missing = next((each for each in found if not each.ok), None)
     if missing is None:
@@ -55,7 +55,7 @@ def probe(target: str) -> TargetState:
 
 
 def precisions(target: str) -> tuple[str, ...]:
-    """What of the target's precisions this GPU has kernels for."""
+    """The target's precisions that this GPU has kernels for."""
     driver, _ = _driver()
     if driver is None:
         return ()
@@ -103,7 +103,7 @@ def _tensorrt(driver: Driver | None) -> Iterator[Finding]:
         if library is not None and name == "nvinfer":
             loaded = _library_version(library)
         yield Finding(f"lib{name}", library is not None, detail, "" if library else TENSORRT_FIX)
-    numbers = loaded or _numbers(version)  # what is loaded counts; the package may say more, or nothing
+    numbers = loaded or _numbers(version)  # the loaded library counts; the package may report another version, or none
     shown = ".".join(map(str, numbers)) if numbers else "unknown"
     supported = bool(numbers) and numbers[:2] >= OLDEST and numbers[:1] <= NEWEST
     yield Finding(
@@ -193,7 +193,7 @@ def _start_tensorrt() -> str:
 
 
 def _start_provider(target: str) -> str:
-    """Runs the probe graph on the provider, and on no other."""
+    """Run the probe graph on the provider only."""
     runtime, provider = ort_gpu.require_provider(target), ort_gpu.PROVIDERS[target]
     options = runtime.SessionOptions()
     options.log_severity_level = 4

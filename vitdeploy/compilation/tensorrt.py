@@ -1,8 +1,8 @@
 """TensorRT: the placement becomes `engine.plan`, built by a process of its own.
 
-The builder is native code that runs for minutes and may crash, hang or be killed for memory; none of it takes the
-command along, and a file of ours either is not there or is complete. What was built is registered as this user's own
-(`runtime/trust.py`), which no file inside a bundle can do.
+The builder is native code that runs for minutes and may crash, hang or be killed for memory; none of that ends the
+command, and our files are either complete or absent. The result is registered as this user's own (`runtime/trust.py`),
+which no file inside a bundle can do.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BUILDER = module_argv("vitdeploy.compilation.tensorrt_build")
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What the building process reads: paths, the batch to check the engine at, and the options."""
+    """The input of the build process: paths, the batch to check the engine at, and the options."""
 
     graph: str
     out: str
@@ -44,7 +44,7 @@ class BuildRequest:
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What the building process answers. `kernels` counts linears and convolutions by the precision they run in."""
+    """The answer of the build process. `kernels` counts linears and convolutions by the precision they run in."""
 
     sha256: str
     device: dict[str, str]
@@ -56,12 +56,12 @@ class BuildResult:
 
 
 def compile_graph(request: CompileRequest) -> EngineSpec:
-    """The engine of a placement: `engine.plan` beside it, and `layers.json`, what TensorRT made of its layers.
+    """The engine of a placement: `engine.plan` next to it, and `layers.json`, what TensorRT made of its layers.
 
     Raises:
         MissingPackageError, CapabilityError: no TensorRT, cuda-python, driver or GPU here.
-        EngineError: TensorRT refuses the graph, with the nodes that it names, or the build.
-        DeviceMemoryError: too little memory on the GPU, also with a smaller workspace.
+        EngineError: TensorRT rejects the graph (the error names the nodes), or fails to build it.
+        DeviceMemoryError: too little memory on the GPU, even with a smaller workspace.
         UnsafeError: others could write the folder of timings, which TensorRT parses.
         WorkerError: the building process died.
         TargetError: a dynamic axis without a range, or no profile that holds `batch`.
@@ -100,7 +100,7 @@ def compile_graph(request: CompileRequest) -> EngineSpec:
 
 
 def _check_batch(batch: int, profiles: Sequence[Batches]) -> None:
-    """Refuse before the build what would fail once the engine is there."""
+    """Refuse, before the build, a batch that the finished engine would fail on."""
     if not any(smallest <= batch <= largest for smallest, _, largest in profiles):
         raise TargetError(
             f"the engine would not run at the batch {batch} that it is compiled at",
@@ -117,10 +117,11 @@ def profiles(inputs: Sequence[TensorSpec], build: BuildOptions | None, batch: in
 
 
 def check_typed(engine: EngineSpec, asked: Precision, placed: int) -> None:
-    """TensorRT computes in the types that the graph has, of which some may be wider than what was asked for.
+    """Check the precisions of an engine. TensorRT computes in the graph's types, some of which may be wider than
+    requested.
 
-    Of INT8 and FP8 the engine must have as many layers as were placed. A layer that the engine does not name is
-    "unknown": it is recorded as such and refuses nothing.
+    The engine must have as many INT8 and FP8 layers as were placed. A layer that the engine does not name is recorded
+    as "unknown" and is no reason to refuse.
     """
     quantized = asked in ("int8", "fp8")
     ran = engine.kernels.get(asked, 0)

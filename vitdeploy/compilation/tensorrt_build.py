@@ -1,4 +1,4 @@
-"""The building process: from an ONNX placement to a plan on disk, run once. Started by `compilation/tensorrt.py`."""
+"""The build process: from an ONNX placement to a plan on disk, run once. Started by `compilation/tensorrt.py`."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ TELL_SECONDS = 0.2
 
 
 def build(data: Any, tell: Tell) -> Any:
-    """Build, write and run the engine of a BuildRequest; gives a BuildResult. Both are encoded."""
+    """Build, write and run the engine of a BuildRequest; returns a BuildResult. Both are encoded."""
     request = decode(BuildRequest, data)
     here = fingerprint()
     plan, linears = _build_with_less_and_less(request, here, tell)
@@ -68,8 +68,8 @@ def build(data: Any, tell: Tell) -> Any:
 
 
 def _build_with_less_and_less(request: BuildRequest, here: dict[str, str], tell: Tell) -> tuple[bytes, list[str]]:
-    """The plan, and what names its linears. Where the device's memory does not do, with half of the workspace, and so
-    on; the last failure is raised."""
+    """The plan, and what names its linears. If the device runs out of memory, retry with half of the workspace, and so
+    on; raises the last failure."""
     workspace = request.options.workspace or cuda.free_memory()
     while True:
         builder = _Builder(request, here, tell)
@@ -115,14 +115,14 @@ class _Builder:
         )
 
     def build(self, workspace: int) -> bytes | None:
-        """The plan; None where TensorRT gives none, and `messages` say why. Keeps the timings of kernels."""
+        """The plan; None if TensorRT returns none, and `messages` say why. Saves the timings of kernels."""
         config = self._configure(workspace)
         plan = self._builder.build_serialized_network(self._network, config)
         if plan is None:
             return None
         timings = config.get_timing_cache()
         if timings is not None:
-            with contextlib.suppress(OSError):  # a build that is done is worth more than the next one's speed
+            with contextlib.suppress(OSError):  # a finished build matters more than the speed of the next one
                 write_atomic(self._timings, tensorrt_api.bytes_of(timings.serialize()))
         return tensorrt_api.bytes_of(plan)
 
@@ -156,7 +156,7 @@ class _Builder:
         return [tensorrt_api.tensor_spec(tensor.name, tensor.dtype, tensor.shape) for tensor in tensors]
 
     def _read_timings(self, config: trt.IBuilderConfig) -> None:
-        """Start from the timings of earlier builds; ones that TensorRT refuses are measured again."""
+        """Start from the timings of earlier builds; TensorRT measures rejected ones again."""
         known = self._timings.read_bytes() if self._timings.is_file() else b""
         cache = config.create_timing_cache(known)
         if cache is None or not config.set_timing_cache(cache, False):
@@ -164,7 +164,7 @@ class _Builder:
 
 
 def _make_monitor(tell: Tell) -> trt.IProgressMonitor:
-    """Tells the steps of the outermost phases; cancels the build once nobody listens."""
+    """A progress monitor: reports the steps of the outermost phases; cancels the build once nobody listens."""
     import tensorrt as trt
 
     class Monitor(trt.IProgressMonitor):
@@ -193,7 +193,7 @@ def _make_monitor(tell: Tell) -> trt.IProgressMonitor:
 
 
 def _inspect(plan: bytes, linears: list[str], options: BuildOptions) -> dict[str, Any]:
-    """What the engine's inspector says of its layers, its profiles, and whether its batch is dynamic."""
+    """The inspector's report on the engine's layers, its profiles, and whether its batch is dynamic."""
     import tensorrt as trt
 
     logger, messages = tensorrt_api.make_logger()

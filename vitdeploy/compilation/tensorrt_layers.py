@@ -1,8 +1,8 @@
-"""Which precision an engine's linears and convolutions run in, and whether attention was fused: from TensorRT itself.
+"""Reads from TensorRT in which precision an engine's linears and convolutions run, and whether attention was fused.
 
-TensorRT fuses and splits what the graph calls a layer. A layer of the engine names the nodes that it was made from in
-its "Metadata" ("[ONNX Layer: name]"), so each linear is looked for there; one that no layer names is counted as
-"unknown", never as what it should be.
+TensorRT fuses and splits the graph's layers. A layer of the engine names the nodes that it was made from in its
+"Metadata" ("[ONNX Layer: name]"), so each linear is looked up there; one that no layer names counts as "unknown", never
+as what it should be.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ATTENTION_NAME = re.compile(r"_mha(_|$)", re.IGNORECASE)
 
 
 def find_linears(network: trt.INetworkDefinition) -> list[str]:
-    """What names each convolution, and each product with a constant weight, of a parsed network: its metadata."""
+    """The metadata that names each convolution, and each product with a constant weight, of a parsed network."""
     import tensorrt as trt
 
     layers = [network.get_layer(index) for index in range(network.num_layers)]
@@ -61,7 +61,7 @@ def count_layers(text: str, linears: list[str]) -> dict[str, Any]:
     """From the inspector's JSON: `kernels` (linears and convolutions by precision, or "unknown"), `attention` (the
     names of fused attention kernels) and `layers` (each layer of the engine: name, type, kernel, precision).
 
-    A text that is no such JSON leaves everything unknown.
+    Any other text leaves everything unknown.
     """
     layers = _read(text)
     counts: collections.Counter[str] = collections.Counter()
@@ -80,7 +80,7 @@ def count_layers(text: str, linears: list[str]) -> dict[str, Any]:
 
 
 def _is_of(linear: str, made_from: str) -> bool:
-    """Whether it is named whole: "MatMul_1" is not "MatMul_10"."""
+    """Whether the whole name occurs: "MatMul_1" is not "MatMul_10"."""
     return re.search(rf"(?<![\w./]){re.escape(linear)}(?![\w./])", made_from) is not None
 
 
@@ -103,7 +103,7 @@ def _layer(entry: dict[str, Any]) -> dict[str, str]:
 
 
 def _precision(inputs: list[Any], kernel: str) -> str:
-    """By the types of the operands; the kernel's name where they say nothing."""
+    """The precision by the types of the operands, or by the kernel's name if they say nothing."""
     types = " ".join(
         str(tensor.get("Format/Datatype") or tensor.get("Datatype") or "")
         for tensor in inputs

@@ -1,4 +1,4 @@
-"""What detection and panoptic data have in common: categories, annotated images, their split and their digest."""
+"""The common part of detection and panoptic data: categories, annotated images, their split and their digest."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KEYS: dict[str, type] = {
 
 @dataclass(frozen=True)
 class Category:
-    """A class as the data set counts it. `name` is None where its files give numbers only.
+    """A class as the data set numbers it. `name` is None if its files give numbers only.
 
     `thing`: has instances (person); otherwise stuff (sky), in the words of arXiv 1801.00868.
     """
@@ -51,10 +51,10 @@ A = TypeVar("A", bound=Annotation)
 
 @dataclass(frozen=True)
 class AnnotatedSet(Generic[A]):
-    """The annotated images below `folder`, sorted by path, and what is known about each, by `Sample.path`.
+    """The annotated images below `folder`, sorted by path, and the annotation of each, by `Sample.path`.
 
     Annotations hold category ids of the data set: see `data.classes`. `unannotated` counts the images below `folder`
-    that the annotations do not speak of; they are not among `samples`.
+    without an annotation; they are not in `samples`.
     """
 
     folder: Path
@@ -96,9 +96,9 @@ class AnnotatedSet(Generic[A]):
 
 
 def folder_images(folder: Path) -> dict[str, Path]:
-    """The images below `folder` by their path relative to it, and by file name where that is unique; errors as `scan`.
+    """The images below `folder` by their path relative to it, and by file name if that is unique; errors as `scan`.
 
-    COCO's files name images by file name, whatever folders they lie in.
+    COCO's files name images by file name, whatever their folders.
     """
     paths = [sample.path for sample in scan(folder, "none")[0]]
     times = Counter(path.name for path in paths)
@@ -140,7 +140,7 @@ def size_or_skip(path: Path, skipped: Skipped | None) -> tuple[int, int] | None:
 
 
 def check_size(path: Path, size: tuple[int, int], told: tuple[int, int], source: Path) -> None:
-    """Raise DataError where the annotations speak of an image of another size."""
+    """Raise DataError if the annotations give another size for the image."""
     if size != told:
         raise DataError(
             f"{path.name} is not of the size that {source.name} says",
@@ -159,12 +159,12 @@ def coco_set(
     annotate: Callable[[Mapping[str, Any], tuple[int, int]], A],
     skipped: Skipped | None,
 ) -> AnnotatedSet[A]:
-    """The images below `images` that a COCO file's `entries` name. `annotate` is given an entry and the image's size.
+    """The images below `images` that a COCO file's `entries` name. `annotate` gets an entry and the image's size.
 
     `paths` are the images as `folder_images` finds them.
 
     Raises:
-        DataError: it names none of them, or an image has another size than it says; and what `annotate` raises.
+        DataError: it names none of them, or an image has another size than recorded; and what `annotate` raises.
         ImageError: an unreadable image and `skipped` is None.
     """
     listed = {paths[entry["file_name"]]: entry for entry in entries if entry["file_name"] in paths}
@@ -206,7 +206,7 @@ def read_json(path: Path, keys: Mapping[str, tuple[str, ...]]) -> dict[str, list
 
 
 def check_keys(path: Path, where: str, entry: object, wanted: tuple[str, ...]) -> None:
-    """Raise DataError where an entry of a COCO file lacks a key, or has a value of another type under it."""
+    """Raise DataError if an entry of a COCO file lacks a key, or its value has another type."""
     wrong = [key for key in wanted if not isinstance(entry, dict) or not isinstance(entry.get(key), KEYS[key])]
     if wrong:
         raise DataError(
@@ -217,7 +217,7 @@ def check_keys(path: Path, where: str, entry: object, wanted: tuple[str, ...]) -
 
 
 def nothing_annotated(folder: Path, source: Path, found: str) -> DataError:
-    """Not one image of `folder` is spoken of in `source`."""
+    """The error that `source` annotates no image of `folder`."""
     return DataError(
         f"{source} annotates not one image of {folder}", found=found, fix="check that images and labels belong together"
     )

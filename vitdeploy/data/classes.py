@@ -1,8 +1,8 @@
-"""The classes of data and those of a model, brought together: by name wherever there are names, never by a guess.
+"""Maps the classes of data to those of a model: by name wherever there are names, never by a guess.
 
-A name is looked for as it is written; then by its spelling alone (letter case does not count, nor do spaces, hyphens
-and underscores but between two digits), by the first of several synonyms ("tench, Tinca tinca"), and by its WordNet id
-("n01440764_tench"), which decides alone where both have one.
+A name is matched as written; then by its spelling (ignoring letter case, and spaces, hyphens and underscores except
+between two digits), by the first of several synonyms ("tench, Tinca tinca"), and by its WordNet id ("n01440764_tench"),
+which alone decides if both have one.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from vitdeploy.errors import DataError
 How = Literal["name", "spelling", "position", "number"]
 
 LISTED_NAMES = 5
-# Position counts beside names where at least so many of these say the same: lists of COCO's classes differ in a few
-# words ("sofa" and "couch"), and are in one order.
+# The least share of names that must confirm a mapping by position: lists of COCO's classes differ in a few words
+# ("sofa" and "couch"), but have the same order.
 CONFIRMED = 0.9
 WORDNET = re.compile(r"(n\d{8})(?:[\s_\-:.,]+(.+))?")
 BY_HAND = (
@@ -38,9 +38,9 @@ RENAME_CATEGORIES = (
 
 @dataclass(frozen=True)
 class ClassMap:
-    """How the classes of the data became those of the model, and what is said of it in a line.
+    """The mapping from the data's classes to the model's, and a line that describes it.
 
-    index: the model's class of each class of the data that is in use: by folder name, or by category id.
+    index: the model's class for each class of the data in use: by folder name, or by category id.
     """
 
     how: How
@@ -49,33 +49,33 @@ class ClassMap:
 
     @property
     def digest(self) -> str:
-        """SHA-256 of the mapping, for the keys of what is a function of it."""
+        """SHA-256 of the mapping, for the keys of stages that depend on it."""
         rows = sorted((index, str(name)) for name, index in self.index.items())
         return hashlib.sha256(repr(rows).encode()).hexdigest()
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person is to be told, who can see whether it is right; names speak for themselves."""
+        """Notes for a person to check the mapping; a mapping by names needs none."""
         return () if self.how == "name" else (self.text,)
 
 
 def match_folders(
     folders: Sequence[str], empty: Collection[str], labels: Sequence[str], classes: int | None
 ) -> ClassMap:
-    """The model's class of each class folder.
+    """The model's class for each class folder.
 
-    By name where every folder with images is a label of the model: a part of its classes is enough. By position, in
-    sorted order, where no folder is, or where the model has no labels, and there is a folder for each class, none of
-    them without images (but for folders that are named by their numbers).
+    It maps by name if every folder with images is a label of the model; a subset of its classes is enough. It maps by
+    position, in sorted order, if no folder is a label or the model has no labels, and there is a folder for each class,
+    none of them without images (except folders that are named by their numbers).
 
     Args:
         folders: sorted names. `empty` are those without images.
-        labels: the model's own, () without; `classes`: how many it has, None where that is not known.
+        labels: the model's own, () without; `classes`: how many it has, None if unknown.
 
     Raises:
-        DataError: a name that fits several labels, or a label that fits several folders; some folders are labels and
-            some are not; no folder is one, and the numbers differ, the order of the folders is not certain, or whether
-            all are classes.
+        DataError: a name matches several labels, or a label several folders; some folders are labels and some are not;
+            no folder is a label, and the numbers differ, the order of the folders is ambiguous, or some folder may not
+            be a class.
     """
     found, exact = _by_name(folders, labels, "class folders", RENAME)
     unknown = [name for name in folders if name not in found and name not in empty]
@@ -106,10 +106,10 @@ def match_folders(
 def match_categories(
     categories: Sequence[Category], used: Collection[int], labels: Sequence[str], classes: int | None
 ) -> ClassMap:
-    """The model's class of each category id, as `match_folders` does for folders.
+    """The model's class for each category id, as `match_folders` does for folders.
 
-    Position is the order of the ids (COCO's 80 ids have holes up to 90, and most models count 0..79). It counts beside
-    names too where nearly all of them confirm it. Categories without names are classes by their number (YOLO files).
+    Position is the order of the ids (COCO's 80 ids have gaps up to 90, and most models count 0..79). It also counts in
+    spite of names if nearly all of them confirm it. Categories without names are classes by number (YOLO files).
 
     Args:
         used: ids of the categories that objects have; others may be unknown to the model.
@@ -154,7 +154,7 @@ def match_categories(
 
 
 def differing(ours: Sequence[str], theirs: Sequence[str]) -> str | None:
-    """What shows that two models count their classes otherwise: a label of one that stands elsewhere in the other."""
+    """Evidence that two models number their classes differently: a label of one with another position in the other."""
     others = _Labels(theirs)
     for index, label in enumerate(ours):
         there = others.fitting(label)
@@ -183,7 +183,8 @@ def _by_name(names: Sequence[str], labels: Sequence[str], what: str, fix: str) -
 
 
 class _Name(NamedTuple):
-    """What a name is known by: its WordNet id, its spelling behind it, and its first synonym's where it has several."""
+    """The keys of a name: its WordNet id, its spelling after the id, and that of its first synonym if it has
+    several."""
 
     id: str
     whole: str
@@ -191,7 +192,7 @@ class _Name(NamedTuple):
 
 
 class _Labels:
-    """The labels of a model by what each is known by."""
+    """The labels of a model by the keys of each."""
 
     def __init__(self, labels: Sequence[str]) -> None:
         self._names = [_known(label) for label in labels]
@@ -202,8 +203,8 @@ class _Labels:
                     self._places.setdefault((kind, form), []).append(index)
 
     def fitting(self, text: str) -> list[int]:
-        """The classes that a name may be. A first synonym is held against whole names alone: two lists of synonyms that
-        begin alike ("crane, bird" and "crane, machine") are two things. Two WordNet ids decide by themselves."""
+        """The classes that a name may match. A first synonym is compared with whole names only: two lists of synonyms
+        with the same start ("crane, bird" and "crane, machine") are different things. Two WordNet ids decide alone."""
         own = _known(text)
         keys = (("id", own.id), ("whole", own.whole), ("first", own.whole), ("whole", own.first))
         found = {place for key in keys for place in self._places.get(key, ())}
@@ -219,12 +220,12 @@ def _known(name: str) -> _Name:
 
 
 def _spelt(text: str) -> str:
-    """Without separators, but for one between two digits: 1_12 and 11_2 are two things."""
+    """The name without separators, except one between two digits: 1_12 and 11_2 differ."""
     return re.sub(r"(?<!\d)_|_(?!\d)", "", re.sub(r"[\s_\-]+", "_", text))
 
 
 def _check_order(folders: Sequence[str]) -> None:
-    """By position the order must be certain: tools sort names by characters (torchvision), or by numbers (timm)."""
+    """Refuse an ambiguous order by position: tools sort names by characters (torchvision), or by numbers (timm)."""
     natural = sorted(folders, key=_natural)
     if list(folders) == natural:
         return
@@ -239,8 +240,8 @@ def _check_order(folders: Sequence[str]) -> None:
 
 
 def _check_filled(folders: Sequence[str], empty: Collection[str], fix: str) -> None:
-    """By position a folder without images counts as a class, which it may be or not (__MACOSX). Folders that are named
-    0, 1, 2 and so on say themselves that they are."""
+    """Refuse empty folders by position: a folder without images may be a class or not (__MACOSX). Folders named 0, 1, 2
+    and so on are certainly classes."""
     without = [name for name in folders if name in empty]
     numbered = [name.isdecimal() and int(name) == number for number, name in enumerate(folders)]
     if without and not all(numbered):

@@ -1,8 +1,8 @@
-"""A process that decodes images: what a broken file does to a decoder's own code happens here, and to no other image.
+"""A process that decodes images: if a broken file crashes a decoder's native code, no other image is affected.
 
-Standard input: a line with the preprocessing (JSON), then a path a line (JSON strings). Standard output: an empty
-object when it is ready; then for each path, in order, a line with {"size": [width, height]} and the pixels after it, or
-a line with {"error": ...}. It ends with its input, so it outlives no parent.
+Standard input: a line with the preprocessing (JSON), then one path per line (JSON strings). Standard output: an empty
+object when it is ready; then for each path, in order, a line with {"size": [width, height]} followed by the pixels, or
+a line with {"error": ...}. It ends with its input, so it does not outlive its parent.
 """
 
 from __future__ import annotations

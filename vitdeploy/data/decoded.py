@@ -1,6 +1,6 @@
-"""Images that were decoded and resized once, for everything that is to see them.
+"""Images that are decoded and resized once, for all their readers.
 
-Their pixels lie in a file without a name, which goes with this process however it ends; in memory is one at a time.
+Their pixels lie in an unnamed file, which disappears with this process however it ends; one at a time is in memory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vitdeploy.publish import storage_errors
 from vitdeploy.runtime.preprocess import Pixels, load_image
 from vitdeploy.spec import PreprocessSpec
 
-# The share of the free space that pixels may take. Where they need more, every reader decodes the files again.
+# The share of the free space that pixels may take. If they need more, every reader decodes the files again.
 DISK_SHARE = 0.5
 
 
@@ -34,7 +34,7 @@ class Decoded(Sequence[Loaded]):
     """
 
     def __init__(self, samples: Sequence[Sample], spec: PreprocessSpec, folder: Path) -> None:
-        """`samples` are those that `fill` adds, all of them or some; `folder` is where the file lies."""
+        """`samples` are those that `fill` adds, all or some; `folder` holds the file."""
         self._samples, self._spec, self._folder = list(samples), spec, folder
         self._sizes: list[Size] = []
         self._shape = (*spec.crop, spec.channels)
@@ -50,7 +50,7 @@ class Decoded(Sequence[Loaded]):
         return self._file is not None
 
     def fill(self, skipped: Skipped | None, count: Callable[[int], None]) -> tuple[Sample, ...]:
-        """Decode all images; those that can be read, which are the ones that are here from now on.
+        """Decode all images and keep the readable ones; returns these.
 
         Raises:
             ImageError, DataError, WorkerError: as `decode_images`.
@@ -97,7 +97,7 @@ class Decoded(Sequence[Loaded]):
 
 
 class DecodedSet:
-    """The same images in all geometries that are asked for: what differs in mean and deviation alone has one."""
+    """The same images in all requested geometries: specs that differ only in mean and deviation share one."""
 
     def __init__(self, samples: Sequence[Sample], folder: Path) -> None:
         self._samples, self._folder = samples, folder
@@ -105,14 +105,14 @@ class DecodedSet:
         self._lock = threading.Lock()
 
     def check(self, spec: PreprocessSpec, skipped: Skipped | None, count: Callable[[int], None]) -> tuple[Sample, ...]:
-        """Decode all images, and stay with those that can be read; errors as `Decoded.fill`."""
+        """Decode all images, and keep the readable ones; errors as `Decoded.fill`."""
         decoded = Decoded(self._samples, spec, self._folder)
         self._samples = decoded.fill(skipped, count)
         self._by_geometry[_geometry(spec)] = decoded
         return tuple(self._samples)
 
     def of(self, spec: PreprocessSpec) -> Decoded:
-        """The images as `spec` resizes and crops them; decoded when first asked for."""
+        """The images as `spec` resizes and crops them; decoded when first requested."""
         with self._lock:
             found = self._by_geometry.get(_geometry(spec))
             if found is None:

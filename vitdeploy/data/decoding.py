@@ -1,4 +1,4 @@
-"""Image files to pixels, in their order: in this process where they are few, in processes of their own where not."""
+"""Decodes image files to pixels, in order: in this process if they are few, otherwise in child processes."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def decode_images(
 
 
 def _load(paths: Sequence[Path], spec: PreprocessSpec) -> Generator[Loaded | VitdeployError, None, None]:
-    """What comes of each path. Processes are started where the first ones say that the others take long enough."""
+    """The result of each path. Processes are started if the first images show that the others take long enough."""
     workers, seconds = min(_cores(), MAX_WORKERS), 0.0
     for index, path in enumerate(paths):
         left = len(paths) - index
@@ -85,7 +85,8 @@ def _cores() -> int:
 
 
 def _by_processes(paths: Sequence[Path], spec: PreprocessSpec, count: int) -> Iterator[Loaded | VitdeployError]:
-    """Path i goes to process i modulo `count`; each answers in order, so that whose turn it is is always known."""
+    """The results from several processes. Path i goes to process i modulo `count`; each answers in order, so the next
+    one to read is always known."""
     with contextlib.ExitStack() as stack:
         workers = [stack.enter_context(_Worker(spec)) for _ in range(count)]
         for index, path in enumerate(paths[: AHEAD * count]):
@@ -98,8 +99,8 @@ def _by_processes(paths: Sequence[Path], spec: PreprocessSpec, count: int) -> It
 
 
 class _Worker:
-    """One process, which is started again where a file has ended it. In a session of its own: Ctrl-C is for its parent,
-    which then ends it."""
+    """One process, restarted if a file has ended it. It runs in a session of its own: Ctrl-C goes to its parent, which
+    then ends it."""
 
     def __init__(self, spec: PreprocessSpec) -> None:
         self._spec = spec
@@ -140,7 +141,7 @@ class _Worker:
         self._send(str(path))
 
     def answer(self) -> Loaded | VitdeployError:
-        """What came of the first path that is not answered yet."""
+        """The result of the first path without an answer."""
         path = self._waiting.popleft()
         line = self._out.readline()
         head = json.loads(line) if line.endswith(b"\n") else {}
@@ -156,7 +157,7 @@ class _Worker:
         return pixels, (head["size"][0], head["size"][1])
 
     def _ended_by(self, path: Path) -> ImageError:
-        """The error of the file on which the process ended. The paths behind it go to a new process."""
+        """The error of the file on which the process ended. The paths after it go to a new process."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(EXIT_SECONDS)
         self._end()

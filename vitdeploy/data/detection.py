@@ -44,8 +44,8 @@ class Boxes:
     """The labelled objects of one image of `size` (width, height).
 
     boxes: float64 [n, 4], x0 y0 x1 y1 in pixels. classes: int64 [n]. crowd: bool [n], a box around more objects than
-    could be counted; it is neither to be found nor counted against who finds something there. area: float64 [n] in
-    square pixels, of the object's outline where that is known.
+    could be counted: neither missing it nor finding something there counts as an error. area: float64 [n] in square
+    pixels, of the object's outline if that is known.
     """
 
     size: tuple[int, int]
@@ -76,7 +76,7 @@ def read_detection(
 
     Raises:
         MissingFileError: `images` or `labels` is not there.
-        DataError: labels that cannot be read, or that speak of other images, sizes or classes.
+        DataError: labels cannot be read, or refer to other images, sizes or classes.
         ImageError: an unreadable image and `skipped` is None.
     """
     return (_read_yolo if kind == "yolo" else _read_coco)(images, labels, skipped)

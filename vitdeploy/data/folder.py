@@ -5,7 +5,7 @@ images/x.jpg                    labels: none
 images/calibration/<class>/...  a folder that holds `calibration` and `evaluation` brings its own split
 images/evaluation/<class>/...
 
-Which class of a model each of them is: `data.classes`. What is hidden (.ipynb_checkpoints, ._x.jpg) is no data.
+`data.classes` maps them to a model's classes. Hidden files and folders (.ipynb_checkpoints, ._x.jpg) are ignored.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vitdeploy.errors import DataError, MissingFileError
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
 OWN_SPLIT = ("calibration", "evaluation")
-# What people call the parts of a data set. As classes they would give numbers that mean nothing.
+# Usual names for the parts of a data set. As classes they would give meaningless numbers.
 PARTS = {"train", "training", "val", "valid", "validation", "test", "testing", "eval", *OWN_SPLIT}
 
 Labels = Literal["folders", "none"]
@@ -39,9 +39,9 @@ class Sample:
 
 @dataclass(frozen=True)
 class DataSplit:
-    """Images that choices may be made on, images that they are judged on (none is both), and the class names.
+    """Images to make choices on, images to judge them on (none is both), and the class names.
 
-    `empty` are the classes that no image of the folder is of.
+    `empty` are the classes without an image in the folder.
     """
 
     calibration: tuple[Sample, ...]
@@ -55,8 +55,8 @@ def scan(folder: Path, labels: Labels) -> tuple[list[Sample], tuple[str, ...]]:
 
     Raises:
         MissingFileError: no such folder.
-        DataError: no image in it, or no class folders where labels are to come from them: none at all, or the parts of
-            a data set.
+        DataError: no image in it, or no class folders if labels come from them: none at all, or the parts of a data
+            set.
     """
     if not folder.is_dir():
         raise MissingFileError(f"no image folder at {folder}", fix="check the path of the images")
@@ -84,7 +84,7 @@ def scan(folder: Path, labels: Labels) -> tuple[list[Sample], tuple[str, ...]]:
 
 
 def other_files(folder: Path, known: Set[str] = frozenset()) -> str:
-    """What a folder holds beside files of `known` endings, by the ends of names: "12 .heic, 1 .txt"; "" for nothing."""
+    """The files in a folder without a `known` suffix, counted by suffix: "12 .heic, 1 .txt"; "" for none."""
     files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
     counts = Counter(path.suffix.lower() or path.name for path in files if path.suffix.lower() not in known)
     return ", ".join(f"{count} {suffix}" for suffix, count in counts.most_common(5))
@@ -96,7 +96,7 @@ def _class_folders(folder: Path) -> tuple[str, ...]:
 
 
 def _check_parts(folder: Path, classes: tuple[str, ...]) -> None:
-    """Raise DataError where the folders are the parts of a data set, each with class folders inside."""
+    """Raise DataError if the folders are the parts of a data set, each with class folders inside."""
     if all(name.lower() in PARTS and _class_folders(folder / name) for name in classes):
         part = next((name for name in classes if name.lower().startswith(("val", "eval", "test"))), classes[0])
         raise DataError(
@@ -150,13 +150,13 @@ def split(folder: Path, labels: Labels, *, calibration: int, evaluation: int | L
 
 
 def _renumbered(samples: list[Sample], names: tuple[str, ...], classes: tuple[str, ...]) -> list[Sample]:
-    """Samples whose labels are indices of `names`, with those of `classes`."""
+    """Samples whose labels index `names`, renumbered to index `classes`."""
     places = {name: index for index, name in enumerate(classes)}
     return [s if s.label is None else Sample(s.path, places[names[s.label]]) for s in samples]
 
 
 def enough(folder: Path, found: int, wanted: int, what: str) -> None:
-    """Raise DataError where `found` images are fewer than `wanted`."""
+    """Raise DataError if `found` images are fewer than `wanted`."""
     if found < wanted:
         raise DataError(
             f"{folder} has too few images for {what}",

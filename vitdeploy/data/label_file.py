@@ -1,4 +1,4 @@
-"""Files of class names, one a line, as people's editors write them."""
+"""Files of class names, one per line, as text editors write them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vitdeploy.errors import DataError
 
 
 def read_labels(file: Path) -> tuple[str, ...]:
-    """The names in a file, one a line, in its order.
+    """The names in a file, one per line, in its order.
 
     Raises:
         DataError: it is not UTF-8.
@@ -21,7 +21,7 @@ def read_labels(file: Path) -> tuple[str, ...]:
 
 
 def read_text(file: Path) -> str:
-    """UTF-8, with a byte order mark or without; lines end as they do on any system. Raises as `read_labels`."""
+    """The text of a UTF-8 file, with or without a byte order mark, and any line endings. Raises as `read_labels`."""
     data = file.read_bytes()
     try:
         text = data.decode("utf-8-sig")

@@ -1,7 +1,7 @@
 """Panoptic annotations in COCO's form: one JSON file, and a PNG of segment ids for each image.
 
 https://cocodataset.org/#format-data, section "Panoptic Segmentation": the PNGs lie in a folder of the JSON's name
-without its suffix; a pixel's segment id is R + 256 G + 65536 B, and 0 is VOID: nobody says what is there.
+without its suffix; a pixel's segment id is R + 256 G + 65536 B, and 0 is VOID: unlabelled.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ KEYS = {
 class PanopticMap:
     """An image cut into segments.
 
-    ids: int32 [height, width], the segment of each pixel, `VOID` where there is none. classes: the class of each
+    ids: int32 [height, width], the segment of each pixel, `VOID` for none. classes: the class of each
     segment. crowd: the segments that stand for more instances than could be counted.
     """
 
@@ -66,7 +66,7 @@ class PanopticAnnotation:
 
         Raises:
             ImageError: the PNG cannot be read.
-            DataError: it is not of the image's size, or holds ids that the JSON does not know.
+            DataError: it is not of the image's size, or holds ids that are not in the JSON.
         """
         pixels = np.asarray(decode(self.png, 3), np.int32)
         if pixels.shape[1::-1] != self.size:
@@ -96,7 +96,7 @@ def read_panoptic(images: Path, labels: Path, skipped: Skipped | None = None) ->
 
     Raises:
         MissingFileError: `images`, `labels` or a PNG is not there.
-        DataError: a JSON file of another form, or that speaks of other images, sizes or categories.
+        DataError: the JSON file has another form, or refers to other images, sizes or categories.
         ImageError: an unreadable image and `skipped` is None.
     """
     paths = folder_images(images)

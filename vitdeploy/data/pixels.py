@@ -1,4 +1,4 @@
-"""Preprocessed images in batches, one at a time in memory, with the unreadable ones refused or counted."""
+"""Preprocessed images in batches, one batch at a time in memory; unreadable ones are refused or counted."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from vitdeploy.spec import PreprocessSpec
 
 @dataclass
 class Skipped:
-    """The files that could not be read, while a run goes on without them."""
+    """The unreadable files that a run skips."""
 
     paths: list[str]
 
 
 def skippable(error: ImageError) -> ImageError:
-    """The error of an image of a data folder: all commands that read one can go on without it."""
+    """The error of an unreadable image of a data folder, which all commands that read one can skip."""
     error.fix = "; ".join(filter(None, (error.fix, "--skip-bad goes on without such files and counts them")))
     return error
 

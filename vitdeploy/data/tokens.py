@@ -47,8 +47,8 @@ def read_tokens(path: Path) -> Tokens:
 
     Raises:
         MissingFileError: no such file.
-        DataError: no .npz; no `source`; members of other names; an array of another dtype or number of axes, without
-            elements, over 256 MiB, or with negative tokens; another number of targets than of sources.
+        DataError: no .npz; no `source`; members with other names; an array with another dtype or number of axes, empty,
+            over 256 MiB, or with negative tokens; different numbers of targets and sources.
     """
     if not path.is_file():
         raise MissingFileError(f"no token file at {path}", fix="check the path of the tokens")
@@ -83,7 +83,7 @@ def _check_names(path: Path, names: list[str]) -> None:
 
 
 def _read(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Array:
-    """One member, after its directory entry and its header agree on a size that is bearable."""
+    """One member, once its directory entry and its header agree on an acceptable size."""
     wanted = f"int64 [n, length] of at most {MAX_BYTES >> 20} MiB"
     if info.file_size > MAX_BYTES:
         raise DataError(f"{path}: {info.filename} is too large", found=f"{info.file_size:,} bytes", wanted=wanted)
@@ -119,7 +119,7 @@ def _header(path: Path, file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtyp
 def split(
     tokens: Tokens, *, calibration: int, evaluation: int | Literal["all"], seed: int, source: str = "the token file"
 ) -> tuple[Tokens, Tokens]:
-    """Choose sequences that choices may be made on, and sequences that they are judged on: none is both.
+    """Split into sequences to make choices on and sequences to judge them on; none is both.
 
     As for images (`data.folder.split`): rows are permuted by `numpy.random.RandomState(seed)`, the first `calibration`
     of them calibrate, the next `evaluation` (or all others) evaluate. `source` names the file in errors.
@@ -142,7 +142,7 @@ def split(
 
 
 def digest(tokens: Tokens) -> str:
-    """SHA-256 over shapes and values, in order; the same for every way in which the file may be compressed."""
+    """SHA-256 over shapes and values, in order; independent of the file's compression."""
     total = hashlib.sha256()
     for name, array in zip(MEMBERS, (tokens.source, tokens.target), strict=True):
         if array is not None:

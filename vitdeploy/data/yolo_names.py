@@ -1,4 +1,4 @@
-"""What YOLO's class numbers are called: `classes.txt` (LabelImg), or `names` in `data.yaml` (Ultralytics, Roboflow)."""
+"""The names of YOLO's class numbers: `classes.txt` (LabelImg), or `names` in `data.yaml` (Ultralytics, Roboflow)."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ MAX_BYTES = 1 << 20
 
 
 def find_names(labels: Path) -> tuple[tuple[str, ...], Path] | None:
-    """The class names of a folder of YOLO files, and the file that has them; None where there is none.
+    """The class names of a folder of YOLO files, and the file that has them; None if there is none.
 
-    Looked for are `classes.txt` in the folder and in the one above it, `data.yaml` in these and the one above both.
+    It looks for `classes.txt` in the folder and its parent, and for `data.yaml` in these and the grandparent.
 
     Raises:
         DataError: a file that has no list of names where one belongs, two files with different names, or a
@@ -40,7 +40,7 @@ def find_names(labels: Path) -> tuple[tuple[str, ...], Path] | None:
 
 
 def _read(file: Path) -> tuple[str, ...]:
-    """The names in a file; () where a YAML file has no `names`, which is then about something else."""
+    """The names in a file; () for a YAML file without `names`, which is then about something else."""
     if file.stat().st_size > MAX_BYTES:
         raise _unreadable(file, f"{file.stat().st_size:,} bytes")
     if file.name == CLASS_NAMES:

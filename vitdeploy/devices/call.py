@@ -1,7 +1,7 @@
-"""One command on a device: a child process of ours whose output nobody has to believe.
+"""One command on a device: a child process of ours with untrusted output.
 
-What it writes is read with limits, only behind a line that says that the agent speaks (login shells print greetings);
-what it says on standard error is kept short, for the error if there is one.
+Its output is read with limits, and only after a line that identifies the agent (login shells print greetings); its
+standard error is truncated and kept for an error message.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Call:
             self.extend(timeout)
 
     def extend(self, timeout: float) -> None:
-        """From now on it has so many seconds, whatever it had before."""
+        """Restart its time limit with this many seconds."""
         if self._timer is not None:
             self._timer.cancel()
         self._timer = threading.Timer(timeout, self._process.kill)
@@ -70,7 +70,7 @@ class Call:
             self.input.flush()
 
     def greeting(self) -> str:
-        """What the agent's line says, without its prefix; "" where it never came.
+        """What the agent's line says, without its prefix; "" if it never came.
 
         Raises:
             StreamError: something else was printed, and too much of it.

@@ -1,4 +1,4 @@
-"""This side of the agent: bring it there, ask it, send it jobs, follow them through lost connections, fetch results."""
+"""The agent's client: installs and queries it, sends jobs, follows them through lost connections, fetches results."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ PATIENCE_SECONDS = 600.0
 LOST = "{}: connection lost; trying again"
 
 AGENT = "~/.cache/vitdeploy-agent/"
-# Each one line of what every Python understands, so that an old one can say that it is old.
+# Each is one line that every Python understands, so that an old one can report its version.
 LAUNCH = (
     f'import os,sys;a=os.path.expanduser("{AGENT}"+sys.argv[1]+"/agent.pyz");del sys.argv[1];'
     "ok=sys.version_info>=(3,10) and os.path.isfile(a);"
@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 
 class Interrupted(Exception):
-    """The user wants no more of it."""
+    """The user cancelled it."""
 
 
 class Client:
@@ -130,7 +130,7 @@ class Client:
         return found
 
     def ended(self, call: Call, how: str) -> DeviceError:
-        """The error of an answer that did not come whole."""
+        """The error for an incomplete answer."""
         status, words = call.end()
         last = words.splitlines()[-1] if words else how
         if status == 0 or (status > 0 and status != SSH_FAILED):
@@ -255,7 +255,7 @@ class Client:
         return status
 
     def patiently(self, attempt: Callable[[], T], tell: Tell) -> T:
-        """What `attempt` gives, tried again while the device is out of reach."""
+        """The result of `attempt`, retried while the device is out of reach."""
         wait, since = FIRST_RETRY, time.monotonic()
         while True:
             if self.cancelled.is_set():

@@ -1,4 +1,4 @@
-"""What a probe says, for a person: what works on a device, and what to install where something does not."""
+"""A probe's result for a person: what works on a device, and what to install if something does not."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""What a device says, read as data that anybody may have written: nothing in it names a file here, or is believed
-without a check."""
+"""Reads a device's answers as untrusted data: nothing in them names a file here, or is accepted without a check."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ FASTEST, MOST = 1e18, 100_000
 
 
 def refuse(device: str, what: str, found: object = "", wanted: object = "") -> DeviceResultError:
-    """An error that says so: what a device answered is not what was asked for."""
+    """The error that a device's answer is not what was requested."""
     return DeviceResultError(
         f"{device}: {what}",
         found=printable(str(found))[:300],
@@ -34,7 +33,7 @@ def refuse(device: str, what: str, found: object = "", wanted: object = "") -> D
 
 
 def parse(device: str, line: bytes, kind: type[T]) -> T:
-    """The dataclass that a line says.
+    """Parse a line to its dataclass.
 
     Raises:
         DeviceResultError: it does not.
@@ -52,7 +51,7 @@ def parse(device: str, line: bytes, kind: type[T]) -> T:
 
 
 def reported(device: str, failure: Failure) -> VitdeployError:
-    """The error that a device tells of."""
+    """The error that a device reports."""
     words = {name: printable(getattr(failure, name)) for name in ("message", "found", "wanted", "fix")}
     where = f"{device}: {failure.artifact}: " if failure.artifact else f"{device}: "
     if words["fix"]:
@@ -195,7 +194,7 @@ def _check_entry(device: str, entry: Entry, protocol: Protocol) -> None:
 
 
 def _check_context(device: str, context: Context, protocol: Protocol, names: list[str]) -> None:
-    """Rates and layers of what was asked for, of sizes that can be."""
+    """Check that rates and layers are the requested ones, with plausible sizes."""
     batch, memory = protocol.batch_of(protocol.latency_scenario), context.memory
     profiled = [profile.artifact for profile in context.profiles]
     probed = [(rate.target, rate.precision) for rate in context.rates]

@@ -1,7 +1,7 @@
 """A runner whose engine is on a device: `verify` drives it as it drives any other.
 
-The placement goes over once and is compiled there; then each call carries its feeds over and the outputs back. After a
-lost connection a new one is made, the engine compiled again, and the same call asked again: calls change nothing there.
+The placement is sent once and compiled there; then each call sends its feeds and receives the outputs. After a lost
+connection it reconnects, compiles the engine again and repeats the call: calls change nothing there.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import EngineSpec, FileEntry, TensorSpec, encode
 
 MAX_OUTPUT_BYTES = 4 << 30
-# What engines give; anything else is no output of a graph of ours.
+# The types that engines return; no graph of ours has another output.
 DTYPES = {"float32", "float16", "int64", "int32", "uint8", "bool"}
 
 
@@ -101,7 +101,7 @@ class RemoteRunner(Runner):
         return outputs
 
     def _check(self, found: tuple[TensorSpec, ...], batch: int) -> None:
-        """The outputs that the engine has, of sizes that it can give."""
+        """Check that the outputs are those of the engine, with possible sizes."""
         device = self._client.device.name
         wanted = {tensor.name: tensor for tensor in self.outputs}
         if [tensor.name for tensor in found] != list(wanted):

@@ -1,4 +1,4 @@
-"""What goes to a device for one artifact: its placement, and the files of it."""
+"""What is sent to a device for one artifact: its placement and its files."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def entries(files: Mapping[str, Path]) -> dict[FileEntry, Path]:
 
 
 def make_job(kind: Kind, shipments: Sequence[Shipment], options: Mapping[str, Any]) -> tuple[Job, dict[str, Path]]:
-    """One job of all shipments, and where each of its files lies here. Each shipment gets a folder of its own."""
+    """One job of all shipments, and the local path of each of its files. Each shipment gets a folder of its own."""
     placed, files = [], dict[str, Path]()
     for index, shipment in enumerate(shipments):
         files |= {f"{index}/{name}": path for name, path in shipment.files.items()}

@@ -1,4 +1,4 @@
-"""Which versions of the runtimes still run on an older system: what PyPI has for Linux.
+"""The versions of the runtimes that still run on an older system: what PyPI has for Linux.
 
 Looked up with `pip download --python-version P --platform manylinux_2_G_ARCH` on 2026-11-22. `pip install` finds the
 right one by itself; this is to say beforehand what it will find.

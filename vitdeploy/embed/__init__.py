@@ -1,1 +1,1 @@
-"""What an app is given of a bundle: sources and layouts that a person can read, build and keep."""
+"""Embeds a bundle in an app: writes sources and layouts that a person can read, build and keep."""

@@ -14,8 +14,8 @@ ORIGINAL = "original"
 
 
 def write_golden(found: Embedded, out: Path) -> None:
-    """Fill the new folder `out`: inputs.u8, NAME.f32 for each output of the engine, and original/NAME.f32 for what the
-    original gives; float32 in little-endian order.
+    """Fill the new folder `out`: inputs.u8, NAME.f32 for each output of the engine, and original/NAME.f32 for those of
+    the original; float32 in little-endian order.
 
     Raises:
         ManifestError: an output whose name is no name for a file.

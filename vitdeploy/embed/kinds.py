@@ -1,4 +1,4 @@
-"""What a bundle can be embedded as: one module for each kind, which fills an empty folder."""
+"""The ways to embed a bundle: one module for each kind, which fills an empty folder."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from vitdeploy.embed.servers import kserve, ovms, triton
 
 @dataclass(frozen=True)
 class Kind:
-    """`write(bundle, out)` fills the empty folder `out` and gives the commands that build and test it there."""
+    """`write(bundle, out)` fills the empty folder `out` and returns the commands that build and test it there."""
 
     what: str
     write: Callable[[Path, Path], list[str]]

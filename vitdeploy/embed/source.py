@@ -1,4 +1,4 @@
-"""What every kind of embedding takes from a bundle: one engine that it can run, and the golden answers as its test."""
+"""The parts of a bundle that every embedding uses: one engine that it can run, and the golden answers as its test."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Embedded:
 
 
 def find_embedded(folder: Path, targets: Sequence[str], tasks: Sequence[str], what: str) -> Embedded:
-    """The bundle in `folder` with its first engine for one of `targets`, every file of which is what it should be.
+    """The bundle in `folder` with its first engine for one of `targets`, with every file verified.
 
     Args:
         tasks: those that `what` can answer.

@@ -1,4 +1,4 @@
-"""Sources and settings out of templates: no HTML, so that nothing is escaped but what a template quotes itself."""
+"""Sources and settings from templates: no HTML, so nothing is escaped except what a template quotes itself."""
 
 from __future__ import annotations
 

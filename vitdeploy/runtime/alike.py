@@ -1,4 +1,4 @@
-"""Do two models say the same of a sample? A coarse answer, task by task: it tells a wrong engine from a rounded one."""
+"""Compares two models' answers to a sample, coarsely and per task: it tells a wrong engine from a rounded one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `runtime` asks of a back end: its table, and what is the same for all rows."""
+"""What a back end provides for `runtime`: the table of back ends, and what all of them share."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class RuntimeBackend:
     """How a back end runs an engine.
 
     make_runner: the runner, not loaded yet.
-    require: raises HostError where this build of the runtime cannot serve a target, by its name; nothing is run.
-    describe_device: facts of this machine, beside host and package version, that a compiled engine belongs to.
-    float_precision: what an engine with these options computes in where its graph is in float32.
-    engine_is_code: the engine is native code of one machine: it is loaded only where it is trusted and `fits_here`.
+    require: raises HostError if this build of the runtime cannot serve a target, by its name; nothing is run.
+    describe_device: facts of this machine, besides host and package version, that a compiled engine depends on.
+    float_precision: the precision that an engine with these options uses for a float32 graph.
+    engine_is_code: the engine is native code of one machine: it is loaded only if it is trusted and `fits_here`.
     """
 
     make_runner: Callable[[RunnerRequest], Runner]
@@ -65,7 +65,7 @@ RUNTIME = BackendTable(
 
 
 def require_runtime(target: str) -> None:
-    """The target's runtime is here, as far as can be said without running anything.
+    """Check that the target's runtime is here, without running anything.
 
     Raises:
         MissingPackageError: it is not installed.

@@ -1,4 +1,4 @@
-"""More images than an engine takes in one run, and fewer."""
+"""Runs more images than an engine takes at once, or fewer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def run_batches(
 ) -> dict[str, Array]:
     """Every output, [n, ...], for all rows of the chunks, of which there is at least one.
 
-    A chunk is [at most `batch`, ...]; a shorter one is padded with its last row, and what that gives is dropped.
-    `batch` None is of an engine that takes any number.
+    A chunk is [at most `batch`, ...]; a shorter one is padded with its last row, and the padding's outputs are dropped.
+    `batch` None means an engine that takes any number.
     """
     runs = []
     for chunk in chunks:

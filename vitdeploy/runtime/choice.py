@@ -1,4 +1,4 @@
-"""Which engine of a bundle an app gets, and why."""
+"""Chooses the engine of a bundle for an app, and says why."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def choose_engine(
     """The first engine of the manifest, for `target` (or of that name) or of all, that works here: its runtime is
     there, loads it, and has answered once.
 
-    The manifest lists engines from the recommended one on. An engine that failed its budget when the bundle was made is
-    left out, but for `allow_failed`. A RuntimeWarning says where weights saturate on this CPU, and where nobody has
-    proven that the engine meets its budget.
+    The manifest lists the recommended engine first. An engine that failed its budget when the bundle was made is
+    skipped, unless `allow_failed`. A RuntimeWarning is given if weights saturate on this CPU, or if the engine is not
+    proven to meet its budget.
 
     Raises:
         SignatureError: not signed by `trust`.
@@ -102,7 +102,7 @@ def _answering(runner: Runner) -> Runner:
 
 
 def usable_engines(manifest: Manifest, engines: Sequence[EngineSpec]) -> list[EngineSpec]:
-    """Those of at least one engine that did not fail their budget when the bundle was made.
+    """The engines that did not fail their budget when the bundle was made; `engines` is not empty.
 
     Raises:
         GateError: all of them failed.
@@ -126,7 +126,7 @@ def _why(
     target: str,
     failures: Sequence[VitdeployError],
 ) -> str:
-    """In words for a log: what was asked for, and what does not work here."""
+    """The reason in words for a log: what was requested, and what does not work here."""
     if target != AUTO:
         reason = f"asked for {target}"
     elif engine.artifact == manifest.recommended:

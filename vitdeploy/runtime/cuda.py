@@ -51,7 +51,7 @@ def require() -> ModuleType:
 
 
 def check(result: tuple[Any, ...]) -> Any:
-    """What a call of cuda-python gave beside its error code: None, one value, or a tuple.
+    """The results of a cuda-python call without its error code: None, one value, or a tuple.
 
     Raises:
         DeviceMemoryError: too little memory on the device, or too little that can be pinned.
@@ -219,7 +219,7 @@ class Stream:
         check(require().cudaStreamSynchronize(self.handle))
 
     def capture(self, work: Callable[[], None]) -> Graph | None:
-        """The work that `work` puts into this stream, as a graph that is launched at once; None where a part of it
+        """The work that `work` puts into this stream, as a graph that is launched at once; None if a part of it
         cannot be captured. Nothing is executed. Errors other than the refusal of a capture come through `work` when it
         is run without one."""
         cudart = require()
@@ -245,7 +245,7 @@ class Stream:
 
 
 class Graph:
-    """Captured work that one call puts into its stream again; what was captured is not needed any more then."""
+    """Captured work that one call launches in its stream again; the captured objects are no longer needed."""
 
     def __init__(self, captured: Any, stream: Stream) -> None:
         self._executable = check(require().cudaGraphInstantiate(captured, 0))

@@ -44,7 +44,7 @@ class Detections:
         return {"width": width, "height": height, "objects": [found.to_dict() for found in self.objects]}
 
     def __str__(self) -> str:
-        """One object a line."""
+        """One object per line."""
         lines = (
             f"{o.label} {100 * o.score:.1f} % at {' '.join(f'{side:.0f}' for side in o.box)}" for o in self.objects
         )
@@ -67,7 +67,7 @@ def detect(
         outputs: by name, without the batch axis, as `PostprocessSpec` says: "boxes" [queries, 4] and either "logits" or
             "scores" and "labels".
         size: (width, height) of the original image, upright. Boxes are clipped to it.
-        labels: one name a class, or None.
+        labels: one name per class, or None.
     """
     scores, classes, queries = _scores(outputs, postprocess)
     kept = np.flatnonzero(scores > postprocess.threshold)
@@ -82,8 +82,8 @@ def detect(
 def _scores(outputs: Mapping[str, Array], postprocess: PostprocessSpec) -> tuple[Array, Array, Array]:
     """Score, class and query of every candidate.
 
-    "softmax": one candidate a query, its best class (arXiv 2005.12872). "sigmoid": of all pairs of query and class the
-    best, as many as there are queries (arXiv 2010.04159 and 2304.08069 in their released code).
+    "softmax": one candidate per query, its best class (arXiv 2005.12872). "sigmoid": of all pairs of query and class
+    the best, as many as there are queries (arXiv 2010.04159 and 2304.08069 in their released code).
     """
     if postprocess.scores == "given":
         scores = outputs["scores"].astype(np.float64)

@@ -12,9 +12,9 @@ from vitdeploy.runtime import cuda, dlpack
 
 
 class DeviceArray:
-    """A C-contiguous array of its own in GPU memory, offered by `__cuda_array_interface__` (version 3) and DLPack.
+    """A C-contiguous array that owns its GPU memory, offered by `__cuda_array_interface__` (version 3) and DLPack.
 
-    Its contents are complete when it is handed out, so no stream has to be waited for.
+    Its contents are complete when it is handed out, so no stream synchronization is needed.
     """
 
     def __init__(self, shape: tuple[int, ...], dtype: str) -> None:

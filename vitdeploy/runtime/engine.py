@@ -22,8 +22,8 @@ def make_runner(
     """The runner (not loaded yet) of an engine whose files lie under `folder`.
 
     `batch` None takes the batch that the engine was compiled at. `trust` is the file of an identity whose signature
-    allows to load engines that are code (`bundle.sign.signed_by`). So many `streams` run at once, which share the
-    threads: on OpenVINO only, others have one.
+    allows loading engines that are code (`bundle.sign.signed_by`). `streams` runs go on at once and share the threads:
+    on OpenVINO only, others have one.
 
     Raises:
         TargetError: an unknown target, or a batch other than the one a static engine has.

@@ -1,4 +1,4 @@
-"""Where the model's input lies in the original image: the way back through resize and crop."""
+"""Maps the model's input back to the original image, through resize and crop."""
 
 from __future__ import annotations
 

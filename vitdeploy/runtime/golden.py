@@ -1,5 +1,5 @@
-"""The self-check of an engine on the bundle's golden inputs: does it give here what it gave when the bundle was made,
-and are these the original's answers?"""
+"""The self-check of an engine on the bundle's golden inputs: it compares the outputs here with those from when the
+bundle was made, and the answers with the original's."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def no_golden(manifest: Manifest, what: str) -> InputError:
 
 
 def comparable(manifest: Manifest, outputs: Iterable[str]) -> list[str]:
-    """Of a bundle's outputs those that its tolerance is for."""
+    """The outputs of a bundle that its tolerance applies to."""
     return list(outputs) if manifest.postprocess is None else manifest.postprocess.comparable(outputs)
 
 
@@ -92,7 +92,7 @@ class GoldenSet:
 
 
 def read_golden(folder: Path, manifest: Manifest, engine: EngineSpec) -> GoldenSet | None:
-    """The golden set of one engine of a bundle; None where it has none.
+    """The golden set of one engine of a bundle; None if it has none.
 
     Raises:
         DigestError, ManifestError: the files are not the recorded ones, or hold no arrays.
@@ -140,7 +140,7 @@ def largest_difference(found: Mapping[str, Array], wanted: Mapping[str, Array], 
 
 
 def _difference(found: Array, wanted: Array) -> float:
-    """Infinite where tokens are not the same."""
+    """The difference of one output; infinite if tokens differ."""
     if wanted.dtype.kind in "iu" and not np.array_equal(found, wanted):
         return float("inf")
     a, b = found.astype(np.float64), wanted.astype(np.float64)

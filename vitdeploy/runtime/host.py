@@ -1,4 +1,4 @@
-"""What this machine is: the words that stand beside every measured number."""
+"""Describes this machine: the words that go with every measured number."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a process of our own is started: a module of ours, and nothing of the current folder.
+"""Starts a process that runs a module of ours, and imports nothing from the current folder.
 
 `python -m` looks for every module, those of Python itself too, in the current folder first. That may be a bundle or a
 data set of somebody else's, and a `json.py` in it is code.

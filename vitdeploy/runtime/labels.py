@@ -11,7 +11,7 @@ from vitdeploy.spec import Manifest, PostprocessSpec, TensorSpec
 
 
 def read_labels(folder: Path, manifest: Manifest) -> list[str] | None:
-    """One label a class, or None where the bundle has none.
+    """One label per class, or None if the bundle has none.
 
     Raises:
         DigestError, ManifestError: the file is not the recorded one, or has not one line a class.
@@ -33,7 +33,7 @@ def read_labels(folder: Path, manifest: Manifest) -> list[str] | None:
 
 
 def number_of_classes(outputs: Sequence[TensorSpec], postprocess: PostprocessSpec | None) -> int | None:
-    """How many classes the logits have, without a last "no object"; None where the outputs do not say."""
+    """How many classes the logits have, without a last "no object"; None if the outputs do not say."""
     size = next((tensor.shape[-1] for tensor in outputs if tensor.name == "logits"), None)
     if not isinstance(size, int):
         return None

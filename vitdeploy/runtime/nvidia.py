@@ -1,4 +1,4 @@
-"""What NVIDIA's driver says of this machine's GPU: the first, as all else here; CUDA_VISIBLE_DEVICES chooses another.
+"""Asks NVIDIA's driver about this machine's first GPU; CUDA_VISIBLE_DEVICES chooses another.
 
 The driver's own library is asked through ctypes: it is there wherever a GPU works (also in containers and on Jetson,
 whose nvidia-smi knows little), and `doctor` must be able to answer where no CUDA package for Python is installed.
@@ -36,7 +36,7 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Driver:
-    """The driver: its version, "" where the kernel does not say it, and the newest CUDA that it runs."""
+    """The driver: its version, "" if the kernel does not report it, and the newest CUDA that it supports."""
 
     version: str
     cuda: tuple[int, int]
@@ -60,7 +60,7 @@ def find_driver() -> Driver:
 
 
 def describe_gpu() -> dict[str, str]:
-    """The GPU in the words that stand beside a measured number.
+    """The GPU in the words that go with a measured number.
 
     Raises:
         CapabilityError: as `find_driver`.
@@ -126,7 +126,7 @@ def _check(library: ctypes.CDLL, status: int, call: str) -> None:
 
 
 def driver_version() -> str:
-    """The version of the kernel's driver, such as "580.65.06"; empty where the kernel does not tell it."""
+    """The version of the kernel's driver, such as "580.65.06"; empty if the kernel does not report it."""
     try:
         text = VERSION_FILE.read_text(encoding="utf-8", errors="replace")
     except OSError:

@@ -37,7 +37,7 @@ class GpuEnergy:
             break
 
     def joules(self) -> float | None:
-        """Since the driver was loaded; None where nothing says it."""
+        """Joules since the driver was loaded; None if unknown."""
         energy = ctypes.c_ulonglong()
         if self._library is None or self._fails(
             self._library.nvmlDeviceGetTotalEnergyConsumption(self._device, ctypes.byref(energy))

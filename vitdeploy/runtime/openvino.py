@@ -32,7 +32,7 @@ KERNEL_PRECISIONS = {"f32": "fp32", "f16": "fp16", "bf16": "bf16", "u8": "int8",
 
 
 def float_precision(options: Mapping[str, str]) -> str:
-    """What an engine of these options computes in where its graph is in float32; its hint says it."""
+    """The precision that an engine with these options uses for a float32 graph, from its hint."""
     hint = options.get("INFERENCE_PRECISION_HINT", "f32")
     return KERNEL_PRECISIONS.get(hint, hint)
 
@@ -57,8 +57,8 @@ def compile_model(
 
     A dynamic leading axis is reshaped to `batch` first: the CPU plugin fuses attention only with static shapes.
     `options` are plugin properties such as INFERENCE_PRECISION_HINT, which come before those of `needed_options`;
-    `threads` 0 leaves the number to the plugin. So many `streams` share the threads: each runs a request of its own,
-    and none waits for a thread of another one.
+    `threads` 0 leaves the number to the plugin. The `streams` share the threads: each runs a request of its own, and
+    none waits for a thread of another one.
 
     Raises:
         EngineError: OpenVINO cannot read or compile the model.

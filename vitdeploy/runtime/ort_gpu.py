@@ -155,7 +155,7 @@ def open_session(
 
 
 def _refuse_engine_inside(graph: Path) -> None:
-    """The name of an operator stands in the file as it is; anything else that has these letters is refused too."""
+    """Refuse a file with the operator's name in it; anything else with these letters is refused too."""
     if ENGINE_OPERATOR.encode() in graph.read_bytes():
         raise UntrustedEngineError(
             f"{graph} is not loaded: it has an engine inside, and an engine is code",

@@ -1,4 +1,4 @@
-"""What ONNX Runtime's own profiler says of a session: which kernels ran, in which precision, for how long."""
+"""Reads ONNX Runtime's profile of a session: which kernels ran, in which precision, for how long."""
 
 from __future__ import annotations
 

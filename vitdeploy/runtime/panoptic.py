@@ -57,7 +57,7 @@ class Panoptic:
         return {"width": width, "height": height, "segments": [segment.to_dict() for segment in self.segments]}
 
     def __str__(self) -> str:
-        """One segment a line."""
+        """One segment per line."""
         lines = (f"{s.label} {100 * s.area / self.map.size:.1f} % of the image" for s in self.segments)
         return "\n".join(lines) or "nothing above the threshold"
 
@@ -73,10 +73,10 @@ def segment(
     postprocess: PostprocessSpec,
     labels: Sequence[str] | None,
 ) -> Panoptic:
-    """Every pixel to the query whose mask, weighed by its score, is the largest there.
+    """Assign every pixel to the query with the largest mask value there, weighted by its score.
 
-    Queries count whose best class is not "no object" and has a score above `threshold`. One is dropped where its pixels
-    are less than `overlap` of those where its weighed mask reaches `mask_threshold`: the others hide it. Segments of
+    A query counts if its best class is not "no object" and has a score above `threshold`. It is dropped if its pixels
+    are less than `overlap` of those where its weighted mask reaches `mask_threshold`: the others hide it. Segments of
     one stuff class are fused; the fused segment has the best of their scores.
 
     The same function as `post_process_panoptic_segmentation` of transformers' DetrImageProcessor, whose ids are not
@@ -86,7 +86,7 @@ def segment(
         outputs: by name, without the batch axis: "logits" [queries, classes + 1] and "masks" [queries, height, width],
             logits of masks relative to the model's input.
         size: (width, height) of the original image, upright. What the model's input does not show has no segment.
-        labels: one name a class, or None.
+        labels: one name per class, or None.
     """
     probabilities = softmax(outputs["logits"])
     classes, scores = probabilities.argmax(axis=1), probabilities.max(axis=1)

@@ -72,7 +72,7 @@ def shortened(text: str, count: int = 3) -> str:
 
 
 def label_of(index: int, labels: Sequence[str] | None) -> str:
-    """The label of a class; its number where it has none."""
+    """The label of a class; its number if it has none."""
     return labels[index] if labels and 0 <= index < len(labels) else str(index)
 
 
@@ -86,9 +86,9 @@ def best_classes(logits: npt.NDArray[np.floating[Any]], count: int) -> npt.NDArr
 
 
 def classify(logits: npt.NDArray[np.float32], labels: Sequence[str] | None, count: int = 5) -> Classification:
-    """The `count` best classes of one image. logits: float32 [classes]; labels: one name a class, or None.
+    """The `count` best classes of one image. logits: float32 [classes]; labels: one name per class, or None.
 
-    The scores are those of `softmax`; only those that are asked for are divided.
+    The scores are those of `softmax`; only the requested ones are divided.
     """
     best = best_classes(logits, count).tolist()
     powers = logits.astype(np.float64)

@@ -1,4 +1,4 @@
-"""What an app uses: image in, answer out."""
+"""The predictor that an app uses: image in, answer out."""
 
 from __future__ import annotations
 
@@ -302,7 +302,7 @@ def load(
 
 
 def bundle_folder(path: object) -> Path:
-    """The path of a bundle, of what an app gave for it.
+    """The path of a bundle from an app's argument.
 
     Raises:
         InputError: no path.

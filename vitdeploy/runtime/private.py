@@ -1,4 +1,4 @@
-"""Folders of this user alone, for what is code once it is loaded: engines that a runtime caches.
+"""Folders private to this user, for files that are code once loaded: engines that a runtime caches.
 
 They lie in the user's cache, never inside a bundle, so that nobody who hands over a bundle can put an engine there.
 """

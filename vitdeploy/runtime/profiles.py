@@ -21,7 +21,7 @@ class Range:
     largest: Shape
 
     def holds(self, wanted: Sequence[int | None]) -> bool:
-        """Whether every size that is wanted (None: any) lies in the range."""
+        """Whether every requested size (None: any) lies in the range."""
         return len(wanted) == len(self.best) and all(
             size is None or low <= size <= high
             for low, size, high in zip(self.smallest, wanted, self.largest, strict=True)

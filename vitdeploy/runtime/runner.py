@@ -55,12 +55,12 @@ class Runner(ABC):
         """Make ready to infer; set `inputs`, `outputs` and `provider`."""
 
     def example(self, batch: int) -> dict[str, Array] | None:
-        """Inputs to measure with, where random ones of the right shape would not do; None where they would."""
+        """Inputs to measure with, where random ones of the right shape would not do; None if they would."""
         return None
 
     def stages(self, feeds: Mapping[str, Array]) -> dict[str, float] | None:
         """Milliseconds of the parts of one run on `feeds`, which `check` has passed: "copy_in", "execute" and
-        "copy_out"; None where the back end cannot tell them apart."""
+        "copy_out"; None if the back end cannot tell them apart."""
         return None
 
     @abstractmethod
@@ -69,7 +69,7 @@ class Runner(ABC):
 
     @abstractmethod
     def _close(self) -> None:
-        """Free what `_load` took."""
+        """Free the resources that `_load` acquired."""
 
     def load(self) -> Runner:
         if not self._loaded:
@@ -100,7 +100,7 @@ class Runner(ABC):
             )
 
     def _wanted(self, feeds: Mapping[str, object]) -> dict[str, TensorSpec]:
-        """`inputs` by name, which are those that are fed."""
+        """The `inputs` to feed, by name."""
         wanted = {tensor.name: tensor for tensor in self.inputs}
         if set(feeds) != set(wanted):
             raise TensorError(
@@ -128,7 +128,7 @@ class Runner(ABC):
         return {name: np.ascontiguousarray(array) for name, array in feeds.items()}
 
     def _fits_exactly(self, feeds: Mapping[str, Array]) -> bool:
-        """Whether these are what nearly every call brings: nothing needs a second look. False says nothing."""
+        """Whether the feeds are in the usual form that needs no further check. False proves nothing."""
         if not self._fixed or len(feeds) != len(self._fixed):
             return False
         for name, array in feeds.items():
@@ -158,7 +158,7 @@ class Runner(ABC):
 
 
 def require_array(value: object, wanted: TensorSpec, what: str) -> None:
-    """Raise TensorError where a value is no numpy array: a list, None, a tensor of PyTorch."""
+    """Raise TensorError if a value is no numpy array: a list, None, a tensor of PyTorch."""
     if not isinstance(value, np.ndarray):
         tensor = hasattr(value, "numpy") or hasattr(value, "__dlpack__")
         raise TensorError(

@@ -1,4 +1,4 @@
-"""Greedy decoding over the two engines of an encoder-decoder: one run a source, then one run a target token."""
+"""Greedy decoding over the two engines of an encoder-decoder: one run per source, then one run per target token."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Logits = npt.NDArray[np.float32]
 
 _WANTED = "int64 [batch, source_length], at least one of each"
 PAST, PRESENT = "past_", "present_"
-# What an encoder-decoder's engine takes and gives as a whole.
+# The inputs and outputs of an encoder-decoder's engine as a whole.
 SEQUENCE_INPUTS = (TensorSpec("source", "int64", ("batch", "source_length")),)
 SEQUENCE_OUTPUTS = (
     TensorSpec("tokens", "int64", ("batch", "target_length")),
@@ -104,7 +104,7 @@ class SequenceDecoder:
         return tokens, logits
 
     def predict(self, sources: SequenceOf[SequenceOf[int]]) -> list[Sequence]:
-        """One Sequence a source; sources of several lengths are padded to the longest."""
+        """One Sequence per source; sources of several lengths are padded to the longest."""
         sources = _token_lists(sources)
         if not sources:
             return []
@@ -114,7 +114,7 @@ class SequenceDecoder:
         return self.sequences(*self.decode_with_logits(padded))
 
     def sequences(self, tokens: Tokens, logits: Logits) -> list[Sequence]:
-        """The results of what `decode_with_logits` gave."""
+        """The results from the output of `decode_with_logits`."""
         answers = []
         for row, scores in zip(tokens, logits, strict=True):
             ends = np.flatnonzero(row == self.end)

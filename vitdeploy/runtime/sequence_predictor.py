@@ -1,4 +1,4 @@
-"""What an app uses of an encoder-decoder: tokens in, tokens out."""
+"""The predictor of an encoder-decoder for apps: tokens in, tokens out."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class SequencePredictor:
         return self.runner.name
 
     def predict(self, sources: SequenceOf[SequenceOf[int]]) -> list[Sequence]:
-        """One answer a source; a source is token numbers, padded or not.
+        """One answer per source; a source is token numbers, padded or not.
 
         Raises:
             TensorError: a source that is empty, too long, or holds a token outside the vocabulary.

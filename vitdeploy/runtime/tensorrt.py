@@ -1,4 +1,4 @@
-"""TensorRT: the runner. One stream, one execution context, one captured graph a runner.
+"""TensorRT: the runner. Each has one stream, one execution context and one captured graph.
 
 A plan is deserialised only after the machine was compared with the one it was built for, and its digest with those
 that this user trusts (`runtime/trust.py`).

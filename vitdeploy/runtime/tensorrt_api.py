@@ -1,7 +1,7 @@
 """TensorRT 10.3 to 11 in one code path: importing it, its messages, and the places where versions differ.
 
-TensorRT is imported at first use. What differs between the versions is here and nowhere else: that 10 types a network
-strongly only when asked to, and that it can build for all GPUs of one compute capability from 10.9 on.
+TensorRT is imported at first use. All differences between the versions are handled here: 10 types a network strongly
+only on request, and it can build for all GPUs of one compute capability only from 10.9 on.
 """
 
 from __future__ import annotations
@@ -74,13 +74,13 @@ def version_numbers(version: str) -> tuple[int, ...]:
 
 
 class Messages:
-    """What TensorRT said that was an error, oldest first. TensorRT reports failures by messages and empty results."""
+    """TensorRT's error messages, oldest first. TensorRT reports failures by messages and empty results."""
 
     def __init__(self) -> None:
         self.errors: list[str] = []
 
     def failure(self, what: str, fix: str = "") -> VitdeployError:
-        """The error to raise after a failed call: DeviceMemoryError where memory ran out, otherwise EngineError."""
+        """The error to raise after a failed call: DeviceMemoryError if memory ran out, otherwise EngineError."""
         found = "\n".join(self.errors[-3:])[:600] or "no message"
         if self.no_memory():
             return DeviceMemoryError(

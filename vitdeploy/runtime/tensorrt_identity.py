@@ -1,4 +1,4 @@
-"""What a TensorRT engine belongs to: TensorRT's version, the GPU, the driver and the operating system."""
+"""What a TensorRT engine depends on: TensorRT's version, the GPU, the driver and the operating system."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEYS = ("tensorrt", "gpu", "compute_capability", "driver", "os")
 
 
 def fingerprint() -> dict[str, str]:
-    """Of this machine, as EngineSpec.device records it.
+    """The identity of this machine, as EngineSpec.device records it.
 
     Raises:
         MissingPackageError, EngineError, CapabilityError: no usable TensorRT, cuda-python, driver or GPU.
@@ -32,7 +32,7 @@ def fingerprint() -> dict[str, str]:
 
 
 def differences(recorded: Mapping[str, str], here: Mapping[str, str]) -> list[str]:
-    """The keys in which a machine is not one that an engine was built for.
+    """The keys in which a machine differs from those that an engine was built for.
 
     An engine built for the hardware "ampere+" runs on every compute capability from 8.0, one built for
     "same-compute-capability" on every GPU that has its own; one built for "newer" versions also on later TensorRTs.

@@ -12,7 +12,7 @@ STAGES = ("decode", "preprocess", "infer", "postprocess")
 
 @dataclass(frozen=True)
 class Timings:
-    """Milliseconds an image, means over `images`; all 0 before the first.
+    """Milliseconds per image, means over `images`; all 0 before the first.
 
     decode: file to pixels. preprocess: resize, crop, and what the graph does not do itself. infer: host to host, with
     the wait for other threads' turns. postprocess: outputs to the answer.
@@ -38,7 +38,7 @@ class Stopwatch:
 
     def add(self, stage: str, start: int) -> None:
         """A stage that began at `start`, of time.perf_counter_ns(), ends. (A context manager would take four times as
-        long, which is seen beside a small model.)"""
+        long, which shows with a small model.)"""
         elapsed = time.perf_counter_ns() - start
         with self._lock:
             self._ns[stage] += elapsed

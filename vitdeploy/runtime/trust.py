@@ -1,4 +1,4 @@
-"""Which TensorRT plans may be loaded. A plan is code: deserialising one runs what its maker put into it.
+"""Decides which TensorRT plans may be loaded. A plan is code: deserialising one runs what its maker put into it.
 
 Source: NVIDIA, "Security" of the TensorRT 11.4 documentation: only engines of one's own or signed ones; TensorRT's own
 validity check is no detection of tampering. So a plan is loaded only if its SHA-256 stands in a registry of this user

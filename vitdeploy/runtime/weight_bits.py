@@ -1,4 +1,4 @@
-"""Of how many bits INT8 weights are to be: 8, or 7 on CPUs where products of more saturate (`host.saturates`).
+"""The number of bits of INT8 weights: 8, or 7 on CPUs where products of 8-bit weights saturate (`host.saturates`).
 
 255 * 63 * 2 is less than 2^15, so that weights of 7 bits give right answers everywhere.
 """
@@ -15,12 +15,12 @@ def bits_for(isa: str) -> WeightBits:
 
 
 def bits_of(engine: EngineSpec) -> WeightBits | None:
-    """Of an engine's INT8 weights; None for an engine in float."""
+    """The bits of an engine's INT8 weights; None for an engine in float."""
     return (engine.weight_bits or 8) if engine.precision in ("int8", "mixed") else None
 
 
 def saturation_warning(bits: WeightBits | None, isa: str) -> str:
-    """What is wrong with weights of so many bits on this CPU, "" where nothing is."""
+    """The problem with weights of this many bits on this CPU; "" if there is none."""
     if bits != 8 or not saturates(isa):
         return ""
     return (
@@ -30,7 +30,7 @@ def saturation_warning(bits: WeightBits | None, isa: str) -> str:
 
 
 def weight_remarks(engine: EngineSpec, isa: str) -> list[str]:
-    """What is to be said of an engine that runs on a CPU which its weights are not made for, with its name."""
+    """Remarks, with the engine's name, on running it on a CPU that its weights are not made for."""
     bits, warning = bits_of(engine), saturation_warning(bits_of(engine), isa)
     if warning:
         return [f"warning: {engine.artifact}: {warning}"]

@@ -1,1 +1,1 @@
-"""What drives several stages: which layer costs how much, where an error enters, what to ship under a budget."""
+"""Searches that drive several stages: the cost of each layer, where an error enters, what to ship under a budget."""

@@ -1,9 +1,9 @@
-"""Where does the error of an engine enter?
+"""Locates where the error of an engine enters.
 
-First along the tensors that alone separate input from outputs (in a ViT those of the residual stream): the engine runs
-up to such a tensor, the float graph from there on, and the distance of the answers says how much has entered so far.
-The part in which it rises most is found by halving. That part alone, between two parts of the float graph, is then
-looked into: which of its quantized inputs, or which layer's weights, or, with nothing quantized, which node.
+The first step goes along the tensors that alone separate input from outputs (in a ViT those of the residual stream):
+the engine runs up to such a tensor, the float graph from there on, and the distance of the answers is the error so far.
+Bisection finds the part in which it rises most. The second step runs that part alone, between two parts of the float
+graph, to find the quantized input, the layer's weights or, with nothing quantized, the node.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from vitdeploy.search.splice import Splice
 
 # Answers nearer than this, in nats or as a share of power, are the same: float32 rounding is some 1e-10.
 SAME_DISTANCE = 1e-7
-# What has less than this share of the distance is not called the culprit. A layer is told from the others of its part
+# Anything with less than this share of the distance is not a culprit. A layer is told apart from the others of its part
 # by half of what enters there.
 STANDS_OUT, HALF = 0.25, 0.5
-# Answers this many times further away than those of the whole engine: the tensor is not the same one in both graphs.
+# If answers are this many times further away than those of the whole engine, the tensor differs between the graphs.
 ABSURD = 2.0
 
 
 @dataclass(frozen=True)
 class Part:
-    """The graph between two tensors, and the share of the whole distance that enters there: 1 where all the rest is
-    nothing beside it."""
+    """The graph between two tensors, and the share of the whole distance that enters there: 1 if the rest is
+    negligible."""
 
     start: str
     end: str
@@ -44,11 +44,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Culprit:
-    """What in a part the error comes from.
+    """The source of the error within a part.
 
     `kind`: the quantized "input" or "output" of `layers`, which are `tensors`; the "weight" of `layers`; or the "node"
-    that gives one of `tensors`. Several where nothing tells them apart. `share`: how much of what enters in the part;
-    `facts` of the one tensor, where there is one.
+    that produces one of `tensors`. Several if they cannot be told apart. `share`: its share of the error that enters in
+    the part; `facts` of the tensor, if there is just one.
     """
 
     kind: Literal["input", "output", "weight", "node"]
@@ -60,8 +60,8 @@ class Culprit:
 
 @dataclass(frozen=True)
 class Bisection:
-    """`distance` of the engine's answers, `cuts` tensors to cut at, `parts` between those that were tried, the largest
-    share first; `culprit` in the first of them, None where no part stands out, or the answers are the same."""
+    """`distance` of the engine's answers, the number of `cuts` (tensors to cut at), and the `parts` between tried cuts,
+    the largest share first; `culprit` in the first part, None if no part stands out or the answers are the same."""
 
     distance: float
     cuts: int
@@ -82,8 +82,8 @@ class Bisection:
 def bisect(splice: Splice) -> Bisection:
     """Find where the error of an engine enters, in about log2(cuts) + log2(what is in a part) + 3 runs.
 
-    The share of the part that is named is measured, at both of its ends. That no other part has a larger one holds
-    where the distance does not fall along the graph; errors that cancel out may hide.
+    The share of the reported part is measured at both of its ends. No other part has a larger one if the distance does
+    not fall along the graph; errors that cancel out may hide.
     """
     total = splice.distance()
     if total <= SAME_DISTANCE:
@@ -105,14 +105,14 @@ def bisect(splice: Splice) -> Bisection:
 
 
 def _common_cuts(splice: Splice) -> list[str]:
-    """Tensors that cut both graphs, and are the same function in both; of a quantized graph those with something
+    """Tensors that cut both graphs and are the same function in both; in a quantized graph, those with something
     quantized between them."""
     theirs = set(single_cuts(splice.placement))
     cuts = [name for name in single_cuts(splice.graph) if name in theirs]
     tensors = {each.tensor for each in find_quantized(splice.placement)}
     if not tensors:
         return cuts
-    changed = changed_tensors(splice.placement, splice.graph)  # only folds of quantization change any on purpose
+    changed = changed_tensors(splice.placement, splice.graph)  # only folds of quantization change tensors on purpose
     kept, new = [], False
     for node in splice.placement.graph:
         new |= any(value is not None and value.name in tensors for value in node.inputs)
@@ -124,7 +124,7 @@ def _common_cuts(splice: Splice) -> list[str]:
 
 
 def _inside(splice: Splice, given: Sequence[str], wanted: Sequence[str]) -> Culprit:
-    """What the error of a part comes from."""
+    """The source of a part's error."""
     full = splice.distance(given, wanted)
     within = part(splice.placement, given, wanted or splice.outputs, splice.reference_outputs.batch)
     quantized = find_quantized(within)
@@ -143,8 +143,8 @@ def _inside(splice: Splice, given: Sequence[str], wanted: Sequence[str]) -> Culp
 
 
 def _weights(splice: Splice, given: Sequence[str], quantized: Sequence[Quantized], total: float) -> Culprit:
-    """Which layer's weights, with all inputs in float: the outputs of the first layers are the placement's, all behind
-    them is the float graph's."""
+    """The layer whose weights cause the error, with all inputs in float: the placement gives the outputs of the first
+    layers, the float graph does the rest."""
     tensors = [each.tensor for each in quantized]
     quantized = [each for each in quantized if not each.output]
     layers, ours, theirs = _layers(quantized), create_value_mapping(splice.graph.graph), _values(splice)
@@ -155,7 +155,7 @@ def _weights(splice: Splice, given: Sequence[str], quantized: Sequence[Quantized
     for layer in layers:
         together.append(layer)
         name = outputs.get(layer, "")
-        # Channels that were split into copies: other sizes, so the two outputs cannot stand for each other.
+        # Channels were split into copies: the sizes differ, so the two outputs are not interchangeable.
         if name and name not in changed and ours[name].shape == theirs[name].shape:
             steps.append((together, name))
             together = []
@@ -171,7 +171,7 @@ def _weights(splice: Splice, given: Sequence[str], quantized: Sequence[Quantized
 
 
 def _first_node(splice: Splice, given: Sequence[str], wanted: Sequence[str], total: float) -> Culprit:
-    """Which node, where nothing is quantized: everything up to it is the engine's."""
+    """The node that causes the error, if nothing is quantized: everything up to it is the engine's."""
     within = part(splice.graph, given, wanted or splice.outputs, splice.reference_outputs.batch)
     theirs = _values(splice)
     names = [
@@ -191,7 +191,7 @@ def _first_node(splice: Splice, given: Sequence[str], wanted: Sequence[str], tot
 
 
 def _steepest(measure: Callable[[int], float | None], last: int, first: float, total: float) -> Rise:
-    """The piece in which at least half of it is gained; the whole where none stands out."""
+    """The piece with at least half of the increase; the whole if none stands out."""
     rise = largest_increases(measure, last, first=first, total=total, share=HALF)[0]
     whole = Rise(0, last, gain(first, total))
     return rise if rise.gain >= HALF * whole.gain else whole
@@ -202,7 +202,7 @@ def _sensible(found: float, total: float) -> float | None:
 
 
 def _share(part: float, total: float) -> float:
-    """Of finite numbers their ratio; all of it where answers cease to be finite."""
+    """The ratio of two finite numbers; 1 if answers stop being finite."""
     if math.isinf(total):
         return 1.0 if math.isinf(part) else 0.0
     return part / total

@@ -1,8 +1,8 @@
-"""How many answers of a classifier a quantization is expected to change: a smooth number, from few images.
+"""Estimates how many answers of a classifier a quantization changes: a smooth number, from few images.
 
-Counting changed answers needs thousands of images. But how far a few images are from another answer, and how far the
-quantization moves logits, together say how many would change: for the answer a and a runner-up c with the margin
-m = l_a - l_c and the rounding error e, normal with deviation s, P(c comes before a) = Phi(-m / s).
+Counting changed answers needs thousands of images. But the margins of a few images, and how far the quantization moves
+logits, predict how many would change: for the answer a and a runner-up c with the margin m = l_a - l_c and the rounding
+error e, normal with deviation s, P(c overtakes a) = Phi(-m / s).
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ class Expected:
     drop: float
 
     def meets(self, budget: Budget) -> bool:
-        """Whether this is within the bounds of a budget on answers, where it has any."""
+        """Whether this is within a budget's bounds on answers, if it has any."""
         agreement, drop = budget.min_agreement, budget.max_drop
         return (agreement is None or self.agreement >= agreement) and (drop is None or self.drop <= drop)
 
 
 def expected_loss(found: Logits, wanted: Logits, share: float = 1.0) -> Expected:
-    """What logits [images, classes] are expected to keep of those of the float model for the same images.
+    """The expected agreement and drop of logits [images, classes] against those of the float model for the same images.
 
-    The drop takes the float model's probabilities p for true: an answer that changes from a to c loses p_a - p_c.
-    Errors of the runners-up are taken as independent, with one deviation for all images.
+    The drop treats the float model's probabilities p as true: an answer that changes from a to c loses p_a - p_c.
+    Errors of the runners-up count as independent, with one deviation for all images.
 
     Args:
-        share: of the power of the errors; below 1, what would be kept if they were smaller.
+        share: of the power of the errors; below 1, the result if they were smaller.
     """
     if wanted.shape[1] < 2:
         return Expected(100.0, 0.0)

@@ -1,4 +1,4 @@
-"""What a person wants to know of a tensor that is hard to quantize."""
+"""Facts about a tensor that is hard to quantize, for a person to read."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from vitdeploy.runtime.runner import Array
 
-# At most this many channels are named as outliers, and only such as reach this many times as far as the median one.
+# At most this many channels are listed as outliers, each reaching at least this many times as far as the median one.
 SHOWN_CHANNELS, OUTLIER_RATIO = 4, 10.0
 
 
@@ -29,9 +29,9 @@ class TensorFacts:
 
 
 def facts_of(batches: Iterable[Array], images: int, axis: int) -> TensorFacts:
-    """Facts of a tensor that comes a batch at a time, [n, ...], for `images` in all; channels lie along `axis`.
+    """Facts of a tensor that arrives in batches [n, ...] of `images` in total; channels lie along `axis`.
 
-    One thousandth of the values is held, the largest.
+    Only the largest thousandth of the values is kept in memory.
     """
     low, high, count, finite = np.inf, -np.inf, 0, 0
     largest: npt.NDArray[np.float32] = np.zeros(0, np.float32)

@@ -1,4 +1,4 @@
-"""What would fix an error that bisection found, tried on the same images before it is proposed."""
+"""Finds a fix for an error that bisection located, tested on the same images before it is proposed."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from vitdeploy.search.splice import Splice
 from vitdeploy.search.trial import answers_of
 from vitdeploy.spec import EngineSpec, Precision, WeightBits
 
-# A fix takes at least this much of what it is to fix.
+# A fix removes at least this share of the error.
 REQUIRED_GAIN = 0.5
 
 
 @dataclass(frozen=True)
 class Fix:
     """`kind`: "quantize" the float graph again as this version does, with `ignore` left in float; or "compile" it in
-    FP32. `after` is the distance then; `enough` says whether that fixes the part that was found."""
+    FP32. `after`: the distance with the fix; `enough`: whether it fixes the located part."""
 
     kind: Literal["quantize", "compile"]
     ignore: tuple[str, ...]
@@ -43,11 +43,11 @@ class Fix:
 
 
 def find_fix(found: Bisection, splice: Splice) -> Fix | None:
-    """The fix that costs least speed of those that help enough, or else the one that helps most; None where nothing
-    stands out. Each that is tried is one more run.
+    """The sufficient fix that costs least speed, or else the one that helps most; None if nothing stands out. Each try
+    is one more run.
 
-    An INT8 engine: first the float graph is quantized again, on the images of the reference outputs; then the layers of
-    the culprit are left in float, those that read it as they are in this engine. Any other engine is compiled in FP32.
+    For an INT8 engine, the float graph is first quantized again, on the images of the reference outputs; then the
+    culprit's layers, which read it as they do in this engine, are left in float. Any other engine is compiled in FP32.
     """
     culprit = found.located
     if culprit is None:
@@ -66,7 +66,7 @@ def find_fix(found: Bisection, splice: Splice) -> Fix | None:
 
 
 def fixed_bits(engine: EngineSpec) -> WeightBits:
-    """Of the weights that a fix makes: those of the engine, or fewer where these saturate here."""
+    """The bits of the weights that a fix makes: those of the engine, or fewer if these saturate here."""
     return min(bits_of(engine) or 8, bits_for(describe_host()["isa"]))
 
 
@@ -76,7 +76,7 @@ def _judged(kind: Literal["quantize", "compile"], ignore: Sequence[str], after: 
 
 
 def _asked(splice: Splice, model: ir.Model) -> float:
-    """The distance of a whole graph on the target; infinite where the target does not run it."""
+    """The distance of a whole graph on the target; infinite if the target does not run it."""
     precision: Precision = "int8" if count_int8(model) else "fp32"
     splice.count()
     try:
@@ -95,7 +95,7 @@ def _observed(splice: Splice) -> dict[str, Statistics]:
 
 
 def _quantized(splice: Splice, statistics: dict[str, Statistics], ignore: Sequence[str]) -> ir.Model:
-    """What `vitdeploy quantize` makes of the float graph."""
+    """The result of `vitdeploy quantize` for the float graph."""
     model, target = splice.graph.clone(), splice.engine.target
     shape(model, target, ignore)
     layers = choose(model, target, ignore).int8

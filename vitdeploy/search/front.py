@@ -1,4 +1,4 @@
-"""The Pareto front: what nothing else is better than in one respect without being worse in the other."""
+"""The Pareto front: the items that no other beats in one measure without being worse in the other."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ T = TypeVar("T")
 
 
 def pareto_front(items: Sequence[T], measures: Callable[[T], tuple[float, float]]) -> list[T]:
-    """The items that no other equals or betters in both measures, the least of the first measure first.
+    """The items that no other matches or beats in both measures, in ascending order of the first.
 
     Args:
-        measures: of an item; less is better. Of items that are equal in both the first one stays.
+        measures: of an item; less is better. Of items that are equal in both, the first one stays.
     """
     front: list[T] = []
     for item in sorted(items, key=measures):

@@ -1,4 +1,4 @@
-"""Layers whose INT8 costs much and saves little: what to leave in half precision where no latency can be measured."""
+"""Layers whose INT8 costs much and saves little: what to leave in half precision if no latency can be measured."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ MACS_SHARE = 0.1
 
 
 def high_precision_layers(model: ir.Model, costs: Sensitivity) -> list[str]:
-    """The layers that cost most for their MACs, up to `MACS_SHARE` of all MACs; none whose share of the costs is not
-    above its share of the MACs.
+    """The layers that cost most for their MACs, up to `MACS_SHARE` of all MACs; only those whose share of the costs
+    exceeds their share of the MACs.
 
     Args:
         model: the float graph that the costs are of.

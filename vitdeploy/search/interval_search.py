@@ -1,4 +1,4 @@
-"""Where along a line does a quantity rise? Few measurements, each at the middle of where it rises most."""
+"""Finds where a quantity rises along a line with few measurements, each in the middle of the steepest piece."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Rise:
-    """How much is gained from one position to another."""
+    """The increase from one position to another."""
 
     low: int
     high: int
@@ -22,14 +22,14 @@ def largest_increases(
 ) -> list[Rise]:
     """The line from 0 to `last` in pieces, the one with the largest gain first.
 
-    The piece that gains most is halved until it is one step long, or gains less than `share` of all. Of a quantity that
-    never falls, the first piece is then the steepest step there is, or no step gains `share`: each of the at most
-    1 / share pieces that gain so much is halved log2(last) times. Of one that falls in places too, the gain of the
-    first piece is measured all the same, but a rise and a fall inside another piece may have hidden each other.
+    The piece that gains most is halved until it is one step long, or gains less than `share` of the total. If the
+    quantity never falls, the first piece is then the steepest step, or no step gains `share`: each of the at most
+    1 / share pieces that gain so much is halved log2(last) times. If it falls in places, the gain of the first piece is
+    still measured, but a rise and a fall inside another piece may have cancelled out.
 
     Args:
-        measure: the quantity at a position, infinite where it is beyond all measure; None where there is none, and the
-            position is left out.
+        measure: the quantity at a position, which may be infinite; None if it is undefined, and the position is
+            skipped.
         first, total: the quantity at 0 and at `last`.
     """
     known, left_out, least = {0: first, last: total}, set[int](), share * max(gain(first, total), 0.0)
@@ -53,5 +53,5 @@ def largest_increases(
 
 
 def gain(before: float, after: float) -> float:
-    """after - before, where both may be infinite."""
+    """after - before; both may be infinite."""
     return 0.0 if math.isinf(before) and math.isinf(after) else after - before

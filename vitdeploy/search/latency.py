@@ -1,7 +1,7 @@
 """The latency table: how long single layers take on this device, in float and in INT8, measured and kept.
 
-What a layer costs is not what its multiplications say: it depends on the runtime, on the CPU and, by tiles, on the
-number of rows. The table is measured once, saved, and every choice that is made by it can be made again.
+A layer's MACs do not determine its time: it depends on the runtime, on the CPU and, because of tiles, on the number of
+rows. The table is measured once and saved, so every choice made from it is reproducible.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from vitdeploy.search.layer_graph import Shape, layer_graph
 from vitdeploy.spec import DecodeError, Precision, decode, encode
 
 FORMAT = 1
-# What a time belongs to; another kernel of the operating system, or another Python, makes no other device.
+# What identifies the device of a time; a different operating system kernel or Python does not change the device.
 FINGERPRINT = ("cpu", "isa", "cores", "machine")
 ROUNDS, BLOCK_SECONDS, WARMUP_SECONDS = 9, 0.05, 0.15
 BOUNDS = Range(-4.0, 4.0)
@@ -42,7 +42,7 @@ BOUNDS = Range(-4.0, 4.0)
 
 @dataclass(frozen=True)
 class Timing:
-    """One shape in one precision: microseconds a layer, the median of each round."""
+    """One shape in one precision: microseconds per layer, the median of each round."""
 
     shape: Shape
     precision: Precision
@@ -64,7 +64,7 @@ class LatencyTable:
     timings: tuple[Timing, ...]
 
     def timing(self, shape: Shape, precision: Precision) -> Timing:
-        """Raises InputError where it was not measured."""
+        """The timing; raises InputError if it was not measured."""
         for each in self.timings:
             if (each.shape, each.precision) == (shape, precision):
                 return each
@@ -79,9 +79,9 @@ class LatencyTable:
         return self.timing(Shape(rows, k, n), precision).microseconds
 
     def saved(self, shape: Shape) -> tuple[float, float, float]:
-        """Microseconds that INT8 saves of FP32 for one layer (negative: INT8 is slower): the median over the rounds, in
-        which both were measured right after each other, with its 95 % interval by order statistics (the sign test:
-        Conover, Practical Nonparametric Statistics, 3.2), for a slow round says nothing. Errors as `timing`."""
+        """Microseconds that INT8 saves over FP32 for one layer (negative: INT8 is slower): the median over the rounds,
+        in which both were measured in direct succession, with its 95 % interval by order statistics (the sign test:
+        Conover, Practical Nonparametric Statistics, 3.2), which is robust to slow rounds. Errors as `timing`."""
         slow, fast = (np.asarray(self.timing(shape, kind).rounds_us) for kind in ("fp32", "int8"))
         differences = slow - fast
         bounds = stats.quantile_test(differences, p=0.5).confidence_interval(0.95)
@@ -122,7 +122,7 @@ def load_table(path: Path, target: str) -> LatencyTable:
 
 
 def fingerprint(target: str) -> dict[str, str]:
-    """What times on this machine belong to: the CPU, its instruction sets and cores, the version of the runtime."""
+    """What identifies this machine's times: the CPU, its instruction sets and cores, the version of the runtime."""
     host, package = describe_host(), TARGETS[target].package
     return {**{key: host[key] for key in FINGERPRINT}, package: importlib.metadata.version(package)}
 
@@ -136,8 +136,8 @@ def measure_latencies(
 ) -> LatencyTable:
     """Time each distinct shape in each precision, in the form that this target runs such layers in.
 
-    The precisions of one shape are measured against each other, in alternating blocks, each in a process of its own
-    that goes on with the next shape. An INT8 layer quantizes its own input. A time holds its share of one call of the
+    The precisions of one shape are measured against each other in alternating blocks, each in a process of its own that
+    continues with the next shape. An INT8 layer quantizes its own input. A time includes its share of one call of the
     runtime, the same in every precision.
 
     Raises:

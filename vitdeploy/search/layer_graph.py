@@ -1,4 +1,4 @@
-"""Tiny graphs of one layer each, several times side by side: what the time of a layer is measured with."""
+"""Tiny graphs of several parallel copies of one layer, for measuring its time."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from vitdeploy.graph.shapes.sizes import UNKNOWN, Dims, Size
 
 OPSET = 20
 SEED = 0
-# As many layers in one graph, each with weights of its own, as no cache holds between two calls.
+# Enough layers in one graph, each with weights of its own, that no cache holds them between two calls.
 COPIES, MOST_BYTES = 8, 128 * 2**20
 
 
 @dataclass(frozen=True)
 class Convolution:
-    """What a convolution's time depends on beside its matrix product: its image and its ONNX attributes."""
+    """What a convolution's time depends on besides its matrix product: its image and its ONNX attributes."""
 
     channels: int
     height: int
@@ -39,8 +39,8 @@ class Convolution:
 class Shape:
     """One layer at batch 1 as a matrix product: `rows` x `k` times `k` x `n`.
 
-    Of a convolution the rows are its output positions, and k the weights of one output channel. `front`: operators on
-    what the layer reads that are timed with it, one after the other ("Gelu", "Mul", "Add").
+    For a convolution, the rows are its output positions, and k the weights of one output channel. `front`: the chain of
+    operators in front of the layer that are timed with it ("Gelu", "Mul", "Add").
     """
 
     rows: int
@@ -59,7 +59,7 @@ class Shape:
 
     @property
     def copies(self) -> int:
-        """How many of these layers a tiny graph holds."""
+        """How many copies of the layer a tiny graph holds."""
         return max(1, min(COPIES, MOST_BYTES // (4 * self.k * self.n)))
 
     def __str__(self) -> str:
@@ -67,10 +67,10 @@ class Shape:
 
 
 def shapes_of(model: ir.Model, layers: Collection[str]) -> dict[str, Shape]:
-    """The shape of each of these layers by name, at batch 1 where the batch is free.
+    """The shape of each of these layers by name, at batch 1 if the batch is dynamic.
 
     Raises:
-        GraphError: a layer's input has another free axis than the batch, or a convolution pads by itself.
+        GraphError: a layer's input has another dynamic axis than the batch, or a convolution pads by itself.
     """
     dims = Inference(model).dims
     inputs = [dims[value] for value in model.graph.inputs if dims.get(value)]
@@ -129,7 +129,7 @@ def _shape(linear: Linear, before: list[int], after: list[int]) -> Shape:
 def layer_graph(shape: Shape) -> ir.Model:
     """`shape.copies` such layers, each with an input, random weights and a bias of its own, called "0", "1" ...
 
-    Of each output one row leaves the graph, so that what is timed is the layer and not the copy of its result.
+    Only one row of each output leaves the graph, so that the time is that of the layer and not of copying its result.
     """
     generator = np.random.default_rng(SEED)
     graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET}, name="layers")

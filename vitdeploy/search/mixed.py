@@ -1,8 +1,7 @@
-"""Mixed precision: which layers get a precision override until the answers are near enough: the cheapest one first.
+"""Mixed precision: chooses precision overrides for layers, the most efficient first, until the answers are near enough.
 
-Greedy, by what an override takes off the costs of layers (see `sensitivity`, where they add up) over what it costs in
-measured microseconds. What is left of the distance, and of the power of the errors, is predicted by the costs that are
-left, and measured at the end.
+The search is greedy, by how much an override reduces the costs of layers (see `sensitivity`; they add up) per measured
+microsecond. The remaining costs predict the remaining distance and error power, which are measured at the end.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from vitdeploy.search.switched import Choice
 from vitdeploy.search.trials import FLOAT, SCALED, Layer, Trials
 from vitdeploy.spec import Budget
 
-# Shares of a range that are tried for the most sensitive layers: clipped, and with more room.
+# Shares of a range that are tried for the most sensitive layers: clipped, and widened.
 SHARES = (0.5, 0.7, 0.85, 1.15)
-# For how many layers, the most costly first, anything but float is tried.
+# The number of most costly layers for which other overrides than float are tried.
 MOST_SENSITIVE = 8
 # An override that costs nothing counts as this share of all that INT8 saves, so that gains stay comparable.
 LEAST_PRICE = 1e-3
@@ -32,7 +31,7 @@ Progress = Callable[[str, int, int], None]
 
 
 def shapes_to_time(trials: Trials) -> list[Shape]:
-    """All that `choose_mends` looks up in a latency table."""
+    """The shapes that `choose_mends` looks up in a latency table."""
     return [shape for layer in trials.layers for shape in (layer.shape, *(_fronts(layer) if layer.scaled else ()))]
 
 
@@ -43,8 +42,9 @@ def choose_mends(
     budget: Budget,
     progress: Progress = lambda text, done, total: None,
 ) -> Mixed:
-    """Take overrides until the budget is expected to be met; without one, as long as an override takes away a larger
-    share of the costs than of what INT8 saves: up to the knee of the Pareto front.
+    """Choose overrides until the budget is expected to be met; without one, as long as an override removes a larger
+    share
+    of the costs than of the time that INT8 saves: up to the knee of the Pareto front.
 
     Args:
         budget: `min_agreement` and `max_drop` are bounds, for a classifier.
@@ -66,7 +66,7 @@ def choose_mends(
 
 
 class _Search:
-    """Where a search stands."""
+    """The state of a search."""
 
     def __init__(self, trials: Trials, sensitivity: Sensitivity, table: LatencyTable, budget: Budget) -> None:
         self.trials, self.table, self.budget = trials, table, budget
@@ -85,7 +85,7 @@ class _Search:
             yield PrecisionOverride("float", name, self.prices[name])
 
     def others(self, sensitivity: Sensitivity, progress: Progress) -> Iterator[PrecisionOverride]:
-        """Other ranges and scaled channels of the most sensitive layers, where their gain is proven on the images."""
+        """Other ranges and scaled channels for the most sensitive layers, if their gain is proven on the images."""
         most_sensitive = [self.layers[each.cost.name] for each in sensitivity.layers[:MOST_SENSITIVE]]
         for done, layer in enumerate(most_sensitive):
             progress("other overrides of the most sensitive layers", done, len(most_sensitive))
@@ -107,7 +107,7 @@ class _Search:
         return self.layers[override.layer].readers if override.kind == "clipped" else (override.layer,)
 
     def usable(self, override: PrecisionOverride) -> bool:
-        """One override beside float a layer, and nothing after float."""
+        """Whether an override is allowed: one per layer in addition to float, and none after float."""
         chosen = [self.choices[name] for name in self._touched(override) if name in self.choices]
         return FLOAT not in chosen if override.kind == "float" else not chosen
 
@@ -118,7 +118,7 @@ class _Search:
         return self.gain(override) / max(override.price_us, LEAST_PRICE * self.saved)
 
     def worth(self, override: PrecisionOverride) -> bool:
-        """Whether an override is worth its price: always, where a budget asks for it."""
+        """Whether an override pays for its price: always, if a budget requires it."""
         return self.bounded or self.gain(override) / self.total > override.price_us / self.saved
 
     def take(self, override: PrecisionOverride) -> None:
@@ -131,7 +131,8 @@ class _Search:
         self.taken.append(Taken(override, self._foretold()))
 
     def _foretold(self) -> Reached:
-        """Errors of layers are nearly independent: their powers add up, and so do small distances."""
+        """The predicted distance and loss. Errors of layers are nearly independent: their powers add up, and so do
+        small distances."""
         share = sum(self.costs.values()) / self.total
         return Reached(self.int8.distance * share, self.trials.whole.expected(self.answers, share))
 
@@ -144,7 +145,7 @@ class _Search:
         return self.int8.expected is not None and (budget.min_agreement, budget.max_drop) != (None, None)
 
     def met(self) -> bool:
-        """Whether the budget is met, by what is predicted and by what is then measured."""
+        """Whether the budget is met, by the prediction and then by the measurement."""
         if not self.bounded or not self._meets(self._foretold()):
             return False
         return self._meets(self._reached(self.trials.answers(self.choices)))
@@ -154,7 +155,7 @@ class _Search:
         return reached.expected.meets(self.budget)
 
     def _price_of_scaling(self, layer: Layer) -> float:
-        """What the operators in front of a layer cost, and its additional channels."""
+        """The cost of the operators in front of a layer, and of its additional channels."""
         assert layer.scaled is not None
         bare, moved = (self.table.timing(shape, "int8").microseconds for shape in _fronts(layer))
         wider = len(layer.scaled.source) / len(layer.scaled.scale) - 1
@@ -174,11 +175,11 @@ class _Search:
 
 
 def _left(before: np.ndarray, after: np.ndarray) -> float | None:
-    """The share of a cost that stays; None where the gain is not proven (95 % t-interval over the images)."""
+    """The share of a cost that remains; None if the gain is not proven (95 % t-interval over the images)."""
     _, low, _ = mean_interval(before - after)
     return float(after.mean() / before.mean()) if low > 0 else None
 
 
 def _fronts(layer: Layer) -> tuple[Shape, Shape]:
-    """The layer behind an activation, without and with what scales its channels."""
+    """The layer behind an activation, without and with the operators that scale its channels."""
     return replace(layer.shape, front=("Gelu",)), replace(layer.shape, front=("Gelu", "Mul", "Add"))

@@ -1,4 +1,4 @@
-"""What a search for mixed precision found: layers with another precision, or other ranges, than INT8 gives them."""
+"""The result of a mixed-precision search: layers whose precision or ranges differ from those of plain INT8."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from vitdeploy.search.expected import Expected
 
 @dataclass(frozen=True)
 class PrecisionOverride:
-    """One layer computed otherwise. `share`: of its range, where that is clipped; `price_us`: what it adds to the
-    latency of one image (negative: it is faster); `left`: the share of the layer's cost that stays."""
+    """One layer's override. `share`: of its range, if that is clipped; `price_us`: what it adds to the latency of one
+    image (negative: it is faster); `left`: the share of the layer's cost that remains."""
 
     kind: Literal["clipped", "scaled", "float"]
     layer: str
@@ -30,7 +30,7 @@ class PrecisionOverride:
 
 @dataclass(frozen=True)
 class Reached:
-    """A distance, mean over the images, and what is expected of a classifier's answers; None for other tasks."""
+    """A mean distance over the images, and the expected loss of a classifier's answers; None for other tasks."""
 
     distance: float
     expected: Expected | None
@@ -38,7 +38,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class Taken:
-    """An override that was taken, and where it was predicted to lead."""
+    """A chosen override, and the result that was predicted for it."""
 
     override: PrecisionOverride
     reached: Reached
@@ -46,8 +46,8 @@ class Taken:
 
 @dataclass(frozen=True)
 class Mixed:
-    """`int8`, `reached`: measured without and with all overrides; `saved_us`: what INT8 saves in all layers; `met`:
-    whether the bounds of the budget are expected to be met, None without any."""
+    """`int8`, `reached`: measured without and with all overrides; `saved_us`: the time that INT8 saves over all layers;
+    `met`: whether the budget's bounds are expected to be met, None without any."""
 
     target: str
     images: int
@@ -64,7 +64,7 @@ class Mixed:
 
     @property
     def overrides(self) -> Overrides:
-        """What else is done, of layers that stay in INT8."""
+        """The other overrides, of layers that stay in INT8."""
         kept = [each.override for each in self.taken if each.override.layer not in self.float_fallback]
         scaled = tuple(override.layer for override in kept if override.kind == "scaled")
         return Overrides(scaled, {override.layer: override.share for override in kept if override.share is not None})

@@ -1,6 +1,6 @@
-"""How far a graph's answers are from those of the float graph, on calibration images: what every search ranks by.
+"""The distance of a graph's answers from those of the float graph on calibration images: every search ranks by it.
 
-Never evaluation images: what was chosen by them could not be judged by them any more.
+Evaluation images are never used: a choice made on them could not be judged on them.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from vitdeploy.verification.agreement import kl_divergence
 
 
 class ReferenceOutputs:
-    """Some images, what the float graph answers to them, and the distance of other answers from these."""
+    """Some images, the float graph's answers to them, and the distance of other answers from these."""
 
     def __init__(
         self, runner: Runner, pixels: npt.NDArray[np.uint8], preprocess: PreprocessSpec, task: Task, *, batch: int
     ) -> None:
-        """Ask the float graph.
+        """Run the float graph.
 
         Args:
             runner: of the float graph, loaded, at any batch or at `batch`.
             pixels: uint8 [images, height, width, channels], held in memory.
-            batch: how many images are asked about at a time.
+            batch: how many images run at a time.
         """
         self.pixels, self.preprocess, self.task, self.batch = pixels, preprocess, task, batch
         self.answers = self.ask(runner)
 
     def first(self, count: int) -> ReferenceOutputs:
-        """Of the first images alone."""
+        """The reference outputs of the first images only."""
         some = copy.copy(self)
         some.pixels = self.pixels[:count]
         some.answers = {name: answers[:count] for name, answers in self.answers.items()}
@@ -50,10 +50,10 @@ class ReferenceOutputs:
         return {name: np.concatenate(parts) for name, parts in found.items()}
 
     def stream(self, runner: Runner) -> Iterator[dict[str, Array]]:
-        """The same a batch at a time, [n, ...] each: for outputs that are too large to be held for all images."""
+        """As `ask`, but a batch at a time, [n, ...] each: for outputs that are too large to hold for all images."""
         [tensor] = runner.inputs
         for start in range(0, len(self.pixels), self.batch):
-            # An engine may be pinned to its batch: the last one is filled up with images that were asked about.
+            # An engine may be pinned to its batch: the last one is padded with earlier images.
             chosen = np.arange(start, start + self.batch) % len(self.pixels)
             pixels = self.pixels[chosen]
             feed = pixels if tensor.dtype == "uint8" else normalise(pixels, self.preprocess)
@@ -61,9 +61,9 @@ class ReferenceOutputs:
             yield {name: output[: len(self.pixels) - start] for name, output in outputs.items()}
 
     def distance(self, answers: Mapping[str, Array]) -> npt.NDArray[np.float64]:
-        """Of each image, [images]: KL(float || other) of the softmax in nats for a classifier.
+        """The distance per image, [images]: KL(float || other) of the softmax in nats for a classifier.
 
-        For any other task the squared error of each float output over its power, mean over the outputs.
+        For any other task, the squared error of each float output over its power, mean over the outputs.
         """
         if self.task == "classification":
             [name] = self.answers
@@ -72,7 +72,7 @@ class ReferenceOutputs:
         return np.asarray(np.mean(errors, axis=0))
 
     def expected(self, answers: Mapping[str, Array], share: float = 1.0) -> Expected | None:
-        """What a classifier's answers are expected to keep (see `expected_loss`); None for any other task."""
+        """The expected loss of a classifier's answers (see `expected_loss`); None for any other task."""
         if self.task != "classification":
             return None
         [(name, wanted)] = self.answers.items()

@@ -1,6 +1,6 @@
-"""How many rows are the linears of a ViT fastest with? Measured on the target, on the model itself.
+"""Measures, on the target and the model itself, the number of rows at which the linears of a ViT are fastest.
 
-What is placed for this holds any ranges: times depend on shapes, not on values.
+The placements for this use arbitrary ranges: times depend on shapes, not on values.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from vitdeploy.spec import Precision
 from vitdeploy.verification.intervals import student
 
 MULTIPLES = (8, 16, 32, 64)
-# What some per cent are claimed of needs more than one process of each: they differ by as much.
+# A claim of a few percent needs more than one process of each: processes differ by as much.
 ROUNDS, BLOCK_SECONDS, WARMUP_SECONDS, PROCESSES = 16, 0.25, 0.5, 4
 LEVEL = 0.95
 
 
 @dataclass(frozen=True)
 class RowTiming:
-    """The model with so many rows. `rounds_ms`: its median latency in each round. `ratio`, `low`, `high`: its latency
-    over that of as many rows as tokens, with the interval; 1 for these themselves."""
+    """The model with `rows` rows. `rounds_ms`: its median latency in each round. `ratio`, `low`, `high`: its latency
+    over that with one row per token, with the interval; 1 for that one itself."""
 
     rows: int
     rounds_ms: tuple[float, ...]
@@ -51,10 +51,10 @@ class RowTiming:
 
 @dataclass(frozen=True)
 class RowTable:
-    """What was measured of one model at batch 1; the first of `timings` is that of one row for each token.
+    """The measurements of one model at batch 1; the first of `timings` is that of one row per token.
 
-    The intervals hold together, at 95 %: each one's level is higher by Bonferroni's inequality. `measured`: ISO date;
-    `device`: as of a latency table. `disturbed`: why the times are not to be relied on, so that none is the best.
+    The intervals hold jointly at 95 % (Bonferroni). `measured`: ISO date; `device`: as in a latency table. `disturbed`:
+    why the times are unreliable, in which case none is the best.
     """
 
     target: str
@@ -67,19 +67,19 @@ class RowTable:
 
     @property
     def best(self) -> RowTiming:
-        """The fastest of those that are surely faster than one row for each token; without any, that one."""
+        """The fastest of those that are provably faster than one row per token; without any, that one."""
         first, *others = self.timings
         surely = (each for each in others if each.high < 1 and not self.disturbed)
         return min(surely, key=lambda each: each.ratio, default=first)
 
     @property
     def aligned(self) -> int | None:
-        """How many rows are surely faster than one for each token; None without any."""
+        """The number of rows that is provably faster than one per token; None without any."""
         return None if self.best.rows == self.tokens else self.best.rows
 
 
 def candidates(tokens: int) -> tuple[int, ...]:
-    """The number of tokens, and the next multiples of what tiles of kernels may be."""
+    """The number of tokens, and the next multiples of likely kernel tile sizes."""
     rounded = {-(-tokens // of) * of for of in MULTIPLES}
     return (tokens, *sorted(rows for rows in rounded if tokens < rows < 2 * tokens))
 
@@ -119,7 +119,7 @@ def measure_rows(
 
 
 def _timings(measured: Sequence[tuple[int, Sequence[Round]]]) -> tuple[RowTiming, ...]:
-    """Of (rows, the rounds that all have in common) of the tokens first, and of all others."""
+    """The timings from (rows, the rounds that all share), with one row per token first."""
     (tokens, reference), *others = measured
     level = 1 - (1 - LEVEL) / max(len(others), 1)
     return (

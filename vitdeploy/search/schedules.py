@@ -1,7 +1,7 @@
-"""Schedules of token merging that may pay on a target: predicted by measured times, judged on calibration images.
+"""Schedules of token merging that may pay off on a target: predicted from measured times, judged on calibration images.
 
-How fast a linear runs by its number of rows is a property of runtime, CPU and width: tiles, not multiplications decide.
-So a latency table says which numbers of tokens are good, and a merge goes to one of these.
+How a linear's speed depends on its number of rows is a property of runtime, CPU and width: tiles decide, not MACs. So a
+latency table says which numbers of tokens are good, and a merge goes to one of these.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from vitdeploy.search.latency import LatencyTable
 from vitdeploy.search.layer_graph import Shape, shapes_of
 from vitdeploy.search.reference_outputs import ReferenceOutputs
 
-# Numbers of tokens are tried in multiples of the rows that kernels work on at once, and so many of them at most.
+# Numbers of tokens are tried in multiples of the rows that kernels work on at once, up to this many of them.
 TILE, MOST = 16, 8
-# A schedule is looked at where the linears take at most this share of their time, for merging takes time too.
+# A schedule is tried if the linears take at most this share of their time, since merging takes time too.
 WORTH = 0.97
 
 Progress = Callable[[str, int, int], None]
@@ -45,8 +45,9 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Schedule:
-    """`merges`: (block, tokens that remain) each. `time`: of all linears over all tokens, as a share of what they take
-    without. `distance`: of the float graph's answers, mean over the images; `expected`: of a classifier's, else None.
+    """`merges`: (block, tokens that remain) each. `time`: of all linears over all tokens, as a share of their time
+    without merging. `distance`: from the float graph's answers, mean over the images; `expected`: for a classifier,
+    else None.
     """
 
     merges: tuple[tuple[int, int], ...]
@@ -56,7 +57,7 @@ class Schedule:
 
 
 def find_tokens(model: ir.Model) -> Tokens:
-    """Raises GraphError where tokens of this graph cannot be merged."""
+    """The tokens of a graph; raises GraphError if they cannot be merged."""
     found = merge_points(model)
     linears = [linear for linear in find_linears(model) if linear.kind == "matmul"]
     shapes = shapes_of(model, [linear.name for linear in linears])
@@ -69,22 +70,22 @@ def find_tokens(model: ir.Model) -> Tokens:
 
 
 def counts_to_time(tokens: Tokens) -> tuple[int, ...]:
-    """Numbers of tokens that a merge may leave, the largest first: at most half of the patches go at once."""
+    """Numbers of tokens that a merge may leave, in descending order: a merge removes at most half of the patches."""
     least = tokens.count - (tokens.count - tokens.prefix) // 2
     counts = [count for count in range(TILE, tokens.count, TILE) if count >= least]
     return tuple(counts[::-1][:: -(-len(counts) // MOST) or 1])
 
 
 def shapes_to_time(tokens: Tokens) -> list[Shape]:
-    """All that `predict_times` looks up in a latency table."""
+    """The shapes that `predict_times` looks up in a latency table."""
     counts = (tokens.count, *counts_to_time(tokens))
     return [replace(shape, rows=count) for shape in dict.fromkeys(tokens.shapes.values()) for count in counts]
 
 
 def predict_times(tokens: Tokens, table: LatencyTable) -> dict[tuple[tuple[int, int], ...], float]:
-    """Schedules of one or two merges that are worth it, with the share of time that is left in the linears.
+    """Schedules of one or two merges that pay off, with the remaining share of the linears' time.
 
-    Merges are behind the attention of the second block, of the one in the middle, or both: few, and not too early.
+    Merges follow the attention of the second block, of the middle one, or both: few, and not too early.
 
     Raises:
         InputError: a shape is not in the table.
@@ -123,7 +124,7 @@ def try_schedules(
     reference_outputs: ReferenceOutputs,
     progress: Progress,
 ) -> list[Schedule]:
-    """What these schedules do to the answers of a float graph.
+    """Measure the effect of these schedules on the answers of a float graph.
 
     Args:
         reference outputs: of this graph, without any merging.
@@ -148,6 +149,6 @@ def try_schedules(
 
 
 def select(schedules: Sequence[Schedule], acceptable: Callable[[Schedule], bool]) -> list[Schedule]:
-    """Of the front of the acceptable ones that which changes least, and that which is fastest."""
+    """The one that changes least and the fastest one, from the Pareto front of the acceptable schedules."""
     front = pareto_front([each for each in schedules if acceptable(each)], lambda each: (each.distance, each.time))
     return front if len(front) < 2 else [front[0], front[-1]]

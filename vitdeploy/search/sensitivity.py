@@ -1,9 +1,10 @@
-"""Which quantizer costs how much: the distance on calibration images with one layer in INT8, and all others in float.
+"""The cost of each quantizer: the distance on calibration images with one layer in INT8, and all others in float.
 
-One run over the images for each layer, of one model that is loaded once (see `switched`). To ask the other way round,
-for everything in INT8 but one layer, is to ask for the noise: whatever changes early in a model makes all rounding
-after it fall otherwise, which on a good INT8 model moves its answers by more than a layer costs. Errors of single
-layers are nearly independent, so their costs nearly add up to the distance of everything in INT8.
+Each layer takes one run over the images, with one model that is loaded once (see `switched`). The reverse, everything
+in
+INT8 but one layer, would measure noise: any change early in a model changes all rounding after it, which moves the
+answers of a good INT8 model by more than a layer costs. Errors of single layers are nearly independent, so their costs
+nearly add up to the distance of everything in INT8.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Distances = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Cost:
-    """What INT8 costs in one layer, or in all that a pattern names: the distance with one of them in INT8, summed over
+    """The cost of INT8 in one layer, or in all that match a pattern: the distance with one of them in INT8, summed over
     them; mean over the images with its 95 % t-interval. `share`: of the sum over all layers."""
 
     name: str
@@ -40,10 +41,10 @@ class Cost:
 
 @dataclass(frozen=True)
 class Guilt:
-    """One layer: its cost, the tensor that it reads, and what was folded in front of it.
+    """One layer: its cost, its input tensor, and what was folded in front of it.
 
-    `low`, `high`: of the tensor in the float graph; `median`: of its channels' largest magnitudes; `channel`: the one
-    that reaches furthest; `upper`: what about 99.9 % of the magnitudes are below (None where that is not known).
+    `low`, `high`: range of the tensor in the float graph; `median`: of its channels' largest magnitudes; `channel`: the
+    one with the largest magnitude; `upper`: about the 99.9th percentile of the magnitudes (None if unknown).
     `folds`: in words.
     """
 
@@ -74,7 +75,7 @@ class Sensitivity:
 def measure_sensitivity(
     trials: Trials, target: str, progress: Progress = lambda text, done, total: None
 ) -> Sensitivity:
-    """Ask for every layer in INT8, one at a time."""
+    """Measure every layer in INT8, one at a time."""
     text, count = f"sensitivity on {trials.images} images", len(trials.layers)
     found: dict[str, Distances] = {}
     for done, layer in enumerate(trials.layers):
@@ -101,8 +102,8 @@ def _cost(name: str, found: Mapping[str, Distances], members: Sequence[str], tot
 
 
 def mean_interval(values: Distances) -> tuple[float, float, float]:
-    """The mean of some values with its 95 % t-interval. That of one value, which is unbounded, has the mean for both
-    bounds."""
+    """The mean of some values with its 95 % t-interval. For one value, whose interval is unbounded, both bounds are the
+    mean."""
     mean = float(values.mean())
     if len(values) < 2:
         return mean, mean, mean
@@ -111,8 +112,8 @@ def mean_interval(values: Distances) -> tuple[float, float, float]:
 
 
 def groups_of(names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Like layers by a pattern that `--ignore` takes too: those of one block ("blocks.3.*"), and those of one role in
-    all blocks ("blocks.*.mlp.fc2"). Not groups of one, nor of all."""
+    """Groups of layers by a pattern that `--ignore` also takes: those of one block ("blocks.3.*"), and those of one
+    role in all blocks ("blocks.*.mlp.fc2"). Groups of one layer, or of all, are left out."""
     found: dict[str, list[str]] = {}
     for name in names:
         block = re.match(r"(.*?)\b(\d+)\.", name)

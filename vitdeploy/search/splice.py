@@ -1,8 +1,8 @@
-"""An engine cut short, between parts of the float graph: what do its parts do to the answers?
+"""Parts of an engine between parts of the float graph, to measure what each does to the answers.
 
     image -> float graph -> `given` -> a part of the placement, on its runtime -> `wanted` -> float graph -> answers
 
-The float graph runs on ONNX Runtime in float32. Of all tensors in between, one batch is held at a time.
+The float graph runs on ONNX Runtime in float32. Of all intermediate tensors, one batch is held at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from vitdeploy.spec import EngineSpec
 
 
 class Splice:
-    """The float graph and the placement of an engine, joined at tensors that both have under one name."""
+    """The float graph and the placement of an engine, joined at tensors with the same name in both."""
 
     def __init__(
         self, graph: ir.Model, placement: ir.Model, engine: EngineSpec, reference_outputs: ReferenceOutputs
@@ -50,8 +50,8 @@ class Splice:
         self.runs, self.ran = 0, _nothing
 
     def distance(self, given: Sequence[str] = (), wanted: Sequence[str] = (), floats: Collection[str] = ()) -> float:
-        """Mean distance over the images of the answers with a part of the placement in the float graph's place;
-        infinite where they are not finite.
+        """Mean distance over the images of the answers with a part of the float graph replaced by the placement's;
+        infinite if they are not finite.
 
         Args:
             given: the tensors that the part starts from; none: the input of the graph.
@@ -80,17 +80,17 @@ class Splice:
         return self.mean_distance(answers)
 
     def mean_distance(self, answers: Mapping[str, Array]) -> float:
-        """Over the images; infinite where answers are not finite."""
+        """The mean distance over the images; infinite if answers are not finite."""
         return float(self.reference_outputs.distance(answers).mean()) if _finite(answers) else np.inf
 
     def count(self) -> None:
-        """One more run."""
+        """Count one more run."""
         self.runs += 1
         self.ran()
 
     def facts(self, tensor: str, given: Sequence[str] = (), *, placed: bool) -> TensorFacts | None:
-        """Of a tensor of the placement with nothing quantized in front of it (of the float graph where not `placed`),
-        from `given` on; None where its shape is not known."""
+        """Facts of a tensor of the placement with nothing quantized in front of it (of the float graph if not
+        `placed`), from `given` on; None if its shape is unknown."""
         model = part(self.placement if placed else self.graph, given, [tensor], self.reference_outputs.batch)
         make_float(model, [each.tensor for each in find_quantized(model)])
         [value] = model.graph.outputs
@@ -111,7 +111,7 @@ class Splice:
 
 
 class Chain(Runner):
-    """Several runners, one after the other: each takes what it needs of all that the ones before it gave."""
+    """Several runners in sequence: each takes what it needs from the outputs of all previous ones."""
 
     def __init__(self, folder: Path, outputs: Sequence[str]) -> None:
         """`folder` is for files of the parts; `outputs` are the tensors that the chain gives."""
@@ -120,7 +120,7 @@ class Chain(Runner):
         self._parts: list[tuple[Runner, list[str], list[str]]] = []
 
     def add(self, model: ir.Model, engine: EngineSpec | None = None) -> None:
-        """A part that runs as `engine` does, on ONNX Runtime without one."""
+        """Add a part that runs as `engine` does; without one, on ONNX Runtime."""
         file = self.folder / f"part{len(self._parts)}.onnx"
         save_graph(model, file)
         runner: Runner = OnnxRuntimeRunner(file, name="float")

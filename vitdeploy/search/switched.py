@@ -1,9 +1,9 @@
 """One model in which every layer can be switched between float and INT8 while it is loaded.
 
-A search asks hundreds of questions of one model; building an engine for each would take longer than the answers. So
-each layer is written in all its forms, as branches of ONNX If, and what distinguishes two questions are inputs:
-switches, and the scale and zero point of a layer's input. It runs on ONNX Runtime whatever the target, as INT8 is exact
-arithmetic: two runtimes differ in the order of float additions only.
+A search evaluates hundreds of variants of one model; building an engine for each would take longer than running it. So
+each layer is written in all its forms, as branches of ONNX If, and variants differ only in inputs: switches, and the
+scale and zero point of a layer's input. It runs on ONNX Runtime whatever the target, as INT8 is exact arithmetic: two
+runtimes differ only in the order of float additions.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class Choice:
 
 
 class SwitchedRunner(OnnxRuntimeRunner):
-    """A runner of the inputs that the model itself has; `choose` says how its layers are computed from now on.
+    """A runner with the model's own inputs; `choose` sets how its layers are computed from now on.
 
-    Every layer that has forms begins in its first one.
+    Every layer that has forms starts in its first one.
     """
 
     def __init__(self, graph: Path, forms: Mapping[str, Sequence[Form]], *, batch: int) -> None:
@@ -89,7 +89,7 @@ def write_switched(model: ir.Model, forms: Mapping[str, Sequence[Form]], biases:
     """Save the graph with every layer of `forms` in float and in each of its forms. The model is changed in place.
 
     Args:
-        biases: of layers in float where it is not the one in the graph.
+        biases: of layers in float, if they differ from those in the graph.
     """
     model.opset_imports[DOMAIN] = 1
     for linear in find_linears(model):
@@ -174,7 +174,7 @@ def _moved(branch: _Branch, x: ir.Value, form: Form) -> ir.Value:
 
 
 def _rounded(branch: _Branch, y: ir.Value, form: Form) -> ir.Value:
-    """The output as what reads it sees it."""
+    """The output as its readers see it."""
     if form.output is None:
         return y
     parameters = [branch.constant(form.output, "step"), branch.constant(np.array(0, np.int8), "middle")]
@@ -196,7 +196,7 @@ def _matmul(branch: _Branch, linear: Linear, x: ir.Value, form: Form, scale: ir.
 
 
 def _conv(branch: _Branch, linear: Linear, x: ir.Value, form: Form, scale: ir.Value, zero: ir.Value) -> ir.Value:
-    """In float, on what INT8 can hold: ONNX Runtime has no INT8 convolution with a float output."""
+    """A convolution in float on INT8 values: ONNX Runtime has no INT8 convolution with a float output."""
     weight, scales = form.weight
     if not takes_pixels(linear):  # every placement keeps these exact
         x = branch.node("DequantizeLinear", [branch.node("QuantizeLinear", [x, scale, zero]), scale, zero])

@@ -1,4 +1,4 @@
-"""One try: a placement compiled for its target, asked about the images of a reference outputs, and forgotten again."""
+"""One trial: a placement compiled for its target, run on the images of the reference outputs, and discarded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Questions about one model in INT8, many of them: how far are its answers, with these layers in these forms?"""
+"""Many trials of one model in INT8: the distance of its answers with given layers in given forms."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ FLOAT = Choice(None)
 class Layer:
     """One layer that a target computes in INT8.
 
-    `tensor`, `found`: what it reads in the float graph, and its statistics there. `bounds`, `readers`: the range of
-    what it reads after all folds, and the layers that read the same, itself among them. `scaled`: how its hidden
-    channels are split where any gain is worth the operators; None where that brings nothing more.
+    `tensor`, `found`: its input in the float graph, and the statistics there. `bounds`, `readers`: the range of its
+    input after all folds, and the layers that read the same input, including itself. `scaled`: how its hidden channels
+    are split if any gain justifies the operators; None if that brings nothing more.
     """
 
     name: str
@@ -51,9 +51,9 @@ class Layer:
 
 
 class Trials:
-    """Asks a prepared model about the images of a reference outputs. Use `opened`.
+    """Runs a prepared model on the images of the reference outputs. Use `opened`.
 
-    `whole`: a reference outputs of more images, for the few questions about all layers at once.
+    `whole`: reference outputs of more images, for the few trials of all layers at once.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class Trials:
         return self.whole.ask(self._runner)
 
     def distance(self, choices: Mapping[str, Choice]) -> npt.NDArray[np.float64]:
-        """Of each image, [images], with these layers in these forms, and all others in plain INT8."""
+        """The distance per image, [images], with these layers in these forms, and all others in plain INT8."""
         self._runner.choose(choices)
         return self.reference_outputs.distance(self.reference_outputs.ask(self._runner))
 
     def only(self, choices: Mapping[str, Choice]) -> npt.NDArray[np.float64]:
-        """Of each image, [images], with these layers in these forms, and all others in float."""
+        """The distance per image, [images], with these layers in these forms, and all others in float."""
         return self.distance({**{layer.name: FLOAT for layer in self.layers}, **choices})
 
 
@@ -101,7 +101,7 @@ def opened(
     Args:
         statistics: of the input of every layer, by tensor name.
         ignore: as of `placement.choose`.
-        whole: as of `Trials`; without, the reference outputs itself.
+        whole: as of `Trials`; by default the reference outputs themselves.
         bits: of the weights.
 
     Raises:
@@ -145,7 +145,7 @@ def _splits(
     names: Collection[str],
     bits: WeightBits,
 ) -> dict[str, ChannelSplit]:
-    """By layer, what any gain would be worth, where `prepare` did nothing."""
+    """The channel splits per layer for any gain, for layers that `prepare` left alone."""
     editor, known = Editor(model), widened(statistics)
     split_already = {each.layer for each in prepared.hidden}
     found: dict[str, ChannelSplit] = {}
@@ -158,8 +158,8 @@ def _splits(
 
 
 def _output_steps(model: ir.Model, names: Collection[str], prepared: Prepared, target: str) -> dict[str, np.float32]:
-    """Of the linears whose outputs are int8 too. Where only one of a query and its key is in INT8, no output is; the
-    difference is not asked about."""
+    """The output steps of linears whose outputs are int8 too. If only one of a query and its key is in INT8, neither
+    output is; trials ignore that difference."""
     found = QUANTIZE[target].scores_in_int8(model, names, prepared.ranges)
     return {
         linear.name: symmetric_step(prepared.ranges[output_of(linear)])

@@ -1,4 +1,5 @@
-"""Dynamic batching: requests that wait while the engine runs are answered together in a next run, where that pays."""
+"""Dynamic batching: requests that wait while the engine runs are answered together in the next run, if that is
+faster."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ import numpy as np
 
 from vitdeploy.runtime.runner import Array
 
-# Is told the images and the seconds of each run.
+# Called with the images and the seconds of each run.
 Observe = Callable[[int, float], None]
 
 
@@ -50,7 +51,7 @@ class _Waiting:
 
 class Batcher:
     """Runs tensors in the order they came, in `workers` threads, as many together as `plan` says and fit. What is not
-    faster together runs alone: an answer goes out as soon as it is there, not with those of all that waited.
+    faster together runs alone: an answer goes out as soon as it is ready, not with those of all that waited.
 
     The first waits at most `max_delay` seconds for others, until `max_batch` images wait; no request is split. `submit`
     may be called from any thread. A future that is cancelled before its run is left out of it. If a run raises, all
@@ -120,7 +121,7 @@ class Batcher:
                 self._changed.notify_all()
 
     def _take(self) -> tuple[ExecutionPlan, list[_Waiting]] | None:
-        """The next requests that run together, and how; None when all is done."""
+        """The next requests to run together, and how; None when all is done."""
         with self._changed:
             while (plan := self._next()) is None:
                 if self._closing and not self._queue:
@@ -139,13 +140,13 @@ class Batcher:
             return plan, batch
 
     def _next(self) -> ExecutionPlan | None:
-        """How the next images run; None where none may now."""
+        """How the next images run; None if none may run now."""
         if not self._queue or self._alone or self._patience() is not None:
             return None
         return self._plan(self._images, self._running)
 
     def _patience(self) -> float | None:
-        """The seconds that the first may still wait for others; None where it waits for none."""
+        """The seconds that the first request may still wait for others; None if it waits for none."""
         if not self._queue or not self._max_delay or self._closing or self._images >= self._max_batch:
             return None
         left = self._queue[0].since + self._max_delay - time.perf_counter()
@@ -157,7 +158,7 @@ class Batcher:
             tensors = [item.tensor for item in batch]
             tensor = tensors[0] if len(tensors) == 1 else np.concatenate(tensors)
             outputs = plan.run(tensor)
-        except BaseException as error:  # whoever waits must be told, whatever it is
+        except BaseException as error:  # whoever waits must get it, whatever it is
             for item in batch:
                 item.future.set_exception(error)
             return

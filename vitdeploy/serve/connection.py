@@ -1,7 +1,7 @@
 """One connection: how many there may be, and how long a client may take for the head of a request.
 
-Uvicorn bounds the time between requests. It waits for ever for the first byte of a connection, for the rest of a head,
-however long, and for a client that does not read its answer.
+Uvicorn bounds only the time between requests. It waits forever for the first byte of a connection, for the rest of a
+head of any length, and for a client that does not read its answer.
 """
 
 from __future__ import annotations

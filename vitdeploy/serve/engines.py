@@ -1,4 +1,4 @@
-"""The engine of a bundle for one image, for a batch and for several batches: what of it is faster than one by one."""
+"""The engine of a bundle for one image, a batch and several batches: keeps what is faster than one by one."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Engines:
         return 1 if self._streams is None else self._streams.runner.at_once
 
     def plan(self, waiting: int, running: int) -> ExecutionPlan | None:
-        """How the next images run when so many wait and so many runs are going."""
+        """How the next images run, given the number that wait and the number of active runs."""
         limit = self.model.max_batch
         # The first stream begins when there is work for all; what is busy goes on with full batches.
         if self._streams is not None and waiting >= limit * (1 if running else self.workers):
@@ -166,7 +166,7 @@ def _load_decoders(predictor: Predictor) -> None:
 
 
 def _in_streams(bundle: Path, manifest: Manifest, engine: EngineSpec, batch: int, threads: int) -> Predictor | None:
-    """The same engine with a stream for each thread; None where it has no streams, or there is one thread."""
+    """The same engine with a stream for each thread; None if it has no streams, or there is one thread."""
     count = min(threads or usable_cores(), MOST_STREAMS)
     runner = make_runner(bundle, engine, batch=batch, threads=threads, streams=count)
     return Predictor(runner, images_of(manifest)) if runner.at_once > 1 else None
@@ -216,7 +216,7 @@ def _seconds(predictor: Predictor, images: Array) -> float:
 
 
 def _seconds_side_by_side(predictor: Predictor, images: Array, pool: ThreadPoolExecutor) -> float:
-    """Seconds a run, where every stream has two."""
+    """Seconds per run, with two runs in every stream."""
     runs = 2 * predictor.runner.at_once
     start = time.perf_counter()
     list(pool.map(lambda _: predictor.run(images), range(runs)))

@@ -23,7 +23,7 @@ async def on_refusal(request: Request, error: Exception) -> Response:
 
 
 async def on_input_error(request: Request, error: Exception) -> Response:
-    """What the runtime says of an image. `fix` is for who runs commands."""
+    """An input error of the runtime. `fix` is left out: it is for users of the commands."""
     wrong = cast(InputError, error)
     details = [f"{name}: {OBJECT.sub('', text)}" for name in ("found", "wanted") if (text := getattr(wrong, name))]
     return refused(_record(request), 400, "; ".join([wrong.message, *details]))
@@ -40,7 +40,7 @@ async def on_client_gone(request: Request, error: Exception) -> Response:
 
 
 async def on_bug(request: Request, error: Exception) -> Response:
-    """Nobody planned it: the log has all of it under the same id, the client has only the id."""
+    """An unexpected error: the log has the details under an id, the client gets only the id."""
     record = _record(request)
     record.bug = error
     return refused(record, 500, f"internal error {record.id}: the server's log says more")

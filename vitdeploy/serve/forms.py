@@ -1,4 +1,4 @@
-"""What requests say beside their JSON: content types, headers, forms, the query."""
+"""The parts of requests other than JSON: content types, headers, forms, the query."""
 
 from __future__ import annotations
 

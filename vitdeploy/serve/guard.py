@@ -29,7 +29,7 @@ CLIENT_GONE = 499  # of the log and the counts only: nobody is there to read it
 
 @dataclass
 class Record:
-    """What the log says of a request; endpoints add `fields`. `bug` is an error that nobody planned."""
+    """A request's entry in the log; endpoints add `fields`. `bug` is an unexpected error."""
 
     id: str
     fields: dict[str, Any] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Record:
 
 
 class Guard:
-    """Wraps the application. `draining`: the server stops, what comes now is sent away."""
+    """Wraps the application. `draining`: the server is stopping and refuses new requests."""
 
     def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics) -> None:
         self.app = app

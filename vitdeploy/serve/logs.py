@@ -1,4 +1,4 @@
-"""Logs: one JSON object a line on standard error."""
+"""Logs: one JSON object per line on standard error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ LOGGER = logging.getLogger("vitdeploy.serve")
 
 
 class JsonFormatter(logging.Formatter):
-    """Of each: "time" (UTC), "level", "message", the `fields` of `extra`, and the "trace" of an error."""
+    """Writes for each record: "time" (UTC), "level", "message", the `fields` of `extra`, and the "trace" of an
+    error."""
 
     def format(self, record: logging.LogRecord) -> str:
         stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))

@@ -1,4 +1,4 @@
-"""What a server counts, for Prometheus."""
+"""A server's metrics, for Prometheus."""
 
 from __future__ import annotations
 

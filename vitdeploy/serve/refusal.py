@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class Refusal(Exception):
-    """Ends a request with `status`; `message` is what the client is told."""
+    """Ends a request with `status`; `message` goes to the client."""
 
     def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""What a server allows, waits for and holds."""
+"""The limits of a server."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Settings:
     """Limits of a server; times in seconds.
 
     `max_batch` images at most run together and may come in one request; `max_delay` is how long the first of them waits
-    for others. `max_queue` requests at most are waiting or being answered, more are told to come later. `max_body`
+    for others. `max_queue` requests at most are waiting or being answered, more are told to retry. `max_body`
     bytes at most are read of a request, and `buffered` of all requests that are being read or answered.
 
     `header_time` and `body_time`: in which the whole head and the whole body of a request must have come. `deadline`:

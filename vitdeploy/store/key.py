@@ -1,4 +1,4 @@
-"""The key of an artifact: SHA-256 over what it is a function of."""
+"""The key of an artifact: SHA-256 over everything that it depends on."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def canonical_json(value: Any) -> str:
 
 
 def artifact_key(kind: str, config: Mapping[str, Any], inputs: Mapping[str, str], tools: Mapping[str, str]) -> str:
-    """The key of what stage `kind` makes from `config` and inputs of these digests with these tools."""
+    """The key of the result of stage `kind` for `config`, inputs with these digests, and these tools."""
     parts = {
         "format": FORMAT,
         "kind": kind,

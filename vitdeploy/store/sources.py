@@ -1,7 +1,7 @@
-"""The digest of the source code that a module can run: no change of code is forgotten in the key of what it makes.
+"""The digest of the source code that a module can run, so that every code change changes the keys of its results.
 
-What is imported is read from the text of a module, and nothing is imported for it. An import counts wherever it
-stands, but for those under `if TYPE_CHECKING:`, which never run. So does a string that is the dotted name of a module,
+Imports are read from the text of a module, without importing anything. An import counts wherever it stands, except
+under `if TYPE_CHECKING:`, which never runs. So does a string that is the dotted name of a module,
 or of something in it ("package.module:NAME"), as processes and tables of back ends name them. A package's own
 file counts where something that stands in it is imported; that of `vitdeploy` itself, which is for users, never does.
 

@@ -100,7 +100,7 @@ class Store:
         return Artifact(folder, key, files_digest(files))
 
     def remove(self, key: str) -> None:
-        """The artifact, and what was begun of it."""
+        """Remove the artifact and its unfinished parts."""
         for folder in (self._folder(key), self.unfinished(key)):
             shutil.rmtree(folder, ignore_errors=True)
 

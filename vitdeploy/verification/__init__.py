@@ -1,1 +1,1 @@
-"""Does the engine still give the original's answers? Agreement, accuracy with intervals, gates."""
+"""Compares an engine's answers with the original's: agreement, accuracy with intervals, gates."""

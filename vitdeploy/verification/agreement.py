@@ -1,4 +1,4 @@
-"""Does an engine still give the original's answers? Two arrays of logits over the same images, compared."""
+"""Compares an engine's logits with the original's over the same images."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 """COCO's average precision for many draws of the same images at once.
 
-Which detection finds which object is decided by pycocotools, COCO's own program. Accumulating that into precision over
-recall is written here for all draws of a bootstrap together: an image that was drawn twice counts twice, as if it were
-in the list twice, and a drawn list needs no second matching (`COCOeval.accumulate` cannot take one: it reads
-`params.imgIds` by position, and needs seconds for each).
+pycocotools, COCO's own program, matches detections with objects. This module accumulates the matches into precision
+over
+recall for all draws of a bootstrap together: an image that was drawn twice counts twice, as if it were in the list
+twice, and a drawn list needs no second matching (`COCOeval.accumulate` does not support one: it reads `params.imgIds`
+by position, and needs seconds for each).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from vitdeploy.errors import MissingPackageError
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-# COCO's: IoU .50:.05:.95, recall 0:.01:1, 100 detections a class and image, all sizes of objects.
+# COCO's: IoU .50:.05:.95, recall 0:.01:1, 100 detections per class and image, all sizes of objects.
 IOUS = np.linspace(0.5, 0.95, 10)
 RECALLS = np.linspace(0.0, 1.0, 101)
 MAX_DETECTIONS = 100
@@ -46,7 +47,7 @@ class Matches:
     """The detections of one class in all images, best score first, at T thresholds of IoU.
 
     image: int64 [d], the index of each detection's image. right: bool [T, d], it finds an object. counted: bool [T, d],
-    it is right or wrong; others overlap what is to be ignored. positives: int64 [images], objects to be found.
+    it is right or wrong; others overlap an ignored region. positives: int64 [images], objects to find.
     found: bool [objects], which of these are found at the lowest IoU, by a detection of any score.
     """
 
@@ -60,7 +61,7 @@ class Matches:
 def match(objects: Sequence[Objects], truth: Sequence[Boxes]) -> list[Matches]:
     """Match detections with labelled objects image by image; one entry for each class that has labelled objects.
 
-    Detections of other classes count for nothing, as in COCO's mean over classes.
+    Detections of other classes are ignored, as in COCO's mean over classes.
 
     Raises:
         MissingPackageError: pycocotools is not installed.
@@ -73,7 +74,7 @@ def match(objects: Sequence[Objects], truth: Sequence[Boxes]) -> list[Matches]:
     classes = sorted({int(c) for boxes in truth for c in boxes.classes})
     if not classes:
         return []
-    with contextlib.redirect_stdout(io.StringIO()):  # it tells its progress on standard output
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints its progress to standard output
         labelled, detected = coco(), coco()
         labelled.dataset, detected.dataset = _documents(objects, truth, classes)
         labelled.createIndex()
@@ -121,7 +122,7 @@ def _corner_and_size(boxes: npt.NDArray[Any]) -> list[list[float]]:
 
 
 def _of_class(results: Sequence[dict[str, Any] | None]) -> Matches:
-    """The images' results for one class, put together; an image without objects and detections has None."""
+    """The images' results for one class, joined; an image without objects and detections has None."""
     given = [(i, result) for i, result in enumerate(results) if result is not None]
     scores = np.concatenate([result["dtScores"] for _, result in given])
     order = np.argsort(-scores, kind="mergesort")
@@ -138,7 +139,7 @@ def _of_class(results: Sequence[dict[str, Any] | None]) -> Matches:
 
 
 def average_precision(matches: Sequence[Matches], draws: Floats) -> Floats:
-    """AP in 0..1 at each IoU, mean over the classes: float64 [draws, T]; NaN where a draw has no object.
+    """AP in 0..1 at each IoU, mean over the classes: float64 [draws, T]; NaN if a draw has no object.
 
     Args:
         draws: float64 [draws, images], how often each image counts; one row of ones is COCO's AP itself.
@@ -150,10 +151,10 @@ def average_precision(matches: Sequence[Matches], draws: Floats) -> Floats:
 
 
 def _of_draws(matches: Matches, draws: Floats) -> Floats:
-    """AP of one class, float64 [draws, T]; NaN where a draw has none of its objects.
+    """AP of one class, float64 [draws, T]; NaN if a draw has none of its objects.
 
-    Only right detections move recall, and precision is highest at these; so only they are looked at. COCO's AP is the
-    mean over 101 recalls r of the best precision at any recall of at least r (0 where r is not reached).
+    Only right detections change recall, and precision peaks at these, so only they matter. COCO's AP is the mean over
+    101 recalls r of the best precision at any recall of at least r (0 if r is not reached).
     """
     positives = draws @ matches.positives
     result = np.full((len(draws), len(matches.right)), np.nan)

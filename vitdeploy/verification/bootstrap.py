@@ -1,12 +1,12 @@
-"""Intervals for measures that are not a mean over images, such as mAP: the images are drawn again and again.
+"""Bootstrap intervals for measures that are not a mean over images, such as mAP: the images are resampled.
 
-Efron & Tibshirani 1993, "An Introduction to the Bootstrap", chapter 13: the percentile interval. Whole images are
-drawn, never single objects or tokens, since what lies in one image is not independent. Two measures of one draw share
-it, which makes the interval of their difference a paired one.
+Efron & Tibshirani 1993, "An Introduction to the Bootstrap", chapter 13: the percentile interval. It draws whole images,
+never single objects or tokens, since the contents of one image are not independent. Two measures share each draw, which
+makes the interval of their difference a paired one.
 
-Its limits: with few images (say, below 30) it is too narrow, and where all images agree its width is zero, which would
-let three images prove anything. Therefore no interval here is narrower than that of as many independent trials as
-there were objects: see `least_of_share` and `least_of_difference`.
+Its limits: with few images (say, below 30) it is too narrow, and if all images agree its width is zero, so three images
+would prove anything. Therefore no interval here is narrower than that of as many independent trials as there were
+objects: see `least_of_share` and `least_of_difference`.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def percentile_interval(
 
 
 def least_of_share(share: float, trials: int) -> tuple[float, float]:
-    """How far Wilson's interval reaches below and above about `share` (0..1) of independent `trials`, in percent."""
+    """How far Wilson's interval for about `share` (0..1) of independent `trials` reaches below and above, in
+    percent."""
     if not trials:
         return 100.0, 100.0  # nothing was tried, so anything may be
     successes = round(share * trials)
@@ -55,7 +56,8 @@ def least_of_share(share: float, trials: int) -> tuple[float, float]:
 
 
 def least_of_difference(a: npt.NDArray[np.bool_], b: npt.NDArray[np.bool_]) -> tuple[float, float]:
-    """The same for the share right in `a` less the share right in `b`, two answers to the same questions, in points."""
+    """As `least_of_share`, for the share right in `a` minus that in `b`, two answers to the same questions, in
+    points."""
     if not len(a):
         return 100.0, 100.0  # nothing was tried, so anything may be
     low, high = paired_difference(int((a & b).sum()), int((a & ~b).sum()), int((b & ~a).sum()), int((~a & ~b).sum()))

@@ -1,7 +1,7 @@
-"""Which samples an artifact answers otherwise than the original, and how bad that is: what a person wants to see first.
+"""The samples that an artifact answers differently from the original, ranked by severity for a person to look at.
 
-A severity is 0 where nothing changed. Else what became wrong is above what was wrong and is wrong in another way, and
-both are above what became right; within each the surer the answer, or the larger the change, the higher.
+Severity is 0 if nothing changed. Samples that became wrong rank above those that are wrong in a different way, and both
+above those that became right; within each group, a more confident answer or a larger change ranks higher.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from vitdeploy.verification.detection import partners
 Bools = npt.NDArray[np.bool_]
 Floats = npt.NDArray[np.float64]
 
-# The share of its pixels from which an image counts as cut otherwise: borders of segments always move a little.
+# The share of pixels from which an image counts as segmented differently: borders of segments always move a little.
 MOVED_PIXELS = 0.01
 
 
 @dataclass(frozen=True)
 class Changes:
-    """changed: bool [n]. lost, gained: bool [n], what was right and is wrong, and the other way round; None where
-    nobody knows what is right. severity: float64 [n]."""
+    """changed: bool [n]. lost, gained: bool [n], right before and wrong now, and the reverse; None without labels.
+    severity: float64 [n]."""
 
     changed: Bools
     lost: Bools | None
@@ -38,7 +38,7 @@ def judged(changed: Bools, size: Floats, right: Bools | None = None, was_right: 
     """Changes with their severity.
 
     Args:
-        size: float64 [n] in 0..1, of the change, or how sure the new answer is.
+        size: float64 [n] in 0..1, of the change, or the confidence of the new answer.
         right, was_right: bool [n], the artifact's answer and the original's; None without labels.
     """
     size = np.clip(size, 0.0, 1.0)
@@ -46,13 +46,13 @@ def judged(changed: Bools, size: Floats, right: Bools | None = None, was_right: 
         return Changes(changed, None, None, np.where(changed, 1 + size, 0.0))
     lost, gained = changed & was_right & ~right, changed & right & ~was_right
     rank = np.where(lost, 2.0, np.where(gained, 0.0, 1.0))
-    # The least change of all is still one.
+    # Even the smallest change counts.
     return Changes(changed, lost, gained, np.where(changed, np.maximum(rank + size, 1e-9), 0.0))
 
 
 def object_changes(artifact: Sequence[Objects], reference: Sequence[Objects]) -> Changes:
-    """An image has changed where an object that a user sees has no partner on the other side (`detection.pair`); the
-    more of them, and the higher their scores, the worse."""
+    """Changed images: those with a visible object that has no partner on the other side (`detection.pair`); more such
+    objects, and higher scores, are worse."""
     lonely = np.zeros(len(reference))
     for i, (a, b) in enumerate(zip(artifact, reference, strict=True)):
         both = partners(a, b)
@@ -61,7 +61,7 @@ def object_changes(artifact: Sequence[Objects], reference: Sequence[Objects]) ->
 
 
 def map_changes(artifact: Sequence[PanopticMap], reference: Sequence[PanopticMap]) -> Changes:
-    """An image has changed where more than MOVED_PIXELS of its pixels are of another class."""
+    """Changed images: those with more than MOVED_PIXELS of their pixels in another class."""
     moved = np.array([_moved(a, b) for a, b in zip(artifact, reference, strict=True)], np.float64)
     return judged(moved > MOVED_PIXELS, moved)
 

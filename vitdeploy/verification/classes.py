@@ -1,4 +1,4 @@
-"""A classifier's answers class by class: what is taken for what, which classes lose, what confidence is worth."""
+"""A classifier's answers by class: confusions, classes that lose accuracy, and calibration."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from vitdeploy.verification.intervals import paired_difference, wilson
 
-# Up to so many classes the whole matrix is kept; the lists of pairs and of classes are never longer.
+# Up to this many classes the whole matrix is kept; the lists of pairs and of classes are never longer.
 MATRIX_CLASSES, LISTED_ROWS = 20, 20
 BINS = 10
-# So often the answers of a model whose confidence is right are drawn.
+# How often the answers of a perfectly calibrated model are drawn.
 DRAWS = 200
 
 Ints = npt.NDArray[np.int64]
@@ -22,7 +22,8 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Classified:
-    """What each sample is, and was taken for: int64 [n] each; `confidence`: float64 [n] in 0..1, where there is one."""
+    """The true and the predicted class of each sample: int64 [n] each; `confidence`: float64 [n] in 0..1, if there is
+    one."""
 
     truth: Ints
     answer: Ints
@@ -44,11 +45,11 @@ class ConfusedPair:
 
 @dataclass(frozen=True)
 class Confusion:
-    """What is taken for what, by artifact.
+    """Confusions between classes, by artifact.
 
     `pairs`: at most LISTED_ROWS of a true class and a wrong answer, the most frequent of any artifact first, each with
-    the counts of all; `left`: how many pairs more there are. `matrix`: by artifact [classes][classes], a row for each
-    true class; None, as `classes`, where there are more than MATRIX_CLASSES classes.
+    the counts of all; `left`: how many more pairs there are. `matrix`: by artifact [classes][classes], a row for each
+    true class; None, as `classes`, if there are more than MATRIX_CLASSES classes.
     """
 
     pairs: tuple[ConfusedPair, ...]
@@ -59,7 +60,7 @@ class Confusion:
 
 @dataclass(frozen=True)
 class ClassDrop:
-    """What one engine does to one class: percent right, and points lost with their interval."""
+    """The effect of one engine on one class: percent right, and points lost with their interval."""
 
     value: float
     drop: float
@@ -99,8 +100,9 @@ class Drops:
     """How much of each class the original and every engine get right; the worst classes first.
 
     At most LISTED_ROWS classes in `rows`: those that lose most images, net, to any engine; `left` are not listed. The
-    intervals of an engine's drops (points) hold for all classes together at 95 % (Bonferroni), as the worst of many is
-    looked at: one that is above zero proves that its class loses. `lost`: by engine.
+    intervals of an engine's drops (points) hold for all classes together at 95 % (Bonferroni), since the worst of many
+    is
+    selected: one above zero proves that its class loses. `lost`: by engine.
     """
 
     classes: int
@@ -111,8 +113,8 @@ class Drops:
 
 @dataclass(frozen=True)
 class ReliabilityBin:
-    """The answers of about one confidence (its mean, in percent), and how many percent of them are right, with the
-    Wilson interval."""
+    """The answers of similar confidence (mean, in percent), and the percent of them that is right, with the Wilson
+    interval."""
 
     n: int
     confidence: float
@@ -125,8 +127,8 @@ class Reliability:
     """Confidence against accuracy; percents.
 
     error: the expected calibration error over BINS bins of equal width (Naeini, Cooper and Hauskrecht 2015): the mean
-    over all samples of |confidence - accuracy| of their bin. by_chance: the 95 % quantile of the error of a model whose
-    every confidence is right, on as many samples of these confidences: an error below it proves nothing.
+    over all samples of |confidence - accuracy| of their bin. by_chance: the 95 % quantile of the error of a
+    perfectly calibrated model, on as many samples of these confidences: an error below it proves nothing.
     bins: those with samples.
     """
 
@@ -138,7 +140,7 @@ class Reliability:
 
 
 def confusion(found: Mapping[str, Classified], names: Sequence[str]) -> Confusion:
-    """What is taken for what; `names` are those of all classes."""
+    """The confusions between classes; `names` are those of all classes."""
     k = len(names)
     counted: dict[tuple[int, int], dict[str, int]] = {}
     for artifact, each in found.items():
@@ -164,7 +166,7 @@ def _counts(found: Classified, k: int) -> tuple[tuple[int, ...], ...]:
 
 
 def by_class(reference: Classified, engines: Mapping[str, Classified], names: Sequence[str]) -> Drops:
-    """How much of each class is right; `names` are those of all classes."""
+    """The accuracy on each class; `names` are those of all classes."""
     k = len(names)
     total = np.bincount(reference.truth, minlength=k)
     present = np.flatnonzero(total)
@@ -203,7 +205,7 @@ def _drop(was: npt.NDArray[np.bool_], right: npt.NDArray[np.bool_], level: float
 
 
 def reliability(found: Classified, seed: int = 0) -> Reliability:
-    """Confidence against accuracy; `seed`: of the answers that chance is drawn for."""
+    """Confidence against accuracy; `seed`: for the draws behind `by_chance`."""
     assert found.confidence is not None
     confidence = np.clip(found.confidence, 0.0, 1.0)
     at = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)

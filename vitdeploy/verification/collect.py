@@ -1,4 +1,4 @@
-"""Run an artifact over images and keep its answers. It is driven exactly as an app drives it: through a Predictor."""
+"""Runs an artifact over images and keeps its answers. It uses a Predictor, exactly as an app does."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Keep = Callable[[Mapping[str, Array], tuple[int, int]], Mapping[str, Array]]
 
 @dataclass(frozen=True)
 class Answers:
-    """What is kept of an artifact's answers: by name, one array an image, in the order of the images."""
+    """The answers kept from an artifact: by name, one array per image, in the order of the images."""
 
     columns: Mapping[str, tuple[Array, ...]]
 

@@ -1,4 +1,4 @@
-"""What every task's comparison of an artifact with the original says, so that one gate and one report read them all."""
+"""The common fields of every task's comparison of an artifact with the original, for one gate and one report."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Does a detector still find the original's objects, and how well do both find the labelled ones?"""
+"""Compares a detector's objects with the original's, and both with the labelled ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DetectionComparison(Comparison):
     """A detector against the original. The metric is COCO's mAP (mean over IoU .50:.05:.95 and classes), in percent.
 
     agreement: 200 m / (a + b) for the a and b objects that artifact and original show (score >= `threshold`), m of
-        which form pairs of one class with an IoU of at least 0.5; 100 where neither shows any (`objects` is 0 then).
+        which form pairs of one class with an IoU of at least 0.5; 100 if neither shows any (`objects` is 0 then).
     objects: b. iou_mean, score_difference_mean: over the pairs (None without any).
     """
 
@@ -48,7 +48,7 @@ def compare_detections(
 ) -> DetectionComparison:
     """Compare what the artifact and the original found in the same images, in the same order.
 
-    mAP is of all detections, whatever their score; so give all that the models give.
+    mAP counts all detections, whatever their score, so pass all of them.
 
     Args:
         truth: the labelled objects with the models' class numbers (`Boxes.renumbered`), or None.
@@ -56,7 +56,7 @@ def compare_detections(
         max_difference: of the raw outputs, passed on.
 
     Raises:
-        ValueError: lists of other lengths, or no image.
+        ValueError: lists of different lengths, or no image.
         DataError: not one labelled object in all images.
         MissingPackageError: there are labels, and pycocotools is not installed.
     """
@@ -103,8 +103,8 @@ def pair(a: Objects, b: Objects) -> npt.NDArray[np.float64]:
     """Pairs of one object of each, of one class and with IoU >= 0.5: float64 [pairs, 2], IoU and |score difference|.
 
     Each object is in one pair at most. The pair with the largest IoU is formed first (of equal ones, that of the
-    nearest scores): unlike COCO's order by score this is the same from both sides, and two scores that change places
-    do not tear well-fitting pairs apart.
+    nearest scores): unlike COCO's order by score this is symmetric, and two scores that swap places do not break
+    well-fitting pairs.
     """
     return _paired(a, b)[1]
 

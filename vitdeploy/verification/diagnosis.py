@@ -1,7 +1,7 @@
-"""Where a difference comes from: what was shown, and "unknown" where nothing was.
+"""Diagnoses where a difference comes from: the proven cause, or "unknown".
 
-A cause is named where the two were seen to agree without it, and to differ with it. Both are first fed the same tensor,
-then the same image, each through its own preprocessing.
+A cause is named if the two agree without it and differ with it. Both are first fed the same tensor, then the same
+image, each through its own preprocessing.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from vitdeploy.spec import PreprocessSpec
 from vitdeploy.verification.comparison import Comparison
 
 FLOAT_TOLERANCE = 1e-3
-# Percent of equal answers down to which rounding alone is known to lead; below, something else may be wrong as well.
+# The lowest percent of equal answers that rounding alone is known to cause; below, something else may be wrong as well.
 ROUNDING = 90.0
 FIELDS = ("resize", "crop", "fit", "crop_rounding", "interpolation", "mean", "std")
 BISECT = "verify --bisect against the float graph that it was made of says where it enters"
@@ -26,10 +26,10 @@ def diagnose(
     """One sentence on where a difference comes from.
 
     Args:
-        tensor: the comparison with both models fed the artifact's preprocessed tensor; None where the original cannot
-            be fed it.
+        tensor: the comparison with both models fed the artifact's preprocessed tensor; None if the original does not
+            accept it.
         image: the comparison with each model fed the image through its own preprocessing.
-        ours, theirs: preprocessing of the artifact and of the original; None where the input is no image.
+        ours, theirs: preprocessing of the artifact and of the original; None if the input is not an image.
     """
     if ours == theirs:
         return _of_graph(image, precision)
@@ -50,7 +50,7 @@ def diagnose(
 
 
 def _of_graph(facts: Comparison, precision: str) -> str:
-    """What a difference on the same tensor says."""
+    """What a difference on the same tensor implies."""
     difference = f"largest difference {facts.max_difference:.1e}"
     if facts.max_difference <= FLOAT_TOLERANCE:
         return f"the same function: {difference}"
@@ -65,7 +65,7 @@ def _of_graph(facts: Comparison, precision: str) -> str:
 
 
 def _same_function(tensor: Comparison, precision: str) -> bool:
-    """Whether the two are one function but for rounding, as far as is seen."""
+    """Whether the two appear to be the same function except for rounding."""
     return bool(tensor.max_difference <= FLOAT_TOLERANCE or (precision != "fp32" and tensor.agreement >= ROUNDING))
 
 

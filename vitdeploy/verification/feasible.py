@@ -1,14 +1,14 @@
-"""What so many images can prove at all, said before the work; and a drop that is proven by agreement alone.
+"""What a number of images can prove at all, reported in advance; and bounding a drop by agreement alone.
 
-Both rest on the intervals that the gate judges by. What an engine can prove at best is what it proves when it gives
-every one of the original's answers: so the original is compared with itself.
+Both use the gate's intervals. An engine proves most if it gives every one of the original's answers, so the original is
+compared with itself.
 
-An answer that is the original's is as right as the original's. So top-1 cannot drop by more than the share of images
-with another answer, 100 - agreement, and the upper end of that share's interval bounds the drop: without any label.
-For a metric of single answers only: of mAP, PQ or neighbours it is not true.
+An answer equal to the original's is as right as the original's. So top-1 cannot drop by more than the share of changed
+answers, 100 - agreement, and the upper end of that share's interval bounds the drop without any label. This holds only
+for a metric of single answers, not for mAP, PQ or neighbours.
 
-Which of the two bounds judges is settled before an engine has answered (`criterion_to_prove`). Whichever turns out
-better would be a choice by the data, and would pass an engine that is too bad more often than its 2.5 % say.
+The bound that judges is fixed before an engine has answered (`criterion_to_prove`). Picking the better one afterwards
+would let the data choose, and would pass a bad engine more often than the nominal 2.5 %.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def images_for_drop(bound: float, accuracy: float) -> int | None:
 
 
 def drop_by_agreement(found: Comparison) -> tuple[float, float] | None:
-    """The 95 % interval of the drop in points as far as agreement bounds it, with or without labels; None for a metric
-    that it does not bound."""
+    """The 95 % interval of the drop in points that follows from agreement, with or without labels; None for a metric
+    that agreement does not bound."""
     if found.agreement_of != TOP1_ANSWERS:
         return None
     reach = 100 - found.agreement_ci95[0]
@@ -60,8 +60,8 @@ def drop_by_agreement(found: Comparison) -> tuple[float, float] | None:
 
 
 def criterion_to_prove(perfect: Comparison, max_drop: float) -> Criterion:
-    """By what a drop is to be judged: by labels, but by agreement where there are none, or where they are too few to
-    prove `max_drop` and agreement is not.
+    """The criterion for a drop: labels; or agreement, if there are no labels, or too few to prove `max_drop` while
+    agreement can.
 
     Args:
         perfect: the original compared with itself, so that nothing of an engine decides this.
@@ -73,8 +73,8 @@ def criterion_to_prove(perfect: Comparison, max_drop: float) -> Criterion:
 
 
 def drop_to_judge(found: Comparison, criterion: Criterion) -> tuple[float, tuple[float, float]] | None:
-    """The drop in points with the 95 % interval that is held against a budget: within it is a pass, and all of it
-    beyond is a failure, which agreement alone never shows. None where nothing bounds the drop.
+    """The drop in points with the 95 % interval to compare with a budget: an interval within it passes, one entirely
+    beyond it fails, which agreement alone never shows. None if nothing bounds the drop.
 
     Args:
         criterion: as `criterion_to_prove` settled it. By agreement the "drop" is the share of changed answers, its

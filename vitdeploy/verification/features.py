@@ -1,4 +1,4 @@
-"""Do the features of an artifact still find the same images as the original's?"""
+"""Compares the nearest images by an artifact's features with those by the original's."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def compare_features(
 
 
 def neighbour_changes(features: Features, reference: Features, labels: npt.NDArray[np.int64] | None) -> Changes:
-    """Whose nearest other image is another one; the further that is by the original's features, the worse."""
+    """Changed images: those with a different nearest other image; the further by the original's features, the worse."""
     nearest, originals, apart = _neighbours(_unit(features), _unit(reference))
     right = (None, None) if labels is None else (labels[nearest] == labels, labels[originals] == labels)
     return judged(apart > ROUNDING, apart, *right)

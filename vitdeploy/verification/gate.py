@@ -1,4 +1,4 @@
-"""Is a budget met? What is estimated passes or fails only when its 95 % interval says so."""
+"""Judges whether a budget is met. An estimate passes or fails only if its 95 % interval does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vitdeploy.verification.feasible import Criterion, drop_to_judge
 
 # What a budget bounds: the answers (drop and agreement), the time of a query, or bytes.
 Kind = Literal["answers", "latency", "size"]
-# The percentage of the original's answers that an engine must provably give where no budget bounds what may be lost.
+# The percentage of the original's answers that an engine must provably give if no budget bounds the loss.
 GUARD: dict[Task, float] = {
     "classification": 95.0,
     "sequence": 95.0,
@@ -52,7 +52,7 @@ class Gate:
 
 
 def kinds_of(reasons: Iterable[str]) -> frozenset[Kind]:
-    """What the bounds of a budget are on that these reasons are of."""
+    """The kinds of budget bounds that these reasons are about."""
     return frozenset(reason.kind for reason in reasons if isinstance(reason, Reason))
 
 
@@ -62,7 +62,7 @@ def _named(reason: str, name: str) -> str:
 
 
 def guards(budget: Budget) -> bool:
-    """Whether nothing in a budget bounds what may be lost, so that the guard does."""
+    """Whether no bound of a budget limits the loss, so that the guard does."""
     return budget.max_drop is None and budget.min_agreement is None
 
 
@@ -111,8 +111,8 @@ def _drop_by(found: Comparison, max_drop: float, criterion: Criterion) -> tuple[
 def _plainly_lost(
     found: Comparison, max_drop: float, criterion: Criterion, guard: float
 ) -> list[tuple[GateStatus, str]]:
-    """What fails a drop that agreement does not prove to be small: a loss that labels show all the same, or answers of
-    which too few are the original's. Neither passes anything."""
+    """Reasons to fail a drop that agreement does not prove to be small: a loss that labels still show, or too few
+    answers equal to the original's. Neither passes anything."""
     if (
         criterion == "agreement"
         and found.drop is not None

@@ -1,4 +1,4 @@
-"""Confidence intervals for what is reported: a proportion, the difference of two paired ones, a ratio of times."""
+"""Confidence intervals for reported numbers: a proportion, the difference of two paired ones, a ratio of times."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def wilson(successes: int, n: int, level: float = 0.95) -> tuple[float, float]:
 
 
 def paired_difference(both: int, only_a: int, only_b: int, neither: int, level: float = 0.95) -> tuple[float, float]:
-    """The interval of p_a - p_b, in -1..1, where `a` and `b` were both tried on the same items.
+    """The interval of p_a - p_b, in -1..1, with `a` and `b` tried on the same items.
 
     The arguments count the items that both got right, only `a`, only `b`, and neither.
 

@@ -1,4 +1,4 @@
-"""Does a panoptic model still cut images as the original does, and how well do both as the labels do?"""
+"""Compares a panoptic model's segments with the original's, and both with the labels."""
 
 from __future__ import annotations
 

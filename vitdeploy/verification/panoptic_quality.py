@@ -97,7 +97,7 @@ def tally(found: Segments, truth: Segments, classes: int, *, forgive: bool) -> T
 
 
 def panoptic_quality(counts: Floats, weights: Floats) -> Floats:
-    """PQ in percent, mean over the classes that occur: float64 [draws]; NaN where none does.
+    """PQ in percent, mean over the classes that occur: float64 [draws]; NaN if none does.
 
     Args:
         counts: float64 [images, classes, 4], as in `Tally`. weights: float64 [draws, images], how often each counts.
@@ -110,7 +110,7 @@ def panoptic_quality(counts: Floats, weights: Floats) -> Floats:
 
 
 def quality(counts: Floats, chosen: npt.NDArray[np.bool_]) -> Quality | None:
-    """Over the `chosen` classes of counts [images, classes, 4], all images together; None where none occurs."""
+    """Over the `chosen` classes of counts [images, classes, 4], all images together; None if none occurs."""
     iou, right, wrong, missed = counts.sum(axis=0)[chosen].T
     tried = right + wrong / 2 + missed / 2
     iou, right, tried = iou[tried > 0], right[tried > 0], tried[tried > 0]

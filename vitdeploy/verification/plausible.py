@@ -1,7 +1,7 @@
-"""A reference accuracy that no trained model has: what is compared then are answers to another question.
+"""Detects a reference accuracy too low for a trained model, which means that the labels do not fit.
 
-A wrong order of the classes leaves every measure of an engine against the original as it is, and makes both of them
-wrong. It shows in the original's own accuracy alone.
+A wrong class order changes no comparison of an engine with the original, but makes both wrong. It shows only in the
+original's own accuracy.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ORDERED = 2.0
 
 @dataclass(frozen=True)
 class Claim:
-    """What a checkpoint's own files say of its accuracy, in percent, and which one says so."""
+    """The accuracy in percent that a checkpoint's own files claim, and the file that claims it."""
 
     percent: float
     file: str
@@ -43,7 +43,7 @@ def least_accuracy(classes: int) -> float:
 
 
 def doubt_accuracy(answers: Indices, labels: Indices, classes: int, claim: Claim | None) -> str | None:
-    """What speaks against the labels of a classifier's own top-1 answers, int64 [n] each; None where nothing does.
+    """Evidence against the labels from a classifier's own top-1 answers, int64 [n] each; None without any.
 
     An interval decides, so that a few images prove nothing.
     """
@@ -63,10 +63,10 @@ def doubt_accuracy(answers: Indices, labels: Indices, classes: int, claim: Claim
 
 
 def accuracy_in_best_order(answers: Indices, labels: Indices, classes: int) -> float:
-    """The share of right answers, 0..1, if classes were called as it suits the answers best.
+    """The share of right answers, 0..1, under the class order that fits the answers best.
 
-    Which order that is, is found on one half of the images and counted on the other, and the other way round: on the
-    same images some order always suits. 0 where there are too many classes to look for it.
+    The order is fitted on one half of the images and evaluated on the other, and vice versa: on the same images some
+    order always fits. 0 if there are too many classes to search.
     """
     if classes > MOST_CLASSES:
         return 0.0

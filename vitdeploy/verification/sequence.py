@@ -1,4 +1,4 @@
-"""Does a sequence model still write the original's tokens, and how often do both write the wanted ones?"""
+"""Compares a sequence model's tokens with the original's, and both with the targets."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def make_engine(
     """The engine, and the folder that its files lie in: `out`, which is new, or that of a plan that was built here.
 
     Raises:
-        VitdeployError: as `compile_engine`; a MissingPackageError where the target's runtime is not here.
+        VitdeployError: as `compile_engine`; a MissingPackageError if the target's runtime is not here.
     """
     plan = placed.plan
     if plan is not None and loads_here(job, plan):

@@ -1,4 +1,4 @@
-"""What a device is asked to do, and what it answers: the documents that cross the wire, as plain data.
+"""A device's jobs and answers: the documents that cross the wire, as plain data.
 
 A job carries placements (ONNX), never engines: an engine is code, and each device builds its own. The one exception is
 a TensorRT plan, which the device loads only where its own registry says that it was built there.
@@ -68,7 +68,7 @@ class Job:
 
     @property
     def digest(self) -> str:
-        """What names the job everywhere: equal jobs of one sender are one job."""
+        """The job's identifier everywhere: equal jobs of one sender are one job."""
         text = json.dumps(encode(self), sort_keys=True, separators=(",", ":"), allow_nan=False)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -113,8 +113,8 @@ class Status:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a device is. `sensors`: what can be read while it measures, or why not; `jobs`: what it does, and what waits
-    for it."""
+    """A description of a device. `sensors`: what it can read while it measures, or why not; `jobs`: running and waiting
+    ones."""
 
     host: dict[str, str]
     executable: str

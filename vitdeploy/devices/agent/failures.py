@@ -1,4 +1,4 @@
-"""What goes wrong on a device, as it is told to the host. Light to import."""
+"""Failures on a device, as reported to the host. Light to import."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vitdeploy.errors import HostError, MissingPackageError, StorageError, Vitde
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """What may go wrong on a device, as errors that say what to do there."""
+    """Turns failures on a device into errors that say what to do there."""
     try:
         yield
     except MissingPackageError as error:

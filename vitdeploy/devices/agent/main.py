@@ -1,9 +1,9 @@
 """The agent's commands. Each prints one line, "vitdeploy-agent ok", and then its answer; an error is an answer too.
 
 probe                  what this device is
-status DIGEST          what is known of a job
-submit                 a job and its files come in over standard input; it is started
-watch DIGEST           its status, and again whenever it is another one, until it neither waits nor runs
+status DIGEST          the status of a job
+submit                 receive a job and its files over standard input, and start it
+watch DIGEST           its status, and every change of it, until it neither waits nor runs
 fetch DIGEST           its result and files
 stop DIGEST            end it
 remove DIGEST          forget it
@@ -54,7 +54,7 @@ KEPT_JOBS = 8
 # Beside the files themselves: copies that compilers make of them, and the runtime's own.
 SPARE_BYTES = 16 << 20
 LOOK_SECONDS = 0.2
-# How often a watched job's progress is told, which takes the device next to no time.
+# How often a watched job's progress is reported, which takes the device next to no time.
 TELL_SECONDS = 5.0
 STOP_SECONDS = 5.0
 
@@ -117,7 +117,7 @@ def _folder(digest: str) -> Path:
 
 
 def _submit(agent: str) -> Status:
-    """Take a job in: all of it or nothing, and start it in a session of its own, which outlives the connection."""
+    """Receive a job, all or nothing, and start it in a session of its own, which outlives the connection."""
     line = read_line(sys.stdin.buffer, MAX_JOB_BYTES)
     job = decode(Job, read_json(line))
     folder = job_folder(job.digest)
@@ -195,7 +195,7 @@ def _run(folder: Path) -> None:
 def _watch(folder: Path) -> Iterator[bytes]:
     """The status, whenever its state or what it waits for has changed, and now and then for its progress.
 
-    Where nobody listens any more, telling it ends this process.
+    Once nobody listens any more, writing it ends this process.
     """
     told, when = None, 0.0
     while True:

@@ -56,7 +56,7 @@ def _version(package: str) -> str | None:
 
 
 def _sensors(root: Path) -> dict[str, str]:
-    """What `bench` can read of this machine while it measures, as it is now."""
+    """The sensors that `bench` can read on this machine, with their current state."""
     mhz, celsius, throttles = clock_mhz(affinity(), root), temperature(root), throttle_count(root)
     return {
         "clock": UNREADABLE if mhz is None else f"{mhz:.0f} MHz",

@@ -3,8 +3,8 @@
     {"placed": {...}, "files": [...], "options": {}} + files     {"engine": {...}, "host": {...}}
     {"feeds": [{"name", "dtype", "shape"}, ...]} + arrays        {"outputs": [...]} + arrays
 
-While the device is another's, lines {"waits_for": "..."} come first. An error is answered as {"failure": {...}}. The
-session ends with the connection; nothing of it stays.
+While another user has the device, lines {"waits_for": "..."} come first. An error is answered as {"failure": {...}}.
+The session ends with the connection; nothing of it stays.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where jobs lie on a device, and what is known of each: its state survives every connection, and a restart is seen.
+"""The jobs on a device and their states, which survive every connection; a restart is detected.
 
     ~/.cache/vitdeploy-agent/<sha256>/agent.pyz      the agent itself
     ~/.cache/vitdeploy-agent/jobs/<digest>/          job.json, the files, status.json, log.txt, result/
@@ -43,7 +43,7 @@ def read_job(file: Path) -> Job:
 
 @dataclass(frozen=True)
 class Process:
-    """A process that a number alone would not name: numbers come again, and all begin again with each boot."""
+    """A process, identified by more than its number: numbers are reused, and restart with each boot."""
 
     pid: int
     boot: str
@@ -71,7 +71,7 @@ class Process:
 
 
 def boot_id() -> str:
-    """What is new with every boot; "" where the system does not say."""
+    """An id that changes with every boot; "" if the system does not report one."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except OSError:
@@ -88,7 +88,7 @@ def _started(pid: int) -> int:
 
 
 def write_status(folder: Path, status: Status, process: Process) -> None:
-    """Replace the job's status. Not flushed to the disk: what a power cut takes from it, the new boot's id tells."""
+    """Replace the job's status. Not flushed to disk: after a power cut, the new boot's id shows the loss."""
     temporary = folder / f".{STATUS_FILE}.{os.getpid()}"
     temporary.write_text(json.dumps({**asdict(status), "process": asdict(process)}), encoding="utf-8")
     temporary.replace(folder / STATUS_FILE)
@@ -142,7 +142,7 @@ def end(folder: Path, number: int = signal.SIGTERM) -> bool:
 
 @contextlib.contextmanager
 def scratch() -> Iterator[Path]:
-    """A new folder for this process alone. Those of processes that were ended by force go with it."""
+    """A new folder for this process only. It also removes those of processes that were killed."""
     parent = home() / "scratch"
     parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     for folder in parent.iterdir():

@@ -14,11 +14,11 @@ BLOCK = 1 << 20
 
 
 class StreamError(Exception):
-    """The message is not what it says to be."""
+    """The message does not match its header."""
 
 
 class BrokenOff(StreamError):
-    """It ends too early, as where a connection breaks."""
+    """The message ends too early, as when a connection breaks."""
 
 
 def message(document: Any, files: Iterable[Path] = ()) -> Iterator[bytes]:

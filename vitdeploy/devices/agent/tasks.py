@@ -1,4 +1,4 @@
-"""What jobs do: measure engines against each other, or make one to be taken home."""
+"""Performs jobs: measures engines against each other, or builds one to send back."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""One job a device at a time: tickets give the order of arrival, a lock of the whole machine the right to measure.
+"""One job per device at a time: tickets give the order of arrival, a machine-wide lock the right to measure.
 
-The lock is the one of all measurements (`benchmark.machine_lock`), so that the jobs of its other users are waited for
-too, and so is who measures there without an agent; tickets are of one user's jobs. A ticket whose process is gone is
-void.
+The lock is that of all measurements (`benchmark.machine_lock`), so a job also waits for other users' jobs and for
+measurements without an agent; tickets order one user's jobs. A ticket whose process is gone is void.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ LOOK_SECONDS = 0.25
 
 @contextlib.contextmanager
 def turn(what: str, waits_for: Callable[[str], None]) -> Iterator[None]:
-    """Wait until the device is ours; `what` tells others what they wait for, `waits_for` hears it of others."""
+    """Wait until the device is ours; `what` names this job to others that wait, `waits_for` is called with theirs."""
     ticket = _take(what)
     ours = False
     try:

@@ -1,6 +1,6 @@
 """A job from its folder to its result, in a process of its own that no connection ends.
 
-Light to import: what is missing on the device must be found while there is somebody to tell it.
+Light to import: a missing package must be found while the host can still be told.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _publish(result: Result, folder: Path) -> None:
 
 
 def _seldom(tell: Progress) -> Progress:
-    """Tell of progress now and then: what is being measured is not to be disturbed."""
+    """Report progress only now and then, so as not to disturb what is measured."""
     last = -TELL_SECONDS
 
     def progress(text: str, done: int, total: int) -> None:

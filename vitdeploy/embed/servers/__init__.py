@@ -1,4 +1,4 @@
 """Model repositories for inference servers: the engine, its settings from the bench, a client with the golden answers.
 
-`layout` is shared; one module for each server writes what is its own.
+`layout` is shared; one module for each server writes the rest.
 """

@@ -1,4 +1,4 @@
-"""What all servers' folders have: how they batch, a client, the golden answers, and text out of templates."""
+"""The common parts of all servers' folders: batching, a client, the golden answers, and text from templates."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ TASKS = ("classification", "features", "detection", "panoptic")
 class Serving:
     """How a server is to run an engine, and why.
 
-    `max_batch` 0 is a graph whose batch is fixed. `delay_us` is how long a request may wait for others, microseconds; 0
-    is not at all. `cores` and `memory_bytes` are what the bench had and took; None where nothing was measured.
-    `measured` says what the bench gave, `batching` what follows for a server that makes batches.
+    `max_batch` 0 means a graph with a fixed batch. `delay_us` is how long a request may wait for others, in
+    microseconds; 0 means not at all. `cores` and `memory_bytes` are what the bench used; None if nothing was measured.
+    `measured` describes the bench's result, `batching` the consequence for a server that makes batches.
     """
 
     max_batch: int
@@ -41,10 +41,10 @@ class Serving:
 
 
 def find_serving(found: Embedded) -> Serving:
-    """The settings of a server by the bench that the bundle's report has of this engine.
+    """The settings of a server from this engine's bench in the bundle's report.
 
     Raises:
-        ManifestError: the report is none of ours.
+        ManifestError: the report is not one of ours.
     """
     bench = _measured(found)
     try:
@@ -71,7 +71,7 @@ def find_serving(found: Embedded) -> Serving:
 
 
 def _measured(found: Embedded) -> dict[str, Any]:
-    """The bench of the embedded engine; empty where there is none. The file's digest was checked before."""
+    """The bench of the embedded engine; empty if there is none. The file's digest was checked before."""
     if REPORT_FILE not in {entry.path for entry in found.manifest.files}:
         return {}
     path = found.folder / REPORT_FILE
@@ -83,7 +83,8 @@ def _measured(found: Embedded) -> dict[str, Any]:
 
 
 def server_name(found: Embedded) -> str:
-    """The bundle's name as all servers, Kubernetes and paths take it: a-z, 0-9 and hyphens, from a letter on."""
+    """The bundle's name as all servers, Kubernetes and paths accept it: a-z, 0-9 and hyphens, starting with a
+    letter."""
     name = re.sub(r"[^a-z0-9]+", "-", found.manifest.name.lower()).strip("-")[:50].strip("-")
     return name if name[:1].isalpha() else f"model-{name}".strip("-")
 
@@ -103,9 +104,9 @@ def copy_engine(found: Embedded, folder: Path) -> None:
 
 
 def write_client(found: Embedded, serving: Serving, out: Path, **facts: object) -> None:
-    """`client.py`, what it sends and must get, and a `README.md`.
+    """Write `client.py`, what it sends and must receive, and a `README.md`.
 
-    Nothing of the bundle's text is written into them but its name, by `server_name`: a bundle may come from anywhere.
+    The only text of the bundle in them is its name, by `server_name`: a bundle may come from anywhere.
     """
     (out / "golden").mkdir()
     (tensor,) = found.engine.inputs

@@ -64,6 +64,6 @@ def write_repository(found: Embedded, serving: Serving, models: Path) -> None:
 
 
 def _tensor(spec: TensorSpec, serving: Serving) -> dict[str, object]:
-    """Triton counts no batch among the dimensions where it makes the batches; -1 is any length."""
+    """A tensor's entry. The dimensions exclude the batch if Triton makes the batches; -1 is any length."""
     shape = spec.shape[1:] if serving.max_batch else spec.shape
     return {"name": spec.name, "type": TYPES[spec.dtype], "dims": [d if isinstance(d, int) else -1 for d in shape]}

@@ -1,5 +1,5 @@
-"""A static page that runs a bundle with onnxruntime-web: the files of `site/` as they are, the graphs, and what the
-page must know of the model in model/model.json."""
+"""A static page that runs a bundle with onnxruntime-web: the files of `site/` as they are, the graphs, and the
+model's facts for the page in model/model.json."""
 
 from __future__ import annotations
 
@@ -148,8 +148,8 @@ def _facts(found: Embedded, attention: dict[str, Any]) -> dict[str, Any]:
 
 
 def _float_check(found: Embedded) -> dict[str, Any]:
-    """How near the float graph must come to the original. One with merged tokens does not give its numbers: it may be
-    as far from them as the engine, which merges the same ones, was measured to be."""
+    """The tolerance of the float graph against the original. With merged tokens the numbers differ: it may be as far
+    off as was measured for the engine, which merges the same ones."""
     recipe = found.manifest.provenance.get("recipe") or {}
     if (recipe.get("optimize") or {}).get("token_merging", "none") == "none":
         return {"tolerance": FLOAT_TOLERANCE, "least_same": len(found.pixels)}

@@ -1,5 +1,5 @@
-"""What a pad to draw on must know of a model's images, measured on the golden ones: how they look, and nothing of what
-they show."""
+"""What a drawing pad must know about a model's images, measured on the golden ones: how they look, not what they
+show."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from PIL import Image
 from vitdeploy.runtime.preprocess import Pixels
 from vitdeploy.spec import PreprocessSpec
 
-# Ink of what is a drawing: strokes cover some of the frame, and what is no stroke is as dark or as light as the paper.
+# A drawing's ink: strokes cover part of the frame, and everything else is as dark or as light as the paper.
 INK = (0.03, 0.6)
 MOST_BETWEEN = 0.4
-# An image holds no finer detail than a reduced copy that it can be made of again, but for this part of its deviation.
+# An image has no finer detail than a reduced copy that restores it except for this part of its deviation.
 LOST = 0.2
 REDUCTIONS = (8, 4, 2)
 
@@ -39,7 +39,7 @@ class Form:
 
 
 def drawing_form(images: Pixels, spec: PreprocessSpec) -> Form | None:
-    """The form of uint8 images [n, height, width, 1]; None where they are no drawings: strokes on plain paper."""
+    """The form of uint8 images [n, height, width, 1]; None unless they are drawings: strokes on plain paper."""
     grey = images[..., 0] / 255.0
     light = bool(np.median(grey) < 0.5)
     ink: Ink = grey if light else 1 - grey
@@ -71,7 +71,7 @@ def _stroke(ink: npt.NDArray[np.bool_]) -> float:
 
 
 def _survives(images: Pixels, by: int, spec: PreprocessSpec) -> bool:
-    """Whether the images can be made again of copies that are smaller by a whole factor."""
+    """Whether the images can be restored from copies that are smaller by an integer factor."""
     height, width = images.shape[1:3]
     if height % by or width % by:
         return False
