@@ -199,7 +199,7 @@ def _groups(profile: Profile) -> tuple[LayerGroup, ...]:
 
 
 def _bound(roof: Roof | None, time: TimeShares | None) -> str | None:
-    """What the largest part of the time is: "compute" or "memory", "other layers", or "overhead" outside of all."""
+    """The largest part of the time: "compute" or "memory", "other layers", or "overhead" outside all layers."""
     roofs = None if roof is None else "memory" if (roof.memory_ms or 0.0) > roof.compute_ms else "compute"
     if time is None:
         return roofs
@@ -213,7 +213,7 @@ def _bound(roof: Roof | None, time: TimeShares | None) -> str | None:
 
 
 def _line(bound: str | None, roof: Roof | None, time: TimeShares | None, latency: float | None) -> str | None:
-    """What stops it from being faster, in one line; None where nothing is known."""
+    """What limits the speed, in one line; None if unknown."""
     if bound is None:
         return None
     reached = "" if roof is None else _memory(roof) if bound == "memory" else _compute(roof)
@@ -248,7 +248,7 @@ def _memory(roof: Roof) -> str:
 
 
 def _parts(time: TimeShares) -> list[str]:
-    """Where the time is, in percent; what is less than half a percent goes unsaid."""
+    """The parts of the time, in percent; parts below half a percent are left out."""
     parts = {f"products in {precision.upper()}": share for precision, share in time.products.items()}
     others = list(time.others)
     if others:
