@@ -95,10 +95,10 @@ def described(
     task: Task | None = None,
     notes: Sequence[str] = (),
 ) -> LoadedModel:
-    """A user's module with its size, preprocessing and outputs, as far as it says them; `notes` come first.
+    """A user's module with its size, preprocessing and outputs, as far as it declares them; `notes` come first.
 
     Raises:
-        CheckpointError: it does not run on such images, or its outputs are of no task; `preprocess` does not fit it.
+        CheckpointError: it does not run on such images, its outputs fit no task, or `preprocess` does not fit it.
     """
     told = list(notes)
     own = getattr(model, "pretrained_cfg", None) or {}

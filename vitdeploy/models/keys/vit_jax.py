@@ -37,7 +37,7 @@ from vitdeploy.models.keys.vit_common import (
 )
 
 STYLE = "JAX's ViT"
-# In this order: a text tower lies beside `img/`, an optimizer's state beside `target/`.
+# In this order: a text tower is a sibling of `img/`, an optimizer's state one of `target/`.
 PREFIXES = ("params/img/", "img/", "params/", "opt/target/", "target/", "")
 
 _NAMES = {

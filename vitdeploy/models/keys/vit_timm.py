@@ -72,7 +72,7 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
 
 @dataclass(frozen=True)
 class Named:
-    """What `config.json` says: the built-in model that it names, and the arguments that override it."""
+    """The built-in model that `config.json` names, and the arguments that override it."""
 
     model: ViTConfig | None
     arguments: Mapping[str, Any]
@@ -174,7 +174,7 @@ def _shape(state: Mapping[str, Tensor], key: str, axes: int) -> tuple[int, ...]:
 
 
 def _ending(state: Mapping[str, Tensor], named: Named, width: int, notes: list[str]) -> tuple[FinalNorm, Pooling]:
-    """Where the final norm stands, and how tokens are pooled."""
+    """The place of the final norm, and the pooling of the tokens."""
     if "norm.weight" in state:
         final_norm: FinalNorm = "before_pooling"
     elif "fc_norm.weight" in state:

@@ -188,7 +188,7 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
 
 
 def _tower(state: Mapping[str, Tensor]) -> tuple[str, str] | None:
-    """Where the image encoder's keys begin, and the kind of model, by `model_type`."""
+    """The prefix of the image encoder's keys, and the kind of model, by `model_type`."""
     for prefix in PREFIXES:
         embeddings = prefix + "embeddings."
         if embeddings + "patch_embeddings.projection.weight" in state:
@@ -283,7 +283,7 @@ def _pooling(state: dict[str, Tensor], kind: str, classifier: bool, notes: list[
         return "average", "before_pooling"
     if kind == "siglip":
         return "attention", "before_pooling"
-    # Classifiers of DINOv2 read the class token beside the mean of the patch tokens.
+    # Classifiers of DINOv2 read the class token and the mean of the patch tokens.
     return ("class_average" if kind.startswith("dinov2") and classifier else "class"), "before_pooling"
 
 

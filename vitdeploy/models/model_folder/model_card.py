@@ -1,4 +1,4 @@
-"""What lies beside a checkpoint about how accurate it is: results of transformers' Trainer, a model card."""
+"""Read claims of accuracy next to a checkpoint: results of transformers' Trainer, a model card."""
 
 from __future__ import annotations
 
