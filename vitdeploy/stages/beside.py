@@ -1,6 +1,6 @@
-"""What lies beside an ONNX file that does not say itself how its images are prepared and what its classes are called.
+"""Read the files next to an ONNX file that does not itself contain its preprocessing and class names.
 
-Exporters of transformers' models leave the model's config files there, or one folder up where the file is in `onnx/`.
+Exporters of transformers' models leave the model's config files there, or one folder up if the file is in `onnx/`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Beside:
 
 
 def find_beside(file: Path, channels: int, image_size: tuple[int, int], classes: int | None) -> Beside:
-    """Read the files beside `file`, an ONNX file of somebody else, for images of (height, width)."""
+    """Read the files next to `file`, an external ONNX file, for images of (height, width)."""
     folder = file.parent.parent if file.parent.name == "onnx" else file.parent
     preprocess, notes = _preprocess(folder, channels, image_size)
     of_config, remarks = _config_labels(folder, classes)

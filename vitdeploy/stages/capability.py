@@ -1,4 +1,4 @@
-"""Whether a target has a precision, by the table of targets alone."""
+"""Check that a target supports a precision, by the table of targets alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From the placement of a target to its engine."""
+"""Compile the placement of a target to its engine."""
 
 from __future__ import annotations
 
