@@ -86,7 +86,7 @@ def _follow(linears: Sequence[Linear], start: ir.Value, width: int) -> ResidualS
 
 
 def _written(stream: ResidualStream, value: ir.Value, axis: int) -> list[tuple[ir.Value, int]]:
-    """The tensors, with the axes of their channels, of which an operation makes `value`; constants are noted."""
+    """The tensors, with their channel axes, from which an operation computes `value`; constants are noted."""
     node = value.producer()
     rows = _commutes(node, axis, stream.width) if node is not None else None
     if node is None or rows is None:

@@ -1,7 +1,7 @@
-"""Which operations work on each row of an axis alone, so that selecting rows may come before them instead of after.
+"""Find operations that work on each row of an axis alone, so that rows can be selected before instead of after them.
 
 An operation is row-wise along an axis of its output if every row of that axis depends on one row of some of its inputs
-(the moved axis may have another number there), and on the whole of the others.
+(where the axis may have another number), and on all of the others.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def rows_of_inputs(node: ir.Node, axis: int, size: int) -> Rows | None:
 
 
 def selected_rows(node: ir.Node) -> Selected | None:
-    """What a Gather, a Slice of one axis or a Split by constants reads of its first input."""
+    """The rows of its first input that a Gather, a Slice of one axis or a Split reads, by constants."""
     value = node.inputs[0]
     if value is None or value.shape is None or node.op_type not in ("Gather", "Slice", "Split"):
         return None

@@ -98,7 +98,7 @@ def _without_factor(model: ir.Model, key: ir.Value, source: ir.Value) -> ir.Valu
 
 
 def _without_nan_check(model: ir.Model, softmax: ir.Node) -> bool:
-    """Where(IsNaN(p), 0, p) of a Softmax p that has a finite score in every row is p.
+    """Replace Where(IsNaN(p), 0, p) by p, for a Softmax p with a finite score in every row.
 
     PyTorch's export writes it for rows that are masked out entirely. A NaN from the input is no longer hidden.
     """

@@ -50,7 +50,7 @@ def gemm_to_matmul(model: ir.Model) -> int:
 
 @dataclass(frozen=True)
 class _Letters:
-    """Of "A,B->O": `batch` stand in all three, `summed` in A and B, `left` in A and O, `right` in B and O."""
+    """Letters of "A,B->O": `batch` occur in all three, `summed` in A and B, `left` in A and O, `right` in B and O."""
 
     a: str
     b: str

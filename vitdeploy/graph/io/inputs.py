@@ -1,4 +1,4 @@
-"""What a graph takes: an input bound to a constant, the size of its images, pixels instead of normalised floats."""
+"""Change the inputs of a graph: bind one to a constant, set the image size, take pixels instead of floats."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def of_another_size(own: Sequence[object], wanted: Sequence[int]) -> GraphError:
 
 
 def _channels(model: ir.Model) -> int:
-    """Of the first convolution: it takes the image, at most cast before."""
+    """The channels of the first convolution, which takes the image, at most cast before."""
     for node in model.graph:
         weight = node.inputs[1].shape if node.op_type == "Conv" and node.inputs[1] is not None else None
         if weight is not None and isinstance(weight[1], int):

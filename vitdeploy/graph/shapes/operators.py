@@ -14,7 +14,7 @@ Result = tuple[tuple[ir.DataType | None, Dims | None], ...]
 
 
 class Operand(NamedTuple):
-    """What inference may know of an input: its type, its shape, and a small known tensor as (shape, bytes)."""
+    """The facts that inference may use about an input: type, shape, and a small known tensor as (shape, bytes)."""
 
     dtype: ir.DataType
     dims: Dims | None

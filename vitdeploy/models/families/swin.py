@@ -211,7 +211,7 @@ def resize(
 
 
 def settle(own: SwinConfig, named: SwinConfig) -> tuple[SwinConfig, list[str]]:
-    """Keep a window that shrank to its image at that size: the original size is unknown."""
+    """Take the name's windows: the tensors of a window that shrank to its image do not show its full size."""
     return (replace(own, windows=named.windows) if own.image_size == named.image_size else own), []
 
 
