@@ -28,7 +28,7 @@ from vitdeploy.quantization.statistics import Numbers, Statistics
 from vitdeploy.spec import WeightBits
 
 ALPHAS = tuple(i / 10 for i in range(11))
-# Of the error before: what folds leave is never told to be less, as where a layer reads the same of every image.
+# Share of the error before: the error after a fold never counts as less, as when a layer reads the same of all images.
 LEAST_ERROR = 1e-6
 
 
