@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 def check_bundle(folder: Path, trust: Path | None) -> tuple[list[dict[str, Any]], list[str], bool]:
-    """What came of each engine, its lines for people, and whether all that run here answer as they should.
+    """The result for each engine, its lines for people, and whether all that run here give the golden answers.
 
     Raises:
-        HostError: no engine runs here. Errors of reading the bundle come through.
+        HostError: no engine runs here. Errors of reading the bundle propagate.
     """
     from vitdeploy.bundle.read import read_bundle
     from vitdeploy.bundle.sign import signed_by

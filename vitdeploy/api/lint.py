@@ -1,4 +1,4 @@
-"""What a linter finds in graphs, for `vitdeploy inspect --target`."""
+"""Run the linter on graphs, for `vitdeploy inspect --target`."""
 
 from __future__ import annotations
 
