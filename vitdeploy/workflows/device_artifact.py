@@ -1,4 +1,4 @@
-"""What a name on the command line stands for where it is to run on a device: its placement, never an engine of ours.
+"""The artifact that is sent to a device for a name on the command line: its placement, never an engine made here.
 
 Nothing is compiled here, so that a target's runtime need not be installed here.
 """

@@ -1,4 +1,4 @@
-"""What a comparison says of one pair of engines, and the gates of it; all JSON-ready."""
+"""The findings of a comparison of one pair of engines, and its gates; all JSON-ready."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def judge(found: Found, limits: Limits) -> tuple[PairFacts, Gate]:
 
 
 def _difference(ratio: TimeRatio) -> str:
-    """In words, what the interval of candidate / baseline says, as far as it can be relied on."""
+    """The meaning of the interval of candidate / baseline in words, if it is reliable."""
     if not ratio.decided:
         return "not decided"
     low, high = ratio.ci95

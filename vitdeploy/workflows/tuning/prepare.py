@@ -1,4 +1,4 @@
-"""From a recipe to what a search starts from."""
+"""Turn a recipe into the starting point of a search."""
 
 from __future__ import annotations
 
