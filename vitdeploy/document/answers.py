@@ -50,8 +50,8 @@ class ExampleFacts:
 
 @dataclass(frozen=True)
 class ChangedCounts:
-    """How many answers are others than the original's; of these, what was right and is wrong, and the other way round
-    (None without labels)."""
+    """The number of answers that differ from the original's; among these, right answers that became wrong, and wrong
+    ones that became right (None without labels)."""
 
     changed: int
     lost: int | None

@@ -22,7 +22,7 @@ class RateFacts:
 
 @dataclass(frozen=True)
 class Omission:
-    """What there is not, and why."""
+    """Something that is missing, and why."""
 
     what: str
     why: str
@@ -63,8 +63,8 @@ class Roof:
 
 @dataclass(frozen=True)
 class TimeShares:
-    """Where the time is, in milliseconds and as shares of the latency at that moment (of the layers' sum, where that is
-    more). `products`: of layers that multiply matrices, by precision; `others`: by kind."""
+    """The parts of the time, in milliseconds and as shares of the latency at that moment (or of the layers' sum, if
+    larger). `products`: layers that multiply matrices, by precision; `others`: by kind."""
 
     latency_ms: float
     layers_ms: float

@@ -1,4 +1,4 @@
-"""What `verify` says of one engine. It imports comparisons alone: it is part of the key of the stage that writes it."""
+"""The result of `verify` for one engine. Imports only comparisons: it is in the key of the stage that writes it."""
 
 from __future__ import annotations
 
@@ -79,9 +79,9 @@ class _File:
 
 
 def decode_verified(data: object) -> Verified:
-    """What `verify` said, of JSON values.
+    """Decode the result of `verify` from JSON values.
 
     Raises:
-        DecodeError: the values are of no task.
+        DecodeError: the values belong to no task.
     """
     return decode(_File, {"verify": data}).verify
