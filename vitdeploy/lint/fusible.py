@@ -1,11 +1,11 @@
-"""Attention as a fused kernel would match it: two products with a softmax between them, and all that stands there.
+"""Find attention as a fused kernel would match it: two matrix products, a softmax, and all nodes between them.
 
-The order of nodes is that of ModelOpt's graphs, brackets where a node may miss:
+The order of nodes is that of ModelOpt's graphs, with optional nodes in brackets:
 
     Q -> DQ -> MatMul -> [Mul or Div] -> [Add or Where] -> Softmax -> [Cast] -> Q -> DQ -> MatMul -> Q -> DQ
 
 `graph.analysis.attention` finds attention by what it computes, in float32, for rewrites that must be exact. This finder
-takes any type, passes quantizers, and keeps what does not belong there, so that a rule can name it.
+takes any type, passes quantizers, and keeps unexpected nodes, so that a rule can name them.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Fusible:
 
     @property
     def lengths(self) -> tuple[int | None, int | None]:
-        """Of queries and of keys."""
+        """The numbers of queries and of keys."""
         output = self.scores.outputs[0]
         return dim(output, -2), dim(output, -1)
 

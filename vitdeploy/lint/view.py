@@ -80,7 +80,7 @@ def label(node: ir.Node) -> str:
 
 
 def type_name(dtype: ir.DataType | None) -> str:
-    """As ONNX writes it: "float", "float16", "int8" ..."""
+    """The type as ONNX writes it: "float", "float16", "int8" ..."""
     return dtype.name.lower() if dtype is not None else "unknown"
 
 
@@ -95,7 +95,7 @@ def shape_text(value: ir.Value) -> str:
 
 
 def is_weight(value: ir.Value | None) -> bool:
-    """Whether it is made of constants alone: quantized, dequantized, cast or moved as may be."""
+    """Whether a value depends on constants alone, whether quantized, dequantized, cast or moved."""
     if value is None:
         return False
     end, way = climb(value, MOVES | QDQ | {"Cast"})
