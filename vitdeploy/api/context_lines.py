@@ -15,7 +15,7 @@ LONGEST_NAME = 70
 
 
 def context_lines(context: ContextFacts | None) -> list[str]:
-    """The lines of the `context` of a bench; None where it was too short for one."""
+    """The lines of the `context` of a bench; None if it was too short for one."""
     if context is None:
         return ["context: not measured by a bench of less than a second"]
     lines = [f"machine: {context.machine}"] if context.machine else []

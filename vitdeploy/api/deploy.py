@@ -56,7 +56,7 @@ class Deployment(Shown):
 
     @property
     def recommended(self) -> str | None:
-        """The name of the engine to ship, "original" where none is better; None where nothing is recommended."""
+        """The name of the engine to ship, "original" where none is better; None if nothing is recommended."""
         return self.document.verdict.recommended
 
     @property
@@ -253,7 +253,7 @@ def recipe_of(
     name: str | None,
     settings: Mapping[str, Any] | None,
 ) -> Recipe:
-    """The recipe of a model and images with these arguments; raises RecipeError where they do not fit."""
+    """The recipe of a model and images with these arguments; raises RecipeError if they do not fit."""
     from vitdeploy.pipeline.setting import reference_setting
     from vitdeploy.recipe.load import validate
 

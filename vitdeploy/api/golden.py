@@ -30,7 +30,7 @@ def check_bundle(folder: Path, trust: Path | None) -> tuple[list[dict[str, Any]]
 
 
 def _check(folder: Path, manifest: Manifest, engine: EngineSpec, trust: Path | None) -> dict[str, Any]:
-    """`ok` is None where the engine does not run here."""
+    """`ok` is None if the engine does not run here."""
     from vitdeploy.errors import HostError
     from vitdeploy.runtime.engine import make_runner
     from vitdeploy.runtime.golden import check_golden

@@ -70,7 +70,7 @@ class Graph(Shown):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Its class names in the order of its outputs, () where it has none."""
+        """Its class names in the order of its outputs, () if it has none."""
         from vitdeploy.stages.files import known_labels
 
         return known_labels(self.file, self.metadata)

@@ -13,7 +13,7 @@ from vitdeploy.spec import PreprocessSpec
 
 
 def inspect(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """The document and its lines for people; every digest of a bundle is checked. Errors of reading come through."""
+    """The document and its lines for people; every digest of a bundle is checked. Errors of reading propagate."""
     return _bundle(path) if is_bundle(path) else _graph(path)
 
 

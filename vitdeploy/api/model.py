@@ -43,7 +43,7 @@ class Model(Shown):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Its class names in the order of its outputs, () where it has none."""
+        """Its class names in the order of its outputs, () if it has none."""
         return self.reference.labels
 
     @property

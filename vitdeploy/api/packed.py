@@ -19,7 +19,7 @@ def pack(bundle: Path, output: Path, progress: Progress) -> Told:
     """Make one file of a bundle's folder; a packed bundle that is there is replaced.
 
     Raises:
-        OutputError: the file would lie in the bundle, or another file is there. Errors of `pack_bundle` come through.
+        OutputError: the file would lie in the bundle, or another file is there. Errors of `pack_bundle` propagate.
     """
     from vitdeploy.bundle.pack import pack_bundle, unlisted_files
     from vitdeploy.bundle.read import is_packed

@@ -51,7 +51,7 @@ class Ratio:
 @dataclass(frozen=True)
 class Bench:
     """`undecided`: by artifact, why what was measured of it is not to be relied on. `samples_ms`: some latencies of
-    each artifact, evenly over time. `block_medians_ms`: the median of each round that counts. `context`: None where it
+    each artifact, evenly over time. `block_medians_ms`: the median of each round that counts. `context`: None if it
     was not measured."""
 
     protocol: ProtocolFacts

@@ -76,7 +76,7 @@ class PairFacts:
 
 @dataclass(frozen=True)
 class DigestPair:
-    """The sha256 of one thing on both sides; None where a side has nothing of that name."""
+    """The sha256 of one thing on both sides; None if a side has nothing of that name."""
 
     name: str
     baseline: str | None

@@ -44,8 +44,8 @@ class WorkFacts:
 class Roof:
     """The least milliseconds of computing and of moving bytes, and the share of the latency that each is.
 
-    `memory_ms`, `memory_share`: None where the bytes fit in a cache. `flops`, `rates`: by precision, of the work and of
-    the machine. `copy_rate`: bytes per second that the memory copies; None where it was not measured, and then
+    `memory_ms`, `memory_share`: None if the bytes fit in a cache. `flops`, `rates`: by precision, of the work and of
+    the machine. `copy_rate`: bytes per second that the memory copies; None if it was not measured, and then
     `fits_in_cache` too.
     """
 
@@ -112,7 +112,7 @@ class ProfileFacts:
 @dataclass(frozen=True)
 class ArtifactContext:
     """One artifact against the machine. `bound`: what the largest part of the time is; `line`: the same in a sentence,
-    None where nothing is known. `work_unknown`: why there is no `work`."""
+    None if nothing is known. `work_unknown`: why there is no `work`."""
 
     artifact: str
     batch: int

@@ -24,7 +24,7 @@ class SameTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosed:
-    """Why an engine and the original differ, in a sentence. `same_tensor`: None where the original cannot be fed the
+    """Why an engine and the original differ, in a sentence. `same_tensor`: None if the original cannot be fed the
     engine's tensors."""
 
     same_tensor: SameTensor | None

@@ -25,7 +25,7 @@ Answers = Mapping[str, Array]
 
 @dataclass(frozen=True)
 class OneFunction:
-    """`sizes` are the batch sizes at which the file is one function, () where it is at all that were tried; `why` says
+    """`sizes` are the batch sizes at which the file is one function, () if it is at all that were tried; `why` says
     what happens at the first other one."""
 
     sizes: tuple[int, ...]

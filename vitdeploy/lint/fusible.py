@@ -36,7 +36,7 @@ class Fusible:
 
     @property
     def operands(self) -> dict[str, ir.DataType | None]:
-        """The quantized type of each operand of the two products; None where it comes from no quantizer."""
+        """The quantized type of each operand of the two products; None if it comes from no quantizer."""
         first, second = self.scores.inputs, self.mix.inputs
         places = {"query": first[0], "key": first[1], "softmax": second[0], "value": second[1]}
         return {name: _type_behind(value) for name, value in places.items()}
@@ -91,7 +91,7 @@ def find_fusible(view: View) -> list[Fusible]:
 
 
 def _to_scores(value: ir.Value) -> list[ir.Node] | None:
-    """The nodes from the first product to `value`, in graph order; None where there is no way to one."""
+    """The nodes from the first product to `value`, in graph order; None if there is no way to one."""
     ways, seen = [(value, list[ir.Node]())], set[ir.Value]()
     while ways:
         value, way = ways.pop(0)  # the nearest product first: a mask may be one, too

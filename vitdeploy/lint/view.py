@@ -25,7 +25,7 @@ PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 class View:
     """`declared` are the types that the file gives its outputs; in `model` they have the types that are computed.
 
-    `profiles` is None where nobody asks about profiles.
+    `profiles` is None if nobody asks about profiles.
     """
 
     model: ir.Model

@@ -60,7 +60,7 @@ def families() -> Iterator[Family]:
 
 
 def find(name: str) -> tuple[Family, Any] | None:
-    """The family and config of a built-in name, None where it is nobody's.
+    """The family and config of a built-in name, None if it is nobody's.
 
     Raises:
         UnknownModelError: a family's name with sizes that contradict each other.

@@ -131,7 +131,7 @@ def _of_timm(config: Mapping[str, Any], family: Family, own: Any) -> Iterator[Cl
 
 
 def named_config(name: str) -> Any:
-    """Our config of an architecture as a file names it; None where it is nobody's of ours, or contradicts itself."""
+    """Our config of an architecture as a file names it; None if it is nobody's of ours, or contradicts itself."""
     try:
         found = catalog.find(name)
     except UnknownModelError:

@@ -70,7 +70,7 @@ class Recognised:
 
 
 def refuse_channels(channels: int, *, grey: bool = True) -> None:
-    """Raise CheckpointError where images have another number of channels."""
+    """Raise CheckpointError if images have another number of channels."""
     if channels not in ((1, 3) if grey else (3,)):
         raise CheckpointError(
             "the model does not take images",
@@ -135,7 +135,7 @@ class Family:
     repeated: str | None = None
 
     def image_size(self, config: Any) -> tuple[int, int] | None:
-        """(height, width) in pixels; None where the model takes no images."""
+        """(height, width) in pixels; None if the model takes no images."""
         size = self.describe(config).image_size
         return size if all(size) else None
 
@@ -154,7 +154,7 @@ class Family:
         return self.build(config) if computed else module.to_empty(device="cpu")
 
     def num_classes(self, config: Any) -> int | None:
-        """0 for a feature extractor; None where its configs have no classes."""
+        """0 for a feature extractor; None if its configs have no classes."""
         return getattr(config, "num_classes", None)
 
     def differences(self, own: Any, wanted: Any) -> list[str]:

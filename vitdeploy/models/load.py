@@ -303,6 +303,6 @@ def _noted(original: LoadedModel, name: str, config: Mapping[str, Any], notes: t
 
 
 def refuse_unusable(original: LoadedModel) -> None:
-    """Raise CheckpointError where no image fits the model."""
+    """Raise CheckpointError if no image fits the model."""
     if original.signature.task != "sequence":
         refuse_channels(original.signature.channels)

@@ -37,7 +37,7 @@ def kind_of(text: str) -> Literal["bundle", "graph", "model"]:
 
 def open_bundle(folder: Path, trust: Path | None = None) -> tuple[Manifest, tuple[str, ...]]:
     """The manifest and the labels of a bundle that is intact, and signed by `trust` where that is given. Errors of
-    `read_bundle`, `verify_files`, `signed_by` and `read_labels` come through."""
+    `read_bundle`, `verify_files`, `signed_by` and `read_labels` propagate."""
     manifest = read_bundle(folder)
     verify_files(folder, manifest)
     signed_by(folder, trust)
@@ -45,7 +45,7 @@ def open_bundle(folder: Path, trust: Path | None = None) -> tuple[Manifest, tupl
 
 
 def float_graph(text: str) -> Path | None:
-    """The float graph at a path, None where there is none."""
+    """The float graph at a path, None if there is none."""
     from vitdeploy.graph.io.files import read_metadata
 
     path = Path(text)

@@ -44,7 +44,7 @@ def context_facts(
     waits: bool = False,
     undecided: Collection[str] = (),
 ) -> ContextFacts | None:
-    """The `context` of a bench; None where none was measured.
+    """The `context` of a bench; None if none was measured.
 
     Args:
         workloads: by artifact, what it computes in one query, or why that is not known.
@@ -112,7 +112,7 @@ def _artifact(row: Row, context: Context, work: Work | str, *, waits: bool, deci
 
 
 def _roof(work: Work | None, rates: Mapping[str, float], memory: Memory | None, latency: float | None) -> Roof | None:
-    """None where the work, a rate or the latency is not known."""
+    """None if the work, a rate or the latency is not known."""
     if work is None or latency is None or not work.flops or set(work.flops) - set(rates):
         return None
     compute = sum(1e3 * flops / rates[precision] for precision, flops in work.flops.items())

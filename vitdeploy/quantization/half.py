@@ -144,7 +144,7 @@ def _scale_product(model: ir.Model, editor: Editor, linear: Linear, exponent: in
 
 
 def _reason(node: ir.Node, extremes: Mapping[str, float], half: Half, opset: int) -> str | None:
-    """Why an operation stays in float32; None where it does not."""
+    """Why an operation stays in float32; None if it does not."""
     if half_roles(node, opset, half) is None:
         return f"ONNX has no {node.op_type} in {half} at opset {opset}"
     if node.op_type in SUMS:
@@ -172,7 +172,7 @@ def _reason(node: ir.Node, extremes: Mapping[str, float], half: Half, opset: int
 
 
 def _size(value: ir.Value, extremes: Mapping[str, float]) -> float:
-    """The largest magnitude of a computed tensor; 0 where nothing is known of it."""
+    """The largest magnitude of a computed tensor; 0 if nothing is known of it."""
     for name in (str(value.name), str(origin(value).name)):
         if name in extremes:
             return extremes[name]

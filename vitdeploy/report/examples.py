@@ -24,7 +24,7 @@ _WHY = {"unsure": "The original is least sure of it"}
 
 @dataclass(frozen=True)
 class Answer:
-    """The score of one artifact's answer, in words and as the length of a bar; None where the task has none."""
+    """The score of one artifact's answer, in words and as the length of a bar; None if the task has none."""
 
     artifact: str
     score: str | None

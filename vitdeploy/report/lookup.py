@@ -91,7 +91,7 @@ class Measured:
 
 
 def measured(report: Judgement) -> Measured | None:
-    """The bench of a report in the order of its engines; None where it was not run."""
+    """The bench of a report in the order of its engines; None if it was not run."""
     if report.bench is None:
         return None
     rows = bench_results(report)

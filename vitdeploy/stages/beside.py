@@ -21,7 +21,7 @@ ASSUMED = "an ONNX file does not say how images are prepared: / 255 and a plain 
 
 @dataclass(frozen=True)
 class Beside:
-    """`preprocess` None where nothing says it; `labels` () where there is none for each class; `notes` for people."""
+    """`preprocess` None if nothing says it; `labels` () if there is none for each class; `notes` for people."""
 
     preprocess: PreprocessSpec | None
     labels: tuple[str, ...]

@@ -99,7 +99,7 @@ def is_ours(file: Path) -> bool:
 
 
 def labels_beside(graph: Path) -> tuple[str, ...]:
-    """The class names in the file that lies beside a graph, () without one.
+    """The class names in the file next to a graph, () without one.
 
     Raises:
         DataError: it is not UTF-8.

@@ -120,7 +120,7 @@ def is_onnx(source: Source) -> bool:
 
 
 def find_reference_model(source: Source, overrides: Overrides | None = None) -> ReferenceModel:
-    """Read the original once, and say what it is. Errors of reading it come through.
+    """Read the original once, and say what it is. Errors of reading it propagate.
 
     Raises:
         CheckpointError: an override does not fit it.

@@ -17,7 +17,7 @@ STATE = "state.npz"
 
 
 def save_state(folder: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Replace the state in `folder`, which is made when needed, in one step. OSError where the disk is full."""
+    """Replace the state in `folder`, which is made when needed, in one step. OSError if the disk is full."""
     folder.mkdir(parents=True, exist_ok=True)
     made = folder / f"{STATE}.{os.getpid()}-{uuid.uuid4().hex[:8]}"
     try:

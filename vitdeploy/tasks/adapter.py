@@ -79,7 +79,7 @@ class DataChoice:
 class Data:
     """Samples that choices may be made on, samples that they are judged on, and what is known of these.
 
-    `classes` are the names of the model's classes, as the model or the data has them; () where labels are not classes.
+    `classes` are the names of the model's classes, as the model or the data has them; () if labels are not classes.
     `truth`: by sample path, None without. `unannotated`: how many images of an annotated set have no annotation, None
     of any other. `mapping`: how the data's classes became the model's, None without classes.
     `decoded`: the pixels of evaluation images.
@@ -119,7 +119,7 @@ class TaskAdapter(ABC):
 
     @abstractmethod
     def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
-        """Find the data, read all of it once, and split it. Errors of data and images come through."""
+        """Find the data, read all of it once, and split it. Errors of data and images propagate."""
 
     @abstractmethod
     def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
@@ -140,7 +140,7 @@ class TaskAdapter(ABC):
 
     @abstractmethod
     def picture(self, data: Data, index: int) -> bytes | None:
-        """A PNG or JPEG of one evaluation sample as the model sees it; None where it is no image."""
+        """A PNG or JPEG of one evaluation sample as the model sees it; None if it is no image."""
 
     @abstractmethod
     def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
@@ -163,7 +163,7 @@ class TaskAdapter(ABC):
         return None
 
     def certainty(self, answers: Answers) -> np.ndarray | None:
-        """float64 [n], how sure each answer is; None where the task does not say."""
+        """float64 [n], how sure each answer is; None if the task does not say."""
         return None
 
     def marks(self, engine: str, ours: Answers, reference: Answers, index: int) -> Marks | None:

@@ -64,7 +64,7 @@ def bisect_artifact(
 
     Raises:
         InputError: no engine, no float graph, one of another model, or a model that takes no image. Errors of data,
-            graphs and engines come through.
+            graphs and engines propagate.
     """
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         bundle = find_bundle(artifact, target=target, work=Path(folder))

@@ -49,7 +49,7 @@ class Trial:
 
     Raises:
         InputError: no side says how images are prepared, or the two are for other tasks or classes. Errors of data and
-            engines come through.
+            engines propagate.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class Trial:
 
     @functools.cached_property
     def _same_tensor(self) -> Answers | None:
-        """The original's answers to our tensors: resized, cropped and normalised our way. None where both have the
+        """The original's answers to our tensors: resized, cropped and normalised our way. None if both have the
         same preprocessing, and where the original cannot be fed them: it takes another shape, or normalises by itself,
         and otherwise."""
         own, other = self._own, self._other

@@ -39,7 +39,7 @@ def find_device_artifacts(
     """Every engine of a bundle (or the one for `target`), or a graph, which is placed in a new folder of `work`.
 
     Raises:
-        InputError: an original, which no device can run. Errors of reading come through.
+        InputError: an original, which no device can run. Errors of reading propagate.
     """
     path, kind = Path(text), kind_of(text)
     if kind == "bundle":

@@ -186,7 +186,7 @@ def _named(text: str, source: Source) -> Source:
 
 def find_bundle(text: str, *, target: str | None, work: Path) -> Path | None:
     """The bundle that an argument names, or that its graph is compiled to, in a new folder of `work`; None for an
-    original. Errors of reading and compiling come through."""
+    original. Errors of reading and compiling propagate."""
     path, kind = Path(text), kind_of(text)
     if kind == "bundle":
         return path

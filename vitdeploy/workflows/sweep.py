@@ -45,7 +45,7 @@ def load_all(entries: Sequence[Entry]) -> list[Recipe]:
     """Every recipe, before any work is done.
 
     Raises:
-        InputError: two have one name, which their bundles are called by. Errors of recipes come through.
+        InputError: two have one name, which their bundles are called by. Errors of recipes propagate.
     """
     recipes = [entry.load() for entry in entries]
     for index, recipe in enumerate(recipes):

@@ -70,7 +70,7 @@ def over_last_axis(node: ir.Node) -> bool:
 
 
 def _to_scores(value: ir.Value) -> list[ir.Node] | None:
-    """The nodes from MatMul(Q, K^T) to `value`, in graph order; None where there is no such way."""
+    """The nodes from MatMul(Q, K^T) to `value`, in graph order; None if there is no such way."""
     node = value.producer()
     if node is None or only_user(value) is None:
         return None

@@ -46,7 +46,7 @@ class Leaf:
 
 
 def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
-    """The shape with stand-ins in the place of dynamic sizes; None where it is unknown."""
+    """The shape with stand-ins in the place of dynamic sizes; None if it is unknown."""
     if value is None or value.shape is None:
         return None
     stand_ins, sizes = list(STAND_INS), list(value.shape)
@@ -86,7 +86,7 @@ def leaves(
         shape: the sizes to take for the source; by default `static_shape`.
         through_scales: also walk through Mul and Div by a scalar, which keep every element in its place.
 
-    Returns: None where the shape of the source is unknown.
+    Returns: None if the shape of the source is unknown.
     """
     shape = shape or static_shape(source)
     if shape is None:

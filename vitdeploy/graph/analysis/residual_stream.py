@@ -41,7 +41,7 @@ class Stopped(Exception):
 
 
 def find_stream(linears: Sequence[Linear], model: ir.Model) -> ResidualStream | None:
-    """The residual stream of the blocks with self-attention, as a whole; None where there is none over a fixed number
+    """The residual stream of the blocks with self-attention, as a whole; None if there is none over a fixed number
     of tokens, or where anything but norms and linears reads it (an output of the graph, a concatenation of channels),
     or anything but linears, convolutions and constants writes it (norms behind the sum, or in front of the first
     block)."""

@@ -38,7 +38,7 @@ class Selected:
 def rows_of_inputs(node: ir.Node, axis: int, size: int) -> Rows | None:
     """The inputs whose rows correspond to rows of the outputs along `axis` (not negative, of static `size`).
 
-    None where the operation is not known to be row-wise along that axis.
+    None if the operation is not known to be row-wise along that axis.
     """
     rule = _RULES.get(node.op_type) if not node.domain else None
     return rule(node, axis, size) if rule is not None else None

@@ -125,7 +125,7 @@ def follow(model: ir.Model, stream: ir.Value, prefix: int) -> TokenFlow:
 def _behind(
     node: ir.Node, index: int, axis: int, size: int, prefix: int, flow: TokenFlow, attention: Attention | None
 ) -> int | None:
-    """The axis of the outputs along which the tokens lie that one input holds along `axis`; None where they end."""
+    """The axis of the outputs along which the tokens lie that one input holds along `axis`; None if they end."""
     value = node.inputs[index]
     assert value is not None and value.shape is not None
     last = len(value.shape) - 1

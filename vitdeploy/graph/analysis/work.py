@@ -88,7 +88,7 @@ def node_macs(model: ir.Model, node: ir.Node) -> int | None:
 
 
 def _try(model: ir.Model, batch: int) -> Counter[str] | None:
-    """FLOPs by precision; None where a size is not known."""
+    """FLOPs by precision; None if a size is not known."""
     sizes, found = _Sizes(model, batch), Counter[str]()
     for node in model.graph:
         domain = "" if node.domain in STANDARD else node.domain
@@ -175,7 +175,7 @@ def _precision(node: ir.Node) -> str:
 
 
 def _stored(value: ir.Value | None) -> str | None:
-    """The precision that a value is stored in before DequantizeLinear makes floats of it; None where nothing does."""
+    """The precision that a value is stored in before DequantizeLinear makes floats of it; None if nothing does."""
     producer = value.producer() if value is not None else None
     if producer is None or producer.op_type != "DequantizeLinear" or producer.inputs[0] is None:
         return None

@@ -138,7 +138,7 @@ def _plain_transpose(model: ir.Model, node: ir.Node) -> bool:
 
 
 def _shape(value: ir.Value | None) -> list[int | str] | None:
-    """The sizes of a value, free ones by their names; None where one is not known."""
+    """The sizes of a value, free ones by their names; None if one is not known."""
     if value is None or value.shape is None:
         return None
     sizes = [size if isinstance(size, int) else size.value for size in value.shape]

@@ -123,7 +123,7 @@ def _letters(equation: str) -> _Letters | None:
 
 
 def _dims(known: Inference, letters: _Letters, operands: Sequence[ir.Value | None]) -> dict[str, Extent] | None:
-    """The size of each letter; None where one is unknown, or an axis is to be broadcast."""
+    """The size of each letter; None if one is unknown, or an axis is to be broadcast."""
     found: dict[str, Extent] = {}
     for part, value in zip((letters.a, letters.b), operands, strict=True):
         dims = known.dims_of(value)

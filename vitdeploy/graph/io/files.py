@@ -168,6 +168,6 @@ def _tensor_spec(value: ir.Value) -> TensorSpec:
 
 
 def fixed_batch(spec: GraphSpec) -> int | None:
-    """The batch that a graph is fixed to, or None where it is dynamic."""
+    """The batch that a graph is fixed to, or None if it is dynamic."""
     size = spec.inputs[0].shape[0]
     return size if isinstance(size, int) else None

@@ -79,7 +79,7 @@ def set_image_size(model: ir.Model, size: tuple[int, int] | None) -> None:
     Open channels are those of the first convolution. A graph without such an input stays as it is.
 
     Args:
-        size: (height, width) in pixels; None where the graph is to say it.
+        size: (height, width) in pixels; None if the graph is to say it.
 
     Raises:
         GraphError: the size is open and none is given, or it is another one; or nothing tells the channels.

@@ -76,7 +76,7 @@ def _plan(model: ir.Model) -> dict[ir.Node, _Narrow]:
 
 
 def _wanted(value: ir.Value, narrow: dict[ir.Node, _Narrow]) -> Selected | None:
-    """The rows of `value` that its readers read, or None where one of them reads all, or along another axis."""
+    """The rows of `value` that its readers read, or None if one of them reads all, or along another axis."""
     if value.is_graph_output():
         return None
     found = []

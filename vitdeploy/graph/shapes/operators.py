@@ -30,7 +30,7 @@ class Operators:
         self._known: dict[Any, Result] = {}
 
     def infer(self, node: ir.Node, operands: Sequence[Operand | None]) -> Result:
-        """(type, shape) of each output; None where ONNX cannot tell. Empty for an operator that it does not know."""
+        """(type, shape) of each output; None if ONNX cannot tell. Empty for an operator that it does not know."""
         attributes = tuple(node.attributes.values())
         key: Any = (node.domain, node.op_type, len(node.outputs), *map(_simple, attributes), *operands)
         if None in map(_simple, attributes):

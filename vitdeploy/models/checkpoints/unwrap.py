@@ -69,7 +69,7 @@ def _innermost(loaded: object, notes: list[str]) -> Mapping[Any, Any]:
 
 
 def _chosen(container: Mapping[Any, Any], opened: str) -> str | None:
-    """The entry that holds the weights, None where `container` is the state dict itself. `opened` led to it."""
+    """The entry that holds the weights, None if `container` is the state dict itself. `opened` led to it."""
     for names in (AVERAGED, PLAIN):
         found = [name for name in names if _holds_tensors(container.get(name))]
         if len(found) == 1:

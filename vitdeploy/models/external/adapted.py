@@ -51,7 +51,7 @@ class Adapted(nn.Module):
 
 
 def named_outputs(result: Any, *, headless: bool = False) -> list[Output]:
-    """The outputs that a task is made of, by what a module returned; [] where nothing is recognised.
+    """The outputs that a task is made of, by what a module returned; [] if nothing is recognised.
 
     A tensor [b, c] is logits, or features of a `headless` module; a tuple or a mapping of [b, q, c] and [b, q, 4] is a
     detector's; transformers' outputs are taken by their field names.

@@ -66,7 +66,7 @@ def from_module(
 
 
 def copied(module: nn.Module, name: str) -> nn.Module:
-    """A copy on the CPU. Raises UserCodeError where copy.deepcopy does not take the module."""
+    """A copy on the CPU. Raises UserCodeError if copy.deepcopy does not take the module."""
     try:
         return copy.deepcopy(module).cpu()
     except Exception as error:  # tensors that are results of a computation, locks, open files

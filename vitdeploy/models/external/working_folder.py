@@ -65,7 +65,7 @@ class WorkingFolder(MetaPathFinder):
             self.building = False
 
     def import_module(self, name: str) -> ModuleType:
-        """Import the module that the user named; errors of it come through."""
+        """Import the module that the user named; its errors propagate."""
         importlib.invalidate_caches()
         self.named = name.partition(".")[0]
         try:

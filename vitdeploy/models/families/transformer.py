@@ -222,7 +222,7 @@ _LAYERS = {
 
 
 def _stacked(name: str, tensor: Tensor) -> dict[str, Tensor] | None:
-    """Our tensors for one of the encoder's or decoder's; None where it is neither's.
+    """Our tensors for one of the encoder's or decoder's; None if it is neither's.
 
     `in_proj` is query, key and value on top of each other; those of cross-attention are two linears here.
     """

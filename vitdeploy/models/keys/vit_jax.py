@@ -74,7 +74,7 @@ _STACKED = "Transformer/encoderblock/"
 
 
 def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
-    """The model and its renamed tensors; None where the keys are not those of the JAX code.
+    """The model and its renamed tensors; None if the keys are not those of the JAX code.
 
     `state` is what `read_npz` gives. Heads are an axis of the kernels, so no hint is needed for them.
 

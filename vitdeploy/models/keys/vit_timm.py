@@ -43,7 +43,7 @@ FORMULA_TOLERANCE = 2e-3
 
 
 def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
-    """A ViT, or a DeiT with distillation token, by timm's or DINOv2's keys; None where the state dict has others.
+    """A ViT, or a DeiT with distillation token, by timm's or DINOv2's keys; None if the state dict has others.
 
     Raises:
         CheckpointError: heads, image size or positions cannot be known, or shapes contradict each other.
@@ -84,7 +84,7 @@ class Named:
 
 
 def _named(config: Mapping[str, Any]) -> Named | None:
-    """None where timm's config names a model, or arguments of one, that is not ours."""
+    """None if timm's config names a model, or arguments of one, that is not ours."""
     name, arguments = config.get("architecture"), config.get("model_args") or {}
     try:
         model = (parse_vit(name) or parse_deit(name)) if isinstance(name, str) else None

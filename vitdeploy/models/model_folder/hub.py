@@ -41,7 +41,7 @@ def locate(model: str) -> ModelFolder:
 
 
 def local_folder(model: str) -> Path | None:
-    """The folder of this machine that `hf:...` names; None where the hub is asked.
+    """The folder of this machine that `hf:...` names; None if the hub is asked.
 
     Raises:
         MissingFileError: a path that is no folder.

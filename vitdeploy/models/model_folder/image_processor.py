@@ -113,7 +113,7 @@ def timm_preprocess(config: Mapping[str, Any], channels: int, image_size: tuple[
 
 
 def transformers_processor(folder: Path) -> dict[str, Any] | None:
-    """The image processor's settings of a model folder, None where it has none.
+    """The image processor's settings of a model folder, None if it has none.
 
     `processor_config.json` with an "image_processor" inside counts before `preprocessor_config.json`, as in
     transformers.
@@ -128,7 +128,7 @@ def transformers_processor(folder: Path) -> dict[str, Any] | None:
 
 
 def fixed_size(processor: Mapping[str, Any] | None) -> tuple[int, int] | None:
-    """The (height, width) to which a processor resizes all images, None where it crops or keeps their aspect.
+    """The (height, width) to which a processor resizes all images, None if it crops or keeps their aspect.
 
     It is the size of models whose `config.json` tells none, because they take all: detectors such as RT-DETR.
     """

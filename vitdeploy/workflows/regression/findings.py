@@ -11,7 +11,7 @@ from vitdeploy.verification.gate import Gate, drop_gate, join, slowdown_gate
 
 @dataclass(frozen=True)
 class Found:
-    """One pair. `accuracy` is None where it was not compared. `flags`: of either side's measurement. `same_engine`:
+    """One pair. `accuracy` is None if it was not compared. `flags`: of either side's measurement. `same_engine`:
     both sides are one engine, on one machine."""
 
     name: str

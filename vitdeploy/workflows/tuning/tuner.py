@@ -119,7 +119,7 @@ class Tuner:
         return foresee(self.job.adapter, answers, self.job.data, self.job.budget)
 
     def run(self) -> Tuned:
-        """All of it. Errors of any stage come through."""
+        """All of it. Errors of any stage propagate."""
         targets = self.job.recipe.targets
         for target in targets:
             for variant in float_variants(target):
