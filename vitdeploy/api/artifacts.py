@@ -1,4 +1,4 @@
-"""What can be verified and measured: a bundle, a graph, a model; as values or as their names."""
+"""Artifacts that can be verified and measured: a bundle, a graph, a model; as values or as their names."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Named:
-    """An artifact by its name, with what the command line says of it beside: `source` is of a model."""
+    """An artifact by its name, with further options of the command line: `source` is for a model."""
 
     text: str
     source: Source

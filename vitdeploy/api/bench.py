@@ -26,7 +26,7 @@ PERCENTILES = (50.0, 90.0, 99.0)
 
 @dataclass(frozen=True, repr=False)
 class Benchmark(Shown):
-    """What was measured of some artifacts in one benchmark run; `document` has everything."""
+    """The measurements of some artifacts in one benchmark run; `document` has everything."""
 
     document: BenchDocument
 
@@ -126,8 +126,8 @@ def bench_on(
     trust: str | Path | None = None,
     progress: bool | Reporter = True,
 ) -> list[Outcome[Benchmark]]:
-    """As `bench`, on each of the registered devices that `on` names: they build and measure the engines themselves, all
-    at once. A device's error is in its outcome."""
+    """Like `bench`, on each of the registered devices that `on` names: they build and measure the engines themselves,
+    at the same time. A device's error is in its outcome."""
     from vitdeploy.devices.registry import find_devices
     from vitdeploy.workflows import on_devices
     from vitdeploy.workflows.device_artifact import find_device_artifacts

@@ -1,4 +1,4 @@
-"""What a bench found, for people: one line an artifact, then what stands beside latency, then the comparisons."""
+"""Print a bench for people: one line per artifact, then results other than latency, then the comparisons."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _latencies(results: Sequence[Row]) -> Table:
 
 
 def _special(scenarios: Mapping[str, ScenarioResult]) -> list[str]:
-    """What "server" and "sustain" have to say beside percentiles."""
+    """Results of "server" and "sustain" other than percentiles."""
     lines = []
     for name, found in scenarios.items():
         if found.unanswered is not None and found.busy is not None:

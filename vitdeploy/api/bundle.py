@@ -31,7 +31,7 @@ class Bundle(Shown):
 
     @functools.cached_property
     def manifest(self) -> Manifest:
-        """What the bundle says of itself; raises ManifestError where it breaks a rule of the format."""
+        """The bundle's manifest; raises ManifestError if it breaks a rule of the format."""
         from vitdeploy.bundle.read import read_bundle
 
         return read_bundle(self.folder)

@@ -1,4 +1,4 @@
-"""What has a candidate lost or gained against a baseline?"""
+"""Compare a candidate with a baseline: what it lost and gained."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def compare(
 
 
 def _checked(baseline: Path, candidate: Path, data: ImagesLike | None, target: str | None) -> Images | None:
-    """What is wrong with names and paths, before anything heavy is imported; the images."""
+    """Check names and paths before anything heavy is imported; returns the images."""
     from vitdeploy.pipeline.early import check_data, check_target, is_report, require_annotations
 
     if target is not None:

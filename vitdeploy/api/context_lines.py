@@ -1,4 +1,4 @@
-"""What a bench's latencies are held against, for people: the machine in a line, then each artifact in a few."""
+"""Print the context of a bench's latencies for people: the machine in a line, then each artifact in a few."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LONGEST_NAME = 70
 
 
 def context_lines(context: ContextFacts | None) -> list[str]:
-    """The lines of the `context` of a bench; None where it was too short for one."""
+    """The lines of the `context` of a bench; None if it was too short for one."""
     if context is None:
         return ["context: not measured by a bench of less than a second"]
     lines = [f"machine: {context.machine}"] if context.machine else []
@@ -46,7 +46,7 @@ def _artifact(found: ArtifactContext) -> list[str]:
 
 
 def _groups(groups: Sequence[LayerGroup]) -> list[str]:
-    """What takes most of the time; the same layer of all blocks is one line."""
+    """The layers that take most of the time; the same layer of all blocks is one line."""
     return [
         f"  {each.ms:>8.2f} ms {100 * each.share:>3.0f} %  {each.precision.upper():<5}"
         f"{'' if each.count == 1 else str(each.count) + ' x ':>6}{_short(each.name)} ({_short(each.kind)})"

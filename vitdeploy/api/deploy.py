@@ -36,10 +36,10 @@ GUARDED = " (the guard of every run whose budget bounds neither drop nor agreeme
 
 @dataclass(frozen=True, repr=False)
 class Deployment(Shown):
-    """A bundle with the proof beside it; `document` is its report.json.
+    """A bundle with its proof; `document` is its report.json.
 
-    `status` says whether the budget is met: "pass", "fail", or "undecided" where the images do not prove it; `reasons`
-    has a sentence for each bound that is not met, and `budget` says what was asked.
+    `status` says whether the budget is met: "pass", "fail", or "undecided" if the images do not prove it; `reasons` has
+    a sentence for each bound that is not met, and `budget` is the budget.
     """
 
     folder: Path
@@ -56,7 +56,7 @@ class Deployment(Shown):
 
     @property
     def recommended(self) -> str | None:
-        """The name of the engine to ship, "original" where none is better; None where nothing is recommended."""
+        """The name of the engine to ship, "original" where none is better; None if nothing is recommended."""
         return self.document.verdict.recommended
 
     @property
@@ -218,7 +218,7 @@ def plan(
     skip_bad: bool = False,
     progress: bool | Reporter = True,
 ) -> list[PlannedStep]:
-    """What `run` would do: every input is checked, and nothing is computed. Arguments and errors as of `run`."""
+    """Preview `run`: every input is checked, and nothing is computed. Arguments and errors as in `run`."""
     from vitdeploy.pipeline.early import check_recipe
     from vitdeploy.recipe.load import load_recipe
 
@@ -253,7 +253,7 @@ def recipe_of(
     name: str | None,
     settings: Mapping[str, Any] | None,
 ) -> Recipe:
-    """The recipe of a model and images with these arguments; raises RecipeError where they do not fit."""
+    """The recipe of a model and images with these arguments; raises RecipeError if they do not fit."""
     from vitdeploy.pipeline.setting import reference_setting
     from vitdeploy.recipe.load import validate
 
@@ -321,7 +321,7 @@ def _source_fields(read: Model) -> dict[str, Any]:
 
 
 def _code_of(read: Model) -> str | None:
-    """What is said to be the model where the recipe cannot name it."""
+    """The name of the model in messages if the recipe cannot name it."""
     return read.source.function or (read.source.name if read.source.module is not None else None)
 
 
@@ -382,7 +382,7 @@ def _deployment(home: Path, report: Report, outcomes: Sequence[Outcome], recipe:
 
 
 def _gate(outcome: Outcome, several: bool) -> Gate:
-    """Whose reasons name the image size where there are several."""
+    """The gate; its reasons name the image size if there are several."""
     gate = outcome.verdict.gate
     return gate.named(outcome.job.size) if several else gate
 

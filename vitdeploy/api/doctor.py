@@ -1,4 +1,4 @@
-"""What is installed here, which targets work, and what to install for the others."""
+"""List what is installed here, which targets work, and what to install for the others."""
 
 from __future__ import annotations
 

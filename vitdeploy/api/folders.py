@@ -1,4 +1,4 @@
-"""Where results lie that nobody named a folder for: in one that goes when Python ends."""
+"""Folders for results: without a name given, a temporary one that is removed when Python ends."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ def unnamed_folder(name: str) -> Path:
 
 
 def is_unnamed(folder: Path) -> bool:
-    """Whether a folder goes with this process."""
+    """Whether a folder is removed when this process ends."""
     return folder.is_relative_to(_session().name)
 
 
 def home_of(folder: str | Path | None, name: str, names: tuple[str, ...]) -> Path:
-    """The folder of a result: the one that was asked for, or a new one.
+    """The folder of a result: the requested one, or a new one.
 
     Raises:
-        OutputError: it holds something else than `names`.
+        OutputError: it holds something other than `names`.
     """
     home = Path(folder) if folder is not None else unnamed_folder(name) / name
     check_replaceable(home, names)

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
 
 
 def check_bundle(folder: Path, trust: Path | None) -> tuple[list[dict[str, Any]], list[str], bool]:
-    """What came of each engine, its lines for people, and whether all that run here answer as they should.
+    """The result for each engine, its lines for people, and whether all that run here give the golden answers.
 
     Raises:
-        HostError: no engine runs here. Errors of reading the bundle come through.
+        HostError: no engine runs here. Errors of reading the bundle propagate.
     """
     from vitdeploy.bundle.read import read_bundle
     from vitdeploy.bundle.sign import signed_by
@@ -30,7 +30,7 @@ def check_bundle(folder: Path, trust: Path | None) -> tuple[list[dict[str, Any]]
 
 
 def _check(folder: Path, manifest: Manifest, engine: EngineSpec, trust: Path | None) -> dict[str, Any]:
-    """`ok` is None where the engine does not run here."""
+    """`ok` is None if the engine does not run here."""
     from vitdeploy.errors import HostError
     from vitdeploy.runtime.engine import make_runner
     from vitdeploy.runtime.golden import check_golden

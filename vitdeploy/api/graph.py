@@ -54,7 +54,7 @@ class Graph(Shown):
 
     @functools.cached_property
     def metadata(self) -> GraphMetadata:
-        """What the file says of itself: task, preprocessing, labels; target and precision once it is placed."""
+        """The metadata of the file: task, preprocessing, labels; target and precision in a placement."""
         from vitdeploy.graph.io.files import read_metadata
 
         return read_metadata(self.file)
@@ -65,12 +65,12 @@ class Graph(Shown):
 
     @property
     def preprocess(self) -> PreprocessSpec | None:
-        """How an image becomes its input; None where it takes no images."""
+        """The preprocessing of an image to its input; None if it takes no images."""
         return self.metadata.preprocess
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Its class names in the order of its outputs, () where it has none."""
+        """Its class names in the order of its outputs, () if it has none."""
         from vitdeploy.stages.files import known_labels
 
         return known_labels(self.file, self.metadata)
@@ -160,7 +160,7 @@ def export_sizes(
 
 
 def graph_name(name: str) -> str:
-    """What the user typed, fit to name a graph."""
+    """The user's name for a model, made fit to name a graph."""
     stem = Path(name.partition(":")[2] or name).name
     kept = "".join(c if c.isalnum() or c in "._-" else "_" for c in stem).strip("._-")
     return kept[:64] or "model"

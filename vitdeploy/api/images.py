@@ -130,7 +130,7 @@ def images(
 
 
 class _Rows:
-    """The rows of what can be iterated over: anew each time where the source allows it."""
+    """The rows of an iterable: it is iterated again each time if the source allows it."""
 
     def __init__(self, source: Any) -> None:
         self.source = source

@@ -1,4 +1,4 @@
-"""What a bundle or an ONNX file holds."""
+"""Describe the content of a bundle or an ONNX file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from vitdeploy.spec import PreprocessSpec
 
 
 def inspect(path: Path) -> tuple[dict[str, Any], list[str]]:
-    """The document and its lines for people; every digest of a bundle is checked. Errors of reading come through."""
+    """The document and its lines for people; every digest of a bundle is checked. Errors of reading propagate."""
     return _bundle(path) if is_bundle(path) else _graph(path)
 
 
@@ -84,7 +84,7 @@ def _graph(path: Path) -> tuple[dict[str, Any], list[str]]:
 
 
 def _over(tokens: list[int | None]) -> str:
-    """How many attentions in a row are over how many tokens; fewer further on where tokens are merged."""
+    """The numbers of consecutive attentions over equally many tokens; token merging reduces the tokens."""
     runs = [(size, len(list(run))) for size, run in itertools.groupby(tokens)]
     return ", ".join(f"{count} over {'any number of' if size is None else size} tokens" for size, count in runs)
 

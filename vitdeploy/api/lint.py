@@ -1,4 +1,4 @@
-"""What a linter finds in graphs, for `vitdeploy inspect --target`."""
+"""Run the linter on graphs, for `vitdeploy inspect --target`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def lint_graphs(path: Path, target: str, version: str | None) -> tuple[dict[str,
     """(document, lines, findings of all graphs) for a graph, a folder of graphs or a bundle, whose digests are checked.
 
     Raises:
-        TargetError: a target or version whose rules are not known. Errors of reading come through.
+        TargetError: a target or version whose rules are not known. Errors of reading propagate.
     """
     from vitdeploy.spec import encode
     from vitdeploy.stages.capability import check_target

@@ -57,7 +57,7 @@ class Phase:
 
 
 class Live:
-    """The lines of one command; safe to be told of from several threads."""
+    """The live lines of one command; thread-safe."""
 
     def __init__(self, terminal: Terminal | None = None, clock: Callable[[], float] = time.perf_counter) -> None:
         self._terminal = terminal or Terminal(stderr=True, highlight=False)
@@ -75,7 +75,7 @@ class Live:
         self._bars.start()
 
     def update(self, text: str, done: int, total: int) -> None:
-        """`done` of `total` units of the phase `text`, which ends the phase that this thread told of before."""
+        """Show `done` of `total` units of the phase `text`, which ends the phase that this thread reported before."""
         with self._lock:
             now, owner = self._clock(), threading.get_ident()
             phase = self._phases.get(owner)
@@ -86,14 +86,14 @@ class Live:
             phase.told(done, total, now)
 
     def stop(self) -> None:
-        """What is at work leaves its line too."""
+        """Stop; running tasks also leave their lines."""
         with self._lock:
             for owner in list(self._phases):
                 self._end(owner, self._clock())
         self._bars.stop()
 
     def state(self, task: Task, width: int) -> str:
-        """What stands behind the text of a task."""
+        """The part of the line after the text of a task."""
         with self._lock:
             phase = next((each for each in self._phases.values() if each.task == task.id), None)
             if phase is None:

@@ -30,7 +30,7 @@ class Model(Shown):
 
     @property
     def source(self) -> Source:
-        """Where it comes from, as a recipe or the command line would say it."""
+        """The source, as a recipe or the command line would name it."""
         return self.reference.source
 
     @property
@@ -43,12 +43,12 @@ class Model(Shown):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """Its class names in the order of its outputs, () where it has none."""
+        """Its class names in the order of its outputs, () if it has none."""
         return self.reference.labels
 
     @property
     def preprocess(self) -> PreprocessSpec | None:
-        """How an image becomes its input; None where it takes no images."""
+        """The preprocessing of an image to its input; None if it takes no images."""
         return self.reference.preprocess
 
     def lines(self) -> list[Line]:
@@ -74,25 +74,25 @@ def model(
     labels: str | Path | Sequence[str] | None = None,
     task: Task | None = None,
 ) -> Model:
-    """Read a model, and say what it is.
+    """Read a model and describe it.
 
     Args:
         source: a built-in name such as "vit_tiny_patch16_224", "timm:NAME", "hf:FOLDER_OR_REPOSITORY", an .onnx file or
-            the folder of one, or a `torch.nn.Module` in memory, of which a copy is taken. None with a checkpoint alone:
-            its keys then tell the architecture.
+            the folder of one, or a `torch.nn.Module` in memory, which is copied. None with a checkpoint alone: its keys
+            then determine the architecture.
         checkpoint: .safetensors, .pt or .pth with plain weights, or JAX's .npz.
         image_size: other than the checkpoint's: one side, or (height, width).
-        heads: attention heads, where no config file says it.
+        heads: number of attention heads, if no config file gives it.
         text_features: a .npy of float32 [classes, width]: zero-shot classification with a CLIP or SigLIP tower.
         function: "package.module:function", which returns the module.
-        preprocess: how its images are prepared, in the place of what its files say.
+        preprocess: how its images are prepared, overriding its files.
         postprocess: what a detector's outputs mean, likewise.
-        labels: class names in the order of the outputs, or a file with one a line.
-        task: of a module in memory whose outputs do not tell it.
+        labels: class names in the order of the outputs, or a file with one per line.
+        task: for a module in memory whose outputs do not determine it.
 
     Raises:
         UnknownModelError, MissingFileError, CheckpointError, PickleError, UserCodeError, InputError: what is wrong with
-            it, and how to mend it.
+            it, and how to fix it.
 
     >>> import vitdeploy as vd
     >>> vd.model("vit_w32d2h2_patch8_32").preprocess.crop
@@ -124,7 +124,7 @@ def model(
 
 
 def read_model(source: Source, overrides: Overrides) -> Model:
-    """The model of a source, with what is said of it instead of its files; errors as `model`."""
+    """The model of a source, with overrides of its files; errors as in `model`."""
     from vitdeploy.stages.reference_model import find_reference_model
 
     return Model(find_reference_model(source, overrides), overrides)
@@ -173,7 +173,7 @@ def _path(value: str | Path | None) -> Path | None:
 
 
 def preprocess_lines(spec: PreprocessSpec | None) -> list[str]:
-    """How images are prepared, in a line."""
+    """The preprocessing, in a line."""
     if spec is None:
         return []
     if isinstance(spec.resize, int):

@@ -14,7 +14,7 @@ SECONDS_BETWEEN = 0.2
 
 
 class Bars:
-    """The bars of one call; safe to be told of from several threads. A thread's next phase ends the one before."""
+    """The progress bars of one call; thread-safe. A thread's next phase ends the one before."""
 
     def __init__(self) -> None:
         self._phases: dict[int, tuple[str, int, int]] = {}

@@ -19,7 +19,7 @@ def pack(bundle: Path, output: Path, progress: Progress) -> Told:
     """Make one file of a bundle's folder; a packed bundle that is there is replaced.
 
     Raises:
-        OutputError: the file would lie in the bundle, or another file is there. Errors of `pack_bundle` come through.
+        OutputError: the file would lie in the bundle, or another file is there. Errors of `pack_bundle` propagate.
     """
     from vitdeploy.bundle.pack import pack_bundle, unlisted_files
     from vitdeploy.bundle.read import is_packed
@@ -45,9 +45,8 @@ def unpack(file: Path, output: Path, expect: str | None, trust: Path | None, pro
 
 
 def check(bundle: Path, expect: str | None, trust: Path | None, progress: Progress) -> Told:
-    """Whether a bundle, folder or packed, is as it was made: every digest; with `expect` that it is the one of this
-    SHA-256 in hex, and with `trust` who signed it. Errors of `read_packed`, `verify_files` and `signed_by` come
-    through."""
+    """Check that a bundle, folder or packed, is unchanged: every digest; with `expect` also its own SHA-256 in hex, and
+    with `trust` who signed it. Errors of `read_packed`, `verify_files` and `signed_by` propagate."""
     document, lines = (_verify_file if bundle.is_file() else _verify_folder)(bundle, expect, trust, progress)
     return {**document, "signed_by": str(trust) if trust else None}, lines
 
@@ -95,7 +94,7 @@ def _verify_folder(
 
 
 def _megabytes(progress: Progress) -> Progress:
-    """Megabytes are told: a byte is too little to be a unit of a bar."""
+    """Report progress in megabytes: bytes are too small a unit for a bar."""
 
     def told(text: str, done: int, total: int) -> None:
         progress(f"{text}, MB", done // 1_000_000, total // 1_000_000)

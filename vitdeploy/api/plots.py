@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def latency_plots(bench: Bench | None) -> list[str]:
-    """How latency is distributed per artifact, as an SVG element; nothing without a bench."""
+    """The latency distribution per artifact, as an SVG element; nothing without a bench."""
     if bench is None:
         return []
     from vitdeploy.report.latency import latency_plot

@@ -1,4 +1,4 @@
-"""The answers of a bundle to many inputs, some of which cannot be read; with numpy, Pillow and one runtime only."""
+"""Answers of a bundle to many inputs, some possibly unreadable; needs only numpy, Pillow and one runtime."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Failures = list[tuple[Input, InputError]]
 
 @dataclass(frozen=True)
 class Predicted:
-    """What came of each input: of `answered` the JSON values and the lines, of `failed` the error. `why`: this
+    """The result for each input: JSON values and lines in `answered`, errors in `failed`. `why`: the reason for this
     engine."""
 
     engine: str

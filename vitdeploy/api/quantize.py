@@ -40,7 +40,7 @@ class QuantizedGraph(Graph):
 
 @dataclass(frozen=True)
 class _How:
-    """What was asked for, as far as it concerns one graph."""
+    """The parts of a request that concern one graph."""
 
     target: str
     precision: QuantizedPrecision
@@ -54,7 +54,7 @@ class _How:
 
 @dataclass(frozen=True)
 class _Made:
-    """What was made of it, beside the files."""
+    """Results besides the files."""
 
     placed: dict[str, Any]
     calibrated: dict[str, Any]
@@ -83,22 +83,22 @@ def quantize(
     """Convert a float graph to INT8, FP8 or half precision for one target, with calibration images.
 
     Args:
-        graph: of `export` or `optimize`, its folder, or an ONNX file of a float image model. What such a file does not
-            contain, such as mean and std, is assumed and told.
+        graph: from `export` or `optimize`, its folder, or an ONNX file of a float image model. What such a file does
+            not contain, such as mean and std, is assumed and reported.
         data: calibration images, as `vitdeploy.images` takes them.
         target: such as "openvino-cpu"; `vitdeploy doctor` lists them.
         folder: as for `export`.
         precision: "mixed" gives single layers a precision override, the cheapest first by measured time, until
             `min_agreement` is expected to be met; without it, as long as an override pays. The last three are for
             NVIDIA GPUs.
-        num_samples: how many of the images calibrate, chosen by `seed`; None takes all.
-        vnni: whether the device's CPU has VNNI; None: as this machine's.
+        num_samples: number of calibration images, chosen by `seed`; None takes all.
+        vnni: whether the device's CPU has VNNI; None: like this machine.
         ignore: names or patterns of layers to leave in float.
         sensitivity: also measure what each layer costs.
         min_agreement: for "mixed", percent of the answers that are to stay.
         latency_table: for "mixed", the latency.json of an earlier call on this device; None measures.
         skip_bad: go on without unreadable images.
-        image_size: (height, width), where a bare .onnx file leaves it open.
+        image_size: (height, width), if a bare .onnx file leaves it open.
         progress: as for `export`.
 
     Raises:
@@ -268,7 +268,7 @@ def _lines(how: _How, made: _Made, warnings: Sequence[str], skipped: Sequence[st
 
 
 def _half_lines(found: dict[str, Any]) -> list[str]:
-    """What is in half precision, and what is not."""
+    """Lines on what is in half precision, and what is not."""
     total, left = sum(found["macs"].values()), found["macs"]["float32"]
     reasons = Counter(found["float32"].values())
     lines = [f"{found['type']} typed in the graph, {100 * left / max(total, 1):.1f} % of the products in float32"]

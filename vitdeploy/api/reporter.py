@@ -1,4 +1,4 @@
-"""What is told of long work while it runs: on a terminal, in a notebook, or as lines."""
+"""Report the progress of long work: on a terminal, in a notebook, or as lines."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Reporter:
             print(text, file=sys.stderr)
 
     def note(self, text: str) -> None:
-        """A line beside the result."""
+        """Show a line in addition to the result."""
         if not self.quiet:
             print(text, file=sys.stderr)
 

@@ -1,4 +1,4 @@
-"""How results show themselves: as text in a terminal, as tables and plots in a notebook."""
+"""Display results: as text in a terminal, as tables and plots in a notebook."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Shown(ABC):
 
     @abstractmethod
     def lines(self) -> Sequence[Line]:
-        """What it says, for people."""
+        """The result as lines for people."""
 
     def plots(self) -> Sequence[str]:
         """SVG elements that stand below the lines in a notebook."""

@@ -32,7 +32,7 @@ class Swept(Shown):
 
     @property
     def errors(self) -> tuple[ErrorFacts, ...]:
-        """Of the recipes that failed, in their order."""
+        """The errors of the recipes that failed, in their order."""
         return tuple(row.error for row in self.document.recipes if row.error is not None)
 
     @property

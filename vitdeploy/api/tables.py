@@ -1,6 +1,6 @@
-"""What values print: tables that fit the terminal, numbers and sizes.
+"""Format values: tables that fit the terminal, numbers and sizes.
 
-Where a terminal is narrow, columns go in a defined order, and it is said which.
+On a narrow terminal, columns are dropped in a defined order, and a note names them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of cells, each with one cell a column; a shorter row is a subject and what is said of it: "failed: ..."."""
+    """Rows of cells, one per column; a shorter row is a subject with a remark: "failed: ..."."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Tuned(Shown):
-    """What a search found; `document` is its tune.json. `status` says whether the best variant is proven to meet the
-    budget, `reasons` why not, and `budget` what was asked."""
+    """The result of a search; `document` is its tune.json. `status` says whether the best variant is proven to meet the
+    budget, `reasons` why not, and `budget` is the budget."""
 
     folder: Path
     document: TuneDocument
@@ -126,7 +126,7 @@ def tune_recipe(
     skip_bad: bool = False,
     progress: bool | Reporter = True,
 ) -> Tuned:
-    """As `tune`, of a recipe, as `vitdeploy tune` does it. `targets` and the bounds of `budget` come before those of
+    """Like `tune`, for a recipe, as `vitdeploy tune` does it. `targets` and the bounds of `budget` override those of
     the recipe; the other arguments and the errors are those of `vitdeploy.run`."""
     from vitdeploy.pipeline.early import check_recipe
     from vitdeploy.recipe.load import load_recipe

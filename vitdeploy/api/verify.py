@@ -52,7 +52,7 @@ class Verification(Shown):
         return self.found.verified.drop
 
     def document(self) -> dict[str, object]:
-        """What the command line prints with --json."""
+        """The document that the command line prints with --json."""
         return self.found.document()
 
     def lines(self) -> list[Line]:
@@ -85,7 +85,7 @@ class Verification(Shown):
 
 @dataclass(frozen=True, repr=False)
 class Bisection(Shown):
-    """Where the error of an engine enters, and what fixes it; `document` has every part and layer that was asked.
+    """Where the error of an engine enters, and what fixes it; `document` has every part and layer that was tested.
 
     `fix` is the command that fixes it, "" without one.
     """
@@ -113,16 +113,16 @@ def verify(
     trust: str | Path | None = None,
     progress: bool | Reporter = True,
 ) -> Verification:
-    """Compare an artifact with the original on the same images. What is not met is said, not raised.
+    """Compare an artifact with the original on the same images. A bound that is not met is reported, not raised.
 
     Args:
-        artifact: a `Bundle`, a `Graph`, or the path of one; of several engines the first, or the one for `target`.
+        artifact: a `Bundle`, a `Graph`, or the path of one; with several engines the first, or the one for `target`.
         against: the original: a `Model`, a name, a `torch.nn.Module`, a graph or a bundle.
         data: images, as `vitdeploy.images` takes them, best with labels.
         target: which engine, by target or name, or what a graph is compiled for.
         max_drop: points of top-1 (or the task's metric) that may be lost.
         min_agreement: percent of equal answers.
-        num_samples: evaluate on so many of the images, chosen by `seed`; None takes all.
+        num_samples: evaluate on this many of the images, chosen by `seed`; None takes all.
         emulate: evaluate a graph typed for a GPU on this CPU, with its types' storage.
         skip_bad: go on without unreadable images.
         trust: bundles must be signed by this public key or certificate (PEM).
@@ -174,7 +174,7 @@ def verify_on(
     trust: str | Path | None = None,
     progress: bool | Reporter = True,
 ) -> list[Outcome[Verification]]:
-    """As `verify`, on each of the registered devices that `on` names: an artifact by its path is built and run there,
+    """Like `verify`, on each of the registered devices that `on` names: an artifact by its path is built and run there,
     the original here. A device's error is in its outcome."""
     chosen = _checked(artifact, against, data, target)
     from vitdeploy.devices.registry import find_devices
@@ -250,7 +250,7 @@ def bisect(
 
 
 def _checked(artifact: ArtifactLike, against: ArtifactLike, data: ImagesLike, target: str | None) -> Images:
-    """What is wrong with names and paths, before anything heavy is imported."""
+    """Check names and paths before anything heavy is imported."""
     from vitdeploy.pipeline.early import check_data, check_engine, require_annotations
 
     if target is not None:

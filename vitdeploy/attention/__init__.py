@@ -1,1 +1,1 @@
-"""What attention weights say of an image: a graph run with them as outputs, and their rows as maps over patches."""
+"""Attention weights for an image: a graph run with them as outputs, and their rows as maps over patches."""

@@ -22,7 +22,7 @@ from vitdeploy.spec import PreprocessSpec
 
 @dataclass(frozen=True)
 class InstrumentedOutputs:
-    """What a graph gives for one image.
+    """The outputs of a graph for one image.
 
     outputs: its own, without the batch axis. means: float64 [queries, keys] of every attention but the last, the mean
     over its heads. heads: float64 [heads, queries, keys] of the last one.

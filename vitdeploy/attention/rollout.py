@@ -1,4 +1,4 @@
-"""What attention weights say of the patches of an image: rows over tokens become maps over the patch grid."""
+"""Attention rollout and maps: rows over tokens become maps over the patch grid."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def rollout(blocks: Sequence[Floats], *, pooled: bool = False) -> Floats:
     multiplied, the last one leftmost.
 
     Args:
-        blocks: the mean over the heads, [tokens, tokens] each; of the last one the first rows may do,
+        blocks: the mean over the heads, [tokens, tokens] each; the last one may have the first rows only,
             [queries, tokens].
-        pooled: the last one is attention pooling, whose query is a parameter: no token goes on beside it.
+        pooled: the last one is attention pooling, whose query is a parameter: it has no residual connection.
 
     Returns: [queries of the last block, tokens]; rows sum to 1.
     """

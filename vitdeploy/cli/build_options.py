@@ -70,7 +70,7 @@ def build_options(function: F) -> F:
 
 
 def to_build(target: str, options: dict[str, Any]) -> BuildOptions | None:
-    """What the options ask for; None where none was given.
+    """The requested build options; None if none was given.
 
     Raises:
         click.UsageError: one was given for another target than tensorrt.

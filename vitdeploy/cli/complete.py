@@ -1,4 +1,4 @@
-"""What a shell is offered for a word that is begun: targets, models and devices. Nothing heavy is imported."""
+"""Shell completion of targets, models and devices. Nothing heavy is imported."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def complete_devices(ctx: click.Context, param: click.Parameter, incomplete: str
 
 
 def complete_known_devices(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """As `complete_devices`, without this machine and without commas: what `devices remove` takes."""
+    """Like `complete_devices`, without this machine and without commas, for `devices remove`."""
     from vitdeploy.devices.registry import LOCAL
 
     return [each for each in complete_devices(ctx, param, incomplete) if each.value != LOCAL]

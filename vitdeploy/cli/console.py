@@ -1,4 +1,4 @@
-"""What every command prints: progress and last lines for people, or one JSON document for programs."""
+"""The output of every command: progress and last lines for people, or one JSON document for programs."""
 
 from __future__ import annotations
 

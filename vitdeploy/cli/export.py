@@ -85,7 +85,7 @@ def _check_options(name: str, options: dict[str, Any]) -> None:
 
 
 def _check_early(name: str | None, options: dict[str, Any], labels: Path | None) -> None:
-    """What is wrong with names and paths, before PyTorch is imported."""
+    """Check names and paths before PyTorch is imported."""
     from vitdeploy.pipeline.early import check_model
 
     if name is not None and name.endswith((".yaml", ".yml")):
@@ -100,7 +100,7 @@ def _check_early(name: str | None, options: dict[str, Any], labels: Path | None)
 def _wanted(
     name: str | None, options: dict[str, Any], labels: Path | None, changes: dict[str, Any]
 ) -> list[tuple[Callable[[], Model], Asked, ExportConfig]]:
-    """What to export and how, one a size."""
+    """What to export and how, one per size."""
     from vitdeploy.api.graph import graph_name
     from vitdeploy.api.model import read_model
     from vitdeploy.stages.export import ExportConfig

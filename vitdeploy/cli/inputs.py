@@ -21,12 +21,12 @@ def find_inputs(texts: Iterable[str], note: Callable[[str], None], *, tokens: bo
     """All inputs that the arguments name, in their order; those of a folder or pattern are sorted.
 
     Args:
-        note: hears which files of a folder are left out.
-        tokens: .npz files are wanted, in the place of images.
+        note: called with the files of a folder that are left out.
+        tokens: take .npz files instead of images.
 
     Raises:
         MissingFileError: nothing matches a pattern.
-        DataError: a folder holds nothing that could be answered.
+        DataError: a folder holds no usable input.
     """
     return [each for text in texts for each in _inputs(text, note, tokens)]
 

@@ -165,7 +165,7 @@ def _command_of(arguments: Sequence[str]) -> str:
 
 
 def _interrupted(arguments: Sequence[str]) -> str:
-    """What stays of an interrupted command. Measurements are never stored."""
+    """Say what an interrupted command has stored. Measurements are never stored."""
     command = _command_of(arguments)
     if command in RESUMED and "--no-resume" not in arguments:
         return "interrupted; the same command goes on from the last finished stage, but measures again"

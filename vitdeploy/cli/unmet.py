@@ -1,4 +1,4 @@
-"""What to do where a budget is not met, by what it bounds."""
+"""Advice for a budget that is not met, by what it bounds."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ Box = tuple[float, float, float, float]
 
 @dataclass(frozen=True)
 class Said:
-    """One artifact's answer to one sample, in a line; `score` in 0..1, None where the task has none."""
+    """One artifact's answer to one sample, in a line; `score` in 0..1, None if the task has none."""
 
     label: str
     score: float | None
@@ -35,7 +35,7 @@ class ExampleFacts:
     """One evaluation sample with every artifact's answer.
 
     `number`: among the samples. `why`: why it is shown, None in reports of earlier versions. `sample`: what a person
-    finds it by. `image`: the name of its picture, None where it is none. `label`: what is known to be in it.
+    finds it by. `image`: the name of its picture, None if it is none. `label`: what is known to be in it.
     """
 
     image: str | None
@@ -50,8 +50,8 @@ class ExampleFacts:
 
 @dataclass(frozen=True)
 class ChangedCounts:
-    """How many answers are others than the original's; of these, what was right and is wrong, and the other way round
-    (None without labels)."""
+    """The number of answers that differ from the original's; among these, right answers that became wrong, and wrong
+    ones that became right (None without labels)."""
 
     changed: int
     lost: int | None

@@ -28,11 +28,11 @@ class ProtocolFacts:
 
 @dataclass(frozen=True)
 class Ratio:
-    """a / b of two artifacts with its 95 % interval, of the median queries of paired rounds.
+    """The ratio a / b of two artifacts with its 95 % interval, from the median queries of paired rounds.
 
-    `verdict`: what the interval says of `a`: faster, slower, no difference, or not decided. `decided`: whether the
-    interval can be relied on; where not, `reason` says why. `a_ms`, `b_ms`: the latencies that the ratio is of, those
-    of rounds side by side; None in reports of earlier versions. `unstable`: the ratios of paired rounds vary too much.
+    `verdict`: the interval's verdict on `a`: faster, slower, no difference, or not decided. `decided`: whether the
+    interval is reliable; if not, `reason` says why. `a_ms`, `b_ms`: the latencies that the ratio is made of, from
+    paired rounds; None in reports of earlier versions. `unstable`: the ratios of paired rounds vary too much.
     """
 
     a: str
@@ -51,7 +51,7 @@ class Ratio:
 @dataclass(frozen=True)
 class Bench:
     """`undecided`: by artifact, why what was measured of it is not to be relied on. `samples_ms`: some latencies of
-    each artifact, evenly over time. `block_medians_ms`: the median of each round that counts. `context`: None where it
+    each artifact, evenly over time. `block_medians_ms`: the median of each round that counts. `context`: None if it
     was not measured."""
 
     protocol: ProtocolFacts
@@ -71,15 +71,15 @@ class Bench:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchDocument(Bench):
-    """What `bench --json` writes; `remarks`: what is to be said of the artifacts on this machine."""
+    """The document of `bench --json`; `remarks`: remarks about the artifacts on this machine."""
 
     remarks: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceBench(BenchDocument):
-    """What `bench --on --json` writes of a device: its description, the engines as they were made there, and what could
-    not be."""
+    """The document of `bench --on --json` for a device: its description, the engines made there, and those that could
+    not be made."""
 
     host: dict[str, str]
     engines: dict[str, EngineSpec]

@@ -12,7 +12,7 @@ from vitdeploy.verification.gate import Gate
 
 @dataclass(frozen=True)
 class Limits:
-    """What the candidate may lose: points of accuracy, and percent of time. None is not judged."""
+    """The allowed loss of the candidate: points of accuracy, and percent of time. None is not judged."""
 
     max_drop: float | None
     max_slowdown: float | None
@@ -35,8 +35,8 @@ class AccuracyChange:
 
 @dataclass(frozen=True)
 class TimeRatio:
-    """candidate / baseline, as `bench.Ratio`; what was measured has its fields. `difference`: what the interval says of
-    the candidate, in words."""
+    """The ratio candidate / baseline, as in `bench.Ratio`; measured ones have its fields. `difference`: the interval's
+    verdict on the candidate, in words."""
 
     metric: Metric
     ratio: float
@@ -76,7 +76,7 @@ class PairFacts:
 
 @dataclass(frozen=True)
 class DigestPair:
-    """The sha256 of one thing on both sides; None where a side has nothing of that name."""
+    """The sha256 of one thing on both sides; None if a side has nothing of that name."""
 
     name: str
     baseline: str | None

@@ -22,7 +22,7 @@ class RateFacts:
 
 @dataclass(frozen=True)
 class Omission:
-    """What there is not, and why."""
+    """Something that is missing, and why."""
 
     what: str
     why: str
@@ -44,8 +44,8 @@ class WorkFacts:
 class Roof:
     """The least milliseconds of computing and of moving bytes, and the share of the latency that each is.
 
-    `memory_ms`, `memory_share`: None where the bytes fit in a cache. `flops`, `rates`: by precision, of the work and of
-    the machine. `copy_rate`: bytes per second that the memory copies; None where it was not measured, and then
+    `memory_ms`, `memory_share`: None if the bytes fit in a cache. `flops`, `rates`: by precision, of the work and of
+    the machine. `copy_rate`: bytes per second that the memory copies; None if it was not measured, and then
     `fits_in_cache` too.
     """
 
@@ -63,8 +63,8 @@ class Roof:
 
 @dataclass(frozen=True)
 class TimeShares:
-    """Where the time is, in milliseconds and as shares of the latency at that moment (of the layers' sum, where that is
-    more). `products`: of layers that multiply matrices, by precision; `others`: by kind."""
+    """The parts of the time, in milliseconds and as shares of the latency at that moment (or of the layers' sum, if
+    larger). `products`: layers that multiply matrices, by precision; `others`: by kind."""
 
     latency_ms: float
     layers_ms: float
@@ -112,7 +112,7 @@ class ProfileFacts:
 @dataclass(frozen=True)
 class ArtifactContext:
     """One artifact against the machine. `bound`: what the largest part of the time is; `line`: the same in a sentence,
-    None where nothing is known. `work_unknown`: why there is no `work`."""
+    None if nothing is known. `work_unknown`: why there is no `work`."""
 
     artifact: str
     batch: int

@@ -1,4 +1,4 @@
-"""One engine in a report: what `verify` says of it, what became of its layers, and its gate."""
+"""One engine in a report: the result of `verify`, the quantization of its layers, and its gate."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class FoldFacts:
 
 @dataclass(frozen=True)
 class HiddenFacts:
-    """What was done to the hidden channels that `layer` reads: as `FoldFacts`; `copies`: by channel, how many copies it
-    was dealt to."""
+    """Changes of the hidden channels that `layer` reads: as in `FoldFacts`; `copies`: the number of copies by
+    channel."""
 
     layer: str
     alpha: float | None
@@ -38,8 +38,8 @@ class HiddenFacts:
 
 @dataclass(frozen=True)
 class Quantization:
-    """What became of the layers: those in INT8, and those left in float with the reason of each. Mixed precision brings
-    what it was chosen by; the typed INT8 of TensorRT does not."""
+    """The layers in INT8, and those left in float with the reason for each. Mixed precision adds what its choice was
+    based on; the typed INT8 of TensorRT does not."""
 
     int8: tuple[str, ...]
     float: dict[str, str]

@@ -1,4 +1,4 @@
-"""What `explain --json` writes."""
+"""The document of `explain --json`."""
 
 from __future__ import annotations
 

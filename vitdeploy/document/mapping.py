@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MappingFacts:
-    """How the classes of the data became those of the model."""
+    """The mapping of the data's classes to those of the model."""
 
     how: str
     classes: int

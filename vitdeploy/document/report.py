@@ -17,10 +17,10 @@ FORMAT: Literal[1] = 1
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictFacts:
-    """What is said of a run or of a search.
+    """The verdict on a run or a search.
 
-    `recommended`: an artifact, or the original; None where nothing is decided. `gate`: of the engines that were asked
-    for, with the reasons of all of them.
+    `recommended`: an artifact, or the original; None if nothing is decided. `gate`: the gate of the requested engines,
+    with the reasons of all of them.
     """
 
     sentence: str
@@ -135,7 +135,7 @@ class DataFacts:
 
 @dataclass(frozen=True)
 class SourceDigests:
-    """What the model was read from: sha256 by the name of a file."""
+    """The files that the model was read from: sha256 by file name."""
 
     model: str | None
     revision: str | None
@@ -144,7 +144,7 @@ class SourceDigests:
 
 @dataclass(frozen=True)
 class DataDigests:
-    """Of the samples of each part, their files and labels; None where nothing was calibrated."""
+    """Digests of the samples of each part, their files and labels; None without calibration."""
 
     calibration: str | None
     evaluation: str
@@ -184,10 +184,10 @@ class SizeRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """What a run and a search say alike: every engine against the original, and the verdict.
+    """The common part of a run and a search: every engine against the original, and the verdict.
 
     `created`: ISO date and time. `environment` describes the machine, with the versions of tools. `bench`: None where
-    it was not run. `warnings`: what makes all numbers doubtful.
+    it was not run. `warnings`: reasons to doubt all numbers.
     """
 
     format: Literal[1]
@@ -202,7 +202,7 @@ class Judgement:
     environment: dict[str, str]
 
     def engine(self, artifact: str | None) -> EngineFacts | None:
-        """What is said of an engine; None for the original, and where nothing is."""
+        """The facts about an engine; None for the original, or if there are none."""
         return next((engine for engine in self.engines if engine.artifact == artifact), None)
 
 

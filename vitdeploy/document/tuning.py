@@ -45,7 +45,7 @@ class VariantFacts:
 
 @dataclass(frozen=True)
 class MergingTrial:
-    """What was looked at of token merging; `tokens` without it."""
+    """The trials of token merging; `tokens`: their number without it."""
 
     tokens: int
     schedules: tuple[Schedule, ...]

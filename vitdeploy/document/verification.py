@@ -1,4 +1,4 @@
-"""What `verify --json` writes."""
+"""The document of `verify --json`."""
 
 from __future__ import annotations
 

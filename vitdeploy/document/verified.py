@@ -1,4 +1,4 @@
-"""What `verify` says of one engine. It imports comparisons alone: it is part of the key of the stage that writes it."""
+"""The result of `verify` for one engine. Imports only comparisons: it is in the key of the stage that writes it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class SameTensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosed:
-    """Why an engine and the original differ, in a sentence. `same_tensor`: None where the original cannot be fed the
+    """Why an engine and the original differ, in a sentence. `same_tensor`: None if the original cannot be fed the
     engine's tensors."""
 
     same_tensor: SameTensor | None
@@ -79,9 +79,9 @@ class _File:
 
 
 def decode_verified(data: object) -> Verified:
-    """What `verify` said, of JSON values.
+    """Decode the result of `verify` from JSON values.
 
     Raises:
-        DecodeError: the values are of no task.
+        DecodeError: the values belong to no task.
     """
     return decode(_File, {"verify": data}).verify

@@ -99,8 +99,8 @@ def _multihead(
     average_attn_weights: bool = True,
     is_causal: bool = False,
 ) -> tuple[Tensor, Tensor | None] | None:
-    """What the module's own `forward` gives, up to rounding; None for what is left to that: a batch that is missing,
-    and tokens that are added to keys and values."""
+    """The result of the module's own `forward`, up to rounding; None for cases left to it: no batch axis, or tokens
+    that are added to keys and values."""
     if query.dim() != 3 or module.bias_k is not None or module.add_zero_attn:
         return None
     q, k, v = _projected(module, query, key, value)

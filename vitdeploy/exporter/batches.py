@@ -1,7 +1,7 @@
-"""The batch sizes at which an ONNX file is one function: what it says of an image does not depend on the others.
+"""Find batch sizes at which an ONNX file is one function: an image's outputs do not depend on the other images.
 
-A file may leave its batch open and still hold sizes of the batch that it was traced with, or mix what belongs to
-different images. Such a file is right at some batch sizes only, mostly at one.
+A file may leave its batch open and still contain sizes of the batch that it was traced with, or mix data of different
+images. Such a file is right only at some batch sizes, mostly at one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Answers = Mapping[str, Array]
 
 @dataclass(frozen=True)
 class OneFunction:
-    """`sizes` are the batch sizes at which the file is one function, () where it is at all that were tried; `why` says
+    """`sizes` are the batch sizes at which the file is one function, () if it is at all that were tried; `why` says
     what happens at the first other one."""
 
     sizes: tuple[int, ...]
@@ -33,10 +33,10 @@ class OneFunction:
 
 
 def one_function(runner: Runner, preprocess: PreprocessSpec) -> OneFunction:
-    """Compare what a loaded runner with an open batch says of seeded random images alone and among others.
+    """Compare the outputs of a loaded runner with an open batch for seeded random images, alone and among others.
 
     Raises:
-        ExportError: it gives two answers to the same image, or runs at no size.
+        ExportError: it gives different outputs for the same image, or runs at no size.
     """
     images = _images(preprocess, max(SIZES))
     asker = _Asker(runner, images if runner.inputs[0].dtype == "uint8" else normalise(images, preprocess))
@@ -77,7 +77,7 @@ class _Asker:
         return self._alone[number]
 
     def trouble(self, size: int) -> str:
-        """What is wrong at a size; "" for nothing. The first and the last image are looked at."""
+        """The problem at a size; "" without one. Checks the first and the last image."""
         numbers = list(range(size))
         found = self.together(numbers)
         if isinstance(found, str):

@@ -85,7 +85,7 @@ def _refuse_random(reference: Runner, asked: Asked, preprocess: PreprocessSpec) 
 
 
 def refuse_two_answers(second: Mapping[str, np.ndarray], first: Mapping[str, np.ndarray]) -> None:
-    """Raise ExportError where the original's answers to the same images are not the same."""
+    """Raise ExportError if the original's answers to the same images are not the same."""
     apart = worst_difference(second, first)
     if apart > TOLERANCE:
         raise ExportError(

@@ -1,4 +1,4 @@
-"""From a PyTorch module to an ONNX graph that carries its preprocessing and nothing of the machine it was made on."""
+"""Export a PyTorch module to an ONNX graph with its preprocessing and nothing of the machine it was made on."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def export_graph(
 def _traced(
     model: nn.Module, example: Tensor, dynamic: bool, opset: int, outputs: Sequence[str], name: str
 ) -> ir.Model:
-    """What PyTorch's exporter makes of a model called `name`; the batch stays open where it is `dynamic`."""
+    """Run PyTorch's exporter on a model called `name`; the batch stays open if `dynamic`."""
     shapes = {INPUT: {0: torch.export.Dim(BATCH)}} if dynamic else None
     try:
         # A bias made from a parameter that requires gradients gives attention other strides in the exporter's second
@@ -133,7 +133,7 @@ def _traced(
 
 
 def _root(error: BaseException) -> BaseException:
-    """What the exporter's errors wrap."""
+    """The root cause within the exporter's errors."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
@@ -178,5 +178,5 @@ def _quiet() -> Iterator[None]:
 
 
 def opsets() -> Sequence[int]:
-    """The opsets that can be asked for: LayerNormalization is one node from 17, Gelu from 20."""
+    """The opsets that can be requested: LayerNormalization is one node from 17, Gelu from 20."""
     return (18, 19, 20)

@@ -1,7 +1,7 @@
-"""Changes of a graph: new names, constants and nodes, others in the place of nodes, new weights for one linear.
+"""Edit a graph: new names, constants and nodes, replacements of nodes, new weights for one linear.
 
-A file may hold any names, those that a pass would like to give included: an exporter gives two linears of one module
-the same stem, a rewritten graph is rewritten again. So every name of a new value or node is asked for here.
+A file may already hold any name that a pass wants to use: an exporter gives two linears of one module the same stem, a
+rewritten graph is rewritten again. So every name of a new value or node is requested here.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Names:
         return free_name(name, self._taken)
 
     def release(self, name: str) -> None:
-        """Let a name be given again: what had it is gone."""
+        """Free a name for reuse after its value or node was removed."""
         self._taken.discard(name)
 
     def constant(self, array: npt.NDArray[Any], name: str) -> ir.Value:

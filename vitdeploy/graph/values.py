@@ -1,4 +1,4 @@
-"""What a value of a graph is, read and never changed: its constant, its sizes, the nodes around it."""
+"""Read properties of a graph's values without changing them: constant, sizes, neighbouring nodes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def scalar_of(value: ir.Value | None) -> float | None:
 
 
 def is_constant(value: ir.Value | None, *, overridable: bool = False) -> bool:
-    """Whether `array_of` would give something. Reads nothing: weights stay on disk."""
+    """Whether `array_of` would return an array. Reads no data: weights stay on disk."""
     return value is not None and value.const_value is not None and (overridable or not value.is_graph_input())
 
 

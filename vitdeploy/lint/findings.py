@@ -1,4 +1,4 @@
-"""What the linter says: one finding a node (or tensor) and rule; a rule is a pure function over a prepared graph."""
+"""Findings of the linter, one per node (or tensor) and rule; a rule is a pure function over a prepared graph."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Finding:
 
 
 class Hit(NamedTuple):
-    """What a rule found at one node or tensor. `wanted` and `fix` say it closer than the rule's own words."""
+    """A rule's finding at one node or tensor. `wanted` and `fix` are more specific than those of the rule."""
 
     node: str
     found: str
@@ -40,9 +40,9 @@ Check = Callable[[View, Support], Iterable[Hit]]
 
 @dataclass(frozen=True)
 class Rule:
-    """What `check` looks for in a graph. `wanted` and `fix` are those of its findings in general.
+    """A rule that `check` applies to a graph. `wanted` and `fix` are the defaults of its findings.
 
-    `by_release`: whether the releases differ in it; `check` is called once for all where they do not.
+    `by_release`: whether the releases differ in it; if not, `check` is called once for all.
     """
 
     code: str

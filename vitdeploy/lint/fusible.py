@@ -1,11 +1,11 @@
-"""Attention as a fused kernel would match it: two products with a softmax between them, and all that stands there.
+"""Find attention as a fused kernel would match it: two matrix products, a softmax, and all nodes between them.
 
-The order of nodes is that of ModelOpt's graphs, brackets where a node may miss:
+The order of nodes is that of ModelOpt's graphs, with optional nodes in brackets:
 
     Q -> DQ -> MatMul -> [Mul or Div] -> [Add or Where] -> Softmax -> [Cast] -> Q -> DQ -> MatMul -> Q -> DQ
 
 `graph.analysis.attention` finds attention by what it computes, in float32, for rewrites that must be exact. This finder
-takes any type, passes quantizers, and keeps what does not belong there, so that a rule can name it.
+takes any type, passes quantizers, and keeps unexpected nodes, so that a rule can name them.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Fusible:
 
     @property
     def operands(self) -> dict[str, ir.DataType | None]:
-        """The quantized type of each operand of the two products; None where it comes from no quantizer."""
+        """The quantized type of each operand of the two products; None if it comes from no quantizer."""
         first, second = self.scores.inputs, self.mix.inputs
         places = {"query": first[0], "key": first[1], "softmax": second[0], "value": second[1]}
         return {name: _type_behind(value) for name, value in places.items()}
@@ -61,7 +61,7 @@ class Fusible:
 
     @property
     def lengths(self) -> tuple[int | None, int | None]:
-        """Of queries and of keys."""
+        """The numbers of queries and of keys."""
         output = self.scores.outputs[0]
         return dim(output, -2), dim(output, -1)
 
@@ -91,7 +91,7 @@ def find_fusible(view: View) -> list[Fusible]:
 
 
 def _to_scores(value: ir.Value) -> list[ir.Node] | None:
-    """The nodes from the first product to `value`, in graph order; None where there is no way to one."""
+    """The nodes from the first product to `value`, in graph order; None if there is no way to one."""
     ways, seen = [(value, list[ir.Node]())], set[ir.Value]()
     while ways:
         value, way = ways.pop(0)  # the nearest product first: a mask may be one, too

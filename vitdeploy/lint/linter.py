@@ -82,7 +82,7 @@ def refuse(findings: Sequence[Finding], name: str = "the graph") -> None:
 
 
 def counts(findings: Sequence[Finding]) -> dict[str, int]:
-    """How many findings of each severity."""
+    """The number of findings of each severity."""
     found = Counter(finding.severity for finding in findings)
     return {severity: found[severity] for severity in SEVERITIES}  # type: ignore[index]
 

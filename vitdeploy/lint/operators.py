@@ -86,7 +86,7 @@ def _outside_onnx(view: View, support: Support) -> Iterator[Hit]:
 
 
 def _uint8(view: View, support: Support) -> Iterator[Hit]:
-    """Where uint8 begins; that of quantizers has a rule of its own."""
+    """Tensors where uint8 begins; quantizers have a rule of their own."""
     for value in view.values:
         readers, producer = [use.node for use in value.uses()], value.producer()
         makers = [producer] if producer is not None else []

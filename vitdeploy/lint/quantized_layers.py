@@ -15,7 +15,7 @@ from vitdeploy.lint.support import Support
 from vitdeploy.lint.view import PRODUCTS, QDQ, View, is_weight, label, type_name
 
 INT8, FP8 = ir.DataType.INT8, ir.DataType.FLOAT8E4M3FN
-# Types for weights beside activations in half precision.
+# Types of weights with activations in half precision.
 WEIGHT_ONLY = frozenset({ir.DataType.INT4, ir.DataType.FLOAT4E2M1})
 # What may lie between a quantizer and a product, and should not.
 _BETWEEN = MOVES | {"Cast", "Div", "Mul"}
@@ -80,7 +80,7 @@ def _linear_behind(value: ir.Value | None) -> ir.Node | None:
 
 
 def _readers(value: ir.Value) -> Iterator[ir.Node]:
-    """What computes with `value`: quantizers and what moves numbers are passed."""
+    """The nodes that compute with `value`, past quantizers and layout operations."""
     stack, seen = [value], set[ir.Value]()
     while stack:
         current = stack.pop()

@@ -35,7 +35,7 @@ def _zero_point(node: ir.Node) -> ir.Value | None:
 
 
 def _scales(node: ir.Node) -> int | None:
-    """How many scales there are; None where that is not known."""
+    """The number of scales; None if unknown."""
     scale = node.inputs[1]
     if scale is None or scale.shape is None:
         return None

@@ -1,6 +1,6 @@
-"""What the parser's table says beside the types of an operator: attributes, ranks, inputs that must be constant.
+"""The parser's restrictions other than operator types: attributes, ranks, inputs that must be constant.
 
-Not checked, as no static look decides them, or no vision model has them: activations of recurrent layers, the scan
+Not checked, because no static check can, or no vision model has them: activations of recurrent layers, the scan
 outputs and carried shapes of loops, the ranks of branches, caches of decoders.
 """
 

@@ -1,4 +1,4 @@
-"""Rules of strongly typed networks: TensorRT 11 knows no others, and TensorRT 10 is asked for one (TRT2xx).
+"""Rules of strongly typed networks: TensorRT 11 has no others, and TensorRT 10 is set to it (TRT2xx).
 
 Nothing is cast for the user there: the types of the graph are those that run. ONNX's schemas name which inputs of an
 operator share a type; TensorRT demands it of some more.

@@ -8,7 +8,7 @@ Sources: `docs/operators.md` of github.com/onnx/onnx-tensorrt, at the commits th
 | 10.16 | 6bde6596 (10.16 GA) | |
 | 11.4 | 7c51a63a (11.1 GA) | the nearest earlier one; the highest opset is that of 11.1, as 11.5's notes bring 25 |
 
-In which release an operator came is from the changelogs of both repositories. The IR version is that of the ONNX
+The release of each operator is from the changelogs of both repositories. The IR version is that of the ONNX
 release which the parser is built with (1.16, 1.19, 1.20); the parser itself does not check it. That of 10.16 is derived
 from its opset.
 """
@@ -90,7 +90,7 @@ QUANTIZED = frozenset(
 
 @dataclass(frozen=True)
 class Support:
-    """What one release takes: the opsets that its table is written for, and the newest IR version of its ONNX."""
+    """The support of one release: the opsets that its table covers, and the newest IR version of its ONNX."""
 
     name: str
     opsets: range

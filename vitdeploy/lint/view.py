@@ -25,7 +25,7 @@ PRODUCTS = frozenset({"Conv", "ConvTranspose", "Gemm", "MatMul"})
 class View:
     """`declared` are the types that the file gives its outputs; in `model` they have the types that are computed.
 
-    `profiles` is None where nobody asks about profiles.
+    `profiles` is None if nobody asks about profiles.
     """
 
     model: ir.Model
@@ -80,7 +80,7 @@ def label(node: ir.Node) -> str:
 
 
 def type_name(dtype: ir.DataType | None) -> str:
-    """As ONNX writes it: "float", "float16", "int8" ..."""
+    """The type as ONNX writes it: "float", "float16", "int8" ..."""
     return dtype.name.lower() if dtype is not None else "unknown"
 
 
@@ -95,7 +95,7 @@ def shape_text(value: ir.Value) -> str:
 
 
 def is_weight(value: ir.Value | None) -> bool:
-    """Whether it is made of constants alone: quantized, dequantized, cast or moved as may be."""
+    """Whether a value depends on constants alone, whether quantized, dequantized, cast or moved."""
     if value is None:
         return False
     end, way = climb(value, MOVES | QDQ | {"Cast"})

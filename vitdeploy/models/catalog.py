@@ -1,7 +1,7 @@
-"""The table of architectures, and what a name or a bare state dict stands for.
+"""The table of architectures; it finds the one that a name or a bare state dict stands for.
 
-Ours come first; those of other packages (entry points of the group `vitdeploy.families`) are loaded where ours have no
-answer, or where all are asked for.
+Our own come first; those of other packages (entry points of the group `vitdeploy.families`) are loaded if none of ours
+fits, or if all are requested.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def families() -> Iterator[Family]:
 
 
 def find(name: str) -> tuple[Family, Any] | None:
-    """The family and config of a built-in name, None where it is nobody's.
+    """The family and config of a built-in name, None if it is nobody's.
 
     Raises:
         UnknownModelError: a family's name with sizes that contradict each other.
@@ -119,7 +119,7 @@ def _claimed(name: str, claimants: list[str]) -> HostError:
 
 
 def find_or_raise(name: str) -> tuple[Family, Any]:
-    """As `find`; raises UnknownModelError with the nearest names."""
+    """Like `find`, but raises UnknownModelError with the nearest names."""
     found = find(name)
     if found is None:
         others = (known for entry in names.extensions_for(name) for known in _extension(entry).names)
@@ -134,10 +134,10 @@ def family_named(name: str) -> Family:
 def recognise(
     state: Mapping[str, Tensor], hints: Hints, readers: Collection[Family] | None = None
 ) -> Recognised | None:
-    """Whose state dict this is, by keys and shapes; None where none of the `readers`, by default all, knows it.
+    """Find the family of a state dict by keys and shapes; None if none of the `readers` (default: all) recognises it.
 
     Raises:
-        CheckpointError: a family knows it, but not enough can be known.
+        CheckpointError: a family recognises it, but the tensors do not determine everything.
     """
     asked = families() if readers is None else readers
     return next((found for family in asked if (found := family.recognise(state, hints)) is not None), None)
@@ -150,11 +150,11 @@ def recognise_within(
     fits: Callable[[Recognised], bool] = lambda found: True,
     readers: Collection[Family] | None = None,
 ) -> Recognised | None:
-    """As `recognise`; where the state as it is is nobody's, of the one part of it that is somebody's, whatever prefix
-    its keys have. Where several parts are, of the one that `fits`.
+    """Like `recognise`; if no family recognises the whole state, try its parts, whatever prefix their keys have. If
+    several parts are recognised, take the one that `fits`.
 
     Raises:
-        CheckpointError: as `recognise`; or several parts fit, or tensors stand beside the part that may belong to it.
+        CheckpointError: as `recognise`; or several parts fit, or tensors outside the part may belong to the model.
     """
 
     def within(rows: Collection[Family]) -> Recognised | None:
@@ -187,7 +187,7 @@ def entries(pattern: str = "*") -> Iterator[Entry]:
 
 
 def _parameters(family: Family, config: Any) -> int:
-    """How many parameters a config's module has. Where its blocks are alike, two of them tell the size of all."""
+    """The number of parameters of a config's module. If its blocks are alike, two of them give the size of all."""
     field = family.repeated
     count = getattr(config, field) if field else 0
     if field and count > 2:

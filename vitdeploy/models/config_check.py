@@ -1,8 +1,8 @@
-"""Whether a model's config file and its weights are of one model.
+"""Check that a model's config file and its weights belong to the same model.
 
-Ours are built as the weights say, so a config of another depth or width would change nothing, and be believed: labels,
-preprocessing, heads and epsilon come from it. Everything that both tell is compared, and all that differs is told.
-A key that the config does not have claims nothing.
+Our models are built from the weights, so a config of another depth or width would go unnoticed, and yet labels,
+preprocessing, heads and epsilon come from it. Everything that both contain is compared; all differences are reported.
+A key that the config lacks claims nothing.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ RATIO = 0.02  # a width of whole numbers is a ratio only nearly
 
 @dataclass(frozen=True)
 class Claim:
-    """What a key of the config says, and what the weights have instead, as JSON has it.
+    """A key's value in the config, and the value that the weights have instead, as JSON values.
 
-    `mend`: what would make the config say that, for people; "" where only another file would do.
+    `mend`: how to fix the config, for people; "" if only another file would do.
     """
 
     key: str
@@ -131,7 +131,7 @@ def _of_timm(config: Mapping[str, Any], family: Family, own: Any) -> Iterator[Cl
 
 
 def named_config(name: str) -> Any:
-    """Our config of an architecture as a file names it; None where it is nobody's of ours, or contradicts itself."""
+    """Our config of an architecture as a file names it; None if it is nobody's of ours, or contradicts itself."""
     try:
         found = catalog.find(name)
     except UnknownModelError:

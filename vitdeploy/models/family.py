@@ -1,4 +1,4 @@
-"""What every architecture family says of itself: one row of the catalog.
+"""The description of an architecture family: one row of the catalog.
 
 A family is plain data and functions. `catalog.FAMILIES` lists the rows; no family registers itself.
 """
@@ -20,7 +20,7 @@ from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, Task, 
 
 @dataclass(frozen=True)
 class Signature:
-    """What a model takes and gives.
+    """Inputs and outputs of a model.
 
     `image_size` is (height, width) in pixels. The module's forward takes float32 [batch, channels, height, width],
     normalised, and returns the tensors of `outputs` in that order (one tensor alone where there is one), by task:
@@ -43,7 +43,7 @@ class Signature:
 
 @dataclass(frozen=True)
 class Hints:
-    """What a bare state dict cannot say: from the user's flags, or from the config file beside the checkpoint.
+    """What a bare state dict cannot say: from the user's flags, or from the config file next to the checkpoint.
 
     `config` is that file's content: timm's or transformers' `config.json`.
     """
@@ -70,7 +70,7 @@ class Recognised:
 
 
 def refuse_channels(channels: int, *, grey: bool = True) -> None:
-    """Raise CheckpointError where images have another number of channels."""
+    """Raise CheckpointError if images have another number of channels."""
     if channels not in ((1, 3) if grey else (3,)):
         raise CheckpointError(
             "the model does not take images",
@@ -84,33 +84,34 @@ class Family:
     """One architecture family. A config is a frozen dataclass of the family's own.
 
     names: built-in names and their configs, in the order in which they are listed.
-    parse: the config of a name that follows the family's pattern, None where it is not the family's; raises
-        UnknownModelError where the name is the family's but its sizes contradict each other.
+    parse: the config of a name that follows the family's pattern, None for other names; raises UnknownModelError if
+        the name follows it but its sizes contradict each other.
     build: the module of a config, with seeded-random initial weights as the paper's code draws them.
-    recognise: by keys and shapes alone, None where the state dict is not the family's; raises CheckpointError where it
-        is, but something needed cannot be known (says which hint would tell).
+    recognise: by keys and shapes alone, None if the state dict is not the family's; raises CheckpointError if it is,
+        but does not determine everything (the message names the missing hint).
     resize: config and state for another image size, exactly as timm, transformers or torchvision resize (position
         embeddings, relative position bias tables); raises CheckpointError with the sizes that would do.
-    preprocess: what such models were trained with where no checkpoint says otherwise; None where they take no images.
+    preprocess: the default for such models if no checkpoint says otherwise; None if they take no images.
 
     A checkpoint under a name of the family:
 
-    hints: of a name and its config, what the name tells the reader that tensors cannot.
-    free: fields of the config that are the checkpoint's own whatever the name says, by the word for people; a config
-        may lack them. The image size is free, too.
-    architecture: attributes that a checkpoint's config must have in common with the name's, each behind the word that a
-        user knows it by; by default all fields but the free ones and `image_size`.
+    hints: takes a name and its config; returns what the name tells the reader that tensors cannot.
+    free: fields of the config that come from the checkpoint whatever the name says, keyed by the word for people; a
+        config may lack them. The image size is free, too.
+    architecture: attributes in which a checkpoint's config must equal the name's, keyed by the word that users know; by
+        default all fields but the free ones and `image_size`.
     sized: entries of `architecture` that change with the image size.
-    settle: of the checkpoint's config and the name's, the config to build, and what it has from the name, for people.
+    settle: takes the checkpoint's config and the name's; returns the config to build, and what it took from the name,
+        for people.
 
-    A config.json beside the weights, which is to be that of the same model:
+    A config.json next to the weights, which must be that of the same model:
 
     model_types: transformers' "model_type" of the models that `recognise` reads.
-    transformers_keys: of that file (of its image part) and a config, what the file says of such a model, by its keys.
-    timm_arguments: arguments of timm's class and the fields of the config that they are.
-    tells_size: whether a tensor tells the image size of a config, as a table of positions does.
+    transformers_keys: takes that file (its image part) and a config; returns what the file says of the model, by key.
+    timm_arguments: arguments of timm's class and the config fields that they correspond to.
+    tells_size: whether a tensor determines the image size of a config, as a position table does.
 
-    repeated: the field that counts equal blocks, of which two tell the parameters of all.
+    repeated: the field that counts equal blocks; two of these give the parameters of all.
     """
 
     name: str
@@ -134,7 +135,7 @@ class Family:
     repeated: str | None = None
 
     def image_size(self, config: Any) -> tuple[int, int] | None:
-        """(height, width) in pixels; None where the model takes no images."""
+        """(height, width) in pixels; None if the model takes no images."""
         size = self.describe(config).image_size
         return size if all(size) else None
 
@@ -153,11 +154,11 @@ class Family:
         return self.build(config) if computed else module.to_empty(device="cpu")
 
     def num_classes(self, config: Any) -> int | None:
-        """0 for a feature extractor; None where its configs have no classes."""
+        """0 for a feature extractor; None if its configs have no classes."""
         return getattr(config, "num_classes", None)
 
     def differences(self, own: Any, wanted: Any) -> list[str]:
-        """What makes another architecture of a config than is wanted, for people; [] for the same one."""
+        """How a config's architecture differs from the wanted one, for people; [] for the same one."""
         fields = [f.name for f in dataclasses.fields(wanted) if f.name not in (*self.free, "image_size")]
         told = []
         for word, attribute in (self.architecture or {name.replace("_", " "): name for name in fields}).items():

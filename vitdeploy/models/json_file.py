@@ -26,7 +26,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def any_json(path: Path) -> Any:
-    """What a JSON file holds, whatever it is; a byte order mark before it is nothing.
+    """The content of a JSON file, of any type; a leading byte order mark is ignored.
 
     Raises:
         CheckpointError: it cannot be parsed.

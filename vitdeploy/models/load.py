@@ -1,11 +1,11 @@
-"""From a source to the original model: a PyTorch module with its weights, in evaluation mode.
+"""Load the original model from a source: a PyTorch module with its weights, in evaluation mode.
 
-What a user may name:
+A user may name:
 
     vit_base_patch16_224              a built-in architecture; without a checkpoint its weights are seeded noise
     vit_base_patch16_224 + FILE       with a checkpoint in any key style that its family reads
-    FILE alone                        the architecture is recognised by keys and shapes; a config.json beside it is read
-    timm:NAME[.TAG], hf:FOLDER ...    a model folder; the architecture is ours where we have it, the library's otherwise
+    FILE alone                        the architecture is recognised by keys and shapes; reads a config.json next to it
+    timm:NAME[.TAG], hf:FOLDER ...    a model folder; the architecture is ours if we have it, the library's otherwise
     timm:NAME + FILE                  likewise, with the weights from a file
     a module in memory                as the program that `external.program` wrote of it; from Python alone
     package.module:function           the user's own module, with the weights of FILE if given; never from a recipe
@@ -57,11 +57,11 @@ HEADLESS = "no classification head: a feature extractor"
 
 
 def located(source: Source) -> tuple[Source, ModelFolder | None]:
-    """The same source with its files on this machine (downloaded where it names a hub), and the folder they lie in.
+    """The same source with its files on this machine (downloaded if it names a hub), and their folder.
 
     Raises:
         InputError: neither a model nor a checkpoint is named.
-        MissingFileError, HubError, MissingPackageError: the files cannot be had.
+        MissingFileError, HubError, MissingPackageError: the files are not available.
     """
     if (source.model, source.checkpoint, source.function, source.module) == (None,) * 4:
         raise InputError("no model is named", wanted="a model, a checkpoint, or both", fix="vitdeploy export list")
@@ -123,10 +123,10 @@ def _load(source: Source, preprocess: PreprocessSpec | None) -> LoadedModel:
 
 
 def _built_in(name: str) -> tuple[Family, Any]:
-    """As `catalog.find_or_raise`; a path or a repository is answered with how such a thing is named.
+    """Like `catalog.find_or_raise`; for a path or a repository the error says how to name such a source.
 
     Raises:
-        UnknownModelError: no built-in name.
+        UnknownModelError: not a built-in name.
     """
     names.check_name(name)
     return catalog.find_or_raise(name)
@@ -161,8 +161,8 @@ def _of_name(source: Source, name: str, family: Family, config: Any) -> LoadedMo
 
 
 def _beside(folder: ModelFolder, model: str) -> Callable[[Recognised], None] | None:
-    """What checks that weights with a config.json are of the model that the user named; None where that file is of
-    another architecture of timm's, or the name is timm's alone and the file is not: then it is not read."""
+    """A check that weights with a config.json belong to the model that the user named. None if that file is for another
+    architecture of timm, or only timm has the name and the file is not timm's: then it is not read."""
     name = model.removeprefix("timm:")
     own = model_config(folder.path / CONFIG).get("architecture")
     if own is not None and str(own).partition(".")[0] != name.partition(".")[0]:
@@ -212,7 +212,7 @@ def _from_folder(
 
 
 def _is_ours(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json names an architecture that a family of ours has."""
+    """Whether a config.json names an architecture of one of our families."""
     if "model_type" in config:
         return any(config["model_type"] in family.model_types for family in catalog.families())
     return named_config(str(config.get("architecture"))) is not None
@@ -303,6 +303,6 @@ def _noted(original: LoadedModel, name: str, config: Mapping[str, Any], notes: t
 
 
 def refuse_unusable(original: LoadedModel) -> None:
-    """Raise CheckpointError where no image fits the model."""
+    """Raise CheckpointError if no image fits the model."""
     if original.signature.task != "sequence":
         refuse_channels(original.signature.channels)

@@ -15,7 +15,7 @@ class LoadedModel:
     """A PyTorch module in evaluation mode and float32, with everything that is known of it.
 
     `family` is a row of the catalog, or "timm", "transformers", "function", "module" (in memory) for a module that is
-    not ours. `preprocess` is None where it takes no images. `labels` are the checkpoint's own class names, if it has
+    not ours. `preprocess` is None if it takes no images. `labels` are the checkpoint's own class names, if it has
     any. `notes` say what was inferred, converted or left out, one per line.
     """
 

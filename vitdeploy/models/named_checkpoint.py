@@ -64,7 +64,7 @@ def read_as(
 def refuse_another(
     found: Recognised, name: str, family: Family, config: Any, file: str, heads: int | None = None
 ) -> None:
-    """Raise CheckpointError where what was recognised is not the architecture of a name."""
+    """Raise CheckpointError if what was recognised is not the architecture of a name."""
     if differences := _differences(found, family, config):
         asked = heads is not None and all(difference.startswith("heads ") for difference in differences)
         raise _another(file, name, differences, f"leave --heads out: {name} says it" if asked else None)

@@ -1,8 +1,8 @@
-"""The built-in names, without PyTorch: what a wrong name or path is answered with at once, and what a shell completes.
+"""The built-in names, without PyTorch: for quick errors about wrong names or paths, and for shell completion.
 
 `catalog` has the models behind them, whose modules need PyTorch.
 
-A family of another package is told by its entry point, which is not loaded: one called `toy` has the names `toy` and
+A family of another package is known by its entry point, which is not loaded: one called `toy` has the names `toy` and
 `toy_...`.
 """
 
@@ -82,7 +82,7 @@ ONNX_FILE = "model.onnx"
 
 
 def is_built_in(name: str) -> bool:
-    """Whether it is a built-in name, or one spelled out as they are, or of another package's family."""
+    """Whether it is a built-in name, or one that follows a family's pattern, or of another package's family."""
     return name in BUILT_IN or _SPELLED.fullmatch(name) is not None or bool(extensions_for(name))
 
 

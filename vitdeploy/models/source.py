@@ -1,4 +1,4 @@
-"""What a user says of a model: plain data, without PyTorch. `load` builds the model of it."""
+"""The user's description of a model: plain data, without PyTorch. `load` builds the model from it."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Source:
-    """Where a model comes from: plain data, that a measuring process can be given too.
+    """Where a model comes from: plain data, which can also be passed to a measuring process.
 
     `image_size` is (height, width), other than the checkpoint's. `heads`: for a bare state dict that cannot say it.
     `text_features`: a .npy of float32 [classes, width], which makes a CLIP or SigLIP tower a zero-shot classifier.
     `function` is `package.module:function`, and comes from the command line only; it must return the weights of the
-    digest `weights` where that is given. `only_batch`: an ONNX file is taken at that.
-    `module`: the file of a module in memory, which this user's own process has written a moment ago.
+    digest `weights` if that is given. `only_batch`: the fixed batch size for an ONNX file.
+    `module`: the file of a module in memory, which this user's own process has just written.
     """
 
     model: str | None = None

@@ -1,6 +1,6 @@
 """How the engines' answers differ from the original's, sample by sample and class by class: `answers` in report.json.
 
-Bounded whatever the number of classes and samples; the limits are those of `verification.classes`.
+Its size is bounded for any number of classes and samples; the limits are those of `verification.classes`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def report_answers(
 def answer_facts(
     adapter: TaskAdapter, data: Data, reference: Answers, engines: Mapping[str, Answers], labels: Sequence[str] | None
 ) -> AnswerFacts:
-    """What became of all answers; class by class where samples have classes."""
+    """Summarize all answers; by class if samples have classes."""
     changed = {name: _counts(adapter.changes(found, reference, data)) for name, found in engines.items()}
     original = adapter.classified(reference, data)
     if original is None:

@@ -1,4 +1,4 @@
-"""What an argument names: a bundle, a graph that vitdeploy wrote, or a model; and what is read of the first two."""
+"""Tell what an argument names (a bundle, a graph that vitdeploy wrote, or a model), and read the first two."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DEFAULT_TARGET = "onnxruntime-cpu"
 
 
 def form_of(text: str) -> Literal["bundle", "hub", "path", "name"]:
-    """What an argument looks like; no file is read."""
+    """The kind that an argument looks like; no file is read."""
     path = Path(text)
     if is_bundle(path):
         return "bundle"
@@ -26,8 +26,8 @@ def form_of(text: str) -> Literal["bundle", "hub", "path", "name"]:
 
 
 def kind_of(text: str) -> Literal["bundle", "graph", "model"]:
-    """What an argument names. A graph that vitdeploy did not write is the original of somebody's export; a path with
-    nothing at it is called a graph, as errors of graphs say what is missing."""
+    """The kind of artifact that an argument names. A graph that vitdeploy did not write counts as an original; a path
+    where nothing exists counts as a graph, because the errors for graphs say what is missing."""
     form, path = form_of(text), Path(text)
     if form == "bundle":
         return "bundle"
@@ -37,7 +37,7 @@ def kind_of(text: str) -> Literal["bundle", "graph", "model"]:
 
 def open_bundle(folder: Path, trust: Path | None = None) -> tuple[Manifest, tuple[str, ...]]:
     """The manifest and the labels of a bundle that is intact, and signed by `trust` where that is given. Errors of
-    `read_bundle`, `verify_files`, `signed_by` and `read_labels` come through."""
+    `read_bundle`, `verify_files`, `signed_by` and `read_labels` propagate."""
     manifest = read_bundle(folder)
     verify_files(folder, manifest)
     signed_by(folder, trust)
@@ -45,7 +45,7 @@ def open_bundle(folder: Path, trust: Path | None = None) -> tuple[Manifest, tupl
 
 
 def float_graph(text: str) -> Path | None:
-    """The float graph at a path, None where there is none."""
+    """The float graph at a path, None if there is none."""
     from vitdeploy.graph.io.files import read_metadata
 
     path = Path(text)
@@ -56,7 +56,7 @@ def float_graph(text: str) -> Path | None:
 
 
 def default_target(file: Path) -> str:
-    """What a graph is compiled for where the user does not say it."""
+    """The target that a graph is compiled for if the user names none."""
     from vitdeploy.graph.io.files import read_metadata
 
     return read_metadata(file).target or DEFAULT_TARGET

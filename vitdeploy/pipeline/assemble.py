@@ -45,17 +45,17 @@ def run_pipeline(
     finished: Callable[[Job, Step, bool], None],
     note: Callable[[Job, str], None] = lambda job, text: None,
 ) -> tuple[Report, list[Outcome]]:
-    """The whole pipeline of a recipe: every stage, the bench, the bundle at `out`. Returns its report, and an outcome
-    for each image size.
+    """Run the whole pipeline of a recipe: every stage, the bench, the bundle at `out`. Returns the report, and an
+    outcome for each image size.
 
     Args:
-        jobs: what `prepare` made of the recipe, one for each image size.
-        progress, finished: of each job; as `run_plan` takes them.
-        resume: as `run_plan` takes it.
-        note: hears what the budget asks and the data cannot prove, before the work.
+        jobs: the result of `prepare` for the recipe, one for each image size.
+        progress, finished: one of each per job; as in `run_plan`.
+        resume: as in `run_plan`.
+        note: called before the work with the bounds of the budget that the data cannot prove.
 
     Raises:
-        OutputError: `out` holds something that is not a bundle. Errors of stages and the bench come through.
+        OutputError: `out` holds something that is not a bundle. Errors of stages and the bench propagate.
     """
     outcomes = []
     for job in jobs:

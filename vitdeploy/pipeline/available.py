@@ -1,4 +1,7 @@
-"""Whether a target works on this machine: its runtime is here, and has what is asked of it. Imports nothing heavy."""
+"""Check that a target works on this machine: its runtime is installed and has the required features.
+
+Imports nothing heavy.
+"""
 
 from __future__ import annotations
 

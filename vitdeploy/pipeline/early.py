@@ -1,7 +1,7 @@
-"""What can be said of a command's inputs before PyTorch, ONNX or a runtime is imported, which takes seconds.
+"""Checks of a command's inputs before PyTorch, ONNX or a runtime is imported, which takes seconds.
 
-Each check raises what the stages would raise later, of the same function. What they let pass can still be wrong: they
-read no file.
+Each check raises what the stages would raise later, by the same function. Inputs that pass can still be wrong: the
+checks read no file.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def require_annotations(path: Path | None) -> None:
 
 
 def is_report(path: Path) -> bool:
-    """Whether an argument is a report, which is read, and no bundle, which is run.
+    """Whether an argument is a report (which is read) and not a bundle (which is run).
 
     Raises:
         MissingFileError: it is neither.

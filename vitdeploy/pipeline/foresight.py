@@ -1,4 +1,4 @@
-"""What a budget asks and these samples cannot prove, known as soon as the original has answered."""
+"""Find bounds of a budget that these samples cannot prove, as soon as the original has answered."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from vitdeploy.verification.feasible import Criterion, criterion_to_prove, unpro
 
 
 def bounds_answers(budget: Budget) -> bool:
-    """Whether a budget asks anything of the answers."""
+    """Whether a budget bounds the answers."""
     return (budget.max_drop, budget.min_agreement) != (None, None)
 
 
 def criterion_of(adapter: TaskAdapter, reference: Answers, data: Data, budget: Budget) -> Criterion:
-    """By what a bound on the drop is judged on these samples; settled by the original's answers alone."""
+    """The criterion for a bound on the drop on these samples; it depends only on the original's answers."""
     if budget.max_drop is None:
         return "labels"
     return criterion_to_prove(adapter.compare(reference, reference, data), budget.max_drop)

@@ -17,7 +17,7 @@ from vitdeploy.stages.reference_model import reference_runner
 from vitdeploy.verification.gate import GUARD
 
 GOLDEN_SAMPLES = 8
-# Masks of a panoptic model are large: fewer samples then, so that a bundle stays small beside its engines.
+# Masks of a panoptic model are large: it gets fewer samples, so that they stay small next to the engines.
 GOLDEN_BYTES = 16 << 20
 # How far the outputs of one engine may lie apart on two machines, of max|a - b| / max|b|: as measured over instruction
 # sets, threads and batches (docs/bundle.md), and some room. A wrong engine is off by about 1.
@@ -58,8 +58,8 @@ def golden_of(job: Job, engines: Sequence[tuple[EngineSpec, Path]], gates: Mappi
 
 
 def least_same(count: int, agreement: float) -> int:
-    """Of `count` answers as many as an engine gives that gives `agreement` percent of them, but for one time in a
-    hundred (binomial)."""
+    """The least number of equal answers among `count` that an engine with `agreement` percent gives in 99 of 100 cases
+    (binomial)."""
     p = 1 - agreement / 100
     chances = [math.comb(count, k) * p**k * (1 - p) ** (count - k) for k in range(count + 1)]
     others = next((k for k in range(count + 1) if sum(chances[k + 1 :]) < FALSE_ALARM), count)

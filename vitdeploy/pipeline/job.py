@@ -43,7 +43,7 @@ class Job:
 
     @property
     def weight_bits(self) -> WeightBits:
-        """Of INT8 weights: as many as the CPU takes that the recipe is for."""
+        """Bits of INT8 weights that suit the CPU which the recipe is for."""
         return weight_bits(None if self.recipe.vnni == "auto" else self.recipe.vnni)
 
     @property
@@ -52,7 +52,7 @@ class Job:
 
     @property
     def budget(self) -> Budget:
-        """What engines are judged by: the recipe's budget, with the guard where it does not bound what may be lost."""
+        """The budget that engines are judged by: the recipe's, with the guard if it does not bound the loss."""
         return with_guard(self.recipe.to_budget(), self.reference_model.task)
 
 
@@ -97,7 +97,7 @@ def prepare(
 
 
 def weight_bits(vnni: bool | None) -> WeightBits:
-    """Of INT8 weights for a CPU with VNNI, or without; None: for this one."""
+    """Bits of INT8 weights for a CPU with or without VNNI; None: for this machine's CPU."""
     if vnni is None:
         return bits_for(describe_host()["isa"])
     return 8 if vnni else 7

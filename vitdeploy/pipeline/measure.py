@@ -45,11 +45,11 @@ def measure(
 ) -> Bench:
     """The `bench` part of a report, with the ratios of `pairs`.
 
-    With `context`, the machine and the layers of each engine are measured after it. What it waits for, and how long it
-    will take, is told as a progress of its own.
+    With `context`, the machine and the layers of each engine are measured afterwards. A separate progress reports what
+    it waits for, and how long it will take.
 
     Raises:
-        WorkerError: a measuring process died. Errors of a runtime come through as they are.
+        WorkerError: a measuring process died. Errors of a runtime propagate unchanged.
     """
 
     def tell(step: str) -> Progress:
@@ -71,7 +71,7 @@ def summarise(
     percents: Sequence[float],
     workloads: Mapping[str, Work | str] | None = None,
 ) -> Bench:
-    """What was measured as a report has it, with the ratios of the named pairs."""
+    """Convert measurements to the form of the report, with the ratios of the named pairs."""
     protocol = bench_run.protocol
     results = rows(bench_run, percents)
     waits = parse_scenario(protocol.latency_scenario).kind == "server"

@@ -1,4 +1,4 @@
-"""What a run found: stored artifacts and measured times become gates, a verdict and the content of report.json."""
+"""The results of a run: turns stored artifacts and measured times into gates, a verdict and report.json."""
 
 from __future__ import annotations
 
@@ -97,19 +97,19 @@ def now() -> str:
 
 
 def warnings_of(job: Job, artifacts: Mapping[str, Artifact], candidate: Candidate) -> tuple[str, ...]:
-    """What makes all numbers doubtful: it stands before the verdict. `candidate` is any that was verified."""
+    """Warnings that make all numbers doubtful, shown before the verdict. `candidate`: any one that was verified."""
     reference = read_answers(artifacts[REFERENCE].path)
     doubt = job.adapter.doubt(reference, job.data, verified(artifacts, candidate))
     return (doubt,) if doubt is not None else ()
 
 
 def said_of_weights(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
-    """What is to be said of an engine's weights on this machine."""
+    """Remarks about an engine's weights on this machine."""
     return weight_remarks(read_engine(artifacts[candidate.step("compile")].path), describe_host()["isa"])
 
 
 def _calibration(job: Job, artifacts: Mapping[str, Artifact]) -> CalibrationFacts | None:
-    """What the calibration saw of its images; None where there was none."""
+    """Facts about the calibration images; None without calibration."""
     if CALIBRATE not in artifacts:
         return None
     found = read_json(artifacts[CALIBRATE].path / "calibrate.json")
@@ -129,7 +129,7 @@ def _gates(job: Job, artifacts: Mapping[str, Artifact], bench: Bench) -> dict[st
 
 
 def verified(artifacts: Mapping[str, Artifact], candidate: Candidate) -> Verified:
-    """What `verify` says of an engine."""
+    """The result of `verify` for an engine."""
     return decode_verified(read_json(artifacts[candidate.step("verify")].path / "verify.json"))
 
 
@@ -227,7 +227,7 @@ def engine_facts(artifacts: Mapping[str, Artifact], candidate: Candidate, gate: 
 def _quantization(
     artifacts: Mapping[str, Artifact], candidate: Candidate, placed: Mapping[str, object]
 ) -> Quantization | None:
-    """What became of the layers; None for an engine in float. Mixed precision brings what it was chosen by."""
+    """Which layers were quantized; None for a float engine. Mixed precision adds what its choice was based on."""
     if candidate.precision not in QUANTIZED:
         return None
     found = {key: placed[key] for key in ("int8", "float", "folds", "hidden")}

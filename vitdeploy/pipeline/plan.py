@@ -1,4 +1,4 @@
-"""From a job to its plan: the steps in order. What their keys are made of stands with each stage."""
+"""Turn a job into its plan: the steps in order. Each stage defines what its keys are made of."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from vitdeploy.tasks.adapter import ImageKit
 
 
 def candidates(job: Job) -> list[Candidate]:
-    """Every target in the recipe's precision, and beside it in FP32, so that "INT8 is slower here" can be said; mixed
-    precision beside INT8 too, which it is to be better than."""
+    """Every target in the recipe's precision, and also in FP32, so that the report can say "INT8 is slower here"; mixed
+    precision also in INT8, which it has to beat."""
     precision = job.recipe.precision
     asked = [Candidate(target, precision, True) for target in job.recipe.targets]
     baselines = [Candidate(c.target, "int8", False) for c in asked] if precision == "mixed" else []
@@ -44,7 +44,7 @@ def make_plan(job: Job) -> list[Step]:
 
 
 def engine_plan(job: Job, contenders: Sequence[Candidate]) -> list[Step]:
-    """From the original to the compiled engines of some candidates."""
+    """The plan from the original to the compiled engines of some candidates."""
     recipe = job.recipe
     steps = [export_step(job.reference_model, export_config_of(recipe)), optimize_step(rewrites_of(recipe.optimize))]
     if any(candidate.precision in QUANTIZED for candidate in contenders):

@@ -21,11 +21,11 @@ def _original(source: Source) -> LoadedModel | None:
 
 
 def make_runner(request: dict[str, Any]) -> Runner:
-    """The runner of a source (`reference_model.to_request`) with "threads" and "batch" beside it; any batch goes,
-    unless the source is of one alone.
+    """The runner of a source (`reference_model.to_request`) with "threads" and "batch" added; any batch works, unless
+    the source has a fixed one.
 
     Raises:
-        TargetError: it is asked for at another batch.
+        TargetError: another batch than the fixed one is requested.
     """
     source = from_request(request)
     if source.only_batch not in (None, request["batch"]):

@@ -18,7 +18,7 @@ from vitdeploy.store.store import Artifact
 def render_attention(
     artifacts: Mapping[str, Artifact], examples: Sequence[ExampleFacts], images: Mapping[str, bytes]
 ) -> tuple[AttentionFacts | None, dict[str, bytes]]:
-    """The `attention` part of report.json and its PNG files by name; None where the original has no maps.
+    """The `attention` part of report.json and its PNG files by name; None if the original has no maps.
 
     Args:
         examples, images: of the report; what there are maps of is among them.

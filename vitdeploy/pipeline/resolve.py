@@ -1,4 +1,4 @@
-"""What the sections of a recipe are to the parts that they are for."""
+"""Convert the sections of a recipe to the configs of the parts that they configure."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def choice_of(recipe: Recipe) -> DataChoice:
 
 
 def export_config_of(recipe: Recipe) -> ExportConfig:
-    """What the export stage is a function of, beside the original."""
+    """The config of the export stage, its only input besides the original."""
     return ExportConfig(
         name=recipe.name,
         opset=recipe.export.opset,

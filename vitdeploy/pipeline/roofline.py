@@ -44,7 +44,7 @@ def context_facts(
     waits: bool = False,
     undecided: Collection[str] = (),
 ) -> ContextFacts | None:
-    """The `context` of a bench; None where none was measured.
+    """The `context` of a bench; None if none was measured.
 
     Args:
         workloads: by artifact, what it computes in one query, or why that is not known.
@@ -112,7 +112,7 @@ def _artifact(row: Row, context: Context, work: Work | str, *, waits: bool, deci
 
 
 def _roof(work: Work | None, rates: Mapping[str, float], memory: Memory | None, latency: float | None) -> Roof | None:
-    """None where the work, a rate or the latency is not known."""
+    """None if the work, a rate or the latency is not known."""
     if work is None or latency is None or not work.flops or set(work.flops) - set(rates):
         return None
     compute = sum(1e3 * flops / rates[precision] for precision, flops in work.flops.items())
@@ -199,7 +199,7 @@ def _groups(profile: Profile) -> tuple[LayerGroup, ...]:
 
 
 def _bound(roof: Roof | None, time: TimeShares | None) -> str | None:
-    """What the largest part of the time is: "compute" or "memory", "other layers", or "overhead" outside of all."""
+    """The largest part of the time: "compute" or "memory", "other layers", or "overhead" outside all layers."""
     roofs = None if roof is None else "memory" if (roof.memory_ms or 0.0) > roof.compute_ms else "compute"
     if time is None:
         return roofs
@@ -213,7 +213,7 @@ def _bound(roof: Roof | None, time: TimeShares | None) -> str | None:
 
 
 def _line(bound: str | None, roof: Roof | None, time: TimeShares | None, latency: float | None) -> str | None:
-    """What stops it from being faster, in one line; None where nothing is known."""
+    """What limits the speed, in one line; None if unknown."""
     if bound is None:
         return None
     reached = "" if roof is None else _memory(roof) if bound == "memory" else _compute(roof)
@@ -248,7 +248,7 @@ def _memory(roof: Roof) -> str:
 
 
 def _parts(time: TimeShares) -> list[str]:
-    """Where the time is, in percent; what is less than half a percent goes unsaid."""
+    """The parts of the time, in percent; parts below half a percent are left out."""
     parts = {f"products in {precision.upper()}": share for precision, share in time.products.items()}
     others = list(time.others)
     if others:

@@ -29,9 +29,9 @@ def run_plan(
 
     Args:
         resume: reuse what earlier runs have stored.
-        finished: hears of each step and whether it was reused.
-        artifacts: those of steps before the plan, which the result holds too.
-        fresh: keys of what this run has made, which it reuses in any case; plans after this one take the same set.
+        finished: called with each step and whether it was reused.
+        artifacts: artifacts of steps before the plan; the result includes them.
+        fresh: keys of the steps that this run has computed, which it always reuses; later plans take the same set.
     """
     artifacts, fresh = dict(artifacts or {}), set() if fresh is None else fresh
     for step in plan:
@@ -61,7 +61,7 @@ def run_plan(
 
 
 def preview(plan: list[Step], store: Store) -> list[tuple[str, bool]]:
-    """What a run would do: each step's name, and whether its artifact is there already. Computes nothing.
+    """Preview a run: each step's name, and whether its artifact exists already. Computes nothing.
 
     A step's key needs its inputs' digests, so all steps after a missing one that depend on it count as missing.
     """

@@ -1,4 +1,4 @@
-"""How the inputs and outputs of a graph, of a bundle's engine and of a reference model are read."""
+"""Settings (how inputs and outputs are read) of a graph, of a bundle's engine and of a reference model."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from vitdeploy.tasks.adapter import Setting
 def graph_setting(
     file: Path, metadata: GraphMetadata, spec: GraphSpec | None = None, labels: tuple[str, ...] | None = None
 ) -> Setting:
-    """Of the graph in a file that vitdeploy wrote.
+    """The setting of the graph in a file that vitdeploy wrote.
 
     Args:
-        spec: what the graph takes and gives, which says how many classes there are; calibration needs no classes.
-        labels: those of the bundle that the file lies in; None: the graph's own, or those that lie beside it.
+        spec: inputs and outputs of the graph, which give the number of classes; calibration needs no classes.
+        labels: labels of the bundle that contains the file; None: the graph's own, or those in the same folder.
 
     Raises:
-        GraphError, DataError: as `known_labels`.
+        GraphError, DataError: as in `known_labels`.
     """
     return Setting(
         metadata.task,
@@ -35,7 +35,7 @@ def graph_setting(
 
 
 def engine_setting(manifest: Manifest, engine: EngineSpec, labels: tuple[str, ...]) -> Setting:
-    """Of one engine of a bundle with these class names."""
+    """The setting of one engine of a bundle with these class names."""
     classes = number_of_classes(engine.outputs, manifest.postprocess)
     return Setting(manifest.task, manifest.preprocess, manifest.postprocess, engine.sequence, labels, classes)
 

@@ -21,8 +21,8 @@ MEASURE_AGAIN = "measure again on a machine with nothing else running"
 class Judged:
     """One engine as the verdict sees it.
 
-    `gate` is of the whole budget, `verified` what `verify` says of it. `guarded`: no budget bounds what may be lost, so
-    that the guard does.
+    `gate` is that of the whole budget, `verified` the result of `verify`. `guarded`: no budget bounds the loss, so the
+    guard does.
     """
 
     candidate: Candidate
@@ -41,9 +41,9 @@ class Judged:
 
 @dataclass(frozen=True)
 class Verdict:
-    """`sentence` recommends; `remarks` say what it keeps and what speaks against the engines that were asked for.
+    """The recommendation in a `sentence`; `remarks` say what it keeps and what speaks against the requested engines.
 
-    `recommended` is an artifact, or the original; None where nothing is decided. `ships` are the engines of the bundle,
+    `recommended` is an artifact, or the original; None if nothing is decided. `ships` are the engines of the bundle,
     the recommended one first. `gate` judges the recipe's own engines: the budget is met when one of them meets it.
     """
 
@@ -74,8 +74,8 @@ def engine_gate(accuracy: Gate, budget: Budget, size: int, row: Row | None) -> G
 
 
 def keeps_answers(gate: Gate, verified: Comparison, *, guarded: bool) -> bool:
-    """Whether an engine may be recommended: its gate passes. Where the guard alone judges it, nothing may be provably
-    lost either: nobody has said how much may be."""
+    """Whether an engine may be recommended: its gate passes. If only the guard judges it, it must not provably lose
+    anything either, because the user gave no bound."""
     return gate.status == "pass" and not (guarded and provably_loses(verified))
 
 
@@ -88,9 +88,9 @@ def decide(judged: Sequence[Judged], bench: Bench, *, include_failed: bool = Fal
     """Recommend the fastest of the original and of every engine that keeps its answers.
 
     Args:
-        judged: every engine that was made, also those that were not asked for.
-        bench: what `pipeline.measure` says of the original and of all engines.
-        include_failed: engines that fail their gate are in the bundle too, the last of it.
+        judged: every engine that was made, including those that were not requested.
+        bench: the result of `pipeline.measure` for the original and all engines.
+        include_failed: the bundle also includes engines that fail their gate, last.
     """
     times = relative_times(bench)
     order = sorted(judged, key=lambda each: times[each.name])
@@ -145,8 +145,8 @@ def _first_reason(order: Sequence[Judged]) -> str:
 
 
 def _ships(order: Sequence[Judged], recommended: str | None, *, include_failed: bool) -> list[Judged]:
-    """The bundle's engines: the recommended one, and those that were asked for and do not fail their gate. A target
-    that none of these is proven for has its fastest other engine that is, or at least one that does not fail.
+    """The bundle's engines: the recommended one, and the requested ones that do not fail their gate. A target for which
+    none of these is proven gets its fastest other proven engine, or at least one that does not fail.
 
     Proven ones come before undecided ones, and the fastest first among equals. `order` is by latency.
     """
@@ -179,7 +179,7 @@ def _keep(names: Sequence[str], ratios: Sequence[Ratio]) -> str:
 
 
 def sentence(recommended: str, ratios: Sequence[Ratio]) -> str:
-    """What to ship, and how much faster than the original that is: as much as the interval carries."""
+    """Say what to ship, and how much faster than the original it is, as far as the interval supports it."""
     ratio = find_ratio(ratios, recommended, ORIGINAL)
     if ratio is None:
         return f"Ship {recommended}."
@@ -203,7 +203,7 @@ def kept(name: str, verified: Comparison) -> str:
 
 
 def _remarks(judged: Judged, ratios: Sequence[Ratio]) -> list[str]:
-    """What speaks against an engine that was asked for; nothing where it is faster and keeps the answers."""
+    """What speaks against a requested engine; nothing if it is faster and keeps the answers."""
     remarks, candidate, gate = [], judged.candidate, judged.gate
     name, ratio = candidate.precision.upper(), find_ratio(ratios, candidate.artifact, f"{candidate.target}-fp32")
     if ratio is not None and not ratio.decided:
@@ -233,8 +233,8 @@ def _plain(value: float) -> str:
 
 
 def find_ratio(ratios: Sequence[Ratio], a: str, b: str) -> Ratio | None:
-    """The measured ratio of the time that two artifacts take: of their latencies, or, of a bench that asked for none,
-    of their throughputs turned over. None where the pair was not compared."""
+    """The measured ratio of the times of two artifacts: of their latencies or, if the bench measured none, of their
+    inverse throughputs. None if the pair was not compared."""
     found = [each for each in ratios if each.a == a and each.b == b]
     latency = next((each for each in found if each.metric == "latency"), None)
     if latency is not None or not found:

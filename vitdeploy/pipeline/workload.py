@@ -1,4 +1,4 @@
-"""What each engine of a bench computes and moves, counted here from the graph that it was made of."""
+"""The work (MACs and bytes moved) of each engine of a bench, counted from the graph that it was made from."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from vitdeploy.spec import EngineSpec, decode
 
 
 def workloads_of(bench_candidates: Sequence[BenchCandidate], batch: int) -> dict[str, Work | str]:
-    """By artifact the work of one query at `batch`, or why it is not known; of candidates that are engines."""
+    """The work of one query at `batch`, or why it is unknown, by artifact; only for candidates that are engines."""
     found = {}
     for bench_candidate in bench_candidates:
         if "engine" in bench_candidate.request:

@@ -103,7 +103,7 @@ def _added(attention: Attention) -> ir.Value | None:
 
 
 def _for_each_query(editor: Editor, attention: Attention, before: ir.Node) -> ir.Value:
-    """What is added to the scores, with a row for each query: the operator repeats it for images and heads alone."""
+    """The addend of the scores, with a row for each query: the operator broadcasts it only over images and heads."""
     added, queries = _added(attention), dim(attention.scores.outputs[0], 2)
     assert added is not None and added.shape is not None and queries is not None
     if added.shape[2] == queries:

@@ -1,4 +1,4 @@
-"""What `quantize` asks of a back end: in which form it is fast with 8 bits."""
+"""The interface that `quantize` needs from a back end: the form in which it is fast with 8 bits."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def _no_scores(model: ir.Model, layers: Collection[str], known: Container[str]) 
 class PlacementBackend:
     """How a back end wants its INT8.
 
-    gain_threshold: what an operator more must at least gain, as it costs time.
-    reasons_for_float: why layers are better left in float, by their names; all others are computed in INT8.
-    write: quantizes layers in place, of their inputs' ranges by tensor name and their rounded weights by layer
-        name; returns the products of queries and keys that are in INT8 too.
-    shape: brings the float graph into the form that is fast in INT8, in place; exact. Layers that are ignored stay.
-    scores_in_int8: the attentions whose queries and keys leave their linears as int8, of the layers in INT8 and the
-        tensors that were observed.
-    write_fp8: as `write`, in FP8, with weights that it rounds itself; None where the back end has no FP8.
-    refuse: raises CapabilityError where a graph, of that name, cannot be built for these shapes.
+    gain_threshold: the least gain that justifies another operator, because it costs time.
+    reasons_for_float: why layers are better left in float, by layer name; all others are computed in INT8.
+    write: quantizes layers in place, from their inputs' ranges by tensor name and their rounded weights by layer name;
+        returns the products of queries and keys that are also in INT8.
+    shape: brings the float graph into the form that is fast in INT8, in place; exact. Ignored layers are unchanged.
+    scores_in_int8: takes the layers in INT8 and the observed tensors; returns the attentions whose queries and keys
+        leave their linears as int8.
+    write_fp8: like `write`, in FP8, with weights that it rounds itself; None if the back end has no FP8.
+    refuse: raises CapabilityError if a graph, of that name, cannot be built for these shapes.
     """
 
     gain_threshold: GainThreshold

@@ -5,8 +5,8 @@ offsets that lie evenly within one step. The sum of the codes is then that of x_
 
     sum over i < m of floor(y + i / m) = floor(m y)                                    (Hermite's identity)
 
-The copies are made in front of the activation, by columns of the first linear that stand there m times, and share the
-row of the second; a Mul and an Add behind the activation divide and offset them. So one massive activation costs a few
+The copies are made in front of the activation, by repeating columns of the first linear m times, and share the row of
+the second; a Mul and an Add behind the activation divide and offset them. So one massive activation costs a few
 columns, and neither the precision of all other channels nor a layer in float. Without offsets this is the channel
 splitting of arXiv 1901.09504 (section 3.2), whose copies round alike.
 """
@@ -35,17 +35,17 @@ ACTIVATIONS = ("Elu", "Gelu", "HardSwish", "Mish", "Relu", "Sigmoid", "Softplus"
 ALPHAS = tuple(i / 10 for i in range(9))
 # At most this share of channels is added, to a multiple of what integer kernels take at a time.
 ADDED_SHARE, CHANNEL_MULTIPLE = 1 / 16, 16
-# Where any gain is worth the operators.
+# Any gain justifies the operators.
 ANY_GAIN = GainThreshold(1.0, 1.0)
 
 
 @dataclass(frozen=True)
 class ChannelSplit:
-    """What a linear reads instead of x: x[source] / (scale * shares) + offsets, with its weight W as
+    """The replacement of a linear's input x by x[source] / (scale * shares) + offsets, with its weight W as
     (scale W)[source].
 
-    `scale` float64 [channels of x]; `source` int64, `shares` and `offsets` float64 [channels of what is read], whose
-    statistics are `found`. `alpha`, `gain`: as of `Hidden`.
+    `scale` float64 [channels of x]; `source` int64, `shares` and `offsets` float64 [channels of the replacement], whose
+    statistics are `found`. `alpha`, `gain`: as in `Hidden`.
     """
 
     alpha: float | None
@@ -62,7 +62,7 @@ class ChannelSplit:
 
     @property
     def copies(self) -> dict[int, int]:
-        """How often each channel stands there, where more than once."""
+        """The number of copies of each channel that has more than one."""
         channels, counts = np.unique(self.source, return_counts=True)
         return {int(j): int(m) for j, m in zip(channels, counts, strict=True) if m > 1}
 
@@ -73,7 +73,7 @@ class ChannelSplit:
 def smooth_hidden(
     model: ir.Model, statistics: Mapping[str, Statistics], request: FoldRequest
 ) -> tuple[dict[str, Statistics], list[Hidden]]:
-    """Scale the channels between two linears, and split outliers to copies, wherever that is worth the operators."""
+    """Scale the channels between two linears, and split outliers into copies, if the gain justifies the operators."""
     editor, known, done = Editor(model), dict(statistics), []
     for second in editor.linears:
         found = known.get(str(second.input.name))
@@ -93,11 +93,11 @@ def smooth_hidden(
 def best_split(
     found: Statistics, second: Linear, threshold: GainThreshold, bits: WeightBits = 8
 ) -> ChannelSplit | None:
-    """The split of the least expected error at the outputs of `second`; None where none is worth its operators.
+    """The split with the least expected error at the outputs of `second`; None if none justifies its operators.
 
     Args:
-        found: of what `second` reads now.
-        bits: of its weights.
+        found: statistics of the current input of `second`.
+        bits: bits of its weights.
     """
     light = found.without_covariance()
     before = expected_error(light, [second.weight], bits=bits)
@@ -142,7 +142,7 @@ def _with_copies(
 def _split_channels(
     scaled: Statistics, copies: npt.NDArray[np.int64]
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], Statistics]:
-    """Of all copies: the channel that each is of, among how many, and the statistics of its share."""
+    """For each copy: its channel, the number of that channel's copies, and the statistics of its share."""
     source = np.repeat(np.arange(len(copies)), copies)
     shares = copies[source].astype(np.float64)
     return source, shares, scaled.taken(source).moved(np.zeros(len(source)), shares)
@@ -160,7 +160,7 @@ def hidden_first(editor: Editor, second: Linear) -> Linear | None:
 
 
 def _copies(reach: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """How many copies each channel gets, [channels]: the smallest common range that few enough copies allow."""
+    """The number of copies of each channel, [channels]: for the smallest common range within the limit of copies."""
     most = len(reach) + max(int(ADDED_SHARE * len(reach)), 1)
     if len(reach) % CHANNEL_MULTIPLE == 0:
         most -= most % CHANNEL_MULTIPLE

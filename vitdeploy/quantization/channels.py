@@ -33,7 +33,7 @@ GAIN = 1.2
 
 @dataclass(frozen=True)
 class _Tensor:
-    """What one quantizer takes, with the layers that read it."""
+    """The tensor that one quantizer takes, with the layers that read it."""
 
     value: ir.Value
     found: Statistics

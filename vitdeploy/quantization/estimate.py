@@ -1,4 +1,4 @@
-"""How much memory a calibration will take, said before it starts."""
+"""Estimate how much memory a calibration will take, before it starts."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from vitdeploy.quantization.observer import covariance_pays
 from vitdeploy.quantization.observers import observed_tensors
 
 FLOAT = 4
-# The weights while ONNX Runtime loads them: read, in the bytes that it is given, as it holds them, packed for products.
+# Copies of the weights while ONNX Runtime loads them: as read, serialized, in the session, packed for matrix products.
 COPIES = 4
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes that a calibration takes beside the process itself, by what they are for."""
+    """Bytes that a calibration takes on top of the process itself, by purpose."""
 
     graph: int
     activations: int
@@ -30,7 +30,7 @@ class Memory:
 
 
 def estimate(model: ir.Model, batch: int, images: int) -> Memory:
-    """What observing so many images in batches of `batch` takes. Tensors of unknown shape are not counted."""
+    """The memory for observing the images in batches of `batch`. Tensors of unknown shape are not counted."""
     shapes = {str(value.name): _shape(value, batch) for value in model.graph.inputs}
     shapes |= {str(value.name): _shape(value, batch) for node in model.graph for value in node.outputs}
     covariances, observed = 0, 0
@@ -48,7 +48,7 @@ def estimate(model: ir.Model, batch: int, images: int) -> Memory:
 
 
 def _shape(value: ir.Value, batch: int) -> tuple[int, ...]:
-    """With open sizes taken for the batch; (0,) where it is unknown."""
+    """The shape, with open sizes taken as the batch; (0,) if unknown."""
     if value.shape is None:
         return (0,)
     return tuple(size if isinstance(size, int) else batch for size in value.shape)

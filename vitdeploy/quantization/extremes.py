@@ -1,4 +1,4 @@
-"""How large the numbers of every tensor get, and how many a rounding makes zero, in one pass over images."""
+"""Measure the magnitudes of every tensor, and how many values rounding makes zero, in one pass over images."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class _Behind:
 
 
 def _is_fixed(node: ir.Node) -> bool:
-    """Whether it computes a constant, such as weights in another type."""
+    """Whether a node computes a constant, such as weights in another type."""
     return all(value is None or value.is_initializer() for value in node.inputs)
 
 

@@ -1,9 +1,9 @@
-"""What a fold before INT8 is: a function that changes a float graph in place and keeps what it computes.
+"""The interface of a fold before INT8: a function that changes a float graph in place and keeps what it computes.
 
     fold(model, statistics, request) -> (the statistics of the model as it is now, what was done)
 
-It is exact up to the rounding of new float32 weights, and folds only where that lessens the expected error. A fold has
-a file of its own, and a place in `prepare.FOLDS`.
+It is exact up to the rounding of new float32 weights, and folds only where that reduces the expected error. Each fold
+has its own file, and a place in `prepare.FOLDS`.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from vitdeploy.spec import WeightBits
 
 @dataclass(frozen=True)
 class GainThreshold:
-    """What a Mul behind the activation, and the copies with an Add and some columns more, must at least divide the
-    expected error by, as they cost time: how much is the target's."""
+    """The least factors of the expected error that justify a Mul behind the activation, and copies with an Add and some
+    columns more. Operators cost time, so each target has its own."""
 
     scale: float
     copies: float
@@ -29,12 +29,12 @@ class GainThreshold:
 
 @dataclass(frozen=True)
 class FoldRequest:
-    """What the folds are for.
+    """The request that folds serve.
 
-    layers: the names of those that will be quantized; what none of these reads stays as it is.
-    threshold: what makes operators worth their time on the target.
+    layers: names of the layers that will be quantized; tensors that none of these reads stay unchanged.
+    threshold: the gain that justifies an operator on the target.
     any_gain: the layers in front of which any gain does.
-    bits: of the weights.
+    bits: bits of the weights.
     """
 
     layers: Collection[str]
@@ -45,8 +45,8 @@ class FoldRequest:
 
 @dataclass(frozen=True)
 class Fold:
-    """What was folded in front of `layers`: SmoothQuant's exponent (None: no scale), and whether channels were moved to
-    the middle of their ranges. `gain`: the expected squared error before, over that after."""
+    """The fold in front of `layers`: SmoothQuant's exponent (None: no scale), and whether channels were shifted to the
+    middle of their ranges. `gain`: the expected squared error before, over that after."""
 
     layers: tuple[str, ...]
     alpha: float | None
@@ -61,8 +61,8 @@ class Fold:
 
 @dataclass(frozen=True)
 class Hidden:
-    """What was done to the input channels of `layer`: SmoothQuant's exponent (None: no scale), and the channels that
-    were split into how many copies each. `gain`: the expected squared error before, over that after."""
+    """Changes of the input channels of `layer`: SmoothQuant's exponent (None: no scale), and the number of copies of
+    each split channel. `gain`: the expected squared error before, over that after."""
 
     layer: str
     alpha: float | None

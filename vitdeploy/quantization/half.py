@@ -1,8 +1,8 @@
-"""What a graph needs before its tensors may be float16: which operations stay in float32, and why.
+"""Prepare a graph for float16 tensors: which operations stay in float32, and why.
 
-float16 holds magnitudes up to 65,504 and, at full precision, down to 2^-14. A pass over images says what each tensor
-reaches. A residual stream that is too large is scaled by a power of two as a whole (exact); where another tensor is too
-large, its operation stays in float32, but for the product of a linear or convolution: that is computed in half with its
+float16 holds magnitudes up to 65,504 and, at full precision, down to 2^-14. A pass over images finds the range of each
+tensor. A residual stream that is too large is scaled by a power of two as a whole (exact); if another tensor is too
+large, its operation stays in float32, except the product of a linear or convolution: it is computed in half with its
 weights divided by a power of two, and multiplied again in float32. bfloat16 has the range of float32 and needs none of
 this.
 """
@@ -30,7 +30,7 @@ LIMIT = LARGEST / HEADROOM
 # What masks add to scores that are to be ignored: exp of it is zero, and a score on top of it stays in range.
 MASKED = -32768.0
 # Operations that add up many numbers outside of a product, which no runtime says how it does in half; and positions,
-# of which 11 bits are too few. None of them multiplies much.
+# for which 11 bits are too few. None of them multiplies much.
 SUMS = (
     *("BatchNormalization", "CumSum", "GlobalAveragePool", "GroupNormalization", "InstanceNormalization"),
     *("LpNormalization", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMean", "ReduceProd"),
@@ -63,7 +63,7 @@ def lift_masks(model: ir.Model) -> int:
 
 
 def _to_softmax(node: ir.Node) -> bool:
-    """Whether an Add's sum, through layout operations and further Adds, is what a Softmax reads and nothing else."""
+    """Whether only a Softmax reads an Add's sum, through layout operations and further Adds."""
     if node.op_type not in ("Add", "Where") or node.domain or node.outputs[0].is_graph_output():
         return False
     readers = [use.node for use in node.outputs[0].uses()]
@@ -108,7 +108,7 @@ def _scaled_stream(model: ir.Model, extremes: dict[str, float]) -> tuple[dict[st
 
 
 def _scale_products(model: ir.Model, extremes: dict[str, float]) -> None:
-    """Divide the weights of linears whose products are too large, and multiply behind them; notes what is new in
+    """Divide the weights of linears whose products are too large, and multiply behind them; adds the new tensors to
     `extremes`."""
     editor = Editor(model)
     for linear in editor.linears:
@@ -144,7 +144,7 @@ def _scale_product(model: ir.Model, editor: Editor, linear: Linear, exponent: in
 
 
 def _reason(node: ir.Node, extremes: Mapping[str, float], half: Half, opset: int) -> str | None:
-    """Why an operation stays in float32; None where it does not."""
+    """Why an operation stays in float32; None if it does not."""
     if half_roles(node, opset, half) is None:
         return f"ONNX has no {node.op_type} in {half} at opset {opset}"
     if node.op_type in SUMS:
@@ -172,7 +172,7 @@ def _reason(node: ir.Node, extremes: Mapping[str, float], half: Half, opset: int
 
 
 def _size(value: ir.Value, extremes: Mapping[str, float]) -> float:
-    """The largest magnitude of a computed tensor; 0 where nothing is known of it."""
+    """The largest magnitude of a computed tensor; 0 if nothing is known of it."""
     for name in (str(value.name), str(origin(value).name)):
         if name in extremes:
             return extremes[name]

@@ -1,4 +1,4 @@
-"""What is seen of the calibration images themselves, and said where they are unsuitable."""
+"""Check the calibration images themselves, and warn if they are unsuitable."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class ImageChecks:
         return len(self.digests)
 
     def warnings(self, names: Sequence[str]) -> list[str]:
-        """What is wrong with the images of these names, a sentence each.
+        """Warnings about the images of these names, a sentence each.
 
         Raises:
-            DataError: every image is of one colour.
+            DataError: every image has a single colour.
         """
         if len(self.flat) == self.images:
             raise DataError(

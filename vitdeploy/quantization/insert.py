@@ -1,4 +1,4 @@
-"""What placements write: one QuantizeLinear a tensor, and weights of 8 bits behind a DequantizeLinear."""
+"""Write Q/DQ for placements: one QuantizeLinear per tensor, and 8-bit weights behind a DequantizeLinear."""
 
 from __future__ import annotations
 

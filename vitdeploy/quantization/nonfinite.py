@@ -1,4 +1,4 @@
-"""Where a value that is not finite arises: the first node, in graph order, that makes one of values that had none."""
+"""Find where a non-finite value arises: the first node, in graph order, that makes one from finite inputs."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from vitdeploy.graph.io.files import weights_folder
 from vitdeploy.graph.values import array_of
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 
-# The outputs of so many nodes are held at once.
+# The outputs of this many nodes are held at once.
 WINDOW = 16
 
 
 def find_nonfinite(model: ir.Model, tensor: str, feeds: Mapping[str, npt.NDArray[Any]]) -> str:
-    """In words, what makes `tensor` not finite on these inputs: a node, or weights.
+    """Describe what makes `tensor` non-finite on these inputs: a node, or weights.
 
-    Infinities that a node passes on, as those of an attention mask, are not held against it: only a NaN or an infinity
-    that none of its inputs has.
+    Infinities that a node passes on, such as those of an attention mask, do not count: only a NaN or an infinity that
+    none of its inputs has.
     """
     nodes = _before(model, tensor)
     known = {str(value.name): _kinds(array_of(value)) for node in nodes for value in node.inputs if value is not None}

@@ -1,6 +1,6 @@
-"""What is observed of one tensor: fixed-size numbers that each batch updates and that outlive it.
+"""The observer of one tensor: fixed-size statistics that each batch updates.
 
-Memory therefore depends on the model and the batch, not on how many images are shown.
+Memory therefore depends on the model and the batch, not on the number of images.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 def covariance_pays(rows: int, channels: int, images: int | None) -> bool:
-    """Whether so many images (None: enough) of `rows` rows give a covariance that rounding would use."""
+    """Whether this many images (None: enough) of `rows` rows give a covariance that rounding would use."""
     shown = max(MOMENT_IMAGES, math.ceil(FEW_ROWS / rows))
     return rows * (shown if images is None else min(shown, images)) >= ROWS_PER_CHANNEL * channels
 
@@ -93,7 +93,7 @@ class Observer:
         return bool(np.isfinite(self.low).all() and np.isfinite(self.high).all())
 
     def stretch(self, batch: int) -> float:
-        """How many times as wide the range is, with zero in it, as without that batch."""
+        """The width of the range, including zero, over its width without that batch."""
         reach = np.maximum(self.reach, 0)
         without = sum(reach[side, int(self.holder[side] == batch)] for side in range(2))
         whole = float(reach[:, 0].sum())

@@ -93,7 +93,7 @@ class Observation:
         self.batches += 1
 
     def statistics(self) -> dict[str, Statistics]:
-        """By tensor name, and for outputs as `scores.output_of` says."""
+        """Statistics by tensor name; for outputs by the name that `scores.output_of` gives."""
         found = {name: observer.statistics() for name, observer in sorted(self.observers.items())}
         return {label: each for name, each in found.items() for label in self._observed[name].labels}
 
@@ -173,7 +173,7 @@ def observed_tensors(model: ir.Model) -> dict[str, Observed]:
 
 
 def with_outputs(model: ir.Model, names: Sequence[str]) -> bytes:
-    """The serialized graph with the named tensors as outputs, beside its own. External data stay where they are."""
+    """The serialized graph with the named tensors as additional outputs. External data stay where they are."""
     proto = ir.to_proto(model)
     own = {value.name for value in proto.graph.output}
     proto.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in own)

@@ -39,7 +39,7 @@ def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, s
 def write(
     model: ir.Model, linears: Sequence[Linear], ranges: Mapping[str, Range], weights: Mapping[str, QuantizedWeight]
 ) -> tuple[str, ...]:
-    """Quantize the given layers in place. Returns the products of queries and keys that are in INT8 too: none."""
+    """Quantize the given layers in place. Returns the products of queries and keys that are also in INT8: none."""
     names = {linear.name for linear in linears}
     fuse_attention(model)
     quantizers = Quantizers(model, ranges)

@@ -3,9 +3,9 @@
 uint8 activations and int8 weights on a pair of DequantizeLinear nodes; the plugin's low-precision transformations move
 both behind the product. No Q on any other output: the next LayerNormalization, GELU and residual Add stay float.
 
-Queries and keys, where a linear each makes them, leave these as int8: the plugin's fused attention then computes the
-scores in INT8 and moves a quarter of the bytes. The keys are transposed in two steps, of which it takes in the second;
-one step over bytes costs as much as the scores. Softmax and its product with the values stay float.
+Queries and keys that come from a linear each leave it as int8: the plugin's fused attention then computes the scores in
+INT8 and moves a quarter of the bytes. The keys are transposed in two steps, and the plugin fuses the second; a single
+step over bytes costs as much as the scores. Softmax and its product with the values stay float.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from vitdeploy.quantization.scores import Scores, find_scores, output_of, separa
 
 # A Mul and an Add behind an activation become part of the product in front of it.
 GAIN_THRESHOLD = GainThreshold(scale=1.1, copies=1.2)
-# A layer is small that has fewer weights, and fewer products at batch 1, the latter also as a share of the model's.
+# A layer is small if it has fewer weights, and fewer MACs at batch 1, the latter also as a share of the model's.
 FEW_WEIGHTS, FEW_PRODUCTS, SMALL_SHARE = 1 << 14, 1_000_000, 1 / 400
 
 
@@ -50,8 +50,8 @@ def scores_in_int8(model: ir.Model, layers: Collection[str], known: Container[st
 def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, str]:
     """Why layers are better left in float here, by their names.
 
-    The few products that a depthwise convolution sums up leave errors uncancelled. Where scores are ranked, the least
-    error lets other queries through. In a small layer the product takes no longer in float than quantizing its input.
+    A depthwise convolution sums too few products for errors to cancel. If scores are ranked, the least error selects
+    other queries. In a small layer the matrix product in float takes no longer than quantizing its input.
     """
     counts = {linear.name: layer_macs(model, linear) for linear in linears}
     few = min(FEW_PRODUCTS, SMALL_SHARE * sum(count or 0 for count in counts.values()))
@@ -72,7 +72,7 @@ def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, s
 def write(
     model: ir.Model, linears: Sequence[Linear], ranges: Mapping[str, Range], weights: Mapping[str, QuantizedWeight]
 ) -> tuple[str, ...]:
-    """Quantize the given layers in place. Returns the products of queries and keys that are in INT8 too."""
+    """Quantize the given layers in place. Returns the products of queries and keys that are also in INT8."""
     known = dict(ranges)
     attentions = scores_in_int8(model, {linear.name for linear in linears}, known)
     quantizers = Quantizers(model, known)

@@ -40,7 +40,7 @@ GAIN_THRESHOLD = GainThreshold(scale=1.05, copies=1.2)
 FEWEST = 16
 # The smallest positive number of float16.
 SMALLEST = 2.0**-24
-# A shift of less than this share of the range is not worth an Add.
+# A shift of less than this share of the range does not justify an Add.
 LEAST_SHIFT = 0.02
 
 
@@ -146,7 +146,7 @@ def _grid(bounds: Range, pixels: bool, movable: bool) -> tuple[float, float]:
 
 
 def _fixed(linear: Linear) -> bool:
-    """Whether the layer's bias cannot take back a shift of its input."""
+    """Whether the layer's bias cannot compensate a shift of its input."""
     nameless = linear.kind == "matmul" and linear.bias is None and linear.output.is_graph_output()
     return linear.padded or nameless
 

@@ -1,7 +1,7 @@
-"""Where Q/DQ stands: one placement per target, each from the same calibration.
+"""Placement of Q/DQ: one placement per target, each from the same calibration.
 
-What is common to all targets is here: which layers are placed, and the record of it. The form that a target is fast
-with is in `place_<back end>.py`.
+This module holds what all targets share: the choice of layers, and its record. The form that is fast on a target is in
+`place_<back end>.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from vitdeploy.quantization.ranges import QuantizedWeight, Range, quantize_weigh
 class Placement:
     """Names of the layers that are computed in INT8, and of those left in float with the reason.
 
-    `scores`: the products of queries and keys that are in INT8 too.
+    `scores`: the products of queries and keys that are also in INT8.
     """
 
     target: str
@@ -38,14 +38,14 @@ def shape(model: ir.Model, target: str, ignore: Sequence[str] = ()) -> None:
 
 
 def choose(model: ir.Model, target: str, ignore: Sequence[str] = ()) -> Placement:
-    """Which layers of the float graph `target` computes in INT8. Nothing is changed.
+    """Choose the layers of the float graph that `target` computes in INT8. Nothing is changed.
 
     Args:
         ignore: layer names, or shell patterns of them, to leave in float.
 
     Raises:
         TargetError: an unknown target.
-        GraphError: a pattern of `ignore` matches no layer, or there is none at all.
+        GraphError: a pattern of `ignore` matches no layer, or the graph has none.
     """
     backend = QUANTIZE[target]
     linears = find_linears(model)
@@ -119,7 +119,7 @@ def place(
 
 
 def check_calibrated(linears: Iterable[Linear], known: Container[str]) -> None:
-    """Raise GraphError where a layer reads a tensor of which nothing is known."""
+    """Raise GraphError if a layer reads a tensor without statistics."""
     for linear in linears:
         if str(linear.input.name) not in known:
             raise GraphError(f"the input of {linear.name} was not calibrated", fix="calibrate this graph again")

@@ -69,7 +69,7 @@ def make_float(model: ir.Model, tensors: Collection[str]) -> None:
 
 
 def reject_quantized(model: ir.Model, source: str) -> None:
-    """Raise GraphError where the graph holds operators of quantization, whoever wrote it."""
+    """Raise GraphError if the graph holds operators of quantization, whoever wrote it."""
     counts: dict[str, int] = {}
     for node in model.graph:
         if any(part in node.op_type.lower() for part in PARTS):

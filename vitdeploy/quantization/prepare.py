@@ -31,8 +31,8 @@ MARGIN = 0.1
 
 @dataclass(frozen=True)
 class Overrides:
-    """What a search found for single layers, by name: in front of which hidden channels are `scaled` or copied for any
-    gain, and whose input has its range `clipped` to a share of itself."""
+    """Overrides that a search found for single layers, by name: `scaled`, where hidden channels in front are scaled or
+    copied for any gain, and `clipped`, where the input's range is clipped to a share of itself."""
 
     scaled: tuple[str, ...] = ()
     clipped: Mapping[str, float] = field(default_factory=dict)
@@ -40,9 +40,9 @@ class Overrides:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a placement needs of the graph as it is now: the range of each layer's input, and the rounded weights.
+    """Data of the prepared graph for a placement: the range of each layer's input, and the rounded weights.
 
-    `folds` and `hidden` say what was done; `biases` are those that were corrected, as they were before.
+    `folds` and `hidden` record the changes; `biases` are the original values of the corrected ones.
     """
 
     ranges: dict[str, Range]
@@ -60,14 +60,14 @@ def prepare(
     overrides: Overrides | None = None,
     bits: WeightBits = 8,
 ) -> Prepared:
-    """Make a float graph easier to quantize, in place: its function stays the same but for the corrected biases.
+    """Make a float graph easier to quantize, in place: except for corrected biases, its function stays the same.
 
     Args:
-        statistics: of the input of every layer, by tensor name.
-        layers: the names of those that will be computed in INT8.
-        target: whose costs decide what is worth an operator.
-        overrides: what is done otherwise for single layers.
-        bits: of the weights; with less than 8, scores of attention stay float.
+        statistics: statistics of the input of every layer, by tensor name.
+        layers: names of the layers that will be computed in INT8.
+        target: its costs decide which gain justifies an operator.
+        overrides: precision overrides of single layers.
+        bits: bits of the weights; with fewer than 8, attention scores stay float.
     """
     overrides = overrides or Overrides()
     known = widened(statistics)
@@ -95,7 +95,7 @@ def prepare(
 
 
 def widened(statistics: Mapping[str, Statistics]) -> dict[str, Statistics]:
-    """With room for what other images reach."""
+    """The range with a margin for other images."""
     return {name: found.widened(MARGIN) for name, found in statistics.items()}
 
 
@@ -107,7 +107,7 @@ def _without_outputs(model: ir.Model, known: Mapping[str, Statistics]) -> dict[s
 
 
 def _of_pixels(model: ir.Model, known: Mapping[str, Statistics]) -> dict[str, Statistics]:
-    """Of the tensors that are pixels: with the bounds that all images keep."""
+    """The ranges, with the bounds of all images for tensors that are pixels."""
     bounds = {str(linear.input.name): image_bounds(linear) for linear in find_linears(model)}
     return {
         name: replace(known[name], low=each[0], high=each[1])

@@ -1,8 +1,8 @@
-"""Linears and convolutions alike, as the matrix products that INT8 kernels compute.
+"""Linears and convolutions as the matrix products that INT8 kernels compute.
 
 A convolution is, in each of its groups, the product of a row that holds all values under its kernel (im2col) with a
-matrix. What quantization asks of a layer (how much an input channel weighs, what an error of the weights does to the
-outputs) is the same for both then. By the error that INT8 is expected to make of the outputs, folds are chosen.
+matrix. So quantization treats both alike (the weight of an input channel, the effect of weight errors on the outputs).
+The expected INT8 error of the outputs decides which folds are chosen.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Products:
 
     @staticmethod
     def of_rows(weight: npt.NDArray[np.floating]) -> Products:
-        """Of a linear, by its weight [in, out]."""
+        """The product of a linear, from its weight [in, out]."""
         return Products(weight[None].astype(np.float64), np.arange(len(weight))[None], np.ones(len(weight)))
 
     @property
@@ -53,7 +53,7 @@ class Products:
         return largest
 
     def scaled(self, scale: Numbers) -> Products:
-        """For an input whose channels were divided by `scale` [channels]."""
+        """The products for an input whose channels were divided by `scale` [channels]."""
         return replace(self, weights=self.weights * scale[self.channels][..., None])
 
     def of_constant(self, values: Numbers, weights: Numbers | None = None) -> Numbers:

@@ -1,6 +1,6 @@
-"""From statistics to ranges, to scales and zero points; and from float weights to INT8.
+"""Turn statistics into ranges, scales and zero points; and float weights into INT8.
 
-Activations: uint8, asymmetric, one scale and zero point a tensor. Weights: int8, symmetric, one scale an output
+Activations: uint8, asymmetric, one scale and zero point per tensor. Weights: int8, symmetric, one scale per output
 channel, values -127..127, or -63..63 in 7 bits. Source: ONNX QuantizeLinear, q = saturate(round(x / scale) +
 zero_point), round half to even.
 """
@@ -22,7 +22,7 @@ TINY = float(np.finfo(np.float32).tiny)
 
 @dataclass(frozen=True)
 class Range:
-    """What is represented of a tensor: values outside are cut off."""
+    """The representable range of a tensor: values outside are clipped."""
 
     low: float
     high: float
@@ -41,7 +41,7 @@ class ActivationScale:
 
 
 def range_of(found: Statistics) -> Range:
-    """From the smallest to the largest value of all channels."""
+    """The range from the smallest to the largest value of all channels."""
     return Range(float(found.low.min()), float(found.high.max()))
 
 
@@ -64,7 +64,7 @@ def symmetric_step(bounds: Range) -> np.float32:
 
 
 def largest_weight(bits: WeightBits) -> int:
-    """The largest magnitude of a symmetric INT8 weight of so many bits."""
+    """The largest magnitude of a symmetric INT8 weight with this number of bits."""
     return int(2 ** (bits - 1) - 1)
 
 

@@ -1,6 +1,6 @@
-"""From float weights to INT8 so that the outputs, not the weights, stay what they were.
+"""Round float weights to INT8 so that the outputs, not the weights, change least.
 
-Weights are int8, symmetric, one scale an output channel, values -127..127, or -63..63 in 7 bits.
+Weights are int8, symmetric, one scale per output channel, values -127..127, or -63..63 in 7 bits.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from vitdeploy.spec import WeightBits
 DAMPING = 0.01
 CLIPS = tuple(1 - i / 50 for i in range(16))
 BLOCK = 128
-# Rows a channel that a covariance needs, to be worth anything.
+# Rows per channel that a covariance needs to be useful.
 ROWS_PER_CHANNEL = 8
 
 

@@ -50,8 +50,8 @@ def separate_scores(model: ir.Model, ignored: Callable[[str], bool] = lambda nam
 
 
 def find_scores(editor: Editor, attentions: Collection[Attention]) -> list[Scores]:
-    """Where both operands of Q K^T can be quantized by one scale each: no more than layout lies behind the linears, no
-    more than sums between the product and softmax, and there is more than one query."""
+    """Find attentions whose operands of Q K^T can be quantized by one scale each: only layout operations behind the
+    linears, only sums between the product and softmax, and more than one query."""
     found = []
     for attention in attentions:
         query, key = (editor.linear_behind(origin(value)) for value in (attention.query, attention.key))
@@ -72,7 +72,7 @@ def find_scores(editor: Editor, attentions: Collection[Attention]) -> list[Score
 
 
 def output_of(linear: Linear) -> str:
-    """What statistics and ranges of a linear's output are called: its tensor has another name once there is a bias."""
+    """The key of a linear's output in statistics and ranges: its tensor gets another name once there is a bias."""
     return f"{linear.name}:output"
 
 
@@ -118,8 +118,8 @@ def smooth_scores(
 
 
 def _plain(attention: Attention) -> bool:
-    """No more than masks and biases between the product and softmax, and more than one query: what runtimes fuse, and
-    what is worth it."""
+    """Whether only masks and biases lie between the product and softmax, and there is more than one query: runtimes
+    fuse such an attention, and it pays."""
     shape = attention.query.shape
     added = all(node.op_type == "Add" for node in attention.between)
     return added and shape is not None and len(shape) == 4 and shape[-2] != 1

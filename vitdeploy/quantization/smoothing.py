@@ -28,7 +28,7 @@ from vitdeploy.quantization.statistics import Numbers, Statistics
 from vitdeploy.spec import WeightBits
 
 ALPHAS = tuple(i / 10 for i in range(11))
-# Of the error before: what folds leave is never told to be less, as where a layer reads the same of every image.
+# Share of the error before: the error after a fold never counts as less, as when a layer reads the same of all images.
 LEAST_ERROR = 1e-6
 
 
@@ -105,7 +105,7 @@ def smooth_values(
 
 
 def _readers(editor: Editor, value: ir.Value, width: int) -> list[Linear]:
-    """The linears that read rows of `value`, whole and in order; [] where anything else reads it."""
+    """The linears that read rows of `value`, whole and in order; [] if anything else reads it."""
     by_node = {linear.node: linear for linear in editor.linears if linear.kind == "matmul"}
     readers = []
     for leaf in leaves(value) or ():
@@ -121,7 +121,7 @@ def _readers(editor: Editor, value: ir.Value, width: int) -> list[Linear]:
 
 
 def _inputs(linears: Sequence[Linear], known: Mapping[str, Statistics], request: FoldRequest) -> list[_Input]:
-    """The linears by the tensor that they read; [] where one of these was not observed, or none is quantized."""
+    """The linears by the tensor that they read; [] if one of these was not observed, or none is quantized."""
     names = dict.fromkeys(str(linear.input.name) for linear in linears)
     if any(name not in known for name in names) or not any(linear.name in request.layers for linear in linears):
         return []

@@ -1,4 +1,4 @@
-"""What is kept of a tensor after all calibration images: numbers by channel, however many images there were."""
+"""Statistics of a tensor over all calibration images: numbers by channel, independent of the number of images."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ UPPER = 0.999
 
 @dataclass(frozen=True)
 class Statistics:
-    """Of the rows x of one tensor, the input of a linear or convolution, by channel.
+    """Statistics by channel of the rows x of one tensor, the input of a linear or convolution.
 
-    `low`, `high`: float64 [channels], over all rows. `mean` [channels] and `covariance` [channels, channels]: over a
-    part of them, as many as `rows`. Where nothing has a use for all of it, `covariance` is its diagonal, [channels].
+    `low`, `high`: float64 [channels], over all rows. `mean` [channels] and `covariance` [channels, channels]: over
+    `rows` of them. If nothing uses the full matrix, `covariance` is its diagonal, [channels].
     `upper`: about 99.9 % of the values |x| are below it; NaN where that is not known.
     """
 
@@ -37,12 +37,12 @@ class Statistics:
         return self.covariance if self.covariance.ndim == 1 else np.diag(self.covariance)
 
     def without_covariance(self) -> Statistics:
-        """With the variances alone."""
+        """The same with the variances alone."""
         return replace(self, covariance=self.variance)
 
     def widened(self, margin: float) -> Statistics:
-        """With bounds of each channel moved outwards by a share of its range; one near zero by no more than twice that
-        share of itself, as the lowest value of a GELU."""
+        """The same with the bounds of each channel moved outwards by a share of its range; one near zero, such as the
+        lowest value of a GELU, by no more than twice that share of itself."""
         more = margin * (self.high - self.low)
         low = self.low - np.minimum(more, 2 * margin * np.abs(self.low))
         return replace(self, low=low, high=self.high + np.minimum(more, 2 * margin * np.abs(self.high)))
@@ -64,8 +64,8 @@ class Statistics:
 class TensorFacts:
     """What a person wants to know of a tensor that is hard to quantize.
 
-    `low`, `high`: its bounds. `largest`: of |x|, in channel `channel`; `median`: of the channels' largest |x|; `upper`:
-    about 99.9 % of |x| are below it (NaN where that is not known).
+    `low`, `high`: its bounds. `largest`: largest |x|, in channel `channel`; `median`: of the channels' largest |x|;
+    `upper`: about 99.9 % of |x| are below it (NaN where that is not known).
     """
 
     low: float
@@ -101,7 +101,7 @@ def save_statistics(statistics: Mapping[str, Statistics], path: Path) -> None:
 
 
 def load_statistics(path: Path) -> dict[str, Statistics]:
-    """What `save_statistics` wrote."""
+    """Read what `save_statistics` wrote."""
     with np.load(path, allow_pickle=False) as arrays:
         names = dict.fromkeys(key.rpartition("|")[0] for key in arrays.files)
         return {name: _loaded({field: arrays[f"{name}|{field}"] for field in (*FIELDS, "upper")}) for name in names}

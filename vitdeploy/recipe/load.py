@@ -1,4 +1,4 @@
-"""From a file to a recipe: read, overridden, its paths made absolute, validated."""
+"""Load a recipe from a file: read it, apply overrides, make its paths absolute, validate it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pydantic says of a value that does not fit, as one line with its path."""
+"""Turn pydantic's error about an invalid value into one line with its path."""
 
 from __future__ import annotations
 

@@ -108,7 +108,7 @@ class Recipe(Section):
         return self.bench.batch[0]
 
     def to_build(self) -> BuildOptions:
-        """How TensorRT builds; without profiles of one's own, for all batches up to the largest that is benched."""
+        """TensorRT's build options; without explicit profiles, for all batches up to the largest that is benched."""
         options = self.tensorrt.to_options()
         profiles = options.batches or default_batches(self.engine_batch, max(self.bench.batch))
         return dataclasses.replace(options, batches=profiles)

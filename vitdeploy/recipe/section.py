@@ -1,4 +1,4 @@
-"""What every section of a recipe is."""
+"""The base of every section of a recipe."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class SourceSection(Section):
 
     `image_size`: other than the checkpoint's; one side or [height, width]. `image_sizes`: several of them, each with
     graphs and engines of its own in one bundle. `heads`: for a bare state dict that cannot say it. `labels`: a file
-    with one class name a line. `text_features`: see `models.zero_shot`.
+    with one class name per line. `text_features`: see `models.zero_shot`.
     """
 
     model: str | None = None
@@ -133,8 +133,8 @@ class ExportSection(Section):
 
 
 class OptimizeSection(Section):
-    """Graph rewrites: see `graph.passes.optimize.OptimizeOptions`. All are exact but `token_merging`: none, or how many
-    tokens remain behind the attention of which blocks, as {1: 192, 6: 128}. `align_rows`: none, or a number of rows."""
+    """Graph rewrites: see `graph.passes.optimize.OptimizeOptions`. All but `token_merging` are exact; that is none, or
+    the tokens that remain after the attention of each block, as {1: 192, 6: 128}. `align_rows`: none, or how many."""
 
     fold_layer_scale: bool = True
     rotate_residual: bool = False

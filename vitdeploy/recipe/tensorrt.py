@@ -1,4 +1,4 @@
-"""How TensorRT builds, as recipes and `vitdeploy compile` say it. The names are those of trtexec and Polygraphy."""
+"""TensorRT's build options in recipes and `vitdeploy compile`. The names are those of trtexec and Polygraphy."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TensorRtSection(Section):
         return profiles
 
     def holds(self, batch: int) -> bool:
-        """Whether one of the profiles holds it."""
+        """Whether one of the profiles covers the batch."""
         return any(smallest <= batch <= largest for smallest, _, largest in self.profiles or ())
 
     def to_options(self) -> BuildOptions:

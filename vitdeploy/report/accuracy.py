@@ -174,7 +174,7 @@ def _draw_point(axes: Axes, point: Point, index: int, recommended: bool) -> None
 def _label_accuracy(
     axes: Axes, points: Sequence[Point], names: Sequence[str], recommended: str | None, steps: Sequence[figures.Place]
 ) -> bool:
-    """Name every point beside it; returns whether there was room for all names."""
+    """Label every point; returns whether there was room for all labels."""
     texts, obstacles = [], []
     for point, name in zip(points, names, strict=True):
         chosen = point.artifact == recommended

@@ -37,7 +37,7 @@ class LookedAt:
 
 @dataclass(frozen=True)
 class Attention:
-    """What the section shows. `whose`: what the maps of engines are read from; empty where there are none.
+    """The content of the section. `whose`: what the maps of engines are read from; empty if there are none.
     `left_out`: engines without maps, and why."""
 
     blocks: int

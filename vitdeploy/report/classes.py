@@ -16,7 +16,7 @@ from vitdeploy.verification.classes import ConfusedPair, Confusion, Drops
 
 # Shades of a cell, from its share of the row.
 SHADES = 5
-# A phone has room for so many digits in a row of the matrix.
+# A phone has room for this many digits in a row of the matrix.
 PHONE_DIGITS = 32
 # Classes that a sentence names.
 NAMED_CLASSES = 5
@@ -25,7 +25,7 @@ LONGEST_NAME, UPRIGHT_NAME = 18, 3  # letters of a class above its column, at al
 
 @dataclass(frozen=True)
 class MatrixCell:
-    """How often; the shade, 0 to SHADES; by how much that is more or less often than of the original ("" the same)."""
+    """The count; the shade, 0 to SHADES; the difference from the original's count ("" if equal)."""
 
     count: str
     shade: int
@@ -93,13 +93,13 @@ def classes_view(page: RunPage) -> list[ClassesView]:
 
 
 def left(report: Report) -> tuple[int, int]:
-    """How many confusions, and how many classes, are not listed."""
+    """The numbers of confusions and of classes that are not listed."""
     found = report.answers or AnswerFacts()
     return found.confusion.left if found.confusion else 0, found.classes.left if found.classes else 0
 
 
 def class_views(report: Report) -> list[Classes]:
-    """What is shipped or recommended, class by class, the recommended first; none without classes."""
+    """Shipped or recommended engines, class by class, the recommended first; none without classes."""
     found = report.answers
     if found is None or found.confusion is None or found.classes is None:
         return []
@@ -155,7 +155,7 @@ def _class_row(row: ClassDrops, artifact: str) -> ClassRow:
 
 
 def class_headline(classes: Drops, artifact: str) -> str:
-    """Which classes lose, as far as the intervals of all classes together carry it."""
+    """The classes that lose, if the intervals of all classes together prove it."""
     lost = classes.lost[artifact]
     if not lost.classes:
         return f"No class provably loses accuracy ({text.count(classes.classes, 'class', 'classes')} together, 95 %)."

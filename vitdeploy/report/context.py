@@ -1,4 +1,4 @@
-"""Where the time of each artifact goes, and what it is held against: one plot, one line each, the slowest layers."""
+"""Show where the time of each artifact goes, and its bounds: one plot, one line each, the slowest layers."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def _giga(value: float) -> str:
 
 
 def _plot(artifacts: Sequence[ArtifactContext]) -> Plot | None:
-    """A bar of each artifact whose layers were timed, cut into products by precision, other layers, and the rest."""
+    """A bar for each artifact with timed layers, cut into matrix products by precision, other layers, the rest."""
     timed = {each.artifact: each.time for each in artifacts if each.time is not None}
     if not timed:
         return None

@@ -1,4 +1,4 @@
-"""How everything was made and measured: rewrites of graphs, folds, types, and what it was made from."""
+"""Show how everything was made and measured: rewrites of graphs, folds, types, and sources."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _TYPES = {"fp16": "float16", "bf16": "bfloat16"}
 
 @dataclass(frozen=True)
 class GraphChanges:
-    """One graph: how many nodes it had and has, the largest difference, and each exact rewrite with its number of
-    places; how many tokens were merged, where any were."""
+    """One graph: its number of nodes before and after, the largest difference, and each exact rewrite with its number
+    of places; how many tokens were merged, if any."""
 
     graph: str
     nodes: str
@@ -88,7 +88,7 @@ def details_view(page: RunPage) -> list[DetailsView]:
 
 
 def graph_changes(facts: OptimizeFacts) -> list[GraphChanges]:
-    """What `optimize` did to each graph, by its own record. A rewrite that is not known goes by its own name."""
+    """The changes that `optimize` recorded for each graph. An unknown rewrite is shown under its own name."""
     return [
         GraphChanges(
             graph,

@@ -24,7 +24,7 @@ _WHY = {"unsure": "The original is least sure of it"}
 
 @dataclass(frozen=True)
 class Answer:
-    """The score of one artifact's answer, in words and as the length of a bar; None where the task has none."""
+    """The score of one artifact's answer, in words and as the length of a bar; None if the task has none."""
 
     artifact: str
     score: str | None
@@ -71,7 +71,7 @@ class Example:
 
     @property
     def disagreements(self) -> int:
-        """How many engines answered something other than the original."""
+        """The number of engines that answered differently from the original."""
         return sum(len(group.answers) for group in self.groups if group.differs)
 
 
@@ -83,8 +83,8 @@ def examples(report: Report, images: Mapping[str, bytes]) -> tuple[list[Example]
 
 @dataclass(frozen=True)
 class ExamplesView:
-    """The section of those that did not change. `which`: what they are called beside those that did; `chosen`: how many
-    are shown for which reason; `by_class`: they are spread over classes."""
+    """The section of unchanged samples. `which`: their name next to the changed ones; `chosen`: how many are shown for
+    which reason; `by_class`: they are spread over classes."""
 
     noun: str
     which: str
@@ -138,7 +138,7 @@ def _example(report: Report, example: ExampleFacts, index: int, images: Mapping[
 
 
 def _what(task: str, example: ExampleFacts, groups: list[AnswerGroup]) -> tuple[int, str]:
-    """How many engines lost a right answer, and what became of the answer in words."""
+    """The number of engines that lost a right answer, and the change of the answer in words."""
     engines = sum(len(group.answers) for group in groups if group.differs)
     differ = text.count(engines, "engine differs", "engines differ") if engines else "An engine differs"
     if task not in _ANSWERED_IN_WORDS or example.label is None:

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullLocator
 
-# Plots are drawn in placeholder colours, each of which becomes a CSS variable of the page. So the same SVG serves the
+# Plots are drawn in placeholder colours; each becomes a CSS variable of the page. So the same SVG serves the
 # light and the dark page, and print.
 INK, MUTED, RULE, PAPER = "#010101", "#010102", "#010103", "#010104"
 SERIES = tuple(f"#0101{index:02x}" for index in range(0x10, 0x17))
@@ -85,7 +85,7 @@ def axes_in(figure: Figure, *, left: float, right: float, bottom: float, top: fl
 
 
 def mark_legend(axes: Axes, handles: Sequence[Line2D], *, right: bool = False, gap: float = 0.4) -> None:
-    """What marks mean, in one line above the plot; `gap` in heights of a letter."""
+    """The legend of the marks, in one line above the plot; `gap` in letter heights."""
     axes.legend(
         handles=handles,
         loc="lower right" if right else "lower left",
@@ -129,7 +129,7 @@ def _log_ticks(low: float, high: float) -> list[float]:
 
 
 def front(places: Sequence[Place]) -> list[Place]:
-    """The places (x, y) of which none is lower in one and no higher in the other, from left to right."""
+    """The Pareto front of the points (x, y), lower is better in both, from left to right."""
     found: list[Place] = []
     for x, y in sorted(set(places)):
         if not found or y < found[-1][1]:
@@ -146,7 +146,7 @@ def corners(places: Sequence[Place]) -> list[Place]:
 
 
 def draw_front(axes: Axes, places: Sequence[Place], sign: float = 1.0) -> list[Place]:
-    """The Pareto front of places (x, y), of which less is better, as grey steps; returned are the corners as drawn.
+    """Draw the Pareto front of points (x, y), lower is better, as grey steps; returns the corners as drawn.
 
     sign: -1 where the axis shows -y.
     """

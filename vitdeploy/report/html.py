@@ -32,8 +32,8 @@ TEMPLATES = (Path(__file__).parent / "templates",)
 
 @dataclass(frozen=True)
 class Verdict:
-    """What stands above the sections of a run and of a search. `headline`: the leading artifact in numbers; `starred`:
-    it, where that is recommended."""
+    """The part above the sections of a run and of a search. `headline`: the leading artifact in numbers; `starred`:
+    the same, if it is recommended."""
 
     gate: Gate
     reasons: list[str]
@@ -117,12 +117,12 @@ def _render(page: str, sections: Sequence[Section[Document]], document: Document
 
 
 def _named(report: Report) -> dict[str, str]:
-    """What is undecided of a recipe among many, under the recipe's name."""
+    """The undecided points of one recipe of many, under the recipe's name."""
     return {f"{report.name}: {name}": why for name, why in lookup.undecided(report).items()}
 
 
 def _judged(report: Judgement) -> dict[str, object]:
-    """What stands above the sections of a run and of a search."""
+    """The part above the sections of a run and of a search."""
     verdict = Verdict(
         table.gate(report.verdict.gate),
         _reasons(report.verdict),

@@ -58,7 +58,7 @@ class Anchor:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a label went, how bad the place is, and its leader line (point to label) if it needs one."""
+    """The place of a label, how bad it is, and its leader line (point to label) if it needs one."""
 
     box: Box
     cost: float
@@ -180,7 +180,7 @@ def _nearest(box: Box, anchor: Anchor) -> tuple[float, float]:
 
 
 def _gap(box: Box, anchor: Anchor) -> float:
-    """How far a label is from a point."""
+    """The distance of a label from a point."""
     x, y = _nearest(box, anchor)
     return math.hypot(x - anchor.x, y - anchor.y)
 

@@ -22,7 +22,7 @@ Values = NDArray[np.float64]
 
 
 def latency_plot(measured: Measured) -> Plot | None:
-    """How latency is distributed per artifact."""
+    """The distribution of latency per artifact."""
     if not measured.rows:
         return None
     facts = "; ".join(
@@ -129,7 +129,7 @@ def _draw_mark(axes: Axes, value: float, base: float, marker: str, colour: str) 
 
 
 def _mark_legend(axes: Axes) -> None:
-    """What the three marks mean, above the plot."""
+    """The legend of the three marks, above the plot."""
     handles = []
     for key, marker in _MARKS.items():
         face = figures.MUTED if marker == "o" else figures.PAPER

@@ -1,4 +1,4 @@
-"""What the tables and the plots all look up in the report."""
+"""Look-ups in the report that tables and plots share."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def undecided(report: Judgement) -> Mapping[str, str]:
 
 
 def starred(report: Judgement) -> str | None:
-    """What is recommended, where that is decided: its own gate does not fail, and its speed is known."""
+    """The recommended artifact, if decided: its own gate does not fail, and its speed is known."""
     name, engine = report.verdict.recommended, report.engine(report.verdict.recommended)
     if (engine is not None and engine.gate.status in ("fail", "undecided")) or name in undecided(report):
         return None
@@ -49,7 +49,7 @@ def focus(report: Judgement) -> list[str]:
 
 
 def reference_value(report: Judgement) -> float | None:
-    """The original's value of the task's metric, measured beside each engine on the same samples; None unlabelled."""
+    """The original's value of the task's metric, measured on the same samples as the engines; None without labels."""
     values = (engine.verify.reference_value for engine in report.engines)
     return next((value for value in values if text.known(value)), None)
 
@@ -91,7 +91,7 @@ class Measured:
 
 
 def measured(report: Judgement) -> Measured | None:
-    """The bench of a report in the order of its engines; None where it was not run."""
+    """The bench of a report in the order of its engines; None if it was not run."""
     if report.bench is None:
         return None
     rows = bench_results(report)

@@ -1,4 +1,4 @@
-"""What each task measures, in words and columns: its metric against labels, its agreement, and its own numbers."""
+"""The measures of each task, in words and columns: its metric against labels, its agreement, and its own numbers."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ _COUNTED = {"detection": "objects", "panoptic": "segments", "sequence": "tokens"
 
 
 def metric(report: Judgement) -> Metric | None:
-    """What is measured against labels; None without labels. A metric that is not known goes by its own name."""
+    """The metric that is measured against labels; None without labels. An unknown metric keeps its own name."""
     names = (engine.verify.metric for engine in report.engines)
     name = next((name for name in names if name is not None), None)
     return None if name is None else _METRICS.get(name, Metric(name, name))
@@ -105,13 +105,13 @@ def agreement_of(report: Judgement) -> str:
 
 
 def counts_nothing(report: Judgement) -> bool:
-    """Whether the original gave no answer at all that could be agreed with, so that agreement says nothing."""
+    """Whether the original gave no answers at all, so that agreement is meaningless."""
     key = _COUNTED.get(report.task)
     return key is not None and any(getattr(engine.verify, key) == 0 for engine in report.engines)
 
 
 def columns(report: Judgement) -> list[Measure]:
-    """The task's own numbers of which at least one engine has a value."""
+    """The task's own numbers for which at least one engine has a value."""
     return [
         measure
         for measure in _MEASURES[report.task]

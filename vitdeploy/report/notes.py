@@ -1,4 +1,4 @@
-"""What a reader has to know beside the numbers: warnings of the run, what decides nothing, and what flags mean.
+"""Notes to the numbers: warnings of the run, undecided measurements, and the meaning of the flags.
 
 docs/measuring.md says exactly when each flag is set.
 """

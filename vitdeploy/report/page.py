@@ -1,4 +1,4 @@
-"""What a page is made of: a table of sections, each with what it shows of a document and the template of that."""
+"""The structure of a page: a table of sections, each with its view of a document and its template."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def render_plots(report: Judgement) -> list[Plot]:
 
 
 def bench_plots(measured: Measured | None) -> list[Plot]:
-    """How latencies are distributed, and how they moved over time; none without a bench."""
+    """Plots of the distribution of latencies, and of their drift over time; none without a bench."""
     latency = latency_plot(measured) if measured is not None else None
     return [] if measured is None or latency is None else [latency, *timeline_plots(measured)]
 

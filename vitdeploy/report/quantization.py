@@ -1,4 +1,4 @@
-"""What INT8 did to an engine, as the page shows it: folds, the layers that cost most, overrides of mixed precision."""
+"""Views of an engine's quantization: folds, the layers that cost most, overrides of mixed precision."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ROW = 22.0  # pixels
 
 @dataclass(frozen=True)
 class Folded:
-    """One fold: in front of which layers, what, and what it divides their expected squared error by."""
+    """One fold: its layers, its kind, and the factor by which it divides their expected squared error."""
 
     layers: str
     what: str
@@ -101,7 +101,7 @@ def _folds(facts: Quantization) -> list[Folded]:
 
 
 def headline(sensitivity: Sensitivity) -> str:
-    """The layer that costs most, in a sentence, as far as the intervals carry it."""
+    """The layer that costs most, in a sentence, if the intervals prove it."""
     layers = sensitivity.layers
     if not layers:
         return "No layer is in INT8."
@@ -124,7 +124,7 @@ def headline(sensitivity: Sensitivity) -> str:
 
 
 def sensitivity_summary(sensitivity: Sensitivity) -> str:
-    """What a table of sensitivity is of, in sentences."""
+    """Describe a table of sensitivity in sentences."""
     images, distance = text.count(sensitivity.images, "calibration image"), text.small(sensitivity.distance)
     total = text.small(sensitivity.total)
     return (

@@ -70,7 +70,7 @@ def pair_rows(document: ComparisonDocument) -> list[PairRow]:
 
 
 def metrics(document: ComparisonDocument) -> list[str]:
-    """What of the times was compared, each once, in order."""
+    """The time metrics that were compared, each once, in order."""
     return list(dict.fromkeys(ratio.metric for engine in document.engines for ratio in engine.ratios))
 
 
@@ -89,7 +89,7 @@ def _row(engine: PairFacts) -> PairRow:
 
 
 def changed(document: ComparisonDocument) -> int:
-    """How many digests are not the same on both sides."""
+    """The number of digests that differ between the two sides."""
     return sum(row.baseline != row.candidate for row in document.digests)
 
 

@@ -1,4 +1,4 @@
-"""What confidence is worth: accuracy against it, of the original and of what is recommended."""
+"""Reliability diagrams: accuracy against confidence, for the original and the recommended engine."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def calibration_words(name: str, found: Reliability) -> str:
 
 
 def _draw(report: Report, found: Mapping[str, Reliability], narrow: bool) -> Figure:
-    """Accuracy against confidence, and, beside or below, how many answers there are of each confidence."""
+    """Plot accuracy against confidence and, next to or below it, the number of answers by confidence."""
     width, height = (360, 584) if narrow else (840, 440)
     figure = figures.new_figure(width, height)
     above, below = {"left": 46, "right": 14 if narrow else 360}, {"left": 46 if narrow else 530, "right": 14}

@@ -11,7 +11,7 @@ from vitdeploy.report import figures, labels, text
 
 WIDE, NARROW = 840.0, 360.0  # pixels
 _HEIGHTS = {False: 58.0, True: 68.0}  # of a strip, by whether the figure is narrow
-_LONGEST = 30  # letters of a name beside its strip
+_LONGEST = 30  # letters of a name next to its strip
 
 
 def new_strips(

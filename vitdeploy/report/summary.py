@@ -33,7 +33,7 @@ def summary_view(page: RunPage) -> list[SummaryView]:
 
 
 def summary(report: Report) -> list[Line]:
-    """Of the engine that is recommended, or else of the first that is shipped; nothing without engines."""
+    """The summary of the recommended engine, or else of the first that is shipped; nothing without engines."""
     names = lookup.focus(report)
     engine = report.engine(names[0]) if names else None
     if engine is None:

@@ -71,7 +71,7 @@ def _serialise(element: ElementTree.Element, prefix: str) -> str:
 
 
 def _attributes(attributes: dict[str, str], tag: str, prefix: str) -> Iterator[tuple[str, str]]:
-    """The attributes worth keeping: numbers rounded, ids made unique, colours made variables."""
+    """The attributes to keep: numbers rounded, ids made unique, colours made variables."""
     for name, value in attributes.items():
         if name == "id" and tag != "g":
             yield "id", f"{prefix}-{value}"

@@ -128,7 +128,7 @@ def with_interval(value: float | None, bounds: Sequence[float] | None) -> Cell:
 
 
 def _kernels(kernels: Mapping[str, int]) -> str:
-    """Which precisions the kernels really ran in; only worth a note if they were mixed."""
+    """The precisions in which the kernels actually ran; noted only if mixed."""
     used = {precision: count for precision, count in kernels.items() if count}
     return "\u00a0+ ".join(f"{count}\u00a0{precision}" for precision, count in used.items()) if len(used) > 1 else ""
 
@@ -167,8 +167,8 @@ def _flags(engine: EngineFacts | None, result: BenchRow | None) -> list[str]:
 
 
 def headline(report: Judgement) -> list[Cell]:
-    """The recommended artifact in a few numbers, each with what it is of, and claimed only as far as its interval
-    carries. Where none is recommended, the one that stands for the run."""
+    """The recommended artifact in a few labelled numbers, claimed only as far as the intervals support them. If none is
+    recommended, the one that represents the run."""
     engine = report.engine(report.verdict.stands_for_all)
     if engine is None:
         return []
@@ -211,7 +211,7 @@ def _beside(p50: Mapping[str, float], ratio: Ratio | None) -> str:
 
 
 def speed(ratio: Ratio) -> Cell:
-    """How fast it is against the original, said only as surely as the interval allows."""
+    """The speed relative to the original, stated only as firmly as the interval allows."""
     # The latencies that the ratio is the quotient of: p50 of all queries of each may be in another proportion.
     known = ratio.a_ms is not None and ratio.b_ms is not None
     detail = f": {text.significant(ratio.a_ms)} ms, the original {text.significant(ratio.b_ms)} ms" if known else ""

@@ -33,10 +33,10 @@ Values = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Track:
-    """What one artifact did in one scenario over time.
+    """The course of one artifact in one scenario over time.
 
-    seconds, moves: float64 [blocks]; a move is the percents that a block differs from the median of them all.
-    process: int64 [blocks]. level: that median, in `unit`, NaN of no block.
+    seconds, moves: float64 [blocks]; a move is the difference of a block from the median of all blocks, in percent.
+    process: int64 [blocks]. level: that median, in `unit`, NaN without blocks.
     """
 
     scenario: str
@@ -48,8 +48,8 @@ class Track:
 
 
 def _tracks_in_turns(measured: Measured) -> dict[str, list[Track]]:
-    """Of every artifact the scenarios that it took turns in; an artifact or scenario of which no times are known is
-    left out."""
+    """Tracks of every artifact in the scenarios that it took turns in; artifacts or scenarios without times are left
+    out."""
     found = {
         name: [_track(scenario, each) for scenario, each in row.scenarios.items() if each.bins is None]
         for name, row in measured.rows.items()
@@ -86,12 +86,12 @@ def _run(scenario: str, result: ScenarioResult) -> Track:
 
 
 def moves(values: Values) -> Values:
-    """How far each value is from the median of all, in percent of it. [n] -> [n]."""
+    """The distance of each value from the median of all, in percent of it. [n] -> [n]."""
     return np.asarray(100 * (values / np.median(values) - 1)) if values.size else values
 
 
 def _together(tracks: Sequence[Track]) -> Iterator[tuple[Values, Values]]:
-    """What all artifacts do together, block by block, in each scenario and process: mean times and mean moves."""
+    """The common movement of all artifacts, block by block, in each scenario and process: mean times and mean moves."""
     for scenario in dict.fromkeys(track.scenario for track in tracks):
         of = [track for track in tracks if track.scenario == scenario]
         for number in np.unique(of[0].process):
@@ -144,7 +144,7 @@ def _run_plot(measured: Measured, runs: Mapping[str, Sequence[Track]], scenario:
 
 
 def _facts(found: Mapping[str, Sequence[Track]]) -> str:
-    """What the strips show, in words."""
+    """The content of the strips, in words."""
     return "; ".join(
         f"{name}: "
         + ", ".join(
@@ -219,7 +219,7 @@ def _draw_track(axes: Axes, track: Track, scale: float, y: Values, series: int, 
 
 
 def _limits(found: Sequence[Values]) -> tuple[int, int]:
-    """The ends of the strips in percent: round numbers that hold all moves, as far as there are any."""
+    """The limits of the strips in percent: round numbers that contain all moves, if there are any."""
     low, high = min(float(each.min()) for each in found), max(float(each.max()) for each in found)
     down, up = (next((step for step in _STEPS if step >= most), _STEPS[-1]) for most in (-low, high))
     # Neither so flat that the other half of the strip stays empty, nor below nothing.
@@ -252,7 +252,7 @@ def _mark_processes(axes: Axes, tracks: Sequence[Track], scale: float) -> None:
 
 
 def _legend(axes: Axes, scenarios: Sequence[str]) -> None:
-    """What the marks mean, above the strips."""
+    """The legend of the marks, above the strips."""
     handles = []
     for index, scenario in enumerate(scenarios):
         marker, filled = _MARKS[index % len(_MARKS)]

@@ -48,7 +48,7 @@ class ScheduleRow:
 
 @dataclass(frozen=True)
 class RowsRow:
-    """The model with so many rows: its median latency, and that over the one with a row a token."""
+    """The model with this many rows: its median latency, and the ratio to that with one row per token."""
 
     rows: int
     latency: str
@@ -155,7 +155,7 @@ def _state(document: TuneDocument, variant: VariantFacts) -> str:
 
 
 def aligned_rows(document: TuneDocument) -> dict[str, list[RowsRow]]:
-    """By target, one row a token first."""
+    """Aligned rows by target, one row per token first."""
     return {target: [_aligned(each) for each in found.timings] for target, found in document.rows.items()}
 
 
@@ -166,7 +166,7 @@ def _aligned(timing: RowTiming) -> RowsRow:
 
 
 def schedule_rows(document: TuneDocument) -> dict[str, list[ScheduleRow]]:
-    """By target, the fastest first."""
+    """Schedules by target, the fastest first."""
     return {
         target: [_schedule(each) for each in sorted(found.schedules, key=lambda each: each.time)]
         for target, found in document.merging.items()
@@ -235,7 +235,7 @@ def _number(axes: Axes, places: Sequence[figures.Place], corners: Sequence[figur
 
 
 def left_out(document: TuneDocument) -> list[tuple[str, str]]:
-    """What was not tried, everything of one reason together: (what, why)."""
+    """The untried variants, grouped by reason: (what, why)."""
     reasons: dict[str, list[str]] = {}
     for each in document.left_out:
         reasons.setdefault(each.why, []).append(each.what)

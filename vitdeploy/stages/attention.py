@@ -1,4 +1,4 @@
-"""Where the original looks in a few images, and where quantized engines do: rollout of their attention."""
+"""Attention rollout of the original and of quantized engines on a few images."""
 
 from __future__ import annotations
 
@@ -83,13 +83,13 @@ def _views(file: Path, canonical: bool) -> tuple[ir.Model, AttentionViews]:
 
 
 def read_attention(folder: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What `find_attention` wrote: facts, and maps by artifact."""
+    """Read what `find_attention` wrote: facts, and maps by artifact."""
     with np.load(folder / MAPS_FILE, allow_pickle=False) as file:
         return read_json(folder / FACTS_FILE), {name: file[name] for name in file.files}
 
 
 def shared(ours: Floats, reference: Floats) -> float:
-    """How much of a map is where the other one is, 0..1: sum(min(p, q)) of the two, each made to sum to 1."""
+    """The overlap of two maps, 0..1: sum(min(p, q)), each normalised to sum 1."""
     p, q = (each / max(float(each.sum()), 1e-12) for each in (ours, reference))
     return float(np.minimum(p, q).sum())
 

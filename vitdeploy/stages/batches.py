@@ -17,7 +17,7 @@ Asked = Literal["auto", "dynamic"] | int
 
 
 def settle_batch(reference_model: ReferenceModel, asked: Asked = "auto") -> tuple[ReferenceModel, int | None]:
-    """The original as it is run and exported, and the batch that it is fixed to, None where it stays open.
+    """The original as it is run and exported, and the batch that it is fixed to, None if it stays open.
 
     Raises:
         CapabilityError: an ONNX file that is not one function at what is asked. ExportError: at no batch size.

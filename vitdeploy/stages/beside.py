@@ -1,6 +1,6 @@
-"""What lies beside an ONNX file that does not say itself how its images are prepared and what its classes are called.
+"""Read the files next to an ONNX file that does not itself contain its preprocessing and class names.
 
-Exporters of transformers' models leave the model's config files there, or one folder up where the file is in `onnx/`.
+Exporters of transformers' models leave the model's config files there, or one folder up if the file is in `onnx/`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ASSUMED = "an ONNX file does not say how images are prepared: / 255 and a plain 
 
 @dataclass(frozen=True)
 class Beside:
-    """`preprocess` None where nothing says it; `labels` () where there is none for each class; `notes` for people."""
+    """`preprocess` None if nothing says it; `labels` () if there is none for each class; `notes` for people."""
 
     preprocess: PreprocessSpec | None
     labels: tuple[str, ...]
@@ -29,7 +29,7 @@ class Beside:
 
 
 def find_beside(file: Path, channels: int, image_size: tuple[int, int], classes: int | None) -> Beside:
-    """Read the files beside `file`, an ONNX file of somebody else, for images of (height, width)."""
+    """Read the files next to `file`, an external ONNX file, for images of (height, width)."""
     folder = file.parent.parent if file.parent.name == "onnx" else file.parent
     preprocess, notes = _preprocess(folder, channels, image_size)
     of_config, remarks = _config_labels(folder, classes)

@@ -26,7 +26,7 @@ from vitdeploy.stages.unfinished import load_state, save_state
 if TYPE_CHECKING:
     from vitdeploy.tasks.adapter import Data
 
-# What is observed is saved after each so many batches; an interruption loses no more.
+# Observations are saved after this many batches; an interruption loses no more.
 SAVED_BATCHES = 32
 
 
@@ -77,7 +77,7 @@ def calibrate(
 
 
 def _warnings(observation: Observation, names: Sequence[str], size: int) -> list[str]:
-    """What is wrong with the images of these names, which were shown in batches of `size`: a sentence each."""
+    """Warnings about the images of these names, which were shown in batches of `size`: a sentence each."""
     distinct, found = observation.checks.distinct, observation.checks.warnings(names)
     if distinct < LEAST_IMAGES:  # chance decides over the ranges
         images = f"{distinct} calibration image{'s' if distinct > 1 else ''}"

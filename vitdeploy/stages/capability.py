@@ -1,4 +1,4 @@
-"""Whether a target has a precision, by the table of targets alone."""
+"""Check that a target supports a precision, by the table of targets alone."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from vitdeploy.errors import CapabilityError
 
 
 def check_target(target: str) -> None:
-    """Raise TargetError where no target has that name."""
+    """Raise TargetError if no target has that name."""
     TARGETS[target]
 
 
 def check_engine(name: str) -> None:
-    """Raise TargetError where that is neither a target nor what an engine of one is called."""
+    """Raise TargetError if that is neither a target nor what an engine of one is called."""
     target = name.rpartition("-")[0]
     check_target(target if target in TARGETS else name)
 

@@ -1,4 +1,4 @@
-"""From the placement of a target to its engine."""
+"""Compile the placement of a target to its engine."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def compile_graph(
 
 
 def check_batch(graph: Path, spec: GraphSpec, batch: int) -> None:
-    """Raise TargetError where a graph cannot be compiled at `batch`."""
+    """Raise TargetError if a graph cannot be compiled at `batch`."""
     fixed = fixed_batch(spec)
     if fixed is not None and fixed != batch:
         raise TargetError(

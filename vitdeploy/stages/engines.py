@@ -1,4 +1,4 @@
-"""The folder of an engine: what it says of itself, and whether it may be loaded here."""
+"""The folder of an engine: its metadata, and whether it may be loaded here."""
 
 from __future__ import annotations
 

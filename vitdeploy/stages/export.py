@@ -1,4 +1,4 @@
-"""From the original to its float graph, compared with it at three batch sizes."""
+"""Export the original to its float graph, and compare the two at three batch sizes."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ OPSET = 20
 def import_external(
     file: Path, out: Path, progress: Progress = silent, image_size: tuple[int, int] | None = None
 ) -> tuple[Path, tuple[str, ...]]:
-    """Writes what `vitdeploy export FILE` does, at the batch that the file has; errors of it come through.
+    """Writes what `vitdeploy export FILE` does, at the batch that the file has; its errors propagate.
 
     `image_size` is (height, width), for a file that leaves it open.
 

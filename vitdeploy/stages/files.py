@@ -86,7 +86,7 @@ def require_label_file(path: Path) -> None:
 
 
 def is_ours(file: Path) -> bool:
-    """Whether an ONNX file says that vitdeploy wrote it; one that cannot be parsed does not."""
+    """Whether an ONNX file claims that vitdeploy wrote it; False if it cannot be parsed."""
     import onnx  # where the names of files are all that is wanted, nothing is to wait for it
 
     from vitdeploy.graph.io.files import METADATA_KEY
@@ -99,7 +99,7 @@ def is_ours(file: Path) -> bool:
 
 
 def labels_beside(graph: Path) -> tuple[str, ...]:
-    """The class names in the file that lies beside a graph, () without one.
+    """The class names in the file next to a graph, () without one.
 
     Raises:
         DataError: it is not UTF-8.
@@ -109,11 +109,11 @@ def labels_beside(graph: Path) -> tuple[str, ...]:
 
 
 def known_labels(graph: Path, metadata: GraphMetadata) -> tuple[str, ...]:
-    """The class names of a graph: its own, or those that lie beside it.
+    """The class names of a graph: its own, or those in the file next to it.
 
     Raises:
-        GraphError: both are there, and are not the same.
-        DataError: as `labels_beside`.
+        GraphError: both exist, and differ.
+        DataError: as in `labels_beside`.
     """
     file, beside = graph.parent / LABELS_FILE, labels_beside(graph)
     if beside and metadata.labels and beside != metadata.labels:
@@ -130,7 +130,7 @@ def known_labels(graph: Path, metadata: GraphMetadata) -> tuple[str, ...]:
 
 
 def copy_labels(source: Path, out: Path) -> None:
-    """The class names that lie beside a graph go with it."""
+    """Copy the file of class names along with a graph."""
     if (source / LABELS_FILE).is_file():
         shutil.copyfile(source / LABELS_FILE, out / LABELS_FILE)
 

@@ -22,7 +22,7 @@ def run_reference(
 
 
 def reference_step(reference_model: ReferenceModel, adapter: TaskAdapter, data: Data) -> Step:
-    """What the original says to the evaluation samples; it needs no other step."""
+    """The step that computes the original's answers to the evaluation samples; it needs no other step."""
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         run_reference(reference_model, adapter, data, out, progress)

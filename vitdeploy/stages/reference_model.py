@@ -39,7 +39,7 @@ FILES = ("checkpoint", "text_features", "module")
 
 @dataclass(frozen=True)
 class Overrides:
-    """What the user says of a model instead of its checkpoint; None leaves what is there."""
+    """The user's values in place of those of the checkpoint; None keeps the checkpoint's."""
 
     preprocess: PreprocessSpec | None = None
     postprocess: PostprocessSpec | None = None
@@ -48,11 +48,11 @@ class Overrides:
 
 @dataclass(frozen=True)
 class ReferenceModel:
-    """What is known of the original. `source` names files of this machine only, `name` is for people.
+    """The pipeline's data about the original. `source` names files of this machine only, `name` is for people.
 
-    `classes` is None for a model without classes, and where its outputs do not say how many there are. `labels` are the
-    model's own class names, () without any. `digests` are SHA-256 by file name of all that it was read from. `claim` is
-    the accuracy that files beside the checkpoint tell.
+    `classes` is None for a model without classes, or if its outputs do not show how many there are. `labels` are the
+    model's own class names, () without any. `digests`: SHA-256 of all files that it was read from, by name. `claim`:
+    the accuracy that files next to the checkpoint claim.
     """
 
     name: str
@@ -87,8 +87,8 @@ class ReferenceModel:
         return self.preprocess
 
     def identity(self) -> dict[str, Any]:
-        """What its graphs and its answers depend on, beside the bytes of its files; no path of this machine is part of
-        it."""
+        """All that its graphs and answers depend on, except the bytes of its files; contains no path of this
+        machine."""
         source = self.source
         return {
             "model": None if self.digests and source.checkpoint is None else source.model,
@@ -120,7 +120,7 @@ def is_onnx(source: Source) -> bool:
 
 
 def find_reference_model(source: Source, overrides: Overrides | None = None) -> ReferenceModel:
-    """Read the original once, and say what it is. Errors of reading it come through.
+    """Read the original once, and say what it is. Errors of reading it propagate.
 
     Raises:
         CheckpointError: an override does not fit it.
@@ -237,10 +237,10 @@ def _of_graph(source: Source, given: Overrides) -> ReferenceModel:
 
 
 def _contradictions(graph: ForeignGraph, given: Overrides) -> list[str]:
-    """What is given wins over what the file says of itself, and that is said.
+    """Notes on user values that override those of the file.
 
     Raises:
-        CheckpointError: it cannot win, because it is part of the graph.
+        CheckpointError: a value cannot be overridden, because it is part of the graph.
     """
     own = graph.metadata
     assert own is not None
@@ -271,7 +271,7 @@ def _differing(own: Any, other: Any) -> str:
 
 
 def _in_folder(source: Source) -> Source:
-    """The graph in the folder that `vitdeploy export` made, of the image size that is asked for."""
+    """The graph of the requested image size in a folder that `vitdeploy export` made."""
     folder = graph_folder(source.model)
     if folder is None:
         return source
@@ -326,7 +326,7 @@ def to_request(source: Source) -> dict[str, Any]:
 
 
 def from_request(request: Mapping[str, Any]) -> Source:
-    """What `to_request` was given."""
+    """The inverse of `to_request`."""
     plain = {key: value for key, value in request.items() if key in {f.name for f in dataclasses.fields(Source)}}
     paths = {name: Path(plain[name]) for name in FILES if plain.get(name)}
     size = plain.get("image_size")

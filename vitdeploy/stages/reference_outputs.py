@@ -1,4 +1,4 @@
-"""What a float graph answers to the calibration images: what searches compare with."""
+"""Reference outputs: the float graph's outputs for the calibration images, which searches compare with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BATCH = 8
 
 
 def float_reference_outputs(graph: Path, samples: Sequence[Sample]) -> ReferenceOutputs:
-    """What a float graph answers to some images, asked for at the graph's own batch where that is fixed."""
+    """A float graph's outputs for some images, run at the graph's own batch if that is fixed."""
     model = load_graph(graph)
     metadata = get_metadata(model, str(graph))
     batch = fixed_batch(graph_spec(model, MODEL_FILE)) or BATCH

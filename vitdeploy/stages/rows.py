@@ -1,4 +1,4 @@
-"""How many rows a model is fastest with in INT8: see `search.rows`."""
+"""Find the number of rows with which a model is fastest in INT8: see `search.rows`."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from vitdeploy.tasks.adapter import Data
 
 LATENCY_FILE, SCHEDULES_FILE = "latency.json", "schedules.json"
-# Every schedule is a pass over so many images.
+# Every schedule is a pass over this many images.
 IMAGES = 32
 
 
@@ -36,7 +36,7 @@ class Schedules:
 
 
 def find_schedules(target: str, graph: Path, samples: Sequence[Sample], out: Path, progress: Progress = silent) -> None:
-    """Writes latency.json, measured here, and schedules.json: what is worth a look by these times.
+    """Write latency.json, measured here, and schedules.json: the schedules that look promising by these times.
 
     Raises:
         GraphError: tokens of this graph cannot be merged.

@@ -1,4 +1,4 @@
-"""How far an engine's answers are from the float graph's on the calibration images: what variants are ranked by."""
+"""The distance of an engine's answers from the float graph's on the calibration images; variants are ranked by it."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 SENSITIVITY_FILE, SENSITIVITY_PAGE = "sensitivity.json", "sensitivity.html"
 LATENCY_FILE = "latency.json"
-# Every question about a layer is a pass over so many images; their ranks are steady from some tens on.
+# Every trial of a layer is a pass over this many images; the ranks are stable from a few tens on.
 IMAGES = 32
 
 
@@ -89,7 +89,7 @@ def read_sensitivity(folder: Path) -> Sensitivity:
 def _trials(
     config: SearchConfig, graph: Path, statistics: Path, samples: Sequence[Sample], progress: Progress
 ) -> Iterator[Trials]:
-    """On all samples the questions about all layers at once, on the first of them those about single layers."""
+    """Trials of all layers at once run on all samples, those of single layers on the first few."""
     progress("open the layers", 0, 1)
     model, known, whole = load_graph(graph), load_statistics(statistics), float_reference_outputs(graph, samples)
     few = whole.first(IMAGES)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 Folders: TypeAlias = "Mapping[str, Artifact]"
 # Names of steps that a plan has once.
 EXPORT, OPTIMIZE, CALIBRATE, REFERENCE, ATTENTION = "export", "optimize", "calibrate", "reference", "attention"
-# The name of the original beside those of engines.
+# The name of the original among those of engines.
 ORIGINAL = "original"
 # Precisions that need calibration.
 QUANTIZED = ("int8", "mixed", "fp8")
@@ -27,13 +27,13 @@ QUANTIZED = ("int8", "mixed", "fp8")
 @dataclass(frozen=True)
 class Step:
     """One stage with its config. `inputs` are names of earlier steps; `outside` are digests of files from outside;
-    `packages` are the versions of what computes it, and the machine where it matters.
+    `packages` are the versions of what computes it, and the machine if that matters.
 
-    `write` takes the inputs' folders, the empty folder to fill, and a progress; where the step is `resumable` also
-    `scratch`: a folder of its key, to keep what an interrupted run needs to go on. The version of a stage is the source
-    code that `write` can run; nobody raises a number.
-    `measured`: it holds times of this device, whose reuse is told. `usable` says of a stored folder whether it may be
-    used by this user; one that may not is made again.
+    `write` takes the inputs' folders, the empty folder to fill, and a progress; if the step is `resumable` also
+    `scratch`: a folder for its key, which keeps what an interrupted run needs to resume. The version of a stage is the
+    source code that `write` can run; there is no version number to raise.
+    `measured`: it holds times of this device, whose reuse is reported. `usable` tells whether this user may use a
+    stored folder; otherwise the folder is made again.
     """
 
     name: str
@@ -49,18 +49,18 @@ class Step:
 
     @property
     def modules(self) -> frozenset[str]:
-        """Where the code of `write` begins: its own module, and those of the values that it closes over, for these may
-        be of classes that its module does not know, as a task's adapter is."""
+        """The modules where the code of `write` begins: its own, and those of the values in its closure, which may be
+        of classes that its module does not import, such as a task adapter."""
         given = inspect.getclosurevars(self.write).nonlocals.values()
         return frozenset({self.write.__module__, *(getattr(value, "__module__", "") for value in given)})
 
     @property
     def tools(self) -> dict[str, str]:
-        """What it is made with: packages, and our own code as one digest."""
+        """The versions of its packages, and the digest of our own code."""
         return {**self.packages, "code": source_digest(self.modules)}
 
     def input_digests(self, artifacts: Mapping[str, Artifact]) -> dict[str, str]:
-        """By the kind of the input, or its whole name where there are several of a kind."""
+        """Digests by the kind of the input, or by its full name if there are several of a kind."""
         kinds = [name.split()[0] for name in self.inputs]
         names = [name if kinds.count(kind) > 1 else kind for name, kind in zip(self.inputs, kinds, strict=True)]
         return {**self.outside, **{key: artifacts[name].digest for key, name in zip(names, self.inputs, strict=True)}}

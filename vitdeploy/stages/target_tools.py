@@ -1,4 +1,4 @@
-"""What the engines of a target depend on beside their graph."""
+"""Everything besides the graph that a target's engines depend on."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from vitdeploy.extensions import extension_versions
 
 
 def package_versions(packages: Iterable[str]) -> dict[str, str]:
-    """By name; "absent" for what is not installed."""
+    """Versions by package name; "absent" if not installed."""
     versions = {}
     for package in packages:
         try:
@@ -21,5 +21,5 @@ def package_versions(packages: Iterable[str]) -> dict[str, str]:
 
 
 def backend_versions(target: str) -> dict[str, str]:
-    """Of the packages that add to the back end of a target."""
+    """Versions of the packages that make up the back end of a target."""
     return dict(extension_versions(target, TARGETS[target].backend))

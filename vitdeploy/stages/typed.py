@@ -46,13 +46,13 @@ if TYPE_CHECKING:
 QDQ_OPSET = 19
 EIGHT_BITS = ("int8", "fp8")
 BATCH = 4
-# Tensors that lose more of their numbers to zero than this share are told.
+# Tensors that lose a larger share of their numbers to zero than this are reported.
 UNDERFLOW = 0.01
 
 
 @dataclass(frozen=True)
 class Images:
-    """What a range pass is shown: the samples in the batches that a graph takes, and how they become its input."""
+    """The images of a range pass: the samples in the batches that a graph takes, and how they become its input."""
 
     samples: Sequence[Sample]
     preprocess: PreprocessSpec
@@ -142,8 +142,8 @@ def _prepare_types(model: ir.Model, half: Half, images: Images, ignore: Sequence
 
 
 def _write_types(model: ir.Model, half: Half, plan: HalfPlan, images: Images, progress: Progress) -> dict[str, Any]:
-    """Write the types into the graph, in place, and evaluate it with them on all images. Returns what placement.json
-    says of them."""
+    """Write the types into the graph, in place, and evaluate it with them on all images. Returns the entry of
+    placement.json."""
     type_graph(model, half, plan.float_fallback)
     text = {"fp16": "float16", "bf16": "bfloat16"}[half]
     lost = _extremes(emulate(model), images, f"evaluate with {text} storage", progress, text).lost()
@@ -162,7 +162,7 @@ def _extremes(model: ir.Model, images: Images, text: str, progress: Progress, pr
 
 
 def _census(model: ir.Model, plan: HalfPlan) -> dict[str, Any]:
-    """Which operations are in float32 and why, and what share of all MACs."""
+    """The operations in float32 with the reasons, and their share of all MACs."""
     macs: collections.Counter[str] = collections.Counter()
     for node in model.graph:
         kind = "float32" if any(value.dtype == ir.DataType.FLOAT for value in node.outputs) else "half"

@@ -1,4 +1,4 @@
-"""What a long stage keeps of its work, so that it goes on after an interruption: arrays in one file, old or new."""
+"""Saved state of a long stage, to resume after an interruption: arrays in one file, replaced atomically."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STATE = "state.npz"
 
 
 def save_state(folder: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
-    """Replace the state in `folder`, which is made when needed, in one step. OSError where the disk is full."""
+    """Replace the state in `folder`, which is made when needed, in one step. OSError if the disk is full."""
     folder.mkdir(parents=True, exist_ok=True)
     made = folder / f"{STATE}.{os.getpid()}-{uuid.uuid4().hex[:8]}"
     try:
@@ -32,7 +32,7 @@ def save_state(folder: Path, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
 
 
 def load_state(folder: Path) -> dict[str, npt.NDArray[Any]] | None:
-    """What was last saved there, or None: nothing, or nothing that can be read."""
+    """The state last saved there; None if there is none, or it cannot be read."""
     try:
         with np.load(folder / STATE, allow_pickle=False) as arrays:
             return {name: arrays[name] for name in arrays.files}

@@ -1,4 +1,4 @@
-"""Answers of an engine to the evaluation samples, and what they say beside those of the original."""
+"""An engine's answers to the evaluation samples, compared with those of the original."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def judge(
     preprocess: tuple[PreprocessSpec | None, PreprocessSpec | None],
     reference_on_our_tensor: Answers | None,
 ) -> Verified:
-    """What `verify` says of one artifact: on the same image, on the same tensor, and why they differ.
+    """Compare one artifact with the original: on the same image, on the same tensor, and why they differ.
 
-    preprocess: of the artifact and of the original. reference_on_our_tensor: what the original says to the artifact's
-    tensors, where their preprocessing differs; None where it cannot be fed these.
+    preprocess: of the artifact and of the original. reference_on_our_tensor: the original's answers to the artifact's
+    tensors if their preprocessing differs; None if it cannot take these.
     """
     image = adapter.compare(ours, reference, data)
     tensor: Comparison | None = image
@@ -57,7 +57,7 @@ def verify_step(
     adapter: TaskAdapter,
     data: Data,
 ) -> Step:
-    """The answers of a candidate's engine, and what `judge` says of them. The original is preprocessed as it is."""
+    """The step for the answers of a candidate's engine, judged by `judge`. The original keeps its own preprocessing."""
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         folder = folders[candidate.step("compile")].path

@@ -1,1 +1,1 @@
-"""What each task adds to the line: its data, what is kept of the answers, how they are compared and shown."""
+"""The task adapters: data of a task, what is kept of the answers, how they are compared and shown."""

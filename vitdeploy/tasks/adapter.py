@@ -1,4 +1,4 @@
-"""One kit a task: the same questions, which every task answers in its own way."""
+"""The task adapter: one interface, which every task implements in its own way."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Count = Callable[[int], None]
 @dataclass(frozen=True)
 class Setting:
     """How a model's inputs and outputs are read. `labels`: its own class names, () without; `classes`: how many;
-    `claim`: how accurate its own files call it."""
+    `claim`: the accuracy that its own files claim."""
 
     task: Task
     preprocess: PreprocessSpec | None
@@ -60,7 +60,7 @@ class Numbers(TypedDict):
 
 @dataclass(frozen=True)
 class DataChoice:
-    """Which data, as the recipe or the command line says it; see the recipe's `data`."""
+    """The choice of data in a recipe or on the command line; see the recipe's `data`."""
 
     path: Path
     labels: str
@@ -71,7 +71,7 @@ class DataChoice:
 
     @property
     def numbers(self) -> Numbers:
-        """How many of each part, and the seed, as every `split` takes them."""
+        """The number of samples of each part, and the seed, as every `split` takes them."""
         return {"calibration": self.calibration, "evaluation": self.evaluation, "seed": self.seed}
 
 
@@ -79,7 +79,7 @@ class DataChoice:
 class Data:
     """Samples that choices may be made on, samples that they are judged on, and what is known of these.
 
-    `classes` are the names of the model's classes, as the model or the data has them; () where labels are not classes.
+    `classes` are the names of the model's classes, as the model or the data has them; () if labels are not classes.
     `truth`: by sample path, None without. `unannotated`: how many images of an annotated set have no annotation, None
     of any other. `mapping`: how the data's classes became the model's, None without classes.
     `decoded`: the pixels of evaluation images.
@@ -105,7 +105,7 @@ class Data:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a person is to be told of the data before any work."""
+        """Notes for people on the data, before any work."""
         return self.mapping.notes if self.mapping is not None else ()
 
 
@@ -119,19 +119,19 @@ class TaskAdapter(ABC):
 
     @abstractmethod
     def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
-        """Find the data, read all of it once, and split it. Errors of data and images come through."""
+        """Find the data, read all of it once, and split it. Errors of data and images propagate."""
 
     @abstractmethod
     def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
-        """What an artifact says to the evaluation samples, as much of it as `compare` and `show` need."""
+        """An artifact's answers to the evaluation samples, as far as `compare` and `show` need them."""
 
     @abstractmethod
     def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
         """`ours` against `reference` on the evaluation samples; of a task's own class."""
 
     def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
-        """What makes the original's own answers incredible, in a sentence; None where nothing does. `found`: what
-        `compare` says of some artifact."""
+        """A reason to doubt the original's own answers, in a sentence; None without one. `found`: the result of
+        `compare` for some artifact."""
         return None
 
     @abstractmethod
@@ -140,11 +140,11 @@ class TaskAdapter(ABC):
 
     @abstractmethod
     def picture(self, data: Data, index: int) -> bytes | None:
-        """A PNG or JPEG of one evaluation sample as the model sees it; None where it is no image."""
+        """A PNG or JPEG of one evaluation sample as the model sees it; None if it is no image."""
 
     @abstractmethod
     def truth_of(self, data: Data, index: int, labels: Sequence[str] | None) -> str | None:
-        """What is known to be in one evaluation sample, in a line; None where nothing is."""
+        """The ground truth of one evaluation sample, in a line; None if unknown."""
 
     @abstractmethod
     def golden_inputs(self, data: Data, count: int) -> np.ndarray:
@@ -152,29 +152,28 @@ class TaskAdapter(ABC):
 
     @abstractmethod
     def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
-        """On which evaluation samples the two answer otherwise, and how bad that is."""
+        """The evaluation samples with different answers, and how bad each difference is."""
 
     @abstractmethod
     def sample_name(self, data: Data, index: int) -> str:
-        """What a person finds one evaluation sample by."""
+        """The name by which people can find one evaluation sample."""
 
     def classified(self, answers: Answers, data: Data) -> Classified | None:
         """Each sample's class, and the one that it was taken for; None without labels, or where samples have none."""
         return None
 
     def certainty(self, answers: Answers) -> np.ndarray | None:
-        """float64 [n], how sure each answer is; None where the task does not say."""
+        """float64 [n], how sure each answer is; None if the task does not say."""
         return None
 
     def marks(self, engine: str, ours: Answers, reference: Answers, index: int) -> Marks | None:
-        """What to draw on the picture of a sample, of which `engine` said `ours`; None where there is nothing."""
+        """Marks to draw on the picture of a sample for which `engine` answered `ours`; None if there are none."""
         return None
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a task finds for a choice: the split, the annotated set where there is one, `Data.truth` and
-    `Data.mapping`."""
+    """The data that a task finds for a choice: the split, the annotated set if any, `Data.truth` and `Data.mapping`."""
 
     parts: DataSplit
     annotated: AnnotatedSet[Any] | None = None
@@ -183,7 +182,7 @@ class Found:
 
 
 class ImageKit(TaskAdapter):
-    """What all tasks on images share. `kinds` of labels are those that the task has a use for."""
+    """The base of all tasks on images. `kinds`: the kinds of labels that the task uses."""
 
     kinds: tuple[str, ...] = ("folders", "none")
 
@@ -221,7 +220,7 @@ class ImageKit(TaskAdapter):
         return data.decoded.of(self.setting.images)
 
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
-        """What is kept of the outputs of one image: all of them, and its size."""
+        """The outputs to keep for one image: all of them, and its size."""
         return {**outputs, "size": np.array(size, np.int64)}
 
     def picture(self, data: Data, index: int) -> bytes:

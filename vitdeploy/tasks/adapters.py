@@ -1,4 +1,4 @@
-"""From a setting to the kit of its task."""
+"""Find the task adapter of a setting."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ class ClassificationKit(ImageKit):
         return None if labels is None else Classified(labels, _best(answers), _scores(answers).max(axis=1))
 
     def certainty(self, answers: Answers) -> np.ndarray:
-        """By how much the best class is above the second."""
+        """The margin of the best class over the second."""
         best = np.sort(_scores(answers), axis=1)[:, -2:]
         return np.asarray(best[:, -1] - best[:, 0])
 

@@ -96,7 +96,7 @@ class DetectionKit(ImageKit):
         return Marks(engine, **marked)
 
     def picture(self, data: Data, index: int) -> bytes:
-        """Large enough for boxes to be told apart."""
+        """The picture, large enough to distinguish boxes."""
         return thumbnail(self.pixels(data)[index][0], 288)
 
     def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
@@ -118,7 +118,7 @@ def _to_objects(found: Detections) -> Objects:
 
 
 def listed(labels: Sequence[str]) -> str:
-    """What is there and how often, most frequent first: "3× person, 1× dog"."""
+    """The classes with their counts, most frequent first: "3× person, 1× dog"."""
     counts = {label: labels.count(label) for label in dict.fromkeys(labels)}
     ordered = sorted(counts.items(), key=lambda item: -item[1])
     more = f" and {len(ordered) - SHOWN_OBJECTS} more" if len(ordered) > SHOWN_OBJECTS else ""

@@ -1,4 +1,4 @@
-"""Which evaluation samples a report shows, and why each."""
+"""Choose the evaluation samples that a report shows, each with its reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vitdeploy.document.answers import ExampleFacts, Why
 from vitdeploy.tasks.adapter import Data, TaskAdapter
 from vitdeploy.verification.collect import Answers
 
-# At most so many of each kind.
+# At most this many of each kind.
 CHANGED, UNSURE, USUAL = 16, 4, 8
 
 

@@ -45,7 +45,7 @@ def check_images(
 
 
 def _scratch() -> Path:
-    """Where there is room for large files: beside the store's artifacts, or the system's own place."""
+    """The folder for large temporary files: next to the store's artifacts, or the system's own."""
     folder = store_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)

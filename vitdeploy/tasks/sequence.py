@@ -100,7 +100,7 @@ class SequenceKit(TaskAdapter):
         return f"sequence {index}"
 
     def _difference(self, ours: Answers, reference: Answers) -> float:
-        """max|a - b| / max|b| of the chosen tokens' logits, as far as both have written the same."""
+        """max|a - b| / max|b| of the chosen tokens' logits, up to the first token that differs."""
         worst = largest = 0.0
         columns = (a.columns[name] for a in (ours, reference) for name in (TOKENS, BEST))
         for a, scores, b, wanted in zip(*columns, strict=True):

@@ -1,1 +1,1 @@
-"""What commands do with pipelines, or with parts of one. A file or folder is the work of one command, or of a few."""
+"""Workflows: what commands do with pipelines, or parts of one. A file or folder serves one command, or a few."""

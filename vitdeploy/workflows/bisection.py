@@ -57,14 +57,14 @@ def bisect_artifact(
     skip_bad: bool,
     progress: Progress,
 ) -> BisectionReport:
-    """Where the answers of an engine leave those of its float graph.
+    """Find where the answers of an engine start to differ from those of its float graph.
 
     The images are those that `vitdeploy quantize --data` would calibrate on, 32 by default: evaluation images stay
-    unseen. The float graph is that of `against` where this is a graph or a bundle, else the artifact's own.
+    unseen. The float graph is that of `against` if this is a graph or a bundle, else the artifact's own.
 
     Raises:
         InputError: no engine, no float graph, one of another model, or a model that takes no image. Errors of data,
-            graphs and engines come through.
+            graphs and engines propagate.
     """
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as folder:
         bundle = find_bundle(artifact, target=target, work=Path(folder))
@@ -119,7 +119,7 @@ def bisect_artifact(
 
 
 def _expected(splice: Splice) -> int:
-    """How many runs there may be, for a progress bar."""
+    """The largest possible number of runs, for a progress bar."""
     return max(16, splice.runs + 1)
 
 
@@ -212,7 +212,7 @@ def _percent(part: Part, culprit: Culprit) -> str:
 def _place(culprit: Culprit, part: Part) -> str:
     if culprit.kind == "node":
         return culprit.tensors[0] if len(culprit.tensors) == 1 else f"some node between {part.start} and {part.end}"
-    # Layers that share one input, as query, key and value, are told apart by nothing, and need not be.
+    # Layers that share one input, such as query, key and value, cannot be separated, and need not be.
     count = len(culprit.layers)
     if count > MANY:
         return f"the {culprit.kind}s of {count} layers between {part.start} and {part.end}"
@@ -233,7 +233,7 @@ def _facts(facts: TensorFacts) -> str:
 
 
 def _plain(value: object) -> object:
-    """As JSON has it: None for what is not finite, names of channels as text."""
+    """JSON values: None for non-finite numbers, names of channels as text."""
     if isinstance(value, dict):
         return {str(key): _plain(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

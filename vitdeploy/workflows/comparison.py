@@ -36,8 +36,8 @@ def verify_subjects(
     progress: Progress,
     note: Callable[[str], None] = lambda text: None,
 ) -> Verification:
-    """What is found of `ours` against `theirs`, one runtime after the other, with its gate; errors as `Trial`. `note`
-    hears what the budget asks and the data cannot prove, before `ours` is asked."""
+    """Compare `ours` with `theirs`, one runtime after the other; returns the result and its gate. Errors as in `Trial`.
+    `note` is called with bounds of the budget that the data cannot prove, before `ours` runs."""
     trial = Trial(ours, theirs, choice, skip_bad=skip_bad, progress=progress)
     for text in trial.foresee(budget):
         note(text)
@@ -49,7 +49,7 @@ class Trial:
 
     Raises:
         InputError: no side says how images are prepared, or the two are for other tasks or classes. Errors of data and
-            engines come through.
+            engines propagate.
     """
 
     def __init__(
@@ -60,11 +60,11 @@ class Trial:
         self._data = self._adapter.load(choice, skip_bad=skip_bad, progress=progress)
 
     def foresee(self, budget: Budget) -> list[str]:
-        """What a budget asks and these samples cannot prove."""
+        """The bounds of a budget that these samples cannot prove."""
         return foresee(self._adapter, self._reference, self._data, budget) if bounds_answers(budget) else []
 
     def answers(self, ours: Subject) -> Answers:
-        """What an artifact says to the samples."""
+        """An artifact's answers to the samples."""
         return self._run(self._adapter, ours.runner(), ours.name)
 
     def _run(self, by: TaskAdapter, runner: Runner, name: str) -> Answers:
@@ -76,7 +76,7 @@ class Trial:
 
     @functools.cached_property
     def _same_tensor(self) -> Answers | None:
-        """The original's answers to our tensors: resized, cropped and normalised our way. None where both have the
+        """The original's answers to our tensors: resized, cropped and normalised our way. None if both have the
         same preprocessing, and where the original cannot be fed them: it takes another shape, or normalises by itself,
         and otherwise."""
         own, other = self._own, self._other
@@ -89,7 +89,7 @@ class Trial:
         return None if by_itself and not _same_scale(own, other) else answers
 
     def judge(self, ours: Subject, answers: Answers, budget: Budget) -> Verification:
-        """What is found of what `ours` has answered, with its gate."""
+        """Judge the answers of `ours`; returns the result and its gate."""
         preprocess = (self._own.preprocess, self._other.preprocess)
         found = judge(
             self._adapter, answers, self._reference, self._data, ours.precision, preprocess, self._same_tensor
@@ -110,7 +110,7 @@ class Trial:
 
 
 def _settings(ours: Subject, theirs: Subject) -> tuple[Setting, Setting]:
-    """How each side reads its samples; a side without preprocessing of its own takes the other's."""
+    """The setting of each side; a side without preprocessing of its own takes the other's."""
     own, other = ours.setting, theirs.setting
     if not ours.own and not theirs.own and own.preprocess is not None:
         raise InputError(

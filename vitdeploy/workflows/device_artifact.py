@@ -1,4 +1,4 @@
-"""What a name on the command line stands for where it is to run on a device: its placement, never an engine of ours.
+"""The artifact that is sent to a device for a name on the command line: its placement, never an engine made here.
 
 Nothing is compiled here, so that a target's runtime need not be installed here.
 """
@@ -39,7 +39,7 @@ def find_device_artifacts(
     """Every engine of a bundle (or the one for `target`), or a graph, which is placed in a new folder of `work`.
 
     Raises:
-        InputError: an original, which no device can run. Errors of reading come through.
+        InputError: an original, which no device can run. Errors of reading propagate.
     """
     path, kind = Path(text), kind_of(text)
     if kind == "bundle":

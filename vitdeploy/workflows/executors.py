@@ -1,4 +1,4 @@
-"""Where independent pieces of work are done: in several processes of this machine. The one seam for more machines."""
+"""Run independent pieces of work in several processes of this machine. The one extension point for more machines."""
 
 from __future__ import annotations
 

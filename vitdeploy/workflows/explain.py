@@ -41,7 +41,7 @@ def explain(bundle: Path, image: Path, output: Path) -> Explanation:
     Raises:
         GraphError: the bundle has no float graph, or one whose attention is not over the patches of the whole image.
         InputError: a bundle for sequences, or an image in which a detector detects nothing.
-        OutputError: `output` is no file to write a PNG into. Errors of bundle, image and runtime come through.
+        OutputError: `output` is no file to write a PNG into. Errors of bundle, image and runtime propagate.
     """
     _check_output(output, image)
     manifest = read_bundle(bundle)

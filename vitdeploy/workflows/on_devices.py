@@ -40,13 +40,13 @@ from vitdeploy.workflows.subjects import Subject, image_request
 T = TypeVar("T")
 Note = Callable[[str], None]
 REBUILT = "{} was built again there, of the bundle's graph: its plan is not of that user and that machine."
-# What is worst, for the exit code of a command of which parts failed.
+# The worst error, for the exit code of a command that failed in part.
 WORST = (1, 3, 2, 4, 5)
 
 
 @dataclass(frozen=True)
 class Outcome(Generic[T]):
-    """What came of one device: `found`, or an `error`."""
+    """The outcome of one device: `found`, or an `error`."""
 
     device: Device
     found: T | None = None
@@ -59,9 +59,9 @@ def worst(errors: Sequence[VitdeployError]) -> VitdeployError:
 
 
 def on_all(devices: Sequence[Device], work: Callable[[Client], T], note: Note) -> list[Outcome[T]]:
-    """`work` with a client of each device, at the same time.
+    """Call `work` with a client of each device, at the same time.
 
-    An interrupt stops the jobs that were begun, as far as their devices can be reached, says so, and goes on up.
+    An interrupt stops the started jobs on all devices that can be reached, reports this, and propagates.
     """
     cancelled = threading.Event()
     clients = [Client(device, cancelled) for device in devices]
@@ -91,7 +91,7 @@ def bench_on(
     progress: Progress,
     note: Note,
 ) -> list[Outcome[DeviceBench]]:
-    """For each device what `bench_subjects` gives, and what it made."""
+    """For each device the result of `bench_subjects`, and the engines it made."""
     names = unique([device_artifact.name for device_artifact in device_artifacts])
     shipments = [
         dataclasses.replace(
@@ -141,7 +141,7 @@ def verify_on(
     progress: Progress,
     note: Note,
 ) -> list[Outcome[Verification]]:
-    """What is found of the artifact as each device runs it, against `theirs`, which runs here, once."""
+    """Compare the artifact, run on each device, with `theirs`, which runs here, once."""
     placed, files = device_artifact.shipment.placed, entries(device_artifact.shipment.files)
     ours = Subject(device_artifact.name, placed.precision, device_artifact.setting, True, _not_here, _not_here)
     trial = Trial(ours, theirs, choice, skip_bad=skip_bad, progress=progress)

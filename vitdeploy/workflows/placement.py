@@ -51,7 +51,7 @@ class PlacedGraphs:
         return self._fixed or 1
 
     def check_build(self, build: BuildOptions | None) -> None:
-        """Raise TargetError where the graph has a fixed batch and is to have profiles of others."""
+        """Raise TargetError if the graph has a fixed batch and is to have profiles of others."""
         if self._fixed is not None and build is not None and build.batches:
             raise TargetError(
                 f"{next(file for file, _ in self.graphs.values())} has the fixed batch {self._fixed}",

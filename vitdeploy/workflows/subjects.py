@@ -1,4 +1,4 @@
-"""What a name on the command line stands for: a bundle, a graph, or a built-in model; each can be run and benched."""
+"""Find what a name on the command line stands for: a bundle, a graph or a built-in model; all can be benched."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ EMULATED = "Emulated on this CPU: storage in the types of the graph, sums in flo
 class Subject:
     """One artifact to verify or bench, and how its inputs and outputs are read.
 
-    `own` is False where the setting is only the architecture's default: the other side's preprocessing is taken then.
-    `remarks`: what is to be said of it on this machine. `artifact`: an engine's name in its bundle.
+    `own` is False if the setting is only the architecture's default: the other side's preprocessing is used then.
+    `remarks`: remarks about it on this machine. `artifact`: an engine's name in its bundle.
     """
 
     name: str
@@ -136,11 +136,11 @@ def find_subjects(
 ) -> list[Subject]:
     """The subjects of an argument: every engine of a bundle (or the one for `target`), a graph, or an original.
 
-    `source` has what the command line says of a model beside its name. A graph that vitdeploy did not write is the
-    original of somebody's export.
+    `source` has the command line's options for a model besides its name. A graph that vitdeploy did not write counts as
+    an original.
 
     Raises:
-        UnknownModelError: neither a path nor a built-in model. Errors of reading and compiling come through.
+        UnknownModelError: neither a path nor a built-in model. Errors of reading and compiling propagate.
     """
     path = Path(text)
     bundle = find_bundle(text, target=target, work=work)
@@ -155,8 +155,8 @@ def find_subjects(
 
 
 def original_subject(name: str, reference_model: ReferenceModel, *, own: bool, noted: bool = False) -> Subject:
-    """An original as a subject. `own`: it says itself how its images are prepared; `noted`: its last note is to be said
-    beside its results."""
+    """An original as a subject. `own`: it has its own preprocessing; `noted`: its last note is shown with its
+    results."""
     return Subject(
         name,
         "fp32",
@@ -186,7 +186,7 @@ def _named(text: str, source: Source) -> Source:
 
 def find_bundle(text: str, *, target: str | None, work: Path) -> Path | None:
     """The bundle that an argument names, or that its graph is compiled to, in a new folder of `work`; None for an
-    original. Errors of reading and compiling come through."""
+    original. Errors of reading and compiling propagate."""
     path, kind = Path(text), kind_of(text)
     if kind == "bundle":
         return path
@@ -235,7 +235,7 @@ def _engine_subject(
 
 
 def image_request(setting: Setting) -> dict[str, object] | None:
-    """What the way from an image to its answer is measured with; None where the input is no image."""
+    """The request that measures the way from an image to its answer; None if the input is not an image."""
     if setting.preprocess is None:
         return None
     facts = {"task": setting.task, "preprocess": setting.preprocess, "postprocess": setting.postprocess}

@@ -26,7 +26,7 @@ from vitdeploy.workflows.executors import Executor
 
 @dataclass(frozen=True)
 class Entry:
-    """One recipe of a sweep, as a working process is told of it. `skip_bad`, `function` as for `vitdeploy run`."""
+    """One recipe of a sweep, as passed to a worker process. `skip_bad`, `function` as for `vitdeploy run`."""
 
     recipe: Path
     overrides: tuple[str, ...]
@@ -45,7 +45,7 @@ def load_all(entries: Sequence[Entry]) -> list[Recipe]:
     """Every recipe, before any work is done.
 
     Raises:
-        InputError: two have one name, which their bundles are called by. Errors of recipes come through.
+        InputError: two have one name, which their bundles are called by. Errors of recipes propagate.
     """
     recipes = [entry.load() for entry in entries]
     for index, recipe in enumerate(recipes):
@@ -87,9 +87,9 @@ def sweep(
     A recipe that fails does not end the others.
 
     Args:
-        executor: makes what measures nothing ahead, for several recipes at the same time. Then, or without one, one
-            recipe after the other is run and measured, in this process and its children alone.
-        told: hears a line on each recipe that is finished, or failed.
+        executor: runs the steps that measure nothing ahead of time, several recipes in parallel. Then, or without one,
+            one recipe after the other is run and measured, in this process and its children alone.
+        told: called with a line on each recipe that is finished, or failed.
     """
     recipes = load_all(entries)
     errors = _make_all_ahead(entries, executor, progress) if executor is not None else {}

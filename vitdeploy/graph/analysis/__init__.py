@@ -1,2 +1,2 @@
-"""What is found in a graph, and nothing changed: linears, attention, tokens, the residual stream, work. Changes when
+"""Find things in a graph without changing it: linears, attention, tokens, the residual stream, work. Changes when
 models have something new to find."""

@@ -64,13 +64,13 @@ def _input(node: ir.Node, index: int) -> ir.Value:
 
 
 def over_last_axis(node: ir.Node) -> bool:
-    """Whether a Softmax is over the rows of its input."""
+    """Whether a Softmax runs over the last axis of its input."""
     axis, shape = node.attributes.get_int("axis", -1), node.outputs[0].shape or _input(node, 0).shape
     return axis == -1 or (shape is not None and axis == len(shape) - 1)
 
 
 def _to_scores(value: ir.Value) -> list[ir.Node] | None:
-    """The nodes from MatMul(Q, K^T) to `value`, in graph order; None where there is no such way."""
+    """The nodes from MatMul(Q, K^T) to `value`, in graph order; None if there is no such way."""
     node = value.producer()
     if node is None or only_user(value) is None:
         return None
@@ -104,7 +104,7 @@ def _row_operands(node: ir.Node) -> list[ir.Value]:
 
 
 def _minus_infinity(value: ir.Value) -> bool:
-    """What a mask of truth values puts in the place of a score; a finite number would not follow a shift of its row."""
+    """The value that a boolean mask substitutes for a score; a finite one would not follow a shift of its row."""
     array = floats_of(value)
     return array is not None and bool(np.isneginf(array).all())
 

@@ -61,9 +61,9 @@ def patch_grid(weights: Weights) -> tuple[int, int] | None:
 
 
 def tokens_read(model: ir.Model, weights: Weights, first: int) -> tuple[int, ...]:
-    """Which of the `first` tokens are picked out one by one behind an attention: a class token, a distillation token.
+    """The tokens among the `first` that are selected one by one after an attention: class token, distillation token.
 
-    () where all tokens are read alike, as in average pooling.
+    () if all tokens are read alike, as in average pooling.
     """
     nodes = list(model.graph)
     rows: set[int] = set()

@@ -1,4 +1,4 @@
-"""Where a graph can be cut in two at one tensor, and the part of a graph between two sets of tensors."""
+"""Find tensors at which a graph can be cut in two, and the part of a graph between two sets of tensors."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def changed_tensors(placement: ir.Model, model: ir.Model) -> set[str]:
 
 
 def _output_of(layer: ir.Node) -> ir.Value:
-    """What a linear of a placement gives, with its bias."""
+    """The output of a linear of a placement, including its bias."""
     add = only_user(layer.outputs[0])
     bias = next((array_of(value) for value in add.inputs if array_of(value) is not None), None) if add else None
     return add.outputs[0] if add and add.op_type == "Add" and bias is not None and bias.ndim == 1 else layer.outputs[0]

@@ -1,4 +1,4 @@
-"""Where do the elements of a tensor go? Layout operations (Reshape, Transpose, Slice ...) run on element numbers.
+"""Track the elements of a tensor: layout operations (Reshape, Transpose, Slice ...) run on element numbers.
 
 Exporters write the way from a linear to the operands of attention in many forms: Reshape-Transpose-Gather, Split, Slice
 and Squeeze, one Transpose or two. None of them computes: they move elements. So instead of a pattern for each form,
@@ -6,8 +6,8 @@ the operations are executed on an array that holds the number of each element; t
 source every element of the operand is, and conditions such as "this operand holds only columns of the key" are facts
 about that array.
 
-A dynamic size (the batch, the length of a sequence) is taken as a small number, another one for each axis: constants
-that the operations hold fit any size, or the graph would not run at any.
+A dynamic size (the batch, the length of a sequence) is replaced by a small number, a different one for each axis: the
+constants of the operations fit any size, or the graph would not run at all sizes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Leaf:
 
 
 def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
-    """The shape with stand-ins in the place of dynamic sizes; None where it is unknown."""
+    """The shape with stand-ins in the place of dynamic sizes; None if it is unknown."""
     if value is None or value.shape is None:
         return None
     stand_ins, sizes = list(STAND_INS), list(value.shape)
@@ -56,7 +56,7 @@ def static_shape(value: ir.Value | None) -> tuple[int, ...] | None:
 
 
 def move(node: ir.Node, array: npt.NDArray[np.int64]) -> list[Indices] | None:
-    """What `node` makes of its first input, an array for each output; None where it computes, or not by constants."""
+    """Apply `node` to its first input, an array for each output; None if it computes, or not by constants."""
     try:
         return _MOVES[node.op_type](node, array) if is_layout(node) else None
     except (ValueError, IndexError):  # sizes that do not fit the stand-in for the batch
@@ -64,7 +64,7 @@ def move(node: ir.Node, array: npt.NDArray[np.int64]) -> list[Indices] | None:
 
 
 def is_layout(node: ir.Node) -> bool:
-    """Whether an operation of this kind only moves elements (its constants may still be computed ones)."""
+    """Whether an operation of this kind only moves elements (its parameters may still be computed)."""
     return node.op_type in _MOVES and not node.domain
 
 
@@ -86,7 +86,7 @@ def leaves(
         shape: the sizes to take for the source; by default `static_shape`.
         through_scales: also walk through Mul and Div by a scalar, which keep every element in its place.
 
-    Returns: None where the shape of the source is unknown.
+    Returns: None if the shape of the source is unknown.
     """
     shape = shape or static_shape(source)
     if shape is None:

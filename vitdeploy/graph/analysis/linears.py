@@ -41,7 +41,7 @@ class Linear:
 
     @property
     def groups(self) -> int:
-        """Of a convolution: in how many parts its channels are convolved; 1 for a linear."""
+        """The number of groups of a convolution; 1 for a linear."""
         return (self.node.attributes.get_int("group", 1) or 1) if self.kind == "conv" else 1
 
     @property
@@ -144,7 +144,7 @@ def _bias_of(add: ir.Node, product: ir.Value, width: int) -> npt.NDArray[np.floa
 
 
 def count_int8(model: ir.Model) -> int:
-    """How many linears and convolutions a placement computes in INT8, in either form that placements have."""
+    """The number of linears and convolutions that a placement computes in INT8, in either form of placement."""
     fused = sum(node.op_type == "MatMulIntegerToFloat" for node in model.graph)
     explicit = sum(
         node.op_type in ("MatMul", "Conv") and is_dequantized(node.inputs[0]) and is_dequantized(node.inputs[1])
@@ -154,13 +154,13 @@ def count_int8(model: ir.Model) -> int:
 
 
 def is_dequantized(value: ir.Value | None) -> bool:
-    """Whether a DequantizeLinear, of whatever domain, computes `value`."""
+    """Whether a DequantizeLinear of any domain computes `value`."""
     producer = value.producer() if value is not None else None
     return producer is not None and producer.op_type == "DequantizeLinear"
 
 
 def is_ranked(linear: Linear) -> bool:
-    """Whether a TopK ranks what a layer computes, with nothing but arithmetic on each score and layout between."""
+    """Whether a TopK ranks a layer's output, with only elementwise arithmetic and layout operations in between."""
     seen, waiting = set[ir.Node](), [linear.output]
     while waiting:
         for node, index in waiting.pop().uses():
@@ -173,7 +173,7 @@ def is_ranked(linear: Linear) -> bool:
 
 
 def reads_image(linear: Linear) -> bool:
-    """Whether what a layer reads depends on what an image shows: learned queries do not before they see one."""
+    """Whether a layer's input depends on the image: learned queries do not until they attend to it."""
     seen, waiting = set[ir.Value](), [linear.input]
     while waiting:
         value = waiting.pop()

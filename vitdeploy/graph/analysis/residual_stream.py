@@ -41,7 +41,7 @@ class Stopped(Exception):
 
 
 def find_stream(linears: Sequence[Linear], model: ir.Model) -> ResidualStream | None:
-    """The residual stream of the blocks with self-attention, as a whole; None where there is none over a fixed number
+    """The residual stream of the blocks with self-attention, as a whole; None if there is none over a fixed number
     of tokens, or where anything but norms and linears reads it (an output of the graph, a concatenation of channels),
     or anything but linears, convolutions and constants writes it (norms behind the sum, or in front of the first
     block)."""
@@ -86,7 +86,7 @@ def _follow(linears: Sequence[Linear], start: ir.Value, width: int) -> ResidualS
 
 
 def _written(stream: ResidualStream, value: ir.Value, axis: int) -> list[tuple[ir.Value, int]]:
-    """The tensors, with the axes of their channels, of which an operation makes `value`; constants are noted."""
+    """The tensors, with their channel axes, from which an operation computes `value`; constants are noted."""
     node = value.producer()
     rows = _commutes(node, axis, stream.width) if node is not None else None
     if node is None or rows is None:

@@ -1,7 +1,7 @@
-"""Which operations work on each row of an axis alone, so that selecting rows may come before them instead of after.
+"""Find operations that work on each row of an axis alone, so that rows can be selected before instead of after them.
 
 An operation is row-wise along an axis of its output if every row of that axis depends on one row of some of its inputs
-(the moved axis may have another number there), and on the whole of the others.
+(where the axis may have another number), and on all of the others.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ class Selected:
 def rows_of_inputs(node: ir.Node, axis: int, size: int) -> Rows | None:
     """The inputs whose rows correspond to rows of the outputs along `axis` (not negative, of static `size`).
 
-    None where the operation is not known to be row-wise along that axis.
+    None if the operation is not known to be row-wise along that axis.
     """
     rule = _RULES.get(node.op_type) if not node.domain else None
     return rule(node, axis, size) if rule is not None else None
 
 
 def selected_rows(node: ir.Node) -> Selected | None:
-    """What a Gather, a Slice of one axis or a Split by constants reads of its first input."""
+    """The rows of its first input that a Gather, a Slice of one axis or a Split reads, by constants."""
     value = node.inputs[0]
     if value is None or value.shape is None or node.op_type not in ("Gather", "Slice", "Split"):
         return None

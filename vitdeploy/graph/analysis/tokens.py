@@ -28,8 +28,8 @@ TOKENS, KEYS = 1, 3
 class MergePoint:
     """A place between attention and MLP where tokens can be merged.
 
-    `block`: of which attention in the graph, from 0. `before` and `after`: the residual stream in front of it, and with
-    its result added; [batch, tokens, channels] both.
+    `block`: number of the attention in the graph, from 0. `before` and `after`: the residual stream in front of it, and
+    with its result added; both [batch, tokens, channels].
     """
 
     block: int
@@ -40,7 +40,7 @@ class MergePoint:
 
 @dataclass(frozen=True)
 class MergePoints:
-    """`count` tokens, of which the first `prefix` (class, distillation, registers) are no patches; points by block."""
+    """`count` tokens, the first `prefix` of which (class, distillation, registers) are not patches; points by block."""
 
     count: int
     prefix: int
@@ -49,7 +49,7 @@ class MergePoints:
 
 @dataclass(frozen=True)
 class TokenFlow:
-    """Of every tensor that holds something of each token, the axes along which; and the attentions to these tokens."""
+    """The token axes of every tensor that holds something for each token, and the attentions to these tokens."""
 
     axes: dict[ir.Value, set[int]]
     attentions: list[Attention]
@@ -60,11 +60,11 @@ class _Stopped(Exception):
 
 
 def merge_points(model: ir.Model) -> MergePoints:
-    """Where tokens can be merged, in a graph as `normalise` leaves it.
+    """Find the places where tokens can be merged, in a graph in canonical form.
 
     Raises:
-        GraphError: nowhere. No attention of all tokens to each other; a number of tokens that changes already; an
-            output, or an operation, that depends on every token.
+        GraphError: there are none. No attention of all tokens to each other; the number of tokens already changes; an
+            output, or an operation, depends on every token.
     """
     attentions = find_attentions(model)
     streams = {block: (each, residual(each)) for block, each in enumerate(attentions)}
@@ -125,7 +125,7 @@ def follow(model: ir.Model, stream: ir.Value, prefix: int) -> TokenFlow:
 def _behind(
     node: ir.Node, index: int, axis: int, size: int, prefix: int, flow: TokenFlow, attention: Attention | None
 ) -> int | None:
-    """The axis of the outputs along which the tokens lie that one input holds along `axis`; None where they end."""
+    """The axis of the outputs along which the tokens lie that one input holds along `axis`; None if they end."""
     value = node.inputs[index]
     assert value is not None and value.shape is not None
     last = len(value.shape) - 1
@@ -157,8 +157,8 @@ def _keys(node: ir.Node) -> int:
 
 
 def reads_first(node: ir.Node, axis: int, count: int) -> bool:
-    """Whether a node selects some of the first `count` rows of its first input along `axis`, by numbers that stay right
-    whatever comes behind these."""
+    """Whether a node selects some of the first `count` rows of its first input along `axis`, by indices that stay valid
+    whatever follows these rows."""
     selected = selected_rows(node)
     if selected is None or selected.axis != axis or not all(row < count for row in selected.rows):
         return False
@@ -185,8 +185,8 @@ def residual(attention: Attention) -> tuple[ir.Value, ir.Value] | None:
 
 
 def _of_image(value: ir.Value, axis: int, size: int) -> Mask:
-    """Which rows along an axis of `size` depend on what an input of the graph holds, [size]. Of a residual stream in
-    front of any attention: the patches."""
+    """Which rows along an axis of `size` depend on the content of a graph input, [size]. In a residual stream in front
+    of any attention these are the patches."""
     if not _depends(value):
         return np.zeros(size, bool)
     node = value.producer()
@@ -209,7 +209,7 @@ def _of_image(value: ir.Value, axis: int, size: int) -> Mask:
 
 
 def _depends(value: ir.Value) -> bool:
-    """Whether a tensor is computed of what an input of the graph holds, not of its size alone."""
+    """Whether a tensor depends on the content of a graph input, not on its size alone."""
     values = [value, *(each for node in ancestors(value, past_sizes=False) for each in node.inputs if each is not None)]
     return any(each.is_graph_input() for each in values)
 

@@ -1,10 +1,9 @@
-"""How much a graph computes and moves at least, counted from its nodes and shapes: the work that a latency is held
-against.
+"""The least work of a graph (MACs and bytes moved), counted from its nodes and shapes, as a reference for latencies.
 
-Counted are MACs: MatMul, Gemm, convolutions, attention. Two operations (FLOPs) each multiplication and addition, as
-the roofline model counts them (Williams, Waterman and Patterson 2009), whatever type they are in. Norms, softmax,
-activations and sums are not: they are a percent or two of a ViT's operations. What cannot be counted exactly is an
-error: a wrong count is worse than none.
+Counted are the MACs of MatMul, Gemm, convolutions and attention. A MAC is two operations (FLOPs), as in the roofline
+model (Williams, Waterman and Patterson 2009), whatever its type. Norms, softmax, activations and sums are not counted:
+they are a percent or two of a ViT's operations. What cannot be counted exactly is an error: a wrong count is worse than
+none.
 """
 
 from __future__ import annotations
@@ -69,8 +68,8 @@ def count_work(model: ir.Model, batch: int) -> Work:
 
 
 def layer_macs(model: ir.Model, linear: Linear) -> int | None:
-    """How many MACs a layer takes, at batch 1 where the batch is free; None where the size of its
-    output depends on more than that."""
+    """The MACs of a layer, at batch 1 if the batch is free; None if the size of its output depends on more than
+    that."""
     try:
         count = math.prod(_Sizes(model, 1)(linear.output))
     except _Unknown:
@@ -89,7 +88,7 @@ def node_macs(model: ir.Model, node: ir.Node) -> int | None:
 
 
 def _try(model: ir.Model, batch: int) -> Counter[str] | None:
-    """FLOPs by precision; None where a size is not known."""
+    """FLOPs by precision; None if a size is not known."""
     sizes, found = _Sizes(model, batch), Counter[str]()
     for node in model.graph:
         domain = "" if node.domain in STANDARD else node.domain
@@ -130,7 +129,7 @@ class _Sizes:
         raise _Unknown
 
     def _number(self, size: ir.SymbolicDim) -> int:
-        """Of a product as shape inference writes it: "4*batch"."""
+        """The number in a product as shape inference writes it: "4*batch"."""
         factors = str(size.value).replace(" ", "").split("*")
         if not all(factor.isdecimal() or factor in self._free for factor in factors):
             raise _Unknown
@@ -138,7 +137,7 @@ class _Sizes:
 
 
 def _macs(node: ir.Node, sizes: _Sizes) -> int:
-    """How many MACs a node takes."""
+    """The number of MACs of a node."""
     kind, inputs = node.op_type, node.inputs
     if kind in MATMULS:
         return math.prod(sizes(node.outputs[0])) * (sizes(inputs[MATMULS[kind]])[-2:])[0]
@@ -176,7 +175,7 @@ def _precision(node: ir.Node) -> str:
 
 
 def _stored(value: ir.Value | None) -> str | None:
-    """The precision that a value is stored in before DequantizeLinear makes floats of it; None where nothing does."""
+    """The precision that a value is stored in before DequantizeLinear makes floats of it; None if nothing does."""
     producer = value.producer() if value is not None else None
     if producer is None or producer.op_type != "DequantizeLinear" or producer.inputs[0] is None:
         return None

@@ -98,7 +98,7 @@ def _without_factor(model: ir.Model, key: ir.Value, source: ir.Value) -> ir.Valu
 
 
 def _without_nan_check(model: ir.Model, softmax: ir.Node) -> bool:
-    """Where(IsNaN(p), 0, p) of a Softmax p that has a finite score in every row is p.
+    """Replace Where(IsNaN(p), 0, p) by p, for a Softmax p with a finite score in every row.
 
     PyTorch's export writes it for rows that are masked out entirely. A NaN from the input is no longer hidden.
     """
@@ -138,7 +138,7 @@ def _plain_transpose(model: ir.Model, node: ir.Node) -> bool:
 
 
 def _shape(value: ir.Value | None) -> list[int | str] | None:
-    """The sizes of a value, free ones by their names; None where one is not known."""
+    """The sizes of a value, free ones by their names; None if one is not known."""
     if value is None or value.shape is None:
         return None
     sizes = [size if isinstance(size, int) else size.value for size in value.shape]

@@ -1,4 +1,4 @@
-"""What depends on constants alone is computed, and becomes a constant."""
+"""Constant folding: replace what depends on constants alone by its value."""
 
 from __future__ import annotations
 

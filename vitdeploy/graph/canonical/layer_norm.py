@@ -93,7 +93,7 @@ def _deviation_from_mean(value: ir.Value | None) -> ir.Value | None:
 
 
 def _quotients(root: ir.Value) -> list[ir.Value]:
-    """What is divided by the root, directly or by a product with its reciprocal."""
+    """The dividends of the root, whether divided directly or multiplied by its reciprocal."""
     found = []
     for use in root.uses():
         node = use.node

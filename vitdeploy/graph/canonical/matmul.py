@@ -50,7 +50,7 @@ def gemm_to_matmul(model: ir.Model) -> int:
 
 @dataclass(frozen=True)
 class _Letters:
-    """Of "A,B->O": `batch` stand in all three, `summed` in A and B, `left` in A and O, `right` in B and O."""
+    """Letters of "A,B->O": `batch` occur in all three, `summed` in A and B, `left` in A and O, `right` in B and O."""
 
     a: str
     b: str
@@ -123,7 +123,7 @@ def _letters(equation: str) -> _Letters | None:
 
 
 def _dims(known: Inference, letters: _Letters, operands: Sequence[ir.Value | None]) -> dict[str, Extent] | None:
-    """The size of each letter; None where one is unknown, or an axis is to be broadcast."""
+    """The size of each letter; None if one is unknown, or an axis is to be broadcast."""
     found: dict[str, Extent] = {}
     for part, value in zip((letters.a, letters.b), operands, strict=True):
         dims = known.dims_of(value)

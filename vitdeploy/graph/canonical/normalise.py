@@ -30,13 +30,13 @@ from vitdeploy.graph.shapes.operators import Operators
 
 # The oldest opset that has all operators of the canonical form except Gelu, and what an older graph is raised to.
 LOWEST_OPSET, OPSET = 18, 20
-# Each round may show the next one a constant: shapes -> folded indices -> shapes. Swin's masks take three.
+# Each round may reveal constants to the next: shapes -> folded indices -> shapes. Swin's masks take three.
 ROUNDS = 8
 
 
 @dataclass(frozen=True)
 class Normalised:
-    """How often each pass found something to rewrite, by the name of the pass."""
+    """The number of rewrites of each pass, by the name of the pass."""
 
     passes: dict[str, int]
 

@@ -19,7 +19,7 @@ DEGREE = 4
 def polynomial(value: ir.Value | None, leaves: Sequence[ir.Value], depth: int = DEPTH) -> Polynomial | None:
     """`value` as a polynomial over `leaves`, read through Add, Sub, Mul, Neg, Div by a constant and Pow by a whole one.
 
-    None where it depends on anything else, or by other operators.
+    None if it depends on anything else, or by other operators.
     """
     if value is None:
         return None

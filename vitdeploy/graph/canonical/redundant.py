@@ -22,7 +22,7 @@ BROADCASTING = frozenset(
 
 
 def remove_redundant(model: ir.Model, known: Inference, chain: SizeChain) -> int:
-    """Bypass every node that returns one of its inputs unchanged, as far as `known` knows. Returns how many went."""
+    """Bypass every node that, according to `known`, returns an input unchanged. Returns how many were removed."""
     count = 0
     for node in list(model.graph):
         if node.domain != "" or not node.outputs or any(output.uses() for output in node.outputs[1:]):
@@ -112,9 +112,9 @@ _RULES: dict[str, Callable[[Inference, ir.Node], bool]] = {
 
 
 def _sink_expand(model: ir.Model, known: Inference, node: ir.Node) -> bool:
-    """Read the data of an Expand where an elementwise operator broadcasts it to the same result anyway.
+    """Bypass an Expand if an elementwise operator broadcasts its data to the same result anyway.
 
-    With nothing but constants beside it the Expand moves behind the operator, so that a mask or a size that is the same
+    If all other inputs are constants, the Expand moves behind the operator, so that a mask or a size that is the same
     for the whole batch becomes a constant.
     """
     if node.op_type not in BROADCASTING or len(node.outputs) != 1:

@@ -68,7 +68,7 @@ def _round(node: ir.Node, value: ir.Value, kind: ir.DataType | None, names: Name
 
 
 def _into_integer_product(node: ir.Node) -> bool:
-    """A DequantizeLinear whose output only products with another one read."""
+    """A DequantizeLinear whose output is read only by matrix products with another one."""
     readers = [use.node for use in node.outputs[0].uses()]
     return node.op_type == "DequantizeLinear" and all(
         reader.op_type in ("MatMul", "Conv", "Gemm") and all(is_dequantized(value) for value in reader.inputs[:2])

@@ -36,7 +36,7 @@ def scale_residual(model: ir.Model, exponent: int) -> int:
     Args:
         model: as `normalise` leaves it.
 
-    Returns: how many norms read the stream; 0 where there is none that can be scaled, which is left as it is.
+    Returns: how many norms read the stream; 0 if there is none that can be scaled, which is left as it is.
     """
     editor = Editor(model)
     stream = find_stream(editor.linears, model)

@@ -32,14 +32,14 @@ NAMES = {"fp16": "tensor(float16)", "bf16": "tensor(bfloat16)"}
 
 @dataclass(frozen=True)
 class Roles:
-    """Of one operation: which of its inputs and outputs are in half where the operation is."""
+    """The inputs and outputs of one operation that are in half precision if the operation is."""
 
     inputs: tuple[bool, ...]
     outputs: tuple[bool, ...]
 
 
 def half_roles(node: ir.Node, opset: int, half: Half) -> Roles | None:
-    """What ONNX allows of an operation; None where it has no half precision, or holds a branch or loop."""
+    """The roles that ONNX allows for an operation; None if it has no half precision, or holds a branch or loop."""
     if node.domain or any(attribute.type in GRAPHS for attribute in node.attributes.values()):
         return None
     try:
@@ -88,7 +88,7 @@ def type_graph(model: ir.Model, half: Half, float_fallback: Mapping[str, str]) -
 
 
 class _Typing:
-    """Where the writing of types stands. `halves`: the tensors that are in half already."""
+    """The state while types are written. `halves`: the tensors that are already in half."""
 
     def __init__(self, model: ir.Model, half: Half) -> None:
         self.model, self.half, self.names = model, half, Names(model)
@@ -112,7 +112,7 @@ class _Typing:
             node.attributes["to"] = ir.AttrInt64("to", int(TYPES[self.half]))
 
     def close(self) -> None:
-        """What is left to be in float32: outputs of the graph, and what branches and loops read from outside."""
+        """Cast the rest to float32: outputs of the graph, and what branches and loops read from outside."""
         for i, output in enumerate(self.model.graph.outputs):
             if output in self.halves:
                 self.model.graph.outputs[i] = self._output(output)

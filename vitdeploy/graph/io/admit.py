@@ -1,6 +1,6 @@
-"""The gate for ONNX files: what passes can be read, rewritten and run without surprises.
+"""The gate for ONNX files: those that pass can be read, rewritten and run safely.
 
-A file is of unknown origin, whatever it says of itself: metadata that name vitdeploy can be copied.
+A file is of unknown origin, whatever it claims: metadata that name vitdeploy can be copied.
 
 Everything that costs memory or time is bounded before it happens: the size of the file, then its frame (`wire`), then
 what its tensors declare (`stored`), and only then is it parsed into a graph. Declared shapes of inner tensors are
@@ -35,10 +35,10 @@ CHECKED_ELEMENTS = 1024
 
 
 def admit(path: Path) -> ir.Model:
-    """Read an ONNX file of whatever origin, to rewrite it. Weights beside it stay on disk, memory-mapped.
+    """Read an ONNX file of any origin, to rewrite it. External weights stay on disk, memory-mapped.
 
     Raises:
-        MissingFileError: no such file, or a file of weights that is not there.
+        MissingFileError: the file or one of its weight files does not exist.
         GraphError: not an ONNX file, or one that no target could run: opset, operators, inputs.
         UnsafeGraphError: sizes or file names that only an attack, or heavy damage, would write.
     """

@@ -39,10 +39,10 @@ ALIASES = {
 
 @dataclass(frozen=True)
 class ForeignGraph:
-    """The graph with an input "image" and the task's outputs. `notes` say what was decided, one per line.
+    """The graph with an input "image" and the task's outputs. `notes` list the decisions, one per line.
 
-    The image is float32 NCHW; or uint8 NHWC where `metadata`, what a file that vitdeploy wrote says of itself, has the
-    mean and the standard deviation that are part of the graph. `metadata` is None in files of others.
+    The image is float32 NCHW; or uint8 NHWC if `metadata` has the mean and the standard deviation that are part of the
+    graph. `metadata` come from files that vitdeploy wrote, and are None for all others.
     """
 
     model: ir.Model
@@ -86,7 +86,7 @@ def import_graph(path: Path, image_size: tuple[int, int] | None = None, batch: i
 
 
 def _takes_pixels(model: ir.Model, metadata: GraphMetadata) -> bool:
-    """Whether the graph's input is uint8 [batch, height, width, channels], as its own preprocessing has them."""
+    """Whether the graph's input is uint8 [batch, height, width, channels], with preprocessing inside the graph."""
     inputs, spec = model.graph.inputs, metadata.preprocess
     if len(inputs) != 1 or inputs[0].dtype != ir.DataType.UINT8 or inputs[0].shape is None or spec is None:
         return False

@@ -35,10 +35,10 @@ BATCH = "batch"
 
 @dataclass(frozen=True)
 class GraphMetadata:
-    """What travels inside the file, so that a lone `model.onnx` still says how to feed it.
+    """The metadata inside the file, so that a `model.onnx` alone still says how to feed it.
 
-    `target` and `precision` are set in the placement of one target, and None in the float graph; `weight_bits` of INT8
-    weights. `labels` are the class names, () where the model has none of its own.
+    `target` and `precision` are set in the placement of one target, and None in the float graph; `weight_bits` are for
+    INT8 weights. `labels` are the class names, () if the model has none of its own.
     """
 
     name: str
@@ -53,17 +53,17 @@ class GraphMetadata:
 
     @property
     def images(self) -> PreprocessSpec:
-        """How images become the input; raises GraphError where the input is no image."""
+        """The preprocessing of images to the input; raises GraphError if the input is not an image."""
         if self.preprocess is None:
             raise GraphError(f"{self.name} takes no images", found=f"a graph for the task {self.task}")
         return self.preprocess
 
 
 def load_graph(path: Path) -> ir.Model:
-    """Parse and check an ONNX file. Weights beside it (external data) are not read before they are used.
+    """Parse and check an ONNX file. External weights are not read before they are used.
 
     Raises:
-        MissingFileError: no such file, or none of the weights beside it.
+        MissingFileError: the file or its external weights do not exist.
         GraphError: not an ONNX file, or one that the ONNX checker rejects.
         UnsafeGraphError: sizes or file names that only an attack, or heavy damage, would write.
     """
@@ -71,8 +71,8 @@ def load_graph(path: Path) -> ir.Model:
 
 
 def save_graph(model: ir.Model, path: Path) -> None:
-    """Write the graph, the same bytes for the same graph. Where it would pass protobuf's limit of 2 GB, the weights lie
-    beside it in `<name>.onnx.data`. The caller owns atomicity (stages write into a folder that is published whole).
+    """Write the graph, the same bytes for the same graph. If it would exceed protobuf's limit of 2 GB, the weights go
+    to `<name>.onnx.data` next to it. The caller ensures atomicity (stages publish a folder as a whole).
 
     Raises:
         GraphError: the graph breaks a rule of the ONNX checker.
@@ -82,7 +82,7 @@ def save_graph(model: ir.Model, path: Path) -> None:
         ir.save(model, path, external_data=f"{path.name}.data")
         _check(str(path))
         return
-    ir.external_data.load_to_model(model)  # weights that lie beside another file
+    ir.external_data.load_to_model(model)  # weights that are external to another file
     proto = ir.to_proto(model)
     _check(proto)
     path.write_bytes(proto.SerializeToString(deterministic=True))
@@ -104,7 +104,7 @@ def serialised(model: ir.Model) -> bytes:
 
 
 def weights_folder(model: ir.Model) -> Path | None:
-    """Where the weights lie that are not in the graph's own file; None where all are in it."""
+    """The folder of the weights that are not in the graph's own file; None if all are in it."""
     tensors = (value.const_value for value in model.graph.initializers.values())
     return next((Path(tensor.base_dir) for tensor in tensors if isinstance(tensor, ir.ExternalTensor)), None)
 
@@ -168,6 +168,6 @@ def _tensor_spec(value: ir.Value) -> TensorSpec:
 
 
 def fixed_batch(spec: GraphSpec) -> int | None:
-    """The batch that a graph is fixed to, or None where it is dynamic."""
+    """The batch that a graph is fixed to, or None if it is dynamic."""
     size = spec.inputs[0].shape[0]
     return size if isinstance(size, int) else None

@@ -1,4 +1,4 @@
-"""What a graph takes: an input bound to a constant, the size of its images, pixels instead of normalised floats."""
+"""Change the inputs of a graph: bind one to a constant, set the image size, take pixels instead of floats."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def set_image_size(model: ir.Model, size: tuple[int, int] | None) -> None:
     Open channels are those of the first convolution. A graph without such an input stays as it is.
 
     Args:
-        size: (height, width) in pixels; None where the graph is to say it.
+        size: (height, width) in pixels; None if the graph is to say it.
 
     Raises:
         GraphError: the size is open and none is given, or it is another one; or nothing tells the channels.
@@ -113,7 +113,7 @@ def of_another_size(own: Sequence[object], wanted: Sequence[int]) -> GraphError:
 
 
 def _channels(model: ir.Model) -> int:
-    """Of the first convolution: it takes the image, at most cast before."""
+    """The channels of the first convolution, which takes the image, at most cast before."""
     for node in model.graph:
         weight = node.inputs[1].shape if node.op_type == "Conv" and node.inputs[1] is not None else None
         if weight is not None and isinstance(weight[1], int):

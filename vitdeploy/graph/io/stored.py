@@ -1,7 +1,7 @@
-"""The tensors stored in an ONNX file or beside it: sizes that add up, and files that lie where they may.
+"""Check the tensors stored in an ONNX file or in external files: consistent sizes, and allowed paths.
 
-Nothing is allocated or opened here: declared sizes are compared with the bytes that are there. What external data may
-be follows docs/ExternalDataSecurity.md of ONNX and the ways around earlier checks (CVE-2022-25882, CVE-2024-27318,
+Nothing is allocated or opened here: declared sizes are compared with the actual bytes. The rules for external data
+follow docs/ExternalDataSecurity.md of ONNX and known bypasses of earlier checks (CVE-2022-25882, CVE-2024-27318,
 CVE-2026-27489, CVE-2026-34446, CVE-2026-34445).
 """
 

@@ -1,8 +1,8 @@
-"""Where a model looks, as further outputs of its graph: the weights of attention, or their rollout over the patches.
+"""Add outputs to a graph that show where the model looks: the attention weights, or their rollout over the patches.
 
-A second reader of the softmax keeps every runtime from fusing the attention around it. So the weights are for runs that
-look at them, never for a graph that ships; the rollout computes only rows of matrices, from the last block to the
-first, and costs little beside that.
+A second reader of the softmax keeps every runtime from fusing the attention around it. So the weights are for analysis
+runs, never for a graph that ships; the rollout itself costs little: it computes only rows of matrices, from the last
+block to the first.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def add_rollout(model: ir.Model, views: AttentionViews) -> str:
 
 
 def _rows_read(editor: Editor, last: Weights, rows: tuple[int, ...]) -> ir.Value:
-    """The mean of some rows of the last block's matrix, [..., 1, keys]: nothing goes on beside a pooling query."""
+    """The mean of some rows of the last block's matrix, [..., 1, keys]: a pooling query has no residual connection."""
     name, end, softmax = f"{OUTPUT}/last", last.attention.mix, last.attention.softmax.outputs[0]
     read = softmax
     if len(rows) < last.queries:

@@ -40,8 +40,8 @@ def class_token_only(model: ir.Model) -> int:
     in one linear on all rows.
 
     Left alone: a model whose other tokens are read too (average pooling, patch features as an output), selections of
-    more than half of the rows, graphs where no attention is reached. Returns the number of attentions of which fewer
-    rows are computed.
+    more than half of the rows, graphs where no attention is reached. Returns the number of attentions that now compute
+    fewer rows.
     """
     editor = Editor(model)
     narrow = _plan(model)
@@ -60,7 +60,7 @@ def _attentions(narrow: dict[ir.Node, _Narrow]) -> int:
 
 
 def _plan(model: ir.Model) -> dict[ir.Node, _Narrow]:
-    """The nodes of which only some rows are read, in graph order; nothing is changed."""
+    """The nodes whose output is read only in some rows, in graph order; nothing is changed."""
     narrow: dict[ir.Node, _Narrow] = {}
     for node in reversed(list(model.graph)):
         outputs = [output for output in node.outputs if list(output.uses()) or output.is_graph_output()]
@@ -76,7 +76,7 @@ def _plan(model: ir.Model) -> dict[ir.Node, _Narrow]:
 
 
 def _wanted(value: ir.Value, narrow: dict[ir.Node, _Narrow]) -> Selected | None:
-    """The rows of `value` that its readers read, or None where one of them reads all, or along another axis."""
+    """The rows of `value` that its readers read, or None if one of them reads all, or along another axis."""
     if value.is_graph_output():
         return None
     found = []

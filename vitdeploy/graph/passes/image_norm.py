@@ -62,7 +62,7 @@ def fold_image_normalisation(model: ir.Model) -> int:
 def image_bounds(linear: Linear) -> tuple[Vector, Vector] | None:
     """The least and the largest value that each channel of a convolution's input can take, [channels] each.
 
-    None where that input is anything but uint8 pixels, scaled and shifted by constants at most.
+    None if that input is anything but uint8 pixels, scaled and shifted by constants at most.
     """
     if linear.kind != "conv":
         return None

@@ -20,12 +20,12 @@ from vitdeploy.graph.passes.token_merging import merge_tokens
 
 @dataclass(frozen=True)
 class OptimizeOptions:
-    """Which rewrites run. Every one is exact up to the rounding of new float32 weights, but for `token_merging`.
+    """Which rewrites run. All except `token_merging` are exact up to the rounding of new float32 weights.
 
-    `qkv`: "merged" gives query, key and value one linear where they read the same tensor, "separate" one each; "keep"
-    leaves them as they are, but for the last block where `class_token_only` divides them.
-    `token_merging`: (block, how many tokens remain) each, as in `merge_tokens`.
-    `align_rows`: how many rows the blocks compute, as in `align_rows`; None: one for each token.
+    `qkv`: "merged" gives query, key and value one linear if they read the same tensor, "separate" one each; "keep"
+    leaves them unchanged, except in the last block, where `class_token_only` divides them.
+    `token_merging`: pairs (block, number of remaining tokens), as in `merge_tokens`.
+    `align_rows`: the number of rows that the blocks compute, as in `align_rows`; None: one for each token.
     """
 
     fold_layer_scale: bool = True

@@ -43,12 +43,12 @@ def merge_qkv(model: ir.Model) -> int:
 
 
 def split_qkv(model: ir.Model, wanted: Callable[[Attention, Linear], bool] = lambda attention, merged: True) -> int:
-    """One linear each for query, key and value of every attention that has a merged one, whatever its layout.
+    """Split every merged query-key-value linear, whatever its layout, into one linear each.
 
-    The columns of the merged weight are dealt out; each part gets one Reshape and one Transpose of its own, and the
-    key's Transpose writes K^T at once. Exact: every number is computed as before. Left alone: parts that overlap, are
-    not [batch, heads, tokens, channels] in some order of the axes, or are read elsewhere in another form; and what is
-    not `wanted`. Returns the number of linears that were split.
+    Each part gets its columns of the merged weight, one Reshape and one Transpose; the key's Transpose writes K^T at
+    once. Exact: every number is computed as before. Left alone: parts that overlap, are not [batch, heads, tokens,
+    channels] in some order of the axes, or are read elsewhere in another form; and linears that are not `wanted`.
+    Returns the number of linears that were split.
     """
     editor, count = Editor(model), 0
     for attention in find_attentions(model):
@@ -162,7 +162,7 @@ def _linear_of_part(editor: Editor, linear: Linear, part: _Part, name: str) -> L
 
 
 def roles(value: ir.Value, attention: Attention) -> list[str]:
-    """As which operands ("query", "key", "value") an attention reads `value`, not through another product."""
+    """The operands ("query", "key", "value") as which an attention reads `value`, without another product between."""
     ends = {(attention.scores, 0): "query", (attention.scores, 1): "key", (attention.mix, 1): "value"}
     found, seen, front = [], set(), [value]
     while front:

@@ -31,9 +31,9 @@ Use = tuple[ir.Node, int]
 
 @dataclass
 class _Flow:
-    """What gets further rows. `axes`: of every such tensor the axis of its rows; `through`: the inputs of nodes that
-    work on each row alone; `constants`: their inputs that hold something of each row, with the axis; `ends`: the inputs
-    that read all rows of such a tensor together, in graph order."""
+    """Everything that gets further rows. `axes`: the row axis of every such tensor; `through`: the inputs of nodes that
+    work on each row alone; `constants`: their inputs that hold something for each row, with the axis; `ends`: the
+    inputs that read all rows of such a tensor together, in graph order."""
 
     axes: dict[ir.Value, int]
     through: list[Use] = field(default_factory=list)
@@ -42,20 +42,20 @@ class _Flow:
 
 
 def align_rows(model: ir.Model, rows: int) -> int:
-    """Let the linears of the blocks compute `rows` rows an image, of which the first ones are the tokens; in place.
+    """Let the linears of the blocks compute `rows` rows per image, the tokens first; in place.
 
     Exact: every number that is read is computed as before (a runtime may sum a product of more rows in another order).
-    Where tokens are merged, the rows are those in front of the first merge. Comes after all other rewrites.
+    If tokens are merged, `rows` applies in front of the first merge. Comes after all other rewrites.
 
     Args:
-        model: as `normalise` leaves it.
-        rows: no less than there are tokens, class and register tokens among them, and less than twice as many.
+        model: in canonical form.
+        rows: at least the number of tokens, including class and register tokens, and less than twice as many.
 
-    Returns: the number of linears that compute further rows; 0 where there are `rows` tokens already.
+    Returns: the number of linears that compute further rows; 0 if there are already `rows` tokens.
 
     Raises:
-        GraphError: no such blocks, or something in them that is not known to work on each row alone; or a number of
-            rows that does not fit.
+        GraphError: no such blocks, or something in them that is not known to work on each row alone; or an invalid
+            number of rows.
     """
     attentions = find_attentions(model)
     stream, count = token_stream(attentions)
@@ -127,7 +127,7 @@ def _row_wise(node: ir.Node, axes: dict[ir.Value, int], count: int) -> tuple[int
 
 
 def _check(attentions: Iterable[Attention], flow: _Flow, count: int) -> None:
-    """Every attention over so many tokens is one over these."""
+    """Check that every attention over this number of tokens is one over these tokens."""
     operands = {(each.scores, 1) for each in attentions} | {(each.mix, 1) for each in attentions}
     for attention in attentions:
         if dim(attention.softmax.outputs[0], -1) == count and attention.key not in flow.axes:

@@ -1,13 +1,13 @@
 """Merge similar tokens between attention and MLP: fewer rows for all that follows. Approximate, unlike other passes.
 
-Token merging (ToMe, arXiv 2210.09461): patches are dealt alternately to two sets, A and B; each of A finds the nearest
-of B (section 3.2), and the pairs that are nearest become one token each, the mean of all patches in it. A token that
-stands for s patches counts s times in all later attention (equation 1):
+Token merging (ToMe, arXiv 2210.09461): patches go alternately to two sets, A and B; each of A finds the nearest of B
+(section 3.2), and the nearest pairs become one token each, the mean of all patches in it. A token that stands
+for s patches counts s times in all later attention (equation 1):
 
     softmax(Q K^T / sqrt(d) + log s) V
 
-Near is meant in the residual stream, by Euclidean distance: these are the numbers that the mean replaces. The paper
-compares keys; docs/adr/0010 says why this does not. Shapes are static but for the batch, operators are ONNX's own.
+Distance is Euclidean, in the residual stream: these are the numbers that the mean replaces. The paper compares keys;
+docs/adr/0010 says why this does not. All shapes but the batch are static, operators are ONNX's own.
 """
 
 from __future__ import annotations
@@ -160,13 +160,13 @@ class _Writer:
         return stay, go, joined
 
     def _nearest(self, tokens: ir.Value, second: npt.NDArray[np.int64]) -> tuple[ir.Value, ir.Value]:
-        """Of each token of A minus half its squared distance to the nearest of B, and that one's number in B; both
-        [batch, count, 1]. Of all others MASKED_SCORE, and any number.
+        """For each token of A, minus half its squared distance to the nearest of B, and the index of that one in B;
+        both [batch, count, 1]. For all other tokens MASKED_SCORE, and any index.
 
             -|a - b|^2 / 2 = a . b - |b|^2 / 2 - |a|^2 / 2
 
         Args:
-            second: the numbers of the tokens of B.
+            second: the indices of the tokens of B.
         """
         batch, count, width, many = self.batch, self.count, dim(tokens, 2), len(second)
         bounds = [
@@ -199,7 +199,7 @@ class _Writer:
         return best, numbers
 
     def _pick(self, values: ir.Value, rows: ir.Value) -> ir.Value:
-        """Of each image's rows those with the numbers `rows`, [batch, any, 1]."""
+        """Select the rows with the indices `rows`, [batch, any, 1], of each image."""
         return self._op("GatherND", [values, rows], [self.batch, dim(rows, 1), dim(values, 2)], batch_dims=1)
 
     def _column(self, count: int) -> Sequence[Any]:

@@ -34,10 +34,10 @@ ELEMENTWISE: dict[str, Callable[..., Extent]] = {
 
 
 class Inference:
-    """What is known of each value of the main graph: `dims[value]` and `contents[value]`, where present.
+    """The known facts about each value of the main graph: `dims[value]` and `contents[value]`, if present.
 
-    Writes the types that it finds into values that declare none, and the shapes into all values. `operators` remembers
-    the results for equal nodes, from one inference of a model to the next.
+    Writes inferred types into values that declare none, and shapes into all values. `operators` caches the results for
+    equal nodes, from one inference of a model to the next.
     """
 
     def __init__(self, model: ir.Model, operators: Operators | None = None) -> None:

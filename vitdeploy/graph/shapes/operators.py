@@ -14,7 +14,7 @@ Result = tuple[tuple[ir.DataType | None, Dims | None], ...]
 
 
 class Operand(NamedTuple):
-    """What inference may know of an input: its type, its shape, and a small known tensor as (shape, bytes)."""
+    """The facts that inference may use about an input: type, shape, and a small known tensor as (shape, bytes)."""
 
     dtype: ir.DataType
     dims: Dims | None
@@ -30,7 +30,7 @@ class Operators:
         self._known: dict[Any, Result] = {}
 
     def infer(self, node: ir.Node, operands: Sequence[Operand | None]) -> Result:
-        """(type, shape) of each output; None where ONNX cannot tell. Empty for an operator that it does not know."""
+        """(type, shape) of each output; None if ONNX cannot tell. Empty for an operator that it does not know."""
         attributes = tuple(node.attributes.values())
         key: Any = (node.domain, node.op_type, len(node.outputs), *map(_simple, attributes), *operands)
         if None in map(_simple, attributes):

@@ -21,7 +21,7 @@ class Size:
 
 
 class Unknown:
-    """A size of which nothing is known. One instance, `UNKNOWN`, equal to nothing but itself."""
+    """An unknown size. One instance, `UNKNOWN`, equal to nothing but itself."""
 
     def __repr__(self) -> str:
         return "UNKNOWN"

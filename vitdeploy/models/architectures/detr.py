@@ -178,7 +178,7 @@ class BoxHead(nn.Module):
 
 @dataclass
 class Decoded:
-    """What the heads read: the backbone's `features` by stage, the last of them `projected` to [b, d, height, width],
+    """Inputs of the heads: the backbone's `features` by stage, the last of them `projected` to [b, d, height, width],
     the encoder's `memory` [b, n, d] and the decoder's `objects` [b, q, d]."""
 
     features: list[Tensor]
@@ -211,8 +211,8 @@ class DETR(nn.Module):
         self.initialise()
 
     def initialise(self) -> None:
-        """As the released code: Glorot uniform for the transformer (query, key and value as one matrix), zero for the
-        attentions' biases, standard normal for the queries, PyTorch's defaults elsewhere."""
+        """Initialise as the released code does: Glorot uniform for the transformer (query, key and value as one
+        matrix), zero for the attentions' biases, standard normal for the queries, PyTorch's defaults elsewhere."""
         nn.init.normal_(self.query_embed)
         for module in (*self.encoder.modules(), *self.decoder.modules()):
             if isinstance(module, FeedForward):

@@ -42,7 +42,7 @@ class AttentionMaps(nn.Module):
 
 
 class GroupNorm(nn.Module):
-    """Group norm (arXiv 1803.08494) with 8 groups, or one a channel where there are fewer.
+    """Group norm (arXiv 1803.08494) with 8 groups, or one per channel if there are fewer.
 
     Written as instance norm of the groups, with every size but the batch a constant of the exported graph.
     """

@@ -40,7 +40,7 @@ class ResNetConfig:
 
     @property
     def strides(self) -> tuple[int, int, int, int]:
-        """Of each stage's features, in pixels of the image."""
+        """The stride of each stage's features, in pixels of the image."""
         return 4, 8, 16, 16 if self.dilate_last else 32
 
 

@@ -215,7 +215,7 @@ class WindowAttention(nn.Module):
         self.proj = nn.Linear(stage.width, stage.width)
 
     def bias(self) -> Tensor:
-        """What is added to the scores: [1, h, n, n], the same for all windows, or [1, w * h, n, n] where masked."""
+        """The bias of the scores: [1, h, n, n], the same for all windows, or [1, w * h, n, n] if masked."""
         bias = self.relative_position_bias_table[torch.from_numpy(self.index)].permute(2, 0, 1)
         if self.mask is None:
             return bias[None]

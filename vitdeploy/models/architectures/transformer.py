@@ -222,7 +222,7 @@ class Generator(nn.Module):
         self.bias = nn.Parameter(torch.zeros(config.target_vocabulary)) if config.generator_bias else None
 
     def forward(self, x: Tensor, shared: Tensor | None) -> Tensor:
-        """[b, t, d] -> logits [b, t, v]. `shared`: the embedding [v, d], None where the generator has a weight."""
+        """[b, t, d] -> logits [b, t, v]. `shared`: the embedding [v, d], None if the generator has a weight."""
         return F.linear(x, self.weight if shared is None else shared, self.bias)
 
 

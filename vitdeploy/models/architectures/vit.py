@@ -44,7 +44,7 @@ Preset: TypeAlias = Literal["augreg", "imagenet", "clip", "siglip"]
 
 @dataclass(frozen=True)
 class ViTConfig:
-    """Which Vision Transformer. Sizes in pixels, `image_size` as (height, width).
+    """Configuration of a Vision Transformer. Sizes are in pixels, `image_size` as (height, width).
 
     mlp_ratio: rows of the MLP's first linear over the width; a packed SwiGLU counts both halves.
     num_classes: 0 for a model that gives features instead of logits.
@@ -64,7 +64,7 @@ class ViTConfig:
         fine-tuned with "average"), or nowhere.
     pre_logits: width of tanh(W y) before the linear head, the paper's MLP head for pre-training; 0 for none.
     head: "linear", or "projection": without bias, to the `num_classes` dimensions that CLIP's two encoders share.
-    preset: whose pixel statistics and crop are the default preprocessing; no term of the function.
+    preset: the source of the default preprocessing (pixel statistics and crop); does not affect the function.
     """
 
     image_size: tuple[int, int] = (224, 224)
@@ -241,9 +241,9 @@ class VisionTransformer(nn.Module):
         return (F.pad(patches, (0, 0, self.config.prefix, 0)) if self.config.prefix else patches) + table
 
     def token_table(self) -> Tensor | None:
-        """What is the same for every image: the learned tokens, and E_pos on those rows that have a position.
+        """The part that is the same for every image: the learned tokens, and E_pos on the rows that have a position.
 
-        Float [1, prefix + num_patches, d]; None where there are neither.
+        Float [1, prefix + num_patches, d]; None if there are neither.
         """
         tokens, config = self.prefix_tokens(), self.config
         learned = F.pad(torch.cat(tokens, dim=1), (0, 0, 0, config.num_patches)) if tokens else None

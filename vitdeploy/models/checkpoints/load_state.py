@@ -12,14 +12,14 @@ from vitdeploy.models.checkpoints import mismatch, prefixes
 
 
 def load_state(model: nn.Module, state: Mapping[str, Tensor], source: str, file: str = "") -> tuple[str, ...]:
-    """Load `state` into `model`, strictly; returns what was told apart on the way, one per line.
+    """Load `state` into `model`, strictly; returns notes on the differences that were accepted, one per line.
 
-    A prefix that the model's names do not have is found and dropped. What a module computes may be in either without
-    the other; so may one of the names of a tensor that the model has under several; what the training alone needs may
-    be in the state. Nothing else may. `file` is where the state was read from, `source` what an error calls it.
+    A prefix that the model's names do not have is found and dropped. Accepted are: buffers that a module computes, on
+    one side only; a tensor with several names in the model, under one of them; and tensors in the state that only the
+    training needs. Nothing else is. `file` is where the state was read from, `source` its name in errors.
 
     Raises:
-        CheckpointError: missing, unexpected or differently shaped tensors; all of them, by what they have in common.
+        CheckpointError: missing, unexpected or differently shaped tensors; all of them, grouped.
         NonFiniteWeightsError: NaN or infinity in a tensor.
     """
     own = model.state_dict(keep_vars=True)

@@ -1,4 +1,4 @@
-"""How a state dict and a model differ, told in few words: hundreds of keys become a handful of patterns."""
+"""Describe briefly how a state dict and a model differ: hundreds of keys become a handful of patterns."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Mismatch:
 def compare(own: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> Mismatch:
     """What loading `state` into a model with the tensors `own` would leave, drop or distort.
 
-    Integers in the place of weights are of a quantised model: without their scales they are other numbers.
+    Integers instead of weights come from a quantised model: without their scales they are different numbers.
     """
     both = [key for key in own if key in state]
     return Mismatch(
@@ -99,7 +99,7 @@ def patterns(keys: Iterable[str], everything: Iterable[str]) -> list[str]:
 
 
 def of_training(key: str) -> bool:
-    """Whether a key's name says that it is of the training alone."""
+    """Whether a key's name says that only training needs it."""
     stem, _, _ = key.rpartition(".")
     return any(map(TRAINING.fullmatch, (stem or key).split(".")))
 

@@ -18,7 +18,7 @@ import torch
 from vitdeploy.errors import CheckpointError, PickleError
 from vitdeploy.models.checkpoints.mismatch import listed
 
-MAX_PICKLE = 64 << 20  # bytes of which the names are looked at
+MAX_PICKLE = 64 << 20  # bytes that are searched for names
 _MODULE = {"_parameters", "_modules"}
 # What takes commands, code or names of attributes; other built-ins (range, slice, int) make values.
 _RUNS = re.compile(
@@ -29,9 +29,9 @@ _SHARDED = ("deepspeed.", "torch.distributed.")
 
 
 def inert() -> list[Callable[..., Any] | tuple[Callable[..., Any], str]]:
-    """Classes that training scripts save beside the weights: holders of values, which run nothing when they are read.
+    """Classes that training scripts save with the weights: holders of values, which run nothing when they are read.
 
-    Paths are read as pure ones, which exist on every system; numpy's names changed with its second version.
+    Paths are read as pure ones, which exist on every system; numpy's names changed in version 2.
     """
     core = np.asarray(0).__reduce__()[0]  # the function itself, wherever this numpy keeps it
     scalar = np.float64(0).__reduce__()[0]
@@ -115,7 +115,7 @@ def _conversion(path: Path) -> str:
 
 
 def _names(path: Path, text: str) -> list[str]:
-    """What the restricted unpickler refuses, by its full name; all of it where the file is of today's format."""
+    """The full names that the restricted unpickler refuses; complete if the file has the current format."""
     try:
         with torch.serialization.safe_globals(inert()):
             names = sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path))

@@ -1,7 +1,7 @@
-"""Where in a state dict the model is: training scripts save theirs below names of their own, such as `net.backbone.`.
+"""Find the model within a state dict: training scripts save it below names of their own, such as `net.backbone.`.
 
 The prefix is found by what is below it, whatever it is called: by suffixes of keys that are a known module's names, or
-by an architecture that is recognised there. Where two parts fit, nothing says which was meant, so none is taken.
+by an architecture that is recognised there. If two parts fit, the choice would be a guess, so neither is taken.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ def search(
     file: str,
     fits: Callable[[Found], bool],
 ) -> tuple[Found, tuple[str, ...]] | None:
-    """What `recognise` makes of `state`, or of the one part of it that it knows, and what was dropped; else None.
+    """The result of `recognise` for `state`, or for the one part that it recognises, and what was dropped; else None.
 
     Raises:
-        CheckpointError: several parts that are alike in whether they fit, or tensors beside the part which may belong
-            to the model; or what `recognise` raises of the largest part, where there is nothing better.
+        CheckpointError: several parts fit equally well, or tensors outside the part may belong to the model; or the
+            error of `recognise` for the largest part, if there is nothing better.
     """
     found: dict[str, Found] = {}
     refused: list[CheckpointError] = []
@@ -62,10 +62,10 @@ def search(
 def towards(
     state: Mapping[str, Tensor], names: Collection[str], file: str
 ) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """The state under the `names` of a module, as far as a prefix makes the difference, and what was dropped.
+    """The state under the `names` of a module, if they differ by a prefix only, and what was dropped.
 
-    A prefix of the names that a reader of checkpoints took for a wrapper's comes back, where most of the names are then
-    there. Where no part of `state` has most of the names it stays as it is.
+    A prefix of the names that a checkpoint reader took for a wrapper's is restored if this makes most names match. If
+    no part of `state` has most of the names, it stays unchanged.
 
     Raises:
         CheckpointError: several parts have all names.
@@ -87,17 +87,17 @@ def towards(
     if 2 * most < len(names) or "" in best:
         return dict(state), ()
     prefix = _only(state, best, file)
-    # What stands beside it keeps its name: the module's are compared with all of them.
+    # Other tensors keep their names: the module's names are compared with all of them.
     beside = {key: tensor for key, tensor in state.items() if not key.startswith(prefix)}
     notes = (_told(prefix, beside),) if most == len(names) or not beside else ()
     return {**beside, **below(state, prefix)}, notes
 
 
 def dropped(state: Mapping[str, Tensor], prefix: str, file: str) -> tuple[str, ...]:
-    """Notes of a prefix, and of the tensors of the training beside it.
+    """Notes on a dropped prefix, and on dropped training tensors outside it.
 
     Raises:
-        CheckpointError: tensors beside it that may be part of the model.
+        CheckpointError: tensors outside the prefix may be part of the model.
     """
     beside = [key for key in state if not key.startswith(prefix)]
     unknown = [key for key in beside if not of_training(key)]
@@ -125,7 +125,7 @@ def _told(prefix: str, beside: Collection[str]) -> str:
 
 
 def _prefixes(state: Mapping[str, Tensor]) -> Iterable[str]:
-    """What keys begin with, up to a dot, the shortest first; without those of too few keys."""
+    """Prefixes of keys, up to a dot, the shortest first; without those of too few keys."""
     counts: Counter[str] = Counter()
     for key in state:
         counts.update(key[: at + 1] for at, character in enumerate(key) if character == ".")

@@ -1,7 +1,7 @@
 """Read a checkpoint file into a state dict.
 
-What a file is, is told by its first bytes, never by its name. A `.pt`/`.pth` is a pickle: it is read with PyTorch's
-restricted unpickler only (`weights_only=True`), with no fallback.
+The first bytes of a file determine its format, never its name. A `.pt`/`.pth` is a pickle: it is read only with
+PyTorch's restricted unpickler (`weights_only=True`), with no fallback.
 """
 
 from __future__ import annotations

@@ -58,6 +58,6 @@ def _shards(index: Path) -> list[str]:
 
 
 def require_checkpoint(path: Path) -> None:
-    """Raise MissingFileError where there is nothing at the path of a checkpoint."""
+    """Raise MissingFileError if there is nothing at the path of a checkpoint."""
     if not path.exists():
         raise MissingFileError(f"no checkpoint at {path}", fix="check the path of the checkpoint")

@@ -49,7 +49,7 @@ _KEYS = (
 
 
 def refuse_archive(path: Path) -> None:
-    """Raise CheckpointError where a zip file is something else than `torch.save` writes."""
+    """Raise CheckpointError if a zip file is something else than `torch.save` writes."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = archive.namelist()
@@ -84,7 +84,7 @@ def _saved(expression: str) -> str:
 
 
 def refuse_beginning(path: Path, start: bytes) -> None:
-    """Raise CheckpointError where the first bytes are those of another kind of file."""
+    """Raise CheckpointError if the first bytes are those of another kind of file."""
     for beginning, what, fix in _BEGINNINGS:
         if start.startswith(beginning):
             raise CheckpointError(f"{path} is {what}, not a checkpoint", found=f"it begins with {beginning!r}", fix=fix)
@@ -98,7 +98,7 @@ def refuse_beginning(path: Path, start: bytes) -> None:
 
 
 def refuse_folder(path: Path) -> None:
-    """Raise CheckpointError where a folder is the checkpoint of several processes, or an adapter's."""
+    """Raise CheckpointError if a folder is the checkpoint of several processes, or an adapter's."""
     if any(any(path.glob(pattern)) for pattern in _ZERO):
         raise CheckpointError(
             f"{path} is a checkpoint of DeepSpeed, in one file a process",
@@ -119,7 +119,7 @@ def refuse_folder(path: Path) -> None:
 
 
 def refuse_state(file: str, state: Mapping[str, Tensor]) -> None:
-    """Raise CheckpointError where the keys or the tensors are not those of a whole float model."""
+    """Raise CheckpointError if the keys or the tensors are not those of a whole float model."""
     for pattern, what, fix in _KEYS:
         found = [key for key in state if re.search(pattern, key)]
         if found:

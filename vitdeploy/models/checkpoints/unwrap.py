@@ -1,6 +1,6 @@
-"""From what a checkpoint file holds to one flat state dict: containers opened, wrapper prefixes dropped, float32.
+"""Turn the content of a checkpoint file into one flat state dict: no containers, no wrapper prefixes, float32.
 
-Training scripts save their state dict inside a dict, beside the optimizer, the epoch and the arguments:
+Training scripts save their state dict inside a dict, with the optimizer, the epoch and the arguments:
 
     timm            state_dict, state_dict_ema, optimizer, epoch, args ...
     DeiT, MAE       model, model_ema, optimizer, lr_scheduler, epoch, args ...
@@ -37,8 +37,8 @@ _DEEPEST = 4
 def unwrap(loaded: object) -> tuple[dict[str, Tensor], tuple[str, ...]]:
     """The flat state dict in `loaded`, and what was chosen, dropped or converted on the way, one per line.
 
-    A prefix is dropped only where all keys share it; for `backbone.` the known projection heads beside it are left out
-    first. Tensors in float16 or bfloat16 become float32; any other tensor is passed on as it is.
+    A prefix is dropped only if all keys share it; for `backbone.` the known projection heads are left out first.
+    Tensors in float16 or bfloat16 become float32; any other tensor is passed on unchanged.
 
     Raises:
         CheckpointError: no tensors anywhere, keys that are not text, or two state dicts of equal standing.
@@ -69,7 +69,7 @@ def _innermost(loaded: object, notes: list[str]) -> Mapping[Any, Any]:
 
 
 def _chosen(container: Mapping[Any, Any], opened: str) -> str | None:
-    """The entry that holds the weights, None where `container` is the state dict itself. `opened` led to it."""
+    """The entry that holds the weights, None if `container` is the state dict itself. `opened` led to it."""
     for names in (AVERAGED, PLAIN):
         found = [name for name in names if _holds_tensors(container.get(name))]
         if len(found) == 1:

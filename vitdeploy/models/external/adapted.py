@@ -25,7 +25,7 @@ Output = tuple[str, Tensor]
 class Adapted(nn.Module):
     """An external module with the outputs of a `Signature`: float tensors in a fixed order, whatever it returns.
 
-    `arguments` are passed beside the image, which is the module's first argument. `headless`: see `named_outputs`.
+    `arguments` are passed after the image, the module's first argument. `headless`: see `named_outputs`.
     """
 
     def __init__(self, model: nn.Module, arguments: Mapping[str, Any] | None = None, *, headless: bool = False) -> None:
@@ -51,7 +51,7 @@ class Adapted(nn.Module):
 
 
 def named_outputs(result: Any, *, headless: bool = False) -> list[Output]:
-    """The outputs that a task is made of, by what a module returned; [] where nothing is recognised.
+    """The outputs that a task is made of, by what a module returned; [] if nothing is recognised.
 
     A tensor [b, c] is logits, or features of a `headless` module; a tuple or a mapping of [b, q, c] and [b, q, 4] is a
     detector's; transformers' outputs are taken by their field names.
@@ -118,7 +118,7 @@ def adapt(
     *,
     headless: bool = False,
 ) -> tuple[nn.Module, Signature]:
-    """The module behind `Adapted`, and what one run of two blank images says of its outputs."""
+    """Wrap the module in `Adapted`; also returns what one run on two blank images shows about its outputs."""
     module = Adapted(model.float(), arguments, headless=headless).eval()
     image = torch.zeros(2, channels, *image_size)
     try:
@@ -153,7 +153,7 @@ def adapt(
 
 
 def _described(result: Any) -> str:
-    """What a module returned: tensors by their shapes, one level deep in tuples and mappings."""
+    """Describe what a module returned: tensors by their shapes, one level deep in tuples and mappings."""
     if isinstance(result, Tensor):
         return f"{str(result.dtype).removeprefix('torch.')} {list(result.shape)}"
     if isinstance(result, Mapping):

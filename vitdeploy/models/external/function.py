@@ -1,4 +1,4 @@
-"""What a user's own function returns: a module with its weights, looked for from the working folder too."""
+"""Load the module, with its weights, that a user's own function returns; the working folder is searched too."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ WANTED = "a function that takes nothing and returns a torch.nn.Module"
 
 
 def from_function(reference: str, image_size: tuple[int, int] | None, checkpoint: Path | None = None) -> LoadedModel:
-    """What `package.module:function` returns when called without arguments, with the weights of `checkpoint` if given.
+    """Call `package.module:function` without arguments; the result gets the weights of `checkpoint` if given.
 
-    Preprocessing comes from the module's `pretrained_cfg` where it has one (timm's modules do), else mean = std = 0.5.
+    Preprocessing comes from the module's `pretrained_cfg` if it has one (timm's modules do), else mean = std = 0.5.
 
     Raises:
-        UserCodeError: no such module or function, it fails, or it returns something else than a torch.nn.Module.
+        UserCodeError: no such module or function, it fails, or it returns something other than a torch.nn.Module.
         CheckpointError, MissingFileError, PickleError, NonFiniteWeightsError: the checkpoint does not fit the module.
     """
     model = _call(_function(reference), reference)

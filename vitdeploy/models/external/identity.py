@@ -1,7 +1,7 @@
-"""What answers of a module that is not ours depend on, as digests: two modules of one identity may share what was made.
+"""The identity of an external module, as digests of all that its answers depend on; equal identities share artifacts.
 
-No checkpoint file stands for such a module. Its code may change under the same weights, and its weights under the same
-code; and what a function reads, draws or downloads is seen in neither.
+No checkpoint file stands for such a module. Its code may change with the same weights, and its weights with the same
+code; and neither shows what a function reads, draws at random or downloads.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Other people's code: imported, and what went wrong in it told in one line."""
+"""Import other people's code, and report its errors in one line."""
 
 from __future__ import annotations
 

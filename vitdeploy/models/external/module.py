@@ -66,7 +66,7 @@ def from_module(
 
 
 def copied(module: nn.Module, name: str) -> nn.Module:
-    """A copy on the CPU. Raises UserCodeError where copy.deepcopy does not take the module."""
+    """A copy on the CPU. Raises UserCodeError if copy.deepcopy does not take the module."""
     try:
         return copy.deepcopy(module).cpu()
     except Exception as error:  # tensors that are results of a computation, locks, open files
@@ -95,10 +95,10 @@ def described(
     task: Task | None = None,
     notes: Sequence[str] = (),
 ) -> LoadedModel:
-    """A user's module with its size, preprocessing and outputs, as far as it says them; `notes` come first.
+    """A user's module with its size, preprocessing and outputs, as far as it declares them; `notes` come first.
 
     Raises:
-        CheckpointError: it does not run on such images, or its outputs are of no task; `preprocess` does not fit it.
+        CheckpointError: it does not run on such images, its outputs fit no task, or `preprocess` does not fit it.
     """
     told = list(notes)
     own = getattr(model, "pretrained_cfg", None) or {}

@@ -37,10 +37,10 @@ def save_module(
     image_size: tuple[int, int] | None = None,
     task: Task | None = None,
 ) -> Path:
-    """A file in `folder` with a copy of a module, and what is said of it; `open_module` reads it.
+    """Save a copy of a module, and its description, to a file in `folder`; `open_module` reads it.
 
     Raises:
-        UserCodeError: no torch.nn.Module, or one that cannot be copied or written.
+        UserCodeError: not a torch.nn.Module, or one that cannot be copied or written.
     """
     model = require_module(module, "what is given is no model")
     name = type(model).__name__
@@ -62,7 +62,7 @@ def save_module(
 
 
 def open_module(file: Path) -> LoadedModel:
-    """What `save_module` wrote, as the original of a job; errors as `from_module`."""
+    """Read what `save_module` wrote, as the original of a job; errors as in `from_module`."""
     module, options = cloudpickle.loads(file.read_bytes())  # written by this run, in a folder of this user's alone
     return from_module(module, name=file.stem, **options)
 

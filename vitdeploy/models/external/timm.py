@@ -87,7 +87,7 @@ def _resized(model: Any, image_size: tuple[int, int], build: Callable[[], nn.Mod
 def _arguments(
     timm: ModuleType, name: str, config: Mapping[str, Any], state: Mapping[str, Tensor] | None
 ) -> tuple[dict[str, Any], list[str]]:
-    """What timm's `create_model` is to be given: from its config.json, else what a fine-tuned checkpoint shows."""
+    """Arguments for timm's `create_model`: from its config.json, else inferred from a fine-tuned checkpoint."""
     # The weights are those of the folder; timm would read the file of this name, wherever it lies.
     arguments = {key: value for key, value in (config.get("model_args") or {}).items() if key != "checkpoint_path"}
     if config.get("num_classes") is not None:

@@ -69,7 +69,7 @@ def from_transformers(
 
 
 def _loaded(cls: Any, folder: Path, state: Mapping[str, Tensor] | None, name: str) -> tuple[Any, list[str]]:
-    """The model and notes. A pooling layer of which there are no weights is left out: it would be random numbers."""
+    """The model and notes. A pooling layer without weights in the file is left out: it would be random numbers."""
     model, found, remarks = _attempt(cls, folder, state)
     takes = inspect.signature(cls.__init__).parameters
     if found.missing and all(POOLER in key for key in found.missing) and "add_pooling_layer" in takes:

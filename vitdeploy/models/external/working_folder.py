@@ -65,7 +65,7 @@ class WorkingFolder(MetaPathFinder):
             self.building = False
 
     def import_module(self, name: str) -> ModuleType:
-        """Import the module that the user named; errors of it come through."""
+        """Import the module that the user named; its errors propagate."""
         importlib.invalidate_caches()
         self.named = name.partition(".")[0]
         try:
@@ -98,7 +98,7 @@ def shown_folder() -> WorkingFolder:
 
 
 def is_own(file: str | None, folder: Path) -> bool:
-    """Whether a file of code is the user's, in this folder: not of an environment that lies there."""
+    """Whether a code file in this folder is the user's own, not part of an environment in the folder."""
     if not file or file.startswith("<"):
         return False
     path = Path(file)
@@ -120,7 +120,7 @@ def _asking() -> str | None:
 
 
 def _probed() -> bool:
-    """Whether somebody asks if there is such a module, as libraries do for what is optional."""
+    """Whether the caller only checks that such a module exists, as libraries do for optional ones."""
     for frame in _frames():
         if not frame.f_code.co_filename.startswith(MACHINERY):
             return False

@@ -1,1 +1,1 @@
-"""What is known of each architecture of ours: a row of the catalog."""
+"""Our architectures: a row of the catalog for each."""

@@ -1,4 +1,4 @@
-"""DETR in the catalog: names, what a model takes and gives, and what a checkpoint says of its shape.
+"""DETR in the catalog: names, inputs and outputs of a model, and the shape that a checkpoint implies.
 
     detr_<resnet50|resnet101>[_dc5][_panoptic]                                  the published models
     detr_r<n>-<n>-<n>-<n>c<C>_w<W>h<H>e<E>d<D>q<Q>_<size>[_dc5][_panoptic]      any other

@@ -211,7 +211,7 @@ def resize(
 
 
 def settle(own: SwinConfig, named: SwinConfig) -> tuple[SwinConfig, list[str]]:
-    """A window that shrank to its image is known only as far as that."""
+    """Take the name's windows: the tensors of a window that shrank to its image do not show its full size."""
     return (replace(own, windows=named.windows) if own.image_size == named.image_size else own), []
 
 
@@ -273,7 +273,7 @@ def _tables(weights: Mapping[str, Tensor]) -> list[list[Tensor]]:
 def _windows(rows: Sequence[int], image_size: tuple[int, int], patch: int, *, shrunk: bool) -> tuple[int, ...]:
     """The side of each stage's window from the number of rows of its bias tables.
 
-    A window that may have `shrunk` with the resolution is known only as far as that goes, and taken to be no larger.
+    A window may have `shrunk` with the resolution; its original size is unknown then, and taken to be no larger.
     """
     sides = []
     height, width = (size // patch for size in image_size)

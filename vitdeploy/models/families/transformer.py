@@ -134,7 +134,7 @@ def _depth(weights: Mapping[str, Tensor], stack: str) -> int:
 
 
 def _untold(hints: Hints, told: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    """Fields of the configuration that hints give, each of its right type, beside those that were `told`."""
+    """Fields of the configuration that hints give, with their types checked, in addition to those already `told`."""
     types = {field.name: type(field.default) for field in dataclasses.fields(TransformerConfig)}
     fields = dict(told)
     for key, value in hints.config.items():
@@ -164,7 +164,7 @@ def _untold(hints: Hints, told: Mapping[str, Any], notes: list[str]) -> dict[str
 def _from_torch(state: Mapping[str, Tensor], told: dict[str, Any], notes: list[str]) -> dict[str, Tensor]:
     """Our names for the tensors of torch.nn.Transformer, embeddings and generator.
 
-    Adds to `told` what a stored table of positions tells, and to `notes` what was left out.
+    Adds to `told` what a stored position table implies, and to `notes` what was left out.
     """
     prefix = next(key for key in state if key.endswith(_TORCH)).removesuffix(_TORCH)
     weights: dict[str, Tensor] = {}
@@ -222,7 +222,7 @@ _LAYERS = {
 
 
 def _stacked(name: str, tensor: Tensor) -> dict[str, Tensor] | None:
-    """Our tensors for one of the encoder's or decoder's; None where it is neither's.
+    """Our tensors for one of the encoder's or decoder's; None if it is neither's.
 
     `in_proj` is query, key and value on top of each other; those of cross-attention are two linears here.
     """

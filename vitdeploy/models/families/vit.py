@@ -101,7 +101,7 @@ def resize(
 
 
 def preprocess(config: ViTConfig) -> PreprocessSpec:
-    """What models of the config's `preset` are evaluated with in timm: bicubic, short side resized, centre crop.
+    """The preprocessing that timm evaluates models of the config's `preset` with: bicubic, short side, centre crop.
 
     Raises:
         CheckpointError: the patch embedding has neither 1 nor 3 channels, so no image fits it.
@@ -118,7 +118,7 @@ def hints(name: str, config: ViTConfig) -> Hints:
 
 
 def settle(own: Config, named: ViTConfig) -> tuple[Config, list[str]]:
-    """What a reader has to assume where keys of another library do not come with that library's config file."""
+    """Settle what a reader has to assume if keys of another library come without that library's config file."""
     changed = [f"{f} {getattr(named, f)}" for f in CONVENTIONS if getattr(named, f) != getattr(own, f)]
     said = {field: getattr(named, field) for field in (*CONVENTIONS, "preset")}
     return replace(own, **said), changed
@@ -139,7 +139,7 @@ def transformers_keys(values: Mapping[str, Any], config: ViTConfig) -> dict[str,
     }
     if "use_swiglu_ffn" not in values:
         return keys | {"intermediate_size": config.hidden}
-    # DINOv2's, of which a SwiGLU's width is rounded.
+    # DINOv2's; it rounds the width of a SwiGLU.
     ratio = {"mlp_ratio": config.mlp_ratio} if config.mlp == "mlp" else {}
     return keys | {"use_swiglu_ffn": config.mlp != "mlp"} | ratio
 

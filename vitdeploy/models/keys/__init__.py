@@ -1,1 +1,1 @@
-"""What other libraries call tensors and architectures, and what these are here."""
+"""Names of tensors and architectures in other libraries, and their equivalents here."""

@@ -114,7 +114,7 @@ class Mapped:
 
 
 def to_detr(state: Mapping[str, Tensor]) -> Mapped | None:
-    """The state dict under our names; None where its keys are not those of a DETR.
+    """The state dict under our names; None if its keys are not those of a DETR.
 
     Raises:
         CheckpointError: a variant of DETR that is another function (pre-norm, learned image positions).

@@ -50,7 +50,7 @@ _FROM_TRANSFORMERS = tuple(
 
 
 def read(state: Mapping[str, Tensor]) -> tuple[str, dict[str, Tensor], list[str]] | None:
-    """Style of the keys, the tensors under our names, and what was done, one per line; None where no style fits.
+    """Style of the keys, the tensors under our names, and what was done, one per line; None if no style fits.
 
     Keys that the style does not have are passed on as they are: loading then names them as unexpected.
     """

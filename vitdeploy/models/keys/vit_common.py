@@ -1,4 +1,4 @@
-"""What key readers of ViTs share: checking, merging and measuring a renamed state dict.
+"""Shared code of the key readers for ViTs: checking, merging and measuring a renamed state dict.
 
 Every reader turns its library's tensors into timm's names (`blocks.0.attn.qkv.weight`, `patch_embed.proj.weight` ...),
 which are also those of `VisionTransformer`. What follows from names and shapes is measured here; what does not

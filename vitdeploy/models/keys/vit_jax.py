@@ -37,7 +37,7 @@ from vitdeploy.models.keys.vit_common import (
 )
 
 STYLE = "JAX's ViT"
-# In this order: a text tower lies beside `img/`, an optimizer's state beside `target/`.
+# In this order: a text tower is a sibling of `img/`, an optimizer's state one of `target/`.
 PREFIXES = ("params/img/", "img/", "params/", "opt/target/", "target/", "")
 
 _NAMES = {
@@ -74,7 +74,7 @@ _STACKED = "Transformer/encoderblock/"
 
 
 def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
-    """The model and its renamed tensors; None where the keys are not those of the JAX code.
+    """The model and its renamed tensors; None if the keys are not those of the JAX code.
 
     `state` is what `read_npz` gives. Heads are an axis of the kernels, so no hint is needed for them.
 

@@ -50,7 +50,7 @@ DINOV2_IMAGE = (518, 518)
 CLIP_DIMENSIONS = {"medium": 512, "base": 512, "large": 768, "huge": 1024, "giant": 1024, "gigantic": 1280}
 # timm runs these (size, patch) with exact GELU (large only below 512), though SigLIPs were trained with its tanh form.
 SIGLIP_EXACT_GELU = {("base", 16), ("large", 16), ("so400m", 14)}
-# SigLIP so400m/14 was trained at 384, of which its patches leave the last 6 rows and columns out.
+# SigLIP so400m/14 was trained at 384; its patches leave out the last 6 rows and columns.
 SIGLIP_REMAINDER = ("so400m", 14, (384, 384))
 
 _SIZE = r"(?P<size>[a-z]+[0-9]*m?|w(?P<width>\d+)d(?P<depth>\d+)h(?P<heads>\d+))"

@@ -43,7 +43,7 @@ FORMULA_TOLERANCE = 2e-3
 
 
 def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
-    """A ViT, or a DeiT with distillation token, by timm's or DINOv2's keys; None where the state dict has others.
+    """A ViT, or a DeiT with distillation token, by timm's or DINOv2's keys; None if the state dict has others.
 
     Raises:
         CheckpointError: heads, image size or positions cannot be known, or shapes contradict each other.
@@ -72,7 +72,7 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
 
 @dataclass(frozen=True)
 class Named:
-    """What `config.json` says: the built-in model that it names, and the arguments that override it."""
+    """The built-in model that `config.json` names, and the arguments that override it."""
 
     model: ViTConfig | None
     arguments: Mapping[str, Any]
@@ -84,7 +84,7 @@ class Named:
 
 
 def _named(config: Mapping[str, Any]) -> Named | None:
-    """None where timm's config names a model, or arguments of one, that is not ours."""
+    """None if timm's config names a model, or arguments of one, that is not ours."""
     name, arguments = config.get("architecture"), config.get("model_args") or {}
     try:
         model = (parse_vit(name) or parse_deit(name)) if isinstance(name, str) else None
@@ -174,7 +174,7 @@ def _shape(state: Mapping[str, Tensor], key: str, axes: int) -> tuple[int, ...]:
 
 
 def _ending(state: Mapping[str, Tensor], named: Named, width: int, notes: list[str]) -> tuple[FinalNorm, Pooling]:
-    """Where the final norm stands, and how tokens are pooled."""
+    """The place of the final norm, and the pooling of the tokens."""
     if "norm.weight" in state:
         final_norm: FinalNorm = "before_pooling"
     elif "fc_norm.weight" in state:

@@ -52,7 +52,7 @@ _PARTS = {
 
 
 def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
-    """The model and its renamed tensors; None where the keys are not those of torchvision's ViT.
+    """The model and its renamed tensors; None if the keys are not those of torchvision's ViT.
 
     Raises:
         CheckpointError: a convolutional stem, tensors missing or of odd shapes, heads or image size unknown.

@@ -134,7 +134,7 @@ class _Sorted:
 
 
 def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
-    """The model and its renamed tensors; None where the keys or the config's model_type are not those of these models.
+    """The model and its renamed tensors; None if the keys or the config's model_type are not those of these models.
 
     Raises:
         CheckpointError: tensors are missing, unknown or of odd shapes, or heads or image size cannot be known.
@@ -188,7 +188,7 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
 
 
 def _tower(state: Mapping[str, Tensor]) -> tuple[str, str] | None:
-    """Where the image encoder's keys begin, and the kind of model, by `model_type`."""
+    """The prefix of the image encoder's keys, and the kind of model, by `model_type`."""
     for prefix in PREFIXES:
         embeddings = prefix + "embeddings."
         if embeddings + "patch_embeddings.projection.weight" in state:
@@ -283,7 +283,7 @@ def _pooling(state: dict[str, Tensor], kind: str, classifier: bool, notes: list[
         return "average", "before_pooling"
     if kind == "siglip":
         return "attention", "before_pooling"
-    # Classifiers of DINOv2 read the class token beside the mean of the patch tokens.
+    # Classifiers of DINOv2 read the class token and the mean of the patch tokens.
     return ("class_average" if kind.startswith("dinov2") and classifier else "class"), "before_pooling"
 
 
@@ -296,7 +296,7 @@ def _drop(state: dict[str, Tensor], prefix: str, why: str, notes: list[str]) -> 
 
 @dataclass(frozen=True)
 class Settings:
-    """`heads` and `image_size` (height, width) are None where there is no config."""
+    """`heads` and `image_size` (height, width) are None if there is no config."""
 
     layer_norm_eps: float
     activation: Activation
@@ -308,7 +308,7 @@ class Settings:
 def settings_for(kind: str, config: Mapping[str, Any]) -> Settings | None:
     """The settings of a model whose tensors are those of `kind` (a key of DEFAULTS).
 
-    None where the config is of a model_type that this module does not know: equal names are not equal models.
+    None if the config is of a model_type that this module does not know: equal names are not equal models.
 
     Raises:
         CheckpointError: a value that the forward pass needs is not one that vitdeploy has.

@@ -1,1 +1,1 @@
-"""What lies beside weights in a model's folder, here or on a hub."""
+"""The files next to the weights in a model's folder, local or on a hub."""

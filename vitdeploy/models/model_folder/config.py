@@ -58,7 +58,7 @@ def vision_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def stated_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
-    """The image size, (height, width), that a config.json of timm or transformers says; None where it says none."""
+    """The image size, (height, width), that a config.json of timm or transformers says; None if it says none."""
     arguments = config.get("model_args")
     of_timm = arguments.get("img_size") if isinstance(arguments, Mapping) else None
     return sides(vision_part(config).get("image_size") or of_timm or (timm_config(config) or {}).get("input_size"))

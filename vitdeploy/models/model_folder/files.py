@@ -28,10 +28,10 @@ class ModelFolder:
 
     @property
     def has_config(self) -> bool:
-        """Whether it has a model's config.json; those of other programs have the same name.
+        """Whether it has a model's config.json; other programs use the same file name.
 
         Raises:
-            CheckpointError: one that cannot be parsed, so that nothing says whose it is.
+            CheckpointError: it cannot be parsed, so its origin is unknown.
         """
         path = self.path / CONFIG
         if not path.is_file():
@@ -72,7 +72,7 @@ class ModelFolder:
 
 
 def beside(checkpoint: Path) -> ModelFolder | None:
-    """The folder of a checkpoint that is in several files, or has a model's config.json beside it; else None."""
+    """The folder of a checkpoint that is in several files, or lies next to a model's config.json; else None."""
     files = files_of(checkpoint)
     folder = ModelFolder(checkpoint.parent, given=files)
     return folder if files != (checkpoint,) or (checkpoint.is_file() and folder.has_config) else None

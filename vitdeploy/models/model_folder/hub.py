@@ -20,7 +20,7 @@ WANTED = [CONFIG, PREPROCESSOR, PROCESSOR, SAFETENSORS, INDEX, "model-*-of-*.saf
 
 
 def is_hub_name(model: str) -> bool:
-    """Whether a name is of a model folder, here or on the hub, and not a path or a built-in name."""
+    """Whether a name refers to a model folder, local or on the hub, and not to a path or a built-in name."""
     return model.startswith(("hf:", "timm:"))
 
 
@@ -41,7 +41,7 @@ def locate(model: str) -> ModelFolder:
 
 
 def local_folder(model: str) -> Path | None:
-    """The folder of this machine that `hf:...` names; None where the hub is asked.
+    """The folder of this machine that `hf:...` names; None if the hub is asked.
 
     Raises:
         MissingFileError: a path that is no folder.
@@ -70,7 +70,7 @@ def _tagged(name: str) -> str:
         return name
     try:
         from timm.models import get_pretrained_cfg
-    except Exception:  # not installed, or not with the torch that is: then the hub is asked for the name as it is
+    except Exception:  # not installed, or not compatible with the installed torch: the hub gets the name as it is
         return name
     config = get_pretrained_cfg(name, allow_unregistered=True)
     return f"{name}.{config.tag}" if config is not None and config.tag else name

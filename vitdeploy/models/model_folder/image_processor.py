@@ -1,7 +1,7 @@
-"""How images are prepared: as timm's `pretrained_cfg` says, or the settings of transformers' image processor, which are
-in `preprocessor_config.json` or `processor_config.json`.
+"""Preprocessing from timm's `pretrained_cfg`, or from the settings of transformers' image processor, which are in
+`preprocessor_config.json` or `processor_config.json`.
 
-Known to be ignored: flags that concern training labels only (do_reduce_labels, do_convert_annotations), do_convert_rgb
+Deliberately ignored: flags that concern training labels only (do_reduce_labels, do_convert_annotations), do_convert_rgb
 (images always get the model's channels), and what timm and transformers would do to images of other sizes when the
 model is run at another image size. Every other step that `PreprocessSpec` cannot express is refused or noted.
 """
@@ -80,10 +80,10 @@ PROCESSORS: Mapping[str, Processor] = {
 
 
 def timm_preprocess(config: Mapping[str, Any], channels: int, image_size: tuple[int, int]) -> PreprocessSpec:
-    """What `timm.data.create_transform` does for a `pretrained_cfg`, at `image_size` (height, width).
+    """The preprocessing of `timm.data.create_transform` for a `pretrained_cfg`, at `image_size` (height, width).
 
     The short side (crop mode "center") or both sides ("squash") become floor(size / crop_pct). At the config's
-    `test_input_size` its `test_crop_pct` counts, as with timm's `use_test_size`. Where the size is not square, "center"
+    `test_input_size` its `test_crop_pct` counts, as with timm's `use_test_size`. If the size is not square, "center"
     keeps the aspect and covers it.
 
     Raises:
@@ -113,7 +113,7 @@ def timm_preprocess(config: Mapping[str, Any], channels: int, image_size: tuple[
 
 
 def transformers_processor(folder: Path) -> dict[str, Any] | None:
-    """The image processor's settings of a model folder, None where it has none.
+    """The image processor's settings of a model folder, None if it has none.
 
     `processor_config.json` with an "image_processor" inside counts before `preprocessor_config.json`, as in
     transformers.
@@ -128,7 +128,7 @@ def transformers_processor(folder: Path) -> dict[str, Any] | None:
 
 
 def fixed_size(processor: Mapping[str, Any] | None) -> tuple[int, int] | None:
-    """The (height, width) to which a processor resizes all images, None where it crops or keeps their aspect.
+    """The (height, width) to which a processor resizes all images, None if it crops or keeps their aspect.
 
     It is the size of models whose `config.json` tells none, because they take all: detectors such as RT-DETR.
     """
@@ -142,13 +142,13 @@ def fixed_size(processor: Mapping[str, Any] | None) -> tuple[int, int] | None:
 def transformers_preprocess(
     config: Mapping[str, Any], channels: int, image_size: tuple[int, int]
 ) -> tuple[PreprocessSpec, tuple[str, ...]]:
-    """What the image processor of a `preprocessor_config.json` does, at `image_size`, with notes for the user.
+    """The preprocessing of a `preprocessor_config.json`, at `image_size`, with notes for the user.
 
-    Keys that the file leaves out have the values of the processor's class. The processor's own sizes are scaled where
+    Keys that the file leaves out have the defaults of the processor's class. The processor's own sizes are scaled if
     `image_size` is not its output size.
 
     Raises:
-        CheckpointError: a processor or a setting that does something vitdeploy does not have.
+        CheckpointError: a processor or a setting that vitdeploy does not support.
     """
     processor, name, notes = _processor(config)
     settings = _Settings(config, processor)

@@ -22,7 +22,7 @@ WORDNET = re.compile(r"n\d{8}")
 def labels_for(config: Mapping[str, Any], classes: int | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """One name a class in the order of the model's outputs, each on one line; and notes on what was filled or not used.
 
-    () where the config has none that mean anything, and where the model has no classes (None). A class that the
+    () if the config has none that mean anything, and where the model has no classes (None). A class that the
     config leaves out is called LABEL_<number>, as transformers would.
 
     Raises:
@@ -46,7 +46,7 @@ def labels_for(config: Mapping[str, Any], classes: int | None) -> tuple[tuple[st
 
 
 def counted(config: Mapping[str, Any]) -> tuple[str, int] | None:
-    """The key of the names, and how many classes they are for; None where nothing is said."""
+    """The key of the names, and how many classes they are for; None if nothing is said."""
     key, names, _ = _names(config)
     return (key, max(names) + 1) if names else None
 
@@ -83,7 +83,7 @@ def _listed_or_numbered(value: Any) -> Names:
 
 
 def _numbered(pairs: list[tuple[Any, Any]]) -> Names | None:
-    """Names by their numbers; None where one is no number of a class, or a class has two names."""
+    """Names by their numbers; None if one is no number of a class, or a class has two names."""
     try:
         names = {int(number): str(name) for number, name in pairs}
     except (TypeError, ValueError, OverflowError):  # the last of Infinity

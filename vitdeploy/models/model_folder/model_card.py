@@ -1,4 +1,4 @@
-"""What lies beside a checkpoint about how accurate it is: results of transformers' Trainer, a model card."""
+"""Read claims of accuracy next to a checkpoint: results of transformers' Trainer, a model card."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CARD = "README.md"
 
 
 def claimed_accuracy(folder: Path) -> tuple[float, str] | None:
-    """Percent of top-1, and the file that says so; None where none does. What cannot be read says nothing."""
+    """Percent of top-1, and the file that says so; None if none does. What cannot be read says nothing."""
     for name in RESULTS:
         for found in _in_results(_json(folder / name)):
             return found, name

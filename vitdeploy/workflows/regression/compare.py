@@ -48,7 +48,7 @@ def compare(
     Raises:
         MissingFileError: an argument is neither.
         InputError: images for reports, which no image can be shown to.
-        TargetError: the two have no engine in common. Errors of reading, data, engines and measuring come through.
+        TargetError: the two have no engine in common. Errors of reading, data, engines and measuring propagate.
     """
     paths = baseline, candidate
     if not any(map(is_report, paths)):

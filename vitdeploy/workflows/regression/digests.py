@@ -10,7 +10,7 @@ from vitdeploy.spec import DecodeError, Manifest, decode
 
 
 def of_bundle(manifest: Manifest) -> dict[str, str]:
-    """The sha256 of every file of a bundle, and of what it was made from, as far as it says."""
+    """The sha256 of every file of a bundle, and of its sources if recorded."""
     files = {entry.path: entry.sha256 for entry in manifest.files}
     try:
         return {**_inputs(decode(Provenance, manifest.provenance)), **files}

@@ -1,4 +1,4 @@
-"""What a comparison says of one pair of engines, and the gates of it; all JSON-ready."""
+"""The findings of a comparison of one pair of engines, and its gates; all JSON-ready."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from vitdeploy.verification.gate import Gate, drop_gate, join, slowdown_gate
 
 @dataclass(frozen=True)
 class Found:
-    """One pair. `accuracy` is None where it was not compared. `flags`: of either side's measurement. `same_engine`:
+    """One pair. `accuracy` is None if it was not compared. `flags`: of either side's measurement. `same_engine`:
     both sides are one engine, on one machine."""
 
     name: str
@@ -42,7 +42,7 @@ def judge(found: Found, limits: Limits) -> tuple[PairFacts, Gate]:
 
 
 def _difference(ratio: TimeRatio) -> str:
-    """In words, what the interval of candidate / baseline says, as far as it can be relied on."""
+    """The meaning of the interval of candidate / baseline in words, if it is reliable."""
     if not ratio.decided:
         return "not decided"
     low, high = ratio.ci95

@@ -39,14 +39,14 @@ def compare_bundles(
     skip_bad: bool,
     progress: Progress,
 ) -> tuple[list[Found], Bench | None, list[str], list[str]]:
-    """What was found of each pair of engines, the `bench` of those that are not the same files, remarks, and the
-    targets that the candidate has no engine for.
+    """Compare each pair of engines; also returns the `bench` of pairs with different files, remarks, and the targets
+    that the candidate has no engine for.
 
     Args:
         choice: which images both sides answer; without them accuracy is not compared.
 
     Raises:
-        TargetError: there is no pair of engines. Errors of bundles, data, engines and measuring come through.
+        TargetError: there is no pair of engines. Errors of bundles, data, engines and measuring propagate.
     """
     sides = {subject.artifact: subject for subject in find(str(baseline))}
     others = {subject.artifact: subject for subject in find(str(candidate))}
@@ -74,7 +74,7 @@ def compare_bundles(
 def _verified(
     ours: Subject, theirs: Subject, choice: DataChoice, skip_bad: bool, progress: Progress
 ) -> tuple[AccuracyChange, list[str]]:
-    """The accuracy of both sides, and what is said of the data and of the baseline's accuracy."""
+    """The accuracy of both sides, and remarks on the data and on the baseline's accuracy."""
     found = verify_subjects(ours, theirs, choice, skip_bad=skip_bad, budget=Budget(), progress=progress)
     facts = found.verified
     said = [*found.remarks, *(f"warning: {text}" for text in found.warnings)]
@@ -97,7 +97,7 @@ def _of_same_files() -> AccuracyChange:
 
 
 def _same_files(pair: Pair, baseline: Manifest, candidate: Manifest) -> bool:
-    """Whether both engines are the same bytes, and are asked and read in the same way."""
+    """Whether both engines are the same bytes, with the same settings."""
     of_model = [(m.task, m.preprocess, m.postprocess) for m in (baseline, candidate)]
     engines = _of_engine(baseline, pair.baseline), _of_engine(candidate, pair.candidate)
     return of_model[0] == of_model[1] and engines[0] == engines[1]
@@ -127,7 +127,7 @@ def _bench_run(
 
 
 def _names(pair: Pair) -> tuple[str, str]:
-    """What the two sides of a pair are called in the benchmark run."""
+    """The names of the two sides of a pair in the benchmark run."""
     return f"baseline {pair.baseline}", f"candidate {pair.candidate}"
 
 

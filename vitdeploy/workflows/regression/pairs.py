@@ -1,4 +1,4 @@
-"""Which engine of the candidate is to be compared with which of the baseline."""
+"""Choose which engine of the candidate is compared with which of the baseline."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ class Pair:
 
 
 def pair_up(baseline: Sequence[str], candidate: Sequence[str]) -> tuple[list[Pair], list[str], list[str]]:
-    """The pairs, in the candidate's order, a remark for each engine that has no partner, and the targets of which only
+    """The pairs, in the candidate's order, a remark for each engine without a partner, and the targets for which only
     the baseline has engines.
 
-    Engines of one name are partners. A target's first engine is what an app gets: where the candidate has no longer
-    that of the baseline, as it may have failed its budget, its first one of the target is the partner. Where nothing
-    is in both, and each side has one engine, these are.
+    Engines with the same name are partners. An app gets a target's first engine: if the candidate no longer has that of
+    the baseline, because it may have failed its budget, its own first one for the target is the partner. If no name is
+    in both, and each side has one engine, these are partners.
 
     Raises:
         TargetError: there is no pair.

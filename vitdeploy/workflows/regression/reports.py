@@ -16,7 +16,7 @@ from vitdeploy.workflows.regression.pairs import Pair, pair_up
 SHARES = ("classification", "sequence")
 MACHINE = ("cpu", "cores", "machine")
 RUNTIMES = ("vitdeploy", "onnxruntime", "openvino", "tensorrt")
-# How far the interval of a ratio reaches by what three processes of each side differ, of which nothing is known here.
+# Half width of a ratio's interval due to differences between three processes of each side, which are unknown here.
 BETWEEN_PROCESSES = quantile(PROCESS_FREEDOM + 2) * PROCESS_SPREAD / math.sqrt(3)
 NOT_IN_TURNS = "The two were measured in two runs: drift between them is not part of the intervals."
 
@@ -24,7 +24,7 @@ NOT_IN_TURNS = "The two were measured in two runs: drift between them is not par
 def compare_reports(
     baseline: Report, candidate: Report, target: str | None
 ) -> tuple[list[Found], list[str], list[str]]:
-    """What the reports say of each pair of engines, remarks, and the targets that the candidate has no engine for.
+    """Compare each pair of engines by the reports; returns also remarks, and the targets that the candidate lacks.
 
     Raises:
         TargetError: they have no engine in common.
@@ -62,7 +62,7 @@ def _same_files(baseline: Report, candidate: Report, pair: Pair) -> bool:
 
 
 def _undecided(baseline: Report, candidate: Report, pair: Pair) -> str:
-    """Why one of the two runs says nothing of the engine's latency, as it was told then."""
+    """The reason, as recorded then, why one of the two runs decides nothing about the engine's latency."""
     for side, report, name in (("baseline", baseline, pair.baseline), ("candidate", candidate, pair.candidate)):
         if report.bench is not None and name in report.bench.undecided:
             return f"in the {side}, {report.bench.undecided[name]}"

@@ -45,7 +45,7 @@ def _vit_base(target: str) -> Recipe:
         "path": str(_root() / "calibration" / "digits"),
         "labels": "none",
         "calibration": {"images": 32},
-        "evaluation": {"images": 128},  # so many prove the guard's 95 % where one answer is another
+        "evaluation": {"images": 128},  # enough to prove the guard's 95 % with one changed answer
     }
     return validate(
         {

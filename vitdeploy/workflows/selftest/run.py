@@ -46,8 +46,8 @@ def run_selftest(
 ) -> SelftestDocument:
     """Fill the empty folder `out` with selftest.json, report.html, doctor.txt and the logs of what failed.
 
-    Where the target does not work, nothing is attempted: the report then says of each step that it was not run, and
-    what is missing. `store` gets the engines: it should be a new one, as nothing found in it is made again.
+    If the target does not work, nothing is attempted: the report then says that no step was run, and what is missing.
+    `store` gets the engines: it should be a new one, because nothing found in it is made again.
 
     Returns: selftest.json.
     """

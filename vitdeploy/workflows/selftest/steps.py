@@ -30,7 +30,7 @@ class Steps:
     rows: list[StepFacts] = field(default_factory=list)
 
     def attempt(self, model: str, step: str, work: Callable[[], T]) -> T | None:
-        """What `work` gives, or None where it fails: an interruption alone ends the self-test."""
+        """The result of `work`, or None if it fails: only an interruption ends the self-test."""
         start = time.perf_counter()
         try:
             result = work()

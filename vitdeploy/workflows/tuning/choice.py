@@ -1,7 +1,7 @@
-"""Which finalist to ship: a test in a fixed order, so that trying many of them makes no wrong answer likelier.
+"""Choose the finalist to ship: a test in a fixed order, so that trying many of them makes no wrong answer likelier.
 
-The finalists are looked at in the order of their distance on the calibration images, the nearest to the original first,
-and the first one that the evaluation images do not confirm ends it: what is further away is not considered. Each step
+The finalists are tested in the order of their distance on the calibration images, the nearest to the original first.
+The first one that the evaluation images do not confirm ends the test: those further away are not considered. Each step
 is a test at the usual level, and so is the whole (fixed-sequence testing: Maurer, Hothorn and Lehmacher 1995, in
 Biometrie in der chemisch-pharmazeutischen Industrie 6; Wiens 2003, Pharmaceutical Statistics 2:211-215). To take
 whichever of many passes would be a choice by the evaluation images, which could not judge it any more.
@@ -22,8 +22,8 @@ from vitdeploy.workflows.tuning.variants import Variant
 
 @dataclass(frozen=True)
 class Finalist:
-    """`distance`: on the calibration images. `verified`: what `verify` says of it. `accuracy`: the gate of its answers,
-    `gate`: of the whole budget. `guarded`: no budget bounds what may be lost."""
+    """`distance`: on the calibration images. `verified`: the result of `verify`. `accuracy`: the gate of its answers,
+    `gate`: that of the whole budget. `guarded`: no budget bounds the loss."""
 
     variant: Variant
     distance: float
@@ -55,11 +55,11 @@ class Choice:
 
 
 def choose(finalists: Sequence[Finalist], bench: Bench) -> Choice:
-    """The fastest finalist that is confirmed and meets the budget; of those that are not provably slower than it, one
-    whose graph is not changed, and the nearest to the original.
+    """The fastest finalist that is confirmed and meets the budget; among those not provably slower, prefer one whose
+    graph is not changed, then the nearest to the original.
 
-    `bench` is what `pipeline.measure` says of the original and of all finalists. Where one of the times that the choice
-    is between decides nothing, the choice is not decided either.
+    `bench` is the result of `pipeline.measure` for the original and all finalists. If a time that the choice depends on
+    is undecided, the choice is undecided, too.
     """
     order = sorted(finalists, key=lambda each: each.distance)
     kept_count = next((i for i, each in enumerate(order) if not each.keeps), len(order))
@@ -98,7 +98,7 @@ def _fastest(among: Sequence[Finalist], bench: Bench) -> Finalist:
 
 
 def _slower(a: str, b: str, ratios: Sequence[Ratio]) -> bool:
-    """Whether `a` is provably slower than `b`; where that is not decided, by what was measured."""
+    """Whether `a` is provably slower than `b`; if undecided, whether it was measured slower."""
     ratio = find_ratio(ratios, a, b)
     if ratio is None:
         return True

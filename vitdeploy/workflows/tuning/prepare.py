@@ -1,4 +1,4 @@
-"""From a recipe to what a search starts from."""
+"""Turn a recipe into the starting point of a search."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def prepare_search(
     Raises:
         RecipeError: an unknown target, or more than one image size.
         InputError: a bound on the accuracy, no labels, and a metric that agreement does not bound.
-        CapabilityError: an encoder-decoder, or a model that takes no images. Errors of `prepare` come through.
+        CapabilityError: an encoder-decoder, or a model that takes no images. Errors of `prepare` propagate.
     """
     if recipe.source.image_sizes is not None:
         raise RecipeError("the recipe", ["$.source.image_sizes: one size is tuned at a time; give image_size"])

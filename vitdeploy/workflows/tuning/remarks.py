@@ -1,4 +1,4 @@
-"""What the screening says in words: which of the usual means pays on this machine, and which does not."""
+"""Summarize the screening in words: which of the usual measures pay on this machine, and which do not."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _int8(variant: Variant, variants: Sequence[Variant], medians: Medians) -> li
 
 
 def _changed(variant: Variant, medians: Medians) -> str:
-    """What was changed of the graph against the same without."""
+    """Say whether a change of the graph pays, compared with the same variant without it."""
     ratio, low, high = ratio_of_medians(medians[variant.name], medians[variant.plain.name]).interval
     word = "pays" if high < 1 else "does not pay" if low > 1 else "is not provably faster"
     merges = ", then ".join(f"to {count} tokens in block {block}" for block, count in variant.merges)

@@ -64,14 +64,14 @@ class Made:
 
 @dataclass(frozen=True)
 class Tuned:
-    """What was found.
+    """The results of a search.
 
-    made: every variant; `finals`: those that were judged, with what that gave; `front`: the same as finalists, the
+    made: every variant; `finals`: those that were judged, with the results; `front`: the same as finalists, the
         nearest to the original first.
-    medians_ms: of each round of the screening, by name. disturbed: why these are not to be relied on; empty where
-        they are.
-    rows: how fast the model is with how many rows, by target.
-    schedules: what was looked at of token merging, by target.
+    medians_ms: medians of each round of the screening, by name. disturbed: why these are unreliable; empty if they are
+        reliable.
+    rows: the speed of the model by number of rows, by target.
+    schedules: the trials of token merging, by target.
     left_out: (what, why).
     """
 
@@ -94,7 +94,7 @@ class Tuned:
 
 @dataclass
 class Tuner:
-    """One search. `finished` hears of each step and whether it was reused; `seconds`: the time budget, None without."""
+    """One search. `finished` gets each step and whether it was reused; `seconds`: the time budget, or None."""
 
     job: Job
     store: Store
@@ -114,12 +114,12 @@ class Tuner:
         return self.job.recipe.to_budget()
 
     def foresee(self) -> list[str]:
-        """What the budget asks and the data cannot prove, whatever is found. The original answers for it."""
+        """Bounds of the budget that the data cannot prove, whatever is found. Runs the original."""
         answers = read_answers(self._run([original_step(self.job)])[REFERENCE].path)
         return foresee(self.job.adapter, answers, self.job.data, self.job.budget)
 
     def run(self) -> Tuned:
-        """All of it. Errors of any stage come through."""
+        """All of it. Errors of any stage propagate."""
         targets = self.job.recipe.targets
         for target in targets:
             for variant in float_variants(target):
@@ -139,8 +139,8 @@ class Tuner:
         return self._judge(front, medians, disturbed)
 
     def _further(self, targets: Sequence[str]) -> Iterator[Variant]:
-        """What is tried beyond plain float and INT8: first as many rows as are fastest, which changes no answer; then
-        what is to fix INT8 where it needs that, for without it nothing else is of use; then what makes it faster."""
+        """Trials beyond plain float and INT8: first the fastest number of rows, which changes no answer; then fixes for
+        INT8 if it needs them, because nothing else helps without them; then what makes it faster."""
         plain = {each.variant.target: each for each in self.made if each.variant.precision == "int8"}
         for target in plain:
             yield from self._aligned(target)
@@ -197,7 +197,7 @@ class Tuner:
             yield Variant(target, "int8", schedule.merges)
 
     def _acceptable(self, schedule: Schedule, plain: Score) -> bool:
-        """By the budget, where it bounds answers; else merging may change as much as INT8 does."""
+        """Acceptable by the budget if it bounds answers; else merging may change as much as INT8 does."""
         if self._bounded(schedule.expected):
             return self._meets(schedule.expected)
         return schedule.distance <= plain.distance
@@ -206,7 +206,7 @@ class Tuner:
         return expected is not None and (self.budget.min_agreement, self.budget.max_drop) != (None, None)
 
     def _meets(self, expected: Expected | None) -> bool:
-        """Whether answers are expected to be within the budget; where there is nothing to go by, they are."""
+        """Whether answers are expected to be within the budget; True if there is no evidence."""
         return expected is None or expected.meets(self.budget)
 
     def _late(self) -> bool:

@@ -1,4 +1,4 @@
-"""What is tried: a target, a precision, and what else may be changed about the graph."""
+"""Variants to try: a target, a precision, and further changes of the graph."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        """As artifacts are called, with what is done beside."""
+        """The artifact name, with the further changes."""
         merged = "+".join(f"{block}:{count}" for block, count in self.merges)
         changes = [f"tokens {merged}"] * bool(merged) + [f"rows {self.rows}"] * (self.rows is not None)
         return " ".join([f"{self.target}-{self.precision}", *changes])
@@ -46,5 +46,5 @@ class Variant:
 
 
 def float_variants(target: str) -> list[Variant]:
-    """In every float precision that the target has; whether this machine can is asked of the runtime."""
+    """A variant for every float precision of the target; the runtime tells whether this machine supports it."""
     return [Variant(target, precision) for precision in FLOATS if precision in TARGETS[target].precisions]

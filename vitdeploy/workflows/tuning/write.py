@@ -1,4 +1,4 @@
-"""What a search leaves: tune.json, tune.html, and the recipe of what to ship."""
+"""Write the results of a search: tune.json, tune.html, and the recipe of what to ship."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def recipe_text(recipe: Recipe, folder: Path) -> str:
 
 
 def _relative(path: Path, folder: Path) -> str:
-    """As a recipe in `folder` names it; absolute where there is no way from one to the other, as between drives."""
+    """The path relative to a recipe in `folder`; absolute if there is none, as between drives."""
     try:
         return Path(os.path.relpath(path.resolve(), folder.resolve())).as_posix()
     except ValueError:
