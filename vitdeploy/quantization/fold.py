@@ -72,8 +72,8 @@ class Hidden:
     @property
     def what(self) -> str:
         words = [f"hidden channels scaled, exponent {self.alpha:g}"] if self.alpha is not None else []
-        split_already = f"{len(self.copies)} hidden channels split into {sum(self.copies.values())} copies"
-        return ", ".join(words + ([split_already] if self.copies else []))
+        splits = f"{len(self.copies)} hidden channels split into {sum(self.copies.values())} copies"
+        return ", ".join(words + ([splits] if self.copies else []))
 
 
 Folding: TypeAlias = Callable[
