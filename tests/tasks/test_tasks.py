@@ -224,7 +224,8 @@ def test_a_detector_that_comes_as_onnx_with_yolo_labels(command, segmented, answ
     assert (made.report["model"]["family"], made.report["model"]["checkpoint"]) == ("onnx", "theirs.onnx")
     assert made.report["data"]["unannotated"] == 0
 
-    fields = command("predict", made.bundle, *paths, "--json").document
+    # Whether INT8 is the faster one of so small a model, and so the first of the bundle, its short bench does not say.
+    fields = command("predict", made.bundle, *paths, "--target", "openvino-cpu-int8", "--json").document
     assert fields["engine"] == "openvino-cpu-int8"
     assert sum(len(answer["objects"]) for answer in fields["predictions"]) > sum(wanted.values()) / 2
     for answer in fields["predictions"]:

@@ -87,7 +87,7 @@ def tune(
         RecipeError, InputError: arguments that do not fit. Errors of the model, the images, the targets and the stages.
 
     >>> import vitdeploy as vd
-    >>> how = {"calibration": 32, "duration": 0.1, "progress": False}
+    >>> how = {"calibration": 32, "duration": 0.1, "time_budget": 1, "progress": False}
     >>> found = vd.tune(MODEL, DIGITS, targets=["onnxruntime-cpu"], **how)
     >>> found.recipe.name
     'recipe.yaml'
