@@ -184,10 +184,10 @@ def run(
         RecipeError, MissingFileError: of the recipe. Errors of the model, the images, the targets and the stages.
     """
     from vitdeploy.pipeline.early import check_recipe
-    from vitdeploy.recipe.load import load_recipe
+    from vitdeploy.recipe.load import given_recipe
     from vitdeploy.stages.files import OUTPUT_NAMES
 
-    loaded = load_recipe(Path(recipe), overrides, function) if isinstance(recipe, str | Path) else recipe
+    loaded = given_recipe(recipe, overrides, function)
     home, reporter = home_of(folder, "bundle", OUTPUT_NAMES), reporting(progress)
     check_recipe(loaded)
 
@@ -220,9 +220,9 @@ def plan(
 ) -> list[PlannedStep]:
     """Preview `run`: every input is checked, and nothing is computed. Arguments and errors as in `run`."""
     from vitdeploy.pipeline.early import check_recipe
-    from vitdeploy.recipe.load import load_recipe
+    from vitdeploy.recipe.load import given_recipe
 
-    loaded = load_recipe(Path(recipe), overrides, function) if isinstance(recipe, str | Path) else recipe
+    loaded = given_recipe(recipe, overrides, function)
     check_recipe(loaded)
 
     from vitdeploy.pipeline.plan import make_plan

@@ -129,10 +129,10 @@ def tune_recipe(
     """Like `tune`, for a recipe, as `vitdeploy tune` does it. `targets` and the bounds of `budget` override those of
     the recipe; the other arguments and the errors are those of `vitdeploy.run`."""
     from vitdeploy.pipeline.early import check_recipe
-    from vitdeploy.recipe.load import load_recipe
+    from vitdeploy.recipe.load import given_recipe
     from vitdeploy.stages.files import TUNED_NAMES
 
-    loaded = load_recipe(Path(recipe), overrides, function) if isinstance(recipe, str | Path) else recipe
+    loaded = given_recipe(recipe, overrides, function)
     home, reporter = home_of(folder, "tuned", TUNED_NAMES), reporting(progress)
     check_recipe(loaded.model_copy(update={"precision": "fp32"}), targets or None)  # every precision is tried
 

@@ -46,6 +46,11 @@ def load_recipe(path: Path, overrides: Sequence[str] = (), function: str | None 
     return validate(data, str(path), function)
 
 
+def given_recipe(recipe: Recipe | str | Path, overrides: Sequence[str] = (), function: str | None = None) -> Recipe:
+    """A recipe that was read, as it is, or the one of a file; arguments and errors as in `load_recipe`."""
+    return recipe if isinstance(recipe, Recipe) else load_recipe(Path(recipe), overrides, function)
+
+
 def validate(data: Any, source: str, function: str | None = None) -> Recipe:
     """The recipe that these YAML values are; raises RecipeError with every problem. `function` as for `load_recipe`."""
     try:
