@@ -29,11 +29,12 @@ def refused(path, kind=CheckpointError):
     [
         (b"\x89HDF\r\n\x1a\n" + bytes(80), "an HDF5 file", "export it to ONNX"),
         (b"GGUF" + bytes(80), "a GGUF file", "as .safetensors"),
-        (gzip.compress(bytes(800)), "compressed by gzip", "gunzip it"),
+        (gzip.compress(bytes(800), mtime=0), "compressed by gzip", "gunzip it"),
         (b"\xfd7zXZ\x00" + bytes(80), "compressed by xz", "unxz it"),
         (b"\x28\xb5\x2f\xfd" + bytes(80), "compressed by zstd", "unzstd it"),
         (b"\x08\x0a\x12\x07pytorch" + bytes(80), "an ONNX file", "vitdeploy export {} -o exported"),
     ],
+    ids=["hdf5", "gguf", "gzip", "xz", "zstd", "onnx"],
 )
 def test_a_file_of_another_kind_is_named(content, what, fix, tmp_path):
     path = tmp_path / "weights.pt"
