@@ -115,6 +115,37 @@ class SequenceSpec:
 
 
 @dataclass(frozen=True)
+class FlowPart:
+    """One graph of a flow, and where its inputs come from.
+
+    `feeds`: by input of the graph, "part.output" of an earlier part, or the name of an input of the whole. `carries`:
+    by input, the graph's own output of the step before, of a part that runs step by step; nothing is in it at the first
+    step. `token`: the input of such a part that takes the tokens chosen last.
+    `batch`: what the leading axis of its tensors is called in the whole; parts of one name run on equally many.
+    """
+
+    name: str
+    feeds: dict[str, str]
+    carries: dict[str, str] = field(default_factory=dict)
+    token: str | None = None
+    batch: str = "batch"
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it runs step by step, as `SequenceSpec` says."""
+        return self.token is not None
+
+
+@dataclass(frozen=True)
+class FlowSpec:
+    """How the graphs of a model run together: `parts` in their order, and `outputs` of the whole by name, each a
+    "part.output". Only the last part may repeat."""
+
+    parts: tuple[FlowPart, ...]
+    outputs: dict[str, str]
+
+
+@dataclass(frozen=True)
 class Budget:
     """What may be lost and what must be gained; None sets no bound.
 
@@ -161,8 +192,9 @@ class EngineSpec:
 
     `weight_bits` are those of INT8 weights; None without any, and in bundles of earlier versions, which have 8.
 
-    An encoder-decoder's engine is of two `parts`, "encoder" and "decoder_step", each with its own files; `sequence`
-    says how they are run together, and `inputs` and `outputs` are those of the whole.
+    An engine of several graphs has `parts`, each with its own files, inputs, precision and kernels; `inputs` and
+    `outputs` are those of the whole. `flow` says how the parts run together (bundles of earlier versions have none: the
+    names of an encoder-decoder's tensors say it), `sequence` how tokens are chosen where one part repeats.
     """
 
     target: str
@@ -181,6 +213,7 @@ class EngineSpec:
     parts: tuple[EngineSpec, ...] = ()
     sequence: SequenceSpec | None = None
     weight_bits: WeightBits | None = None
+    flow: FlowSpec | None = field(default=None, metadata=SPARSE)
 
     @property
     def artifact(self) -> str:

@@ -219,7 +219,8 @@ def optimize(
     >>> vd.optimize(float_graph, progress=False).task
     'classification'
     """
-    from vitdeploy.stages.files import OUTPUT_NAMES, SEQUENCE_PARTS, graphs_in
+    from vitdeploy.runtime.flows import PARTS
+    from vitdeploy.stages.files import OUTPUT_NAMES, graphs_in
 
     if unknown := [name for name in without if name not in REWRITES]:
         raise InputError(f"no rewrite is called {', '.join(unknown)}", wanted=", ".join(REWRITES))
@@ -230,7 +231,11 @@ def optimize(
     from vitdeploy.stages.optimize import optimize as rewrite
 
     whole = isinstance(graph, Graph) or Path(graph).is_dir()
-    graphs = graphs_in(file.parent) if whole else {file.stem if file.stem in SEQUENCE_PARTS else "model": file}
+    graphs = (
+        graphs_in(file.parent)
+        if whole
+        else {file.stem if any(file.stem in parts for parts in PARTS) else "model": file}
+    )
     merging = tuple(sorted((merge_tokens or {}).items()))
     options = OptimizeOptions(
         **{name: name not in without for name in REWRITES},

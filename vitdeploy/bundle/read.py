@@ -4,7 +4,7 @@ Rules of the format, each with its error:
 - `manifest.json` is UTF-8 JSON of at most 8 MiB, without duplicate keys or NaN, and decodes as `spec.Manifest`.
 - `preprocess` has 1 or 3 channels with a std above 0 each, and sides of 1 to 8192 pixels.
 - every engine has a file, inputs and outputs, a batch of at least 1, and no runtime option but vitdeploy's own; so has
-  every part of one, and its files are among the engine's.
+  every part of one, and its files are among the engine's; the tensors of its parts fit the engine's flow.
 - every path is relative, of segments in `[A-Za-z0-9._-]`, none of them `.` or `..`, at most 240 characters.
 - every one of `sizes` is "HEIGHTxWIDTH", and names a bundle of its own in `sizes/`.
 - every file that a graph, engine, golden set or the labels name stands in `files`.
@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from vitdeploy.bundle.flow import mismatches, tensors_of
 from vitdeploy.bundle.layout import begins_with
 from vitdeploy.errors import DigestError, ManifestError, MissingFileError
 from vitdeploy.spec import (
@@ -168,6 +169,13 @@ def _check_engine(path: Path, engine: EngineSpec) -> None:
             f"{path} has an engine that is not allowed",
             found=_printable(f"{len(engine.files)} files, batch {engine.batch}, options {unknown}"),
             wanted=f"a file, inputs, outputs, a batch of at least 1, options among {sorted(ENGINE_OPTIONS)}",
+        )
+    problems = mismatches(engine.flow, tensors_of(engine.parts)) if engine.flow is not None else []
+    if problems:
+        raise ManifestError(
+            f"{path} has an engine whose graphs do not fit together",
+            found=_printable("; ".join(problems)),
+            wanted="names, types and sizes that agree from graph to graph",
         )
     for part in engine.parts:
         _check_engine(path, part)

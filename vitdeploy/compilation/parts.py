@@ -1,4 +1,4 @@
-"""Engines made of several graphs: an encoder-decoder has two, each compiled in a folder of its own."""
+"""Engines made of several graphs, each compiled in a folder of its own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import collections
 from collections.abc import Sequence
 from dataclasses import replace
 
+from vitdeploy.bundle.flow import tensors_of
+from vitdeploy.runtime.flows import flow_of_graphs, inputs_of, outputs_of
 from vitdeploy.runtime.sequence import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
 from vitdeploy.spec import EngineSpec, SequenceSpec
 
@@ -17,24 +19,28 @@ def within(engine: EngineSpec, name: str) -> EngineSpec:
 
 
 def joined(parts: Sequence[EngineSpec], sequence: SequenceSpec | None) -> EngineSpec:
-    """One engine of several: it takes source tokens and gives target tokens."""
-    first = parts[0]
+    """One engine of several graphs that run together; `sequence` where a part repeats. Its precision is INT8 where one
+    part's is, else the first part's."""
+    first, graphs = parts[0], tensors_of(parts)
+    flow = flow_of_graphs(graphs)
     kernels: collections.Counter[str] = collections.Counter()
     for part in parts:
         kernels.update(part.kernels)
     return EngineSpec(
         target=first.target,
-        precision=first.precision,
+        precision=next((part.precision for part in parts if part.precision == "int8"), first.precision),
         graph=first.graph,
         files=tuple(file for part in parts for file in part.files),
         batch=first.batch,
         dynamic_batch=all(part.dynamic_batch for part in parts),
         provider=first.provider,
-        inputs=SEQUENCE_INPUTS,
-        outputs=SEQUENCE_OUTPUTS,
+        inputs=inputs_of(flow, graphs) if sequence is None else SEQUENCE_INPUTS,
+        outputs=outputs_of(flow, graphs) if sequence is None else SEQUENCE_OUTPUTS,
         kernels=dict(kernels),
         options=first.options,
         device=first.device,
         parts=tuple(parts),
         sequence=sequence,
+        weight_bits=next((part.weight_bits for part in parts if part.weight_bits is not None), None),
+        flow=flow,
     )

@@ -37,23 +37,34 @@ def make_runner(
         )
     size = batch or engine.batch
     if engine.parts:
-        return _sequence_runner(folder, engine, size, threads, trust)
+        return _flow_runner(folder, engine, size, threads, trust)
     request = RunnerRequest(folder, engine, size, threads, streams, trust)
     return RUNTIME[engine.target].make_runner(request)
 
 
-def _sequence_runner(folder: Path, engine: EngineSpec, batch: int, threads: int, trust: Path | None) -> Runner:
+def _flow_runner(folder: Path, engine: EngineSpec, batch: int, threads: int, trust: Path | None) -> Runner:
+    """The runner of an engine of several parts. `batch` is that of the first; parts that count something else, such as
+    texts beside images, keep the batch that they were compiled at."""
+    from vitdeploy.runtime.flow import FlowRunner
+    from vitdeploy.runtime.flows import flow_of
     from vitdeploy.runtime.sequence_runner import SequenceRunner
 
-    parts = {part.part: part for part in engine.parts}
-    if engine.sequence is None or set(parts) != {"encoder", "decoder_step"}:
+    flow, specs = flow_of(engine), {part.part: part for part in engine.parts}
+    decodes = flow.parts[-1].repeats
+    decodable = engine.sequence is not None and len(flow.parts) == 2
+    if set(specs) != {part.name for part in flow.parts} or (decodes and not decodable):
         raise TargetError(
             f"{engine.artifact} cannot be run",
-            found=f"parts {', '.join(parts)}",
-            wanted="the parts encoder and decoder_step, and how to decode with them",
+            found=f"parts {', '.join(specs)}" + ("" if engine.sequence or not decodes else ", and no way to decode"),
+            wanted="the parts " + " and ".join(part.name for part in flow.parts) + ", and how to run them",
         )
-    encoder, step = (
-        make_runner(folder, parts[name], batch=batch, threads=threads, trust=trust)
-        for name in ("encoder", "decoder_step")
-    )
-    return SequenceRunner(encoder, step, engine.sequence, name=engine.artifact)
+    parts = {}
+    for part in flow.parts:
+        spec = specs[part.name]
+        size = batch if part.batch == flow.parts[0].batch else spec.batch
+        parts[part.name] = make_runner(folder, spec, batch=size, threads=threads, trust=trust)
+    if not decodes:
+        return FlowRunner(flow, parts, name=engine.artifact)
+    assert engine.sequence is not None
+    first, step = parts.values()
+    return SequenceRunner(first, step, engine.sequence, name=engine.artifact, flow=flow)

@@ -63,6 +63,10 @@ class Runner(ABC):
         "copy_out"; None if the back end cannot tell them apart."""
         return None
 
+    def part_times(self, feeds: Mapping[str, Array]) -> dict[str, float] | None:
+        """Milliseconds of each graph of one run on `feeds`, by name; None where there is one graph."""
+        return None
+
     @abstractmethod
     def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Outputs by name, in arrays that a later call does not touch. `feeds` are checked and contiguous."""

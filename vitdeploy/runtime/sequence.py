@@ -1,25 +1,28 @@
-"""Greedy decoding over the two engines of an encoder-decoder: one run per source, then one run per target token."""
+"""Greedy decoding over the parts of an encoder-decoder: one run per source, then one run per target token."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from time import perf_counter
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.bundle.flow import PartTensors
 from vitdeploy.errors import TensorError
+from vitdeploy.runtime.flow import LinkedParts
+from vitdeploy.runtime.flows import DECODER_STEP, ENCODER, flow_of_graphs
 from vitdeploy.runtime.postprocess import softmax
 from vitdeploy.runtime.runner import Array, Runner, type_name
-from vitdeploy.spec import TensorSpec
+from vitdeploy.spec import FlowSpec, TensorSpec
 
 Tokens = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
 
 _WANTED = "int64 [batch, source_length], at least one of each"
-PAST, PRESENT = "past_", "present_"
 # The inputs and outputs of an encoder-decoder's engine as a whole.
 SEQUENCE_INPUTS = (TensorSpec("source", "int64", ("batch", "source_length")),)
 SEQUENCE_OUTPUTS = (
@@ -52,9 +55,9 @@ class Sequence:
 class SequenceDecoder:
     """Turns source tokens into target tokens, always taking the likeliest next one. A context manager, or `close`.
 
-    The runners are of the graphs `encoder` and `decoder_step`: outputs of the encoder are fed by name to the inputs
-    of the same name of the decoder step, and what it returns as "present_..." is its "past_..." at the next step.
-    Where they are pinned to a batch, sources run in groups of that batch, the last one padded.
+    The runners are of the graphs `encoder` and `decoder_step`, whose tensors pass as the flow says: what the decoder
+    step takes from the encoder, and what it gives to itself for the next step. Where they are pinned to a batch,
+    sources run in groups of that batch, the last one padded.
     """
 
     def __init__(
@@ -66,6 +69,7 @@ class SequenceDecoder:
         pad: int,
         max_length: int,
         source_vocabulary: int | None = None,
+        flow: FlowSpec | None = None,
     ) -> None:
         """Loads the runners.
 
@@ -74,16 +78,24 @@ class SequenceDecoder:
             max_length: largest number of tokens of a source, and of steps.
             source_vocabulary: number of token ids of a source, to refuse others; None leaves that to the runtime,
                 and OpenVINO reads zeros for a token that it does not have.
+            flow: of the two graphs; None: that of their tensors' names.
+
+        Raises:
+            TargetError: the graphs do not fit together.
         """
         self.encoder, self.decoder_step = encoder.load(), decoder_step.load()
+        runners = {ENCODER: encoder, DECODER_STEP: decoder_step}
+        graphs = {name: PartTensors(runner.inputs, runner.outputs) for name, runner in runners.items()}
+        self._linked = LinkedParts(flow or flow_of_graphs(graphs), runners, "the encoder-decoder")
+        self._linked.load()
         self.start, self.end, self.pad, self.max_length = start, end, pad, max_length
         self.source_vocabulary = source_vocabulary
         size = encoder.inputs[0].shape[0]
         self._batch = size if isinstance(size, int) else None
-        self._source = encoder.inputs[0].name
-        self._caches = [tensor for tensor in decoder_step.inputs if tensor.name.startswith(PAST)]
-        fed = {"token", *(tensor.name for tensor in self._caches)}
-        self._passed = [tensor.name for tensor in decoder_step.inputs if tensor.name not in fed]
+        self._step = self._linked.flow.parts[-1]
+        self._source = next(iter(self._linked.flow.parts[0].feeds.values()))
+        self._logits = self._linked.flow.outputs["logits"].partition(".")[2]
+        self._caches = [tensor for tensor in decoder_step.inputs if tensor.name in self._step.carries]
 
     def decode(self, source: Tokens, steps: int | None = None) -> Tokens:
         """int64 [b, s] -> int64 [b, t]; a row that has ended goes on with padding.
@@ -124,6 +136,20 @@ class SequenceDecoder:
             answers.append(Sequence(tuple(int(token) for token in words), float(np.log(chosen).sum())))
         return answers
 
+    def part_times(self, source: Tokens) -> dict[str, float]:
+        """Milliseconds of the encoder, and of all decoder steps, of one decoding of int64 [b, s]."""
+        start = perf_counter()
+        size = self._batch or len(source)
+        for first in range(0, len(source), size):
+            rows = source[first : first + size]
+            rows = np.concatenate([rows, np.repeat(rows[-1:], size - len(rows), axis=0)])
+            self._linked.values({self._source: rows}, list(self._step.feeds.values()))
+        encoder = 1e3 * (perf_counter() - start)
+        start = perf_counter()
+        self.decode(source)
+        whole = 1e3 * (perf_counter() - start)
+        return {ENCODER: encoder, DECODER_STEP: max(whole - encoder, 0.0)}
+
     def _decode(self, source: Tokens, steps: int | None, keep_logits: bool) -> tuple[Tokens, Logits | None]:
         self._check(source)
         size = self._batch or len(source)
@@ -141,9 +167,9 @@ class SequenceDecoder:
         return tokens, np.concatenate([_lengthen(logits, longest, 0) for _, logits in parts if logits is not None])
 
     def _decode_group(self, source: Tokens, steps: int, keep_logits: bool) -> tuple[Tokens, Logits | None]:
-        rows = len(source)
-        encoded = self.encoder.infer({self._source: source})
-        feeds: dict[str, Array] = {name: encoded[name] for name in self._passed}
+        rows, step = len(source), self._step
+        encoded = self._linked.values({self._source: source}, list(step.feeds.values()))
+        feeds: dict[str, Array] = {name: encoded[made] for name, made in step.feeds.items()}
         for cache in self._caches:  # [batch, heads, past_length, head_width], with nothing in it yet
             _, heads, _, width = cache.shape
             feeds[cache.name] = np.zeros((rows, int(heads), 0, int(width)), cache.dtype)
@@ -152,15 +178,15 @@ class SequenceDecoder:
         tokens: list[Tokens] = []
         logits: list[Logits] = []
         while len(tokens) < steps and not ended.all():
-            outputs = self.decoder_step.infer({**feeds, "token": token})
-            best = outputs["logits"].argmax(axis=-1).astype(np.int64)
+            outputs = self.decoder_step.infer({**feeds, str(step.token): token})
+            best = outputs[self._logits].argmax(axis=-1).astype(np.int64)
             token = np.where(ended, self.pad, best)[:, None]
             ended |= token[:, 0] == self.end
             tokens.append(token)
             if keep_logits:
-                logits.append(outputs["logits"])
+                logits.append(outputs[self._logits])
             for cache in self._caches:
-                feeds[cache.name] = outputs[PRESENT + cache.name.removeprefix(PAST)]
+                feeds[cache.name] = outputs[step.carries[cache.name]]
         return np.concatenate(tokens, axis=1), np.stack(logits, axis=1) if keep_logits else None
 
     def _check(self, source: Tokens) -> None:
@@ -188,8 +214,7 @@ class SequenceDecoder:
             )
 
     def close(self) -> None:
-        self.encoder.close()
-        self.decoder_step.close()
+        self._linked.close()
 
     def __enter__(self) -> SequenceDecoder:
         return self

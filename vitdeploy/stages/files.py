@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from vitdeploy.bundle.sign import SIGNATURE_FILE
 from vitdeploy.data.label_file import read_labels
 from vitdeploy.errors import GraphError, MissingFileError
+from vitdeploy.runtime.flows import PARTS
 from vitdeploy.spec import encode
 
 if TYPE_CHECKING:
@@ -19,10 +20,9 @@ if TYPE_CHECKING:
 MODEL_FILE = "model.onnx"
 LABELS_FILE = "labels.txt"
 STATISTICS_FILE, MIXED_FILE = "statistics.npz", "mixed.json"
-SEQUENCE_PARTS = ("encoder", "decoder_step")
 # Every name that a command writes at the top of an output folder; a folder with any other name is never replaced.
 OUTPUT_NAMES = (
-    *(MODEL_FILE, "encoder.onnx", "decoder_step.onnx", "model.onnx.data", LABELS_FILE),
+    *(MODEL_FILE, "model.onnx.data", LABELS_FILE, *(f"{part}.onnx" for parts in PARTS for part in parts)),
     *("export.json", "optimize.json", "placement.json", "calibration.json", "manifest.json"),
     *("sensitivity.json", "sensitivity.html", "latency.json", "mixed.json"),
     *("engines", "golden", "sizes", "report.html", "report.json", SIGNATURE_FILE),
@@ -42,10 +42,12 @@ _OTHERS = {
 
 
 def graphs_in(folder: Path) -> dict[str, Path]:
-    """The graphs of a stage's folder by name: {"model": ...}, or {"encoder": ..., "decoder_step": ...}."""
+    """The graphs of a stage's folder by name: {"model": ...}, or those of a flow, such as {"encoder": ...,
+    "decoder_step": ...}."""
     if (folder / MODEL_FILE).is_file():
         return {"model": folder / MODEL_FILE}
-    return {part: folder / f"{part}.onnx" for part in SEQUENCE_PARTS if (folder / f"{part}.onnx").is_file()}
+    found = [{part: folder / f"{part}.onnx" for part in parts} for parts in PARTS]
+    return max(({part: file for part, file in each.items() if file.is_file()} for each in found), key=len)
 
 
 def find_graph(path: Path) -> Path:

@@ -18,7 +18,7 @@ from vitdeploy.graph.passes.optimize import optimize as rewrite
 from vitdeploy.graph.passes.row_alignment import align_rows
 from vitdeploy.graph.passes.token_merging import merge_tokens
 from vitdeploy.progress import Progress, silent
-from vitdeploy.stages.files import SEQUENCE_PARTS, copy_labels, graphs_in, is_ours, write_json
+from vitdeploy.stages.files import copy_labels, graphs_in, is_ours, write_json
 from vitdeploy.stages.step import EXPORT, OPTIMIZE, Folders, Step
 from vitdeploy.stages.tools import package_versions
 
@@ -47,7 +47,7 @@ def optimize(
     for done, (name, file) in enumerate(graphs.items()):
         progress("optimize", done, len(graphs))
         model = admit(file)
-        if name not in SEQUENCE_PARTS:
+        if name == "model":
             set_image_size(model, image_size)
         before = len(model.graph)
         counts = {**normalise(model).passes, **rewrite(model, options.exact())}

@@ -24,6 +24,7 @@ from vitdeploy.graph.io.files import (
 )
 from vitdeploy.graph.passes.pixel_cast import cast_pixels_first
 from vitdeploy.progress import Progress, silent
+from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.spec import EngineSpec, GraphSpec, Manifest, Precision
 from vitdeploy.stages.capability import check_precision
 from vitdeploy.stages.compile import check_task, compile_graphs
@@ -95,7 +96,7 @@ def place_graphs(file: Path, target: str, precision: str | None, folder: Path) -
             fix=f"vitdeploy quantize {file} --data IMAGES --target {target} --precision {chosen} -o DIR",
         )
     graphs = {}
-    for name, graph in (graphs_in(file.parent) if metadata.task == "sequence" else {"model": file}).items():
+    for name, graph in (graphs_in(file.parent) if metadata.task in FLOWS else {"model": file}).items():
         model = load_graph(graph)
         graphs[name] = (graph, graph_spec(model, graph.name))
         if typed and metadata.precision is None:

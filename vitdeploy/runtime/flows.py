@@ -1,0 +1,88 @@
+"""The flows that vitdeploy exports itself: a row each, by the names of their graphs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from vitdeploy.bundle.flow import PartTensors, link, tensors_of
+from vitdeploy.errors import TargetError
+from vitdeploy.spec import EngineSpec, FlowPart, FlowSpec, Task, TensorSpec
+
+PAST, PRESENT = "past_", "present_"
+ENCODER, DECODER_STEP = "encoder", "decoder_step"
+TOKEN = "token"
+
+Graphs = Mapping[str, PartTensors]
+
+
+def encoder_decoder(graphs: Graphs) -> FlowSpec:
+    """An encoder runs once, a decoder step once a token. Outputs of the encoder feed inputs of the same name, and what
+    the step gives as "present_..." is its "past_..." at the next step."""
+    inputs = [tensor.name for tensor in graphs[DECODER_STEP].inputs]
+    caches = {name: PRESENT + name.removeprefix(PAST) for name in inputs if name.startswith(PAST)}
+    encoder = FlowPart(ENCODER, {tensor.name: tensor.name for tensor in graphs[ENCODER].inputs})
+    passed = {name: f"{ENCODER}.{name}" for name in inputs if name not in caches and name != TOKEN}
+    step = FlowPart(DECODER_STEP, passed, caches, TOKEN)
+    return FlowSpec((encoder, step), {"logits": f"{DECODER_STEP}.logits"})
+
+
+@dataclass(frozen=True)
+class FlowRow:
+    """The names of a model's graphs, in the order in which they run, and the flow of graphs with these names."""
+
+    parts: tuple[str, ...]
+    make: Callable[[Graphs], FlowSpec]
+
+
+# By task; all other tasks have one graph.
+FLOWS: dict[Task, FlowRow] = {"sequence": FlowRow((ENCODER, DECODER_STEP), encoder_decoder)}
+PARTS = tuple(row.parts for row in FLOWS.values())
+
+
+def flow_of(engine: EngineSpec) -> FlowSpec:
+    """The flow of an engine of several parts: its own, or, of a bundle of an earlier version, that of its parts' names.
+
+    Raises:
+        TargetError: neither.
+    """
+    return engine.flow or flow_of_graphs(tensors_of(engine.parts))
+
+
+def flow_of_graphs(graphs: Graphs) -> FlowSpec:
+    """The flow of graphs by their names; raises TargetError if none has these."""
+    known = next((row.make for row in FLOWS.values() if set(row.parts) == set(graphs)), None)
+    if known is None:
+        raise TargetError(
+            "nothing says how these graphs run together",
+            found=", ".join(graphs),
+            wanted="a flow in the manifest; or " + " or ".join(" and ".join(names) for names in PARTS),
+        )
+    return known(graphs)
+
+
+def inputs_of(flow: FlowSpec, graphs: Graphs) -> tuple[TensorSpec, ...]:
+    """The inputs of the whole, in the order in which the parts take them."""
+    found: dict[str, TensorSpec] = {}
+    for part in flow.parts:
+        own = {tensor.name: tensor for tensor in graphs[part.name].inputs}
+        for name, source in part.feeds.items():
+            if link(flow, source) is None:
+                found.setdefault(source, _called(own[name], source, part.batch))
+    return tuple(found.values())
+
+
+def outputs_of(flow: FlowSpec, graphs: Graphs) -> tuple[TensorSpec, ...]:
+    """The outputs of the whole."""
+    found = []
+    batches = {part.name: part.batch for part in flow.parts}
+    for name, source in flow.outputs.items():
+        part, _, output = source.partition(".")
+        tensor = next(tensor for tensor in graphs[part].outputs if tensor.name == output)
+        found.append(_called(tensor, name, batches[part]))
+    return tuple(found)
+
+
+def _called(tensor: TensorSpec, name: str, batch: str) -> TensorSpec:
+    """The tensor under its name in the whole, where any number of rows may be fed."""
+    return TensorSpec(name, tensor.dtype, (batch, *tensor.shape[1:]))
