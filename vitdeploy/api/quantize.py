@@ -13,13 +13,14 @@ from vitdeploy.api.folders import filling, home_of
 from vitdeploy.api.graph import Graph, GraphLike, graph_file
 from vitdeploy.api.images import ImagesLike, images
 from vitdeploy.api.reporter import Reporter, reporting
-from vitdeploy.errors import InputError
+from vitdeploy.errors import CapabilityError, InputError
 from vitdeploy.spec import Budget, WeightBits, encode
 
 if TYPE_CHECKING:
     from vitdeploy.data.folder import Sample
     from vitdeploy.search.overrides import Mixed
     from vitdeploy.search.sensitivity import Sensitivity
+    from vitdeploy.tasks.drive import Drive
 
 QuantizedPrecision = Literal["int8", "mixed", "fp16", "bf16", "fp8"]
 LISTED_LAYERS = 8
@@ -50,6 +51,7 @@ class _How:
     sensitivity: bool
     budget: Budget
     latency_table: Path | None
+    float_parts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,7 @@ def quantize(
     num_samples: int | None = 128,
     vnni: bool | None = None,
     ignore: Sequence[str] = (),
+    float_parts: Sequence[str] = (),
     sensitivity: bool = False,
     min_agreement: float | None = None,
     latency_table: str | Path | None = None,
@@ -85,7 +88,7 @@ def quantize(
     Args:
         graph: from `export` or `optimize`, its folder, or an ONNX file of a float image model. What such a file does
             not contain, such as mean and std, is assumed and reported.
-        data: calibration images, as `vitdeploy.images` takes them.
+        data: calibration images, as `vitdeploy.images` takes them; of an encoder-decoder an .npz of tokens.
         target: such as "openvino-cpu"; `vitdeploy doctor` lists them.
         folder: as for `export`.
         precision: "mixed" gives single layers a precision override, the cheapest first by measured time, until
@@ -93,7 +96,8 @@ def quantize(
             NVIDIA GPUs.
         num_samples: number of calibration images, chosen by `seed`; None takes all.
         vnni: whether the device's CPU has VNNI; None: like this machine.
-        ignore: names or patterns of layers to leave in float.
+        ignore: names or patterns of layers to leave in float; of a model of several graphs as "graph/layer".
+        float_parts: names of graphs to leave in float, of a model of several.
         sensitivity: also measure what each layer costs.
         min_agreement: for "mixed", percent of the answers that are to stay.
         latency_table: for "mixed", the latency.json of an earlier call on this device; None measures.
@@ -134,7 +138,8 @@ def quantize(
     from vitdeploy.stages.compile import check_task
     from vitdeploy.stages.external import import_external
     from vitdeploy.stages.files import copy_labels
-    from vitdeploy.tasks.images import calibration_images
+    from vitdeploy.stages.place import check_float_parts
+    from vitdeploy.tasks.adapters import make_adapter
 
     if image_size is not None and is_ours(given):
         raise InputError(f"{given} has its image size already", fix="leave the image size out")
@@ -147,6 +152,7 @@ def quantize(
         sensitivity,
         Budget(min_agreement=min_agreement),
         Path(latency_table) if latency_table is not None else None,
+        tuple(float_parts),
     )
     with tempfile.TemporaryDirectory(prefix="vitdeploy-") as scratch, reporter:
         file = given
@@ -156,12 +162,19 @@ def quantize(
                 reporter.note(note)
         metadata = read_metadata(file)
         check_task(metadata.task, target, precision)
-        place, _ = chosen.place(graph_setting(file, metadata))
+        check_float_parts(metadata.task, how.float_parts)
+        _check_search(metadata.task, sensitivity)
+        setting = graph_setting(file, metadata)
+        adapter, (place, _) = make_adapter(setting), chosen.place(setting)
         with filling(home, OUTPUT_NAMES) as work:
-            samples, skipped = calibration_images(
-                place, num_samples, seed, metadata.images, skip_bad=skip_bad, progress=reporter.progress
+            samples, skipped = adapter.calibration(
+                place, num_samples, seed, skip_bad=skip_bad, progress=reporter.progress
             )
-            made = _make(how, file, metadata.name, samples, work, reporter)
+            drive = adapter.drive(samples)
+            if drive is None:
+                made = _make(how, file, metadata.name, samples, work, reporter)
+            else:
+                made = _make_parts(how, file.parent, drive, work, reporter)
             copy_labels(given.parent, work)
     return _result(home, how, made, skipped)
 
@@ -214,6 +227,34 @@ def _make(how: _How, file: Path, name: str, samples: Sequence[Sample], work: Pat
     return _Made(placed, calibrated, costs, mixed)
 
 
+def _check_search(task: str, sensitivity: bool) -> None:
+    from vitdeploy.runtime.flows import FLOWS
+
+    if sensitivity and task in FLOWS:
+        raise CapabilityError(
+            "what each layer costs is not measured of a model of several graphs",
+            found=f"sensitivity, for the task {task}",
+            fix="leave sensitivity out; ignore and float_parts leave layers or graphs in float",
+        )
+
+
+def _make_parts(how: _How, folder: Path, drive: Drive, work: Path, reporter: Reporter) -> _Made:
+    """Calibrate all graphs of a model at once, and place each; the files lie in `work`."""
+    from vitdeploy.stages.calibrate_parts import calibrate_parts
+    from vitdeploy.stages.files import graphs_in, statistics_file
+    from vitdeploy.stages.place import PlaceConfig, place_graphs
+
+    graphs = graphs_in(folder)
+    calibrated = calibrate_parts(graphs, drive, work, reporter.progress)
+    config = PlaceConfig(how.target, how.precision, how.ignore, how.bits, how.float_parts)
+    placed = place_graphs(config, folder, work, work)
+    for name in graphs:
+        (work / statistics_file(name)).unlink()
+    (work / "calibrate.json").unlink()
+    (work / "ranges.json").rename(work / "calibration.json")
+    return _Made(placed, calibrated, None, None)
+
+
 def _result(home: Path, how: _How, made: _Made, skipped: Sequence[str]) -> QuantizedGraph:
     from vitdeploy.runtime.host import describe_host
     from vitdeploy.runtime.weight_bits import saturation_warning
@@ -230,7 +271,7 @@ def _result(home: Path, how: _How, made: _Made, skipped: Sequence[str]) -> Quant
         "weight_bits": how.bits,
         "warnings": list(warnings),
         "skipped": list(skipped),
-        "path": str(home / "model.onnx"),
+        "path": str(home / "model.onnx") if (home / "model.onnx").is_file() else str(home),
     }
     if how.typed:
         document["half"] = made.placed["half"]

@@ -13,7 +13,9 @@ from vitdeploy.cli.sources import ImageSize
 
 @click.command("quantize")
 @click.argument("graph", type=click.Path(path_type=Path))
-@click.option("--data", required=True, type=click.Path(path_type=Path), help="Calibration images.")
+@click.option(
+    "--data", required=True, type=click.Path(path_type=Path), help="Calibration images, or an .npz of tokens."
+)
 @click.option(
     "--target",
     shell_complete=complete_targets,
@@ -31,6 +33,7 @@ from vitdeploy.cli.sources import ImageSize
 @click.option("--num-samples", type=click.IntRange(min=1), default=128, show_default=True, help="Calibration images.")
 @click.option("--vnni/--no-vnni", default=None, help="Whether the device's CPU has VNNI. Default: as this machine's.")
 @click.option("--ignore", multiple=True, metavar="LAYER", help="Leave this layer (or pattern with *) in float.")
+@click.option("--float-part", multiple=True, metavar="GRAPH", help="Leave this graph of a model of several in float.")
 @click.option("--sensitivity", is_flag=True, help="Say what each layer costs: sensitivity.json and .html.")
 @click.option(
     "--min-agreement", type=Number(min=0, max=100), help="For mixed: percent of the answers that are to stay."
@@ -54,6 +57,7 @@ def command(
     num_samples: int,
     vnni: bool | None,
     ignore: tuple[str, ...],
+    float_part: tuple[str, ...],
     sensitivity: bool,
     min_agreement: float | None,
     latency_table: Path | None,
@@ -90,6 +94,7 @@ def command(
         num_samples=num_samples,
         vnni=vnni,
         ignore=ignore,
+        float_parts=float_part,
         sensitivity=sensitivity,
         min_agreement=min_agreement,
         latency_table=latency_table,

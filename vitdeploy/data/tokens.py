@@ -141,6 +141,22 @@ def split(
     return tokens.take(order[:calibration]), tokens.take(rest)
 
 
+def shuffled(tokens: Tokens, count: int | None, seed: int, *, source: str = "the token file") -> Tokens:
+    """`count` sequences (None: all) in the order of `split`; `source` names the file in errors.
+
+    Raises:
+        DataError: fewer sequences than asked for.
+    """
+    if count is not None and count > len(tokens):
+        raise DataError(
+            f"{source} has too few sequences",
+            found=f"{len(tokens)} sequences",
+            wanted=f"{count} to calibrate",
+            fix="add sequences, or ask for fewer (--num-samples)",
+        )
+    return tokens.take(np.random.RandomState(seed).permutation(len(tokens))[:count])
+
+
 def digest(tokens: Tokens) -> str:
     """SHA-256 over shapes and values, in order; independent of the file's compression."""
     total = hashlib.sha256()

@@ -12,7 +12,7 @@ from vitdeploy.bundle.read import file_sha256
 from vitdeploy.devices.agent.documents import FORMAT, Job, Kind, Placed, PlacedGraph
 from vitdeploy.devices.package import agent_package
 from vitdeploy.devices.registry import sender
-from vitdeploy.spec import EngineSpec, FileEntry
+from vitdeploy.spec import EngineSpec, FileEntry, Precision
 
 DATA = ".onnx.data"
 
@@ -26,13 +26,17 @@ class Shipment:
 
 
 def ship(
-    placed: Placed, graphs: Mapping[str, tuple[Path, int]], plan: tuple[EngineSpec, Path] | None = None
+    placed: Placed,
+    graphs: Mapping[str, tuple[Path, int]],
+    plan: tuple[EngineSpec, Path] | None = None,
+    precisions: Mapping[str, Precision] | None = None,
 ) -> Shipment:
     """The shipment of `placed`, whose `graphs` and `plan` are filled in.
 
     Args:
         graphs: by part, the file, and how many of its layers are in integers.
         plan: an engine built on a device before, and the folder of its files.
+        precisions: by part, where they are not all that of `placed`.
     """
     files: dict[str, Path] = {}
     sent = []
@@ -41,7 +45,7 @@ def ship(
         # The graph names the file of its weights, and compilers look for it under the graph's own name.
         name = weights[0].name.removesuffix(".data") if len(weights) == 1 else graph.name
         files |= {f"{part}/{name}": graph, **{f"{part}/{path.name}": path for path in weights}}
-        sent.append(PlacedGraph(part, f"{part}/{name}", count))
+        sent.append(PlacedGraph(part, f"{part}/{name}", count, (precisions or {}).get(part)))
     placed = dataclasses.replace(placed, graphs=tuple(sent))
     if plan is not None:
         engine, folder = plan

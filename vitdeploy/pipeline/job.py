@@ -20,6 +20,7 @@ from vitdeploy.runtime.weight_bits import bits_for
 from vitdeploy.spec import Budget, WeightBits
 from vitdeploy.stages.batches import settle_batch
 from vitdeploy.stages.compile import check_task
+from vitdeploy.stages.place import check_float_parts
 from vitdeploy.stages.reference_model import ReferenceModel, find_reference_model, is_onnx
 from vitdeploy.stages.tools import package_versions
 from vitdeploy.tasks.adapter import Data, TaskAdapter
@@ -86,6 +87,7 @@ def prepare(
     progress("read the model", len(recipes), len(recipes))
     for target in recipe.targets:
         check_task(reference_models[0].task, target, recipe.precision)
+    check_float_parts(reference_models[0].task, recipe.float_parts)
     if recipe.precision in ("int8", "mixed") and is_onnx(reference_models[0].source):
         reject_quantized(load_graph(Path(str(reference_models[0].source.model))), reference_models[0].name)
     kits = [make_adapter(reference_setting(reference_model)) for reference_model in reference_models]

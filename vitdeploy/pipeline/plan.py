@@ -48,12 +48,14 @@ def engine_plan(job: Job, contenders: Sequence[Candidate]) -> list[Step]:
     recipe = job.recipe
     steps = [export_step(job.reference_model, export_config_of(recipe)), optimize_step(rewrites_of(recipe.optimize))]
     if any(candidate.precision in QUANTIZED for candidate in contenders):
-        steps.append(calibrate_step(job.data))
+        steps.append(calibrate_step(job.data, job.adapter.drive(job.data.calibration)))
     for candidate in contenders:
         if candidate.precision == "mixed":
             steps.append(search_step(candidate, job.weight_bits, recipe.to_budget(), job.data))
         typed = TARGETS[candidate.target].typed and candidate.precision != "fp32"
-        steps.append(typed_step(candidate, job.data) if typed else place_step(candidate, job.weight_bits))
+        steps.append(
+            typed_step(candidate, job.data) if typed else place_step(candidate, job.weight_bits, recipe.float_parts)
+        )
         steps.append(compile_step(candidate, recipe.engine_batch, recipe.to_build()))
     return steps
 

@@ -1,13 +1,14 @@
-"""One streaming pass over the calibration images, on the ONNX graph itself.
+"""One streaming pass over the calibration images, or whatever else a graph takes, on the ONNX graph itself.
 
 The tensors to observe become outputs of the graph; each batch updates fixed-size statistics and is forgotten.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -35,32 +36,33 @@ CHECKS = "|checks"
 
 
 class Observation:
-    """The statistics of all `observed_tensors` of a graph, while images are shown to it.
+    """The statistics of all `observed_tensors` of a graph, while images are shown to it, or feeds of any kind.
 
-    To be entered before `update`. The graph is not changed.
+    To be entered before `update` or `show`. The graph is not changed.
 
     Args:
         model: the float graph.
+        preprocess: None of a graph that takes no images, to which only feeds can be shown.
         total: how many images will be shown, where that is known: without, more may be kept than can be used.
     """
 
-    def __init__(self, model: ir.Model, preprocess: PreprocessSpec, total: int | None = None) -> None:
+    def __init__(self, model: ir.Model, preprocess: PreprocessSpec | None, total: int | None = None) -> None:
         self.model, self.preprocess, self.total = model, preprocess, total
         self.images = self.batches = 0
-        self.checks = ImageChecks(preprocess)
+        self.checks = ImageChecks(preprocess) if preprocess is not None else None
         self.observers: dict[str, Observer] = {}
         self._observed = observed_tensors(model)
         data = with_outputs(model, sorted(self._observed))
-        self._runner = OnnxRuntimeRunner(data, name="calibration", weights=weights_folder(model))
+        self.runner = OnnxRuntimeRunner(data, name="calibration", weights=weights_folder(model))
 
     def __enter__(self) -> Observation:
-        self._runner.load()
+        self.runner.load()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._runner.close()
+        self.runner.close()
 
     def update(self, pixels: npt.NDArray[np.uint8], names: Sequence[str] = ()) -> None:
         """Show one batch, uint8 [n, height, width, channels]. `names` are those of its images, for errors.
@@ -68,11 +70,21 @@ class Observation:
         Raises:
             DataError: a tensor took a value that is not finite; names the node where it arose, and the images.
         """
-        tensor = self._runner.inputs[0]
+        assert self.preprocess is not None
+        assert self.checks is not None
+        tensor, first = self.runner.inputs[0], self.images + 1
         feed = {tensor.name: pixels if tensor.dtype == "uint8" else normalise(pixels, self.preprocess)}
-        outputs = self._runner.infer(feed)
+        last = f" to {self.images + len(pixels)}" * (len(pixels) > 1)
+        self.show(feed, ", ".join(names) or f"image {first}{last}")
+        self.checks.update(pixels)
+
+    def show(self, feeds: Mapping[str, npt.NDArray[Any]], shown: str, noun: str = "images") -> Arrays:
+        """Show what the graph takes in one run, and return what it gives. `shown` names the samples, which are a kind
+        of `noun`, for errors, as of `update`."""
+        count = len(next(iter(feeds.values())))
+        outputs = self.runner.infer(feeds)
         for name, role in self._observed.items():
-            values, count = outputs[name], len(pixels)
+            values = outputs[name]
             if name not in self.observers:
                 channels = values.shape[role.axis]
                 rows = values.size // channels // count or 1
@@ -81,16 +93,17 @@ class Observation:
             observer = self.observers[name]
             observer.update(values, self.batches, moments=self.images < MOMENT_IMAGES)
             if not observer.finite:
-                shown = ", ".join(names) or f"image {self.images + 1}" + (f" to {self.images + count}" * (count > 1))
                 raise DataError(
-                    "the model's activations are not finite on the calibration images",
-                    found=f"{find_nonfinite(self.model, name, feed)}, on {shown}",
+                    f"the model's activations are not finite on the calibration {noun}",
+                    found=f"{find_nonfinite(self.model, name, feeds)}, on {shown}",
                     wanted="finite activations",
-                    fix="check the checkpoint and the preprocessing, or take this image away",
+                    fix="check the checkpoint and the preprocessing, or take this image away"
+                    if self.preprocess is not None
+                    else f"check the checkpoint, or leave {shown} out",
                 )
-        self.checks.update(pixels)
-        self.images += len(pixels)
+        self.images += count
         self.batches += 1
+        return outputs
 
     def statistics(self) -> dict[str, Statistics]:
         """Statistics by tensor name; for outputs by the name that `scores.output_of` gives."""
@@ -111,7 +124,8 @@ class Observation:
         """Everything that `restore` needs to go on."""
         parts = {name: observer.state() for name, observer in self.observers.items()}
         parts[""] = {"images": np.array(self.images), "batches": np.array(self.batches)}
-        parts[CHECKS] = self.checks.state()
+        if self.checks is not None:
+            parts[CHECKS] = self.checks.state()
         return {f"{name}|{key}": array for name, part in parts.items() for key, array in part.items()}
 
     def restore(self, arrays: Arrays) -> None:
@@ -121,7 +135,8 @@ class Observation:
             name, _, field = key.rpartition("|")
             states.setdefault(name, {})[field] = array
         counts = states.pop("")
-        self.checks.restore(states.pop(CHECKS))
+        if self.checks is not None:
+            self.checks.restore(states.pop(CHECKS))
         self.images, self.batches = int(counts["images"]), int(counts["batches"])
         self.observers = {name: Observer.restore(self._observed[name].axis, state) for name, state in states.items()}
 

@@ -30,7 +30,8 @@ from vitdeploy.spec import Budget, Precision
 class Recipe(Section):
     """The whole pipeline, schema version 1.
 
-    `vnni`: whether the CPU that runs INT8 has it; auto: as this machine.
+    `vnni`: whether the CPU that runs INT8 has it; auto: as this machine. `float_parts`: graphs of a model of several
+    that stay in float where the others are in INT8.
     """
 
     vitdeploy: Literal[1]
@@ -43,6 +44,7 @@ class Recipe(Section):
     optimize: OptimizeSection = OptimizeSection()
     precision: Precision = "int8"
     vnni: Literal["auto"] | bool = "auto"
+    float_parts: Annotated[tuple[str, ...], Field(strict=False)] = ()
     targets: Annotated[tuple[str, ...], Field(strict=False)]
     budget: BudgetSection = BudgetSection()
     bench: BenchSection = BenchSection()

@@ -17,7 +17,8 @@ from vitdeploy.quantization.image_checks import LEAST_IMAGES
 from vitdeploy.quantization.observers import BATCH, Observation
 from vitdeploy.quantization.scores import separate_scores
 from vitdeploy.quantization.statistics import save_statistics
-from vitdeploy.stages.files import MODEL_FILE, STATISTICS_FILE, write_json
+from vitdeploy.stages.calibrate_parts import calibrate_parts
+from vitdeploy.stages.files import MODEL_FILE, STATISTICS_FILE, graphs_in, write_json
 from vitdeploy.stages.float_graph import load_float_graph
 from vitdeploy.stages.step import CALIBRATE, OPTIMIZE, Folders, Step
 from vitdeploy.stages.tools import package_versions
@@ -25,6 +26,7 @@ from vitdeploy.stages.unfinished import load_state, save_state
 
 if TYPE_CHECKING:
     from vitdeploy.tasks.adapter import Data
+    from vitdeploy.tasks.drive import Drive
 
 # Observations are saved after this many batches; an interruption loses no more.
 SAVED_BATCHES = 32
@@ -70,6 +72,7 @@ def calibrate(
     save_statistics(found, out / STATISTICS_FILE)
     bounds = {name: {"low": float(each.low.min()), "high": float(each.high.max())} for name, each in found.items()}
     write_json(out / "ranges.json", bounds)
+    assert observation.checks is not None
     distinct = observation.checks.distinct
     facts = {"images": len(shown), "distinct": distinct, "memory": asdict(memory), "warnings": warnings}
     write_json(out / "calibrate.json", facts)
@@ -78,6 +81,7 @@ def calibrate(
 
 def _warnings(observation: Observation, names: Sequence[str], size: int) -> list[str]:
     """Warnings about the images of these names, which were shown in batches of `size`: a sentence each."""
+    assert observation.checks is not None
     distinct, found = observation.checks.distinct, observation.checks.warnings(names)
     if distinct < LEAST_IMAGES:  # chance decides over the ranges
         images = f"{distinct} calibration image{'s' if distinct > 1 else ''}"
@@ -96,12 +100,16 @@ def _warnings(observation: Observation, names: Sequence[str], size: int) -> list
     return found
 
 
-def calibrate_step(data: Data) -> Step:
-    """The statistics of the job's float graph on the calibration images."""
+def calibrate_step(data: Data, drive: Drive | None = None) -> Step:
+    """The statistics of the job's float graph on the calibration images; of a model of several graphs those of each,
+    while `drive` runs them."""
     samples = data.calibration
 
     def write(folders: Folders, out: Path, progress: Progress, scratch: Path) -> None:
-        calibrate(folders[OPTIMIZE].path / MODEL_FILE, samples, out, progress, scratch)
+        if drive is not None:
+            calibrate_parts(graphs_in(folders[OPTIMIZE].path), drive, out, progress)
+        else:
+            calibrate(folders[OPTIMIZE].path / MODEL_FILE, samples, out, progress, scratch)
 
     return Step(
         CALIBRATE,

@@ -15,6 +15,7 @@ from vitdeploy.graph.analysis.linears import count_int8
 from vitdeploy.graph.io.files import GraphMetadata, fixed_batch, get_metadata, graph_spec, load_graph
 from vitdeploy.progress import Progress, silent
 from vitdeploy.quantization.backend import QUANTIZE
+from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.spec import EngineSpec, GraphSpec, Task, encode
 from vitdeploy.stages.engines import may_load
 from vitdeploy.stages.files import MODEL_FILE, graphs_in, write_json
@@ -26,24 +27,24 @@ def check_task(task: Task, target: str, precision: str) -> None:
     """Raise where a target does not run models of this task in that precision.
 
     Raises:
-        CapabilityError: an encoder-decoder on a GPU, where lengths would have to be fixed, or in 8 bits.
+        CapabilityError: a model of several graphs on a GPU, or in a precision that a search chooses layer by layer.
     """
-    if task != "sequence":
+    if task not in FLOWS:
         return
     if TARGETS[target].device == "GPU":
         others = [name for name, row in TARGETS.items() if row.device != "GPU"]
         raise CapabilityError(
-            f"an encoder-decoder does not run on {target} in this version",
-            found="graphs whose lengths change from token to token",
+            f"a model of several graphs does not run on {target} in this version",
+            found=f"the task {task}, graphs {' and '.join(FLOWS[task].parts)}",
             wanted=" or ".join(others),
-            fix=f"choose the target {others[0]}, in fp32",
+            fix=f"choose the target {others[0]}",
         )
-    if precision in ("int8", "mixed"):
+    if precision == "mixed":
         raise CapabilityError(
-            "an encoder-decoder is not quantized by this version",
-            found=f"precision {precision}",
-            wanted="precision fp32",
-            fix="set precision to fp32; the float graph needs no `vitdeploy quantize`",
+            "the layers of a model of several graphs are not mixed by this version",
+            found=f"precision mixed, for the task {task}",
+            wanted="precision fp32 or int8",
+            fix="set precision to int8; float_parts leaves whole graphs in float",
         )
 
 
@@ -58,7 +59,7 @@ def compile_graphs(
     for name, file in graphs.items():
         (out / name).mkdir()
         parts.append((compile_graph(file, target, batch, out / name, progress, build), name))
-    engine = joined([within(part, name) for part, name in parts], _metadata(graphs["encoder"]).sequence)
+    engine = joined([within(part, name) for part, name in parts], _metadata(next(iter(graphs.values()))).sequence)
     write_json(out / "engine.json", encode(engine))
     return engine
 

@@ -6,7 +6,7 @@ import json
 import shlex
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from vitdeploy.bundle.sign import SIGNATURE_FILE
 from vitdeploy.data.label_file import read_labels
@@ -16,6 +16,9 @@ from vitdeploy.spec import encode
 
 if TYPE_CHECKING:
     from vitdeploy.graph.io.files import GraphMetadata
+
+# What a stage says of its work, as JSON values.
+Facts: TypeAlias = dict[str, Any]
 
 MODEL_FILE = "model.onnx"
 LABELS_FILE = "labels.txt"
@@ -48,6 +51,11 @@ def graphs_in(folder: Path) -> dict[str, Path]:
         return {"model": folder / MODEL_FILE}
     found = [{part: folder / f"{part}.onnx" for part in parts} for parts in PARTS]
     return max(({part: file for part, file in each.items() if file.is_file()} for each in found), key=len)
+
+
+def statistics_file(name: str) -> str:
+    """The file of a graph's statistics in the folder of a calibration."""
+    return STATISTICS_FILE if name == "model" else f"{name}.{STATISTICS_FILE}"
 
 
 def find_graph(path: Path) -> Path:

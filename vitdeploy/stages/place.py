@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import glob
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from vitdeploy.backends import TARGETS
-from vitdeploy.errors import GraphError
+from vitdeploy.errors import GraphError, InputError
 from vitdeploy.graph.edit import drop_unused
 from vitdeploy.graph.io.files import get_metadata, load_graph, save_graph, set_metadata
 from vitdeploy.graph.passes.pixel_cast import cast_pixels_first
@@ -16,35 +16,91 @@ from vitdeploy.progress import Progress
 from vitdeploy.quantization.placement import choose, place, shape
 from vitdeploy.quantization.prepare import prepare
 from vitdeploy.quantization.statistics import load_statistics
+from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.search.overrides import Mixed
-from vitdeploy.spec import Precision, WeightBits, decode
+from vitdeploy.spec import Precision, Task, WeightBits, decode
 from vitdeploy.stages.capability import check_precision
-from vitdeploy.stages.files import MIXED_FILE, STATISTICS_FILE, graphs_in, read_json, write_json
+from vitdeploy.stages.files import MIXED_FILE, STATISTICS_FILE, Facts, graphs_in, read_json, statistics_file, write_json
 from vitdeploy.stages.step import CALIBRATE, OPTIMIZE, QUANTIZED, Candidate, Folders, Step
 from vitdeploy.stages.tools import backend_versions, package_versions
 
 
 @dataclass(frozen=True)
 class PlaceConfig:
-    """`weight_bits`: of INT8 weights."""
+    """`weight_bits`: of INT8 weights. `float_parts`: graphs of a model of several that stay in float; there `ignore`
+    names layers as "part/layer"."""
 
     target: str
     precision: Precision
     ignore: tuple[str, ...] = ()
     weight_bits: WeightBits = 8
+    float_parts: tuple[str, ...] = ()
 
 
 def place_graphs(
-    config: PlaceConfig, folder: Path, statistics: Path | None, out: Path, mixed: Mixed | None = None
-) -> None:
-    """Writes the placement of every graph in `folder`; errors as `place_graph`."""
-    for file in graphs_in(folder).values():
-        place_graph(config, file, statistics, out, mixed)
+    config: PlaceConfig, folder: Path, calibrated: Path | None, out: Path, mixed: Mixed | None = None
+) -> Facts:
+    """Writes the placement of every graph in `folder`, and placement.json; errors as `place_graph`.
+
+    Args:
+        calibrated: the folder of a calibration, for INT8.
+
+    Raises:
+        GraphError: `ignore` names no layer, or every graph is among the float parts.
+    """
+    graphs = graphs_in(folder)
+    if list(graphs) == ["model"]:
+        statistics = calibrated / STATISTICS_FILE if calibrated is not None else None
+        return place_graph(config, graphs["model"], statistics, out, mixed)
+    _check_parts(config, list(graphs))
+    whole: Facts = {"target": config.target, "int8": [], "float": {}, "folds": [], "hidden": []}
+    for name, file in graphs.items():
+        ignore = tuple(each.removeprefix(f"{name}/") for each in config.ignore if each.startswith(f"{name}/"))
+        stays = name in config.float_parts
+        own = replace(config, precision="fp32" if stays else config.precision, ignore=ignore, float_parts=())
+        statistics = calibrated / statistics_file(name) if calibrated is not None else None
+        placed = place_graph(own, file, statistics, out)
+        whole["int8"] += [f"{name}/{layer}" for layer in placed["int8"]]
+        whole["float"] |= {f"{name}/{layer}": reason for layer, reason in placed["float"].items()}
+        for fold in placed.get("folds", ()):
+            whole["folds"].append({**fold, "layers": [f"{name}/{layer}" for layer in fold["layers"]]})
+        whole["hidden"] += [{**each, "layer": f"{name}/{each['layer']}"} for each in placed.get("hidden", ())]
+    write_json(out / "placement.json", whole)
+    return whole
+
+
+def check_float_parts(task: Task, float_parts: Sequence[str]) -> None:
+    """Raise InputError if a model of this task has no graph of such a name."""
+    names = FLOWS[task].parts if task in FLOWS else ()
+    unknown = [name for name in float_parts if name not in names]
+    if unknown:
+        raise InputError(
+            f"the model has no graph called {', '.join(unknown)}",
+            found=f"the task {task}",
+            wanted=" or ".join(names) or "no float_parts: it has one graph",
+        )
+
+
+def _check_parts(config: PlaceConfig, names: list[str]) -> None:
+    unknown = [each for each in config.ignore if each.partition("/")[0] not in names]
+    if unknown:
+        raise GraphError(
+            f"no layer matches {', '.join(unknown)}",
+            found=f"a model of the graphs {', '.join(names)}",
+            wanted="GRAPH/LAYER, with * for any",
+        )
+    if config.precision in QUANTIZED and not set(names) - set(config.float_parts):
+        raise GraphError(
+            "every graph is to stay in float",
+            found=f"precision {config.precision}, float parts {', '.join(config.float_parts)}",
+            wanted="at least one graph in INT8",
+            fix="choose the precision fp32",
+        )
 
 
 def place_graph(
     config: PlaceConfig, graph: Path, statistics: Path | None, out: Path, mixed: Mixed | None = None
-) -> dict[str, Any]:
+) -> Facts:
     """Writes the graph for one target in one precision under its own file name, and placement.json.
 
     Args:
@@ -53,7 +109,7 @@ def place_graph(
     check_precision(config.target, config.precision)
     model = load_graph(graph)
     metadata = get_metadata(model, str(graph))
-    placed: dict[str, Any] = {"target": config.target, "int8": (), "float": {}}
+    placed: Facts = {"target": config.target, "int8": (), "float": {}}
     bits = None
     if TARGETS[config.target].typed:
         cast_pixels_first(model)
@@ -78,16 +134,19 @@ def place_graph(
     return placed
 
 
-def place_step(candidate: Candidate, weight_bits: WeightBits) -> Step:
-    """The placement of a candidate whose precision is not typed in the graph. `weight_bits`: of INT8 weights."""
+def place_step(candidate: Candidate, weight_bits: WeightBits, float_parts: tuple[str, ...] = ()) -> Step:
+    """The placement of a candidate whose precision is not typed in the graph. `weight_bits`: of INT8 weights;
+    `float_parts`: graphs that stay in float."""
     quantized, mixed = candidate.precision in QUANTIZED, candidate.precision == "mixed"
-    config = PlaceConfig(candidate.target, candidate.precision, weight_bits=weight_bits if quantized else 8)
+    bits = weight_bits if quantized else 8
+    parts = float_parts if quantized else ()
+    config = PlaceConfig(candidate.target, candidate.precision, weight_bits=bits, float_parts=parts)
 
     def write(folders: Folders, out: Path, progress: Progress) -> None:
         progress(candidate.step("place"), 0, 1)
-        statistics = folders[CALIBRATE].path / STATISTICS_FILE if quantized else None
+        calibrated = folders[CALIBRATE].path if quantized else None
         found = decode(Mixed, read_json(folders[candidate.step("search")].path / MIXED_FILE)) if mixed else None
-        place_graphs(config, folders[OPTIMIZE].path, statistics, out, found)
+        place_graphs(config, folders[OPTIMIZE].path, calibrated, out, found)
         progress(candidate.step("place"), 1, 1)
 
     return Step(

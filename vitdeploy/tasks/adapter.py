@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
 import numpy as np
 
@@ -21,7 +21,8 @@ from vitdeploy.errors import DataError
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, Task
-from vitdeploy.tasks.images import check_images
+from vitdeploy.tasks.drive import Drive
+from vitdeploy.tasks.images import calibration_images, check_images
 from vitdeploy.verification.changes import Changes
 from vitdeploy.verification.classes import Classified
 from vitdeploy.verification.collect import Answers, collect
@@ -29,6 +30,8 @@ from vitdeploy.verification.comparison import Comparison
 from vitdeploy.verification.plausible import Claim
 
 Count = Callable[[int], None]
+# Of a task's own class.
+Samples: TypeAlias = Sequence[Any]
 
 
 @dataclass(frozen=True)
@@ -86,8 +89,8 @@ class Data:
     """
 
     root: Path
-    calibration: Sequence[Any]
-    evaluation: Sequence[Any]
+    calibration: Samples
+    evaluation: Samples
     calibration_digest: str
     evaluation_digest: str
     classes: tuple[str, ...] = ()
@@ -157,6 +160,17 @@ class TaskAdapter(ABC):
     @abstractmethod
     def sample_name(self, data: Data, index: int) -> str:
         """The name by which people can find one evaluation sample."""
+
+    def drive(self, samples: Samples) -> Drive | None:
+        """What runs a model of several graphs on its calibration samples; None of a model of one graph."""
+        return None
+
+    def calibration(
+        self, folder: Path, count: int | None, seed: int, *, skip_bad: bool, progress: Progress
+    ) -> tuple[Samples, tuple[str, ...]]:
+        """`count` samples to calibrate on (None: all) in seeded order, and the paths of those that cannot be read;
+        errors as `load`."""
+        return calibration_images(folder, count, seed, self.setting.images, skip_bad=skip_bad, progress=progress)
 
     def classified(self, answers: Answers, data: Data) -> Classified | None:
         """Each sample's class, and the one that it was taken for; None without labels, or where samples have none."""

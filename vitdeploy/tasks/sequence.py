@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.data.tokens import digest, read_tokens, split
+from vitdeploy.data.tokens import Tokens, digest, read_tokens, shuffled, split
 from vitdeploy.document.answers import Said
 from vitdeploy.errors import DataError, EngineError
 from vitdeploy.progress import Progress
+from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.runner import Runner
+from vitdeploy.runtime.sequence import SequenceDecoder
+from vitdeploy.spec import SequenceSpec
 from vitdeploy.tasks.adapter import Count, Data, DataChoice, TaskAdapter
 from vitdeploy.verification.changes import Changes
 from vitdeploy.verification.collect import Answers
@@ -32,25 +36,55 @@ class Pair:
     target: npt.NDArray[np.int64] | None
 
 
+@dataclass(frozen=True)
+class Decoding:
+    """Decodes the calibration sources one at a time, each until it ends: no step that an app would not run."""
+
+    samples: Sequence[Pair]
+    sequence: SequenceSpec
+    noun = "sequences"
+
+    @property
+    def total(self) -> int:
+        return len(self.samples)
+
+    @property
+    def distinct(self) -> int:
+        return len({pair.source.tobytes() for pair in self.samples})
+
+    def __call__(self, runners: Mapping[str, Runner], progress: Count) -> None:
+        spec = self.sequence
+        encoder, step = (runners[name] for name in FLOWS["sequence"].parts)
+        decoder = SequenceDecoder(
+            encoder, step, spec.start, spec.end, spec.pad, spec.max_length, spec.source_vocabulary
+        )
+        for pair in self.samples:
+            decoder.decode(pair.source[None])
+            progress(1)
+
+    def warnings(self) -> list[str]:
+        return []
+
+
 class SequenceKit(TaskAdapter):
     noun = "sequence"
 
     def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
         progress("read the tokens", 0, 1)
-        if choice.path.suffix != ".npz":
-            raise DataError(
-                f"{choice.path} does not fit a model for sequences",
-                found="a folder" if choice.path.is_dir() else f"a {choice.path.suffix or 'nameless'} file",
-                wanted="an .npz with int64 arrays source [n, s] and, where known, target [n, t]",
-                fix="change data.path",
-            )
-        calibration, evaluation = split(read_tokens(choice.path), **choice.numbers, source=str(choice.path))
+        calibration, evaluation = split(_tokens(choice.path), **choice.numbers, source=str(choice.path))
         progress("read the tokens", 1, 1)
-        rows = [
-            [Pair(part.source[i], None if part.target is None else part.target[i]) for i in range(len(part))]
-            for part in (calibration, evaluation)
-        ]
+        rows = [_pairs(part) for part in (calibration, evaluation)]
         return Data(choice.path.parent, rows[0], rows[1], digest(calibration), digest(evaluation))
+
+    def drive(self, samples: Sequence[Pair]) -> Decoding:
+        assert self.setting.sequence is not None
+        return Decoding(samples, self.setting.sequence)
+
+    def calibration(
+        self, folder: Path, count: int | None, seed: int, *, skip_bad: bool, progress: Progress
+    ) -> tuple[Sequence[Pair], tuple[str, ...]]:
+        tokens = _tokens(folder)
+        return _pairs(shuffled(tokens, count, seed, source=str(folder))), ()
 
     @property
     def _pad(self) -> int:
@@ -129,3 +163,18 @@ class SequenceKit(TaskAdapter):
 
     def golden_inputs(self, data: Data, count: int) -> np.ndarray:
         return np.stack([pair.source for pair in data.evaluation[:count]])
+
+
+def _tokens(path: Path) -> Tokens:
+    if path.suffix != ".npz":
+        raise DataError(
+            f"{path} does not fit a model for sequences",
+            found="a folder" if path.is_dir() else f"a {path.suffix or 'nameless'} file",
+            wanted="an .npz with int64 arrays source [n, s] and, where known, target [n, t]",
+            fix="change data.path",
+        )
+    return read_tokens(path)
+
+
+def _pairs(tokens: Tokens) -> list[Pair]:
+    return [Pair(tokens.source[i], None if tokens.target is None else tokens.target[i]) for i in range(len(tokens))]

@@ -18,7 +18,7 @@ from vitdeploy.pipeline.artifact import default_target, kind_of, new_folder, ope
 from vitdeploy.pipeline.setting import engine_setting, graph_setting
 from vitdeploy.runtime.backend import engine_is_code
 from vitdeploy.runtime.choice import select_engines
-from vitdeploy.spec import EngineSpec, Manifest
+from vitdeploy.spec import EngineSpec, Manifest, Precision, WeightBits
 from vitdeploy.stages.files import find_graph
 from vitdeploy.tasks.adapter import Setting
 from vitdeploy.workflows.placement import PlacedGraphs, place_graphs
@@ -58,9 +58,20 @@ def find_device_artifacts(
 
 
 def placed_shipment(name: str, graphs: PlacedGraphs, batch: int) -> Shipment:
-    metadata = graphs.metadata
-    placed = Placed(name, graphs.target, graphs.precision, batch, (), metadata.sequence, metadata.weight_bits)
-    return ship(placed, _counted({part: graphs.folder / f"{part}.onnx" for part in graphs.graphs}))
+    files = {part: graphs.folder / f"{part}.onnx" for part in graphs.graphs}
+    precision, bits, own = _placed_in(files)
+    placed = Placed(name, graphs.target, precision, batch, (), graphs.metadata.sequence, bits)
+    return ship(placed, _counted(files), None, own)
+
+
+def _placed_in(files: Mapping[str, Path]) -> tuple[Precision, WeightBits | None, dict[str, Precision] | None]:
+    """The precision that the graphs were placed for, INT8 where one was; the bits of INT8 weights; and the precision of
+    each, where they differ."""
+    read = {part: read_metadata(file) for part, file in files.items()}
+    own: dict[str, Precision] = {part: metadata.precision or "fp32" for part, metadata in read.items()}
+    whole: Precision = "int8" if "int8" in own.values() else next(iter(own.values()))
+    bits = next((metadata.weight_bits for metadata in read.values() if metadata.weight_bits is not None), None)
+    return whole, bits, own if len(set(own.values())) > 1 else None
 
 
 def _counted(graphs: Mapping[str, Path]) -> dict[str, tuple[Path, int]]:
@@ -75,11 +86,11 @@ def _of_bundle(folder: Path, target: str | None, trust: Path | None) -> list[Dev
 def _of_engine(folder: Path, manifest: Manifest, engine: EngineSpec, labels: tuple[str, ...]) -> DeviceArtifact:
     name = f"{folder}:{engine.artifact}"
     files = {part.part: folder / part.graph for part in engine.parts or (engine,)}
-    precision = read_metadata(next(iter(files.values()))).precision or "fp32"  # what it was placed for
+    precision, _, own = _placed_in(files)
     placed = Placed(name, engine.target, precision, engine.batch, (), engine.sequence, engine.weight_bits)
     built = engine_is_code(engine) and not engine.parts
     return DeviceArtifact(
         name,
         engine_setting(manifest, engine, labels),
-        ship(placed, _counted(files), (engine, folder) if built else None),
+        ship(placed, _counted(files), (engine, folder) if built else None, own),
     )

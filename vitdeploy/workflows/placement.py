@@ -16,6 +16,7 @@ from vitdeploy.errors import TargetError
 from vitdeploy.graph.io.files import (
     GraphMetadata,
     fixed_batch,
+    get_metadata,
     graph_spec,
     load_graph,
     read_metadata,
@@ -101,7 +102,8 @@ def place_graphs(file: Path, target: str, precision: str | None, folder: Path) -
         graphs[name] = (graph, graph_spec(model, graph.name))
         if typed and metadata.precision is None:
             cast_pixels_first(model)
-        set_metadata(model, dataclasses.replace(metadata, target=target, precision=chosen))
+        own = get_metadata(model, str(graph))  # each graph of a flow has its own precision
+        set_metadata(model, dataclasses.replace(own, target=target, precision=own.precision or chosen))
         save_graph(model, folder / f"{name}.onnx")
     return PlacedGraphs(metadata, target, chosen, graphs, folder)
 

@@ -37,7 +37,7 @@ def make_engine(
             job / graph.file,
             folder,
             target=placed.target,
-            precision=placed.precision,
+            precision=graph.precision or placed.precision,
             batch=placed.batch,
             placed=graph.placed,
             build=build,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from vitdeploy.compilation.backend import TargetState
-from vitdeploy.spec import EngineSpec, FileEntry, Precision, SequenceSpec, WeightBits, encode
+from vitdeploy.spec import SPARSE, EngineSpec, FileEntry, Precision, SequenceSpec, WeightBits, encode
 
 FORMAT = 1
 Kind = Literal["bench", "compile"]
@@ -24,11 +24,13 @@ MAX_RESULT_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class PlacedGraph:
-    """One ONNX file of a job. `placed`: how many of its linears and convolutions are in INT8 or FP8."""
+    """One ONNX file of a job. `placed`: how many of its linears and convolutions are in INT8 or FP8; `precision`: its
+    own, where the graphs of a model differ in it."""
 
     part: str
     file: str
     placed: int
+    precision: Precision | None = field(default=None, metadata=SPARSE)
 
 
 @dataclass(frozen=True)
