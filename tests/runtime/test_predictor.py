@@ -23,7 +23,7 @@ from vitdeploy.errors import (
     TargetError,
 )
 from vitdeploy.runtime import Predictor, load
-from vitdeploy.runtime.answers import Features
+from vitdeploy.runtime.features import Features
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.detection import Detections
 from vitdeploy.runtime.engine import make_runner
