@@ -29,6 +29,8 @@ Boxes = Literal["cxcywh", "xyxy"]
 # Of INT8 weights, whose largest is 2^(bits - 1) - 1: 127, or 63 for CPUs on which products of more bits saturate.
 WeightBits = Literal[7, 8]
 Task = Literal["classification", "features", "detection", "panoptic", "sequence"]
+# Where the labels of images come from: `data/` says what each is.
+LabelKind = Literal["folders", "none", "yolo", "coco", "panoptic"]
 # Whether a budget is met: proven, disproven, neither, or there is none.
 GateStatus = Literal["pass", "fail", "undecided", "none"]
 
@@ -100,6 +102,23 @@ class PostprocessSpec:
         """Of these outputs those that can be compared number by number. Where the graph itself ranks what it finds, two
         objects of nearly equal scores may change places, with their labels and boxes: only the scores are."""
         return [name for name in outputs if self.scores != "given" or name == "scores"]
+
+    def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
+        """How many classes "logits" are of, without "no object"; None if the outputs do not say."""
+        count = last_axis(outputs, "logits")
+        return count - 1 if count is not None and self.scores == "softmax" else count
+
+
+# What the outputs of a task mean, for tasks that have something to say of that: one class of data a task, or several.
+Postprocess = PostprocessSpec
+# The class of each task's; a task that is not here has none.
+POSTPROCESS: dict[Task, type[Postprocess]] = {"detection": PostprocessSpec, "panoptic": PostprocessSpec}
+
+
+def last_axis(outputs: Iterable[TensorSpec], name: str) -> int | None:
+    """The size of the last axis of the output `name`; None if there is no such output, or the size is open."""
+    size = next((tensor.shape[-1] for tensor in outputs if tensor.name == name), None)
+    return size if isinstance(size, int) else None
 
 
 @dataclass(frozen=True)
@@ -252,7 +271,7 @@ class GoldenSpec:
 class Manifest:
     """`manifest.json` of a bundle, format 1. Data only: no field can name code.
 
-    `preprocess` is None where the input is no image; `postprocess` is there for detection and panoptic segmentation.
+    `preprocess` is None where the input is no image; `postprocess` is there for the tasks of `POSTPROCESS`.
     `sizes` are further image sizes of the same model, as "384x384" (height, width): `sizes/384x384` is a whole bundle.
     `gates`: by artifact, whether the engine met its budget when the bundle was made. `recommended`: the artifact that
     the verdict recommends, which is the first of `engines`; None where it recommends none of them.
@@ -268,7 +287,7 @@ class Manifest:
     golden: GoldenSpec | None
     files: tuple[FileEntry, ...]
     provenance: dict[str, Any] = field(default_factory=dict)
-    postprocess: PostprocessSpec | None = None
+    postprocess: Postprocess | None = None
     sizes: tuple[str, ...] = ()
     gates: dict[str, GateStatus] = field(default_factory=dict)
     recommended: str | None = None

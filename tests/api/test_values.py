@@ -201,7 +201,7 @@ def test_an_interrupt_leaves_nothing_half_written(small, tmp_path):
     ("call", "error", "says"),
     [
         (lambda g: vd.model("vit_base_patch16_225"), UnknownModelError, "vit_base_patch16_225"),
-        (lambda g: vd.model(SMALL_MODEL, task="features"), InputError, "task= is for a module in memory"),
+        (lambda g: vd.model(SMALL_MODEL, task="features"), CheckpointError, "gives no answers of the task"),
         (lambda g: vd.model(Tiny(), checkpoint="x.pt"), InputError, "a module in memory has its own weights"),
         (lambda g: vd.model(7), InputError, "this is no model"),
         (lambda g: vd.model(Tiny), UserCodeError, "what is given is no model"),

@@ -414,7 +414,7 @@ def test_only_a_model_of_tokens_may_do_without_preprocessing(bundle):
 @pytest.mark.parametrize("task", ["detection", "panoptic"])
 def test_objects_need_to_be_read_from_the_outputs_somehow(bundle, task):
     rewrite(bundle, lambda m: m.update(task=task))
-    assert "does not say how objects are read" in refused(bundle).message
+    assert "does not say how the outputs are read" in refused(bundle).message
     rewrite(bundle, lambda m: m.update(task=task, postprocess={"scores": "sigmoid", "things": [0, 3]}))
     spec = read_bundle(bundle).postprocess
     assert (spec.scores, spec.boxes, spec.things) == ("sigmoid", "cxcywh", (0, 3))

@@ -305,7 +305,7 @@ def code(tmp_path, monkeypatch):
         ("settings", "VD2104", ["returned no model", "found:  dict", "wanted: a torch.nn.Module"]),
         ("fails", "VD2104", ["failed", "the weights are on another machine", ".py, line 31: raise RuntimeError("]),
         ("absent", "VD2104", ["has no function 'absent'", "settings, fails"]),
-        ("Lists", "VD2102", ["returns something that vitdeploy has no task for", "wanted: logits [batch, classes]"]),
+        ("Lists", "VD2102", ["returns something that vitdeploy has no task for", "logits [batch, classes]; or"]),
         ("Narrow", "VD2102", ["does not run on an image of 32x32", ".py, line 25: ", "fix:    --image-size"]),
         ("Bakes", "VD2201", ["bakes the batch 2 into a constant", "wanted: batch dynamic", "fixed --batch"]),
         ("Doubles", "VD2201", ["cannot be exported", "data-dependent", ".py, line 11: if features.sum() > 0:)"]),

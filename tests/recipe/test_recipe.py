@@ -14,7 +14,7 @@ from vitdeploy.errors import MissingFileError, RecipeError, VitdeployError
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.resolve import at_sizes, choice_of, export_config_of, overrides_of, rewrites_of, source_of
-from vitdeploy.recipe.load import MAX_BYTES, load_recipe, validate
+from vitdeploy.recipe.load import MAX_BYTES, given_recipe, load_recipe, validate
 from vitdeploy.recipe.yaml_values import MAX_DEPTH
 from vitdeploy.spec import Budget, PostprocessSpec, PreprocessSpec
 from vitdeploy.stages.reference_model import Overrides
@@ -533,3 +533,10 @@ def test_a_number_of_rows_is_given_as_it_is(load):
 def test_a_rotation_of_the_residual_stream(load):
     assert not rewrites_of(load(EXAMPLE).optimize).rotate_residual
     assert rewrites_of(load(EXAMPLE, "optimize.rotate_residual=true").optimize).rotate_residual
+
+
+def test_a_recipe_that_was_read_takes_no_overrides():
+    recipe = load_recipe(RECIPES[0])
+    assert given_recipe(recipe) is recipe
+    with pytest.raises(RecipeError, match=r"overrides precision=fp32: this recipe was read already"):
+        given_recipe(recipe, ["precision=fp32"])

@@ -1,6 +1,7 @@
 """`vitdeploy serve` as people and orchestrators run it: a process that is started, used and stopped."""
 
 import http.client
+import itertools
 import json
 import signal
 import socket
@@ -57,7 +58,7 @@ def test_a_stop_under_load_loses_nothing_that_was_accepted(served_bundle):
     reader = threading.Thread(target=lambda: told.extend(process.stderr))
     reader.start()
     try:
-        document = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")
+        document = json.loads("".join(itertools.takewhile(lambda line: line != "}\n", process.stdout)) + "}")
         assert document["model"] == "quarters"
         assert document["engine"] == "onnxruntime-cpu-fp32"
         port = int(document["address"].rpartition(":")[2])

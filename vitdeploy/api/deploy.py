@@ -316,6 +316,7 @@ def _source_fields(read: Model) -> dict[str, Any]:
         "model": given.model,
         "image_size": list(given.image_size) if given.image_size else None,
         "heads": given.heads,
+        "task": given.task,
         **{key: None if file is None else str(file) for key, file in files.items()},
     }
 

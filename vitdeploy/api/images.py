@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from vitdeploy.api.folders import unnamed_folder
 from vitdeploy.errors import DataError
 from vitdeploy.runtime.preprocess import crop_start, decode, resize_and_crop
 from vitdeploy.runtime.runner import type_name
+from vitdeploy.spec import LabelKind
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
     from vitdeploy.spec import PreprocessSpec
     from vitdeploy.tasks.adapter import Setting
 
-Kind = Literal["folders", "none", "yolo", "coco", "panoptic"]
 # What the columns of other people's data sets are called.
 IMAGE_KEYS = ("image", "img", "images", "pixel_values", "x")
 LABEL_KEYS = ("label", "labels", "fine_label", "y", "target")
@@ -44,13 +44,13 @@ class Images:
     """
 
     path: Path | None
-    kind: Kind | None = None
+    kind: LabelKind | None = None
     annotations: Path | None = None
     rows: Iterable[tuple[Any, int | str | None]] = ()
     names: tuple[str, ...] = ()
-    _placed: dict[Any, tuple[Path, Kind]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _placed: dict[Any, tuple[Path, LabelKind]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
-    def place(self, setting: Setting) -> tuple[Path, Kind]:
+    def place(self, setting: Setting) -> tuple[Path, LabelKind]:
         """The folder to read, and where its labels come from. What is in memory is written there, for a model that
         reads its images so.
 
@@ -67,7 +67,7 @@ class Images:
             self._placed[key] = self._written(setting)
         return self._placed[key]
 
-    def _written(self, setting: Setting) -> tuple[Path, Kind]:
+    def _written(self, setting: Setting) -> tuple[Path, LabelKind]:
         folder, rows = unnamed_folder("images"), iter(self.rows)
         first = next(rows, None)
         if first is None:

@@ -12,7 +12,7 @@ from vitdeploy.api.shown import Shown
 from vitdeploy.api.tables import Line
 from vitdeploy.errors import InputError
 from vitdeploy.runtime.runner import type_name
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec, Task
+from vitdeploy.spec import Postprocess, PreprocessSpec, Task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -70,7 +70,7 @@ def model(
     text_features: str | Path | None = None,
     function: str | None = None,
     preprocess: PreprocessSpec | None = None,
-    postprocess: PostprocessSpec | None = None,
+    postprocess: Postprocess | None = None,
     labels: str | Path | Sequence[str] | None = None,
     task: Task | None = None,
 ) -> Model:
@@ -88,7 +88,7 @@ def model(
         preprocess: how its images are prepared, overriding its files.
         postprocess: what a detector's outputs mean, likewise.
         labels: class names in the order of the outputs, or a file with one per line.
-        task: for a module in memory whose outputs do not determine it.
+        task: what the outputs are to be taken for, where they do not say it.
 
     Raises:
         UnknownModelError, MissingFileError, CheckpointError, PickleError, UserCodeError, InputError: what is wrong with
@@ -107,8 +107,6 @@ def model(
     size = (image_size, image_size) if isinstance(image_size, int) else image_size
     label_file = _label_file(labels)
     if source is None or isinstance(source, str | Path):
-        if task is not None:
-            raise InputError("task= is for a module in memory", found=str(source), fix="leave task out")
         check_model(None if source is None else str(source), checkpoint, label_file)
         given = Source(
             model=None if source is None else str(source),
@@ -117,6 +115,7 @@ def model(
             heads=heads,
             text_features=_path(text_features),
             function=function,
+            task=task,
         )
     else:
         given = _in_memory(source, (checkpoint, heads, text_features, function), preprocess, size, task)

@@ -26,6 +26,7 @@ from vitdeploy.bundle.layout import begins_with
 from vitdeploy.errors import DigestError, ManifestError, MissingFileError
 from vitdeploy.spec import (
     MANIFEST_FORMAT,
+    POSTPROCESS,
     DecodeError,
     EngineSpec,
     FileEntry,
@@ -136,8 +137,10 @@ def _check_values(path: Path, manifest: Manifest) -> None:
         _check_preprocess(path, manifest.preprocess)
     elif manifest.task != "sequence":
         raise ManifestError(f"{path} does not say how images are prepared", wanted="preprocess")
-    if manifest.task in ("detection", "panoptic") and manifest.postprocess is None:
-        raise ManifestError(f"{path} does not say how objects are read from the outputs", wanted="postprocess")
+    if (wanted := POSTPROCESS.get(manifest.task)) is not None and not isinstance(manifest.postprocess, wanted):
+        raise ManifestError(
+            f"{path} does not say how the outputs are read", wanted=f"postprocess, for the task {manifest.task}"
+        )
     if manifest.format != MANIFEST_FORMAT:
         raise ManifestError(f"{path} has an unknown format", found=str(manifest.format), wanted=str(MANIFEST_FORMAT))
     for engine in manifest.engines:

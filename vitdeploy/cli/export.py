@@ -79,7 +79,7 @@ def _check_options(name: str, options: dict[str, Any]) -> None:
         return
     if name and options["function"]:
         raise click.UsageError(f"two models are named: {name}, and --model {options['function']}")
-    useless = [f"--{key.replace('_', '-')}" for key in NAMES if options[key] and key != "image_size"]
+    useless = [f"--{key.replace('_', '-')}" for key in NAMES if options[key] and key not in ("image_size", "task")]
     if (name.endswith(".onnx") or (Path(name) / "model.onnx").is_file()) and useless:
         raise click.UsageError(f"an .onnx file has its own weights; leave out {', '.join(useless)}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -9,6 +10,7 @@ from typing import Any, TypeVar
 import click
 
 from vitdeploy.cli.complete import complete_targets
+from vitdeploy.spec import LabelKind
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,7 +35,7 @@ def label_options(function: F) -> F:
     """--labels and --annotations of the images of --data."""
     labels = click.option(
         "--labels",
-        type=click.Choice(["folders", "none", "yolo", "coco", "panoptic"]),
+        type=click.Choice(typing.get_args(LabelKind)),
         help="Where labels come from. Default: class folders where there are any.",
     )
     annotations = click.option(

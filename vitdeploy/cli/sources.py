@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+
+from vitdeploy.spec import Task
 
 if TYPE_CHECKING:
     from vitdeploy.models.source import Source
@@ -14,7 +17,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 REFERENCE = "PACKAGE.MODULE:FUNCTION"
 OWN = "Your own torch.nn.Module"
-NAMES = ("checkpoint", "image_size", "heads", "text_features", "function")
+NAMES = ("checkpoint", "image_size", "heads", "text_features", "function", "task")
 
 
 class ImageSize(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.5 on only
@@ -39,7 +42,7 @@ def model_option(function: F) -> F:
 
 
 def source_options(*, several_sizes: bool = False) -> Callable[[F], F]:
-    """--checkpoint, --image-size (once, or as often as needed), --heads, --text-features, --model."""
+    """--checkpoint, --image-size (once, or as often as needed), --heads, --text-features, --model, --task."""
     size = "Other than the checkpoint's: 384, or 256x320 (HxW)."
     options = (
         click.option(
@@ -58,6 +61,11 @@ def source_options(*, several_sizes: bool = False) -> Callable[[F], F]:
             "--text-features", type=click.Path(path_type=Path), help="Zero-shot: .npy, float32 [classes, width]."
         ),
         click.option("--model", "function", metavar=REFERENCE, help=f"{OWN}."),
+        click.option(
+            "--task",
+            type=click.Choice(typing.get_args(Task)),
+            help="What the outputs are to be taken for, where they do not say it.",
+        ),
     )
 
     def add(function: F) -> F:

@@ -21,7 +21,7 @@ from vitdeploy.exporter.scripted import scripts_as_they_run
 from vitdeploy.exporter.tidy import tidy
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.files import BATCH, GraphMetadata, set_metadata
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec, Task
+from vitdeploy.spec import Postprocess, PreprocessSpec, Task
 
 INPUT = "image"
 LOGGERS = ("torch.onnx", "torch.export", "torch.fx.experimental.symbolic_shapes", "onnxscript", "onnx_ir")
@@ -70,7 +70,7 @@ def export_graph(
     in_graph: bool,
     task: Task = "classification",
     outputs: Sequence[str] = ("logits",),
-    postprocess: PostprocessSpec | None = None,
+    postprocess: Postprocess | None = None,
 ) -> ir.Model:
     """The ONNX graph of `model` (float32 [batch, channels, height, width] -> the tensors named by `outputs`).
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from vitdeploy.errors import CheckpointError
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, Task, TensorSpec
+from vitdeploy.spec import Postprocess, PreprocessSpec, SequenceSpec, Task, TensorSpec
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Signature:
     image_size: tuple[int, int]
     channels: int
     outputs: tuple[TensorSpec, ...]
-    postprocess: PostprocessSpec | None = None
+    postprocess: Postprocess | None = None
     sequence: SequenceSpec | None = None
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitdeploy.errors import InputError, UserCodeError
+from vitdeploy.errors import CheckpointError, InputError, UserCodeError
 from vitdeploy.models import catalog, names
 from vitdeploy.models.checkpoints.load_state import load_state
 from vitdeploy.models.checkpoints.read import read_checkpoint
@@ -90,6 +90,13 @@ def load_model(source: Source, preprocess: PreprocessSpec | None = None) -> Load
     original = _load(source, preprocess)
     if preprocess is not None:
         original = dataclasses.replace(original, preprocess=preprocess)
+    if source.task not in (None, original.signature.task):
+        raise CheckpointError(
+            f"{source.name} gives no answers of the task that is asked for",
+            found=original.signature.task,
+            wanted=str(source.task),
+            fix=f"leave the task out: it is for {original.signature.task}",
+        )
     if source.text_features is not None:
         original = with_text_features(original, source.text_features)
     if source.weights is not None and weights_digest(original.module) != source.weights:
@@ -106,7 +113,7 @@ def _load(source: Source, preprocess: PreprocessSpec | None) -> LoadedModel:
     if source.module is not None:
         return open_module(source.module)
     if source.function is not None:
-        return from_function(source.function, source.image_size, source.checkpoint)
+        return from_function(source.function, source.image_size, source.checkpoint, source.task)
     local, folder = located(source)
     if folder is not None and local.model is not None and local.model.startswith("hf:"):
         return _from_folder(local, folder, source.name, preprocess)
@@ -150,7 +157,7 @@ def _from_timm_name(source: Source, name: str) -> LoadedModel:
             return _of_name(source, known, *found)
     state, notes = read_checkpoint(source.checkpoint)
     file = str(source.checkpoint)
-    return _noted(from_timm(architecture, {}, state, source.image_size, file), source.name, {}, notes)
+    return _noted(from_timm(architecture, {}, state, source.image_size, file, source.task), source.name, {}, notes)
 
 
 def _of_name(source: Source, name: str, family: Family, config: Any) -> LoadedModel:
@@ -192,13 +199,13 @@ def _from_folder(
     # A part of another library's model may be one of ours, such as a detector's backbone: the whole is meant.
     found = catalog.recognise_within(state, hints, file) if _is_ours(config) else catalog.recognise(state, hints)
     if found is None and "architecture" in config:
-        original = from_timm(config["architecture"], config, state, source.image_size, file)
+        original = from_timm(config["architecture"], config, state, source.image_size, file, source.task)
         return _noted(original, name, config, notes)
     if found is None:
         size = source.image_size or told or IMAGE_SIZE
         spec, remarks = (given, ()) if given else _folder_preprocess(folder, config, _told_channels(config), size)
         own = folder.given or not (folder.path / SAFETENSORS).is_file()  # transformers reads no pickles
-        original = from_transformers(folder.path, config, spec, size, state if own else None)
+        original = from_transformers(folder.path, config, spec, size, state if own else None, source.task)
         return _noted(original, name, config, (*notes, *remarks))
     check(found)
     check_config(config, found, str(folder.path) if not folder.given else file)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitdeploy.spec import Task
+
 
 @dataclass(frozen=True)
 class Source:
@@ -14,7 +16,8 @@ class Source:
     `text_features`: a .npy of float32 [classes, width], which makes a CLIP or SigLIP tower a zero-shot classifier.
     `function` is `package.module:function`, and comes from the command line only; it must return the weights of the
     digest `weights` if that is given. `only_batch`: the fixed batch size for an ONNX file.
-    `module`: the file of a module in memory, which this user's own process has just written.
+    `module`: the file of a module in memory, which this user's own process has just written. `task`: what the outputs
+    are to be taken for, where they do not say it.
     """
 
     model: str | None = None
@@ -26,6 +29,7 @@ class Source:
     weights: str | None = None
     only_batch: int | None = None
     module: Path | None = None
+    task: Task | None = None
 
     @property
     def name(self) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vitdeploy.bundle.write import Golden, GoldenAnswers
 from vitdeploy.pipeline.job import Job
-from vitdeploy.runtime.alike import count_same
+from vitdeploy.runtime.answers import count_same
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import engine_outputs
 from vitdeploy.spec import EngineSpec, GateStatus

@@ -41,6 +41,7 @@ def source_of(recipe: Recipe) -> Source:
         checkpoint=Path(source.checkpoint) if source.checkpoint else None,
         image_size=height_width(source.image_size) if source.image_size is not None else None,
         heads=source.heads,
+        task=source.task,
         text_features=Path(source.text_features) if source.text_features else None,
     )
 

@@ -47,8 +47,16 @@ def load_recipe(path: Path, overrides: Sequence[str] = (), function: str | None 
 
 
 def given_recipe(recipe: Recipe | str | Path, overrides: Sequence[str] = (), function: str | None = None) -> Recipe:
-    """A recipe that was read, as it is, or the one of a file; arguments and errors as in `load_recipe`."""
-    return recipe if isinstance(recipe, Recipe) else load_recipe(Path(recipe), overrides, function)
+    """A recipe that was read, as it is, or the one of a file; arguments and errors as in `load_recipe`.
+
+    One that was read takes no overrides.
+    """
+    if not isinstance(recipe, Recipe):
+        return load_recipe(Path(recipe), overrides, function)
+    if overrides:
+        told = f"overrides {', '.join(overrides)}: this recipe was read already; give them where its file is read"
+        raise RecipeError("the recipe", [told])
+    return recipe
 
 
 def validate(data: Any, source: str, function: str | None = None) -> Recipe:

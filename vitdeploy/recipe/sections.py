@@ -11,7 +11,18 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from vitdeploy.benchmark.protocol import Protocol, parse_scenario
 from vitdeploy.recipe.section import Positive, Section
-from vitdeploy.spec import Boxes, Budget, CropRounding, Fit, Interpolation, PostprocessSpec, PreprocessSpec, Scores
+from vitdeploy.spec import (
+    Boxes,
+    Budget,
+    CropRounding,
+    Fit,
+    Interpolation,
+    LabelKind,
+    PostprocessSpec,
+    PreprocessSpec,
+    Scores,
+    Task,
+)
 
 FUNCTION = "function"  # in the context of a validation: what the command line names as the model
 
@@ -28,13 +39,15 @@ def height_width(side: int | tuple[int, int]) -> tuple[int, int]:
 class SourceSection(Section):
     """Where the model comes from; see `models.source` for what `model` may name.
 
-    `image_size`: other than the checkpoint's; one side or [height, width]. `image_sizes`: several of them, each with
-    graphs and engines of its own in one bundle. `heads`: for a bare state dict that cannot say it. `labels`: a file
-    with one class name per line. `text_features`: see `models.zero_shot`.
+    `task`: what its outputs are to be taken for, where they do not say it. `image_size`: other than the checkpoint's;
+    one side or [height, width]. `image_sizes`: several of them, each with graphs and engines of its own in one bundle.
+    `heads`: for a bare state dict that cannot say it. `labels`: a file with one class name per line.
+    `text_features`: see `models.zero_shot`.
     """
 
     model: str | None = None
     checkpoint: str | None = None
+    task: Task | None = None
     image_size: Side | None = None
     image_sizes: Annotated[tuple[Side, ...], Field(min_length=1, strict=False)] | None = None
     heads: Positive | None = None
@@ -117,7 +130,7 @@ class DataSection(Section):
     """
 
     path: str
-    labels: Literal["folders", "none", "yolo", "coco", "panoptic"] = "folders"
+    labels: LabelKind = "folders"
     annotations: str | None = None
     calibration: CalibrationSection = CalibrationSection()
     evaluation: EvaluationSection = EvaluationSection()

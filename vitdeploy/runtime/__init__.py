@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from vitdeploy.runtime.answers import Features, Result
 from vitdeploy.runtime.detection import Detections
+from vitdeploy.runtime.features import Features
 from vitdeploy.runtime.panoptic import Panoptic
 from vitdeploy.runtime.postprocess import Classification
 from vitdeploy.runtime.predictor import Predictor, load
 from vitdeploy.runtime.sequence_predictor import SequencePredictor, load_sequence
+from vitdeploy.runtime.task import Result
 
 if TYPE_CHECKING:
     from vitdeploy.bundle.unpack import unpack

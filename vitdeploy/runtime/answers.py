@@ -2,56 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 
-from vitdeploy.runtime.detection import Detections, detect
-from vitdeploy.runtime.panoptic import Panoptic, segment
-from vitdeploy.runtime.postprocess import Classification, classify
+from vitdeploy.runtime.detection import DETECTION
+from vitdeploy.runtime.features import FEATURES
+from vitdeploy.runtime.panoptic import PANOPTIC
+from vitdeploy.runtime.postprocess import CLASSIFICATION
 from vitdeploy.runtime.runner import Array
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec, Task
+from vitdeploy.runtime.task import Outputs, Reading, Result, RuntimeTask
+from vitdeploy.spec import Postprocess, PreprocessSpec, Task
+
+# A row per task whose input is an image.
+TASKS: Mapping[Task, RuntimeTask] = {
+    "classification": CLASSIFICATION,
+    "features": FEATURES,
+    "detection": DETECTION,
+    "panoptic": PANOPTIC,
+}
 
 
-@dataclass(frozen=True, eq=False, repr=False)
-class Features:
-    """float32 [width] of the whole image, and [n, width] of its patches where the model gives them."""
-
-    vector: npt.NDArray[np.float32]
-    patches: npt.NDArray[np.float32] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        patches = None if self.patches is None else self.patches.tolist()
-        return {"vector": self.vector.tolist(), "patches": patches}
-
-    def __str__(self) -> str:
-        patches = "" if self.patches is None else f", {len(self.patches)} patch vectors"
-        return f"{len(self.vector)} features: {' '.join(f'{value:.4f}' for value in self.vector[:4])} ...{patches}"
-
-    def __repr__(self) -> str:
-        return f"<Features: {self}>"
+def to_result(task: Task, outputs: Outputs, reading: Reading) -> Result:
+    """The answer for one image. outputs: by name, without the batch axis."""
+    return TASKS[task].answer(outputs, reading)
 
 
-Result = Classification | Features | Detections | Panoptic
-
-
-def to_result(
+def count_same(
     task: Task,
-    outputs: Mapping[str, Array],
-    size: tuple[int, int],
-    preprocess: PreprocessSpec,
-    postprocess: PostprocessSpec | None,
-    labels: Sequence[str] | None,
-    top: int,
-) -> Result:
-    """The answer for one image. outputs: by name, without the batch axis; size: (width, height) of the original."""
-    if task == "features":
-        return Features(outputs["features"], outputs.get("patch_features"))
-    if task == "detection" and postprocess is not None:
-        return detect(outputs, size, preprocess, postprocess, labels)
-    if task == "panoptic" and postprocess is not None:
-        return segment(outputs, size, preprocess, postprocess, labels)
-    return classify(outputs["logits"], labels, top)
+    preprocess: PreprocessSpec | None,
+    postprocess: Postprocess | None,
+    ours: Mapping[str, Array],
+    theirs: Mapping[str, Array],
+) -> int:
+    """On how many of n samples the two agree, as `RuntimeTask.same` says; outputs [n, ...] by name, of the same names
+    and shapes. Answers with a number that is not finite agree with none."""
+    samples = range(len(next(iter(theirs.values()))))
+    count = 0
+    for i in samples:
+        a, b = ({name: array[i] for name, array in side.items()} for side in (ours, theirs))
+        if not all(np.isfinite(array).all() for array in a.values() if array.dtype.kind == "f"):
+            continue
+        if preprocess is None:  # tokens in, tokens out
+            count += bool(np.array_equal(a["tokens"], b["tokens"]))
+        else:
+            size = preprocess.crop[1], preprocess.crop[0]
+            count += TASKS[task].same(a, b, Reading(size, preprocess, postprocess))
+    return count

@@ -11,9 +11,15 @@ import numpy.typing as npt
 
 from vitdeploy.runtime.geometry import input_window
 from vitdeploy.runtime.postprocess import label_of, shortened, sigmoid, softmax
+from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
 
 Array = npt.NDArray[Any]
+
+# Two models agree on a sample if so large a share of the objects of both has a partner: of the same class, and with a
+# box of at least this IoU.
+OVERLAP = 0.5
+MATCHED_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -112,3 +118,35 @@ def to_pixels(
     extent = np.array([window.right - window.left, window.bottom - window.top] * 2)
     width, height = size
     return np.asarray(np.clip(start + corners * extent, 0.0, np.array([width, height] * 2, np.float64)))
+
+
+def head_of(reading: Reading) -> PostprocessSpec:
+    """What the outputs of a detector or a panoptic model mean."""
+    assert isinstance(reading.postprocess, PostprocessSpec), "a manifest without it is refused when it is read"
+    return reading.postprocess
+
+
+def _answer(outputs: Outputs, reading: Reading) -> Detections:
+    return detect(outputs, reading.size, reading.preprocess, head_of(reading), reading.labels)
+
+
+def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
+    """Whether most objects of both sides have a partner: of the same class, and at the same place."""
+    found, wanted = (_answer(side, reading).objects for side in (ours, theirs))
+    left, pairs = list(wanted), 0
+    for each in found:
+        partner = next((o for o in left if o.index == each.index and _iou(o.box, each.box) >= OVERLAP), None)
+        if partner is not None:
+            left.remove(partner)
+            pairs += 1
+    return 2 * pairs >= MATCHED_SHARE * (len(found) + len(wanted))
+
+
+def _iou(a: tuple[float, ...], b: tuple[float, ...]) -> float:
+    width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
+    common = max(0.0, width) * max(0.0, height)
+    areas = (a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1])
+    return common / max(areas - common, 1e-300)
+
+
+DETECTION = RuntimeTask(_answer, _same)

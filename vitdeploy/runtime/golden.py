@@ -12,7 +12,7 @@ import numpy as np
 
 from vitdeploy.bundle.read import verify_files
 from vitdeploy.errors import InputError, ManifestError
-from vitdeploy.runtime.alike import count_same
+from vitdeploy.runtime.answers import count_same
 from vitdeploy.runtime.batches import run_batches
 from vitdeploy.runtime.preprocess import to_input
 from vitdeploy.runtime.runner import Array, Runner

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from vitdeploy.bundle.read import verify_files
 from vitdeploy.errors import ManifestError
-from vitdeploy.spec import Manifest, PostprocessSpec, TensorSpec
+from vitdeploy.spec import Manifest, Postprocess, TensorSpec, last_axis
 
 
 def read_labels(folder: Path, manifest: Manifest) -> list[str] | None:
@@ -32,9 +32,6 @@ def read_labels(folder: Path, manifest: Manifest) -> list[str] | None:
     return labels
 
 
-def number_of_classes(outputs: Sequence[TensorSpec], postprocess: PostprocessSpec | None) -> int | None:
-    """How many classes the logits have, without a last "no object"; None if the outputs do not say."""
-    size = next((tensor.shape[-1] for tensor in outputs if tensor.name == "logits"), None)
-    if not isinstance(size, int):
-        return None
-    return size - 1 if postprocess is not None and postprocess.scores == "softmax" else size
+def number_of_classes(outputs: Sequence[TensorSpec], postprocess: Postprocess | None) -> int | None:
+    """How many classes the outputs are of; None if they do not say."""
+    return last_axis(outputs, "logits") if postprocess is None else postprocess.number_of_classes(outputs)

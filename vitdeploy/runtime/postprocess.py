@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
+
 # Sorting so many scores is faster than finding the best ones first.
 SORTED_SCORES = 250
 
@@ -96,3 +98,14 @@ def classify(logits: npt.NDArray[np.float32], labels: Sequence[str] | None, coun
     np.exp(powers, out=powers)
     total = float(powers.sum())
     return Classification(tuple([ClassScore(i, label_of(i, labels), float(powers[i]) / total) for i in best]))
+
+
+def _answer(outputs: Outputs, reading: Reading) -> Classification:
+    return classify(outputs["logits"], reading.labels, reading.top)
+
+
+def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
+    return bool(ours["logits"].argmax() == theirs["logits"].argmax())
+
+
+CLASSIFICATION = RuntimeTask(_answer, _same)

@@ -15,14 +15,15 @@ import numpy as np
 
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import InputError, TargetError, TensorError
-from vitdeploy.runtime.answers import Result, to_result
+from vitdeploy.runtime.answers import to_result
 from vitdeploy.runtime.batches import run_batches
 from vitdeploy.runtime.choice import AUTO, choose_engine
 from vitdeploy.runtime.labels import read_labels
 from vitdeploy.runtime.preprocess import ACCEPTED, ImageSource, Pixels, decode, resize_and_crop, to_input
 from vitdeploy.runtime.runner import Array, Runner, require_array, type_name
+from vitdeploy.runtime.task import Reading, Result
 from vitdeploy.runtime.timings import Stopwatch, Timings
-from vitdeploy.spec import Manifest, PostprocessSpec, PreprocessSpec, Task
+from vitdeploy.spec import Manifest, Postprocess, PreprocessSpec, Task
 
 # How many images a runner with a dynamic batch is given at once.
 DYNAMIC_CHUNK = 8
@@ -45,7 +46,7 @@ class Predictor:
         preprocess: PreprocessSpec,
         labels: Sequence[str] | None = None,
         task: Task = "classification",
-        postprocess: PostprocessSpec | None = None,
+        postprocess: Postprocess | None = None,
         why: str = "",
     ) -> None:
         self.runner = runner.load()
@@ -157,7 +158,7 @@ class Predictor:
 
     def answer(self, outputs: Mapping[str, Array], size: tuple[int, int], top: int = 5) -> Result:
         """The answer that the outputs of one image mean; `size` is the original image's (width, height)."""
-        return to_result(self.task, outputs, size, self.preprocess, self.postprocess, self.labels, top)
+        return to_result(self.task, outputs, Reading(size, self.preprocess, self.postprocess, self.labels, top))
 
     def prepare(self, image: ImageSource) -> tuple[Array, tuple[int, int]]:
         """The engine's input [1, ...] for an image, and the image's (width, height): what `run` and `answer` take.

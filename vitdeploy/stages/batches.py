@@ -26,7 +26,9 @@ def settle_batch(reference_model: ReferenceModel, asked: Asked = "auto") -> tupl
     if not is_onnx(reference_model.source):
         return reference_model, wanted
     assert reference_model.source.model is not None
-    graph = import_graph(Path(reference_model.source.model), reference_model.source.image_size)
+    graph = import_graph(
+        Path(reference_model.source.model), reference_model.source.image_size, task=reference_model.source.task
+    )
     fixed = fixed_batch(graph_spec(graph.model, ""))
     if fixed is not None:
         return _at(reference_model, (fixed,), asked, "its batch is fixed")

@@ -107,9 +107,8 @@ def _export_image_model(
 def _imported(reference_model: ReferenceModel, config: ExportConfig) -> ir.Model:
     """The user's ONNX file in the one form that later stages know, with its preprocessing."""
     assert reference_model.source.model is not None
-    found = import_graph(
-        Path(reference_model.source.model), reference_model.source.image_size, reference_model.source.only_batch
-    )
+    source = reference_model.source
+    found = import_graph(Path(reference_model.source.model), source.image_size, source.only_batch, source.task)
     if found.takes_pixels and not config.in_graph:
         raise GraphError(
             f"{reference_model.source.model} takes pixels: its preprocessing is part of it",

@@ -24,7 +24,7 @@ from vitdeploy.models.source import Source
 from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, Task, TensorSpec, encode
+from vitdeploy.spec import Postprocess, PreprocessSpec, SequenceSpec, Task, TensorSpec, encode
 from vitdeploy.stages.beside import find_beside
 from vitdeploy.stages.files import known_labels, require_label_file, require_onnx_file
 from vitdeploy.stages.step import ORIGINAL
@@ -42,7 +42,7 @@ class Overrides:
     """The user's values in place of those of the checkpoint; None keeps the checkpoint's."""
 
     preprocess: PreprocessSpec | None = None
-    postprocess: PostprocessSpec | None = None
+    postprocess: Postprocess | None = None
     labels: Path | None = None
 
 
@@ -63,7 +63,7 @@ class ReferenceModel:
     outputs: tuple[TensorSpec, ...]
     parameters: int
     preprocess: PreprocessSpec | None
-    postprocess: PostprocessSpec | None = None
+    postprocess: Postprocess | None = None
     sequence: SequenceSpec | None = None
     labels: tuple[str, ...] = ()
     family: str = ""
@@ -98,6 +98,7 @@ class ReferenceModel:
             "preprocess": encode(self.preprocess),
             "postprocess": encode(self.postprocess),
             "labels": list(self.labels),
+            **({"task": source.task} if source.task is not None else {}),
         }
 
     def facts(self) -> dict[str, Any]:
@@ -198,12 +199,12 @@ def _claim(folder: ModelFolder | None) -> Claim | None:
 def _of_graph(source: Source, given: Overrides) -> ReferenceModel:
     asked = source.image_size or (given.preprocess.crop if given.preprocess else None)
     try:
-        graph = import_graph(_graph_file(source), asked, source.only_batch)
+        graph = import_graph(_graph_file(source), asked, source.only_batch, source.task)
     except GraphError:
         if source.image_size or not asked:
             raise
         # Of another size than the crop: find_reference_model says so.
-        graph = import_graph(_graph_file(source), batch=source.only_batch)
+        graph = import_graph(_graph_file(source), batch=source.only_batch, task=source.task)
     spec, own = graph_spec(graph.model, ""), graph.metadata
     sizes = [int(size) if isinstance(size, int) else 0 for size in spec.inputs[0].shape[1:]]
     height, width, channels = sizes if graph.takes_pixels else (*sizes[1:], sizes[0])
@@ -307,7 +308,7 @@ def _labels(path: Path, reference_model: ReferenceModel) -> tuple[str, ...]:
 def reference_runner(source: Source, *, threads: int = 0, original: LoadedModel | None = None) -> Runner:
     """The runner (not loaded yet) of the original: PyTorch eager, or ONNX Runtime for an ONNX file."""
     if is_onnx(source):
-        graph = import_graph(_graph_file(source), source.image_size, source.only_batch)
+        graph = import_graph(_graph_file(source), source.image_size, source.only_batch, source.task)
         return OnnxRuntimeRunner(serialised(graph.model), name=ORIGINAL, threads=threads)
     from vitdeploy.models.load import load_model
     from vitdeploy.models.torch_runner import torch_runner

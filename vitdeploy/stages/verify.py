@@ -7,7 +7,7 @@ from pathlib import Path
 from vitdeploy.document.verified import SameTensor, Verified, diagnosed
 from vitdeploy.progress import Counter, Progress, silent
 from vitdeploy.runtime.engine import make_runner
-from vitdeploy.spec import EngineSpec, PostprocessSpec, PreprocessSpec, encode
+from vitdeploy.spec import EngineSpec, Postprocess, PreprocessSpec, encode
 from vitdeploy.stages.answers import ANSWERS_FILE, read_answers
 from vitdeploy.stages.engines import read_engine
 from vitdeploy.stages.files import write_json
@@ -53,7 +53,7 @@ def judge(
 def verify_step(
     candidate: Candidate,
     preprocess: PreprocessSpec | None,
-    postprocess: PostprocessSpec | None,
+    postprocess: Postprocess | None,
     adapter: TaskAdapter,
     data: Data,
 ) -> Step:

@@ -20,7 +20,7 @@ from vitdeploy.document.mapping import MappingFacts
 from vitdeploy.errors import DataError
 from vitdeploy.progress import Progress
 from vitdeploy.runtime.runner import Runner
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec, SequenceSpec, Task
+from vitdeploy.spec import Postprocess, PreprocessSpec, SequenceSpec, Task
 from vitdeploy.tasks.drive import Drive
 from vitdeploy.tasks.images import calibration_images, check_images
 from vitdeploy.verification.changes import Changes
@@ -41,7 +41,7 @@ class Setting:
 
     task: Task
     preprocess: PreprocessSpec | None
-    postprocess: PostprocessSpec | None = None
+    postprocess: Postprocess | None = None
     sequence: SequenceSpec | None = None
     labels: tuple[str, ...] = ()
     classes: int | None = None

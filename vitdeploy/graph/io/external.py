@@ -2,13 +2,6 @@
 
 A file that vitdeploy wrote says itself what it is for, how its images are prepared, and what its classes are called. It
 may take pixels, for the cheap half of its preprocessing can be part of it. What somebody else exported says little.
-
-Detectors differ in what they call their outputs and in whether post-processing is part of the graph. What is known:
-
-    logits, pred_logits + boxes, pred_boxes [+ masks, pred_masks]     DETR and its kin as optimum and others export them
-    labels + boxes + scores, and an input orig_target_sizes           RT-DETR, D-FINE, DEIM as their code exports them
-    one float tensor [batch, classes]                                 a classifier
-    anything else with one of [batch, width] or [batch, n, width]     features
 """
 
 from __future__ import annotations
@@ -24,17 +17,10 @@ from vitdeploy.graph.edit import drop_unused
 from vitdeploy.graph.io.admit import admit
 from vitdeploy.graph.io.files import BATCH, METADATA_KEY, GraphMetadata, get_metadata
 from vitdeploy.graph.io.inputs import bind_input, of_another_size, set_image_size
-from vitdeploy.spec import PostprocessSpec, Task
+from vitdeploy.graph.io.outputs import task_of
+from vitdeploy.spec import Postprocess, Task
 
 IMAGE, SIZES = "image", "orig_target_sizes"
-ALIASES = {
-    "pred_logits": "logits",
-    "pred_boxes": "boxes",
-    "pred_masks": "masks",
-    "last_hidden_state": "patch_features",
-    "pooler_output": "features",
-    "image_embeds": "features",
-}
 
 
 @dataclass(frozen=True)
@@ -47,7 +33,7 @@ class ForeignGraph:
 
     model: ir.Model
     task: Task
-    postprocess: PostprocessSpec | None
+    postprocess: Postprocess | None
     parameters: int
     notes: tuple[str, ...]
     metadata: GraphMetadata | None = None
@@ -57,13 +43,17 @@ class ForeignGraph:
         return self.model.graph.inputs[0].dtype == ir.DataType.UINT8
 
 
-def import_graph(path: Path, image_size: tuple[int, int] | None = None, batch: int | None = None) -> ForeignGraph:
+def import_graph(
+    path: Path, image_size: tuple[int, int] | None = None, batch: int | None = None, task: Task | None = None
+) -> ForeignGraph:
     """Read a file of unknown origin and say what it is for. Its function is that of the file.
 
-    `image_size` is (height, width), for a file that leaves it open. `batch` fixes a batch that is open.
+    `image_size` is (height, width), for a file that leaves it open. `batch` fixes a batch that is open. `task`: what
+    its outputs are to be taken for.
 
     Raises:
-        UnsafeGraphError, GraphError, MissingFileError: the file is refused; or its inputs and outputs are of no task.
+        UnsafeGraphError, GraphError, MissingFileError: the file is refused; or its inputs and outputs are of no task,
+            or of another than `task`.
     """
     model = admit(path)
     metadata = get_metadata(model, str(path)) if METADATA_KEY in model.metadata_props else None
@@ -77,12 +67,19 @@ def import_graph(path: Path, image_size: tuple[int, int] | None = None, batch: i
         set_image_size(model, image_size)
     elif image_size not in (None, metadata.images.crop):
         raise of_another_size(metadata.images.crop, image_size)
-    task, postprocess = _task(model, path) if metadata is None else (metadata.task, metadata.postprocess)
+    found, postprocess = task_of(model, path, task) if metadata is None else (metadata.task, metadata.postprocess)
+    if task not in (None, found):
+        raise GraphError(
+            f"{path} gives no answers of the task that is asked for",
+            found=found,
+            wanted=str(task),
+            fix="leave the task out, or export the model with outputs of that task",
+        )
     _batch(model, batch)
     drop_unused(model)
     size = sum(value.const_value.size for value in model.graph.initializers.values() if value.const_value is not None)
-    notes.append(f"imported from {path.name}: {task}, opset {model.opset_imports.get('')}")
-    return ForeignGraph(model, task, postprocess, int(size), tuple(notes), metadata)
+    notes.append(f"imported from {path.name}: {found}, opset {model.opset_imports.get('')}")
+    return ForeignGraph(model, found, postprocess, int(size), tuple(notes), metadata)
 
 
 def _takes_pixels(model: ir.Model, metadata: GraphMetadata) -> bool:
@@ -103,40 +100,6 @@ def _rename_input(model: ir.Model, path: Path) -> None:
             fix="export it with one image input",
         )
     inputs[0].name = IMAGE
-
-
-def _task(model: ir.Model, path: Path) -> tuple[Task, PostprocessSpec | None]:
-    """Name the outputs as the task does, and drop all others."""
-    found = {ALIASES.get(str(value.name), str(value.name)): value for value in model.graph.outputs}
-    if {"labels", "boxes", "scores"} <= set(found):
-        _keep(model, found, ["labels", "boxes", "scores"])
-        return "detection", PostprocessSpec(scores="given", boxes="xyxy")
-    if {"logits", "boxes"} <= set(found):
-        names = ["logits", "boxes", *(["masks"] if "masks" in found else [])]
-        _keep(model, found, names)
-        return ("panoptic" if "masks" in found else "detection"), PostprocessSpec()
-    floats = {name: value for name, value in found.items() if value.dtype == ir.DataType.FLOAT}
-    if "features" in floats:
-        _keep(model, floats, ["features", *(["patch_features"] if "patch_features" in floats else [])])
-        return "features", None
-    flat = [name for name, value in floats.items() if value.shape is not None and len(value.shape) == 2]
-    if len(flat) == 1 or "logits" in flat:
-        chosen = "logits" if "logits" in flat else flat[0]
-        _keep(model, {"logits": floats[chosen]}, ["logits"])
-        return "classification", None
-    raise GraphError(
-        f"the outputs of {path} are of no task that vitdeploy has",
-        found="; ".join(f"{v.name}: {v.dtype}{list(v.shape) if v.shape is not None else ''}" for v in found.values()),
-        wanted="logits [batch, classes]; logits and boxes; labels, boxes and scores; or features [batch, width]",
-        fix="export it with outputs of these names",
-    )
-
-
-def _keep(model: ir.Model, found: dict[str, ir.Value], names: list[str]) -> None:
-    del model.graph.outputs[:]
-    for name in names:
-        found[name].name = name
-        model.graph.outputs.append(found[name])
 
 
 def _batch(model: ir.Model, batch: int | None) -> None:

@@ -16,7 +16,7 @@ from vitdeploy.graph.values import weight_bytes
 from vitdeploy.spec import (
     DecodeError,
     GraphSpec,
-    PostprocessSpec,
+    Postprocess,
     Precision,
     PreprocessSpec,
     SequenceSpec,
@@ -46,7 +46,7 @@ class GraphMetadata:
     preprocess: PreprocessSpec | None
     target: str | None = None
     precision: Precision | None = None
-    postprocess: PostprocessSpec | None = None
+    postprocess: Postprocess | None = None
     sequence: SequenceSpec | None = None
     weight_bits: WeightBits | None = None
     labels: tuple[str, ...] = ()

@@ -12,90 +12,38 @@ from torch import Tensor, nn
 
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.external.libraries import where
+from vitdeploy.models.external.outputs import ROWS, recognised
 from vitdeploy.models.family import Signature
 from vitdeploy.models.model_folder.config import sides
-from vitdeploy.spec import PostprocessSpec, Task, TensorSpec
+from vitdeploy.spec import Task, TensorSpec
 
 IMAGE_SIZE = (224, 224)
 SEED = 0
 SHOWN_CHARACTERS = 300
-Output = tuple[str, Tensor]
 
 
 class Adapted(nn.Module):
     """An external module with the outputs of a `Signature`: float tensors in a fixed order, whatever it returns.
 
-    `arguments` are passed after the image, the module's first argument. `headless`: see `named_outputs`.
+    `arguments` are passed after the image, the module's first argument. `task`: what its outputs are to be taken for.
     """
 
-    def __init__(self, model: nn.Module, arguments: Mapping[str, Any] | None = None, *, headless: bool = False) -> None:
+    def __init__(self, model: nn.Module, arguments: Mapping[str, Any] | None = None, task: Task | None = None) -> None:
         super().__init__()
         self.model = model
         self.arguments = dict(arguments or {})
         # timm's modules without classes, and those made like them, return their pooled features.
-        self.headless = headless or getattr(model, "num_classes", None) == 0
+        self.task: Task | None = task or ("features" if getattr(model, "num_classes", None) == 0 else None)
 
     def returned(self, image: Tensor) -> Any:
         """Whatever the module itself gives."""
         return self.model(image, **self.arguments)
 
-    def outputs(self, image: Tensor) -> list[Output]:
-        return self.named(self.returned(image))
-
-    def named(self, result: Any) -> list[Output]:
-        return named_outputs(result, headless=self.headless)
-
     def forward(self, image: Tensor) -> Tensor | tuple[Tensor, ...]:
-        tensors = tuple(tensor for _, tensor in self.outputs(image))
+        found = recognised(self.returned(image), self.task)
+        assert found is not None, "`adapt` refuses a module without outputs of a task"
+        tensors = tuple(tensor for _, tensor in found[1])
         return tensors[0] if len(tensors) == 1 else tensors
-
-
-def named_outputs(result: Any, *, headless: bool = False) -> list[Output]:
-    """The outputs that a task is made of, by what a module returned; [] if nothing is recognised.
-
-    A tensor [b, c] is logits, or features of a `headless` module; a tuple or a mapping of [b, q, c] and [b, q, 4] is a
-    detector's; transformers' outputs are taken by their field names.
-    """
-    if isinstance(result, Tensor):
-        return [("features" if headless else "logits", result)] if result.ndim == 2 else _tokens(result)
-    if isinstance(result, tuple | list) and len(result) == 1:
-        return named_outputs(result[0], headless=headless)
-    if isinstance(result, Mapping):
-        fields: Mapping[str, Any] = result
-        boxes = fields.get("pred_boxes")
-        logits = fields.get("logits", fields.get("pred_logits"))
-        if isinstance(logits, Tensor) and isinstance(boxes, Tensor):
-            masks = fields.get("pred_masks")
-            return [("logits", logits), ("boxes", boxes), *([("masks", masks)] if isinstance(masks, Tensor) else [])]
-        if isinstance(logits, Tensor) and logits.ndim == 2:
-            return [("logits", logits)]
-        return _features(fields)
-    if isinstance(result, tuple | list) and len(result) in (2, 3) and all(isinstance(t, Tensor) for t in result):
-        logits, boxes = result[:2]
-        if logits.ndim == 3 and boxes.ndim == 3 and boxes.shape[-1] == 4:
-            return list(zip(("logits", "boxes", "masks"), result, strict=False))
-        if logits.ndim == 2 and boxes.ndim == 3:
-            return [("features", logits), ("patch_features", boxes)]
-    return []
-
-
-def _tokens(result: Tensor) -> list[Output]:
-    """[b, n, d]: the first token and the others; [b, d, h, w]: a feature map and its mean."""
-    if result.ndim == 3:
-        return [("features", result[:, 0]), ("patch_features", result[:, 1:])]
-    if result.ndim == 4:
-        return [("features", result.mean(dim=(2, 3))), ("patch_features", result.flatten(2).transpose(1, 2))]
-    return []
-
-
-def _features(fields: Mapping[str, Any]) -> list[Output]:
-    pooled, hidden = fields.get("pooler_output"), fields.get("last_hidden_state")
-    pooled = fields.get("image_embeds", pooled)
-    found: list[Output] = [("features", pooled.flatten(1))] if isinstance(pooled, Tensor) else []
-    if isinstance(hidden, Tensor):
-        tokens = _tokens(hidden)
-        found += tokens[1:] if found else tokens
-    return found
 
 
 def size_of(model: nn.Module, pretrained: Mapping[str, Any]) -> tuple[int, int] | None:
@@ -116,10 +64,14 @@ def adapt(
     what: str,
     arguments: Mapping[str, Any] | None = None,
     *,
-    headless: bool = False,
+    task: Task | None = None,
 ) -> tuple[nn.Module, Signature]:
-    """Wrap the module in `Adapted`; also returns what one run on two blank images shows about its outputs."""
-    module = Adapted(model.float(), arguments, headless=headless).eval()
+    """Wrap the module in `Adapted`; also returns what one run on two blank images shows about its outputs.
+
+    Raises:
+        CheckpointError: it does not run on such images, or its outputs are of no task, or of another than `task`.
+    """
+    module = Adapted(model.float(), arguments, task).eval()
     image = torch.zeros(2, channels, *image_size)
     try:
         # Not inference_mode: what a module keeps from this run must still be usable when it is exported.
@@ -132,24 +84,25 @@ def adapt(
             wanted=f"a model that takes float32 [batch, {channels}, height, width] and nothing else",
             fix="--image-size HEIGHTxWIDTH, or wrap it in a module that takes the image alone",
         ) from None
-    outputs = module.named(returned)
-    if not outputs or any(len(tensor) != len(image) or not tensor.is_floating_point() for _, tensor in outputs):
-        shapes = ", ".join(f"{name} {tensor.dtype} {list(tensor.shape)}" for name, tensor in outputs)
+    found = recognised(returned, module.task)
+    if found is None or any(len(tensor) != len(image) or not tensor.is_floating_point() for _, tensor in found[1]):
+        shapes = ", ".join(f"{key} {tensor.dtype} {list(tensor.shape)}" for key, tensor in (found[1] if found else ()))
         raise CheckpointError(
             f"{what} returns something that vitdeploy has no task for",
             found=f"for 2 images: {shapes or _described(returned)}"[:SHOWN_CHARACTERS],
-            wanted="logits [batch, classes]; or logits [batch, queries, classes] and boxes [batch, queries, 4]; "
-            "or features [batch, width]",
+            wanted="; or ".join(row.wanted for row in reversed(ROWS)),
             fix="wrap it in a module that returns one of these",
         )
-    names = [name for name, _ in outputs]
-    task: Task = "features" if "features" in names else "classification"
-    task = "panoptic" if "masks" in names else "detection" if "boxes" in names else task
+    row, outputs = found
     specs = tuple(TensorSpec(name, "float32", ("batch", *tensor.shape[1:])) for name, tensor in outputs)
-    # transformers' own post-processing: these score by softmax, all later detectors by sigmoid.
-    soft = type(model).__name__.startswith(("DetrFor", "Yolos", "TableTransformer"))
-    head = PostprocessSpec(scores="softmax" if soft else "sigmoid") if task in ("detection", "panoptic") else None
-    return module, Signature(task, image_size, channels, specs, head)
+    if task not in (None, row.task):
+        raise CheckpointError(
+            f"{what} gives no answers of the task that is asked for",
+            found=f"{row.task}: {', '.join(f'{spec.name} {list(spec.shape)}' for spec in specs)}",
+            wanted=str(task),
+            fix="name its own task, or wrap it in a module that returns what the task is made of",
+        )
+    return module, Signature(row.task, image_size, channels, specs, row.postprocess(model, specs))
 
 
 def _described(result: Any) -> str:

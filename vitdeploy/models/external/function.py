@@ -22,11 +22,17 @@ from vitdeploy.models.external.libraries import where
 from vitdeploy.models.external.module import described, require_module
 from vitdeploy.models.external.working_folder import shown_folder
 from vitdeploy.models.loaded import LoadedModel
+from vitdeploy.spec import Task
 
 WANTED = "a function that takes nothing and returns a torch.nn.Module"
 
 
-def from_function(reference: str, image_size: tuple[int, int] | None, checkpoint: Path | None = None) -> LoadedModel:
+def from_function(
+    reference: str,
+    image_size: tuple[int, int] | None,
+    checkpoint: Path | None = None,
+    task: Task | None = None,
+) -> LoadedModel:
     """Call `package.module:function` without arguments; the result gets the weights of `checkpoint` if given.
 
     Preprocessing comes from the module's `pretrained_cfg` if it has one (timm's modules do), else mean = std = 0.5.
@@ -45,7 +51,7 @@ def from_function(reference: str, image_size: tuple[int, int] | None, checkpoint
             refuse_state(str(checkpoint), state)  # which says what it is, where that is known
             raise
         notes += [*remarks, *told, f"its weights are those of {checkpoint.name}"]
-    return described(model, reference, image_size, notes=notes)
+    return described(model, reference, image_size, task=task, notes=notes)
 
 
 def _function(reference: str) -> Callable[[], Any]:

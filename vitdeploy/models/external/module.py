@@ -14,7 +14,7 @@ from vitdeploy.models.external.libraries import last_line
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.model_folder.image_processor import timm_preprocess
 from vitdeploy.runtime.labels import number_of_classes
-from vitdeploy.spec import PreprocessSpec, Task
+from vitdeploy.spec import PostprocessSpec, PreprocessSpec, Task
 
 
 def from_module(
@@ -48,13 +48,6 @@ def from_module(
         image_size = preprocess.crop
     original = described(own, name, image_size, preprocess=preprocess, task=task)
     signature = original.signature
-    if task is not None and task != signature.task:
-        raise CheckpointError(
-            f"{name} gives no answers of the task that is asked for",
-            found=f"{signature.task}: {', '.join(f'{spec.name} {list(spec.shape)}' for spec in signature.outputs)}",
-            wanted=task,
-            fix="name its own task, or wrap it in a module that returns what the task is made of",
-        )
     classes = number_of_classes(signature.outputs, signature.postprocess) if signature.task != "features" else None
     if labels and len(labels) != classes:
         raise CheckpointError(
@@ -121,8 +114,8 @@ def described(
         told.append("the module does not say how images are prepared: mean = std = 0.5 is assumed")
     if image_size is None and known is None:
         told.append(f"the module does not say its image size: {size[0]}x{size[1]} is assumed (--image-size)")
-    adapted, signature = adapt(model, size, channels, name, headless=task == "features")
-    if signature.postprocess is not None:
+    adapted, signature = adapt(model, size, channels, name, task=task)
+    if isinstance(signature.postprocess, PostprocessSpec):
         scores = signature.postprocess.scores
         told.append(f"detections are scored by {scores}, as the module's name tells (postprocess: says otherwise)")
     return LoadedModel(name, "function", adapted, signature, preprocess, notes=tuple(told))

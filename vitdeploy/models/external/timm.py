@@ -16,6 +16,7 @@ from vitdeploy.models.external.libraries import last_line, library
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.model_folder.config import timm_config
 from vitdeploy.models.model_folder.image_processor import timm_preprocess
+from vitdeploy.spec import Task
 
 
 def from_timm(
@@ -24,6 +25,7 @@ def from_timm(
     state: Mapping[str, Tensor] | None,
     image_size: tuple[int, int] | None,
     file: str = "",
+    task: Task | None = None,
 ) -> LoadedModel:
     """timm's own module of an architecture; `config` is timm's config.json, {} without one; `state`, read from `file`,
     None: seeded noise.
@@ -64,7 +66,7 @@ def from_timm(
     return LoadedModel(
         name,
         "timm",
-        *adapt(model, size, channels, f"timm's {name}"),
+        *adapt(model, size, channels, f"timm's {name}", task=task),
         preprocess=timm_preprocess(own, channels, size),
         notes=(f"exported from timm {timm.__version__}'s own module", *notes),
     )

@@ -17,7 +17,7 @@ from vitdeploy.models.checkpoints.mismatch import COMPUTED, Mismatch, listed, of
 from vitdeploy.models.external.adapted import adapt, size_of
 from vitdeploy.models.external.libraries import cannot_import, last_line, library
 from vitdeploy.models.loaded import LoadedModel
-from vitdeploy.spec import PreprocessSpec
+from vitdeploy.spec import PreprocessSpec, Task
 
 POOLER = "pooler."
 
@@ -28,6 +28,7 @@ def from_transformers(
     preprocess: PreprocessSpec,
     image_size: tuple[int, int],
     state: Mapping[str, Tensor] | None = None,
+    task: Task | None = None,
 ) -> LoadedModel:
     """transformers' own module of a folder, of the class that the config's "architectures" names; with the weights of
     `state`, or those of the folder.
@@ -62,7 +63,7 @@ def from_transformers(
     return LoadedModel(
         folder.name,
         "transformers",
-        *adapt(model, image_size, preprocess.channels, f"transformers' {name}", arguments),
+        *adapt(model, image_size, preprocess.channels, f"transformers' {name}", arguments, task=task),
         preprocess=preprocess,
         notes=tuple(notes),
     )

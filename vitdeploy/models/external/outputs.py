@@ -1,0 +1,115 @@
+"""What a module that is not ours returned, as the outputs of a task: a row per task."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from vitdeploy.spec import Postprocess, PostprocessSpec, Task, TensorSpec
+
+Output = tuple[str, Tensor]
+
+
+@dataclass(frozen=True)
+class OutputRow:
+    """How a task's outputs are found in what a module returned.
+
+    find: takes that, and whether the user asked for this task, or the module says that it is made for it; returns the
+        outputs by the names of `family.Signature`, [] if it is not of the task. A bare tensor may be of several tasks:
+        which have to be asked for.
+    wanted: the outputs in words.
+    postprocess: what the outputs mean, from the module and their shapes.
+    """
+
+    task: Task
+    find: Callable[[Any, bool], list[Output]]
+    wanted: str
+    postprocess: Callable[[nn.Module, Sequence[TensorSpec]], Postprocess | None] = lambda model, outputs: None
+
+
+def recognised(result: Any, task: Task | None) -> tuple[OutputRow, list[Output]] | None:
+    """The first row that finds its outputs, that of `task` before all others; None if none does."""
+    if isinstance(result, tuple | list) and len(result) == 1:
+        return recognised(result[0], task)
+    for row in sorted(ROWS, key=lambda row: row.task != task):
+        if outputs := row.find(result, row.task == task):
+            return row, outputs
+    return None
+
+
+def tensors_of(result: Any, *lengths: int) -> Sequence[Tensor]:
+    """The tensors of a tuple or list that is made of tensors alone, of one of these lengths; () of all else."""
+    several = isinstance(result, tuple | list) and not isinstance(result, Mapping) and len(result) in lengths
+    return result if several and all(isinstance(each, Tensor) for each in result) else ()
+
+
+def field(result: Any, *names: str) -> Tensor | None:
+    """The first of these fields of a mapping, such as transformers' outputs, that is a tensor."""
+    fields: Mapping[str, Any] = result if isinstance(result, Mapping) else {}
+    return next((fields[name] for name in names if isinstance(fields.get(name), Tensor)), None)
+
+
+def _objects(result: Any, asked: bool) -> list[Output]:
+    """A detector's: [b, q, c] and [b, q, 4], by the names of transformers and of the papers' code, or in this order."""
+    if isinstance(result, Mapping):
+        logits, boxes = field(result, "logits", "pred_logits"), field(result, "pred_boxes")
+    else:
+        logits, boxes, *_ = tensors_of(result, 2, 3) or (None, None)
+    if logits is None or boxes is None or (logits.ndim, boxes.ndim, boxes.shape[-1]) != (3, 3, 4):
+        return []
+    return [("logits", logits), ("boxes", boxes)]
+
+
+def _segments(result: Any, asked: bool) -> list[Output]:
+    """A detector's, and masks [b, q, h, w] of its queries."""
+    masks = field(result, "pred_masks") if isinstance(result, Mapping) else next(iter(tensors_of(result, 3)[2:]), None)
+    objects = _objects(result, asked)
+    return [*objects, ("masks", masks)] if objects and masks is not None else []
+
+
+def _classes(result: Any, asked: bool) -> list[Output]:
+    logits = result if isinstance(result, Tensor) else field(result, "logits")
+    return [("logits", logits)] if logits is not None and logits.ndim == 2 else []
+
+
+def _features(result: Any, asked: bool) -> list[Output]:
+    """[b, d], a tensor alone only where it is asked for; tokens; a pooled and a token tensor; transformers' fields."""
+    if isinstance(result, Tensor):
+        return [("features", result)] if result.ndim == 2 and asked else _tokens(result)
+    if isinstance(result, Mapping):
+        pooled, hidden = field(result, "image_embeds", "pooler_output"), field(result, "last_hidden_state")
+        found: list[Output] = [] if pooled is None else [("features", pooled.flatten(1))]
+        tokens = [] if hidden is None else _tokens(hidden)
+        return [*found, *(tokens[1:] if found else tokens)]
+    pooled, tokens_of, *_ = tensors_of(result, 2, 3) or (None, None)
+    if pooled is None or tokens_of is None or (pooled.ndim, tokens_of.ndim) != (2, 3):
+        return []
+    return [("features", pooled), ("patch_features", tokens_of)]
+
+
+def _tokens(result: Tensor) -> list[Output]:
+    """[b, n, d]: the first token and the others; [b, d, h, w]: a feature map and its mean."""
+    if result.ndim == 3:
+        return [("features", result[:, 0]), ("patch_features", result[:, 1:])]
+    if result.ndim == 4:
+        return [("features", result.mean(dim=(2, 3))), ("patch_features", result.flatten(2).transpose(1, 2))]
+    return []
+
+
+def _object_scores(model: nn.Module, outputs: Sequence[TensorSpec]) -> PostprocessSpec:
+    # transformers' own post-processing: these score by softmax, all later detectors by sigmoid.
+    soft = type(model).__name__.startswith(("DetrFor", "Yolos", "TableTransformer"))
+    return PostprocessSpec(scores="softmax" if soft else "sigmoid")
+
+
+OBJECTS = "logits [batch, queries, classes] and boxes [batch, queries, 4]"
+# The first that finds its outputs has them; what a person reads of them is in this order, too.
+ROWS = (
+    OutputRow("panoptic", _segments, f"{OBJECTS}, and masks [batch, queries, height, width]", _object_scores),
+    OutputRow("detection", _objects, OBJECTS, _object_scores),
+    OutputRow("classification", _classes, "logits [batch, classes]"),
+    OutputRow("features", _features, "features [batch, width]"),
+)

@@ -1,0 +1,41 @@
+"""From the outputs of a feature extractor to what an app reads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.runtime.task import COSINE, Outputs, Reading, RuntimeTask, cosine
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Features:
+    """float32 [width] of the whole image, and [n, width] of its patches where the model gives them."""
+
+    vector: npt.NDArray[np.float32]
+    patches: npt.NDArray[np.float32] | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        patches = None if self.patches is None else self.patches.tolist()
+        return {"vector": self.vector.tolist(), "patches": patches}
+
+    def __str__(self) -> str:
+        patches = "" if self.patches is None else f", {len(self.patches)} patch vectors"
+        return f"{len(self.vector)} features: {' '.join(f'{value:.4f}' for value in self.vector[:4])} ...{patches}"
+
+    def __repr__(self) -> str:
+        return f"<Features: {self}>"
+
+
+def _answer(outputs: Outputs, reading: Reading) -> Features:
+    return Features(outputs["features"], outputs.get("patch_features"))
+
+
+def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
+    return cosine(ours["features"], theirs["features"]) >= COSINE
+
+
+FEATURES = RuntimeTask(_answer, _same)
