@@ -12,6 +12,7 @@ from vitdeploy.verification.detection import DetectionComparison
 from vitdeploy.verification.features import FeatureComparison
 from vitdeploy.verification.panoptic import PanopticComparison
 from vitdeploy.verification.sequence import SequenceComparison
+from vitdeploy.verification.tensors import TensorComparison
 
 
 @dataclass(frozen=True)
@@ -56,8 +57,18 @@ class VerifiedSequence(Diagnosed, SequenceComparison):
     """Sequences against the original's."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class VerifiedTensors(Diagnosed, TensorComparison):
+    """Outputs of no known task against the original's."""
+
+
 Verified: TypeAlias = (
-    VerifiedClassification | VerifiedFeatures | VerifiedDetection | VerifiedPanoptic | VerifiedSequence
+    VerifiedClassification
+    | VerifiedFeatures
+    | VerifiedDetection
+    | VerifiedPanoptic
+    | VerifiedSequence
+    | VerifiedTensors
 )
 _VERIFIED: dict[type[Comparison], type[Verified]] = {
     Agreement: VerifiedClassification,
@@ -65,6 +76,7 @@ _VERIFIED: dict[type[Comparison], type[Verified]] = {
     DetectionComparison: VerifiedDetection,
     PanopticComparison: VerifiedPanoptic,
     SequenceComparison: VerifiedSequence,
+    TensorComparison: VerifiedTensors,
 }
 
 

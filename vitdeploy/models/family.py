@@ -29,8 +29,10 @@ class Signature:
         features         "features" [batch, width] (pooled) and, where there are any, "patch_features" [batch, n, width]
         detection        "logits" [batch, queries, classes] and "boxes" [batch, queries, 4], read as `postprocess` says
         panoptic         detection's, and "masks" [batch, queries, height, width], logits
+        tensors          any outputs [batch, ...], by the module's own names
 
-    A model of sequences takes tokens instead (`models.transformer`): no channels, and an image size of 0.
+    A model of sequences takes tokens instead (`models.transformer`): no channels, and an image size of 0. `notes` say
+    what was decided about the outputs, one per line.
     """
 
     task: Task
@@ -39,6 +41,7 @@ class Signature:
     outputs: tuple[TensorSpec, ...]
     postprocess: Postprocess | None = None
     sequence: SequenceSpec | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -97,6 +97,8 @@ def load_model(source: Source, preprocess: PreprocessSpec | None = None) -> Load
             wanted=str(source.task),
             fix=f"leave the task out: it is for {original.signature.task}",
         )
+    if original.signature.notes:
+        original = dataclasses.replace(original, notes=(*original.notes, *original.signature.notes))
     if source.text_features is not None:
         original = with_text_features(original, source.text_features)
     if source.weights is not None and weights_digest(original.module) != source.weights:

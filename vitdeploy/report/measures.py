@@ -86,6 +86,11 @@ _MEASURES: dict[str, tuple[Measure, ...]] = {
         Measure("Wholly as the original, %", "exact_agreement", _PERCENT, interval="exact_agreement_ci95"),
         Measure("Tokens compared", "tokens", _COUNT),
     ),
+    "tensors": (
+        Measure("Cosine, least", "cosine_min", _COSINE),
+        Measure("Signal to noise, least, dB", "snr_min", partial(text.number, digits=1)),
+        Measure("Equal elements, %", "equal_min", _PERCENT),
+    ),
 }
 
 # Of what an agreement is a share, where that can be nothing: then it is 100 % by definition.

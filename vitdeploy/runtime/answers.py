@@ -12,6 +12,7 @@ from vitdeploy.runtime.panoptic import PANOPTIC
 from vitdeploy.runtime.postprocess import CLASSIFICATION
 from vitdeploy.runtime.runner import Array
 from vitdeploy.runtime.task import Outputs, Reading, Result, RuntimeTask
+from vitdeploy.runtime.tensors import TENSORS
 from vitdeploy.spec import Postprocess, PreprocessSpec, Task
 
 # A row per task whose input is an image.
@@ -20,6 +21,7 @@ TASKS: Mapping[Task, RuntimeTask] = {
     "features": FEATURES,
     "detection": DETECTION,
     "panoptic": PANOPTIC,
+    "tensors": TENSORS,
 }
 
 
