@@ -9,6 +9,15 @@ from calibration.scenes.stream import KINDS
 from calibration.scenes.write import render
 
 
+def train(arguments: argparse.Namespace) -> None:
+    """Train one model, or all."""
+    from calibration.scenes.training.train import FOLDER, MODELS
+    from calibration.scenes.training.train import train as train_one
+
+    for name in MODELS if arguments.model == "all" else (arguments.model,):
+        train_one(name, arguments.output or FOLDER, hold_out=arguments.hold_out, steps=arguments.steps)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m calibration.scenes", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -18,7 +27,15 @@ def main() -> None:
     writing.add_argument("--training", type=int, default=0, help="number of training pictures (default 0)")
     writing.add_argument("--calibration", type=int, default=64, help="number of calibration pictures (default 64)")
     writing.add_argument("--evaluation", type=int, default=200, help="number of evaluation pictures (default 200)")
+    training = commands.add_parser("train", help="train a model again; needs transformers")
+    training.add_argument("model", help="detection, dual, prompted, depth, keypoints, text, semantic; or all")
+    training.add_argument("--output", type=Path, help="folder of the models' folders (default: where they are)")
+    training.add_argument("--hold-out", action="store_true", help="measure on calibration scenes and write nothing")
+    training.add_argument("--steps", type=int, help="fewer steps than the recipe's")
     arguments = parser.parse_args()
+    if arguments.command == "train":
+        train(arguments)
+        return
     counts = {split: getattr(arguments, split) for split in ("training", "calibration", "evaluation")}
     try:
         render(arguments.kind, arguments.folder, counts)

@@ -22,7 +22,6 @@ SIZES = {
     **dict.fromkeys(("captions", "zero-shot"), (64, 64)),
     "text": (32, 96),
 }
-IGNORED = 255  # a pixel of no class in semantic maps; these scenes have none
 
 
 def save_png(image: Bytes, path: Path) -> None:
