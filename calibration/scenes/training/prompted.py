@@ -131,4 +131,4 @@ def measure(model: nn.Module, samples: Samples) -> dict[str, Metric]:
     return {f"{prompt}_iou": mean_of_images(values, "instances") for prompt, values in found.items()}
 
 
-KIND = Kind(Recipe(4000, 1500, 16, 1e-3), build, draw, loss, measure, processors, evaluated=300)
+KIND = Kind(Recipe(3500, 1200, 16, 1e-3), build, draw, loss, measure, processors, evaluated=300)
