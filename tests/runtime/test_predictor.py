@@ -23,10 +23,10 @@ from vitdeploy.errors import (
     TargetError,
 )
 from vitdeploy.runtime import Predictor, load
-from vitdeploy.runtime.features import Features
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.detection import Detections
 from vitdeploy.runtime.engine import make_runner
+from vitdeploy.runtime.features import Features
 from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.panoptic import Panoptic

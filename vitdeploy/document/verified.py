@@ -10,6 +10,7 @@ from vitdeploy.verification.agreement import Agreement
 from vitdeploy.verification.comparison import Comparison
 from vitdeploy.verification.detection import DetectionComparison
 from vitdeploy.verification.features import FeatureComparison
+from vitdeploy.verification.keypoints import KeypointComparison
 from vitdeploy.verification.panoptic import PanopticComparison
 from vitdeploy.verification.sequence import SequenceComparison
 
@@ -56,8 +57,18 @@ class VerifiedSequence(Diagnosed, SequenceComparison):
     """Sequences against the original's."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class VerifiedKeypoints(Diagnosed, KeypointComparison):
+    """Key points against the original's."""
+
+
 Verified: TypeAlias = (
-    VerifiedClassification | VerifiedFeatures | VerifiedDetection | VerifiedPanoptic | VerifiedSequence
+    VerifiedClassification
+    | VerifiedFeatures
+    | VerifiedDetection
+    | VerifiedPanoptic
+    | VerifiedSequence
+    | VerifiedKeypoints
 )
 _VERIFIED: dict[type[Comparison], type[Verified]] = {
     Agreement: VerifiedClassification,
@@ -65,6 +76,7 @@ _VERIFIED: dict[type[Comparison], type[Verified]] = {
     DetectionComparison: VerifiedDetection,
     PanopticComparison: VerifiedPanoptic,
     SequenceComparison: VerifiedSequence,
+    KeypointComparison: VerifiedKeypoints,
 }
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from vitdeploy.runtime.detection import DETECTION
 from vitdeploy.runtime.features import FEATURES
+from vitdeploy.runtime.keypoints import KEYPOINTS
 from vitdeploy.runtime.panoptic import PANOPTIC
 from vitdeploy.runtime.postprocess import CLASSIFICATION
 from vitdeploy.runtime.runner import Array
@@ -20,6 +21,7 @@ TASKS: Mapping[Task, RuntimeTask] = {
     "features": FEATURES,
     "detection": DETECTION,
     "panoptic": PANOPTIC,
+    "keypoints": KEYPOINTS,
 }
 
 

@@ -21,6 +21,7 @@ GUARD: dict[Task, float] = {
     "detection": 90.0,
     "panoptic": 90.0,
     "features": 90.0,
+    "keypoints": 90.0,
 }
 
 

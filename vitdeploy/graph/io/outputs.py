@@ -4,19 +4,20 @@ Exporters differ in what they call their outputs and in whether post-processing 
 
     labels + boxes + scores                                           RT-DETR, D-FINE, DEIM as their code exports them
     logits, pred_logits + boxes, pred_boxes [+ masks, pred_masks]     DETR and its kin as optimum and others export them
+    heatmaps                                                          key points, as transformers and mmpose name them
     features [+ patch_features]                                       a feature extractor, as transformers names them
     one float tensor [batch, classes]                                 a classifier
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
+from vitdeploy.graph.io import keypoint_outputs
+from vitdeploy.graph.io.output_row import Found, GraphOutputs, Values, floats
 from vitdeploy.spec import Postprocess, PostprocessSpec, Task
 
 ALIASES = {
@@ -27,23 +28,6 @@ ALIASES = {
     "pooler_output": "features",
     "image_embeds": "features",
 }
-Values = Mapping[str, ir.Value]
-# The task's outputs by its names for them, and what they mean.
-Found = tuple[dict[str, ir.Value], Postprocess | None]
-
-
-@dataclass(frozen=True)
-class GraphOutputs:
-    """How a task's outputs are found among those of a graph.
-
-    find: takes these, by the task's names where they have known aliases, and whether the user asked for this task;
-        returns None if they are not of the task. Some are of several tasks: which have to be asked for.
-    wanted: the outputs in words.
-    """
-
-    task: Task
-    find: Callable[[Values, bool], Found | None]
-    wanted: str
 
 
 def task_of(model: ir.Model, path: Path, asked: Task | None = None) -> tuple[Task, Postprocess | None]:
@@ -68,14 +52,6 @@ def task_of(model: ir.Model, path: Path, asked: Task | None = None) -> tuple[Tas
         wanted="; or ".join(dict.fromkeys(row.wanted for row in reversed(ROWS))),
         fix="export it with outputs of these names",
     )
-
-
-def floats(outputs: Values, rank: int | None = None) -> dict[str, ir.Value]:
-    """The float32 outputs, of that many axes if given."""
-    found = {name: value for name, value in outputs.items() if value.dtype == ir.DataType.FLOAT}
-    if rank is None:
-        return found
-    return {name: value for name, value in found.items() if value.shape is not None and len(value.shape) == rank}
 
 
 def _ranked(outputs: Values, asked: bool) -> Found | None:
@@ -117,6 +93,7 @@ ROWS = (
     GraphOutputs("detection", _ranked, "labels, boxes and scores"),
     GraphOutputs("panoptic", _segments, "logits, boxes and masks"),
     GraphOutputs("detection", _objects, "logits and boxes"),
+    keypoint_outputs.ROW,
     GraphOutputs("features", _features, "features [batch, width]"),
     GraphOutputs("classification", _classes, "logits [batch, classes]"),
 )
