@@ -77,6 +77,7 @@ FAMILIES = {
     "EVA-02 with rotary positions, timm's module": Family((), {}, "logits"),
     "MobileViT, timm's module": Family((), {}, "logits"),
     "ViT-MSN, transformers' module": Family((), {}, "logits"),
+    "ViTPose, transformers' module": Family((), {}, "heatmaps"),
 }
 
 

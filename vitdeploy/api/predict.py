@@ -14,6 +14,7 @@ from vitdeploy.progress import Progress
 if TYPE_CHECKING:
     from vitdeploy.runtime.predictor import Predictor
     from vitdeploy.runtime.sequence_predictor import SequencePredictor
+    from vitdeploy.runtime.topdown import Box
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ def predict(
     target: str = "auto",
     *,
     top: int,
+    boxes: Sequence[Box] = (),
     trust: Path | None,
     reporter: Reporter,
 ) -> Predicted:
@@ -59,6 +61,7 @@ def predict(
         find: the inputs, by whether the bundle takes token files, not images.
         target: which engine, by target or name.
         top: how many classes of an image.
+        boxes: what a top-down model is to answer for in each image; () for all of the image.
 
     Raises:
         Errors of `find`, and of reading and loading the bundle, as `runtime.load`.
@@ -73,7 +76,7 @@ def predict(
             return Predicted(translator.target, translator.why, found, *answers)
     found = find(False)
     with reporter, load(bundle, target, trust=trust) as predictor:
-        answers = _answer(predictor, found, top, reporter.progress)
+        answers = _answer_boxes(predictor, found, boxes) if boxes else _answer(predictor, found, top, reporter.progress)
         return Predicted(predictor.target, predictor.why, found, *answers)
 
 
@@ -89,6 +92,20 @@ def _answer(predictor: Predictor, found: Sequence[Input], top: int, progress: Pr
             answered.append((given, [{"image": given.name, **result.to_dict()}], lines))
         if len(found) > 1:
             progress("predict", done, len(found))
+    return answered, failed
+
+
+def _answer_boxes(predictor: Predictor, found: Sequence[Input], boxes: Sequence[Box]) -> tuple[Answers, Failures]:
+    answered: Answers = []
+    failed: Failures = []
+    for given in found:
+        try:
+            results = predictor.predict_boxes(given.image, boxes)
+        except InputError as error:
+            failed.append((given, error))
+            continue
+        lines = [f"[{row}]: {line}" for row, result in enumerate(results) for line in str(result).split("\n")]
+        answered.append((given, [{"image": given.name, **result.to_dict()} for result in results], lines))
     return answered, failed
 
 

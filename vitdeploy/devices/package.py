@@ -24,6 +24,7 @@ ZONE = (
         "errors.py",
         "extensions.py",
         "spec.py",
+        "spec_points.py",
         "runtime",
         "compilation",
         "benchmark",

@@ -10,6 +10,7 @@ from vitdeploy.verification.agreement import Agreement
 from vitdeploy.verification.comparison import Comparison
 from vitdeploy.verification.detection import DetectionComparison
 from vitdeploy.verification.features import FeatureComparison
+from vitdeploy.verification.keypoints import KeypointComparison
 from vitdeploy.verification.panoptic import PanopticComparison
 from vitdeploy.verification.sequence import SequenceComparison
 from vitdeploy.verification.tensors import TensorComparison
@@ -62,6 +63,10 @@ class VerifiedTensors(Diagnosed, TensorComparison):
     """Outputs of no known task against the original's."""
 
 
+class VerifiedKeypoints(Diagnosed, KeypointComparison):
+    """Key points against the original's."""
+
+
 Verified: TypeAlias = (
     VerifiedClassification
     | VerifiedFeatures
@@ -69,6 +74,7 @@ Verified: TypeAlias = (
     | VerifiedPanoptic
     | VerifiedSequence
     | VerifiedTensors
+    | VerifiedKeypoints
 )
 _VERIFIED: dict[type[Comparison], type[Verified]] = {
     Agreement: VerifiedClassification,
@@ -77,6 +83,7 @@ _VERIFIED: dict[type[Comparison], type[Verified]] = {
     PanopticComparison: VerifiedPanoptic,
     SequenceComparison: VerifiedSequence,
     TensorComparison: VerifiedTensors,
+    KeypointComparison: VerifiedKeypoints,
 }
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from vitdeploy.runtime.detection import DETECTION
 from vitdeploy.runtime.features import FEATURES
+from vitdeploy.runtime.keypoints import KEYPOINTS
 from vitdeploy.runtime.panoptic import PANOPTIC
 from vitdeploy.runtime.postprocess import CLASSIFICATION
 from vitdeploy.runtime.runner import Array
@@ -22,6 +23,7 @@ TASKS: Mapping[Task, RuntimeTask] = {
     "detection": DETECTION,
     "panoptic": PANOPTIC,
     "tensors": TENSORS,
+    "keypoints": KEYPOINTS,
 }
 
 

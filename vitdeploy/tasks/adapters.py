@@ -7,6 +7,7 @@ from vitdeploy.tasks.adapter import Setting, TaskAdapter
 from vitdeploy.tasks.classification import ClassificationKit
 from vitdeploy.tasks.detection import DetectionKit
 from vitdeploy.tasks.features import FeaturesKit
+from vitdeploy.tasks.keypoints import KeypointsKit
 from vitdeploy.tasks.panoptic import PanopticKit
 from vitdeploy.tasks.sequence import SequenceKit
 from vitdeploy.tasks.tensors import TensorsKit
@@ -18,6 +19,7 @@ KITS: dict[Task, type[TaskAdapter]] = {
     "panoptic": PanopticKit,
     "sequence": SequenceKit,
     "tensors": TensorsKit,
+    "keypoints": KeypointsKit,
 }
 
 
