@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.external.libraries import where
+from vitdeploy.models.external.sizes import nearest_sizes
 from vitdeploy.models.family import Signature
 from vitdeploy.models.model_folder.config import sides
+from vitdeploy.models.model_folder.objects import reading_rule
 from vitdeploy.spec import PostprocessSpec, Task, TensorSpec
 
 IMAGE_SIZE = (224, 224)
@@ -126,11 +128,14 @@ def adapt(
         with torch.no_grad():
             returned = module.returned(image)
     except Exception as error:
+        near = " or ".join(f"{h}x{w}" for h, w in nearest_sizes(module.model, image_size, channels, module.arguments))
         raise CheckpointError(
             f"{what} does not run on an image of {image_size[0]}x{image_size[1]} with {channels} channels",
             found=where(error),
             wanted=f"a model that takes float32 [batch, {channels}, height, width] and nothing else",
-            fix="--image-size HEIGHTxWIDTH, or wrap it in a module that takes the image alone",
+            fix=f"--image-size {near}: it runs on these"
+            if near
+            else "--image-size HEIGHTxWIDTH, or wrap it in a module that takes the image alone",
         ) from None
     outputs = module.named(returned)
     if not outputs or any(len(tensor) != len(image) or not tensor.is_floating_point() for _, tensor in outputs):
@@ -146,10 +151,14 @@ def adapt(
     task: Task = "features" if "features" in names else "classification"
     task = "panoptic" if "masks" in names else "detection" if "boxes" in names else task
     specs = tuple(TensorSpec(name, "float32", ("batch", *tensor.shape[1:])) for name, tensor in outputs)
-    # transformers' own post-processing: these score by softmax, all later detectors by sigmoid.
-    soft = type(model).__name__.startswith(("DetrFor", "Yolos", "TableTransformer"))
-    head = PostprocessSpec(scores="softmax" if soft else "sigmoid") if task in ("detection", "panoptic") else None
-    return module, Signature(task, image_size, channels, specs, head)
+    return module, Signature(task, image_size, channels, specs, _head(model) if "boxes" in names else None)
+
+
+def _head(model: nn.Module) -> PostprocessSpec | None:
+    """How objects are read from a detector's outputs: as transformers does; by sigmoid if it is no model of theirs."""
+    config = getattr(model, "config", None)
+    own = {key: getattr(config, key, None) for key in ("model_type", "use_focal_loss")}
+    return reading_rule(own) if own["model_type"] else PostprocessSpec(scores="sigmoid")
 
 
 def _described(result: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -16,7 +17,10 @@ from vitdeploy.errors import CheckpointError, UnknownModelError
 from vitdeploy.models.checkpoints.mismatch import COMPUTED, Mismatch, listed, of_training, patterns
 from vitdeploy.models.external.adapted import adapt, size_of
 from vitdeploy.models.external.libraries import cannot_import, last_line, library
+from vitdeploy.models.family import Signature
 from vitdeploy.models.loaded import LoadedModel
+from vitdeploy.models.model_folder.image_processor import transformers_processor
+from vitdeploy.models.model_folder.objects import reading_rule
 from vitdeploy.spec import PreprocessSpec
 
 POOLER = "pooler."
@@ -59,13 +63,30 @@ def from_transformers(
     notes = [f"exported from transformers {transformers.__version__}'s own module", *remarks]
     if own is not None and resized:
         notes.append(f"resized from {own[0]}x{own[1]} to {image_size[0]}x{image_size[1]} pixels")
+    module, signature = adapt(model, image_size, preprocess.channels, f"transformers' {name}", arguments)
+    if signature.task in ("detection", "panoptic"):
+        rule = reading_rule(config, transformers_processor(folder))
+        signature = dataclasses.replace(signature, postprocess=rule)
+        _refuse_instances(signature, name)
     return LoadedModel(
         folder.name,
         "transformers",
-        *adapt(model, image_size, preprocess.channels, f"transformers' {name}", arguments),
+        module,
+        signature,
         preprocess=preprocess,
         notes=tuple(notes),
     )
+
+
+def _refuse_instances(signature: Signature, name: str) -> None:
+    """Masks whose queries are scored by sigmoid may overlap: they are instances, and no panoptic map."""
+    if signature.task == "panoptic" and (signature.postprocess is None or signature.postprocess.scores != "softmax"):
+        raise CheckpointError(
+            f"transformers' {name} returns masks that vitdeploy has no task for",
+            found="logits, boxes and masks of instances, which may overlap",
+            wanted='a detector, or masks of a softmax over classes and "no object" (DETR)',
+            fix="save it as its class ...ForObjectDetection, for boxes alone",
+        )
 
 
 def _loaded(cls: Any, folder: Path, state: Mapping[str, Tensor] | None, name: str) -> tuple[Any, list[str]]:
