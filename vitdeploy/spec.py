@@ -98,8 +98,10 @@ class PostprocessSpec:
     `scores` "softmax": "logits" [queries, classes + 1], whose last column is "no object"; "sigmoid": "logits"
     [queries, classes], independent; "given": the graph itself gives "scores" and "labels" [queries].
     `boxes`: how "boxes" [queries, 4] is written, relative to the model's input: 0..1 in x and in y.
-    `threshold`: the score from which an object is shown. Panoptic: `things` are the classes with instances (all others
-    are stuff), `mask_threshold` and `overlap` as in DETR's panoptic post-processing (arXiv 2005.12872, section 4.4).
+    `threshold`: the score from which an object is shown. `top_k`, of "sigmoid": how many pairs of query and class are
+    candidates, the best ones; None for as many as there are queries. Panoptic: `things` are the classes with instances
+    (all others are stuff), `mask_threshold` and `overlap` as in DETR's panoptic post-processing (arXiv 2005.12872,
+    section 4.4).
     """
 
     scores: Scores = "softmax"
@@ -108,6 +110,7 @@ class PostprocessSpec:
     things: tuple[int, ...] = ()
     mask_threshold: float = 0.5
     overlap: float = 0.8
+    top_k: int | None = field(default=None, metadata=SPARSE)
 
     def comparable(self, outputs: Iterable[str]) -> list[str]:
         """Of these outputs those that can be compared number by number. Where the graph itself ranks what it finds, two

@@ -151,6 +151,13 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
             wanted=f"crop {reference_model.size}, {reference_model.channels} channels",
             fix="change preprocess.crop, mean and std, or choose the model of that size",
         )
+    if postprocess is None and reference_model.task in ("detection", "panoptic"):
+        raise CheckpointError(
+            f"{reference_model.name} does not say how its objects are scored",
+            found="logits and boxes, of a model that transformers gives no image processor",
+            wanted='"softmax" with "no object" as the last class, or "sigmoid" of each class',
+            fix="postprocess: {scores: softmax} or {scores: sigmoid} in a recipe",
+        )
     reference_model = dataclasses.replace(reference_model, preprocess=preprocess, postprocess=postprocess)
     if given.labels is None:
         return reference_model

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.external.libraries import where
 from vitdeploy.models.external.outputs import ROWS, other_tasks, recognised
+from vitdeploy.models.external.sizes import nearest_sizes
 from vitdeploy.models.family import Signature
 from vitdeploy.models.model_folder.config import sides
 from vitdeploy.runtime.tensors import last_resort
@@ -79,11 +80,14 @@ def adapt(
         with torch.no_grad():
             returned = module.returned(image)
     except Exception as error:
+        near = " or ".join(f"{h}x{w}" for h, w in nearest_sizes(module.model, image_size, channels, module.arguments))
         raise CheckpointError(
             f"{what} does not run on an image of {image_size[0]}x{image_size[1]} with {channels} channels",
             found=where(error),
             wanted=f"a model that takes float32 [batch, {channels}, height, width] and nothing else",
-            fix="--image-size HEIGHTxWIDTH, or wrap it in a module that takes the image alone",
+            fix=f"--image-size {near}: it runs on these"
+            if near
+            else "--image-size HEIGHTxWIDTH, or wrap it in a module that takes the image alone",
         ) from None
     found = recognised(returned, module.task)
     if found is None or any(len(tensor) != len(image) for _, tensor in found[1]):

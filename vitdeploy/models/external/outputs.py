@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from vitdeploy.models.external import any_outputs, keypoint_outputs
 from vitdeploy.models.external.output_row import Output, OutputRow, field, tensors_of
+from vitdeploy.models.model_folder.objects import reading_rule
 from vitdeploy.spec import PostprocessSpec, Task, TensorSpec
 
 
@@ -77,10 +78,11 @@ def _tokens(result: Tensor) -> list[Output]:
     return []
 
 
-def _object_scores(model: nn.Module, outputs: Sequence[TensorSpec]) -> PostprocessSpec:
-    # transformers' own post-processing: these score by softmax, all later detectors by sigmoid.
-    soft = type(model).__name__.startswith(("DetrFor", "Yolos", "TableTransformer"))
-    return PostprocessSpec(scores="softmax" if soft else "sigmoid")
+def _object_scores(model: nn.Module, outputs: Sequence[TensorSpec]) -> PostprocessSpec | None:
+    """How objects are read from a detector's outputs: as transformers does; by sigmoid if it is no model of theirs."""
+    config = getattr(model, "config", None)
+    own = {key: getattr(config, key, None) for key in ("model_type", "use_focal_loss")}
+    return reading_rule(own) if own["model_type"] else PostprocessSpec(scores="sigmoid")
 
 
 OBJECTS = "logits [batch, queries, classes] and boxes [batch, queries, 4]"

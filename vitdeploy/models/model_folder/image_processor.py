@@ -78,6 +78,7 @@ PROCESSORS: Mapping[str, Processor] = {
     "DeformableDetr": DETR,
     "Yolos": DETR,
     TOPDOWN: Processor({"height": 256, "width": 192}, 2, IMAGENET_MEAN, IMAGENET_STD),
+    "RfDetr": DETR,
     "RTDetr": Processor(_pair(640), 2, IMAGENET_MEAN, IMAGENET_STD, square=False, normalize=False),
 }
 
@@ -130,12 +131,28 @@ def transformers_processor(folder: Path) -> dict[str, Any] | None:
     return read_json(own) if own.is_file() else None
 
 
+def processor_name(config: Mapping[str, Any]) -> str:
+    """The class that a processor's file names, as in `PROCESSORS`, in all spellings of the years; "" for none."""
+    written = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
+    name = written.removesuffix("Fast").removesuffix("Pil")
+    return name.removesuffix("ImageProcessor").removesuffix("FeatureExtractor")
+
+
+def short_side(processor: Mapping[str, Any]) -> int | None:
+    """The short side to which a processor of `PROCESSORS` resizes images that keep their aspect, without a crop."""
+    default = PROCESSORS.get(processor_name(processor))
+    size = processor.get("size") or (default.size if default is not None else None)
+    side = size.get("shortest_edge") if isinstance(size, Mapping) else size
+    return side if type(side) is int and 0 < side <= MAX_SIDE else None
+
+
 def fixed_size(processor: Mapping[str, Any] | None) -> tuple[int, int] | None:
     """The (height, width) to which a processor resizes all images, None if it crops or keeps their aspect.
 
     It is the size of models whose `config.json` tells none, because they take all: detectors such as RT-DETR.
     """
-    size = (processor or {}).get("size")
+    default = PROCESSORS.get(processor_name(processor or {}))
+    size = (processor or {}).get("size") or (default.size if default is not None else None)
     if not isinstance(size, Mapping) or not processor or processor.get("do_center_crop"):
         return None
     sides = size.get("height"), size.get("width")
@@ -186,10 +203,8 @@ def transformers_preprocess(
 
 
 def _processor(config: Mapping[str, Any]) -> tuple[Processor, str, tuple[str, ...]]:
-    """The class that a file names, in all spellings of the years, and a note where it names none."""
-    written = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
-    name = written.removesuffix("Fast").removesuffix("Pil")
-    name = name.removesuffix("ImageProcessor").removesuffix("FeatureExtractor")
+    """The class that a file names, and a note where it names none."""
+    written, name = config.get("image_processor_type") or config.get("feature_extractor_type"), processor_name(config)
     if written and name not in PROCESSORS:
         raise _unsupported(f"the processor {written}", f"one of {', '.join(PROCESSORS)}")
     known = KNOWN_FLAGS | IGNORED_FLAGS | ({"do_affine_transform"} if name == TOPDOWN else set())
