@@ -295,7 +295,7 @@ def test_merged_tokens_are_given_by_block(load, problems):
 
 
 def test_key_points_have_a_section_of_their_own(load, problems):
-    lines = [line for line in EXAMPLE.splitlines() if not line.startswith("postprocess:")]
+    lines = [line for line in EXAMPLE.splitlines() if not line.startswith(("postprocess:", "  {scores:"))]
     points = "\n".join([*lines, "postprocess: {decoding: argmax, threshold: 0.2, skeleton: [[0, 1], [1, 2]]}"])
     assert load(points).postprocess.to_spec() == KeypointSpec("argmax", 11, 0.2, ((0, 1), (1, 2)))
     [even] = problems(points, "postprocess.kernel=4")
