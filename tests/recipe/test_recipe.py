@@ -27,7 +27,8 @@ name: vit-base
 source:
   {model: vit_base_patch16_224, checkpoint: weights.safetensors, image_size: [224, 256], heads: 12, labels: names.txt,
    text_features: text.npy}
-postprocess: {scores: sigmoid, boxes: xyxy, threshold: 0.3, things: [0, 2], mask_threshold: 0.4, overlap: 0.7, top_k: 50}
+postprocess:
+  {scores: sigmoid, boxes: xyxy, threshold: 0.3, things: [0, 2], mask_threshold: 0.4, overlap: 0.7, top_k: 50}
 preprocess: {resize: 248, crop: 224, interpolation: bicubic, mean: [0.5, 0.5, 0.5], std: [0.5, 0.5, 0.5]}
 data:
   path: images
@@ -97,7 +98,9 @@ def test_the_example_with_every_section_loads(load, tmp_path):
         text_features=tmp_path / "text.npy",
     )
     assert overrides_of(recipe) == Overrides(
-        recipe.preprocess.to_spec(), PostprocessSpec("sigmoid", "xyxy", 0.3, (0, 2), 0.4, 0.7, 50), tmp_path / "names.txt"
+        recipe.preprocess.to_spec(),
+        PostprocessSpec("sigmoid", "xyxy", 0.3, (0, 2), 0.4, 0.7, 50),
+        tmp_path / "names.txt",
     )
     assert choice_of(recipe) == DataChoice(tmp_path / "images", "folders", tmp_path / "labels", 128, "all", 7)
     assert recipe.preprocess.to_spec() == PreprocessSpec(248, (224, 224), "bicubic", (0.5,) * 3, (0.5,) * 3)
