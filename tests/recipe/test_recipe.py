@@ -98,8 +98,11 @@ def test_the_example_with_every_section_loads(load, tmp_path):
         heads=12,
         text_features=tmp_path / "text.npy",
     )
-    head = PostprocessSpec("sigmoid", "xyxy", 0.3, (0, 2), 0.4, 0.7, 50)
-    assert overrides_of(recipe) == Overrides(recipe.preprocess.to_spec(), head, tmp_path / "names.txt")
+    assert overrides_of(recipe) == Overrides(
+        recipe.preprocess.to_spec(),
+        PostprocessSpec("sigmoid", "xyxy", 0.3, (0, 2), 0.4, 0.7, 50),
+        tmp_path / "names.txt",
+    )
     assert choice_of(recipe) == DataChoice(tmp_path / "images", "folders", tmp_path / "labels", 128, "all", 7)
     assert recipe.preprocess.to_spec() == PreprocessSpec(248, (224, 224), "bicubic", (0.5,) * 3, (0.5,) * 3)
     assert (recipe.data.calibration.images, recipe.data.evaluation.images, recipe.data.seed) == (128, "all", 7)
