@@ -77,6 +77,12 @@ FAMILIES = {
     "EVA-02 with rotary positions, timm's module": Family((), {}, "logits"),
     "MobileViT, timm's module": Family((), {}, "logits"),
     "ViT-MSN, transformers' module": Family((), {}, "logits"),
+    "SegFormer, transformers' module": Family((), {}, "class maps"),
+    "Mask2Former, transformers' module": Family((), {}, "class logits, masks"),
+    "MaskFormer, transformers' module": Family((), {}, "class logits, masks"),
+    "EoMT, transformers' module": Family((), {}, "class logits, masks"),
+    "Depth Anything, transformers' module": Family((), {}, "depth"),
+    "DPT, transformers' module": Family((), {}, "depth"),
 }
 
 

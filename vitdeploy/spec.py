@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from vitdeploy.dense_spec import TensorsSpec
+from vitdeploy.dense_spec import DepthSpec, SegmentationSpec, TensorsSpec
 
 MANIFEST_FORMAT = 1
 # The metadata of a field that is written only where it is not None.
@@ -30,9 +30,9 @@ Scores = Literal["softmax", "sigmoid", "given"]
 Boxes = Literal["cxcywh", "xyxy"]
 # Of INT8 weights, whose largest is 2^(bits - 1) - 1: 127, or 63 for CPUs on which products of more bits saturate.
 WeightBits = Literal[7, 8]
-Task = Literal["classification", "features", "detection", "panoptic", "sequence", "tensors"]
+Task = Literal["classification", "features", "detection", "panoptic", "segmentation", "depth", "sequence", "tensors"]
 # Where the labels of images come from: `data/` says what each is.
-LabelKind = Literal["folders", "none", "yolo", "coco", "panoptic"]
+LabelKind = Literal["folders", "none", "yolo", "coco", "panoptic", "masks", "depth"]
 # Whether a budget is met: proven, disproven, neither, or there is none.
 GateStatus = Literal["pass", "fail", "undecided", "none"]
 
@@ -112,11 +112,13 @@ class PostprocessSpec:
 
 
 # What the outputs of a task mean, for tasks that have something to say of that: one class of data a task, or several.
-Postprocess = PostprocessSpec | TensorsSpec
+Postprocess = PostprocessSpec | SegmentationSpec | DepthSpec | TensorsSpec
 # The class of each task's; a task that is not here has none.
 POSTPROCESS: dict[Task, type[Postprocess]] = {
     "detection": PostprocessSpec,
     "panoptic": PostprocessSpec,
+    "segmentation": SegmentationSpec,
+    "depth": DepthSpec,
     "tensors": TensorsSpec,
 }
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import vitdeploy
 from vitdeploy.compilation.build_options import BuildOptions
+from vitdeploy.dense_spec import DepthSpec, SegmentationSpec
 from vitdeploy.errors import MissingFileError, RecipeError, VitdeployError
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
@@ -533,3 +534,16 @@ def test_a_number_of_rows_is_given_as_it_is(load):
 def test_a_rotation_of_the_residual_stream(load):
     assert not rewrites_of(load(EXAMPLE).optimize).rotate_residual
     assert rewrites_of(load(EXAMPLE, "optimize.rotate_residual=true").optimize).rotate_residual
+
+
+def test_post_processing_is_that_of_the_fields_that_it_has(load, problems):
+    for fields, spec in (
+        ("{reduce_labels: true, ignore: 0}", SegmentationSpec(ignore=0, reduce_labels=True)),
+        ("{values: metric, max_depth: 20.0}", DepthSpec("metric", max_depth=20.0)),
+        ("{threshold: 0.2}", PostprocessSpec(threshold=0.2)),
+    ):
+        assert load(LEAST, f"postprocess={fields}").postprocess.to_spec() == spec
+    told = problems(LEAST, "postprocess={values: metric, resize: bilinear, threshold: 0.2}")
+    assert told == ["$.postprocess.threshold: unknown field; there are values, resize, max_depth"]
+    told = problems(LEAST, "postprocess={ignore: -1, mask_size: [0, 4]}")
+    assert [line.partition(":")[0] for line in told] == ["$.postprocess.mask_size[0]", "$.postprocess.ignore"]

@@ -19,9 +19,23 @@ from vitdeploy.errors import InputError
 @click.argument("inputs", nargs=-1, required=True, type=click.Path(allow_dash=True))
 @engine_option
 @click.option("--top", type=click.IntRange(min=1), default=3, show_default=True, help="How many classes to show.")
+@click.option(
+    "--draw",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write a picture of each answer there: boxes, segments, classes or depth.",
+)
 @trust_option
 @output_options
-def command(console: Console, bundle: Path, inputs: tuple[str, ...], target: str, top: int, trust: Path | None) -> None:
+def command(
+    console: Console,
+    bundle: Path,
+    inputs: tuple[str, ...],
+    target: str,
+    top: int,
+    draw: Path | None,
+    trust: Path | None,
+) -> None:
     """Run a bundle on images, or on the token arrays of .npz files.
 
     INPUTS are files, folders (every image below them), quoted patterns such as 'shots/**/*.png', and - for an image on
@@ -36,6 +50,7 @@ def command(console: Console, bundle: Path, inputs: tuple[str, ...], target: str
             target,
             top=top,
             trust=trust,
+            draw=draw,
             reporter=console,
         )
     answered, failed = found.answered, found.failed

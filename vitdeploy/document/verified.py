@@ -8,9 +8,11 @@ from typing import TypeAlias
 from vitdeploy.spec import decode
 from vitdeploy.verification.agreement import Agreement
 from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.depth import DepthComparison
 from vitdeploy.verification.detection import DetectionComparison
 from vitdeploy.verification.features import FeatureComparison
 from vitdeploy.verification.panoptic import PanopticComparison
+from vitdeploy.verification.segmentation import SegmentationComparison
 from vitdeploy.verification.sequence import SequenceComparison
 from vitdeploy.verification.tensors import TensorComparison
 
@@ -58,6 +60,16 @@ class VerifiedSequence(Diagnosed, SequenceComparison):
 
 
 @dataclass(frozen=True, kw_only=True)
+class VerifiedSegmentation(Diagnosed, SegmentationComparison):
+    """A semantic segmentation model against the original."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifiedDepth(Diagnosed, DepthComparison):
+    """A depth model against the original."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class VerifiedTensors(Diagnosed, TensorComparison):
     """Outputs of no known task against the original's."""
 
@@ -68,6 +80,8 @@ Verified: TypeAlias = (
     | VerifiedDetection
     | VerifiedPanoptic
     | VerifiedSequence
+    | VerifiedSegmentation
+    | VerifiedDepth
     | VerifiedTensors
 )
 _VERIFIED: dict[type[Comparison], type[Verified]] = {
@@ -76,6 +90,8 @@ _VERIFIED: dict[type[Comparison], type[Verified]] = {
     DetectionComparison: VerifiedDetection,
     PanopticComparison: VerifiedPanoptic,
     SequenceComparison: VerifiedSequence,
+    SegmentationComparison: VerifiedSegmentation,
+    DepthComparison: VerifiedDepth,
     TensorComparison: VerifiedTensors,
 }
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from vitdeploy.recipe.postprocess import SECTIONS
+
 
 def problem_line(error: Any, model: type[BaseModel]) -> str:
     """`$.a.b: found, wanted`, of an error at a field of `model` or below."""
@@ -34,6 +36,9 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 def _fields_at(location: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
     for part in location:
+        if part in SECTIONS:
+            model = SECTIONS[str(part)]
+            continue
         annotation = model.model_fields[str(part)].annotation if str(part) in model.model_fields else None
         candidates = [annotation, *getattr(annotation, "__args__", ())]
         model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), model)

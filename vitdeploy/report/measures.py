@@ -49,6 +49,12 @@ _METRICS = {
     ),
     "mAP": Metric("mAP", "mAP", "mAP is COCO’s: the mean over IoU 0.50 to 0.95 and over the classes."),
     "PQ": Metric("PQ", "panoptic quality", "PQ is the panoptic quality, the mean over the classes."),
+    "mIoU": Metric(
+        "mIoU", "mIoU", "mIoU is the mean over the classes of the intersection over union of all images’ pixels."
+    ),
+    "delta-1": Metric(
+        "delta-1", "delta-1", "delta-1 counts the pixels whose depth is not off by more than a factor of 1.25."
+    ),
     "token accuracy": Metric(
         "Token accuracy", "token accuracy", "Token accuracy counts the positions that hold the wanted token."
     ),
@@ -86,6 +92,11 @@ _MEASURES: dict[str, tuple[Measure, ...]] = {
         Measure("Wholly as the original, %", "exact_agreement", _PERCENT, interval="exact_agreement_ci95"),
         Measure("Tokens compared", "tokens", _COUNT),
     ),
+    "segmentation": (
+        Measure("Right pixels, %", "pixel_accuracy", _PERCENT, "reference_pixel_accuracy"),
+        Measure("Classes in images, of the original", "regions", _COUNT),
+    ),
+    "depth": (Measure("AbsRel", "abs_rel", partial(text.number, digits=4), "reference_abs_rel"),),
     "tensors": (
         Measure("Cosine, least", "cosine_min", _COSINE),
         Measure("Signal to noise, least, dB", "snr_min", partial(text.number, digits=1)),

@@ -24,7 +24,7 @@ from vitdeploy.models.source import Source
 from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner
-from vitdeploy.spec import Postprocess, PreprocessSpec, SequenceSpec, Task, TensorSpec, encode
+from vitdeploy.spec import POSTPROCESS, Postprocess, PreprocessSpec, SequenceSpec, Task, TensorSpec, encode
 from vitdeploy.stages.beside import find_beside
 from vitdeploy.stages.files import known_labels, require_label_file, require_onnx_file
 from vitdeploy.stages.step import ORIGINAL
@@ -134,6 +134,14 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
         given.preprocess or reference_model.preprocess,
         given.postprocess or reference_model.postprocess,
     )
+    wanted = POSTPROCESS.get(reference_model.task)
+    if given.postprocess is not None and not isinstance(given.postprocess, wanted or ()):
+        raise CheckpointError(
+            f"the post-processing does not fit {reference_model.name}",
+            found=", ".join(vars(given.postprocess)),
+            wanted=", ".join(f.name for f in dataclasses.fields(wanted)) if wanted else "none",
+            fix=f"change postprocess: to that of the task {reference_model.task}, or leave it out",
+        )
     if preprocess is not None and (
         preprocess.crop != reference_model.image_size or preprocess.channels != reference_model.channels
     ):

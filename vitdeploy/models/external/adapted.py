@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitdeploy.errors import CheckpointError
+from vitdeploy.models.external.dense_outputs import nearest_sizes
 from vitdeploy.models.external.libraries import where
 from vitdeploy.models.external.outputs import ROWS, other_tasks, recognised
 from vitdeploy.models.family import Signature
@@ -79,11 +80,12 @@ def adapt(
         with torch.no_grad():
             returned = module.returned(image)
     except Exception as error:
+        sizes = nearest_sizes(model, image_size) or "HEIGHTxWIDTH"
         raise CheckpointError(
             f"{what} does not run on an image of {image_size[0]}x{image_size[1]} with {channels} channels",
             found=where(error),
             wanted=f"a model that takes float32 [batch, {channels}, height, width] and nothing else",
-            fix="--image-size HEIGHTxWIDTH, or wrap it in a module that takes the image alone",
+            fix=f"--image-size {sizes}, or wrap it in a module that takes the image alone",
         ) from None
     found = recognised(returned, module.task)
     if found is None or any(len(tensor) != len(image) for _, tensor in found[1]):
@@ -97,6 +99,14 @@ def adapt(
             fix="wrap it in a module that returns one of these",
         )
     row, outputs = found
+    nearest = nearest_sizes(model, image_size) if row.task in ("segmentation", "depth") else None
+    if nearest is not None:  # the rest of the image would be left out, and the map stretched over all of it
+        raise CheckpointError(
+            f"{what} does not see the whole of an image of {image_size[0]}x{image_size[1]}",
+            found="sides that its patches do not divide",
+            wanted=nearest,
+            fix=f"--image-size {nearest.split()[0]}",
+        )
     specs = tuple(TensorSpec(name, _dtype(tensor), ("batch", *tensor.shape[1:])) for name, tensor in outputs)
     if task not in (None, row.task):
         raise CheckpointError(
