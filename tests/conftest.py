@@ -45,13 +45,8 @@ LONGEST = (
 # Files of half a minute and more: `make test` runs them, `make test-PACKAGE` leaves them out.
 SLOW = {
     *("compatibility/test_modules.py", "embed/test_web.py", "faults/test_kill.py"),
-    *(
-        "external/test_detectors.py",
-        "workflows/test_sweep.py",
-        "tasks/test_tasks.py",
-        "workflows/test_tune.py",
-        "api/test_notebooks.py",
-    ),
+    *("workflows/test_sweep.py", "tasks/test_tasks.py", "workflows/test_tune.py", "api/test_notebooks.py"),
+    *("tasks/test_dense.py", "external/test_detectors.py"),
 }
 
 # Threads that wait for others sleep. By default they spin, which takes the core that the other process of tests needs.

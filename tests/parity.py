@@ -80,6 +80,12 @@ FAMILIES = {
     "ViT-MSN, transformers' module": Family((), {}, "logits"),
     "ViTPose, transformers' module": Family((), {}, "heatmaps"),
     **{f"{name}, transformers' module": Family((), {}, BOXES) for name in DETECTORS},
+    "SegFormer, transformers' module": Family((), {}, "class maps"),
+    "Mask2Former, transformers' module": Family((), {}, "class logits, masks"),
+    "MaskFormer, transformers' module": Family((), {}, "class logits, masks"),
+    "EoMT, transformers' module": Family((), {}, "class logits, masks"),
+    "Depth Anything, transformers' module": Family((), {}, "depth"),
+    "DPT, transformers' module": Family((), {}, "depth"),
 }
 
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from vitdeploy.dense_spec import TensorsSpec
+from vitdeploy.dense_spec import DepthSpec, SegmentationSpec, TensorsSpec
 from vitdeploy.spec_points import KeypointSpec
 
 MANIFEST_FORMAT = 1
@@ -33,9 +33,19 @@ Scores = Literal["softmax", "sigmoid", "given"]
 Boxes = Literal["cxcywh", "xyxy"]
 # Of INT8 weights, whose largest is 2^(bits - 1) - 1: 127, or 63 for CPUs on which products of more bits saturate.
 WeightBits = Literal[7, 8]
-Task = Literal["classification", "features", "detection", "panoptic", "sequence", "keypoints", "tensors"]
+Task = Literal[
+    "classification",
+    "features",
+    "detection",
+    "panoptic",
+    "segmentation",
+    "depth",
+    "keypoints",
+    "sequence",
+    "tensors",
+]
 # Where the labels of images come from: `data/` says what each is.
-LabelKind = Literal["folders", "none", "yolo", "coco", "panoptic"]
+LabelKind = Literal["folders", "none", "yolo", "coco", "panoptic", "masks", "depth"]
 # Whether a budget is met: proven, disproven, neither, or there is none.
 GateStatus = Literal["pass", "fail", "undecided", "none"]
 
@@ -124,11 +134,13 @@ class PostprocessSpec:
 
 
 # What the outputs of a task mean, for tasks that have something to say of that: one class of data a task, or several.
-Postprocess: TypeAlias = PostprocessSpec | KeypointSpec | TensorsSpec
+Postprocess: TypeAlias = PostprocessSpec | KeypointSpec | SegmentationSpec | DepthSpec | TensorsSpec
 # The class of each task's; a task that is not here has none.
 POSTPROCESS: dict[Task, type[Postprocess]] = {
     "detection": PostprocessSpec,
     "panoptic": PostprocessSpec,
+    "segmentation": SegmentationSpec,
+    "depth": DepthSpec,
     "tensors": TensorsSpec,
     "keypoints": KeypointSpec,
 }

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import vitdeploy
 from vitdeploy.compilation.build_options import BuildOptions
+from vitdeploy.dense_spec import DepthSpec, SegmentationSpec
 from vitdeploy.errors import MissingFileError, RecipeError, VitdeployError
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
@@ -554,3 +555,16 @@ def test_a_recipe_that_was_read_takes_no_overrides():
     assert given_recipe(recipe) is recipe
     with pytest.raises(RecipeError, match=r"overrides precision=fp32: this recipe was read already"):
         given_recipe(recipe, ["precision=fp32"])
+
+
+def test_post_processing_is_that_of_the_fields_that_it_has(load, problems):
+    for fields, spec in (
+        ("{reduce_labels: true, ignore: 0}", SegmentationSpec(ignore=0, reduce_labels=True)),
+        ("{values: metric, max_depth: 20.0}", DepthSpec("metric", max_depth=20.0)),
+        ("{threshold: 0.2}", PostprocessSpec(threshold=0.2)),
+    ):
+        assert load(LEAST, f"postprocess={fields}").postprocess.to_spec() == spec
+    told = problems(LEAST, "postprocess={values: metric, resize: bilinear, threshold: 0.2}")
+    assert told == ["$.postprocess.threshold: unknown field; there are values, resize, max_depth"]
+    told = problems(LEAST, "postprocess={ignore: -1, mask_size: [0, 4]}")
+    assert [line.partition(":")[0] for line in told] == ["$.postprocess.mask_size[0]", "$.postprocess.ignore"]

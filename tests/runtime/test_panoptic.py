@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.references import reference
-from vitdeploy.runtime import panoptic as module
+from vitdeploy.runtime import upsample
 from vitdeploy.runtime.panoptic import Segment, segment
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
 
@@ -91,7 +91,7 @@ def test_masks_are_upsampled_as_torch_does(size):
     masks = np.random.default_rng(0).normal(size=(3, 16, 24))
     expected = F.interpolate(torch.tensor(masks)[None], (size[1], size[0]), mode="bilinear", align_corners=False)[0]
     found = np.full(expected.shape, np.nan)
-    for rows, columns, band in module._bands(masks, size, SQUASH):
+    for rows, columns, band in upsample.bands(masks, size, SQUASH):
         found[:, rows, columns] = band
     np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=1e-12)
 
@@ -99,7 +99,7 @@ def test_masks_are_upsampled_as_torch_does(size):
 def test_bands_do_not_change_the_answer(monkeypatch):
     outputs = random_outputs(3)
     whole = segment(outputs, (61, 37), SQUASH, SPEC, None)
-    monkeypatch.setattr(module, "BAND_ELEMENTS", 61 * 12 * 5)
+    monkeypatch.setattr(upsample, "BAND_ELEMENTS", 61 * 12 * 5)
     banded = segment(outputs, (61, 37), SQUASH, SPEC, None)
     assert whole.segments and banded.segments == whole.segments
     assert np.array_equal(banded.map, whole.map)

@@ -97,10 +97,10 @@ def images(
             `torch.utils.data.DataLoader`, or a data set of torchvision or of Hugging Face's datasets. What a DataLoader
             gives as floats must be images as the model takes them: resized, cropped and normalised as its preprocessing
             says, which is checked.
-        labels: of a folder, where they come from: "folders", "none", "yolo", "coco", "panoptic" (default: class folders
-            where there are any). Of a list, a class for each image: the model's index, or its name. A data set brings
-            its own.
-        annotations: YOLO's folder of label files, or COCO's JSON file.
+        labels: of a folder, where they come from: "folders", "none", "yolo", "coco", "panoptic", "masks", "depth"
+            (default: class folders where there are any). Of a list, a class for each image: the model's index, or its
+            name. A data set brings its own.
+        annotations: YOLO's folder of label files, COCO's JSON file, or the folder of maps.
 
     Raises:
         DataError: labels that do not fit, or nothing that images could come from.

@@ -8,13 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from vitdeploy.api.reporter import Reporter
-from vitdeploy.errors import InputError
+from vitdeploy.errors import CapabilityError, InputError
 from vitdeploy.progress import Progress
 
 if TYPE_CHECKING:
     from vitdeploy.runtime.predictor import Predictor
     from vitdeploy.runtime.sequence_predictor import SequencePredictor
+    from vitdeploy.runtime.task import Result
     from vitdeploy.runtime.topdown import Box
+    from vitdeploy.spec import Task
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ def predict(
     top: int,
     boxes: Sequence[Box] = (),
     trust: Path | None,
+    draw: Path | None = None,
     reporter: Reporter,
 ) -> Predicted:
     """Answer all inputs that can be read.
@@ -62,34 +65,78 @@ def predict(
         target: which engine, by target or name.
         top: how many classes of an image.
         boxes: what a top-down model is to answer for in each image; () for all of the image.
+        draw: a folder for pictures of the answers, made if it is not there.
 
     Raises:
+        CapabilityError: `draw` for a task whose answers are no pictures.
         Errors of `find`, and of reading and loading the bundle, as `runtime.load`.
     """
     from vitdeploy.bundle.read import read_bundle
     from vitdeploy.runtime import load, load_sequence
 
-    if read_bundle(bundle).task == "sequence":
+    task = read_bundle(bundle).task
+    if draw is not None:
+        _require_drawing(task)
+    if task == "sequence":
         found = find(True)
         with reporter, load_sequence(bundle, target, trust=trust) as translator:
             answers = _translate(translator, found, reporter.progress)
             return Predicted(translator.target, translator.why, found, *answers)
     found = find(False)
     with reporter, load(bundle, target, trust=trust) as predictor:
-        answers = _answer_boxes(predictor, found, boxes) if boxes else _answer(predictor, found, top, reporter.progress)
+        if boxes:
+            answers = _answer_boxes(predictor, found, boxes)
+        else:
+            answers = _answer(predictor, found, top, draw, reporter.progress)
         return Predicted(predictor.target, predictor.why, found, *answers)
 
 
-def _answer(predictor: Predictor, found: Sequence[Input], top: int, progress: Progress) -> tuple[Answers, Failures]:
+def _require_drawing(task: Task) -> None:
+    from vitdeploy.runtime.drawing import DRAWINGS
+
+    if task not in DRAWINGS:
+        raise CapabilityError(
+            "the answers of this bundle cannot be drawn",
+            found=f"the task {task}",
+            wanted=f"one of {', '.join(DRAWINGS)}",
+            fix="leave --draw out",
+        )
+
+
+def _draw(folder: Path, task: Task, given: Input, result: Result, taken: set[str]) -> list[str]:
+    """Write the pictures of one answer under the name of its input, or the next free one; gives their paths."""
+    from vitdeploy.runtime.drawing import DRAWINGS
+    from vitdeploy.runtime.preprocess import decode
+
+    folder.mkdir(parents=True, exist_ok=True)
+    stem, free = Path(given.name).stem if given.content is None else "stdin", 1
+    files = DRAWINGS[task](decode(given.image, 3), result)
+    name = stem
+    while name in taken:
+        free += 1
+        name = f"{stem}-{free}"
+    taken.add(name)
+    for end, content in files.items():
+        (folder / f"{name}{end}").write_bytes(content)
+    return [str(folder / f"{name}{end}") for end in files]
+
+
+def _answer(
+    predictor: Predictor, found: Sequence[Input], top: int, draw: Path | None, progress: Progress
+) -> tuple[Answers, Failures]:
     answered: Answers = []
     failed: Failures = []
+    taken: set[str] = set()
     results = predictor.stream((each.image for each in found), top, return_exceptions=True)
     for done, (given, result) in enumerate(zip(found, results, strict=True), start=1):
         if isinstance(result, InputError):
             failed.append((given, result))
         else:
             lines = [f": {line}" for line in str(result).split("\n")]
-            answered.append((given, [{"image": given.name, **result.to_dict()}], lines))
+            answer = {"image": given.name, **result.to_dict()}
+            if draw is not None:
+                answer["drawn"] = _draw(draw, predictor.task, given, result, taken)
+            answered.append((given, [answer], lines))
         if len(found) > 1:
             progress("predict", done, len(found))
     return answered, failed

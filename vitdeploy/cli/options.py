@@ -39,6 +39,6 @@ def label_options(function: F) -> F:
         help="Where labels come from. Default: class folders where there are any.",
     )
     annotations = click.option(
-        "--annotations", type=click.Path(path_type=Path), help="YOLO's folder, or COCO's JSON file."
+        "--annotations", type=click.Path(path_type=Path), help="YOLO's folder, COCO's JSON file, or the folder of maps."
     )
     return labels(annotations(function))

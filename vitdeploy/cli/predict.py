@@ -30,6 +30,12 @@ if TYPE_CHECKING:
     metavar="L,T,R,B",
     help="Key points of what is in this box of each image (pixels).",
 )
+@click.option(
+    "--draw",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Write a picture of each answer there: boxes, segments, classes or depth.",
+)
 @trust_option
 @output_options
 def command(
@@ -39,6 +45,7 @@ def command(
     target: str,
     top: int,
     boxes: tuple[str, ...],
+    draw: Path | None,
     trust: Path | None,
 ) -> None:
     """Run a bundle on images, or on the token arrays of .npz files.
@@ -56,6 +63,7 @@ def command(
             top=top,
             boxes=[_box(text) for text in boxes],
             trust=trust,
+            draw=draw,
             reporter=console,
         )
     answered, failed = found.answered, found.failed

@@ -31,11 +31,20 @@ class Marks:
 
 
 @dataclass(frozen=True)
+class PanelFacts:
+    """The picture of one answer by its name; `title`: the artifact that gave it, or "label"."""
+
+    title: str
+    image: str
+
+
+@dataclass(frozen=True)
 class ExampleFacts:
     """One evaluation sample with every artifact's answer.
 
     `number`: among the samples. `why`: why it is shown, None in reports of earlier versions. `sample`: what a person
-    finds it by. `image`: the name of its picture, None if it is none. `label`: what is known to be in it.
+    finds it by. `image`: the name of its picture, None if it is none. `label`: what is known to be in it. `panels`: of
+    answers that are pictures, the original's, that of the engine that differs most, and the label.
     """
 
     image: str | None
@@ -46,6 +55,7 @@ class ExampleFacts:
     why: Why | None = None
     sample: str = ""
     marks: Marks | None = None
+    panels: tuple[PanelFacts, ...] = ()
 
 
 @dataclass(frozen=True)

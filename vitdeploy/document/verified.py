@@ -8,10 +8,12 @@ from typing import TypeAlias
 from vitdeploy.spec import decode
 from vitdeploy.verification.agreement import Agreement
 from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.depth import DepthComparison
 from vitdeploy.verification.detection import DetectionComparison
 from vitdeploy.verification.features import FeatureComparison
 from vitdeploy.verification.keypoints import KeypointComparison
 from vitdeploy.verification.panoptic import PanopticComparison
+from vitdeploy.verification.segmentation import SegmentationComparison
 from vitdeploy.verification.sequence import SequenceComparison
 from vitdeploy.verification.tensors import TensorComparison
 
@@ -59,6 +61,16 @@ class VerifiedSequence(Diagnosed, SequenceComparison):
 
 
 @dataclass(frozen=True, kw_only=True)
+class VerifiedSegmentation(Diagnosed, SegmentationComparison):
+    """A semantic segmentation model against the original."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifiedDepth(Diagnosed, DepthComparison):
+    """A depth model against the original."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class VerifiedTensors(Diagnosed, TensorComparison):
     """Outputs of no known task against the original's."""
 
@@ -73,6 +85,8 @@ Verified: TypeAlias = (
     | VerifiedDetection
     | VerifiedPanoptic
     | VerifiedSequence
+    | VerifiedSegmentation
+    | VerifiedDepth
     | VerifiedTensors
     | VerifiedKeypoints
 )
@@ -82,6 +96,8 @@ _VERIFIED: dict[type[Comparison], type[Verified]] = {
     DetectionComparison: VerifiedDetection,
     PanopticComparison: VerifiedPanoptic,
     SequenceComparison: VerifiedSequence,
+    SegmentationComparison: VerifiedSegmentation,
+    DepthComparison: VerifiedDepth,
     TensorComparison: VerifiedTensors,
     KeypointComparison: VerifiedKeypoints,
 }

@@ -29,6 +29,9 @@ class Signature:
         features         "features" [batch, width] (pooled) and, where there are any, "patch_features" [batch, n, width]
         detection        "logits" [batch, queries, classes] and "boxes" [batch, queries, 4], read as `postprocess` says
         panoptic         detection's, and "masks" [batch, queries, height, width], logits
+        segmentation     "logits" [batch, classes, height, width]; or "class_logits" [batch, queries, classes + 1] and
+                         "masks" [batch, queries, height, width], logits
+        depth            "depth" [batch, height, width]
         tensors          any outputs [batch, ...], by the module's own names
 
     A model of sequences takes tokens instead (`models.transformer`): no channels, and an image size of 0. `notes` say

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitdeploy.dense_spec import SegmentationSpec
 from vitdeploy.errors import CheckpointError, InputError, UserCodeError
 from vitdeploy.models import catalog, names
 from vitdeploy.models.checkpoints.load_state import load_state
@@ -210,6 +211,7 @@ def _from_folder(
         spec, remarks = (given, ()) if given else _folder_preprocess(folder, config, _told_channels(config), size)
         own = folder.given or not (folder.path / SAFETENSORS).is_file()  # transformers reads no pickles
         original = from_transformers(folder.path, config, spec, size, state if own else None, source.task)
+        original = with_label_values(original, transformers_processor(folder.path))
         return _noted(original, name, config, (*notes, *remarks))
     check(found)
     check_config(config, found, str(folder.path) if not folder.given else file)
@@ -315,6 +317,17 @@ def _noted(original: LoadedModel, name: str, config: Mapping[str, Any], notes: t
     classes = None if signature.task == "features" else number_of_classes(signature.outputs, signature.postprocess)
     labels, remarks = labels_for(config, classes)
     return dataclasses.replace(original, name=name, labels=labels, notes=(*notes, *original.notes, *remarks))
+
+
+def with_label_values(original: LoadedModel, processor: Mapping[str, Any] | None) -> LoadedModel:
+    """The original, with how its image processor reads labelled maps."""
+    head, told = original.signature.postprocess, processor or {}
+    if not isinstance(head, SegmentationSpec):
+        return original
+    reduced = bool(told.get("do_reduce_labels", told.get("reduce_labels", head.reduce_labels)))
+    ignore = told.get("ignore_index")
+    head = dataclasses.replace(head, reduce_labels=reduced, ignore=ignore if isinstance(ignore, int) else head.ignore)
+    return dataclasses.replace(original, signature=dataclasses.replace(original.signature, postprocess=head))
 
 
 def refuse_unusable(original: LoadedModel) -> None:

@@ -54,9 +54,18 @@ class Box:
 
 
 @dataclass(frozen=True)
+class PanelView:
+    """The picture of one answer, as a data URI; None if it is not included."""
+
+    title: str
+    source: str | None
+
+
+@dataclass(frozen=True)
 class Example:
     """An example with all answers, those that agree with the original first. `pictured`: it is an image at all. `name`:
-    what a person finds it by. `what`: what became of its answer, or why it is here. `boxes` are those of `boxed`."""
+    what a person finds it by. `what`: what became of its answer, or why it is here. `boxes` are those of `boxed`.
+    `panels`: answers that are pictures."""
 
     pictured: bool
     source: str | None
@@ -69,6 +78,7 @@ class Example:
     groups: list[AnswerGroup]
     boxes: list[Box]
     boxed: str
+    panels: list[PanelView]
 
     @property
     def disagreements(self) -> int:
@@ -135,6 +145,7 @@ def _example(report: Report, example: ExampleFacts, index: int, images: Mapping[
         groups,
         _boxes(example.marks) if example.marks else [],
         example.marks.engine if example.marks else "",
+        [PanelView(panel.title, lookup.data_uri(images.get(panel.image))) for panel in example.panels],
     )
 
 

@@ -59,6 +59,12 @@ _METRICS = {
         "PCK@0.1",
         "PCK@0.1 counts the labelled points that are found within 10 % of the longer side of the object’s box.",
     ),
+    "mIoU": Metric(
+        "mIoU", "mIoU", "mIoU is the mean over the classes of the intersection over union of all images’ pixels."
+    ),
+    "delta-1": Metric(
+        "delta-1", "delta-1", "delta-1 counts the pixels whose depth is not off by more than a factor of 1.25."
+    ),
     "token accuracy": Metric(
         "Token accuracy", "token accuracy", "Token accuracy counts the positions that hold the wanted token."
     ),
@@ -103,6 +109,11 @@ _MEASURES: dict[str, tuple[Measure, ...]] = {
         Measure("Wholly as the original, %", "exact_agreement", _PERCENT, interval="exact_agreement_ci95"),
         Measure("Tokens compared", "tokens", _COUNT),
     ),
+    "segmentation": (
+        Measure("Right pixels, %", "pixel_accuracy", _PERCENT, "reference_pixel_accuracy"),
+        Measure("Classes in images, of the original", "regions", _COUNT),
+    ),
+    "depth": (Measure("AbsRel", "abs_rel", partial(text.number, digits=4), "reference_abs_rel"),),
     "tensors": (
         Measure("Cosine, least", "cosine_min", _COSINE),
         Measure("Signal to noise, least, dB", "snr_min", partial(text.number, digits=1)),

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from vitdeploy.runtime.depth import DEPTH
 from vitdeploy.runtime.detection import DETECTION
 from vitdeploy.runtime.features import FEATURES
 from vitdeploy.runtime.keypoints import KEYPOINTS
 from vitdeploy.runtime.panoptic import PANOPTIC
 from vitdeploy.runtime.postprocess import CLASSIFICATION
 from vitdeploy.runtime.runner import Array
+from vitdeploy.runtime.segmentation import SEGMENTATION
 from vitdeploy.runtime.task import Outputs, Reading, Result, RuntimeTask
 from vitdeploy.runtime.tensors import TENSORS
 from vitdeploy.spec import Postprocess, PreprocessSpec, Task
@@ -22,6 +24,8 @@ TASKS: Mapping[Task, RuntimeTask] = {
     "features": FEATURES,
     "detection": DETECTION,
     "panoptic": PANOPTIC,
+    "segmentation": SEGMENTATION,
+    "depth": DEPTH,
     "tensors": TENSORS,
     "keypoints": KEYPOINTS,
 }

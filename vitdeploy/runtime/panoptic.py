@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,15 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.runtime.detection import head_of
-from vitdeploy.runtime.geometry import input_window
 from vitdeploy.runtime.postprocess import label_of, shortened, sigmoid, softmax
 from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
+from vitdeploy.runtime.upsample import bands
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec
 
 Array = npt.NDArray[Any]
 
-# Mask values held at once: masks are upsampled in bands of rows, so that memory does not grow with the image.
-BAND_ELEMENTS = 1 << 22
 # Two maps agree if so large a share of their pixels has one class.
 SAME_SHARE = 0.5
 
@@ -101,7 +99,7 @@ def segment(
         return Panoptic(winners + 1, ())
     areas, reached = np.zeros(len(kept), np.int64), np.zeros(len(kept), np.int64)
     masks = sigmoid(outputs["masks"][kept])
-    for rows, columns, band in _bands(masks, size, preprocess):
+    for rows, columns, band in bands(masks, size, preprocess):
         band *= scores[:, None, None].astype(band.dtype)
         best = band.argmax(axis=0)
         winners[rows, columns] = best
@@ -124,35 +122,6 @@ def segment(
         if not isthing:
             fused[index] = len(segments)
     return Panoptic(ids[winners], tuple(segments))
-
-
-def _bands(masks: Array, size: tuple[int, int], preprocess: PreprocessSpec) -> Iterator[tuple[slice, slice, Array]]:
-    """The masks, bilinear, at the original image's size, a band of rows at a time: its rows and columns, its values.
-
-    Where the input shows the whole image it is `torch.nn.functional.interpolate(masks, size, mode="bilinear",
-    align_corners=False)`: no antialiasing, also where the image is smaller than the masks.
-    """
-    window = input_window(size, preprocess)
-    rows, y_low, y_high, y_share = _samples(size[1], window.top, window.bottom, masks.shape[1])
-    columns, x_low, x_high, x_share = _samples(size[0], window.left, window.right, masks.shape[2])
-    y_share, x_share = y_share.astype(masks.dtype)[:, None], x_share.astype(masks.dtype)
-    step = max(1, BAND_ELEMENTS // max(1, len(masks) * len(x_low)))
-    for start in range(0, len(y_low), step):
-        part = slice(start, start + step)
-        tall = masks[:, y_low[part]] * (1 - y_share[part]) + masks[:, y_high[part]] * y_share[part]
-        band = tall[:, :, x_low] * (1 - x_share) + tall[:, :, x_high] * x_share
-        yield slice(rows.start + start, rows.start + start + band.shape[1]), columns, band
-
-
-def _samples(length: int, start: float, stop: float, count: int) -> tuple[slice, Array, Array, Array]:
-    """For the pixels of an image side whose centres lie in start..stop, which is divided into `count` cells: which
-    pixels they are, the two nearest cell centres of each, and the second one's share."""
-    centres = np.arange(length) + 0.5
-    inside = np.flatnonzero((centres >= start) & (centres <= stop))
-    position = np.clip((centres[inside] - start) * count / (stop - start) - 0.5, 0, count - 1)
-    low = np.floor(position).astype(np.int64)
-    first = int(inside[0]) if len(inside) else 0
-    return slice(first, first + len(inside)), low, np.minimum(low + 1, count - 1), position - low
 
 
 def _answer(outputs: Outputs, reading: Reading) -> Panoptic:

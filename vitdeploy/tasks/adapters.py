@@ -5,10 +5,12 @@ from __future__ import annotations
 from vitdeploy.spec import Task
 from vitdeploy.tasks.adapter import Setting, TaskAdapter
 from vitdeploy.tasks.classification import ClassificationKit
+from vitdeploy.tasks.depth import DepthKit
 from vitdeploy.tasks.detection import DetectionKit
 from vitdeploy.tasks.features import FeaturesKit
 from vitdeploy.tasks.keypoints import KeypointsKit
 from vitdeploy.tasks.panoptic import PanopticKit
+from vitdeploy.tasks.segmentation import SegmentationKit
 from vitdeploy.tasks.sequence import SequenceKit
 from vitdeploy.tasks.tensors import TensorsKit
 
@@ -18,6 +20,8 @@ KITS: dict[Task, type[TaskAdapter]] = {
     "detection": DetectionKit,
     "panoptic": PanopticKit,
     "sequence": SequenceKit,
+    "segmentation": SegmentationKit,
+    "depth": DepthKit,
     "tensors": TensorsKit,
     "keypoints": KeypointsKit,
 }

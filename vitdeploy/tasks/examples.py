@@ -7,10 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vitdeploy.document.answers import ExampleFacts, Why
+from vitdeploy.document.answers import ExampleFacts, PanelFacts, Why
 from vitdeploy.tasks.adapter import Data, TaskAdapter
 from vitdeploy.verification.collect import Answers
 
+ORIGINAL = "original"
 # At most this many of each kind.
 CHANGED, UNSURE, USUAL = 16, 4, 8
 
@@ -71,7 +72,13 @@ def example(
     """A sample in report.json with all answers, and its picture by name, where it is one."""
     i = chosen.index
     picture = adapter.picture(data, i)
-    name = None if picture is None else f"{i}.png" if picture.startswith(b"\x89PNG") else f"{i}.jpg"
+    name = None if picture is None else f"{i}.{_suffix(picture)}"
+    pictures = {} if name is None or picture is None else {name: picture}
+    panels: list[PanelFacts] = []
+    shown = {ORIGINAL: reference, chosen.engine: engines[chosen.engine]}
+    for place, panel in enumerate(adapter.panels(data, i, shown)):
+        panels.append(PanelFacts(panel.title, f"{i}-{place}.{_suffix(panel.picture)}"))
+        pictures[panels[-1].image] = panel.picture
     row = ExampleFacts(
         number=i,
         why=chosen.why,
@@ -81,5 +88,10 @@ def example(
         reference=adapter.show(reference, i, labels),
         engines={artifact: adapter.show(found, i, labels) for artifact, found in engines.items()},
         marks=adapter.marks(chosen.engine, engines[chosen.engine], reference, i),
+        panels=tuple(panels),
     )
-    return row, {} if name is None or picture is None else {name: picture}
+    return row, pictures
+
+
+def _suffix(picture: bytes) -> str:
+    return "png" if picture.startswith(b"\x89PNG") else "jpg"

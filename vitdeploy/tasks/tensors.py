@@ -10,6 +10,7 @@ from vitdeploy.dense_spec import TensorsSpec
 from vitdeploy.document.answers import Said
 from vitdeploy.runtime.tensors import line_of
 from vitdeploy.tasks.adapter import Data, ImageKit
+from vitdeploy.tasks.drawn import drawn
 from vitdeploy.verification.changes import Changes
 from vitdeploy.verification.collect import Answers
 from vitdeploy.verification.comparison import Comparison
@@ -17,7 +18,6 @@ from vitdeploy.verification.tensors import compare_tensors, tensor_changes
 
 # Numbers of one output that are kept of each image: the maps of a thousand images would not fit into memory.
 KEPT = 1 << 16
-SEED = 0
 
 
 class TensorsKit(ImageKit):
@@ -25,7 +25,7 @@ class TensorsKit(ImageKit):
 
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
         """Every output; of a larger one KEPT of its numbers, the same of every image and artifact."""
-        return {name: _drawn(output) for name, output in outputs.items()}
+        return {name: drawn(output, KEPT) for name, output in outputs.items()}
 
     @property
     def _exact(self) -> tuple[str, ...]:
@@ -42,10 +42,3 @@ class TensorsKit(ImageKit):
         """The first output, in the numbers that describe it."""
         name, column = next(iter(answers.columns.items()))
         return Said(f"{name} {line_of(column[index])}", None)
-
-
-def _drawn(output: np.ndarray) -> np.ndarray:
-    if output.size <= KEPT:
-        return output
-    chosen = np.random.RandomState(SEED).choice(output.size, KEPT, replace=False)
-    return np.asarray(output.reshape(-1)[np.sort(chosen)])

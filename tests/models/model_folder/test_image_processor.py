@@ -460,3 +460,42 @@ def test_the_numbers_of_resampling_are_pillows():
 )
 def test_the_size_to_which_all_images_are_resized(processor, size):
     assert fixed_size(processor) == size
+
+
+# --- of models with an answer for every pixel -------------------------------------------------------------------------
+
+
+def test_a_processor_that_keeps_the_aspect_in_steps_is_stretched_and_said():
+    config = {"image_processor_type": "DPTImageProcessor", "size": {"height": 518, "width": 518}}
+    config |= {"keep_aspect_ratio": True, "ensure_multiple_of": 14, "do_pad": False, "size_divisor": None}
+    spec, [note] = transformers_preprocess(config, 3, (518, 518))
+    assert (spec.resize, spec.crop, spec.fit, spec.interpolation) == ((518, 518), (518, 518), "stretch", "bicubic")
+    assert "near 518x518, sides in steps of 14" in note and "--image-size" in note
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        ({"image_processor_type": "EomtImageProcessorFast", "do_split_image": True}, "do_split_image"),
+        ({"image_processor_type": "ZoeDepthImageProcessor"}, "the processor ZoeDepthImageProcessor"),
+        (
+            {"image_processor_type": "DPTImageProcessor", "do_pad": True, "size_divisor": 14},
+            "size 384x384 with size_divisor 14",
+        ),
+        (
+            {"image_processor_type": "Mask2FormerImageProcessor", "size": {"height": 100, "width": 96}},
+            "size 100x96 with size_divisor 32",
+        ),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_a_dense_processor_does_that_no_spec_says_is_refused_by_name(config, found):
+    assert refused(config).found == found
+
+
+def test_a_model_that_takes_any_size_has_the_short_side_of_its_processor():
+    config = {"image_processor_type": "Mask2FormerImageProcessor", "size": {"shortest_edge": 390, "longest_edge": 999}}
+    assert fixed_size(config) == (384, 384)
+    assert fixed_size({**config, "image_processor_type": "DetrImageProcessor"}) is None
+    spec, [note] = transformers_preprocess(config, 3, (384, 384))
+    assert spec.resize == (384, 384) and "short side 390" in note

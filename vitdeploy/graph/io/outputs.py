@@ -7,6 +7,8 @@ Exporters differ in what they call their outputs and in whether post-processing 
     heatmaps                                                          key points, as transformers and mmpose name them
     features [+ patch_features]                                       a feature extractor, as transformers names them
     one float tensor [batch, classes]                                 a classifier
+    logits of four axes; class_queries_logits + masks_queries_logits   a semantic segmentation model, as transformers
+    predicted_depth                                                   a depth model, as transformers names it
     anything else with an axis for the batch                          numbers that are compared as such
 """
 
@@ -17,7 +19,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
-from vitdeploy.graph.io import any_outputs, keypoint_outputs
+from vitdeploy.graph.io import any_outputs, dense_outputs, keypoint_outputs
 from vitdeploy.graph.io.output_row import Found, GraphOutputs, Values, floats
 from vitdeploy.spec import Postprocess, PostprocessSpec, Task
 
@@ -101,6 +103,8 @@ ROWS = (
     GraphOutputs("panoptic", _segments, "logits, boxes and masks"),
     GraphOutputs("detection", _objects, "logits and boxes"),
     keypoint_outputs.ROW,
+    dense_outputs.SEGMENTATION,
+    dense_outputs.DEPTH,
     GraphOutputs("features", _features, "features [batch, width]"),
     GraphOutputs("classification", _classes, "logits [batch, classes]"),
     any_outputs.ROW,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from vitdeploy.errors import CheckpointError
+from vitdeploy.models.external.dense_outputs import sizes_of_patches
 from vitdeploy.models.external.libraries import where
 from vitdeploy.models.external.outputs import ROWS, other_tasks, recognised
 from vitdeploy.models.external.sizes import nearest_sizes
@@ -101,6 +102,14 @@ def adapt(
             fix="wrap it in a module that returns one of these",
         )
     row, outputs = found
+    nearest = sizes_of_patches(model, image_size) if row.task in ("segmentation", "depth") else None
+    if nearest is not None:  # the rest of the image would be left out, and the map stretched over all of it
+        raise CheckpointError(
+            f"{what} does not see the whole of an image of {image_size[0]}x{image_size[1]}",
+            found="sides that its patches do not divide",
+            wanted=nearest,
+            fix=f"--image-size {nearest.split()[0]}",
+        )
     specs = tuple(TensorSpec(name, _dtype(tensor), ("batch", *tensor.shape[1:])) for name, tensor in outputs)
     if task not in (None, row.task):
         raise CheckpointError(

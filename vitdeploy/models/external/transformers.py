@@ -56,6 +56,7 @@ def from_transformers(
         )
     with _quiet(transformers):
         model, remarks = _loaded(cls, folder, state, name)
+    _settle(model)
     own = size_of(model, {})
     resized = own is not None and image_size != own
     takes = inspect.signature(model.forward).parameters
@@ -87,6 +88,15 @@ def _instances(name: str) -> CheckpointError:
         wanted='a detector, or masks of a softmax over classes and "no object" (DETR)',
         fix="save it as its class ...ForObjectDetection, for boxes alone",
     )
+
+
+def _settle(model: Any) -> None:
+    """Numbers of the checkpoint that the model's Python branches on become constants: an exporter follows no branch on
+    a tensor. EoMT keeps the probabilities of its masks so, which training has annealed."""
+    for name in ("attn_mask_probs",):
+        if isinstance(found := getattr(model, name, None), Tensor):
+            delattr(model, name)
+            setattr(model, name, tuple(found.tolist()))
 
 
 def _loaded(cls: Any, folder: Path, state: Mapping[str, Tensor] | None, name: str) -> tuple[Any, list[str]]:

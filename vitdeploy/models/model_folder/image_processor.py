@@ -8,6 +8,7 @@ model is run at another image size. Every other step that `PreprocessSpec` canno
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from collections.abc import Mapping
@@ -28,7 +29,17 @@ STRETCH: Fit = "stretch"
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 # A processor that gives a top-down model the box of an object; its boxes are in units of 200 pixels, as ours.
 TOPDOWN, BOX_UNIT = "VitPose", 200.0
-KNOWN_FLAGS = {"do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_pad", "pad_and_return_pixel_mask"}
+# Of these a config.json tells no image size, and the processor gives images of any.
+KEEPS_ASPECT, STEP = ("Mask2Former", "MaskFormer"), 32
+KNOWN_FLAGS = {
+    "do_resize",
+    "do_center_crop",
+    "do_rescale",
+    "do_normalize",
+    "do_pad",
+    "pad_and_return_pixel_mask",
+    "keep_aspect_ratio",
+}
 IGNORED_FLAGS = {"do_convert_rgb", "do_reduce_labels", "reduce_labels", "do_convert_annotations", "use_fast"}
 
 
@@ -79,6 +90,10 @@ PROCESSORS: Mapping[str, Processor] = {
     "Yolos": DETR,
     TOPDOWN: Processor({"height": 256, "width": 192}, 2, IMAGENET_MEAN, IMAGENET_STD),
     "RfDetr": DETR,
+    "Mask2Former": dataclasses.replace(DETR, pad=False),
+    "MaskFormer": dataclasses.replace(DETR, pad=False),
+    "Eomt": Processor({"shortest_edge": 640, "longest_edge": 640}, 2, IMAGENET_MEAN, IMAGENET_STD, square=False),
+    "DPT": Processor(_pair(384), 3, HALF, HALF),
     "RTDetr": Processor(_pair(640), 2, IMAGENET_MEAN, IMAGENET_STD, square=False, normalize=False),
 }
 
@@ -153,10 +168,24 @@ def fixed_size(processor: Mapping[str, Any] | None) -> tuple[int, int] | None:
     """
     default = PROCESSORS.get(processor_name(processor or {}))
     size = (processor or {}).get("size") or (default.size if default is not None else None)
+    short = _snapped_side(processor or {})
+    if short is not None:
+        return short, short
     if not isinstance(size, Mapping) or not processor or processor.get("do_center_crop"):
         return None
     sides = size.get("height"), size.get("width")
     return sides if all(type(side) is int and 0 < side <= MAX_SIDE for side in sides) else None  # type: ignore[return-value]
+
+
+def _snapped_side(processor: Mapping[str, Any]) -> int | None:
+    """The short side of the processors that keep the aspect of images and whose models take any size, as the nearest
+    multiple of what their backbones divide it by."""
+    written = str(processor.get("image_processor_type") or "")
+    size = processor.get("size")
+    side = size.get("shortest_edge") if isinstance(size, Mapping) else size
+    if not written.startswith(KEEPS_ASPECT) or type(side) is not int or not STEP <= side <= MAX_SIDE:
+        return None
+    return round(side / STEP) * STEP
 
 
 def transformers_preprocess(
@@ -179,6 +208,13 @@ def transformers_preprocess(
     if name == TOPDOWN:
         fit, notes = _topdown(config), (*notes, "the processor cuts out a box: without one that is the whole image")
         resize = own = image_size
+    _refuse_steps(name, settings, own, config.get("size_divisor"))
+    if config.get("keep_aspect_ratio") and isinstance(own, tuple):
+        step = config.get("ensure_multiple_of", 1)
+        notes += (
+            f"the processor keeps the aspect (near {own[0]}x{own[1]}, sides in steps of {step}); here both sides are "
+            "resized to the engine's: --image-size HEIGHTxWIDTH of your camera's aspect keeps it",
+        )
     if not settings.resizes:
         notes += ("the processor takes images as they are; here images of another size than the engine's are resized",)
         resize = image_size
@@ -200,6 +236,14 @@ def transformers_preprocess(
         notes += ("the processor does not divide pixel values by 255",)
     rounding: CropRounding = "down" if crop else "even"
     return PreprocessSpec(resize, image_size, settings.interpolation, mean, std, fit, rounding), notes
+
+
+def _refuse_steps(name: str, settings: _Settings, own: Any, divisor: Any) -> None:
+    """Raise CheckpointError for a size that the processor pads, or enlarges, to a multiple of `size_divisor`."""
+    step = STEP if divisor is None and name in KEEPS_ASPECT else divisor
+    steps = name in KEEPS_ASPECT or (name == "DPT" and settings.pad)
+    if steps and isinstance(own, tuple) and isinstance(step, int) and step > 0 and any(side % step for side in own):
+        raise _unsupported(f"size {own[0]}x{own[1]} with size_divisor {step}", "a size that it divides")
 
 
 def _processor(config: Mapping[str, Any]) -> tuple[Processor, str, tuple[str, ...]]:

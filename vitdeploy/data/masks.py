@@ -1,0 +1,119 @@
+"""Semantic labels: for each image a PNG of class indices, of the same name below another folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.data.annotations import AnnotatedSet, nothing_annotated, size_or_skip
+from vitdeploy.data.folder import Sample, scan
+from vitdeploy.data.pixels import Skipped
+from vitdeploy.errors import DataError, ImageError, MissingFileError
+
+VOID = -1
+# Pillow's modes of one number per pixel.
+MODES = ("1", "L", "P", "I", "I;16", "I;16B")
+
+
+@dataclass(frozen=True)
+class MaskAnnotation:
+    """The PNG of one image of `size` (width, height)."""
+
+    png: Path
+    size: tuple[int, int]
+
+    def content(self) -> bytes:
+        """Bytes that differ where two annotations differ."""
+        return self.png.read_bytes()
+
+    def load(self, classes: int, ignore: int, reduce_labels: bool) -> npt.NDArray[np.int32]:
+        """int32 [height, width] of classes, VOID where a pixel has the value `ignore`; with `reduce_labels` the value 0
+        has no class either, and 1 is class 0.
+
+        Raises:
+            ImageError: the file cannot be read.
+            DataError: it is no map of numbers, of another size than the image, or has numbers that are no class.
+        """
+        values = read_values(self.png, "a PNG of class indices").astype(np.int32)
+        check_map_size(self.png, values, self.size)
+        found = np.where(values == ignore, VOID, values - 1 if reduce_labels else values)
+        unknown = np.unique(found[found >= classes]) + int(reduce_labels)
+        if len(unknown):
+            raise DataError(
+                f"{self.png} holds numbers that are no class of the model",
+                found=", ".join(map(str, unknown[:5].tolist())),
+                wanted=f"0 to {classes - 1 + int(reduce_labels)}, or {ignore} for no class",
+                fix="set postprocess.ignore, or postprocess.reduce_labels (0 is no class, 1 the first)",
+            )
+        return np.asarray(found, np.int32)
+
+
+MaskSet = AnnotatedSet[MaskAnnotation]
+
+
+def read_masks(images: Path, labels: Path, skipped: Skipped | None = None) -> MaskSet:
+    """The images below `images` with a PNG of the same relative name below `labels`. The PNGs are read by `load`.
+
+    With `skipped` given, unreadable images are noted there and left out; without, they are an error.
+
+    Raises:
+        MissingFileError: no such folder. DataError: no image has a map. ImageError: as above.
+    """
+    samples, missing = with_maps(images, labels, (".png",), skipped)
+    found = {path: MaskAnnotation(file, size) for path, (file, size) in samples.items()}
+    return AnnotatedSet(images, tuple(Sample(path, None) for path in found), found, (), missing)
+
+
+def with_maps(
+    images: Path, labels: Path, suffixes: tuple[str, ...], skipped: Skipped | None
+) -> tuple[dict[Path, tuple[Path, tuple[int, int]]], int]:
+    """The images below `images` that have a file of the same relative name, with one of the suffixes, below `labels`:
+    the file and the image's size (width, height); and how many have none. Errors as `read_masks`."""
+    if not labels.is_dir():
+        raise MissingFileError(f"no folder of labels at {labels}", fix="check the path of --annotations")
+    found: dict[Path, tuple[Path, tuple[int, int]]] = {}
+    missing = 0
+    every = [sample.path for sample in scan(images, "none")[0] if labels not in sample.path.parents]
+    for path in every:
+        names = [labels / path.relative_to(images).with_suffix(suffix) for suffix in suffixes]
+        file = next((name for name in names if name.is_file()), None)
+        if file is None:
+            missing += 1
+        elif (size := size_or_skip(path, skipped)) is not None:
+            found[path] = file, size
+    if not found:
+        names_of = " or ".join(suffixes)
+        raise nothing_annotated(images, labels, f"{len(every)} images, and no {names_of} of the same name for any")
+    return found, missing
+
+
+def read_values(path: Path, wanted: str) -> npt.NDArray[Any]:
+    """The numbers of a picture of one channel; a palette's indices.
+
+    Raises:
+        ImageError: unreadable. DataError: a picture of several channels.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(path) as image:
+            mode, values = image.mode, np.asarray(image)
+    except Exception as error:  # as in `runtime.preprocess`: decoders raise whatever they like
+        raise ImageError(f"{path} cannot be read", found=str(error)[:200], wanted=wanted) from None
+    if mode not in MODES:
+        raise DataError(f"{path} is no map of numbers", found=f"a picture of mode {mode}", wanted=wanted)
+    return values
+
+
+def check_map_size(path: Path, values: npt.NDArray[Any], size: tuple[int, int]) -> None:
+    """Raise DataError for a map that is not of its image's size, (width, height)."""
+    if values.ndim != 2 or values.shape[::-1] != size:
+        raise DataError(
+            f"{path} is not of the size of its image",
+            found="x".join(map(str, values.shape[::-1])),
+            wanted=f"{size[0]}x{size[1]} pixels (upright)",
+        )

@@ -1,0 +1,143 @@
+"""Pictures of answers, with Pillow: what `predict --draw` writes, and the maps of a report."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.runtime.depth import Depth
+from vitdeploy.runtime.detection import Detections
+from vitdeploy.runtime.panoptic import Panoptic
+from vitdeploy.runtime.segmentation import NONE, Segmentation
+from vitdeploy.spec import Task
+
+if TYPE_CHECKING:
+    from PIL import Image, ImageDraw
+
+Array = npt.NDArray[Any]
+# File names' ends, and what the files hold.
+Files = Mapping[str, bytes]
+
+# How much of a map covers the image below it.
+OPACITY = 0.55
+# Near to far, as RGB: light to dark, so that it reads without colours too.
+SHADES = np.array([(252, 253, 191), (252, 137, 97), (183, 55, 121), (81, 18, 124), (0, 0, 4)], np.float64)
+MARGIN = 2
+
+
+def colours(count: int) -> npt.NDArray[np.uint8]:
+    """uint8 [count, 3]: the colours of PASCAL VOC's maps, without its black for 0. The bits of a number are dealt to
+    red, green and blue in turn, so that neighbours differ most."""
+    numbers = np.arange(1, count + 1)
+    found = np.zeros((count, 3), np.int64)
+    for bit in range(8):
+        for channel in range(3):
+            found[:, channel] |= ((numbers >> (3 * bit + channel)) & 1) << (7 - bit)
+    return found.astype(np.uint8)
+
+
+def class_picture(found: Array) -> Image.Image:
+    """A map of classes, int [height, width], in colours; black where there is none."""
+    from PIL import Image
+
+    table = np.concatenate([np.zeros((1, 3), np.uint8), colours(max(int(found.max(initial=0)) + 1, 1))])
+    return Image.fromarray(table[found - NONE])
+
+
+def depth_picture(nearness: Array, limits: tuple[float, float] | None = None) -> Image.Image:
+    """A map of how near pixels are, [height, width], light is near, between these limits, by default the farthest and
+    the nearest of the map; black where it is not finite."""
+    from PIL import Image
+
+    known = np.isfinite(nearness)
+    low, high = limits or ((float(nearness[known].min()), float(nearness[known].max())) if known.any() else (0.0, 0.0))
+    share = np.where(known, (nearness - low) / (high - low or 1.0), 0.0).clip(0, 1)
+    position = (1 - share) * (len(SHADES) - 1)
+    channels = [np.interp(position, np.arange(len(SHADES)), SHADES[:, channel]) for channel in range(3)]
+    return Image.fromarray((np.stack(channels, axis=-1) * known[..., None]).round().astype(np.uint8))
+
+
+def _over(image: Image.Image, picture: Image.Image, covered: Array) -> Image.Image:
+    """A picture over the image, where `covered`, bool [height, width]."""
+    from PIL import Image
+
+    mask = Image.fromarray((covered * round(255 * OPACITY)).astype(np.uint8))
+    return Image.composite(picture, image, mask)
+
+
+def _segmentation(image: Image.Image, result: Any) -> Files:
+    """The classes over the image with a legend, and the map itself."""
+    assert isinstance(result, Segmentation)
+    drawn = _over(image, class_picture(result.map), result.map != NONE)
+    palette = colours(max((each.index for each in result.classes), default=0) + 1)
+    _legend(drawn, [(each.label, tuple(palette[each.index].tolist())) for each in result.classes[:12]])
+    return {".png": _png(drawn), ".classes.png": result.png()}
+
+
+def _panoptic(image: Image.Image, result: Any) -> Files:
+    """Each segment in a colour of its own, with a legend."""
+    assert isinstance(result, Panoptic)
+    drawn = _over(image, class_picture(result.map - 1), result.map > 0)
+    palette = colours(max((each.id for each in result.segments), default=0))
+    largest = sorted(result.segments, key=lambda each: -each.area)[:12]
+    _legend(drawn, [(each.label, tuple(palette[each.id - 1].tolist())) for each in largest])
+    return {".png": _png(drawn)}
+
+
+def _detection(image: Image.Image, result: Any) -> Files:
+    """Boxes with label and score, the surest on top."""
+    from PIL import ImageDraw
+
+    assert isinstance(result, Detections)
+    drawn, palette = image.copy(), colours(max((each.index for each in result.objects), default=0) + 1)
+    pen = ImageDraw.Draw(drawn)
+    for each in reversed(result.objects):
+        colour = tuple(palette[each.index].tolist())
+        pen.rectangle(each.box, outline=colour, width=max(2, min(image.size) // 200))
+        _label(pen, each.box[:2], f"{each.label} {100 * each.score:.0f} %", colour)
+    return {".png": _png(drawn)}
+
+
+def _depth(image: Image.Image, result: Any) -> Files:
+    """The depth in colours, light is near; the numbers, and as a PNG of 16 bits."""
+    assert isinstance(result, Depth)
+    numbers = io.BytesIO()
+    np.save(numbers, result.map)
+    return {".png": _png(depth_picture(result.nearness)), ".npy": numbers.getvalue(), ".depth.png": result.png()}
+
+
+def _legend(image: Image.Image, entries: list[tuple[str, tuple[int, ...]]]) -> None:
+    from PIL import ImageDraw
+
+    pen, top = ImageDraw.Draw(image), 0.0
+    for label, colour in entries:
+        top = _label(pen, (0.0, top), label, colour)
+
+
+def _label(pen: ImageDraw.ImageDraw, corner: tuple[float, ...], text: str, colour: tuple[int, ...]) -> float:
+    """Text on a box of its colour, black or white by what reads better; returns the box's lower edge."""
+    left, top, right, bottom = pen.textbbox((corner[0] + MARGIN, corner[1] + MARGIN), text)
+    box = (corner[0], corner[1], right + MARGIN, bottom + MARGIN)
+    pen.rectangle(box, fill=colour)
+    light = 0.299 * colour[0] + 0.587 * colour[1] + 0.114 * colour[2] > 140  # ITU-R BT.601
+    pen.text((left, top), text, fill="black" if light else "white", anchor=None)
+    return box[3]
+
+
+def _png(image: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    image.save(buffer, "png")
+    return buffer.getvalue()
+
+
+# How the answer of a task becomes files, from the upright RGB image and the result; other tasks draw nothing.
+DRAWINGS: Mapping[Task, Callable[[Image.Image, Any], Files]] = {
+    "detection": _detection,
+    "panoptic": _panoptic,
+    "segmentation": _segmentation,
+    "depth": _depth,
+}

@@ -1,0 +1,134 @@
+"""From the outputs of a semantic segmentation model for one image to the class of every pixel."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.dense_spec import SegmentationSpec
+from vitdeploy.runtime.postprocess import label_of, shortened, sigmoid, softmax
+from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
+from vitdeploy.runtime.upsample import bands, enlarged
+from vitdeploy.spec import PreprocessSpec
+
+Array = npt.NDArray[Any]
+
+# A pixel that the model's input does not show has no class.
+NONE = -1
+# Two maps agree if so large a share of their pixels has one class.
+SAME_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class ClassArea:
+    """One class of an image: its label, and its area in pixels and as a share of the image, 0..1."""
+
+    index: int
+    label: str
+    area: int
+    share: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"index": self.index, "label": self.label, "area": self.area, "share": self.share}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Segmentation:
+    """The answer for one image. map: int32 [height, width] of classes, NONE where the model's input does not reach;
+    `classes` are those that occur, the largest area first."""
+
+    map: npt.NDArray[np.int32]
+    classes: tuple[ClassArea, ...]
+
+    def png(self) -> bytes:
+        """The map as a grey PNG of class indices, of 8 bits, or 16 where there are more classes than 255; the largest
+        value of these is a pixel without a class."""
+        from PIL import Image
+
+        wide = bool((self.map >= 255).any())
+        pixels = np.where(self.map == NONE, 65535 if wide else 255, self.map).astype(np.uint16 if wide else np.uint8)
+        buffer = io.BytesIO()
+        Image.fromarray(pixels).save(buffer, "png")
+        return buffer.getvalue()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The classes, and the map as a PNG (see `png`) in Base64."""
+        height, width = self.map.shape
+        return {
+            "width": width,
+            "height": height,
+            "classes": [each.to_dict() for each in self.classes],
+            "map_png": base64.b64encode(self.png()).decode("ascii"),
+        }
+
+    def __str__(self) -> str:
+        """One class per line."""
+        return "\n".join(f"{each.label} {100 * each.share:.1f} % of the image" for each in self.classes) or "nothing"
+
+    def __repr__(self) -> str:
+        height, width = self.map.shape
+        return f"<Segmentation: {len(self.classes)} classes in {width}x{height}: {shortened(str(self))}>"
+
+
+def classes_of(
+    outputs: Mapping[str, Array], size: tuple[int, int], preprocess: PreprocessSpec, postprocess: SegmentationSpec
+) -> npt.NDArray[np.int32]:
+    """int32 [height, width], the class with the highest score at every pixel of the original image.
+
+    The same function as `post_process_semantic_segmentation` of transformers' processors, where the model's input
+    shows the whole image.
+
+    Args:
+        outputs: by name, without the batch axis, as `SegmentationSpec` says.
+        size: (width, height) of the original image, upright.
+    """
+    found = np.full((size[1], size[0]), NONE, np.int32)
+    for rows, columns, band in bands(_scores(outputs, postprocess), size, preprocess):
+        found[rows, columns] = band.argmax(axis=0)
+    return found
+
+
+def _scores(outputs: Mapping[str, Array], postprocess: SegmentationSpec) -> Array:
+    """[classes, height, width] at the size of the model's maps."""
+    if postprocess.maps == "logits":
+        return outputs["logits"]
+    masks = outputs["masks"]
+    if postprocess.mask_size is not None:
+        masks = enlarged(masks, postprocess.mask_size)
+    weights = softmax(outputs["class_logits"])[:, :-1].astype(masks.dtype)
+    return np.asarray(np.tensordot(weights.T, sigmoid(masks), axes=1))
+
+
+def areas(found: npt.NDArray[np.int32], labels: Sequence[str] | None) -> tuple[ClassArea, ...]:
+    """The classes of a map, the largest area first."""
+    counts = np.bincount(found[found != NONE].ravel())
+    order = sorted(np.flatnonzero(counts).tolist(), key=lambda index: -int(counts[index]))
+    return tuple(
+        ClassArea(index, label_of(index, labels), int(counts[index]), float(counts[index] / found.size))
+        for index in order
+    )
+
+
+def head_of(reading: Reading) -> SegmentationSpec:
+    """What the outputs of a segmentation model mean."""
+    assert isinstance(reading.postprocess, SegmentationSpec), "a manifest without it is refused when it is read"
+    return reading.postprocess
+
+
+def _answer(outputs: Outputs, reading: Reading) -> Segmentation:
+    found = classes_of(outputs, reading.size, reading.preprocess, head_of(reading))
+    return Segmentation(found, areas(found, reading.labels))
+
+
+def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
+    a, b = (classes_of(side, reading.size, reading.preprocess, head_of(reading)) for side in (ours, theirs))
+    return bool((a == b).mean() >= SAME_SHARE)
+
+
+SEGMENTATION = RuntimeTask(_answer, _same)

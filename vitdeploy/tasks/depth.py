@@ -1,0 +1,87 @@
+"""Monocular depth: a value for every pixel, delta-1 and AbsRel, and the share of pixels that keep their value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from vitdeploy.data.depth import read_depth
+from vitdeploy.dense_spec import DepthSpec
+from vitdeploy.document.answers import Said
+from vitdeploy.runtime.depth import Depth, depth_of
+from vitdeploy.runtime.drawing import depth_picture
+from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, Panel, thumbnail, worst_difference
+from vitdeploy.verification.changes import Changes
+from vitdeploy.verification.collect import SIZE, Answers
+from vitdeploy.verification.comparison import Comparison
+from vitdeploy.verification.depth import DepthError, compare_depth, depth_changes, depth_error
+from vitdeploy.verification.plausible import doubt_value
+
+PLANE = "depth"
+
+
+class DepthKit(ImageKit):
+    kinds = ("depth", "none")
+
+    def find(self, choice: DataChoice) -> Found:
+        if choice.annotations is None or choice.labels == "none":
+            return super().find(choice)
+        found = read_depth(choice.path, choice.annotations)
+        return Found(found.split(**choice.numbers), found, found.annotations)
+
+    @property
+    def _head(self) -> DepthSpec:
+        assert isinstance(self.setting.postprocess, DepthSpec)
+        return self.setting.postprocess
+
+    def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
+        errors = None
+        if data.truth is not None:
+            errors = (self._errors(ours, reference, data, i) for i in range(len(data.evaluation)))
+        return compare_depth(
+            ours.columns[PLANE],
+            reference.columns[PLANE],
+            errors,
+            values=self._head.values,
+            max_difference=worst_difference(ours, reference, [PLANE]),
+        )
+
+    def _errors(
+        self, ours: Answers, reference: Answers, data: Data, index: int
+    ) -> tuple[DepthError, DepthError] | None:
+        truth = self._truth(data, index)
+        a, b = (depth_error(self._map(each, index), truth, self._head.values) for each in (ours, reference))
+        return None if a is None or b is None else (a, b)
+
+    def _map(self, answers: Answers, index: int) -> np.ndarray:
+        """The depth at the original image's size."""
+        width, height = (int(side) for side in answers.columns[SIZE][index])
+        outputs = {PLANE: answers.columns[PLANE][index]}
+        return depth_of(outputs, (width, height), self.setting.images, self._head)
+
+    def _truth(self, data: Data, index: int) -> np.ndarray:
+        assert data.truth is not None
+        annotation = data.truth[data.evaluation[index].path]
+        return np.asarray(annotation.load(self._head.values == "metric"))
+
+    def doubt(self, reference: Answers, data: Data, found: Comparison) -> str | None:
+        return doubt_value(found.metric, found.reference_value)
+
+    def changes(self, ours: Answers, reference: Answers, data: Data) -> Changes:
+        return depth_changes(ours.columns[PLANE], reference.columns[PLANE], self._head.values)
+
+    def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
+        low, median, high = Depth(answers.columns[PLANE][index], self._head.values).range
+        unit = " m" if self._head.values == "metric" else ""
+        return Said(f"{low:.2g} to {high:.2g}{unit}, median {median:.2g}{unit}", None)
+
+    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Iterator[Panel]:
+        """The map of every artifact in the range of the first, and the measured depth; light is near."""
+        near = {name: Depth(self._map(each, index), self._head.values).nearness for name, each in answers.items()}
+        first = next(iter(near.values()))
+        limits = float(np.nanmin(first)), float(np.nanmax(first))
+        for name, each in near.items():
+            yield Panel(name, thumbnail(np.asarray(depth_picture(each, limits))))
+        if data.truth is not None:
+            yield Panel("label", thumbnail(np.asarray(depth_picture(1 / self._truth(data, index)))))
