@@ -78,6 +78,7 @@ FAMILIES = {
     "MobileViT, timm's module": Family((), {}, "logits"),
     "ViT-MSN, transformers' module": Family((), {}, "logits"),
     "ViTPose, transformers' module": Family((), {}, "heatmaps"),
+    "Swin2SR, transformers' module": Family((), {}, "reconstruction"),
 }
 
 

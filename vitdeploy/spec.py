@@ -16,6 +16,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from vitdeploy.spec_images import ImageSpec
 from vitdeploy.spec_points import KeypointSpec
 
 MANIFEST_FORMAT = 1
@@ -32,9 +33,9 @@ Scores = Literal["softmax", "sigmoid", "given"]
 Boxes = Literal["cxcywh", "xyxy"]
 # Of INT8 weights, whose largest is 2^(bits - 1) - 1: 127, or 63 for CPUs on which products of more bits saturate.
 WeightBits = Literal[7, 8]
-Task = Literal["classification", "features", "detection", "panoptic", "sequence", "keypoints"]
+Task = Literal["classification", "features", "detection", "panoptic", "sequence", "keypoints", "image-to-image"]
 # Where the labels of images come from: `data/` says what each is.
-LabelKind = Literal["folders", "none", "yolo", "coco", "panoptic"]
+LabelKind = Literal["folders", "none", "yolo", "coco", "panoptic", "targets"]
 # Whether a budget is met: proven, disproven, neither, or there is none.
 GateStatus = Literal["pass", "fail", "undecided", "none"]
 
@@ -120,12 +121,13 @@ class PostprocessSpec:
 
 
 # What the outputs of a task mean, for tasks that have something to say of that: one class of data a task, or several.
-Postprocess: TypeAlias = PostprocessSpec | KeypointSpec
+Postprocess: TypeAlias = PostprocessSpec | KeypointSpec | ImageSpec
 # The class of each task's; a task that is not here has none.
 POSTPROCESS: dict[Task, type[Postprocess]] = {
     "detection": PostprocessSpec,
     "panoptic": PostprocessSpec,
     "keypoints": KeypointSpec,
+    "image-to-image": ImageSpec,
 }
 
 

@@ -10,6 +10,7 @@ from vitdeploy.verification.agreement import Agreement
 from vitdeploy.verification.comparison import Comparison
 from vitdeploy.verification.detection import DetectionComparison
 from vitdeploy.verification.features import FeatureComparison
+from vitdeploy.verification.image_quality import ImageComparison
 from vitdeploy.verification.keypoints import KeypointComparison
 from vitdeploy.verification.panoptic import PanopticComparison
 from vitdeploy.verification.sequence import SequenceComparison
@@ -62,6 +63,11 @@ class VerifiedKeypoints(Diagnosed, KeypointComparison):
     """Key points against the original's."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class VerifiedImages(Diagnosed, ImageComparison):
+    """Pictures against the original's."""
+
+
 Verified: TypeAlias = (
     VerifiedClassification
     | VerifiedFeatures
@@ -69,6 +75,7 @@ Verified: TypeAlias = (
     | VerifiedPanoptic
     | VerifiedSequence
     | VerifiedKeypoints
+    | VerifiedImages
 )
 _VERIFIED: dict[type[Comparison], type[Verified]] = {
     Agreement: VerifiedClassification,
@@ -77,6 +84,7 @@ _VERIFIED: dict[type[Comparison], type[Verified]] = {
     PanopticComparison: VerifiedPanoptic,
     SequenceComparison: VerifiedSequence,
     KeypointComparison: VerifiedKeypoints,
+    ImageComparison: VerifiedImages,
 }
 
 

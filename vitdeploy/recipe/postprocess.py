@@ -1,48 +1,32 @@
-"""What a recipe may say of the outputs of tasks that have a class of data of their own: see these classes."""
+"""What a recipe may say of a model's outputs: a section for each class of `spec.Postprocess` that has a choice."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import Discriminator, Tag
 
+from vitdeploy.recipe.object_sections import ImageSection, KeypointSection
 from vitdeploy.recipe.section import Section
 from vitdeploy.recipe.sections import PostprocessSection
-from vitdeploy.spec_points import Decoding, KeypointSpec
 
-Index = Annotated[int, Field(ge=0)]
-Line = Annotated[tuple[Index, Index], Field(strict=False)]
-
-
-class KeypointSection(Section):
-    """See `spec_points.KeypointSpec`; for models of key points. `decoding` tells it from a detector's section."""
-
-    decoding: Decoding
-    kernel: Annotated[int, Field(ge=1)] = KeypointSpec.kernel
-    threshold: float = KeypointSpec.threshold
-    skeleton: Annotated[tuple[Line, ...], Field(strict=False)] = KeypointSpec.skeleton
-
-    @field_validator("kernel")
-    @classmethod
-    def _odd(cls, kernel: int) -> int:
-        if kernel % 2 == 0:
-            raise ValueError("wanted an odd number of pixels")
-        return kernel
-
-    def to_spec(self) -> KeypointSpec:
-        return KeypointSpec(**self.model_dump())
+# By tags that are no names of fields: an error's path leaves them out.
+SECTIONS: dict[str, type[Section]] = {
+    "of-objects": PostprocessSection,
+    "of-points": KeypointSection,
+    "of-images": ImageSection,
+}
 
 
-# No identifiers: a tag is no part of a path in the recipe.
-OBJECTS, POINTS = "of objects", "of key points"
-
-
-def _kind(value: Any) -> str:
-    """Which section a value is, by what only one of them has."""
-    names = value if isinstance(value, dict) else getattr(type(value), "model_fields", ())
-    return POINTS if "decoding" in names else OBJECTS
+def _tag(value: Any) -> str:
+    """The section that has most of the given fields; the first of several."""
+    fields = set(value) if isinstance(value, dict) else set(getattr(type(value), "model_fields", ()))
+    return max(SECTIONS, key=lambda tag: len(fields & set(SECTIONS[tag].model_fields)))
 
 
 AnyPostprocess = Annotated[
-    Annotated[PostprocessSection, Tag(OBJECTS)] | Annotated[KeypointSection, Tag(POINTS)], Discriminator(_kind)
+    Annotated[PostprocessSection, Tag("of-objects")]
+    | Annotated[KeypointSection, Tag("of-points")]
+    | Annotated[ImageSection, Tag("of-images")],
+    Discriminator(_tag),
 ]

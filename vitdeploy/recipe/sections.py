@@ -126,7 +126,8 @@ class DataSection(Section):
     """A folder of images, or an .npz of token arrays.
 
     `labels`: class folders (`folders`), none, or what lies at `annotations`: a folder of YOLO files (`yolo`), COCO's
-    instances JSON (`coco`), COCO's panoptic JSON with its folder of PNGs (`panoptic`).
+    instances or key points JSON (`coco`), COCO's panoptic JSON with its folder of PNGs (`panoptic`), a folder of the
+    pictures that a model is to make, by the names of the images (`targets`).
     """
 
     path: str

@@ -8,6 +8,7 @@ import numpy as np
 
 from vitdeploy.runtime.detection import DETECTION
 from vitdeploy.runtime.features import FEATURES
+from vitdeploy.runtime.image_to_image import IMAGE_TO_IMAGE
 from vitdeploy.runtime.keypoints import KEYPOINTS
 from vitdeploy.runtime.panoptic import PANOPTIC
 from vitdeploy.runtime.postprocess import CLASSIFICATION
@@ -22,6 +23,7 @@ TASKS: Mapping[Task, RuntimeTask] = {
     "detection": DETECTION,
     "panoptic": PANOPTIC,
     "keypoints": KEYPOINTS,
+    "image-to-image": IMAGE_TO_IMAGE,
 }
 
 

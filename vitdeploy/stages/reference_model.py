@@ -134,13 +134,13 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
         given.preprocess or reference_model.preprocess,
         given.postprocess or reference_model.postprocess,
     )
-    own = POSTPROCESS.get(reference_model.task)
-    if given.postprocess is not None and own is not None and not isinstance(given.postprocess, own):
+    wanted = POSTPROCESS.get(reference_model.task)
+    if given.postprocess is not None and not isinstance(given.postprocess, wanted or ()):
         raise CheckpointError(
             f"the post-processing does not fit {reference_model.name}",
-            found=", ".join(field.name for field in dataclasses.fields(given.postprocess)),
-            wanted=f"for {reference_model.task}: {', '.join(field.name for field in dataclasses.fields(own))}",
-            fix="change postprocess, or leave it out",
+            found=", ".join(vars(given.postprocess)),
+            wanted=", ".join(f.name for f in dataclasses.fields(wanted)) if wanted else "none",
+            fix=f"change postprocess: to that of the task {reference_model.task}, or leave it out",
         )
     if preprocess is not None and (
         preprocess.crop != reference_model.image_size or preprocess.channels != reference_model.channels

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -29,6 +29,13 @@ from vitdeploy.verification.comparison import Comparison
 from vitdeploy.verification.plausible import Claim
 
 Count = Callable[[int], None]
+# Kinds of labels that lie apart from the images, and what `annotations` names.
+PLACES = {
+    "yolo": "the folder of YOLO files",
+    "coco": "COCO's JSON file",
+    "panoptic": "COCO's JSON file",
+    "targets": "the folder of target pictures, by the names of the images",
+}
 
 
 @dataclass(frozen=True)
@@ -109,6 +116,14 @@ class Data:
         return self.mapping.notes if self.mapping is not None else ()
 
 
+@dataclass(frozen=True)
+class Panel:
+    """A picture of one answer, PNG or JPEG, to be shown next to the sample's; `title`: whose."""
+
+    title: str
+    picture: bytes
+
+
 class TaskAdapter(ABC):
     """The task's answers to: which data, what to keep of the answers, do they agree, how are they shown."""
 
@@ -166,6 +181,10 @@ class TaskAdapter(ABC):
         """float64 [n], how sure each answer is; None if the task does not say."""
         return None
 
+    def panels(self, data: Data, index: int, answers: Mapping[str, Answers]) -> Iterator[Panel]:
+        """Pictures of the answers of these artifacts to one sample, and of its label; none if words say it all."""
+        return iter(())
+
     def marks(self, engine: str, ours: Answers, reference: Answers, index: int) -> Marks | None:
         """Marks to draw on the picture of a sample for which `engine` answered `ours`; None if there are none."""
         return None
@@ -198,7 +217,7 @@ class ImageKit(TaskAdapter):
             calibration_digest=digest(parts.calibration, choice.path),
             evaluation_digest=digest(parts.evaluation, choice.path)
             + (labels.digest(parts.evaluation) if labels is not None else "")
-            + (mapping.digest if mapping is not None and labels is not None else ""),
+            + (mapping.digest if labels is not None and mapping is not None else ""),
             classes=() if labels is not None else parts.classes,
             truth=found.truth,
             skipped=skipped,
@@ -274,10 +293,9 @@ def check_labels(choice: DataChoice, allowed: Sequence[str], task: Task) -> None
             wanted=", ".join(allowed),
             fix="change data.labels",
         )
-    if choice.labels in ("yolo", "coco", "panoptic") and choice.annotations is None:
+    if choice.labels in PLACES and choice.annotations is None:
         raise DataError(
-            f"labels of the kind {choice.labels!r} need a place",
-            wanted="data.annotations: the folder of YOLO files, or COCO's JSON file",
+            f"labels of the kind {choice.labels!r} need a place", wanted=f"data.annotations: {PLACES[choice.labels]}"
         )
 
 

@@ -7,6 +7,7 @@ from vitdeploy.tasks.adapter import Setting, TaskAdapter
 from vitdeploy.tasks.classification import ClassificationKit
 from vitdeploy.tasks.detection import DetectionKit
 from vitdeploy.tasks.features import FeaturesKit
+from vitdeploy.tasks.image_to_image import ImageToImageKit
 from vitdeploy.tasks.keypoints import KeypointsKit
 from vitdeploy.tasks.panoptic import PanopticKit
 from vitdeploy.tasks.sequence import SequenceKit
@@ -18,6 +19,7 @@ KITS: dict[Task, type[TaskAdapter]] = {
     "panoptic": PanopticKit,
     "sequence": SequenceKit,
     "keypoints": KeypointsKit,
+    "image-to-image": ImageToImageKit,
 }
 
 

@@ -22,6 +22,7 @@ GUARD: dict[Task, float] = {
     "panoptic": 90.0,
     "features": 90.0,
     "keypoints": 90.0,
+    "image-to-image": 90.0,
 }
 
 

@@ -5,6 +5,7 @@ Exporters differ in what they call their outputs and in whether post-processing 
     labels + boxes + scores                                           RT-DETR, D-FINE, DEIM as their code exports them
     logits, pred_logits + boxes, pred_boxes [+ masks, pred_masks]     DETR and its kin as optimum and others export them
     heatmaps                                                          key points, as transformers and mmpose name them
+    reconstruction                                                    a picture, as transformers names it
     features [+ patch_features]                                       a feature extractor, as transformers names them
     one float tensor [batch, classes]                                 a classifier
 """
@@ -16,7 +17,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
-from vitdeploy.graph.io import keypoint_outputs
+from vitdeploy.graph.io import image_outputs, keypoint_outputs
 from vitdeploy.graph.io.output_row import Found, GraphOutputs, Values, floats
 from vitdeploy.spec import Postprocess, PostprocessSpec, Task
 
@@ -94,6 +95,7 @@ ROWS = (
     GraphOutputs("panoptic", _segments, "logits, boxes and masks"),
     GraphOutputs("detection", _objects, "logits and boxes"),
     keypoint_outputs.ROW,
+    image_outputs.ROW,
     GraphOutputs("features", _features, "features [batch, width]"),
     GraphOutputs("classification", _classes, "logits [batch, classes]"),
 )

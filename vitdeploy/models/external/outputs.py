@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitdeploy.models.external import keypoint_outputs
+from vitdeploy.models.external import image_outputs, keypoint_outputs
 from vitdeploy.models.external.output_row import Output, OutputRow, field, tensors_of
 from vitdeploy.spec import PostprocessSpec, Task, TensorSpec
 
@@ -82,5 +82,6 @@ ROWS = (
     OutputRow("detection", _objects, OBJECTS, _object_scores),
     OutputRow("classification", _classes, "logits [batch, classes]"),
     keypoint_outputs.ROW,
+    image_outputs.ROW,
     OutputRow("features", _features, "features [batch, width]"),
 )

@@ -26,6 +26,8 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5)
 STRETCH: Fit = "stretch"
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+# A processor that pads images, where the model itself pads to its windows.
+PADDING = "Swin2SR"
 # A processor that gives a top-down model the box of an object; its boxes are in units of 200 pixels, as ours.
 TOPDOWN, BOX_UNIT = "VitPose", 200.0
 KNOWN_FLAGS = {"do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_pad", "pad_and_return_pixel_mask"}
@@ -48,6 +50,7 @@ class Processor:
     center_crop: bool = False
     normalize: bool = True
     pad: bool = False
+    resizes: bool = True
 
 
 def _pair(side: int) -> dict[str, int]:
@@ -78,6 +81,7 @@ PROCESSORS: Mapping[str, Processor] = {
     "DeformableDetr": DETR,
     "Yolos": DETR,
     TOPDOWN: Processor({"height": 256, "width": 192}, 2, IMAGENET_MEAN, IMAGENET_STD),
+    PADDING: Processor(_pair(64), 2, HALF, HALF, normalize=False, pad=True, resizes=False),
     "RTDetr": Processor(_pair(640), 2, IMAGENET_MEAN, IMAGENET_STD, square=False, normalize=False),
 }
 
@@ -162,6 +166,8 @@ def transformers_preprocess(
     if name == TOPDOWN:
         fit, notes = _topdown(config), (*notes, "the processor cuts out a box: without one that is the whole image")
         resize = own = image_size
+    if name == PADDING and settings.pad:
+        notes += ("the processor pads images at the right and at the bottom; here the model gets them as they are",)
     if not settings.resizes:
         notes += ("the processor takes images as they are; here images of another size than the engine's are resized",)
         resize = image_size
@@ -209,7 +215,7 @@ class _Settings:
             found = config.get(key)
             return default if found is None else found
 
-        self.resizes = bool(value("do_resize", True))
+        self.resizes = bool(value("do_resize", processor.resizes))
         crops = bool(value("do_center_crop", processor.center_crop))
         self.crop = _sides(value("crop_size", processor.crop), "crop_size") if crops else None
         self.resize = _size(value("size", processor.size), processor.square, crops)
