@@ -86,6 +86,7 @@ FAMILIES = {
     "EoMT, transformers' module": Family((), {}, "class logits, masks"),
     "Depth Anything, transformers' module": Family((), {}, "depth"),
     "DPT, transformers' module": Family((), {}, "depth"),
+    "Swin2SR, transformers' module": Family((), {}, "reconstruction"),
 }
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias, TypeVar
 
 from vitdeploy.dense_spec import DepthSpec, SegmentationSpec, TensorsSpec
+from vitdeploy.spec_images import ImageSpec
 from vitdeploy.spec_points import KeypointSpec
 
 MANIFEST_FORMAT = 1
@@ -41,11 +42,12 @@ Task = Literal[
     "segmentation",
     "depth",
     "keypoints",
+    "image-to-image",
     "sequence",
     "tensors",
 ]
 # Where the labels of images come from: `data/` says what each is.
-LabelKind = Literal["folders", "none", "yolo", "coco", "panoptic", "masks", "depth"]
+LabelKind = Literal["folders", "none", "yolo", "coco", "panoptic", "masks", "depth", "targets"]
 # Whether a budget is met: proven, disproven, neither, or there is none.
 GateStatus = Literal["pass", "fail", "undecided", "none"]
 
@@ -134,7 +136,7 @@ class PostprocessSpec:
 
 
 # What the outputs of a task mean, for tasks that have something to say of that: one class of data a task, or several.
-Postprocess: TypeAlias = PostprocessSpec | KeypointSpec | SegmentationSpec | DepthSpec | TensorsSpec
+Postprocess: TypeAlias = PostprocessSpec | KeypointSpec | SegmentationSpec | DepthSpec | ImageSpec | TensorsSpec
 # The class of each task's; a task that is not here has none.
 POSTPROCESS: dict[Task, type[Postprocess]] = {
     "detection": PostprocessSpec,
@@ -143,6 +145,7 @@ POSTPROCESS: dict[Task, type[Postprocess]] = {
     "depth": DepthSpec,
     "tensors": TensorsSpec,
     "keypoints": KeypointSpec,
+    "image-to-image": ImageSpec,
 }
 
 

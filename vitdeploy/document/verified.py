@@ -11,6 +11,7 @@ from vitdeploy.verification.comparison import Comparison
 from vitdeploy.verification.depth import DepthComparison
 from vitdeploy.verification.detection import DetectionComparison
 from vitdeploy.verification.features import FeatureComparison
+from vitdeploy.verification.image_quality import ImageComparison
 from vitdeploy.verification.keypoints import KeypointComparison
 from vitdeploy.verification.panoptic import PanopticComparison
 from vitdeploy.verification.segmentation import SegmentationComparison
@@ -79,6 +80,11 @@ class VerifiedKeypoints(Diagnosed, KeypointComparison):
     """Key points against the original's."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class VerifiedImages(Diagnosed, ImageComparison):
+    """Pictures against the original's."""
+
+
 Verified: TypeAlias = (
     VerifiedClassification
     | VerifiedFeatures
@@ -89,6 +95,7 @@ Verified: TypeAlias = (
     | VerifiedDepth
     | VerifiedTensors
     | VerifiedKeypoints
+    | VerifiedImages
 )
 _VERIFIED: dict[type[Comparison], type[Verified]] = {
     Agreement: VerifiedClassification,
@@ -100,6 +107,7 @@ _VERIFIED: dict[type[Comparison], type[Verified]] = {
     DepthComparison: VerifiedDepth,
     TensorComparison: VerifiedTensors,
     KeypointComparison: VerifiedKeypoints,
+    ImageComparison: VerifiedImages,
 }
 
 

@@ -4,58 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag, field_validator
+from pydantic import Discriminator, Tag
 
-from vitdeploy.dense_spec import DepthResize, DepthSpec, DepthValues, SegmentationMaps, SegmentationSpec
-from vitdeploy.recipe.section import Positive, Section
+from vitdeploy.recipe.dense_sections import DepthSection, SegmentationSection
+from vitdeploy.recipe.object_sections import ImageSection, KeypointSection
+from vitdeploy.recipe.section import Section
 from vitdeploy.recipe.sections import PostprocessSection
-from vitdeploy.spec_points import Decoding, KeypointSpec
-
-Index = Annotated[int, Field(ge=0)]
-Line = Annotated[tuple[Index, Index], Field(strict=False)]
-
-
-class SegmentationSection(Section):
-    """See `dense_spec.SegmentationSpec`; for semantic segmentation."""
-
-    maps: SegmentationMaps = SegmentationSpec.maps
-    mask_size: Annotated[tuple[Positive, Positive], Field(strict=False)] | None = None
-    ignore: Annotated[int, Field(ge=0, le=65535)] = SegmentationSpec.ignore
-    reduce_labels: bool = SegmentationSpec.reduce_labels
-
-    def to_spec(self) -> SegmentationSpec:
-        return SegmentationSpec(**self.model_dump())
-
-
-class DepthSection(Section):
-    """See `dense_spec.DepthSpec`; for depth."""
-
-    values: DepthValues = DepthSpec.values
-    resize: DepthResize = DepthSpec.resize
-    max_depth: Annotated[float, Field(gt=0)] | None = None
-
-    def to_spec(self) -> DepthSpec:
-        return DepthSpec(**self.model_dump())
-
-
-class KeypointSection(Section):
-    """See `spec_points.KeypointSpec`; for models of key points."""
-
-    decoding: Decoding
-    kernel: Annotated[int, Field(ge=1)] = KeypointSpec.kernel
-    threshold: float = KeypointSpec.threshold
-    skeleton: Annotated[tuple[Line, ...], Field(strict=False)] = KeypointSpec.skeleton
-
-    @field_validator("kernel")
-    @classmethod
-    def _odd(cls, kernel: int) -> int:
-        if kernel % 2 == 0:
-            raise ValueError("wanted an odd number of pixels")
-        return kernel
-
-    def to_spec(self) -> KeypointSpec:
-        return KeypointSpec(**self.model_dump())
-
 
 # By tags that are no names of fields: an error's path leaves them out.
 SECTIONS: dict[str, type[Section]] = {
@@ -63,6 +17,7 @@ SECTIONS: dict[str, type[Section]] = {
     "of-classes": SegmentationSection,
     "of-depth": DepthSection,
     "of-points": KeypointSection,
+    "of-images": ImageSection,
 }
 
 
@@ -76,6 +31,7 @@ AnyPostprocess = Annotated[
     Annotated[PostprocessSection, Tag("of-objects")]
     | Annotated[SegmentationSection, Tag("of-classes")]
     | Annotated[DepthSection, Tag("of-depth")]
-    | Annotated[KeypointSection, Tag("of-points")],
+    | Annotated[KeypointSection, Tag("of-points")]
+    | Annotated[ImageSection, Tag("of-images")],
     Discriminator(_tag),
 ]

@@ -127,8 +127,9 @@ class DataSection(Section):
     """A folder of images, or an .npz of token arrays.
 
     `labels`: class folders (`folders`), none, or what lies at `annotations`: a folder of YOLO files (`yolo`), COCO's
-    instances JSON (`coco`), COCO's panoptic JSON with its folder of PNGs (`panoptic`), a folder of PNGs of class
-    indices (`masks`) or of measured depth (`depth`).
+    instances or key points JSON (`coco`), COCO's panoptic JSON with its folder of PNGs (`panoptic`), a folder of PNGs
+    of class indices (`masks`) or of measured depth (`depth`), or of the pictures that a model is to make (`targets`),
+    by the names of the images.
     """
 
     path: str

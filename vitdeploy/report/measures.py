@@ -65,6 +65,7 @@ _METRICS = {
     "delta-1": Metric(
         "delta-1", "delta-1", "delta-1 counts the pixels whose depth is not off by more than a factor of 1.25."
     ),
+    "SSIM": Metric("SSIM", "SSIM", "SSIM is the structural similarity with the target pictures; 100 of equal ones."),
     "token accuracy": Metric(
         "Token accuracy", "token accuracy", "Token accuracy counts the positions that hold the wanted token."
     ),
@@ -103,6 +104,12 @@ _MEASURES: dict[str, tuple[Measure, ...]] = {
         Measure("AP at OKS 0.75, %", "oks_ap75", _PERCENT, "reference_oks_ap75"),
         Measure("Points of the original", "points", _COUNT),
         Measure("Distance, % of the box, mean", "distance_mean", partial(text.number, digits=3)),
+    ),
+    "image-to-image": (
+        Measure("PSNR, dB", "psnr", _PERCENT, "reference_psnr"),
+        Measure("Drop of PSNR, dB", "psnr_drop", _PERCENT, interval="psnr_drop_ci95"),
+        Measure("PSNR with the original’s, mean, dB", "psnr_to_original_mean", _PERCENT),
+        Measure("PSNR with the original’s, least, dB", "psnr_to_original_min", _PERCENT),
     ),
     "sequence": (
         Measure("Wholly right, %", "exact_match", _PERCENT, "reference_exact_match"),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitdeploy.runtime.detection import Detections
 from vitdeploy.runtime.features import Features
+from vitdeploy.runtime.image_to_image import Picture
 from vitdeploy.runtime.keypoints import Keypoints
 from vitdeploy.runtime.panoptic import Panoptic
 from vitdeploy.runtime.postprocess import Classification
@@ -22,6 +23,7 @@ __all__ = [
     "Features",
     "Keypoints",
     "Panoptic",
+    "Picture",
     "Predictor",
     "Result",
     "SequencePredictor",

@@ -9,6 +9,7 @@ import numpy as np
 from vitdeploy.runtime.depth import DEPTH
 from vitdeploy.runtime.detection import DETECTION
 from vitdeploy.runtime.features import FEATURES
+from vitdeploy.runtime.image_to_image import IMAGE_TO_IMAGE
 from vitdeploy.runtime.keypoints import KEYPOINTS
 from vitdeploy.runtime.panoptic import PANOPTIC
 from vitdeploy.runtime.postprocess import CLASSIFICATION
@@ -28,6 +29,7 @@ TASKS: Mapping[Task, RuntimeTask] = {
     "depth": DEPTH,
     "tensors": TENSORS,
     "keypoints": KEYPOINTS,
+    "image-to-image": IMAGE_TO_IMAGE,
 }
 
 

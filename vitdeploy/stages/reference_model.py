@@ -136,11 +136,10 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
     )
     wanted = POSTPROCESS.get(reference_model.task)
     if given.postprocess is not None and not isinstance(given.postprocess, wanted or ()):
-        fields = ", ".join(field.name for field in dataclasses.fields(wanted)) if wanted else "none"
         raise CheckpointError(
             f"the post-processing does not fit {reference_model.name}",
             found=", ".join(vars(given.postprocess)),
-            wanted=f"for {reference_model.task}: {fields}",
+            wanted=", ".join(f.name for f in dataclasses.fields(wanted)) if wanted else "none",
             fix=f"change postprocess: to that of the task {reference_model.task}, or leave it out",
         )
     if preprocess is not None and (

@@ -39,6 +39,7 @@ PLACES = {
     "panoptic": "COCO's JSON file",
     "masks": "the folder of PNGs of class indices, by the names of the images",
     "depth": "the folder of .npy files or PNGs of 16 bits, by the names of the images",
+    "targets": "the folder of target pictures, by the names of the images",
 }
 
 
@@ -232,7 +233,7 @@ class ImageKit(TaskAdapter):
             calibration_digest=digest(parts.calibration, choice.path),
             evaluation_digest=digest(parts.evaluation, choice.path)
             + (labels.digest(parts.evaluation) if labels is not None else "")
-            + (mapping.digest if mapping is not None and labels is not None else ""),
+            + (mapping.digest if labels is not None and mapping is not None else ""),
             classes=() if labels is not None else parts.classes,
             truth=found.truth,
             skipped=skipped,

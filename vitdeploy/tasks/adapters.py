@@ -8,6 +8,7 @@ from vitdeploy.tasks.classification import ClassificationKit
 from vitdeploy.tasks.depth import DepthKit
 from vitdeploy.tasks.detection import DetectionKit
 from vitdeploy.tasks.features import FeaturesKit
+from vitdeploy.tasks.image_to_image import ImageToImageKit
 from vitdeploy.tasks.keypoints import KeypointsKit
 from vitdeploy.tasks.panoptic import PanopticKit
 from vitdeploy.tasks.segmentation import SegmentationKit
@@ -24,6 +25,7 @@ KITS: dict[Task, type[TaskAdapter]] = {
     "depth": DepthKit,
     "tensors": TensorsKit,
     "keypoints": KeypointsKit,
+    "image-to-image": ImageToImageKit,
 }
 
 

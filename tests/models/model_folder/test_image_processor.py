@@ -16,6 +16,7 @@ from vitdeploy.models.model_folder.image_processor import (
     HALF,
     IMAGENET_MEAN,
     IMAGENET_STD,
+    PADDING,
     PROCESSORS,
     TOPDOWN,
     fixed_size,
@@ -159,7 +160,7 @@ def test_what_timm_would_do_otherwise_is_refused(config, found):
 # --- transformers -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name in PROCESSORS if name != TOPDOWN])
+@pytest.mark.parametrize("name", [name for name in PROCESSORS if name not in (TOPDOWN, PADDING)])
 def test_the_defaults_of_a_class_are_those_of_transformers(name):
     transformers = reference("transformers")
     reference("torchvision")
@@ -199,6 +200,16 @@ def test_a_processor_of_boxes_cuts_them_out():
         assert next(iter(changed)) in refused({**whole, **changed}).found
     other = {**whole, "image_processor_type": "ViTImageProcessor"}
     assert refused(other).found == "do_affine_transform"
+
+
+def test_a_processor_that_only_pads_leaves_the_padding_to_the_model():
+    reference("torchvision")
+    whole = json.loads(json.dumps(reference("transformers").Swin2SRImageProcessor().to_dict()))
+    for config in (whole, {**whole, "pad_size": 8}):  # as it was called
+        spec, notes = transformers_preprocess(config, 3, (48, 64))
+        assert spec == PreprocessSpec((48, 64), (48, 64), "bilinear", (0.0,) * 3, (1.0,) * 3)
+        assert ["pads images" in notes[0], "as they are; here images of another size" in notes[1]] == [True, True]
+    assert len(transformers_preprocess({**whole, "do_pad": False}, 3, (48, 64))[1]) == 1
 
 
 RESCALED = {"do_rescale": True, "rescale_factor": 0.00392156862745098}

@@ -5,6 +5,7 @@ Exporters differ in what they call their outputs and in whether post-processing 
     labels + boxes + scores                                           RT-DETR, D-FINE, DEIM as their code exports them
     logits, pred_logits + boxes, pred_boxes [+ masks, pred_masks]     DETR and its kin as optimum and others export them
     heatmaps                                                          key points, as transformers and mmpose name them
+    reconstruction                                                    a picture, as transformers names it
     features [+ patch_features]                                       a feature extractor, as transformers names them
     one float tensor [batch, classes]                                 a classifier
     logits of four axes; class_queries_logits + masks_queries_logits   a semantic segmentation model, as transformers
@@ -19,7 +20,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
-from vitdeploy.graph.io import any_outputs, dense_outputs, keypoint_outputs
+from vitdeploy.graph.io import any_outputs, dense_outputs, image_outputs, keypoint_outputs
 from vitdeploy.graph.io.output_row import Found, GraphOutputs, Values, floats
 from vitdeploy.spec import Postprocess, PostprocessSpec, Task
 
@@ -105,6 +106,7 @@ ROWS = (
     keypoint_outputs.ROW,
     dense_outputs.SEGMENTATION,
     dense_outputs.DEPTH,
+    image_outputs.ROW,
     GraphOutputs("features", _features, "features [batch, width]"),
     GraphOutputs("classification", _classes, "logits [batch, classes]"),
     any_outputs.ROW,

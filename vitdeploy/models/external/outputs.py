@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitdeploy.models.external import any_outputs, dense_outputs, keypoint_outputs
+from vitdeploy.models.external import any_outputs, dense_outputs, image_outputs, keypoint_outputs
 from vitdeploy.models.external.output_row import Output, OutputRow, field, tensors_of
 from vitdeploy.models.model_folder.objects import reading_rule
 from vitdeploy.spec import PostprocessSpec, Task, TensorSpec
@@ -94,6 +94,7 @@ ROWS = (
     dense_outputs.DEPTH,
     OutputRow("classification", _classes, "logits [batch, classes]"),
     keypoint_outputs.ROW,
+    image_outputs.ROW,
     OutputRow("features", _features, "features [batch, width]"),
     any_outputs.ROW,
 )

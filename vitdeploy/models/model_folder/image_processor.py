@@ -27,6 +27,8 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5)
 STRETCH: Fit = "stretch"
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+# A processor that pads images, where the model itself pads to its windows.
+PADDING = "Swin2SR"
 # A processor that gives a top-down model the box of an object; its boxes are in units of 200 pixels, as ours.
 TOPDOWN, BOX_UNIT = "VitPose", 200.0
 # Of these a config.json tells no image size, and the processor gives images of any.
@@ -59,6 +61,7 @@ class Processor:
     center_crop: bool = False
     normalize: bool = True
     pad: bool = False
+    resizes: bool = True
 
 
 def _pair(side: int) -> dict[str, int]:
@@ -94,6 +97,7 @@ PROCESSORS: Mapping[str, Processor] = {
     "MaskFormer": dataclasses.replace(DETR, pad=False),
     "Eomt": Processor({"shortest_edge": 640, "longest_edge": 640}, 2, IMAGENET_MEAN, IMAGENET_STD, square=False),
     "DPT": Processor(_pair(384), 3, HALF, HALF),
+    PADDING: Processor(_pair(64), 2, HALF, HALF, normalize=False, pad=True, resizes=False),
     "RTDetr": Processor(_pair(640), 2, IMAGENET_MEAN, IMAGENET_STD, square=False, normalize=False),
 }
 
@@ -215,6 +219,8 @@ def transformers_preprocess(
             f"the processor keeps the aspect (near {own[0]}x{own[1]}, sides in steps of {step}); here both sides are "
             "resized to the engine's: --image-size HEIGHTxWIDTH of your camera's aspect keeps it",
         )
+    if name == PADDING and settings.pad:
+        notes += ("the processor pads images at the right and at the bottom; here the model gets them as they are",)
     if not settings.resizes:
         notes += ("the processor takes images as they are; here images of another size than the engine's are resized",)
         resize = image_size
@@ -268,7 +274,7 @@ class _Settings:
             found = config.get(key)
             return default if found is None else found
 
-        self.resizes = bool(value("do_resize", True))
+        self.resizes = bool(value("do_resize", processor.resizes))
         crops = bool(value("do_center_crop", processor.center_crop))
         self.crop = _sides(value("crop_size", processor.crop), "crop_size") if crops else None
         self.resize = _size(value("size", processor.size), processor.square, crops)

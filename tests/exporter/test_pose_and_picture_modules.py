@@ -4,7 +4,7 @@ own post-processing made, so that an original has all of its metric only if ever
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +16,15 @@ from torch import nn
 
 from tests.parity import BATCHES, ENGINES, engine_runner
 from tests.references import reference
-from vitdeploy.errors import CheckpointError
+from vitdeploy.errors import CheckpointError, DataError
+from vitdeploy.models.external.module import from_module
 from vitdeploy.models.source import Source
 from vitdeploy.progress import silent
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.spec import PostprocessSpec
+from vitdeploy.spec_images import ImageSpec
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.reference_model import Overrides, ReferenceModel, find_reference_model, reference_runner
 from vitdeploy.tasks.adapter import DataChoice, Setting
@@ -90,8 +92,8 @@ def vitpose(simple: bool, experts: int = 1) -> tuple[Any, Any]:
     """A ViTPose whose maps tell images apart, and its processor."""
     library = reference("transformers")
     backbone = library.VitPoseBackboneConfig(
-        image_size=list(SIDES), patch_size=[8, 8], hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
-        mlp_ratio=2, num_experts=experts, part_features=8 if experts > 1 else 0, out_indices=[2],
+        image_size=list(SIDES), patch_size=[8, 8], hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
+        mlp_ratio=2, num_experts=experts, part_features=8 if experts > 1 else 0, out_indices=[1],
     )  # fmt: skip
     config = library.VitPoseConfig(
         backbone_config=backbone, use_simple_decoder=simple,
@@ -168,7 +170,7 @@ def test_vitpose_has_the_points_of_transformers(pose, tmp_path):
 def test_what_is_said_of_boxes_does_not_fit_key_points(pose):
     with pytest.raises(CheckpointError, match="the post-processing does not fit") as refused:
         find_reference_model(Source(model=f"hf:{pose.folder}"), Overrides(postprocess=PostprocessSpec()))
-    assert refused.value.wanted == "for keypoints: decoding, kernel, threshold, skeleton"
+    assert refused.value.wanted == "decoding, kernel, threshold, skeleton"
 
 
 def test_a_mixture_of_experts_is_refused_with_what_it_asks_for(tmp_path):
@@ -179,3 +181,74 @@ def test_a_mixture_of_experts_is_refused_with_what_it_asks_for(tmp_path):
         find_reference_model(Source(model=f"hf:{tmp_path}"))
     assert "dataset_index must be provided" in refused.value.found
     assert "wrap it in a module" in refused.value.fix
+
+
+# --- image to image ---------------------------------------------------------------------------------------------------
+
+SUPER = "Swin2SR, transformers' module"
+
+
+@pytest.fixture(scope="module")
+def upscaler(tmp_path_factory):
+    library = reference("transformers")
+    config = library.Swin2SRConfig(
+        image_size=16, embed_dim=16, depths=[2], num_heads=[2], window_size=8, mlp_ratio=2.0, upscale=2,
+        upsampler="pixelshuffledirect",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = library.Swin2SRForImageSuperResolution(config).eval()
+    return exported(model, library.Swin2SRImageProcessor(), tmp_path_factory.mktemp("upscaler"))
+
+
+def test_swin2sr_is_the_same_function_on_both_engines(upscaler, parity):
+    assert (upscaler.original.task, upscaler.original.image_size) == ("image-to-image", (16, 16))
+    assert any("the processor pads images" in note for note in upscaler.original.notes)
+    assert_parity(upscaler, SUPER, "reconstruction", parity)
+
+
+def test_swin2sr_makes_the_pictures_of_transformers(upscaler, tmp_path):
+    """Targets are what transformers' module makes of the pixels, rounded as its example does."""
+    paths = scenes(tmp_path / "images", [(16, 16)] * IMAGES)
+    (tmp_path / "targets").mkdir()
+    for path in paths:
+        pixels = torch.from_numpy(np.array(Image.open(path))).permute(2, 0, 1)[None].float() / 255
+        with torch.no_grad():
+            made = upscaler.model(pixels).reconstruction[0].clamp(0, 1).numpy()
+        rounded = (made * 255.0).round().astype(np.uint8).transpose(1, 2, 0)
+        Image.fromarray(rounded).save(tmp_path / "targets" / path.name)
+    kit = make_adapter(setting_of(upscaler.original))
+    choice = DataChoice(paths[0].parent, "targets", tmp_path / "targets", CALIBRATION, "all", 0)
+    data = kit.load(choice, skip_bad=False, progress=silent)
+    answers = kit.answers(OnnxRuntimeRunner(upscaler.graph, name="engine"), data, lambda count: None)
+    found = kit.compare(answers, answers, data)
+    assert (found.metric, found.n, found.agreement) == ("SSIM", IMAGES - CALIBRATION, 100)
+    assert found.value > 99.9
+    assert found.psnr > 50  # a level here and there is rounded otherwise
+    assert kit.doubt(answers, data, found) is None
+    titles = [panel.title for panel in kit.panels(data, 0, {"original": answers, "engine": answers})]
+    assert titles == ["original", "engine", "label"]
+    assert not kit.changes(answers, answers, data).changed.any()
+
+    told = replace(setting_of(upscaler.original), postprocess=ImageSpec(0.0, 0.05))
+    other = make_adapter(told)
+    clipped = other.answers(OnnxRuntimeRunner(upscaler.graph, name="engine"), data, lambda count: None)
+    assert "where 0 is black and 0.05 is white" in other.doubt(clipped, data, found)
+
+    Image.new("RGB", (33, 32)).save(tmp_path / "targets" / "0.png")
+    for path in paths[1:]:
+        Image.new("RGB", (33, 32)).save(tmp_path / "targets" / path.name)
+    with pytest.raises(DataError, match="not of the size of the pictures that the model makes"):
+        kit.compare(answers, answers, kit.load(choice, skip_bad=False, progress=silent))
+
+
+def test_a_tensor_is_a_picture_only_where_it_is_asked_for():
+    class Same(nn.Module):
+        def forward(self, image):
+            return image * 0.5
+
+    made = from_module(Same(), image_size=(8, 8), task="image-to-image")
+    assert (made.signature.task, made.signature.outputs[0].name) == ("image-to-image", "reconstruction")
+    assert made.signature.postprocess == ImageSpec()
+    assert from_module(Same(), image_size=(8, 8)).signature.task == "features"
+    heat = from_module(Same(), image_size=(8, 8), task="keypoints")
+    assert heat.signature.outputs[0].name == "heatmaps"

@@ -1,0 +1,33 @@
+"""What a recipe may say of the outputs of models with an answer for every pixel."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from vitdeploy.dense_spec import DepthResize, DepthSpec, DepthValues, SegmentationMaps, SegmentationSpec
+from vitdeploy.recipe.section import Positive, Section
+
+
+class SegmentationSection(Section):
+    """See `dense_spec.SegmentationSpec`; for semantic segmentation."""
+
+    maps: SegmentationMaps = SegmentationSpec.maps
+    mask_size: Annotated[tuple[Positive, Positive], Field(strict=False)] | None = None
+    ignore: Annotated[int, Field(ge=0, le=65535)] = SegmentationSpec.ignore
+    reduce_labels: bool = SegmentationSpec.reduce_labels
+
+    def to_spec(self) -> SegmentationSpec:
+        return SegmentationSpec(**self.model_dump())
+
+
+class DepthSection(Section):
+    """See `dense_spec.DepthSpec`; for depth."""
+
+    values: DepthValues = DepthSpec.values
+    resize: DepthResize = DepthSpec.resize
+    max_depth: Annotated[float, Field(gt=0)] | None = None
+
+    def to_spec(self) -> DepthSpec:
+        return DepthSpec(**self.model_dump())

@@ -1,0 +1,49 @@
+"""What a recipe may say of the outputs of models of key points and of image-to-image models."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field, field_validator, model_validator
+
+from vitdeploy.recipe.section import Section
+from vitdeploy.spec_images import ImageSpec
+from vitdeploy.spec_points import Decoding, KeypointSpec
+
+Index = Annotated[int, Field(ge=0)]
+Line = Annotated[tuple[Index, Index], Field(strict=False)]
+
+
+class KeypointSection(Section):
+    """See `spec_points.KeypointSpec`; for models of key points. `decoding` tells it from other sections."""
+
+    decoding: Decoding
+    kernel: Annotated[int, Field(ge=1)] = KeypointSpec.kernel
+    threshold: float = KeypointSpec.threshold
+    skeleton: Annotated[tuple[Line, ...], Field(strict=False)] = KeypointSpec.skeleton
+
+    @field_validator("kernel")
+    @classmethod
+    def _odd(cls, kernel: int) -> int:
+        if kernel % 2 == 0:
+            raise ValueError("wanted an odd number of pixels")
+        return kernel
+
+    def to_spec(self) -> KeypointSpec:
+        return KeypointSpec(**self.model_dump())
+
+
+class ImageSection(Section):
+    """See `spec_images.ImageSpec`; for image-to-image models."""
+
+    black: float = ImageSpec.black
+    white: float = ImageSpec.white
+
+    @model_validator(mode="after")
+    def _above(self) -> ImageSection:
+        if self.white <= self.black:
+            raise ValueError("wanted white above black")
+        return self
+
+    def to_spec(self) -> ImageSpec:
+        return ImageSpec(**self.model_dump())
