@@ -6,6 +6,7 @@ import zlib
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 from PIL import Image, ImageDraw, ImageFont
 
 from calibration.scenes.canvas import Bytes, Floats, Random, background, enlarged, finished, paint, pixel_centres
@@ -19,10 +20,11 @@ PARTS = {"calibration": (0,), "evaluation": (1, 2, 3), "training": range(4, 16)}
 
 @dataclass(frozen=True)
 class Line:
-    """`image` uint8 [height, width, 3]."""
+    """`image` uint8 [height, width, 3]. `owner` int64 [height, width]: k in the k-th character's cell, 0 elsewhere."""
 
     image: Bytes
     text: str
+    owner: npt.NDArray[np.int64]
 
 
 def part(text: str) -> str:
@@ -73,10 +75,13 @@ def line(random: Random, height: int, width: int, split: str) -> Line:
     x = x - width / 2 - random.uniform(-0.4, 0.4) * max(free - 4, 0)
     y = y - height / 2 - random.uniform(-0.05, 0.05) * height
     x, y = x * np.cos(turn) + y * np.sin(turn), y * np.cos(turn) - x * np.sin(turn)
-    ink = sampled(mask, (x + slant * y) / scale_x + columns / 2, y / scale_y + rows / 2)
+    x, y = (x + slant * y) / scale_x + columns / 2, y / scale_y + rows / 2
+    ink = sampled(mask, x, y)
+    inside = (x >= 0) & (x < columns) & (y >= 0) & (y < rows)
+    owner = np.where(inside, np.floor(x / columns * len(text)).astype(np.int64) + 1, 0)
     picture = background(random, height, width)
     dark = picture.mean() > 0.5
     colour = random.uniform(0, 0.25, 3) if dark else random.uniform(0.75, 1, 3)
     uneven = enlarged(random.uniform(-0.1, 0.1, (3, 5, 1)), height, width)
     paint(picture, np.clip(ink * random.uniform(0.8, 1.0), 0, 1), colour + uneven)
-    return Line(finished(random, picture, random.uniform(0.01, 0.05)), text)
+    return Line(finished(random, picture, random.uniform(0.01, 0.05)), text, owner)

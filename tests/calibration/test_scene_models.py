@@ -1,4 +1,4 @@
-"""The committed models of the drawn scenes: each folder loads in transformers, as good as its metrics.json says."""
+"""The committed models of the drawn scenes: each loads in transformers and is as good as its metrics.json says."""
 
 from __future__ import annotations
 

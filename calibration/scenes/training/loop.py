@@ -47,6 +47,7 @@ class Kind:
     draw: scene `index` of a split, as `loss` and `measure` read it.
     loss: of a batch of scenes, the generator is for augmentation.
     processors: what is saved beside the model, such as an image processor and a tokenizer.
+    helper: a head that the loss finds as `model.helper`; it is gone after training.
     """
 
     recipe: Recipe
@@ -56,6 +57,7 @@ class Kind:
     measure: Callable[[Any, Samples], dict[str, Metric]]
     processors: Callable[[], tuple[Any, ...]]
     evaluated: int = 500  # evaluation scenes
+    helper: Callable[[], nn.Module] | None = None
 
 
 def learning_rate_factor(step: int, recipe: Recipe) -> float:
@@ -80,6 +82,8 @@ def fit(model: nn.Module, kind: Kind, samples: Samples, steps: int | None = None
     `steps` takes the place of the recipe's, with a schedule of that length.
     """
     recipe = replace(kind.recipe, steps=steps or kind.recipe.steps)
+    if kind.helper is not None:
+        model.helper = kind.helper()
     model.train()
     groups = parameter_groups(model, recipe.weight_decay)
     optimizer = torch.optim.AdamW(groups, lr=recipe.peak_learning_rate, betas=(0.9, 0.98))
@@ -97,6 +101,8 @@ def fit(model: nn.Module, kind: Kind, samples: Samples, steps: int | None = None
             passed, used = time.perf_counter() - begun, time.process_time()
             print(f"step {step}/{recipe.steps}  loss {total / shown:.4f}  {passed:.0f} s, {used:.0f} s CPU", flush=True)
             total = 0.0
+    if kind.helper is not None:
+        del model.helper
     model.eval()
 
 
