@@ -43,6 +43,13 @@ of a family are spelled out in the name, and a checkpoint tells its own. *Checkp
 test loaded and found to compute the same. Any other module of timm or transformers, a function of yours and an `.onnx`
 file go through the same export.
 
+transformers' detectors are taken by the library's own module: `vitdeploy export hf:FOLDER`. Their image size is that of
+`config.json`, else of the processor's file, of the backbone, of the processor's class (of a short side, both sides); a
+size that the model does not run on is answered with the nearest that it does. How objects are read, by softmax or
+sigmoid and how many of them, is that of the processor's `post_process_object_detection`; where there is none, a recipe
+must say it (`postprocess`). Processors that keep the aspect are run on a stretched image, with a note; letterboxes are
+refused.
+
 """
 MIDDLE = """
 ## Checked parities
