@@ -47,6 +47,13 @@ def test_patterns_name_files_and_folders_below(run, small_bundle, shots):
     assert (done.returncode, "nothing matches '*.jpg'" in done.stderr) == (2, True)
 
 
+def test_boxes_are_four_numbers_and_for_models_of_one_object(run, small_bundle, shots):
+    done = run("predict", small_bundle, "my shots/a.png", "--box", "1,2,3")
+    assert (done.returncode, "'1,2,3' is not left,top,right,bottom in pixels" in done.stderr) == (2, True)
+    done = run("predict", small_bundle, "my shots/a.png", "--box", "0,0,9,9")
+    assert (done.returncode, "the model sees whole images" in done.stderr) == (2, True)
+
+
 def test_an_image_of_standard_input(run, small_bundle, shots, monkeypatch):
     stream = io.TextIOWrapper(io.BytesIO((shots / "a.png").read_bytes()))
     monkeypatch.setattr("sys.stdin", stream)

@@ -15,7 +15,7 @@ from vitdeploy.bundle.read import read_bundle
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.embed.servers import kserve, layout, ovms, triton
 from vitdeploy.embed.source import find_embedded
-from vitdeploy.errors import ManifestError, TargetError
+from vitdeploy.errors import CapabilityError, ManifestError, TargetError
 from vitdeploy.runtime.engine import make_runner
 
 ONNXRUNTIME = "onnxruntime-cpu"
@@ -178,6 +178,15 @@ def test_kserve_is_told_of_the_server_and_its_repository(make, tmp_path, target)
 )
 def test_names_are_such_as_servers_take(make, name, wanted):
     assert layout.server_name(find_embedded(make(name=name), (ONNXRUNTIME,), layout.TASKS, "a server")) == wanted
+
+
+def test_a_bundle_that_cuts_out_boxes_is_refused(make):
+    folder = make()
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["preprocess"].update(fit="topdown", resize=manifest["preprocess"]["crop"])
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(CapabilityError, match="a server does not cut boxes out of images yet"):
+        find_embedded(folder, (ONNXRUNTIME,), layout.TASKS, "a server")
 
 
 def load_client(folder, monkeypatch):

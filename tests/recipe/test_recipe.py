@@ -18,6 +18,7 @@ from vitdeploy.pipeline.resolve import at_sizes, choice_of, export_config_of, ov
 from vitdeploy.recipe.load import MAX_BYTES, given_recipe, load_recipe, validate
 from vitdeploy.recipe.yaml_values import MAX_DEPTH
 from vitdeploy.spec import Budget, PostprocessSpec, PreprocessSpec
+from vitdeploy.spec_images import ImageSpec
 from vitdeploy.spec_points import KeypointSpec
 from vitdeploy.stages.reference_model import Overrides
 from vitdeploy.tasks.adapter import DataChoice
@@ -298,12 +299,16 @@ def test_merged_tokens_are_given_by_block(load, problems):
     ]
 
 
-def test_key_points_have_a_section_of_their_own(load, problems):
+def test_key_points_and_pictures_have_sections_of_their_own(load, problems):
     lines = [line for line in EXAMPLE.splitlines() if not line.startswith(("postprocess:", "  {scores:"))]
     points = "\n".join([*lines, "postprocess: {decoding: argmax, threshold: 0.2, skeleton: [[0, 1], [1, 2]]}"])
     assert load(points).postprocess.to_spec() == KeypointSpec("argmax", 11, 0.2, ((0, 1), (1, 2)))
     [even] = problems(points, "postprocess.kernel=4")
     assert even == "$.postprocess.kernel: wanted an odd number of pixels (found '4')"
+    pictures = points.replace("{decoding: argmax, threshold: 0.2, skeleton: [[0, 1], [1, 2]]}", "{black: -1, white: 1}")
+    assert load(pictures).postprocess.to_spec() == ImageSpec(-1.0, 1.0)
+    [none] = problems(pictures, "postprocess.white=-2")
+    assert none.startswith("$.postprocess: wanted white above black")
     [unknown] = problems(points, "postprocess.skeletn=[]")
     assert unknown == "$.postprocess.skeletn: unknown field; did you mean skeleton?"
 

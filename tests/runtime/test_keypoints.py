@@ -85,11 +85,18 @@ def test_the_window_of_the_input_is_where_its_pixels_come_from():
     np.testing.assert_allclose(row[inside], window.left + (inside + 0.5) * step - 0.5, atol=0.51)
 
 
-@pytest.mark.parametrize("box", [(5, 5, 5, 9), (5, 5, 4, 9), (0, 0, float("nan"), 3), (1, 2, 3)])
+@pytest.mark.parametrize("box", [(5, 5, 5, 9), (5, 5, 4, 9), (0, 0, float("nan"), 3), (1, 2, 3), 7, "box"])
 def test_a_box_without_anything_in_it_is_refused(box):
     with pytest.raises(InputError, match="no box in an image") as refused:
         resize_and_crop(noise(20, 20), SPEC, box)
     assert "left, top, right, bottom" in refused.value.wanted
+
+
+@pytest.mark.parametrize("box", [(20, 0, 30, 9), (0, 20, 9, 30), (-9, 0, 0, 9), (0, -9, 9, 0)])
+def test_a_box_outside_of_the_image_is_refused(box):
+    with pytest.raises(InputError, match="the box lies outside of the image") as refused:
+        resize_and_crop(noise(20, 20), SPEC, box)
+    assert "in an image of 20x20" in refused.value.found
 
 
 def test_a_box_for_a_model_of_whole_images_is_refused():

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from vitdeploy.api.folders import filling, home_of
-from vitdeploy.api.model import Model, ModelLike, model, preprocess_lines
+from vitdeploy.api.model import Model, ModelLike, labelled, model, preprocess_lines
 from vitdeploy.api.reporter import Reporter, reporting
 from vitdeploy.api.shown import Shown
 from vitdeploy.api.tables import Line
@@ -173,7 +173,7 @@ def _worst(facts: Mapping[str, Any]) -> float:
 def _exported_lines(read: Model, facts: Mapping[str, Any]) -> list[str]:
     batches = ", ".join(str(row["batch"]) for row in facts["parity"])
     found = facts["model"]
-    classes = f"{found['classes']} classes, " if found["classes"] else ""
+    classes = f"{found['classes']} {labelled(found['task'])}, " if found["classes"] else ""
     labels = [f"labels: {textwrap.shorten('; '.join(read.labels), 100, placeholder=' ...')}"] if read.labels else []
     return [
         f"{found['source']}: {found['task']}, {found['parameters']:,} parameters, {classes}opset {facts['opset']}, "

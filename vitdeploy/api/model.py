@@ -53,9 +53,14 @@ class Model(Shown):
 
     def lines(self) -> list[Line]:
         reference = self.reference
-        classes = f", {reference.classes} classes" if reference.classes else ""
+        classes = f", {reference.classes} {labelled(reference.task)}" if reference.classes else ""
         first = f"{reference.name}: {reference.task}, {reference.parameters:,} parameters{classes}"
         return [first, *preprocess_lines(reference.preprocess), *reference.notes]
+
+
+def labelled(task: Task) -> str:
+    """What the labels of a task name."""
+    return "points" if task == "keypoints" else "classes"
 
 
 ModelLike = Union[Model, str, Path, "nn.Module"]

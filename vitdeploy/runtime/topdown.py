@@ -42,11 +42,14 @@ def cutout(box: Sequence[float], size: tuple[int, int]) -> Cutout:
     Raises:
         InputError: no box: not four finite numbers, or nothing in it.
     """
-    values = [float(value) for value in box] if len(box) == 4 else []
-    if not values or not all(map(math.isfinite, values)) or values[2] <= values[0] or values[3] <= values[1]:
+    try:
+        values = [float(value) for value in box]
+    except (TypeError, ValueError):  # one number where a box of four is wanted, or text
+        values = []
+    if len(values) != 4 or not all(map(math.isfinite, values)) or values[2] <= values[0] or values[3] <= values[1]:
         raise InputError(
             "this is no box in an image",
-            found=str(tuple(box))[:80],
+            found=repr(box)[:80],
             wanted="left, top, right, bottom in pixels: right beyond left, bottom below top",
         )
     left, top, right, bottom = values
@@ -65,9 +68,17 @@ def cut_out(image: Image.Image, box: Sequence[float] | None, size: tuple[int, in
     """uint8 [height, width, channels] of a decoded image: what is in a box, or of all of it; `size` (width, height).
 
     Raises:
-        InputError: as `cutout`.
+        InputError: as `cutout`; or the box has no part of the image.
     """
-    found = cutout(box if box is not None else (0, 0, *image.size), size)
+    width, height = image.size
+    found = cutout(box if box is not None else (0, 0, width, height), size)
+    if box is not None and (box[0] >= width or box[1] >= height or box[2] <= 0 or box[3] <= 0):
+        raise InputError(
+            "the box lies outside of the image",
+            found=f"{tuple(map(float, box))} in an image of {width}x{height}",
+            wanted="left, top, right, bottom in pixels of this image",
+            fix="check that box and image belong together, and that both are of one size",
+        )
     pixels = np.asarray(image, np.uint8)
     pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
     (columns, x_share), (rows, y_share) = (
