@@ -7,6 +7,7 @@ import { pathToFileURL } from "node:url";
 const app = (name) => import(pathToFileURL(`${process.argv[2]}/app/${name}`));
 const { prepare, toInput, inputWindow } = await app("preprocess.js");
 const { classify, cosine, detect } = await app("answers.js");
+const { classMap, classAreas, depthMap, depthRange } = await app("maps.js");
 const { checkGolden } = await app("golden.js");
 const floats = (rows) => Object.fromEntries(Object.entries(rows).map(([name, values]) => [name, Float32Array.from(values)]));
 
@@ -23,6 +24,14 @@ console.log(JSON.stringify({
   }),
   detect: cases.detect.map(({ outputs, width, height, spec, post, labels }) =>
     detect(floats(outputs), width, height, spec, post, labels)),
+  maps: (cases.maps ?? []).map(({ outputs, shapes, width, height, spec, post, labels }) => {
+    if (shapes.depth) {
+      const map = depthMap(floats(outputs), shapes, width, height, spec, post);
+      return { map: [...map].map((each) => (Number.isFinite(each) ? each : null)), range: depthRange(map) };
+    }
+    const map = classMap(floats(outputs), shapes, width, height, spec, post);
+    return { map: [...map], classes: classAreas(map, labels) };
+  }),
   classify: cases.classify.map(({ logits, labels }) => classify(Float32Array.from(logits), labels)),
   golden: await Promise.all(cases.golden.map(({ wanted, rows }) => {
     const facts = {

@@ -16,6 +16,8 @@ import threading
 from pathlib import Path
 
 import numpy as np
+import onnx
+import onnx_ir as ir
 import pytest
 from PIL import Image
 
@@ -27,15 +29,19 @@ from tests.pipeline import planted
 from tests.shell import reader_environment
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.bundle.write import Golden, GoldenAnswers, write_bundle
+from vitdeploy.dense_spec import DepthSpec, SegmentationSpec
 from vitdeploy.embed import source, web
 from vitdeploy.embed.web.pad import drawing_form
 from vitdeploy.errors import CapabilityError, InputError, TargetError
 from vitdeploy.graph.io.files import graph_spec, load_graph
 from vitdeploy.runtime import load
+from vitdeploy.runtime.depth import Depth, depth_of
 from vitdeploy.runtime.detection import detect
+from vitdeploy.runtime.drawing import colours
 from vitdeploy.runtime.geometry import input_window
 from vitdeploy.runtime.postprocess import classify
 from vitdeploy.runtime.preprocess import load_pixels, normalise
+from vitdeploy.runtime.segmentation import areas, classes_of
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, encode
 
 DIGITS = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))
@@ -302,6 +308,40 @@ def test_outputs_become_the_predictors_answers(written):
         assert [(one["index"], one["label"]) for one in ours] == [(w.index, w.label) for w in wanted]
         np.testing.assert_allclose([one["score"] for one in ours], [w.score for w in wanted], rtol=1e-12)
     assert found["cosine"] == pytest.approx(1.5 / np.sqrt(14 * 5.25))
+
+
+@pytest.mark.parametrize("spec", [SPECS[1], SPECS[2]], ids=["cropped", "whole"])
+def test_maps_become_the_predictors_at_the_size_of_the_image(written, spec):
+    generator, size, labels = np.random.default_rng(4), (64, 41), ["a", "b", "c", "d"]
+    queries = {"class_logits": (6, 5), "masks": (6, 7, 6)}
+    shapes = [{"logits": (5, 7, 6)}, queries, {"depth": (8, 9)}, {"depth": (1, 8, 9)}]
+    posts = [
+        SegmentationSpec(),
+        SegmentationSpec("queries", (13, 17)),
+        DepthSpec("metric"),
+        DepthSpec("inverse", "bilinear"),
+    ]
+    outputs = [{n: generator.normal(0, 2, s).astype(np.float32) for n, s in each.items()} for each in shapes]
+    asked = [
+        {
+            "outputs": {name: values.ravel().tolist() for name, values in each.items()},
+            "shapes": shape,
+            "post": encode(post),
+            **{"width": size[0], "height": size[1], "spec": encode(spec), "labels": labels},
+        }
+        for each, shape, post in zip(outputs, shapes, posts, strict=True)
+    ]
+    for given, post, found in zip(outputs, posts, in_node(written, maps=asked)["maps"], strict=True):
+        ours = np.array(found["map"], np.float64).reshape(size[::-1])
+        if isinstance(post, DepthSpec):
+            wanted = depth_of(given, size, spec, post)
+            np.testing.assert_allclose(ours, wanted, atol=1e-5)
+            np.testing.assert_allclose(found["range"], Depth(wanted, post.values).range, atol=1e-5)
+        else:
+            wanted = classes_of(given, size, spec, post)
+            assert (ours == wanted).mean() > 0.999 and len(np.unique(wanted)) > 2
+            told = [(each.index, each.label) for each in areas(wanted, labels)]
+            assert [(each["index"], each["label"]) for each in found["classes"]] == told
 
 
 def test_a_wrong_answer_is_found(built, tmp_path):
@@ -624,7 +664,7 @@ def planted_page(folder, model, task, built):
     from vitdeploy.graph.io.files import GraphMetadata, save_graph, set_metadata
     from vitdeploy.runtime.engine import make_runner
 
-    post = PostprocessSpec() if task == "detection" else None
+    post = {"detection": PostprocessSpec(), "segmentation": SegmentationSpec()}.get(task)
     set_metadata(model, GraphMetadata("planted", task, planted.PREPROCESS, postprocess=post))
     for name in ("engine", "bundle", "page"):
         (folder / name).mkdir()
@@ -643,7 +683,7 @@ def planted_page(folder, model, task, built):
         preprocess=planted.PREPROCESS,
         postprocess=post,
         engines=[(engine, folder / "engine")],
-        labels=["bright", "dark", "never"] if task == "detection" else [],
+        labels={"detection": ["bright", "dark", "never"], "segmentation": ["bright", "dark"]}.get(task, []),
         golden=golden_of({"image": pixels}, outputs, engine.artifact, 1e-4),
     )
     web.write(folder / "bundle", folder / "page")
@@ -850,5 +890,41 @@ def test_features_are_compared(browser, built, tmp_path):
         with load(tmp_path / "bundle") as predictor:
             a, b = (predictor.predict(each).vector for each in (tmp_path / "image.png", white.getvalue()))
         assert cosine == pytest.approx(float(a @ b / np.linalg.norm(a) / np.linalg.norm(b)), abs=1e-4)
+        assert opened.errors == []
+        opened.page.close()
+
+
+def bright_or_dark():
+    """Semantic segmentation: a pixel is of class 0 where its value is above 0, of class 1 elsewhere."""
+    nodes = [onnx.helper.make_node("Conv", ["image", "weight"], ["logits"], kernel_shape=[1, 1])]
+    weight = onnx.numpy_helper.from_array(np.array([1, -1], np.float32).reshape(2, 1, 1, 1), "weight")
+    ends = [
+        onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", channels, 32, 32])
+        for name, channels in (("image", 1), ("logits", 2))
+    ]
+    graph = onnx.helper.make_graph(nodes, "planted", ends[:1], ends[1:], [weight])
+    return ir.from_proto(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8))
+
+
+def test_classes_are_drawn_over_the_image(browser, built, tmp_path):
+    page = planted_page(tmp_path, bright_or_dark(), "segmentation", built)
+    with started(page) as address:
+        opened = Opened(browser, f"{address}?check&backend=wasm")
+        assert opened.until("#checked", "images").startswith("Right: 1 images. Largest difference: logits")
+        assert "The map says where" in opened.page.text_content("#looked")
+        opened.page.set_input_files("#file", tmp_path / "image.png")
+        with load(tmp_path / "bundle") as predictor:
+            wanted = predictor.predict(tmp_path / "image.png")
+        opened.until(".scores", wanted.classes[0].label)
+        shown = opened.page.locator(".scores li > span").all_text_contents()
+        assert shown == [text for each in wanted.classes for text in (each.label, f"{100 * each.share:.1f} %")]
+        corner = opened.page.evaluate("""() => {
+          const view = document.getElementById("view"), context = view.getContext("2d");
+          return [...context.getImageData(view.width / 2, view.height / 2, 1, 1).data];
+        }""")
+        tint = colours(2)[wanted.map[wanted.map.shape[0] // 2, wanted.map.shape[1] // 2]]
+        grey = np.asarray(Image.open(tmp_path / "image.png").convert("L"), float)
+        under = grey[grey.shape[0] // 2, grey.shape[1] // 2]
+        assert np.abs(np.array(corner[:3]) - (tint.astype(float) * 140 / 255 + under * 115 / 255)).max() <= 6
         assert opened.errors == []
         opened.page.close()

@@ -8,20 +8,23 @@ import shutil
 from pathlib import Path
 
 from vitdeploy import __version__
+from vitdeploy.dense_spec import DepthSpec, SegmentationSpec
 from vitdeploy.embed.golden import write_golden
 from vitdeploy.embed.source import Embedded, find_embedded
 from vitdeploy.embed.templates import render
 from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime.openvino import PRECISION_HINTS
-from vitdeploy.spec import PostprocessSpec
+from vitdeploy.spec import Postprocess, PostprocessSpec
 
-TARGETS, TASKS = ("openvino-cpu",), ("classification", "features", "detection")
+TARGETS, TASKS = ("openvino-cpu",), ("classification", "features", "detection", "segmentation", "depth")
 TOP = 5
 FIND_OPENVINO = "\"$(python -c 'import openvino.utils as u; print(u.get_cmake_path())')\""
 COLUMNS = {
     "classification": "path, class, label, score; the best classes first",
     "features": "path, and the numbers of the vector",
     "detection": "path, class, label, score, left, top, right, bottom; the surest object first",
+    "segmentation": "path, class, label, pixels, share of the image; the largest class first",
+    "depth": "path, least, median and largest value",
 }
 
 
@@ -85,4 +88,18 @@ def _facts(found: Embedded, project: str) -> dict[str, object]:
         "top_k": post.top_k if post is not None else None,
         "boxes": post.boxes if post is not None else None,
         "images": len(found.pixels),
+        **_maps(found.manifest.postprocess),
     }
+
+
+def _maps(post: Postprocess | None) -> dict[str, object]:
+    """What the program of a model with an answer for every pixel knows more; `taps`: cells a pixel lies between."""
+    if isinstance(post, SegmentationSpec):
+        told = "int16 [height, width] of classes, -1 where the model does not see"
+        kind = {"map_type": "int16_t", "map_dtype": "int16", "map_descr": "<i2", "taps": 2}
+        return {"maps_too": told, **kind, "maps": post.maps, "mask_size": post.mask_size}
+    if isinstance(post, DepthSpec):
+        told = "float32 [height, width], not a number where the model does not see"
+        taps = {"bilinear": 2, "bicubic": 4}[post.resize]
+        return {"maps_too": told, "map_type": "float", "map_dtype": "float32", "map_descr": "<f4", "taps": taps}
+    return {"maps_too": None}

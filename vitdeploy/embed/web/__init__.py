@@ -25,10 +25,12 @@ from vitdeploy.graph.passes.attention_outputs import add_rollout
 from vitdeploy.runtime.golden import largest_difference
 from vitdeploy.spec import TensorSpec, encode
 
-TARGETS, TASKS = ("onnxruntime-cpu",), ("classification", "features", "detection")
+TARGETS, TASKS = ("onnxruntime-cpu",), ("classification", "features", "detection", "segmentation", "depth")
 COMMANDS = ["npm ci --ignore-scripts", "npm run build", "npm test"]
 # WebAssembly addresses 4 GB, of which a graph takes its size about twice while it is loaded.
 MOST_BYTES = 1 << 30
+# Tasks whose answers lie in the image.
+WHERE = {"detection": "Boxes say", "segmentation": "The map says", "depth": "The map says"}
 ENGINE, FLOAT = "engine.onnx", "float.onnx"
 # GPUs compute float32 with approximations of their own.
 FLOAT_TOLERANCE = 1e-2
@@ -100,9 +102,9 @@ def _write_float(found: Embedded, out: Path) -> dict[str, Any]:
     """The float graph, which tells where it looks by one more output if it has attention over patches. Gives what the
     page says of that: {grid, reader}, or the {reason} why there is none."""
     file = found.folder / found.manifest.graphs["model"].file
-    if found.manifest.task == "detection":
+    if found.manifest.task in WHERE:
         shutil.copyfile(file, out)
-        return {"reason": "Boxes say where: attention maps are drawn for classifiers and features."}
+        return {"reason": f"{WHERE[found.manifest.task]} where: attention maps are drawn for classifiers and features."}
     try:
         model, views = _looking(file)
     except GraphError as error:
@@ -132,6 +134,7 @@ def _facts(found: Embedded, attention: dict[str, Any]) -> dict[str, Any]:
         "digest": found.digest,
         "preprocess": encode(spec),
         "postprocess": encode(manifest.postprocess),
+        "shapes": {tensor.name: list(tensor.shape[1:]) for tensor in source.outputs},
         "graphs": {
             "engine": _graph(ENGINE, found.engine.precision, found.engine.inputs[0]),
             "float": _graph(FLOAT, "fp32", source.inputs[0]),

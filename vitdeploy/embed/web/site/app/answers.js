@@ -1,5 +1,6 @@
 // From a model's outputs for one image to its answer. `outputs` are arrays of numbers by name, without the batch axis.
 
+import { classAreas, classMap, depthMap, depthRange } from "./maps.js";
 import { inputWindow } from "./preprocess.js";
 
 const labelOf = (index, labels) => labels[index] ?? String(index);
@@ -63,10 +64,19 @@ export function detect(outputs, width, height, spec, post, labels) {
   });
 }
 
-// {kind: task, ...}: `top` of a classifier, `vector` of features, `objects` of a detector.
+// {task, ...}: `top` of a classifier, `vector` of features, `objects` of a detector; `map` of every pixel, with its `classes`
+// or its `range` of depth.
 export function toAnswer(outputs, width, height, facts, labels) {
   const { task, preprocess, postprocess } = facts;
   if (task === "features") return { task, vector: outputs.features };
   if (task === "detection") return { task, objects: detect(outputs, width, height, preprocess, postprocess, labels) };
+  if (task === "segmentation") {
+    const map = classMap(outputs, facts.shapes, width, height, preprocess, postprocess);
+    return { task, map, classes: classAreas(map, labels) };
+  }
+  if (task === "depth") {
+    const map = depthMap(outputs, facts.shapes, width, height, preprocess, postprocess);
+    return { task, map, range: depthRange(map), values: postprocess.values };
+  }
   return { task, top: classify(outputs.logits, labels) };
 }

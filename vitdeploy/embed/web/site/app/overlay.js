@@ -35,9 +35,9 @@ function drawBoxes(context, objects, scale) {
   }
 }
 
-// Fill `canvas` with the image {width, height, data: RGBA}. `map` is {rows, columns, values} over `window`, the part of
+// Fill `canvas` with the image {width, height, data: RGBA}, and with `picture`, RGBA of the same size, over it. `map` is {rows, columns, values} over `window`, the part of
 // the image that the model sees; what it does not see is shaded. `objects` as `answers.detect` gives them.
-export function show(canvas, image, { window, map = null, objects = [] }, size = 720) {
+export function show(canvas, image, { window, map = null, objects = [], picture = null }, size = 720) {
   const small = Math.max(image.width, image.height) <= SMALL;
   const scale = small ? Math.max(1, Math.floor(size / Math.max(image.width, image.height))) : Math.min(1.5, size / Math.max(image.width, image.height));
   canvas.width = Math.max(1, Math.round(image.width * scale));
@@ -46,6 +46,7 @@ export function show(canvas, image, { window, map = null, objects = [] }, size =
   context.imageSmoothingEnabled = !small;
   context.imageSmoothingQuality = "high";
   context.drawImage(canvasOf(image), 0, 0, canvas.width, canvas.height);
+  if (picture) context.drawImage(canvasOf({ ...image, data: picture }), 0, 0, canvas.width, canvas.height);
   const [left, top, width, height] = [window.left, window.top, window.width, window.height].map((each) => each * scale);
   if (map) {
     context.imageSmoothingEnabled = true;

@@ -7,10 +7,17 @@ import { Engine } from "./client.js";
 import { describeCheck, goldenImages } from "./golden.js";
 import { readImage, toRgba } from "./images.js";
 import { readFacts } from "./model.js";
+import { pictureOf } from "./maps.js";
 import { show } from "./overlay.js";
 import { Pad, toPixels } from "./pad.js";
 
-const TASKS = { classification: "Image classification", features: "Image features", detection: "Object detection" };
+const TASKS = {
+  classification: "Image classification",
+  features: "Image features",
+  detection: "Object detection",
+  segmentation: "Semantic segmentation",
+  depth: "Depth",
+};
 const $ = (id) => document.getElementById(id);
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
 const time = (ms) => `${ms < 10 ? ms.toFixed(1) : Math.round(ms)} ms`;
@@ -122,7 +129,7 @@ function forget() {
 }
 
 function describe({ answer: found, infer, prepare, latency }) {
-  const parts = { classification: classes, features: vector, detection: objects }[found.task](found);
+  const parts = { classification: classes, features: vector, detection: objects, segmentation: areas, depth: range }[found.task](found);
   $("answer").replaceChildren(...parts);
   $("compare").hidden = found.task !== "features";
   $("latency").textContent = time(latency.median ?? infer);
@@ -153,6 +160,15 @@ function objects({ objects: found }) {
   return [best(`${found.length} object${found.length > 1 ? "s" : ""}`, ""), list(found)];
 }
 
+function areas({ classes: found }) {
+  return found.length ? [best(found[0].label, `${percent(found[0].score)} of the image`), list(found)] : [best("Nothing", "")];
+}
+
+function range({ range: [low, median, high], values }) {
+  const [unit, what] = values === "metric" ? [" m", "depth"] : ["", "relative inverse depth, larger is nearer"];
+  return [best(`${low.toPrecision(3)} to ${high.toPrecision(3)}${unit}`, `median ${median.toPrecision(3)}${unit}; ${what}`)];
+}
+
 function vector({ vector: values }) {
   const length = Math.sqrt(values.reduce((sum, each) => sum + each * each, 0));
   const parts = [best(`${values.length} numbers`, `length ${length.toPrecision(4)}`)];
@@ -177,7 +193,8 @@ async function look(own = turn) {
 
 function paint() {
   const { image, result, map } = shown, on = $("overlay").checked && map;
-  show($("view"), image, { window: result.window, map: on ? map : null, objects: result.answer.objects });
+  const picture = result.answer.map ? pictureOf(result.answer) : null;
+  show($("view"), image, { window: result.window, map: on ? map : null, objects: result.answer.objects, picture });
   const { left, top, width, height } = result.window, size = `${image.width} × ${image.height} pixels`;
   const prepared = image.width === result.pixels.width && image.height === result.pixels.height;
   const shaded = left > 0 || top > 0 || left + width < image.width || top + height < image.height;
