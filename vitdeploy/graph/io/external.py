@@ -16,8 +16,9 @@ from vitdeploy.errors import GraphError
 from vitdeploy.graph.edit import drop_unused
 from vitdeploy.graph.io.admit import admit
 from vitdeploy.graph.io.files import BATCH, METADATA_KEY, GraphMetadata, get_metadata
-from vitdeploy.graph.io.inputs import bind_input, of_another_size, set_image_size
+from vitdeploy.graph.io.inputs import bind_input, drop_overridable, of_another_size, put_channels_first, set_image_size
 from vitdeploy.graph.io.outputs import task_of
+from vitdeploy.graph.io.widen import widened
 from vitdeploy.spec import Postprocess, Task
 
 IMAGE, SIZES = "image", "orig_target_sizes"
@@ -58,6 +59,11 @@ def import_graph(
     model = admit(path)
     metadata = get_metadata(model, str(path)) if METADATA_KEY in model.metadata_props else None
     notes = []
+    drop_overridable(model)
+    if metadata is None:
+        notes += widened(model)
+        if put_channels_first(model):
+            notes.append("the image has its channels last: the graph takes [batch, channels, height, width] instead")
     if any(value.name == SIZES for value in model.graph.inputs):
         # Boxes then come out relative to the image: what the size would scale them to, post-processing does.
         bind_input(model, SIZES, np.ones(2, np.int64))
@@ -68,6 +74,8 @@ def import_graph(
     elif image_size not in (None, metadata.images.crop):
         raise of_another_size(metadata.images.crop, image_size)
     found, postprocess = task_of(model, path, task) if metadata is None else (metadata.task, metadata.postprocess)
+    if postprocess is not None and metadata is None and postprocess.scores == "sigmoid":
+        notes.append("scores are independent (sigmoid), as of all detectors that choose their queries by score")
     if task not in (None, found):
         raise GraphError(
             f"{path} gives no answers of the task that is asked for",

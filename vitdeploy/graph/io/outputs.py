@@ -3,9 +3,14 @@
 Exporters differ in what they call their outputs and in whether post-processing is part of the graph. What is known:
 
     labels + boxes + scores                                           RT-DETR, D-FINE, DEIM as their code exports them
+    dets + labels [+ masks]                                           RF-DETR as its code exports it
+    one float tensor [batch, queries, 4 + classes] or [..., 6]        RT-DETR as Ultralytics exports it
     logits, pred_logits + boxes, pred_boxes [+ masks, pred_masks]     DETR and its kin as optimum and others export them
     features [+ patch_features]                                       a feature extractor, as transformers names them
     one float tensor [batch, classes]                                 a classifier
+
+What no name says is read from the nodes that compute an output: whether scores compete or are independent, and whether
+boxes are relative to the image.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
+from vitdeploy.graph.io.detectors import independent_scores, joined, ranked_in_pixels
 from vitdeploy.spec import Postprocess, PostprocessSpec, Task
 
 ALIASES = {
@@ -82,13 +88,30 @@ def _ranked(outputs: Values, asked: bool) -> Found | None:
     names = ("labels", "boxes", "scores")
     if not set(names) <= set(outputs):
         return None
+    ranked_in_pixels(outputs["boxes"])
     return {name: outputs[name] for name in names}, PostprocessSpec(scores="given", boxes="xyxy")
+
+
+def _rf_detr(outputs: Values, asked: bool) -> Found | None:
+    """Its labels are logits, one more than there are labels, and all independent; masks are of no task here."""
+    found = floats(outputs, 3)
+    if not {"dets", "labels"} <= set(found):
+        return None
+    return {"logits": found["labels"], "boxes": found["dets"]}, PostprocessSpec(scores="sigmoid")
+
+
+def _joined(outputs: Values, asked: bool) -> Found | None:
+    """Boxes, scores and perhaps classes in one tensor."""
+    found = floats(outputs, 3)
+    return joined(next(iter(found.values()))) if len(found) == len(outputs) == 1 else None
 
 
 def _objects(outputs: Values, asked: bool) -> Found | None:
     if not {"logits", "boxes"} <= set(outputs):
         return None
-    return {name: outputs[name] for name in ("logits", "boxes")}, PostprocessSpec()
+    independent = independent_scores(outputs["boxes"])
+    postprocess = PostprocessSpec("sigmoid" if independent else "softmax")
+    return {name: outputs[name] for name in ("logits", "boxes")}, postprocess
 
 
 def _segments(outputs: Values, asked: bool) -> Found | None:
@@ -116,7 +139,9 @@ def _classes(outputs: Values, asked: bool) -> Found | None:
 ROWS = (
     GraphOutputs("detection", _ranked, "labels, boxes and scores"),
     GraphOutputs("panoptic", _segments, "logits, boxes and masks"),
+    GraphOutputs("detection", _rf_detr, "dets and labels"),
     GraphOutputs("detection", _objects, "logits and boxes"),
+    GraphOutputs("detection", _joined, "one tensor [batch, queries, 4 + classes] that ends with sigmoids"),
     GraphOutputs("features", _features, "features [batch, width]"),
     GraphOutputs("classification", _classes, "logits [batch, classes]"),
 )
