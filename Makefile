@@ -34,7 +34,7 @@ docs: $(VENV)/.installed-dev
 
 # Modules as people write them, three blocks deep in place of one, and each by the commands to a bundle.
 modules: $(VENV)/.installed-dev
-	VITDEPLOY_TEST_DEPTH=3 $(BIN)/python -m pytest -q tests/compatibility/test_modules.py tests/compatibility/test_modules_as_bundles.py
+	VITDEPLOY_TEST_DEPTH=3 $(BIN)/python -m pytest -q tests/compatibility/test_modules.py tests/compatibility/test_modules_as_bundles.py tests/compatibility/test_graphs.py
 
 # The real Python APIs of TensorRT and of CUDA, which our calls are checked against. What cannot be made is told, and its
 # tests skip; what was made is kept.

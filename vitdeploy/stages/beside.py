@@ -5,7 +5,8 @@ Exporters of transformers' models leave the model's config files there, or one f
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vitdeploy.errors import CheckpointError
@@ -13,10 +14,15 @@ from vitdeploy.models.json_file import read_json
 from vitdeploy.models.model_folder.files import CONFIG, PREPROCESSOR
 from vitdeploy.models.model_folder.image_processor import transformers_preprocess, transformers_processor
 from vitdeploy.models.model_folder.labels import labels_for
-from vitdeploy.spec import PreprocessSpec
+from vitdeploy.spec import Postprocess, PostprocessSpec, PreprocessSpec, TensorSpec, last_axis
 from vitdeploy.stages.files import LABELS_FILE, labels_beside
 
 ASSUMED = "an ONNX file does not say how images are prepared: / 255 and a plain resize are assumed"
+
+SOFTMAX = (
+    "scores are taken for a softmax with a last column 'no object', as DETR's: nothing in the graph or beside it says; "
+    "if they are independent, `postprocess: {scores: sigmoid}` in a recipe"
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +36,7 @@ class Beside:
 
 def find_beside(file: Path, channels: int, image_size: tuple[int, int], classes: int | None) -> Beside:
     """Read the files next to `file`, an external ONNX file, for images of (height, width)."""
-    folder = file.parent.parent if file.parent.name == "onnx" else file.parent
+    folder = _folder(file)
     preprocess, notes = _preprocess(folder, channels, image_size)
     of_config, remarks = _config_labels(folder, classes)
     for source, labels in ((LABELS_FILE, labels_beside(file)), (CONFIG, of_config)):
@@ -38,6 +44,33 @@ def find_beside(file: Path, channels: int, image_size: tuple[int, int], classes:
             more = remarks if source == CONFIG else ()
             return Beside(preprocess, labels, (*notes, *more, f"labels: those of {source} beside the file"))
     return Beside(preprocess, (), notes)
+
+
+def settled_scores(
+    file: Path, postprocess: Postprocess | None, outputs: Iterable[TensorSpec]
+) -> tuple[Postprocess | None, tuple[str, ...]]:
+    """What the scores of a detector are where its graph does not show it, and notes on it.
+
+    By transformers' convention: a softmax has a column of logits more than config.json has labels ("no object"),
+    independent scores (sigmoid) have one for each label.
+    """
+    columns = last_axis(outputs, "logits")
+    if not isinstance(postprocess, PostprocessSpec) or postprocess.scores != "softmax" or columns is None:
+        return postprocess, ()
+    folder = _folder(file)
+    try:
+        names = read_json(folder / CONFIG).get("id2label") if (folder / CONFIG).is_file() else None
+    except CheckpointError:  # of another program
+        names = None
+    count = len(names) if isinstance(names, dict) else None
+    if count == columns:
+        told = f"scores are independent (sigmoid): {CONFIG} beside the file has a label for each of {columns} logits"
+        return replace(postprocess, scores="sigmoid"), (told,)
+    return postprocess, () if count == columns - 1 else (SOFTMAX,)
+
+
+def _folder(file: Path) -> Path:
+    return file.parent.parent if file.parent.name == "onnx" else file.parent
 
 
 def _preprocess(

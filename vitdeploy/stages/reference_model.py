@@ -25,7 +25,7 @@ from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import POSTPROCESS, Postprocess, PreprocessSpec, SequenceSpec, Task, TensorSpec, encode
-from vitdeploy.stages.beside import find_beside
+from vitdeploy.stages.beside import find_beside, settled_scores
 from vitdeploy.stages.files import known_labels, require_label_file, require_onnx_file
 from vitdeploy.stages.step import ORIGINAL
 from vitdeploy.verification.plausible import Claim
@@ -227,11 +227,14 @@ def _of_graph(source: Source, given: Overrides) -> ReferenceModel:
     notes = list(graph.notes)
     zeros, ones = (0.0,) * channels, (1.0,) * channels
     preprocess = PreprocessSpec((height, width), (height, width), "bilinear", zeros, ones)
+    postprocess = graph.postprocess
     if own is not None:
         preprocess, labels = own.images, known_labels(_graph_file(source), own)
         notes += _contradictions(graph, given)
     else:
-        classes = number_of_classes(spec.outputs, graph.postprocess)
+        postprocess, told = settled_scores(_graph_file(source), postprocess, spec.outputs)
+        notes += told if given.postprocess is None else ()
+        classes = number_of_classes(spec.outputs, given.postprocess or postprocess)
         beside = find_beside(_graph_file(source), channels, (height, width), classes)
         preprocess, labels = beside.preprocess or preprocess, beside.labels
         notes += [note for note in beside.notes if given.preprocess is None or note.startswith("labels")]
@@ -244,7 +247,7 @@ def _of_graph(source: Source, given: Overrides) -> ReferenceModel:
         outputs=spec.outputs,
         parameters=graph.parameters,
         preprocess=preprocess,
-        postprocess=graph.postprocess,
+        postprocess=postprocess,
         labels=labels,
         family="onnx",
         notes=tuple(notes),

@@ -14,7 +14,7 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.graph.edit import Names, replace
-from vitdeploy.graph.values import array_of, only_user, operands, producer, scalar_of, stem, with_constant
+from vitdeploy.graph.values import array_of, only_user, operands, producer, rank_of, scalar_of, stem, with_constant
 
 OPSET = 17
 # The Transpose of queries and keys.
@@ -44,26 +44,29 @@ def fuse_layer_norm(model: ir.Model) -> int:
 
 
 def _normalised(root: ir.Node) -> _Normalised | None:
-    shifted = with_constant(producer(_uncast(root.inputs[0]), "Add"), "Add")
+    shifted = with_constant(producer(uncast(root.inputs[0]), "Add"), "Add")
     if shifted is None:
         return None
     variance, epsilon = shifted
-    squared = _mean_of(variance)
-    deviation = _square_root(squared) if squared is not None else None
-    x = _deviation_from_mean(deviation)
+    squared = mean_of(variance)
+    deviation = square_root(squared) if squared is not None else None
+    x = deviation_from_mean(deviation)
     if x is None:
         return None
     for value in _quotients(root.outputs[0]):
         pair = operands(value.producer(), str(getattr(value.producer(), "op_type", "")))
         assert pair is not None
-        if any(_deviation_from_mean(_uncast(side)) is x for side in pair):
+        if any(deviation_from_mean(uncast(side)) is x for side in pair):
             return _Normalised(x, epsilon, value)
     return None
 
 
-def _mean_of(value: ir.Value | None) -> ir.Value | None:
-    """The x of ReduceMean(x) over the last axis with the axis kept."""
-    node = producer(_uncast(value), "ReduceMean")
+def mean_of(value: ir.Value | None) -> ir.Value | None:
+    """The x of ReduceMean(x) over the last axis with the axis kept; of three axes, GlobalAveragePool is that too."""
+    pooled = producer(uncast(value), "GlobalAveragePool")
+    if pooled is not None:
+        return pooled.inputs[0] if rank_of(pooled.inputs[0]) == 3 else None
+    node = producer(uncast(value), "ReduceMean")
     if node is None or not node.attributes.get_int("keepdims", 1):
         return None
     x = node.inputs[0]
@@ -76,20 +79,20 @@ def _mean_of(value: ir.Value | None) -> ir.Value | None:
     return x if axes == [-1] or (rank and axes == [rank - 1]) else None
 
 
-def _square_root(value: ir.Value) -> ir.Value | None:
+def square_root(value: ir.Value) -> ir.Value | None:
     """The d of Mul(d, d) or Pow(d, 2)."""
-    source = _uncast(value)
+    source = uncast(value)
     pair = operands(producer(source, "Mul"), "Mul")
     if pair is not None:
-        return _uncast(pair[0]) if pair[0] is pair[1] else None
+        return uncast(pair[0]) if pair[0] is pair[1] else None
     power = with_constant(producer(source, "Pow"), "Pow")
-    return _uncast(power[0]) if power is not None and power[1] == 2.0 else None
+    return uncast(power[0]) if power is not None and power[1] == 2.0 else None
 
 
-def _deviation_from_mean(value: ir.Value | None) -> ir.Value | None:
+def deviation_from_mean(value: ir.Value | None) -> ir.Value | None:
     """The x of x - mean(x)."""
     pair = operands(producer(value, "Sub"), "Sub")
-    return pair[0] if pair is not None and _mean_of(pair[1]) is pair[0] else None
+    return pair[0] if pair is not None and mean_of(pair[1]) is pair[0] else None
 
 
 def _quotients(root: ir.Value) -> list[ir.Value]:
@@ -159,7 +162,7 @@ def _per_channel(model: ir.Model, node: ir.Node, operator: str, width: int) -> t
     return user, Names(model).constant(vector, f"{constant.name}.vector")
 
 
-def _uncast(value: ir.Value | None) -> ir.Value | None:
+def uncast(value: ir.Value | None) -> ir.Value | None:
     node = producer(value, "Cast")
     return node.inputs[0] if node is not None else value
 

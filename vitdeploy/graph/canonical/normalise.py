@@ -21,10 +21,12 @@ from vitdeploy.graph.canonical.gather import flatten_gathers
 from vitdeploy.graph.canonical.gelu import fuse_gelu
 from vitdeploy.graph.canonical.layer_norm import fuse_layer_norm, norm_before_heads
 from vitdeploy.graph.canonical.matmul import einsum_to_matmul, gemm_to_matmul
+from vitdeploy.graph.canonical.moments import fuse_moments
 from vitdeploy.graph.canonical.redundant import remove_redundant
 from vitdeploy.graph.canonical.shapes import resolve_shapes
 from vitdeploy.graph.canonical.stacks import unstack
 from vitdeploy.graph.canonical.upgrade import upgrade_opset
+from vitdeploy.graph.canonical.views import settle_views
 from vitdeploy.graph.edit import drop_unused
 from vitdeploy.graph.shapes.infer import Inference
 from vitdeploy.graph.shapes.operators import Operators
@@ -70,8 +72,9 @@ def _settle(model: ir.Model) -> int:
     total, operators = 0, Operators(model.graph.opset_imports)
     for _ in range(ROUNDS):
         folded = fold_constant_norms(model)
-        known = Inference(model, operators)
+        known, before = Inference(model, operators), len(model.graph)
         fold_constants(model, known)
+        folded += before - len(model.graph)  # what was folded may tell the next round a size
         chain = SizeChain(model, known)
         changed = resolve_shapes(model, known, chain) + remove_redundant(model, known, chain)
         drop_unused(model)
@@ -100,7 +103,13 @@ PASSES = (
         "to the same type, dead code or shape arithmetic",
     ),
     Pass("stacks", unstack, "no Gather takes one part of a stack of tensors"),
+    Pass(
+        "views",
+        settle_views,
+        "the bias of a product is added to it before any view; a product of heads has an axis of theirs",
+    ),
     Pass("layer_norm", fuse_layer_norm, "layer normalisation is one LayerNormalization"),
+    Pass("moments", fuse_moments, "so is that of TensorFlow, a scale and a shift made of moments"),
     Pass(
         "head_norm",
         lambda model: norm_before_heads(model.graph),

@@ -8,10 +8,11 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.graph.canonical.free_sizes import SizeChain
+from vitdeploy.graph.canonical.uniform import is_made_of_constants, sink_expand_of_constant
 from vitdeploy.graph.edit import bypass, replace
 from vitdeploy.graph.shapes.infer import Inference
 from vitdeploy.graph.shapes.sizes import Dims, Unknown, broadcast
-from vitdeploy.graph.values import array_of, is_constant, operands, producer
+from vitdeploy.graph.values import array_of, operands, producer
 
 # x op c = x for this constant; for the first two also c op x.
 NEUTRAL = {"Add": 0.0, "Mul": 1.0, "Sub": 0.0, "Div": 1.0}
@@ -30,7 +31,9 @@ def remove_redundant(model: ir.Model, known: Inference, chain: SizeChain) -> int
         source = _unchanged(known, node)
         same = source is not None and source.dtype == node.outputs[0].dtype
         bypassed = same and source is not None and bypass(node, source)
-        count += bypassed or _sink_expand(model, known, node) or _sink_through_view(model, known, chain, node)
+        count += (
+            bypassed or _sink_expand(model, known, chain, node) or sink_expand_of_constant(model, known, chain, node)
+        )
     return count
 
 
@@ -113,7 +116,7 @@ _RULES: dict[str, Callable[[Inference, ir.Node], bool]] = {
 }
 
 
-def _sink_expand(model: ir.Model, known: Inference, node: ir.Node) -> bool:
+def _sink_expand(model: ir.Model, known: Inference, chain: SizeChain, node: ir.Node) -> bool:
     """Bypass an Expand if an elementwise operator broadcasts its data to the same result anyway.
 
     If all other inputs are constants, the Expand moves behind the operator, so that a mask or a size that is the same
@@ -136,38 +139,18 @@ def _sink_expand(model: ir.Model, known: Inference, node: ir.Node) -> bool:
         node.replace_input_with(index, data)
         return True
     others = [value for i, value in enumerate(node.inputs) if i != index]
-    if not is_constant(data) or not all(is_constant(value) for value in others):
+    if not is_made_of_constants(data) or not all(map(is_made_of_constants, others)):
         return False
-    if known.dims_of(expand.outputs[0]) != wanted:
+    target = expand.inputs[1] if known.dims_of(expand.outputs[0]) == wanted else chain.vector(wanted)
+    if target is None:
         return False
     inner = ir.node(node.op_type, inputs, attributes=dict(node.attributes))
     inner.outputs[0].type = node.outputs[0].type
-    replace(model, node, [inner, ir.node("Expand", [inner.outputs[0], expand.inputs[1]])])
+    whole = ir.node("Expand", [inner.outputs[0], target])
+    known.dims[inner.outputs[0]], known.dims[whole.outputs[0]] = combined, wanted
+    replace(model, node, [inner, whole])
     return True
 
 
 def _equal(a: Dims, b: Dims) -> bool:
     return a == b and not any(isinstance(size, Unknown) for size in a)
-
-
-def _sink_through_view(model: ir.Model, known: Inference, chain: SizeChain, node: ir.Node) -> bool:
-    """Move the Expand of a constant behind a Cast, Unsqueeze or Tile, where it may meet an elementwise operator."""
-    expand = producer(node.inputs[0], "Expand") if node.op_type in ("Cast", "Unsqueeze", "Tile") else None
-    data = expand.inputs[0] if expand is not None else None
-    if expand is None or data is None or not is_constant(data):
-        return False
-    before, after = known.dims_of(data), known.dims_of(expand.outputs[0])
-    wanted = known.dims_of(node.outputs[0])
-    if before is None or after is None or wanted is None or len(before) != len(after):
-        return False
-    if node.op_type == "Tile":
-        repeats = known.contents_of(node.inputs[1])
-        if repeats is None or any(a != b and count != 1 for a, b, count in zip(before, after, repeats, strict=True)):
-            return False
-    target = chain.vector(wanted)
-    if target is None:
-        return False
-    inner = ir.node(node.op_type, [data, *node.inputs[1:]], attributes=dict(node.attributes))
-    inner.outputs[0].type = node.outputs[0].type
-    replace(model, node, [inner, ir.node("Expand", [inner.outputs[0], target])])
-    return True

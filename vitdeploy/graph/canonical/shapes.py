@@ -31,14 +31,14 @@ def resolve_shapes(model: ir.Model, known: Inference, chain: SizeChain) -> int:
 
 def _known_numbers(model: ir.Model, known: Inference) -> int:
     """A computed tensor whose entries are all numbers is a constant."""
-    count = 0
+    count, names = 0, Names(model)
     for value, contents in list(known.contents.items()):
         node = value.producer()
         if node is None or value.is_graph_output() or value.dtype not in (INT64, ir.DataType.INT32):
             continue
         if not value.uses() or not all(isinstance(entry, int) for entry in contents.ravel()):
             continue
-        constant = Names(model).constant(contents.astype(value.dtype.numpy()), f"{value.name}.constant")
+        constant = names.constant(contents.astype(value.dtype.numpy()), f"{value.name}.constant")
         known.contents[constant] = contents
         count += len(value.uses())
         ir.convenience.replace_all_uses_with(value, constant)

@@ -9,6 +9,8 @@ dropped: a file could lie about them, and `normalise` infers them.
 
 from __future__ import annotations
 
+import copy
+import heapq
 import math
 import os
 import stat
@@ -78,6 +80,8 @@ def _safe(path: Path) -> onnx.ModelProto:
 
 
 def _parsed(proto: onnx.ModelProto, path: Path, *, shapes: bool) -> ir.Model:
+    if not shapes:
+        _sort(proto.graph)
     try:
         onnx.checker.check_model(_without_weights(proto))
         for graph in () if shapes else graphs(proto.graph):
@@ -87,6 +91,38 @@ def _parsed(proto: onnx.ModelProto, path: Path, *, shapes: bool) -> ir.Model:
         raise _invalid(shown(path.name), str(error) or type(error).__name__) from None
     ir.external_data.set_base_dir(model.graph, path.parent)
     return model
+
+
+def _sort(graph: onnx.GraphProto) -> None:
+    """Put each node of the main graph behind those that it reads, in place; one in order stays as it is, and so does a
+    circle. The runtimes take any order, ONNX's checker does not, and some converters to float16 write none."""
+    nodes = list(graph.node)
+    makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    missing, readers = [0] * len(nodes), [list[int]() for _ in nodes]
+    for index, node in enumerate(nodes):
+        for maker in {makers[name] for name in _outer_reads(node) if name in makers}:
+            missing[index] += 1
+            readers[maker].append(index)
+    ready, order = [index for index, count in enumerate(missing) if not count], list[int]()
+    while ready:  # of those that could be next, the one that is first in the file
+        order.append(heapq.heappop(ready))
+        for index in readers[order[-1]]:
+            missing[index] -= 1
+            if not missing[index]:
+                heapq.heappush(ready, index)
+    if len(order) == len(nodes) and order != sorted(order):
+        copies = [copy.deepcopy(nodes[index]) for index in order]
+        del graph.node[:]
+        graph.node.extend(copies)
+
+
+def _outer_reads(node: onnx.NodeProto) -> Iterator[str]:
+    """The names that a node reads, and the graphs inside it."""
+    yield from node.input
+    for attribute in node.attribute:
+        for inner in (attribute.g, *attribute.graphs):
+            for each in inner.node:
+                yield from _outer_reads(each)
 
 
 def _read(path: Path) -> bytes:

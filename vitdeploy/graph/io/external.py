@@ -16,10 +16,11 @@ from vitdeploy.errors import GraphError
 from vitdeploy.graph.edit import drop_unused
 from vitdeploy.graph.io.admit import admit
 from vitdeploy.graph.io.files import BATCH, METADATA_KEY, GraphMetadata, get_metadata
-from vitdeploy.graph.io.inputs import bind_input, of_another_size, set_image_size
+from vitdeploy.graph.io.inputs import bind_input, drop_overridable, of_another_size, put_channels_first, set_image_size
 from vitdeploy.graph.io.outputs import task_of
+from vitdeploy.graph.io.widen import widened
 from vitdeploy.runtime.tensors import last_resort
-from vitdeploy.spec import Postprocess, Task
+from vitdeploy.spec import Postprocess, PostprocessSpec, Task
 
 IMAGE, SIZES = "image", "orig_target_sizes"
 
@@ -59,6 +60,11 @@ def import_graph(
     model = admit(path)
     metadata = get_metadata(model, str(path)) if METADATA_KEY in model.metadata_props else None
     notes = []
+    drop_overridable(model)
+    if metadata is None:
+        notes += widened(model)
+        if put_channels_first(model):
+            notes.append("the image has its channels last: the graph takes [batch, channels, height, width] instead")
     if any(value.name == SIZES for value in model.graph.inputs):
         # Boxes then come out relative to the image: what the size would scale them to, post-processing does.
         bind_input(model, SIZES, np.ones(2, np.int64))
@@ -71,6 +77,8 @@ def import_graph(
     if metadata is None:
         found, postprocess, others = task_of(model, path, task)
         notes += [last_resort(others)] if found == "tensors" != task else []
+        if isinstance(postprocess, PostprocessSpec) and postprocess.scores == "sigmoid":
+            notes.append("scores are independent (sigmoid), as of all detectors that choose their queries by score")
     else:
         found, postprocess = metadata.task, metadata.postprocess
     if task not in (None, found):

@@ -71,6 +71,59 @@ def _repeated(model: ir.Model, constant: ir.Value, batch: int | ir.SymbolicDim, 
     return nodes[-1].outputs[0]
 
 
+def drop_overridable(model: ir.Model) -> None:
+    """Take what has a value of its own from the inputs, in place: weights, which some exporters list as inputs too."""
+    for value in [value for value in model.graph.inputs if str(value.name) in model.graph.initializers]:
+        model.graph.inputs.remove(value)
+
+
+# An image has so many channels, and no other axis of one is so short.
+CHANNELS = (1, 3, 4)
+TO_CHANNELS_LAST, TO_CHANNELS_FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
+
+
+def put_channels_first(model: ir.Model) -> bool:
+    """Let a graph whose one image has its channels last take [batch, channels, height, width] instead, in place.
+
+    TensorFlow's images are [batch, height, width, channels], and its converters write a Transpose behind the input,
+    which goes. Returns whether it was such a graph.
+    """
+    images = [value for value in model.graph.inputs if value.shape is not None and len(value.shape) == 4]
+    if len(images) != 1 or not _channels_last(images[0]):
+        return False
+    [image] = images
+    assert image.shape is not None
+    batch, height, width, channels = image.shape
+    names, index = Names(model), list(model.graph.inputs).index(image)
+    new = ir.Value(name=image.name, type=image.type, shape=ir.Shape([batch, channels, height, width]))
+    image.name = names.free(f"{image.name}/channels_last")
+    for reader in [use.node for use in image.uses() if _to_channels_first(use.node)]:
+        ir.convenience.replace_all_uses_with(reader.outputs[0], new)
+        model.graph.remove(reader, safe=True)
+    model.graph.inputs[index] = new
+    if image.uses():
+        transpose = names.node("Transpose", [new], f"{new.name}/Transpose", {"perm": TO_CHANNELS_LAST})
+        transpose.outputs[0].type, transpose.outputs[0].shape = image.type, image.shape
+        ir.convenience.replace_all_uses_with(image, transpose.outputs[0])
+        model.graph.insert_before(model.graph[0], transpose)
+    return True
+
+
+def _channels_last(image: ir.Value) -> bool:
+    """By the only axis that can be channels; where that does not tell, by what reads the image."""
+    assert image.shape is not None
+    first, last = image.shape[1] in CHANNELS, image.shape[3] in CHANNELS
+    if first != last:
+        return last
+    readers = [use.node for use in image.uses()]
+    return bool(readers) and all(map(_to_channels_first, readers))
+
+
+def _to_channels_first(node: ir.Node) -> bool:
+    perm = list(node.attributes.get_ints("perm", ()))
+    return node.op_type == "Transpose" and perm == TO_CHANNELS_FIRST and not node.outputs[0].is_graph_output()
+
+
 def set_image_size(model: ir.Model, size: tuple[int, int] | None) -> None:
     """Give the one input of four axes [batch, channels, height, width] its channels, height and width. In place.
 

@@ -3,6 +3,8 @@
 Exporters differ in what they call their outputs and in whether post-processing is part of the graph. What is known:
 
     labels + boxes + scores                                           RT-DETR, D-FINE, DEIM as their code exports them
+    dets + labels [+ masks]                                           RF-DETR as its code exports it
+    one float tensor [batch, queries, 4 + classes] or [..., 6]        RT-DETR as Ultralytics exports it
     logits, pred_logits + boxes, pred_boxes [+ masks, pred_masks]     DETR and its kin as optimum and others export them
     heatmaps                                                          key points, as transformers and mmpose name them
     reconstruction                                                    a picture, as transformers names it
@@ -11,6 +13,9 @@ Exporters differ in what they call their outputs and in whether post-processing 
     logits of four axes; class_queries_logits + masks_queries_logits   a semantic segmentation model, as transformers
     predicted_depth                                                   a depth model, as transformers names it
     anything else with an axis for the batch                          numbers that are compared as such
+
+What no name says is read from the nodes that compute an output: whether scores compete or are independent, and whether
+boxes are relative to the image.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.io import any_outputs, dense_outputs, image_outputs, keypoint_outputs
+from vitdeploy.graph.io.detectors import independent_scores, joined, ranked_in_pixels
 from vitdeploy.graph.io.output_row import Found, GraphOutputs, Values, floats
 from vitdeploy.spec import Postprocess, PostprocessSpec, Task
 
@@ -68,13 +74,30 @@ def _ranked(outputs: Values, asked: bool) -> Found | None:
     names = ("labels", "boxes", "scores")
     if not set(names) <= set(outputs):
         return None
+    ranked_in_pixels(outputs["boxes"])
     return {name: outputs[name] for name in names}, PostprocessSpec(scores="given", boxes="xyxy")
+
+
+def _rf_detr(outputs: Values, asked: bool) -> Found | None:
+    """Its labels are logits, one more than there are labels, and all independent; masks are of no task here."""
+    found = floats(outputs, 3)
+    if not {"dets", "labels"} <= set(found):
+        return None
+    return {"logits": found["labels"], "boxes": found["dets"]}, PostprocessSpec(scores="sigmoid")
+
+
+def _joined(outputs: Values, asked: bool) -> Found | None:
+    """Boxes, scores and perhaps classes in one tensor."""
+    found = floats(outputs, 3)
+    return joined(next(iter(found.values()))) if len(found) == len(outputs) == 1 else None
 
 
 def _objects(outputs: Values, asked: bool) -> Found | None:
     if not {"logits", "boxes"} <= set(outputs):
         return None
-    return {name: outputs[name] for name in ("logits", "boxes")}, PostprocessSpec()
+    independent = independent_scores(outputs["boxes"])
+    postprocess = PostprocessSpec("sigmoid" if independent else "softmax")
+    return {name: outputs[name] for name in ("logits", "boxes")}, postprocess
 
 
 def _segments(outputs: Values, asked: bool) -> Found | None:
@@ -102,11 +125,13 @@ def _classes(outputs: Values, asked: bool) -> Found | None:
 ROWS = (
     GraphOutputs("detection", _ranked, "labels, boxes and scores"),
     GraphOutputs("panoptic", _segments, "logits, boxes and masks"),
+    GraphOutputs("detection", _rf_detr, "dets and labels"),
     GraphOutputs("detection", _objects, "logits and boxes"),
     keypoint_outputs.ROW,
     dense_outputs.SEGMENTATION,
     dense_outputs.DEPTH,
     image_outputs.ROW,
+    GraphOutputs("detection", _joined, "one tensor [batch, queries, 4 + classes] that ends with sigmoids"),
     GraphOutputs("features", _features, "features [batch, width]"),
     GraphOutputs("classification", _classes, "logits [batch, classes]"),
     any_outputs.ROW,

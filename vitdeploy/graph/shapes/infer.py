@@ -30,6 +30,7 @@ ELEMENTWISE: dict[str, Callable[..., Extent]] = {
     "Mod": sizes.modulo,
     "Equal": sizes.equal,
     "Where": sizes.chosen,
+    "Max": sizes.larger,
 }
 
 
@@ -176,12 +177,26 @@ def _constant_of_shape(inference: Inference, node: ir.Node) -> Dims | None:
 
 
 def _resize(inference: Inference, node: ir.Node) -> Dims | None:
-    """The batch of a Resize is scaled by 1, which ONNX's inference does not carry through for a free size."""
+    """The batch of a Resize is scaled by 1, which ONNX's inference does not carry through for a free size. Where sizes
+    are given, they are it."""
+    given = inference.contents_of(node.inputs[3]) if len(node.inputs) > 3 else None
+    policy = node.attributes.get_string("keep_aspect_ratio_policy", "stretch")
+    if given is not None and given.ndim == 1 and "axes" not in node.attributes and policy == "stretch":
+        return tuple(given)
     data, scales = inference.dims_of(node.inputs[0]), node.inputs[2] if len(node.inputs) > 2 else None
     factors, inferred = inference.numbers(scales) if scales is not None else None, inference.dims.get(node.outputs[0])
     if data is None or factors is None or inferred is None or len(data) != factors.size or "axes" in node.attributes:
         return None
     return tuple(own if factor == 1 else size for own, size, factor in zip(data, inferred, factors, strict=True))
+
+
+def _range(inference: Inference, node: ir.Node) -> Dims | None:
+    """0, 1, 2 ... up to a size."""
+    start, limit, step = (inference.contents_of(value) for value in node.inputs)
+    if start is None or limit is None or step is None or any(part.size != 1 for part in (start, limit, step)):
+        return None
+    first, last, by = start.item(), limit.item(), step.item()
+    return (last,) if first == 0 and by == 1 and isinstance(last, Size) else None
 
 
 _DIMS: dict[str, Callable[[Inference, ir.Node], Dims | None]] = {
@@ -191,6 +206,7 @@ _DIMS: dict[str, Callable[[Inference, ir.Node], Dims | None]] = {
     "Tile": _tile,
     "ConstantOfShape": _constant_of_shape,
     "Resize": _resize,
+    "Range": _range,
 }
 
 

@@ -97,6 +97,15 @@ def equal(a: Extent, b: Extent) -> Extent:
     return UNKNOWN
 
 
+def larger(*entries: Extent) -> Extent:
+    """The largest, for numbers, for equal sizes, and for 1 beside any named size."""
+    found = [entry for entry in entries if entry != 1] or [1]
+    if all(isinstance(entry, int) for entry in found):
+        return max(entry for entry in entries if isinstance(entry, int))
+    same = all(entry == found[0] for entry in found) and isinstance(found[0], Size) and found[0].factor > 0
+    return found[0] if same else UNKNOWN
+
+
 def chosen(condition: Extent, a: Extent, b: Extent) -> Extent:
     if isinstance(condition, int):
         return a if condition else b
