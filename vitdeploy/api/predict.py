@@ -50,6 +50,7 @@ def predict(
     target: str = "auto",
     *,
     top: int,
+    texts: Sequence[str] = (),
     trust: Path | None,
     reporter: Reporter,
 ) -> Predicted:
@@ -59,20 +60,27 @@ def predict(
         find: the inputs, by whether the bundle takes token files, not images.
         target: which engine, by target or name.
         top: how many classes of an image.
+        texts: what images are compared with, by a bundle of two towers; () for its labels.
 
     Raises:
+        InputError: texts for a bundle that takes none.
         Errors of `find`, and of reading and loading the bundle, as `runtime.load`.
     """
     from vitdeploy.bundle.read import read_bundle
     from vitdeploy.runtime import load, load_sequence
 
-    if read_bundle(bundle).task == "sequence":
+    task = read_bundle(bundle).task
+    if texts and task != "zero-shot":
+        raise InputError(f"{bundle} takes no texts", found=f"the task {task}", fix="leave --text out")
+    if task == "sequence":
         found = find(True)
         with reporter, load_sequence(bundle, target, trust=trust) as translator:
             answers = _translate(translator, found, reporter.progress)
             return Predicted(translator.target, translator.why, found, *answers)
     found = find(False)
     with reporter, load(bundle, target, trust=trust) as predictor:
+        if texts:
+            predictor.labels = texts
         answers = _answer(predictor, found, top, reporter.progress)
         return Predicted(predictor.target, predictor.why, found, *answers)
 

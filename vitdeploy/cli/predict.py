@@ -19,14 +19,25 @@ from vitdeploy.errors import InputError
 @click.argument("inputs", nargs=-1, required=True, type=click.Path(allow_dash=True))
 @engine_option
 @click.option("--top", type=click.IntRange(min=1), default=3, show_default=True, help="How many classes to show.")
+@click.option("--text", "texts", multiple=True, help="Compare the images with this text; as often as needed.")
 @trust_option
 @output_options
-def command(console: Console, bundle: Path, inputs: tuple[str, ...], target: str, top: int, trust: Path | None) -> None:
+def command(
+    console: Console,
+    bundle: Path,
+    inputs: tuple[str, ...],
+    target: str,
+    top: int,
+    texts: tuple[str, ...],
+    trust: Path | None,
+) -> None:
     """Run a bundle on images, or on the token arrays of .npz files.
 
     INPUTS are files, folders (every image below them), quoted patterns such as 'shots/**/*.png', and - for an image on
     standard input. JPEG, PNG, WebP, BMP, TIFF and GIF are read, and the first of several frames. Inputs that cannot be
     read are named, the others are answered, and the exit code is 2.
+
+    A bundle of two towers, such as CLIP's, says which --text fits best; without any, the texts are its labels.
     """
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
@@ -35,6 +46,7 @@ def command(console: Console, bundle: Path, inputs: tuple[str, ...], target: str
             lambda tokens: find_inputs(inputs, console.note, tokens=tokens),
             target,
             top=top,
+            texts=texts,
             trust=trust,
             reporter=console,
         )

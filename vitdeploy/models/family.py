@@ -29,6 +29,8 @@ class Signature:
         features         "features" [batch, width] (pooled) and, where there are any, "patch_features" [batch, n, width]
         detection        "logits" [batch, queries, classes] and "boxes" [batch, queries, 4], read as `postprocess` says
         panoptic         detection's, and "masks" [batch, queries, height, width], logits
+        zero-shot        "image_features" [batch, width], and "text_features" [texts, width] of the module's second
+                         argument, int64 [texts, length]; read as `postprocess` says
 
     A model of sequences takes tokens instead (`models.transformer`): no channels, and an image size of 0.
     """

@@ -127,11 +127,14 @@ class DataSection(Section):
 
     `labels`: class folders (`folders`), none, or what lies at `annotations`: a folder of YOLO files (`yolo`), COCO's
     instances JSON (`coco`), COCO's panoptic JSON with its folder of PNGs (`panoptic`).
+    For models that take texts: `texts` is a file with one a line, `template` makes the name of a class folder a text.
     """
 
     path: str
     labels: LabelKind = "folders"
     annotations: str | None = None
+    texts: str | None = None
+    template: str | None = None
     calibration: CalibrationSection = CalibrationSection()
     evaluation: EvaluationSection = EvaluationSection()
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0

@@ -9,6 +9,7 @@ from vitdeploy.tasks.detection import DetectionKit
 from vitdeploy.tasks.features import FeaturesKit
 from vitdeploy.tasks.panoptic import PanopticKit
 from vitdeploy.tasks.sequence import SequenceKit
+from vitdeploy.tasks.zero_shot import ZeroShotKit
 
 KITS: dict[Task, type[TaskAdapter]] = {
     "classification": ClassificationKit,
@@ -16,6 +17,7 @@ KITS: dict[Task, type[TaskAdapter]] = {
     "detection": DetectionKit,
     "panoptic": PanopticKit,
     "sequence": SequenceKit,
+    "zero-shot": ZeroShotKit,
 }
 
 

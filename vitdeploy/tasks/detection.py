@@ -43,7 +43,7 @@ class DetectionKit(ImageKit):
 
     @property
     def _head(self) -> PostprocessSpec:
-        assert self.setting.postprocess is not None
+        assert isinstance(self.setting.postprocess, PostprocessSpec)
         return self.setting.postprocess
 
     def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:

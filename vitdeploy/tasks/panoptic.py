@@ -11,6 +11,7 @@ from vitdeploy.data.panoptic import PanopticMap, read_panoptic
 from vitdeploy.document.answers import Said
 from vitdeploy.runtime.panoptic import segment
 from vitdeploy.runtime.postprocess import label_of
+from vitdeploy.spec import PostprocessSpec
 from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, worst_difference
 from vitdeploy.tasks.detection import listed
 from vitdeploy.verification.changes import Changes, map_changes
@@ -36,13 +37,13 @@ class PanopticKit(ImageKit):
 
     def keep(self, outputs: Mapping[str, np.ndarray], size: tuple[int, int]) -> Mapping[str, np.ndarray]:
         """The map and its segments as rows of (id, class); the masks themselves would fill the disk."""
-        assert self.setting.postprocess is not None
+        assert isinstance(self.setting.postprocess, PostprocessSpec)
         found = segment(outputs, size, self.setting.images, self.setting.postprocess, None)
         rows = np.array([(each.id, each.index) for each in found.segments], np.int64).reshape(-1, 2)
         return {"logits": outputs["logits"], "boxes": outputs["boxes"], MAP: found.map, SEGMENTS: rows}
 
     def compare(self, ours: Answers, reference: Answers, data: Data) -> Comparison:
-        assert self.setting.postprocess is not None and self.setting.classes is not None
+        assert isinstance(self.setting.postprocess, PostprocessSpec) and self.setting.classes is not None
         truth = None
         if data.truth is not None:
             known = [data.truth[sample.path] for sample in data.evaluation]

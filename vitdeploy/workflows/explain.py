@@ -20,6 +20,7 @@ from vitdeploy.graph.io.files import get_metadata
 from vitdeploy.publish import storage_errors, sync_folder, temporary_folder
 from vitdeploy.report.attention import Panel, attention_picture, picture_size
 from vitdeploy.runtime.detection import Detection, detect
+from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.labels import read_labels
 from vitdeploy.runtime.postprocess import ClassScore, classify
 from vitdeploy.runtime.preprocess import Pixels, load_image
@@ -45,20 +46,22 @@ def explain(bundle: Path, image: Path, output: Path) -> Explanation:
     """
     _check_output(output, image)
     manifest = read_bundle(bundle)
-    if manifest.preprocess is None:
+    if manifest.preprocess is None or manifest.task in FLOWS:
+        takes = "takes no images" if manifest.preprocess is None else "is of several graphs"
         raise InputError(
-            f"{bundle} takes no images, so there is nothing to draw over",
+            f"{bundle} {takes}, so there is nothing to draw over",
             found=f"a bundle for the task {manifest.task}",
             wanted="a bundle of a model that takes images",
         )
     pixels = load_image(image, manifest.preprocess)[0]
     model = _float_graph(bundle, manifest)
-    objects = manifest.postprocess is not None
+    head = manifest.postprocess if isinstance(manifest.postprocess, PostprocessSpec) else None
+    objects = head is not None
     views = object_views(model, str(bundle)) if objects else token_views(model, str(bundle))
     [instrumented] = run_instrumented(model, views, [pixels], manifest.preprocess)
     labels = read_labels(bundle, manifest)
-    if manifest.postprocess is not None:
-        panels = _object_panels(views, instrumented, manifest.postprocess, pixels, labels, image)
+    if head is not None:
+        panels = _object_panels(views, instrumented, head, pixels, labels, image)
     else:
         panels = _token_panels(views, instrumented, labels)
     rows, columns = views.grid

@@ -13,6 +13,7 @@ from vitdeploy.embed.source import Embedded, find_embedded
 from vitdeploy.embed.templates import render
 from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime.openvino import PRECISION_HINTS
+from vitdeploy.spec import PostprocessSpec
 
 TARGETS, TASKS = ("openvino-cpu",), ("classification", "features", "detection")
 TOP = 5
@@ -52,7 +53,8 @@ def write(folder: Path, out: Path) -> list[str]:
 
 
 def _facts(found: Embedded, project: str) -> dict[str, object]:
-    spec, post, engine = found.preprocess, found.manifest.postprocess, found.engine
+    spec, engine = found.preprocess, found.engine
+    post = found.manifest.postprocess if isinstance(found.manifest.postprocess, PostprocessSpec) else None
     options = {"PERFORMANCE_HINT": "LATENCY", **engine.options}
     options.setdefault("INFERENCE_PRECISION_HINT", PRECISION_HINTS[engine.precision])
     batch = engine.inputs[0].shape[0]
