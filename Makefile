@@ -5,7 +5,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet
 COMPILE := build/lock/bin/uv pip compile --quiet pyproject.toml --constraint requirements/torch.txt --no-python-downloads
-.PHONY: demo page test test-lowest test-extras docs modules tensorrt-api models-doc report-schema lock clean
+.PHONY: demo page test test-lowest test-extras docs modules tensorrt-api models-doc report-schema train-scenes lock clean
 
 demo: $(VENV)/.installed
 	$(BIN)/vitdeploy run recipes/digits.yaml -o out/digits
@@ -44,6 +44,10 @@ tensorrt-api: $(VENV)/.installed-dev
 # docs/models.md, of what the tests of parity measure.
 models-doc: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.models_page -n 2 --dist loadfile
+
+# The models of drawn scenes, calibration/scenes/models/: an hour on a quiet core, and other last bits than the committed ones.
+train-scenes: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m calibration.scenes train all
 
 # docs/report.schema.json, of the dataclasses that report.json is written by.
 report-schema: $(VENV)/.installed-dev

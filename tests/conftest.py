@@ -28,7 +28,15 @@ SEQUENCE_MODEL = "transformer_w32e2d2h4_v13_l20"
 
 # Files that take longest, longest first: started last, one would run on alone when all others are done.
 LONGEST = (
-    *("test_tasks.py", "test_digits.py", "test_readme.py", "test_kill.py", "test_real_weights.py", "test_tune.py"),
+    *(
+        "test_tasks.py",
+        "test_detectors.py",
+        "test_digits.py",
+        "test_readme.py",
+        "test_kill.py",
+        "test_real_weights.py",
+        "test_tune.py",
+    ),
     *("test_bad_input.py", "test_verbs.py", "test_vit_export.py", "test_web.py", "test_sizes.py"),
     *("test_whole_pipeline.py", "test_modules.py", "test_external_modules.py", "test_ssh.py", "test_sweep.py"),
     *("test_sabotaged.py", "test_compile.py", "test_export.py", "test_detr_export.py", "test_bisect.py"),
@@ -37,7 +45,13 @@ LONGEST = (
 # Files of half a minute and more: `make test` runs them, `make test-PACKAGE` leaves them out.
 SLOW = {
     *("compatibility/test_modules.py", "embed/test_web.py", "faults/test_kill.py"),
-    *("workflows/test_sweep.py", "tasks/test_tasks.py", "workflows/test_tune.py", "api/test_notebooks.py"),
+    *(
+        "external/test_detectors.py",
+        "workflows/test_sweep.py",
+        "tasks/test_tasks.py",
+        "workflows/test_tune.py",
+        "api/test_notebooks.py",
+    ),
 }
 
 # Threads that wait for others sleep. By default they spin, which takes the core that the other process of tests needs.

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
+from tests.models.external.detectors import DETECTORS
 from vitdeploy.runtime.openvino import OpenVinoRunner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner
@@ -77,6 +78,8 @@ FAMILIES = {
     "EVA-02 with rotary positions, timm's module": Family((), {}, "logits"),
     "MobileViT, timm's module": Family((), {}, "logits"),
     "ViT-MSN, transformers' module": Family((), {}, "logits"),
+    "ViTPose, transformers' module": Family((), {}, "heatmaps"),
+    **{f"{name}, transformers' module": Family((), {}, BOXES) for name in DETECTORS},
 }
 
 

@@ -14,7 +14,10 @@ import types
 import typing
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
+
+from vitdeploy.dense_spec import TensorsSpec
+from vitdeploy.spec_points import KeypointSpec
 
 MANIFEST_FORMAT = 1
 # The metadata of a field that is written only where it is not None.
@@ -22,13 +25,15 @@ SPARSE = {"sparse": True}
 
 Precision = Literal["fp32", "fp16", "bf16", "fp8", "int8", "mixed"]
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
-Fit = Literal["stretch", "cover"]
+Fit = Literal["stretch", "cover", "topdown"]
 CropRounding = Literal["even", "down"]
+# What a fit does, in words before a size.
+RESIZING: dict[Fit, str] = {"stretch": "resize to", "cover": "cover", "topdown": "cut out a box to"}
 Scores = Literal["softmax", "sigmoid", "given"]
 Boxes = Literal["cxcywh", "xyxy"]
 # Of INT8 weights, whose largest is 2^(bits - 1) - 1: 127, or 63 for CPUs on which products of more bits saturate.
 WeightBits = Literal[7, 8]
-Task = Literal["classification", "features", "detection", "panoptic", "sequence", "zero-shot"]
+Task = Literal["classification", "features", "detection", "panoptic", "sequence", "keypoints", "tensors", "zero-shot"]
 # Where the labels of images come from: `data/` says what each is.
 LabelKind = Literal["folders", "none", "yolo", "coco", "panoptic"]
 # Whether a budget is met: proven, disproven, neither, or there is none.
@@ -63,6 +68,8 @@ class PreprocessSpec:
     values x in 0..255 become (x / 255 - mean) / std per channel. The number of channels is the length of `mean`: 1 for
     grey, 3 for RGB.
 
+    With `fit` "topdown" the model sees one object: a box in the image, or all of it (`runtime.topdown`).
+
     Half of what is cropped may be no whole pixel: the crop then begins at the even pixel next to it, as in torchvision
     and timm, or is rounded `down`, as in transformers.
     """
@@ -74,6 +81,10 @@ class PreprocessSpec:
     std: tuple[float, ...] = (0.5, 0.5, 0.5)
     fit: Fit = "stretch"
     crop_rounding: CropRounding = "even"
+
+    def __post_init__(self) -> None:
+        if self.fit == "topdown" and self.resize != self.crop:
+            raise ValueError(f"resize {self.resize}: topdown cuts out what is {self.crop[0]}x{self.crop[1]} pixels")
 
     @property
     def channels(self) -> int:
@@ -87,8 +98,10 @@ class PostprocessSpec:
     `scores` "softmax": "logits" [queries, classes + 1], whose last column is "no object"; "sigmoid": "logits"
     [queries, classes], independent; "given": the graph itself gives "scores" and "labels" [queries].
     `boxes`: how "boxes" [queries, 4] is written, relative to the model's input: 0..1 in x and in y.
-    `threshold`: the score from which an object is shown. Panoptic: `things` are the classes with instances (all others
-    are stuff), `mask_threshold` and `overlap` as in DETR's panoptic post-processing (arXiv 2005.12872, section 4.4).
+    `threshold`: the score from which an object is shown. `top_k`, of "sigmoid": how many pairs of query and class are
+    candidates, the best ones; None for as many as there are queries. Panoptic: `things` are the classes with instances
+    (all others are stuff), `mask_threshold` and `overlap` as in DETR's panoptic post-processing (arXiv 2005.12872,
+    section 4.4).
     """
 
     scores: Scores = "softmax"
@@ -97,6 +110,7 @@ class PostprocessSpec:
     things: tuple[int, ...] = ()
     mask_threshold: float = 0.5
     overlap: float = 0.8
+    top_k: int | None = field(default=None, metadata=SPARSE)
 
     def comparable(self, outputs: Iterable[str]) -> list[str]:
         """Of these outputs those that can be compared number by number. Where the graph itself ranks what it finds, two
@@ -138,12 +152,14 @@ class ZeroShotSpec:
 
 
 # What the outputs of a task mean, for tasks that have something to say of that: one class of data a task, or several.
-Postprocess = PostprocessSpec | ZeroShotSpec
+Postprocess: TypeAlias = PostprocessSpec | KeypointSpec | TensorsSpec | ZeroShotSpec
 # The class of each task's; a task that is not here has none.
 POSTPROCESS: dict[Task, type[Postprocess]] = {
     "detection": PostprocessSpec,
     "panoptic": PostprocessSpec,
     "zero-shot": ZeroShotSpec,
+    "tensors": TensorsSpec,
+    "keypoints": KeypointSpec,
 }
 
 

@@ -271,7 +271,7 @@ class Decomposes(Doubles):
 
 class Lists(Doubles):
     def forward(self, image):
-        return [image, image, image, image]
+        return [None, None]
 
 class Narrow(Doubles):
     def forward(self, image):

@@ -28,7 +28,7 @@ DIES = """
 import os, sys
 from vitdeploy.data import decode_worker
 load = decode_worker.load_image
-decode_worker.load_image = lambda path, spec: os.abort() if path.endswith("fatal.png") else load(path, spec)
+decode_worker.load_image = lambda path, *more: os.abort() if path.endswith("fatal.png") else load(path, *more)
 sys.exit(decode_worker.main())
 """
 
@@ -146,9 +146,9 @@ def loads(monkeypatch):
     """How often each file was decoded."""
     counts = Counter()
 
-    def load(path, spec):
+    def load(path, *more):
         counts[path.name] += 1
-        return load_image(path, spec)
+        return load_image(path, *more)
 
     monkeypatch.setattr(decoding, "load_image", load)
     monkeypatch.setattr(decoded, "load_image", load)

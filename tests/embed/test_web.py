@@ -278,12 +278,14 @@ def test_outputs_become_the_predictors_answers(written):
     spec, labels = PreprocessSpec(30, (28, 20), "bilinear", (0.5,), (0.5,)), ["a", "b"]
     logits = [generator.normal(size=7).astype(np.float32) * 5, np.zeros(3, np.float32)]
     cases = []
-    for scores, boxes in (("softmax", "cxcywh"), ("sigmoid", "xyxy"), ("given", "xyxy")):
+    for scores, boxes, top_k in (
+        *(("softmax", "cxcywh", None), ("sigmoid", "xyxy", None), ("sigmoid", "xyxy", 3), ("given", "xyxy", None)),
+    ):
         outputs = {"boxes": generator.uniform(0, 1, (6, 4)), "logits": generator.normal(size=(6, 4)) * 3}
         if scores == "given":
             outputs |= {"scores": generator.uniform(size=6), "labels": generator.integers(0, 3, 6)}
         outputs = {name: np.asarray(values, np.float32) for name, values in outputs.items()}
-        cases.append((outputs, PostprocessSpec(scores, boxes, 0.3)))
+        cases.append((outputs, PostprocessSpec(scores, boxes, 0.3, top_k=top_k)))
     size = {"width": 64, "height": 40, "spec": encode(spec), "labels": labels}
     asked = [
         {"outputs": {name: values.ravel().tolist() for name, values in outputs.items()}, "post": encode(post), **size}

@@ -17,6 +17,7 @@ from vitdeploy.pipeline.resolve import at_sizes, choice_of, export_config_of, ov
 from vitdeploy.recipe.load import MAX_BYTES, given_recipe, load_recipe, validate
 from vitdeploy.recipe.yaml_values import MAX_DEPTH
 from vitdeploy.spec import Budget, PostprocessSpec, PreprocessSpec
+from vitdeploy.spec_points import KeypointSpec
 from vitdeploy.stages.reference_model import Overrides
 from vitdeploy.tasks.adapter import DataChoice
 
@@ -27,7 +28,8 @@ name: vit-base
 source:
   {model: vit_base_patch16_224, checkpoint: weights.safetensors, image_size: [224, 256], heads: 12, labels: names.txt,
    text_features: text.npy}
-postprocess: {scores: sigmoid, boxes: xyxy, threshold: 0.3, things: [0, 2], mask_threshold: 0.4, overlap: 0.7}
+postprocess:
+  {scores: sigmoid, boxes: xyxy, threshold: 0.3, things: [0, 2], mask_threshold: 0.4, overlap: 0.7, top_k: 50}
 preprocess: {resize: 248, crop: 224, interpolation: bicubic, mean: [0.5, 0.5, 0.5], std: [0.5, 0.5, 0.5]}
 data:
   path: images
@@ -97,7 +99,9 @@ def test_the_example_with_every_section_loads(load, tmp_path):
         text_features=tmp_path / "text.npy",
     )
     assert overrides_of(recipe) == Overrides(
-        recipe.preprocess.to_spec(), PostprocessSpec("sigmoid", "xyxy", 0.3, (0, 2), 0.4, 0.7), tmp_path / "names.txt"
+        recipe.preprocess.to_spec(),
+        PostprocessSpec("sigmoid", "xyxy", 0.3, (0, 2), 0.4, 0.7, 50),
+        tmp_path / "names.txt",
     )
     assert choice_of(recipe) == DataChoice(tmp_path / "images", "folders", tmp_path / "labels", 128, "all", 7)
     assert recipe.preprocess.to_spec() == PreprocessSpec(248, (224, 224), "bicubic", (0.5,) * 3, (0.5,) * 3)
@@ -291,6 +295,16 @@ def test_merged_tokens_are_given_by_block(load, problems):
         "$.optimize.token_merging: input should be none, or block: tokens that remain, as {1: 192, 6: 128} "
         "(found '192')"
     ]
+
+
+def test_key_points_have_a_section_of_their_own(load, problems):
+    lines = [line for line in EXAMPLE.splitlines() if not line.startswith(("postprocess:", "  {scores:"))]
+    points = "\n".join([*lines, "postprocess: {decoding: argmax, threshold: 0.2, skeleton: [[0, 1], [1, 2]]}"])
+    assert load(points).postprocess.to_spec() == KeypointSpec("argmax", 11, 0.2, ((0, 1), (1, 2)))
+    [even] = problems(points, "postprocess.kernel=4")
+    assert even == "$.postprocess.kernel: wanted an odd number of pixels (found '4')"
+    [unknown] = problems(points, "postprocess.skeletn=[]")
+    assert unknown == "$.postprocess.skeletn: unknown field; did you mean skeleton?"
 
 
 def test_a_bench_may_also_ask_as_a_server_is_asked(load):

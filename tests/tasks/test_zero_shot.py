@@ -200,13 +200,13 @@ def test_the_command_line_takes_texts(made, pictures, tmp_path, small_bundle, sh
 # --- data -------------------------------------------------------------------------------------------------------------
 
 
-def test_images_without_folders_are_compared_with_given_texts(made, clip, pictures, tmp_path):
+def test_images_without_folders_are_compared_with_given_texts(floats, clip, pictures, tmp_path):
     for number, path in enumerate(pictures):
         shutil.copyfile(path, tmp_path / f"{number}.png")
     images = vd.images(tmp_path, texts=["one", "two", "three"])
-    found = vd.verify(made[0], f"hf:{clip[0]}", images, progress=False)
+    found = vd.verify(floats, f"hf:{clip[0]}", images, progress=False)
     assert (found.found.verified.metric, found.found.verified.n) == (None, len(pictures))
-    assert found.agreement > 50
+    assert (found.agreement, found.found.verified.kl < 1e-6) == (100, True)
 
 
 @pytest.mark.parametrize(
@@ -282,3 +282,15 @@ def test_graphs_that_do_not_fit_are_refused_when_the_manifest_is_read(floats, tm
 def test_a_gpu_is_refused_with_where_it_runs(exported, tmp_path):
     with pytest.raises(CapabilityError, match="a model of several graphs does not run on tensorrt"):
         compile_bundle(exported / "image_tower.onnx", "tensorrt", None, None, tmp_path)
+
+
+def test_two_towers_are_not_verified_on_a_device(exported, words):
+    from vitdeploy.graph.io.files import read_metadata
+    from vitdeploy.pipeline.setting import graph_setting
+    from vitdeploy.runtime.ort import OnnxRuntimeRunner
+    from vitdeploy.tasks.adapters import make_adapter
+
+    file = exported / "image_tower.onnx"
+    kit = make_adapter(graph_setting(file, read_metadata(file)))
+    with pytest.raises(CapabilityError, match="not verified on a device"):
+        kit.answers(OnnxRuntimeRunner(file, name="device"), None, lambda count: None)

@@ -9,7 +9,7 @@ from typing import Any
 
 from vitdeploy.api.tables import human_bytes
 from vitdeploy.bundle.read import is_bundle
-from vitdeploy.spec import PreprocessSpec
+from vitdeploy.spec import RESIZING, PreprocessSpec
 
 
 def inspect(path: Path) -> tuple[dict[str, Any], list[str]]:
@@ -92,5 +92,4 @@ def _over(tokens: list[int | None]) -> str:
 def _resize(spec: PreprocessSpec) -> str:
     if isinstance(spec.resize, int):
         return f"short side {spec.resize}"
-    verb = "cover" if spec.fit == "cover" else "resize to"
-    return f"{verb} {spec.resize[0]}x{spec.resize[1]}"
+    return f"{RESIZING[spec.fit]} {spec.resize[0]}x{spec.resize[1]}"

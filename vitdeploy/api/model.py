@@ -12,7 +12,7 @@ from vitdeploy.api.shown import Shown
 from vitdeploy.api.tables import Line
 from vitdeploy.errors import InputError
 from vitdeploy.runtime.runner import type_name
-from vitdeploy.spec import Postprocess, PreprocessSpec, Task
+from vitdeploy.spec import RESIZING, Postprocess, PreprocessSpec, Task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -178,7 +178,7 @@ def preprocess_lines(spec: PreprocessSpec | None) -> list[str]:
     if isinstance(spec.resize, int):
         resize = f"resize to short side {spec.resize}"
     else:
-        resize = f"{'cover' if spec.fit == 'cover' else 'resize to'} {spec.resize[0]}x{spec.resize[1]}"
+        resize = f"{RESIZING[spec.fit]} {spec.resize[0]}x{spec.resize[1]}"
     return [
         f"images: {resize} ({spec.interpolation}), crop {spec.crop[0]}x{spec.crop[1]}, "
         f"mean {_numbers(spec.mean)}, std {_numbers(spec.std)}"

@@ -14,6 +14,7 @@ from vitdeploy.progress import Progress
 if TYPE_CHECKING:
     from vitdeploy.runtime.predictor import Predictor
     from vitdeploy.runtime.sequence_predictor import SequencePredictor
+    from vitdeploy.runtime.topdown import Box
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,7 @@ def predict(
     *,
     top: int,
     texts: Sequence[str] = (),
+    boxes: Sequence[Box] = (),
     trust: Path | None,
     reporter: Reporter,
 ) -> Predicted:
@@ -61,6 +63,7 @@ def predict(
         target: which engine, by target or name.
         top: how many classes of an image.
         texts: what images are compared with, by a bundle of two towers; () for its labels.
+        boxes: what a top-down model is to answer for in each image; () for all of the image.
 
     Raises:
         InputError: texts for a bundle that takes none.
@@ -81,7 +84,7 @@ def predict(
     with reporter, load(bundle, target, trust=trust) as predictor:
         if texts:
             predictor.labels = texts
-        answers = _answer(predictor, found, top, reporter.progress)
+        answers = _answer_boxes(predictor, found, boxes) if boxes else _answer(predictor, found, top, reporter.progress)
         return Predicted(predictor.target, predictor.why, found, *answers)
 
 
@@ -97,6 +100,20 @@ def _answer(predictor: Predictor, found: Sequence[Input], top: int, progress: Pr
             answered.append((given, [{"image": given.name, **result.to_dict()}], lines))
         if len(found) > 1:
             progress("predict", done, len(found))
+    return answered, failed
+
+
+def _answer_boxes(predictor: Predictor, found: Sequence[Input], boxes: Sequence[Box]) -> tuple[Answers, Failures]:
+    answered: Answers = []
+    failed: Failures = []
+    for given in found:
+        try:
+            results = predictor.predict_boxes(given.image, boxes)
+        except InputError as error:
+            failed.append((given, error))
+            continue
+        lines = [f"[{row}]: {line}" for row, result in enumerate(results) for line in str(result).split("\n")]
+        answered.append((given, [{"image": given.name, **result.to_dict()} for result in results], lines))
     return answered, failed
 
 

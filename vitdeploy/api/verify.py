@@ -20,6 +20,7 @@ from vitdeploy.spec import Budget, GateStatus
 if TYPE_CHECKING:
     from vitdeploy.document import verification as document
     from vitdeploy.tasks.adapter import DataChoice
+    from vitdeploy.verification.tensors import OutputFacts
     from vitdeploy.workflows.on_devices import Outcome
     from vitdeploy.workflows.subjects import Subject
 
@@ -56,7 +57,7 @@ class Verification(Shown):
         return self.found.document()
 
     def lines(self) -> list[Line]:
-        from vitdeploy.document.verified import VerifiedClassification, VerifiedFeatures
+        from vitdeploy.document.verified import VerifiedClassification, VerifiedFeatures, VerifiedTensors
 
         found, verified, gate = self.found, self.found.verified, self.found.gate
         lines: list[Line] = [f"{found.artifact} against {found.against} on {verified.n} {self.noun}s"]
@@ -76,11 +77,21 @@ class Verification(Shown):
             f"distance    {'; '.join([*distance, 'largest difference ' + format(verified.max_difference, '.1e')])}",
             f"diagnosis   {verified.diagnosis}",
         ]
+        if isinstance(verified, VerifiedTensors):
+            lines += [f"output      {_output(each)}" for each in verified.outputs]
         lines += found.remarks
         lines += [f"warning: {text}" for text in found.warnings]
         if gate.status != "none":
             lines.append(f"gate        {gate.status}" + "".join(f"; {reason}" for reason in gate.reasons))
         return lines
+
+
+def _output(facts: OutputFacts) -> str:
+    """One output of no known task, in a line."""
+    if facts.equal is not None:
+        return f"{facts.name}: {facts.equal:.2f} % of the elements are equal"
+    noise = "no error" if facts.snr is None else f"signal to noise {facts.snr:.1f} dB"
+    return f"{facts.name}: {noise}, cosine {facts.cosine_mean:.6f}, largest difference {facts.max_difference:.1e}"
 
 
 @dataclass(frozen=True, repr=False)

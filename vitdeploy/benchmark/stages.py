@@ -12,7 +12,7 @@ import numpy as np
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.runtime.preprocess import Pixels, decode, load_image, to_input
 from vitdeploy.runtime.runner import Runner
-from vitdeploy.spec import POSTPROCESS, Postprocess, PreprocessSpec
+from vitdeploy.spec import POSTPROCESS, PreprocessSpec
 from vitdeploy.spec import decode as decode_spec
 
 # A typical size of web photos and camera frames.
@@ -31,10 +31,9 @@ class ImageStages:
 
     def __init__(self, runner: Runner, request: Mapping[str, Any]) -> None:
         self._spec = decode_spec(PreprocessSpec, request["preprocess"])
-        kind = POSTPROCESS.get(request["task"])
-        post: Postprocess | None = (
-            decode_spec(kind, request["postprocess"]) if kind and request["postprocess"] else None
-        )
+        post = None
+        if request["postprocess"]:
+            post = decode_spec(POSTPROCESS[request["task"]], request["postprocess"])
         self._predictor = Predictor(runner, self._spec, request["labels"], request["task"], post)
         self._file = example_photo(self._spec.channels)
         self._image: Pixels = np.asarray(decode(self._file, self._spec.channels))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -13,6 +14,9 @@ from vitdeploy.cli.inputs import find_inputs
 from vitdeploy.cli.options import engine_option, trust_option
 from vitdeploy.errors import InputError
 
+if TYPE_CHECKING:
+    from vitdeploy.runtime.topdown import Box
+
 
 @click.command("predict")
 @click.argument("bundle", type=click.Path(path_type=Path))
@@ -20,6 +24,13 @@ from vitdeploy.errors import InputError
 @engine_option
 @click.option("--top", type=click.IntRange(min=1), default=3, show_default=True, help="How many classes to show.")
 @click.option("--text", "texts", multiple=True, help="Compare the images with this text; as often as needed.")
+@click.option(
+    "--box",
+    "boxes",
+    multiple=True,
+    metavar="L,T,R,B",
+    help="Key points of what is in this box of each image (pixels).",
+)
 @trust_option
 @output_options
 def command(
@@ -29,6 +40,7 @@ def command(
     target: str,
     top: int,
     texts: tuple[str, ...],
+    boxes: tuple[str, ...],
     trust: Path | None,
 ) -> None:
     """Run a bundle on images, or on the token arrays of .npz files.
@@ -47,6 +59,7 @@ def command(
             target,
             top=top,
             texts=texts,
+            boxes=[_box(text) for text in boxes],
             trust=trust,
             reporter=console,
         )
@@ -68,6 +81,14 @@ def command(
     console.finish(document, [*lines, *(f"warning: {text}" for text in warned)], None)
     if failed:
         click.get_current_context().exit(InputError.exit_code)
+
+
+def _box(text: str) -> Box:
+    try:
+        left, top, right, bottom = (float(side) for side in text.split(","))
+    except ValueError:
+        raise click.BadParameter(f"{text!r} is not left,top,right,bottom in pixels", param_hint="--box") from None
+    return left, top, right, bottom
 
 
 def _failure(given: Input, error: InputError) -> str:

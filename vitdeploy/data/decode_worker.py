@@ -1,8 +1,9 @@
 """A process that decodes images: if a broken file crashes a decoder's native code, no other image is affected.
 
-Standard input: a line with the preprocessing (JSON), then one path per line (JSON strings). Standard output: an empty
-object when it is ready; then for each path, in order, a line with {"size": [width, height]} followed by the pixels, or
-a line with {"error": ...}. It ends with its input, so it does not outlive its parent.
+Standard input: a line with the preprocessing (JSON), then a line per image: a JSON list of its path, and its box or
+null. Standard output: an empty object when it is ready; then for each image, in order, a line with {"size": [width,
+height]} followed by the pixels, or a line with {"error": ...}. It ends with its input, so it does not outlive its
+parent.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ def main() -> int:
         out.flush()
         for line in lines:
             try:
-                pixels, size = load_image(json.loads(line), spec)
+                path, box = json.loads(line)
+                pixels, size = load_image(path, spec, box)
                 out.write(json.dumps({"size": size}).encode() + b"\n" + pixels.tobytes())
             except VitdeployError as error:
                 out.write(json.dumps({"error": error.to_dict()}).encode() + b"\n")

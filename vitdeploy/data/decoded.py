@@ -73,12 +73,15 @@ class Decoded(Sequence[Loaded]):
     def __getitem__(self, index: int) -> Loaded:  # type: ignore[override]  # no slices
         if not 0 <= index < len(self):
             raise IndexError(index)
-        return self._read(index) if self.kept else load_image(self._samples[index].path, self._spec)
+        return self._read(index) if self.kept else self._load(self._samples[index])
 
     def __iter__(self) -> Iterator[Loaded]:
         if self.kept:
             return (self._read(index) for index in range(len(self)))
         return ((pixels, size) for _, pixels, size in decode_images(self._samples, self._spec))
+
+    def _load(self, sample: Sample) -> Loaded:
+        return load_image(sample.path, self._spec, sample.box)
 
     def _read(self, index: int) -> tuple[Pixels, Size]:
         pixels = np.empty(self._shape, np.uint8)

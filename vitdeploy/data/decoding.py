@@ -47,7 +47,7 @@ def decode_images(
         WorkerError: no process can be started.
     """
     count = 0
-    loaded = _load([sample.path for sample in samples], spec)
+    loaded = _load(samples, spec)
     with contextlib.closing(loaded):
         for sample, found in zip(samples, loaded, strict=True):
             if isinstance(found, VitdeployError):
@@ -63,17 +63,17 @@ def decode_images(
         raise DataError("not one image could be read", found=f"{len(samples)} unreadable files")
 
 
-def _load(paths: Sequence[Path], spec: PreprocessSpec) -> Generator[Loaded | VitdeployError, None, None]:
-    """The result of each path. Processes are started if the first images show that the others take long enough."""
+def _load(samples: Sequence[Sample], spec: PreprocessSpec) -> Generator[Loaded | VitdeployError, None, None]:
+    """The result of each sample. Processes are started if the first images show that the others take long enough."""
     workers, seconds = min(_cores(), MAX_WORKERS), 0.0
-    for index, path in enumerate(paths):
-        left = len(paths) - index
+    for index, sample in enumerate(samples):
+        left = len(samples) - index
         if workers > 1 and index >= FIRST_IMAGES and seconds / index * left > WORTH_SECONDS:
-            yield from _by_processes(paths[index:], spec, min(workers, left))
+            yield from _by_processes(samples[index:], spec, min(workers, left))
             return
         begun = time.perf_counter()
         try:
-            found: Loaded | VitdeployError = load_image(path, spec)
+            found: Loaded | VitdeployError = load_image(sample.path, spec, sample.box)
         except VitdeployError as error:
             found = error
         seconds += time.perf_counter() - begun
@@ -84,18 +84,18 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _by_processes(paths: Sequence[Path], spec: PreprocessSpec, count: int) -> Iterator[Loaded | VitdeployError]:
-    """The results from several processes. Path i goes to process i modulo `count`; each answers in order, so the next
+def _by_processes(samples: Sequence[Sample], spec: PreprocessSpec, count: int) -> Iterator[Loaded | VitdeployError]:
+    """The results from several processes. Sample i goes to process i modulo `count`; each answers in order, so the next
     one to read is always known."""
     with contextlib.ExitStack() as stack:
         workers = [stack.enter_context(_Worker(spec)) for _ in range(count)]
-        for index, path in enumerate(paths[: AHEAD * count]):
-            workers[index % count].ask(path)
-        for index in range(len(paths)):
+        for index, sample in enumerate(samples[: AHEAD * count]):
+            workers[index % count].ask(sample)
+        for index in range(len(samples)):
             yield workers[index % count].answer()
             following = index + AHEAD * count
-            if following < len(paths):
-                workers[index % count].ask(paths[following])
+            if following < len(samples):
+                workers[index % count].ask(samples[following])
 
 
 class _Worker:
@@ -104,7 +104,7 @@ class _Worker:
 
     def __init__(self, spec: PreprocessSpec) -> None:
         self._spec = spec
-        self._waiting: deque[Path] = deque()
+        self._waiting: deque[Sample] = deque()
         self._start()
 
     def _start(self) -> None:
@@ -136,13 +136,13 @@ class _Worker:
             self._in.write(json.dumps(document).encode() + b"\n")
             self._in.flush()
 
-    def ask(self, path: Path) -> None:
-        self._waiting.append(path)
-        self._send(str(path))
+    def ask(self, sample: Sample) -> None:
+        self._waiting.append(sample)
+        self._send([str(sample.path), sample.box])
 
     def answer(self) -> Loaded | VitdeployError:
-        """The result of the first path without an answer."""
-        path = self._waiting.popleft()
+        """The result of the first sample without an answer."""
+        path = self._waiting.popleft().path
         line = self._out.readline()
         head = json.loads(line) if line.endswith(b"\n") else {}
         if "error" in head:
@@ -164,7 +164,7 @@ class _Worker:
         status = self._process.returncode
         self._start()
         for each in self._waiting:
-            self._send(str(each))
+            self._send([str(each.path), each.box])
         return ImageError(
             f"{path} ends the process that decodes it",
             found=f"exit status {status}",

@@ -20,6 +20,7 @@ from typing import Literal
 import numpy as np
 
 from vitdeploy.errors import DataError, MissingFileError
+from vitdeploy.runtime.topdown import Box
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif"}
 OWN_SPLIT = ("calibration", "evaluation")
@@ -31,10 +32,12 @@ Labels = Literal["folders", "none"]
 
 @dataclass(frozen=True)
 class Sample:
-    """One image file with the index of its class (None without labels)."""
+    """One image file with the index of its class (None without labels). `box`: the part of it that is meant, (left,
+    top, right, bottom) in pixels, for models that see one object; None for all of it."""
 
     path: Path
     label: int | None
+    box: Box | None = None
 
 
 @dataclass(frozen=True)
@@ -171,5 +174,6 @@ def digest(samples: Sequence[Sample], root: Path) -> str:
     total = hashlib.sha256()
     for sample in samples:
         content = hashlib.sha256(sample.path.read_bytes()).hexdigest()
-        total.update(f"{sample.path.relative_to(root).as_posix()}\t{sample.label}\t{content}\n".encode())
+        part = "" if sample.box is None else f"\t{sample.box}"
+        total.update(f"{sample.path.relative_to(root).as_posix()}\t{sample.label}\t{content}{part}\n".encode())
     return total.hexdigest()

@@ -41,7 +41,7 @@ def readable(
     count = 0
     for sample in samples:
         try:
-            pixels = load_pixels(sample.path, spec)
+            pixels = load_pixels(sample.path, spec, sample.box)
         except ImageError as error:
             if skipped is None:
                 raise skippable(error) from None

@@ -17,7 +17,18 @@ import vitdeploy
 
 # Folders go with all that is below them.
 ZONE = (
-    *("__init__.py", "backends.py", "errors.py", "extensions.py", "spec.py", "runtime", "compilation", "benchmark"),
+    *(
+        "__init__.py",
+        "backends.py",
+        "dense_spec.py",
+        "errors.py",
+        "extensions.py",
+        "spec.py",
+        "spec_points.py",
+        "runtime",
+        "compilation",
+        "benchmark",
+    ),
     *("bundle/__init__.py", "bundle/layout.py", "bundle/read.py", "bundle/sign.py"),
     *("devices/__init__.py", "devices/agent"),
 )

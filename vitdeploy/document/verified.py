@@ -10,8 +10,10 @@ from vitdeploy.verification.agreement import Agreement
 from vitdeploy.verification.comparison import Comparison
 from vitdeploy.verification.detection import DetectionComparison
 from vitdeploy.verification.features import FeatureComparison
+from vitdeploy.verification.keypoints import KeypointComparison
 from vitdeploy.verification.panoptic import PanopticComparison
 from vitdeploy.verification.sequence import SequenceComparison
+from vitdeploy.verification.tensors import TensorComparison
 
 
 @dataclass(frozen=True)
@@ -56,8 +58,23 @@ class VerifiedSequence(Diagnosed, SequenceComparison):
     """Sequences against the original's."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class VerifiedTensors(Diagnosed, TensorComparison):
+    """Outputs of no known task against the original's."""
+
+
+class VerifiedKeypoints(Diagnosed, KeypointComparison):
+    """Key points against the original's."""
+
+
 Verified: TypeAlias = (
-    VerifiedClassification | VerifiedFeatures | VerifiedDetection | VerifiedPanoptic | VerifiedSequence
+    VerifiedClassification
+    | VerifiedFeatures
+    | VerifiedDetection
+    | VerifiedPanoptic
+    | VerifiedSequence
+    | VerifiedTensors
+    | VerifiedKeypoints
 )
 _VERIFIED: dict[type[Comparison], type[Verified]] = {
     Agreement: VerifiedClassification,
@@ -65,6 +82,8 @@ _VERIFIED: dict[type[Comparison], type[Verified]] = {
     DetectionComparison: VerifiedDetection,
     PanopticComparison: VerifiedPanoptic,
     SequenceComparison: VerifiedSequence,
+    TensorComparison: VerifiedTensors,
+    KeypointComparison: VerifiedKeypoints,
 }
 
 

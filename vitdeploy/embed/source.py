@@ -58,6 +58,12 @@ def find_embedded(folder: Path, targets: Sequence[str], tasks: Sequence[str], wh
         raise CapabilityError(
             f"{what} does not answer for models of this task yet", found=manifest.task, wanted=", ".join(tasks)
         )
+    if manifest.preprocess.fit == "topdown":
+        raise CapabilityError(
+            f"{what} does not cut boxes out of images yet",
+            found=f"the bundle {manifest.name}, whose images are prepared with fit topdown",
+            wanted="images that are resized and cropped",
+        )
     found = [each for each in manifest.engines if each.target in targets]
     if not found:
         raise TargetError(

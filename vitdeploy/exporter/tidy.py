@@ -18,6 +18,7 @@ SCOPES = "pkg.torch.onnx.name_scopes"
 
 def tidy(model: ir.Model, prefix: str) -> None:
     """Rename nodes and tensors after their modules (below the attribute `prefix`) and strip all metadata. In place."""
+    _adopt_constants(model)
     taken: set[str] = {str(value.name) for value in (*model.graph.inputs, *model.graph.outputs)}
     initializers = {str(value.name): value for value in model.graph.initializers.values()}
     for i, value in enumerate(initializers.values()):
@@ -32,6 +33,20 @@ def tidy(model: ir.Model, prefix: str) -> None:
             if not output.is_graph_output():
                 output.name = node.name if len(node.outputs) == 1 else free_name(f"{node.name}.{i}", taken)
     strip(model)
+
+
+def _adopt_constants(model: ir.Model) -> None:
+    """Constants that nodes read and no graph has become initializers: onnxscript's fusion of two Clips forgets it."""
+    known = set(model.graph.initializers.values())
+    taken = {str(value.name) for node in model.graph for value in (*node.inputs, *node.outputs) if value is not None}
+    for node in model.graph:
+        for value in node.inputs:
+            stray = value is not None and value.producer() is None and value not in known
+            if value is not None and stray and value.const_value is not None and not value.is_graph_input():
+                value.name = free_name(f"{value.name}_of_{node.name}", taken)
+                value.const_value.name = value.name
+                model.graph.register_initializer(value)
+                known.add(value)
 
 
 def strip(model: ir.Model) -> None:

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from vitdeploy.errors import ExportError
 from vitdeploy.exporter.attention import attention, plain_attention
+from vitdeploy.exporter.batch_tables import constant_tables
+from vitdeploy.exporter.lengths import lengths_as_sizes
 from vitdeploy.exporter.scripted import scripts_as_they_run
 from vitdeploy.exporter.tidy import tidy
 from vitdeploy.graph.canonical.normalise import normalise
@@ -133,7 +135,14 @@ def _traced(
     try:
         # A bias made from a parameter that requires gradients gives attention other strides in the exporter's second
         # trace than in its first, and a view recorded in the first then fails.
-        with _quiet(), plain_attention(), scripts_as_they_run(model), torch.no_grad():
+        with (
+            _quiet(),
+            plain_attention(),
+            scripts_as_they_run(model),
+            lengths_as_sizes(model),
+            constant_tables(),
+            torch.no_grad(),
+        ):
             program = torch.onnx.export(
                 model.eval(),
                 (example,),

@@ -31,8 +31,10 @@ class Signature:
         panoptic         detection's, and "masks" [batch, queries, height, width], logits
         zero-shot        "image_features" [batch, width], and "text_features" [texts, width] of the module's second
                          argument, int64 [texts, length]; read as `postprocess` says
+        tensors          any outputs [batch, ...], by the module's own names
 
-    A model of sequences takes tokens instead (`models.transformer`): no channels, and an image size of 0.
+    A model of sequences takes tokens instead (`models.transformer`): no channels, and an image size of 0. `notes` say
+    what was decided about the outputs, one per line.
     """
 
     task: Task
@@ -41,6 +43,7 @@ class Signature:
     outputs: tuple[TensorSpec, ...]
     postprocess: Postprocess | None = None
     sequence: SequenceSpec | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

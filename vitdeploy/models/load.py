@@ -44,6 +44,7 @@ from vitdeploy.models.model_folder.image_processor import (
     transformers_processor,
 )
 from vitdeploy.models.model_folder.labels import labels_for
+from vitdeploy.models.model_folder.objects import detector_size, usual_processor
 from vitdeploy.models.named_checkpoint import read_as, refuse_another
 from vitdeploy.models.source import Source
 from vitdeploy.models.towers import refuse_naflex, with_text_tower
@@ -98,6 +99,8 @@ def load_model(source: Source, preprocess: PreprocessSpec | None = None) -> Load
             wanted=str(source.task),
             fix=f"leave the task out: it is for {original.signature.task}",
         )
+    if original.signature.notes:
+        original = dataclasses.replace(original, notes=(*original.notes, *original.signature.notes))
     if source.text_features is not None:
         original = with_text_features(original, source.text_features)
     if source.weights is not None and weights_digest(original.module) != source.weights:
@@ -196,7 +199,8 @@ def _from_folder(
     if folder.given:
         notes = (f"as {folder.path / CONFIG} says", *notes)
     file = str(folder.weights[0])
-    told = stated_size(config) or (None if given else fixed_size(transformers_processor(folder.path)))
+    processor = None if given else transformers_processor(folder.path)
+    told = stated_size(config) or fixed_size(processor)
     hints = Hints(source.heads, told or source.image_size, config)
     # A part of another library's model may be one of ours, such as a detector's backbone: the whole is meant.
     found = catalog.recognise_within(state, hints, file) if _is_ours(config) else catalog.recognise(state, hints)
@@ -204,7 +208,7 @@ def _from_folder(
         original = from_timm(config["architecture"], config, state, source.image_size, file, source.task)
         return _noted(original, name, config, notes)
     if found is None:
-        size = source.image_size or told or IMAGE_SIZE
+        size = source.image_size or told or detector_size(config, processor) or IMAGE_SIZE
         spec, remarks = (given, ()) if given else _folder_preprocess(folder, config, _told_channels(config), size)
         own = folder.given or not (folder.path / SAFETENSORS).is_file()  # transformers reads no pickles
         original = from_transformers(folder.path, config, spec, size, state if own else None, source.task)
@@ -236,6 +240,10 @@ def _folder_preprocess(
         return timm_preprocess(of_timm, channels, size), ()
     if (processor := transformers_processor(folder.path)) is not None:
         return transformers_preprocess(processor, channels, size)
+    if (usual := usual_processor(config)) is not None:
+        note = f"no {PREPROCESSOR}: the defaults of {usual['image_processor_type']} are assumed"
+        spec, remarks = transformers_preprocess(usual, channels, size)
+        return spec, (note, *remarks)
     half = (0.5,) * channels
     note = f"no {PREPROCESSOR}: mean = std = 0.5 and a plain resize are assumed"
     return PreprocessSpec(size, size, "bilinear", half, half), (note,)

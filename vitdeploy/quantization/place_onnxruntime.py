@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.analysis.linears import Linear, find_linears
+from vitdeploy.graph.analysis.linears import Linear, find_linears, is_place, is_ranked
 from vitdeploy.graph.edit import Names
 from vitdeploy.quantization.attention_onnxruntime import DOMAIN, fuse_attention
 from vitdeploy.quantization.backend import PlacementBackend
@@ -33,7 +33,15 @@ def shape(model: ir.Model, ignored: Callable[[str], bool]) -> None:
 
 def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, str]:
     """Why layers are better left in float here, by their names."""
-    return {each.name: f"a {each.kind} is faster in float on this target" for each in linears if each.kind != "matmul"}
+    reasons = {}
+    for linear in linears:
+        if linear.kind != "matmul":
+            reasons[linear.name] = f"a {linear.kind} is faster in float on this target"
+        elif is_ranked(linear):
+            reasons[linear.name] = "its outputs are ranked"
+        elif is_place(linear):
+            reasons[linear.name] = "its outputs say where features are sampled"
+    return reasons
 
 
 def write(

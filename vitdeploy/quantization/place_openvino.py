@@ -17,10 +17,11 @@ import numpy as np
 import onnx_ir as ir
 
 from vitdeploy.graph.analysis.attention import find_attentions
-from vitdeploy.graph.analysis.linears import Linear, is_ranked, reads_image
+from vitdeploy.graph.analysis.linears import Linear, find_linears, is_place, is_ranked, reads_image
 from vitdeploy.graph.analysis.work import layer_macs
 from vitdeploy.graph.edit import Editor, Names
 from vitdeploy.graph.passes.image_norm import takes_pixels
+from vitdeploy.graph.passes.joined_levels import join_before_transpose
 from vitdeploy.quantization.backend import PlacementBackend
 from vitdeploy.quantization.fold import GainThreshold
 from vitdeploy.quantization.insert import Quantizers, dequantized_weight
@@ -34,7 +35,12 @@ FEW_WEIGHTS, FEW_PRODUCTS, SMALL_SHARE = 1 << 14, 1_000_000, 1 / 400
 
 
 def shape(model: ir.Model, ignored: Callable[[str], bool]) -> None:
-    """Bring the float graph into the form that is fast in INT8, in place; exact. Layers that are `ignored` stay."""
+    """Bring the float graph into the form that is fast in INT8, in place; exact. Layers that are `ignored` stay.
+
+    Tokens of several levels are joined before they are transposed: the plugin would quantize each level by itself, and
+    then refuses the zero points that it gave them (OpenVINO 2026.4).
+    """
+    join_before_transpose(model, find_linears(model))
     separate_scores(model, ignored)
 
 
@@ -51,7 +57,8 @@ def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, s
     """Why layers are better left in float here, by their names.
 
     A depthwise convolution sums too few products for errors to cancel. If scores are ranked, the least error selects
-    other queries. In a small layer the matrix product in float takes no longer than quantizing its input.
+    other queries; where features are sampled, a step of INT8 is many pixels. In a small layer the matrix product in
+    float takes no longer than quantizing its input.
     """
     counts = {linear.name: layer_macs(model, linear) for linear in linears}
     few = min(FEW_PRODUCTS, SMALL_SHARE * sum(count or 0 for count in counts.values()))
@@ -64,6 +71,8 @@ def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, s
             reasons[linear.name] = "its input is the same for every image, so the runtime computes it once"
         elif is_ranked(linear):
             reasons[linear.name] = "its outputs are ranked"
+        elif is_place(linear):
+            reasons[linear.name] = "its outputs say where features are sampled"
         elif count is not None and count < few and linear.weight.size < FEW_WEIGHTS:
             reasons[linear.name] = "so small a layer is as fast in float"
     return reasons

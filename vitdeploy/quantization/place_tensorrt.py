@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.graph.analysis.linears import Linear, is_ranked
+from vitdeploy.graph.analysis.linears import Linear, is_place, is_ranked
 from vitdeploy.graph.edit import Editor, Names
 from vitdeploy.graph.passes.image_norm import image_bounds
 from vitdeploy.graph.values import floats_of
@@ -52,6 +52,8 @@ def reasons_for_float(model: ir.Model, linears: Sequence[Linear]) -> dict[str, s
             reasons[linear.name] = "a convolution in groups has no fast INT8 kernel"
         elif is_ranked(linear):
             reasons[linear.name] = "its outputs are ranked"
+        elif is_place(linear):
+            reasons[linear.name] = "its outputs say where features are sampled"
         elif linear.kind == "matmul" and min(linear.weight.shape) < FEWEST:
             reasons[linear.name] = f"fewer than {FEWEST} channels have no INT8 kernel"
     return reasons

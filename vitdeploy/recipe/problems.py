@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Tag
 
 
 def problem_line(error: Any, model: type[BaseModel]) -> str:
@@ -33,8 +34,22 @@ def _path(location: tuple[int | str, ...]) -> str:
 
 
 def _fields_at(location: tuple[int | str, ...], model: type[BaseModel]) -> list[str]:
+    members: dict[str, type[BaseModel]] = {}
     for part in location:
-        annotation = model.model_fields[str(part)].annotation if str(part) in model.model_fields else None
-        candidates = [annotation, *getattr(annotation, "__args__", ())]
-        model = next((c for c in candidates if isinstance(c, type) and issubclass(c, BaseModel)), model)
+        if str(part) in members:  # the tag of a union's member
+            model = members[str(part)]
+        elif str(part) in model.model_fields:
+            members = dict(_models(model.model_fields[str(part)].annotation))
+            model = next(iter(members.values()), model)
     return list(model.model_fields)
+
+
+def _models(annotation: Any) -> Iterator[tuple[str, type[BaseModel]]]:
+    """The models in an annotation, by their tags, or their names where they have none."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation.__name__, annotation
+    arguments = get_args(annotation)
+    tag = next((each.tag for each in arguments if isinstance(each, Tag)), None)
+    for argument in arguments:
+        for name, model in _models(argument):
+            yield tag or name, model

@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from vitdeploy.backends import TARGETS
 from vitdeploy.compilation.build_options import BuildOptions, default_batches
 from vitdeploy.errors import RecipeError
+from vitdeploy.recipe.postprocess import AnyPostprocess
 from vitdeploy.recipe.section import Section
 from vitdeploy.recipe.sections import (
     BenchSection,
@@ -19,7 +20,6 @@ from vitdeploy.recipe.sections import (
     DataSection,
     ExportSection,
     OptimizeSection,
-    PostprocessSection,
     PreprocessSection,
     SourceSection,
 )
@@ -38,7 +38,7 @@ class Recipe(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
     source: SourceSection
     preprocess: PreprocessSection | None = None
-    postprocess: PostprocessSection | None = None
+    postprocess: AnyPostprocess | None = None
     data: DataSection
     export: ExportSection = ExportSection()
     optimize: OptimizeSection = OptimizeSection()

@@ -109,6 +109,7 @@ class PostprocessSection(Section):
     things: Annotated[tuple[Annotated[int, Field(ge=0)], ...], Field(strict=False)] = PostprocessSpec.things
     mask_threshold: Share = PostprocessSpec.mask_threshold
     overlap: Share = PostprocessSpec.overlap
+    top_k: Annotated[int, Field(gt=0)] | None = PostprocessSpec.top_k
 
     def to_spec(self) -> PostprocessSpec:
         return PostprocessSpec(**self.model_dump())

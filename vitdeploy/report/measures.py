@@ -49,6 +49,16 @@ _METRICS = {
     ),
     "mAP": Metric("mAP", "mAP", "mAP is COCO’s: the mean over IoU 0.50 to 0.95 and over the classes."),
     "PQ": Metric("PQ", "panoptic quality", "PQ is the panoptic quality, the mean over the classes."),
+    "OKS AP": Metric(
+        "OKS AP",
+        "OKS AP",
+        "OKS AP is COCO’s of key points: the mean over OKS 0.50 to 0.95, each object given by its labelled box.",
+    ),
+    "PCK@0.1": Metric(
+        "PCK@0.1",
+        "PCK@0.1",
+        "PCK@0.1 counts the labelled points that are found within 10 % of the longer side of the object’s box.",
+    ),
     "token accuracy": Metric(
         "Token accuracy", "token accuracy", "Token accuracy counts the positions that hold the wanted token."
     ),
@@ -83,15 +93,27 @@ _MEASURES: dict[str, tuple[Measure, ...]] = {
         Measure("Segments of the original", "segments", _COUNT),
         Measure("Pixels as the original, %", "pixel_agreement", _PERCENT),
     ),
+    "keypoints": (
+        Measure("PCK@0.1, %", "pck", _PERCENT, "reference_pck"),
+        Measure("AP at OKS 0.50, %", "oks_ap50", _PERCENT, "reference_oks_ap50"),
+        Measure("AP at OKS 0.75, %", "oks_ap75", _PERCENT, "reference_oks_ap75"),
+        Measure("Points of the original", "points", _COUNT),
+        Measure("Distance, % of the box, mean", "distance_mean", partial(text.number, digits=3)),
+    ),
     "sequence": (
         Measure("Wholly right, %", "exact_match", _PERCENT, "reference_exact_match"),
         Measure("Wholly as the original, %", "exact_agreement", _PERCENT, interval="exact_agreement_ci95"),
         Measure("Tokens compared", "tokens", _COUNT),
     ),
+    "tensors": (
+        Measure("Cosine, least", "cosine_min", _COSINE),
+        Measure("Signal to noise, least, dB", "snr_min", partial(text.number, digits=1)),
+        Measure("Equal elements, %", "equal_min", _PERCENT),
+    ),
 }
 
 # Of what an agreement is a share, where that can be nothing: then it is 100 % by definition.
-_COUNTED = {"detection": "objects", "panoptic": "segments", "sequence": "tokens"}
+_COUNTED = {"detection": "objects", "panoptic": "segments", "sequence": "tokens", "keypoints": "points"}
 
 
 def metric(report: Judgement) -> Metric | None:

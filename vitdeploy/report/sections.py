@@ -12,6 +12,7 @@ from vitdeploy.report.classes import classes_view
 from vitdeploy.report.context import context_view
 from vitdeploy.report.details import details_view
 from vitdeploy.report.examples import examples_view
+from vitdeploy.report.outputs import outputs_view
 from vitdeploy.report.page import RunPage, Section
 from vitdeploy.report.plots import plots_alone, render_plots
 from vitdeploy.report.quantization import costs_view
@@ -30,6 +31,7 @@ TIME = "Where the time goes"
 RUN: tuple[Section[RunPage], ...] = (
     Section("summary", "Summary", summary_view, "summary.html.jinja", "summary"),
     Section("comparison", COMPARED, lambda page: comparison_view(page.report), "comparison.html.jinja"),
+    Section("outputs", "Output by output", outputs_view, "outputs.html.jinja"),
     Section("sizes", "Image sizes", sizes_view, "sizes.html.jinja"),
     Section("changed", "{view.title} whose answer changed", changed_view, "changed.html.jinja"),
     Section("classes", "Class by class", classes_view, "classes.html.jinja"),

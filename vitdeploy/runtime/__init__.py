@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from vitdeploy.runtime.detection import Detections
 from vitdeploy.runtime.features import Features
+from vitdeploy.runtime.keypoints import Keypoints
 from vitdeploy.runtime.load import load
 from vitdeploy.runtime.panoptic import Panoptic
 from vitdeploy.runtime.postprocess import Classification
@@ -21,6 +22,7 @@ __all__ = [
     "Classification",
     "Detections",
     "Features",
+    "Keypoints",
     "Panoptic",
     "Predictor",
     "Result",

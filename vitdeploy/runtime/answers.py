@@ -8,10 +8,12 @@ import numpy as np
 
 from vitdeploy.runtime.detection import DETECTION
 from vitdeploy.runtime.features import FEATURES
+from vitdeploy.runtime.keypoints import KEYPOINTS
 from vitdeploy.runtime.panoptic import PANOPTIC
 from vitdeploy.runtime.postprocess import CLASSIFICATION
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.task import Outputs, Reading, Result, RuntimeTask
+from vitdeploy.runtime.tensors import TENSORS
 from vitdeploy.runtime.zero_shot import ZERO_SHOT
 from vitdeploy.spec import Postprocess, PreprocessSpec, Task
 
@@ -22,6 +24,8 @@ TASKS: Mapping[Task, RuntimeTask] = {
     "detection": DETECTION,
     "panoptic": PANOPTIC,
     "zero-shot": ZERO_SHOT,
+    "tensors": TENSORS,
+    "keypoints": KEYPOINTS,
 }
 
 

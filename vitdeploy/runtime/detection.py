@@ -89,7 +89,7 @@ def _scores(outputs: Mapping[str, Array], postprocess: PostprocessSpec) -> tuple
     """Score, class and query of every candidate.
 
     "softmax": one candidate per query, its best class (arXiv 2005.12872). "sigmoid": of all pairs of query and class
-    the best, as many as there are queries (arXiv 2010.04159 and 2304.08069 in their released code).
+    the best, `top_k` or as many as there are queries (arXiv 2010.04159 and 2304.08069 in their released code).
     """
     if postprocess.scores == "given":
         scores = outputs["scores"].astype(np.float64)
@@ -101,7 +101,7 @@ def _scores(outputs: Mapping[str, Array], postprocess: PostprocessSpec) -> tuple
         return probabilities.max(axis=1), classes, np.arange(len(logits))
     queries, count = logits.shape
     probabilities = sigmoid(logits.astype(np.float64)).reshape(-1)
-    best = np.argsort(-probabilities, kind="stable")[:queries]
+    best = np.argsort(-probabilities, kind="stable")[: postprocess.top_k or queries]
     return probabilities[best], best % count, best // count
 
 

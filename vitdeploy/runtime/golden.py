@@ -135,8 +135,8 @@ def engine_outputs(runner: Runner, preprocess: PreprocessSpec | None, samples: A
 
 
 def largest_difference(found: Mapping[str, Array], wanted: Mapping[str, Array], names: Iterable[str]) -> float:
-    """max|a - b| / max|b| of the output where it is worst; not a number where one of them is none."""
-    return float(np.max([_difference(found[name], wanted[name]) for name in names]))
+    """max|a - b| / max|b| of the output where it is worst; not a number where one of them is none. 0 of no names."""
+    return float(np.max([_difference(found[name], wanted[name]) for name in names], initial=0.0))
 
 
 def _difference(found: Array, wanted: Array) -> float:

@@ -9,7 +9,7 @@ from itertools import islice
 from pathlib import Path
 from time import perf_counter_ns
 from types import TracebackType
-from typing import Literal, overload
+from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
 
@@ -20,7 +20,11 @@ from vitdeploy.runtime.preprocess import ACCEPTED, ImageSource, Pixels, decode, 
 from vitdeploy.runtime.runner import Array, Runner, require_array, type_name
 from vitdeploy.runtime.task import Reading, Result
 from vitdeploy.runtime.timings import Stopwatch, Timings
+from vitdeploy.runtime.topdown import Box
 from vitdeploy.spec import Postprocess, PreprocessSpec, Task
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 # How many images a runner with a dynamic batch is given at once.
 DYNAMIC_CHUNK = 8
@@ -69,7 +73,7 @@ class Predictor:
     def predict(self, image: ImageSource, top: int = 5) -> Result:
         """The answer for one image: a path, file bytes, a PIL image or a uint8 array [height, width, channels].
 
-        Its type is the task's: Classification (of the `top` best classes), Features, Detections or Panoptic.
+        Its type is the task's: Classification (of the `top` best classes), Features, Detections, Panoptic or Keypoints.
 
         Raises:
             ImageError, MissingFileError, TensorError: the image cannot be used.
@@ -85,6 +89,26 @@ class Predictor:
         require_several(images)
         require_top(top)
         return self._answer_loaded([self._load(image) for image in images], top)
+
+    def predict_boxes(self, image: ImageSource, boxes: Sequence[Box]) -> list[Result]:
+        """The answer of a top-down model for each box of an image, such as a person that a detector found.
+
+        Args:
+            boxes: (left, top, right, bottom) each, in pixels of the image, as `Detection.box` has them.
+
+        Raises:
+            ImageError, MissingFileError, TensorError: the image cannot be used.
+            InputError: no box, or the model sees whole images.
+        """
+        decoded = self._decode(image)
+        pixels = [self._prepared(decoded, box) for box in boxes]
+        if not pixels:
+            return []
+        outputs = self.outputs(pixels)
+        return [
+            self.answer({name: output[i] for name, output in outputs.items()}, decoded.size, box=box)
+            for i, box in enumerate(boxes)
+        ]
 
     def predict_tensor(
         self, tensor: Array, sizes: Sequence[tuple[int, int]] | None = None, top: int = 5
@@ -153,9 +177,12 @@ class Predictor:
             finally:
                 pool.shutdown(cancel_futures=True)
 
-    def answer(self, outputs: Mapping[str, Array], size: tuple[int, int], top: int = 5) -> Result:
-        """The answer that the outputs of one image mean; `size` is the original image's (width, height)."""
-        return to_result(self.task, outputs, Reading(size, self.preprocess, self.postprocess, self.labels, top))
+    def answer(
+        self, outputs: Mapping[str, Array], size: tuple[int, int], top: int = 5, box: Box | None = None
+    ) -> Result:
+        """The answer that the outputs of one image mean; `size` is the original image's (width, height), and `box` the
+        part of it that a top-down model was given, None for all of it."""
+        return to_result(self.task, outputs, Reading(size, self.preprocess, self.postprocess, self.labels, top, box))
 
     def prepare(self, image: ImageSource) -> tuple[Array, tuple[int, int]]:
         """The engine's input [1, ...] for an image, and the image's (width, height): what `run` and `answer` take.
@@ -186,13 +213,20 @@ class Predictor:
 
     def _load(self, image: ImageSource) -> tuple[Pixels, tuple[int, int]]:
         """The pixels that the engine wants, and (width, height) of the image."""
+        decoded = self._decode(image)
+        return self._prepared(decoded), decoded.size
+
+    def _decode(self, image: ImageSource) -> Image.Image:
         start = perf_counter_ns()
         decoded = decode(image, self.preprocess.channels)
         self._stopwatch.add("decode", start)
+        return decoded
+
+    def _prepared(self, image: Image.Image, box: Box | None = None) -> Pixels:
         start = perf_counter_ns()
-        pixels = resize_and_crop(decoded, self.preprocess)
+        pixels = resize_and_crop(image, self.preprocess, box)
         self._stopwatch.add("preprocess", start)
-        return pixels, decoded.size
+        return pixels
 
     def _answer_loaded(self, loaded: Sequence[tuple[Pixels, tuple[int, int]]], top: int) -> list[Result]:
         if not loaded:

@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Any, Union
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.errors import ImageError, MissingFileError, TensorError
+from vitdeploy.errors import ImageError, InputError, MissingFileError, TensorError
 from vitdeploy.runtime.runner import type_name
+from vitdeploy.runtime.topdown import Box, cut_out
 from vitdeploy.spec import CropRounding, PreprocessSpec, TensorSpec
 
 if TYPE_CHECKING:
@@ -196,16 +197,27 @@ def _from_array(array: npt.NDArray[Any], mode: str) -> Image.Image:
     return Image.fromarray(np.ascontiguousarray(squeezed)).convert(mode)
 
 
-def resize_and_crop(image: Image.Image, spec: PreprocessSpec) -> Pixels:
-    """uint8 [crop height, crop width, channels]: resized as `spec.resize` says, then the centre crop.
+def resize_and_crop(image: Image.Image, spec: PreprocessSpec, box: Box | None = None) -> Pixels:
+    """uint8 [crop height, crop width, channels]: resized as `spec.resize` says, then the centre crop; for a top-down
+    model what is in `box`, or the whole image (`runtime.topdown`).
 
     An image smaller than the crop is padded with zeros around it, as torchvision's CenterCrop does.
 
     Raises:
         ImageError: so long and thin that resizing it would take more than 64 megapixels.
+        InputError: no box, or one for a model that sees whole images.
     """
     from PIL import Image
 
+    if spec.fit == "topdown":
+        return cut_out(image, box, (spec.crop[1], spec.crop[0]))
+    if box is not None:
+        raise InputError(
+            "a box is given, but the model sees whole images",
+            found=f"images that are prepared with fit {spec.fit}",
+            wanted="a top-down model, such as one for key points",
+            fix="leave the box out, or give the part of the image that is in it",
+        )
     width, height = image.size
     size = resized_size(width, height, spec)
     if size != (width, height):
@@ -263,15 +275,15 @@ def _centre_crop(pixels: Pixels, spec: PreprocessSpec) -> Pixels:
     return padded
 
 
-def load_pixels(source: ImageSource, spec: PreprocessSpec) -> Pixels:
-    """uint8 [crop height, crop width, channels] of any image source; errors as `decode`."""
-    return load_image(source, spec)[0]
+def load_pixels(source: ImageSource, spec: PreprocessSpec, box: Box | None = None) -> Pixels:
+    """uint8 [crop height, crop width, channels] of any image source; errors as `decode` and `resize_and_crop`."""
+    return load_image(source, spec, box)[0]
 
 
-def load_image(source: ImageSource, spec: PreprocessSpec) -> tuple[Pixels, tuple[int, int]]:
+def load_image(source: ImageSource, spec: PreprocessSpec, box: Box | None = None) -> tuple[Pixels, tuple[int, int]]:
     """The pixels as `load_pixels`, and (width, height) of the upright image that they were made from."""
     image = decode(source, spec.channels)
-    return resize_and_crop(image, spec), image.size
+    return resize_and_crop(image, spec, box), image.size
 
 
 def normalise(pixels: Pixels, spec: PreprocessSpec) -> npt.NDArray[np.float32]:

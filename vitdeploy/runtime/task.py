@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.runtime.runner import Runner
+from vitdeploy.runtime.topdown import Box
 from vitdeploy.spec import Postprocess, PreprocessSpec
 
 Outputs = Mapping[str, npt.NDArray[Any]]
@@ -25,13 +26,15 @@ class Result(Protocol):
 @dataclass(frozen=True)
 class Reading:
     """How the outputs of one image are read. `size`: (width, height) of the original image, upright; `labels`: one name
-    per class, or None; `top`: how many classes of a classifier."""
+    per class, or None; `top`: how many classes of a classifier; `box`: the part of the image that a top-down model was
+    given, None for all of it."""
 
     size: tuple[int, int]
     preprocess: PreprocessSpec
     postprocess: Postprocess | None = None
     labels: Sequence[str] | None = None
     top: int = 5
+    box: Box | None = None
 
 
 @dataclass(frozen=True)

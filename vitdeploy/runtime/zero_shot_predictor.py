@@ -16,6 +16,7 @@ from vitdeploy.runtime.preprocess import ImageSource
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.task import Result
 from vitdeploy.runtime.tokenizer import TextTokenizer, require_texts
+from vitdeploy.runtime.topdown import Box
 from vitdeploy.runtime.zero_shot import ZeroShot, compare_texts
 from vitdeploy.spec import PreprocessSpec, ZeroShotSpec
 
@@ -94,8 +95,10 @@ class ZeroShotPredictor(Predictor):
         found = self.outputs(loaded)[IMAGE_FEATURES] if loaded else ()
         return [compare_texts(image, features, texts, self.spec, top) for image in found]
 
-    def answer(self, outputs: Mapping[str, Array], size: tuple[int, int], top: int = 5) -> ZeroShot:
-        """The answer that the image features of one image mean, among the bundle's labels."""
+    def answer(
+        self, outputs: Mapping[str, Array], size: tuple[int, int], top: int = 5, box: Box | None = None
+    ) -> ZeroShot:
+        """The answer that the image features of one image, or of a box of it, mean among the bundle's labels."""
         given = self._given(None)
         return compare_texts(outputs[IMAGE_FEATURES], self.text_features(given), given, self.spec, top)
 

@@ -24,7 +24,7 @@ from vitdeploy.models.source import Source
 from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner
-from vitdeploy.spec import Postprocess, PreprocessSpec, SequenceSpec, Task, TensorSpec, encode
+from vitdeploy.spec import POSTPROCESS, Postprocess, PreprocessSpec, SequenceSpec, Task, TensorSpec, encode
 from vitdeploy.stages.beside import find_beside
 from vitdeploy.stages.files import TOKENIZER_FILE, known_labels, require_label_file, require_onnx_file
 from vitdeploy.stages.step import ORIGINAL
@@ -136,6 +136,14 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
         given.preprocess or reference_model.preprocess,
         given.postprocess or reference_model.postprocess,
     )
+    own = POSTPROCESS.get(reference_model.task)
+    if given.postprocess is not None and own is not None and not isinstance(given.postprocess, own):
+        raise CheckpointError(
+            f"the post-processing does not fit {reference_model.name}",
+            found=", ".join(field.name for field in dataclasses.fields(given.postprocess)),
+            wanted=f"for {reference_model.task}: {', '.join(field.name for field in dataclasses.fields(own))}",
+            fix="change postprocess, or leave it out",
+        )
     if preprocess is not None and (
         preprocess.crop != reference_model.image_size or preprocess.channels != reference_model.channels
     ):
@@ -144,6 +152,13 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
             found=f"crop {preprocess.crop[0]}x{preprocess.crop[1]}, {preprocess.channels} channels",
             wanted=f"crop {reference_model.size}, {reference_model.channels} channels",
             fix="change preprocess.crop, mean and std, or choose the model of that size",
+        )
+    if postprocess is None and reference_model.task in ("detection", "panoptic"):
+        raise CheckpointError(
+            f"{reference_model.name} does not say how its objects are scored",
+            found="logits and boxes, of a model that transformers gives no image processor",
+            wanted='"softmax" with "no object" as the last class, or "sigmoid" of each class',
+            fix="postprocess: {scores: softmax} or {scores: sigmoid} in a recipe",
         )
     reference_model = dataclasses.replace(reference_model, preprocess=preprocess, postprocess=postprocess)
     if given.labels is None:

@@ -233,7 +233,8 @@ class ImageKit(TaskAdapter):
             evaluation=parts.evaluation,
             calibration_digest=digest(parts.calibration, choice.path),
             evaluation_digest=digest(parts.evaluation, choice.path)
-            + (labels.digest(parts.evaluation) + mapping.digest if labels is not None and mapping is not None else ""),
+            + (labels.digest(parts.evaluation) if labels is not None else "")
+            + (mapping.digest if mapping is not None and labels is not None else ""),
             classes=() if labels is not None else parts.classes,
             truth=found.truth,
             skipped=skipped,

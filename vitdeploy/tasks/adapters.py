@@ -7,8 +7,10 @@ from vitdeploy.tasks.adapter import Setting, TaskAdapter
 from vitdeploy.tasks.classification import ClassificationKit
 from vitdeploy.tasks.detection import DetectionKit
 from vitdeploy.tasks.features import FeaturesKit
+from vitdeploy.tasks.keypoints import KeypointsKit
 from vitdeploy.tasks.panoptic import PanopticKit
 from vitdeploy.tasks.sequence import SequenceKit
+from vitdeploy.tasks.tensors import TensorsKit
 from vitdeploy.tasks.zero_shot import ZeroShotKit
 
 KITS: dict[Task, type[TaskAdapter]] = {
@@ -18,6 +20,8 @@ KITS: dict[Task, type[TaskAdapter]] = {
     "panoptic": PanopticKit,
     "sequence": SequenceKit,
     "zero-shot": ZeroShotKit,
+    "tensors": TensorsKit,
+    "keypoints": KeypointsKit,
 }
 
 

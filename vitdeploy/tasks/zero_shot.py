@@ -16,7 +16,7 @@ from vitdeploy.data.folder import DataSplit, Sample, split
 from vitdeploy.data.label_file import read_texts
 from vitdeploy.data.pixels import batches
 from vitdeploy.document.answers import Said
-from vitdeploy.errors import DataError
+from vitdeploy.errors import CapabilityError, DataError
 from vitdeploy.progress import Progress
 from vitdeploy.quantization.image_checks import LEAST_IMAGES
 from vitdeploy.runtime.flow import FlowRunner
@@ -147,7 +147,13 @@ class ZeroShotKit(ClassificationKit):
         return Embedding(calibration.samples, tokens, self.setting.images, cut)
 
     def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
-        assert isinstance(runner, FlowRunner)
+        if not isinstance(runner, FlowRunner):
+            raise CapabilityError(
+                "a model of two towers is not verified on a device by this version",
+                found=runner.name,
+                wanted="its engines on this machine",
+                fix="leave --on out; `vitdeploy inspect BUNDLE --check` on the device compares golden answers",
+            )
         bound = TextsBound(runner, self.tokens(data.classes)[0], self.spec)
         return collect(bound, self.pixels(data), self.setting.images, self.keep, progress)
 

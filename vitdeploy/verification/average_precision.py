@@ -14,7 +14,7 @@ import importlib
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -66,25 +66,43 @@ def match(objects: Sequence[Objects], truth: Sequence[Boxes]) -> list[Matches]:
     Raises:
         MissingPackageError: pycocotools is not installed.
     """
+    classes = sorted({int(c) for boxes in truth for c in boxes.classes})
+    documents = _documents(objects, truth, classes) if classes else ({"images": [], "categories": []},) * 2
+    return match_documents(*documents, "bbox")
+
+
+def match_documents(
+    labels: dict[str, Any],
+    detections: dict[str, Any],
+    kind: Literal["bbox", "segm", "keypoints"],
+    sigmas: Sequence[float] | None = None,
+) -> list[Matches]:
+    """Match the annotations of two data sets in COCO's form, image by image, by IoU of boxes or masks, or by OKS; one
+    entry for each category. `sigmas`: of the key points, None for COCO's own.
+
+    Raises:
+        MissingPackageError: pycocotools is not installed.
+    """
     try:
         coco = importlib.import_module("pycocotools.coco").COCO
         evaluation = importlib.import_module("pycocotools.cocoeval").COCOeval
     except ImportError:
         raise MissingPackageError("pycocotools", "coco", "mAP") from None
-    classes = sorted({int(c) for boxes in truth for c in boxes.classes})
+    n, classes = len(labels["images"]), len(labels["categories"])
     if not classes:
         return []
     with contextlib.redirect_stdout(io.StringIO()):  # it prints its progress to standard output
         labelled, detected = coco(), coco()
-        labelled.dataset, detected.dataset = _documents(objects, truth, classes)
+        labelled.dataset, detected.dataset = labels, detections
         labelled.createIndex()
         detected.createIndex()
-        run = evaluation(labelled, detected, "bbox")
+        run = evaluation(labelled, detected, kind)
         run.params.areaRng, run.params.areaRngLbl = ANY_AREA, ["all"]
         run.params.maxDets, run.params.iouThrs = [MAX_DETECTIONS], IOUS
+        if sigmas is not None:
+            run.params.kpt_oks_sigmas = np.asarray(sigmas, np.float64)
         run.evaluate()
-    n = len(truth)
-    return [_of_class(run.evalImgs[k * n : (k + 1) * n]) for k in range(len(classes))]
+    return [_of_class(run.evalImgs[k * n : (k + 1) * n]) for k in range(classes)]
 
 
 def _documents(

@@ -22,6 +22,8 @@ GUARD: dict[Task, float] = {
     "detection": 90.0,
     "panoptic": 90.0,
     "features": 90.0,
+    "tensors": 95.0,
+    "keypoints": 90.0,
 }
 
 

@@ -55,12 +55,12 @@ def explain(bundle: Path, image: Path, output: Path) -> Explanation:
         )
     pixels = load_image(image, manifest.preprocess)[0]
     model = _float_graph(bundle, manifest)
-    head = manifest.postprocess if isinstance(manifest.postprocess, PostprocessSpec) else None
-    objects = head is not None
+    head = manifest.postprocess
+    objects = isinstance(head, PostprocessSpec)
     views = object_views(model, str(bundle)) if objects else token_views(model, str(bundle))
     [instrumented] = run_instrumented(model, views, [pixels], manifest.preprocess)
     labels = read_labels(bundle, manifest)
-    if head is not None:
+    if isinstance(head, PostprocessSpec):
         panels = _object_panels(views, instrumented, head, pixels, labels, image)
     else:
         panels = _token_panels(views, instrumented, labels)

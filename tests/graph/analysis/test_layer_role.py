@@ -4,8 +4,9 @@ import onnx_ir as ir
 import pytest
 
 from tests.graph.small_graphs import Builder
-from vitdeploy.graph.analysis.linears import find_linears, is_ranked
+from vitdeploy.graph.analysis.linears import find_linears, is_place, is_ranked
 from vitdeploy.graph.analysis.work import layer_macs
+from vitdeploy.quantization import place_onnxruntime, place_openvino, place_tensorrt
 from vitdeploy.quantization.place_openvino import reasons_for_float
 
 
@@ -59,6 +60,35 @@ def test_the_number_that_a_topk_is_given_is_no_score():
     count = b.op("Reshape", b.op("Cast", b.linear("x", 8, 1, "count"), to=7), b.ints(1))
     model = b.model({"x": [1, 1, 8], "y": ["batch", 6]}, b.op("TopK", "y", count, outputs=2)[0])
     assert [is_ranked(linear) for linear in find_linears(model)] == [False]
+
+
+@pytest.mark.parametrize("read", ["grid", "image"])
+def test_offsets_and_boxes_that_say_where_to_sample_are_found_but_not_what_is_sampled(read):
+    """As deformable attention has them: a box by a sigmoid, the offset in parts of its size, in -1 to 1."""
+    b = Builder(0)
+    hidden = b.op("Relu", b.linear("x", 8, 8, "hidden"))
+    box = b.op("Sigmoid", b.linear(hidden, 8, 2, "box"))
+    offset = b.op("Mul", b.linear(hidden, 8, 2, "offset"), box)
+    grid = b.op("Sub", b.op("Mul", b.op("Add", box, offset), b.constant([2.0])), b.constant([1.0]))
+    grid = b.op("Reshape", grid, b.ints(-1, 2, 3, 2))
+    image = b.op("Reshape", b.linear(hidden, 8, 4, "value"), b.ints(-1, 4, 2, 3))
+    names = {"grid": ["box", "offset"], "image": []}
+    other = b.op("Reshape", "y", b.ints(-1, 2, 3, 2))
+    sampled = b.op("GridSample", image, grid if read == "grid" else other)
+    total = b.op("Add", b.op("ReduceSum", sampled), b.op("ReduceSum", grid))
+    model = b.model({"x": ["batch", 6, 8], "y": ["batch", 6, 2]}, total)
+    assert [linear.name for linear in find_linears(model) if is_place(linear)] == names[read]
+
+
+@pytest.mark.parametrize("backend", [place_onnxruntime, place_openvino, place_tensorrt])
+def test_no_target_has_places_in_int8(backend):
+    b = Builder(0)
+    hidden = b.op("Relu", b.linear("x", 256, 256, "hidden"))
+    grid = b.op("Reshape", b.linear(hidden, 256, 128, "offsets"), b.ints(-1, 64, 100, 2))
+    model = b.model({"x": ["batch", 100, 256], "y": ["batch", 4, 9, 9]}, b.op("GridSample", "y", grid))
+    found = backend.BACKEND.reasons_for_float(model, find_linears(model))
+    assert found["offsets"] == "its outputs say where features are sampled"
+    assert found.get("hidden") is None
 
 
 def test_each_reason_for_float():

@@ -5,6 +5,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from vitdeploy.dense_spec import TensorsSpec
 from vitdeploy.errors import GraphError, MissingFileError
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.external import import_graph
@@ -170,12 +171,29 @@ def test_a_second_input_is_refused(tmp_path):
     assert "mask: INT64" in caught.value.found
 
 
-@pytest.mark.parametrize("outputs", [{"a": "flat", "b": "features"}, {"boxes": "boxes"}, {"labels": "labels"}], ids=str)
-def test_outputs_of_no_task_are_refused_with_what_they_are(tmp_path, outputs):
-    path = saved(tmp_path / "a.onnx", outputs)
+@pytest.mark.parametrize(
+    ("outputs", "exact"),
+    [({"a": "flat", "b": "features"}, ()), ({"boxes": "boxes"}, ()), ({"labels": "labels", "m": "masks"}, ("labels",))],
+    ids=str,
+)
+def test_outputs_of_no_task_are_numbers_by_their_own_names(tmp_path, outputs, exact):
+    found = import_graph(saved(tmp_path / "a.onnx", outputs))
+    assert (found.task, found.postprocess) == ("tensors", TensorsSpec(exact))
+    assert [value.name for value in found.model.graph.outputs] == list(outputs)
+    assert found.notes[0].startswith("the outputs are of no task that vitdeploy knows")
+    asked = import_graph(saved(tmp_path / "b.onnx", {"logits": "flat"}), task="tensors")
+    assert asked.task == "tensors" and len(asked.notes) == 1
+
+
+def test_outputs_without_a_batch_or_of_text_are_refused_with_what_they_are(tmp_path):
+    path = saved(tmp_path / "a.onnx", {"boxes": "boxes"})
+    proto = onnx.load(path)
+    proto.graph.node.append(helper.make_node("ReduceSum", ["boxes"], ["total"], keepdims=0))
+    proto.graph.output.append(helper.make_tensor_value_info("total", FLOAT, ()))
+    onnx.save(proto, str(path))
     with pytest.raises(GraphError, match="are of no task that vitdeploy has") as caught:
         import_graph(path)
-    assert all(f"{name}: " in caught.value.found for name in outputs)
+    assert "total: FLOAT[]" in caught.value.found and "any numbers [batch, ...]" in caught.value.wanted
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -139,10 +139,12 @@ def test_a_module_that_says_it_has_no_classes_gives_features(function):
     ("returned", "found"),
     [
         ("None", "NoneType"),
-        ("{'scores': image, 'n': 3}", "for 2 images: dict of scores float32 [2, 3, 16, 24], n int"),
-        ("[image] * 2 + [None] * 2", "for 2 images: list of float32 [2, 3, 16, 24], float32 [2, 3, 16, 24], NoneType"),
-        ("self.head(self.tokens(image).mean(1)).argmax(1, keepdim=True)", "logits torch.int64 [2, 1]"),
-        ("self.tokens(image).mean(0)", "logits torch.float32 [24, 8]"),
+        ("{'scores': 'many', 'n': 3}", "for 2 images: dict of scores str, n int"),
+        ("[None] * 2", "for 2 images: list of NoneType, NoneType"),
+        ("image.sum()", "for 2 images: float32 []"),
+        ("self.tokens(image).mean(0)", "logits float32 [24, 8]"),
+        ("[image, image[0], image, image]", "output_1 float32 [3, 16, 24]"),
+        ("torch.fft.fft(image)", "for 2 images: complex64 [2, 3, 16, 24]"),
     ],
 )
 def test_what_no_task_is_made_of_is_refused(returned, found, function):

@@ -17,6 +17,7 @@ from vitdeploy.models.model_folder.image_processor import (
     IMAGENET_MEAN,
     IMAGENET_STD,
     PROCESSORS,
+    TOPDOWN,
     fixed_size,
     timm_preprocess,
     transformers_preprocess,
@@ -158,7 +159,7 @@ def test_what_timm_would_do_otherwise_is_refused(config, found):
 # --- transformers -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", PROCESSORS)
+@pytest.mark.parametrize("name", [name for name in PROCESSORS if name != TOPDOWN])
 def test_the_defaults_of_a_class_are_those_of_transformers(name):
     transformers = reference("transformers")
     reference("torchvision")
@@ -183,6 +184,21 @@ def test_a_file_that_says_everything_means_the_same_as_one_that_says_nothing(nam
         expected = transformers_preprocess({**whole, "image_processor_type": written}, 3, SQUARE)
         assert transformers_preprocess({"image_processor_type": written}, 3, SQUARE) == expected
     assert transformers_preprocess({"feature_extractor_type": f"{name}FeatureExtractor"}, 3, SQUARE) == expected
+
+
+def test_a_processor_of_boxes_cuts_them_out():
+    reference("torchvision")
+    whole = json.loads(json.dumps(reference("transformers").VitPoseImageProcessor().to_dict()))
+    spec, notes = transformers_preprocess(whole, 3, (256, 192))
+    assert spec == PreprocessSpec(
+        (256, 192), (256, 192), "bilinear", IMAGENET_MEAN, IMAGENET_STD, "topdown"
+    )
+    assert notes == ("the processor cuts out a box: without one that is the whole image",)
+    assert transformers_preprocess(whole, 3, (128, 96))[0].resize == (128, 96)
+    for changed in ({"do_affine_transform": False}, {"normalize_factor": 100.0}):
+        assert next(iter(changed)) in refused({**whole, **changed}).found
+    other = {**whole, "image_processor_type": "ViTImageProcessor"}
+    assert refused(other).found == "do_affine_transform"
 
 
 RESCALED = {"do_rescale": True, "rescale_factor": 0.00392156862745098}

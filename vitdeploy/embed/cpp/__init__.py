@@ -82,6 +82,7 @@ def _facts(found: Embedded, project: str) -> dict[str, object]:
         "outputs": ", ".join(json.dumps(name) for name in found.outputs),
         "threshold": repr(post.threshold) if post is not None else None,
         "scores": post.scores if post is not None else None,
+        "top_k": post.top_k if post is not None else None,
         "boxes": post.boxes if post is not None else None,
         "images": len(found.pixels),
     }

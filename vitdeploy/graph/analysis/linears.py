@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -16,6 +17,10 @@ WEIGHTED = ("Conv", "ConvTranspose", "Einsum", "GRU", "Gemm", "LSTM", "MatMul", 
 # What lies between a score and its rank: arithmetic on each score, or other layouts.
 _ARITHMETIC = ("Add", "Sub", "Mul", "Div", "Sigmoid", "Softmax", "LogSoftmax", "ReduceMax", "Max", "Clip", "Cast")
 _LAYOUT = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Split", "Gather", "Concat", "Identity")
+# What lies between an offset or a box and the place that is sampled: also the choice of queries, and a logit.
+_PLACING = (*_ARITHMETIC, *_LAYOUT, "Exp", "Expand", "GatherElements", "GatherND", "Log", "Neg", "Tanh", "Where")
+# Which input of an operator says where it reads.
+PLACES = {"GridSample": 1, "RoiAlign": 1}
 
 
 @dataclass(frozen=True)
@@ -161,12 +166,22 @@ def is_dequantized(value: ir.Value | None) -> bool:
 
 def is_ranked(linear: Linear) -> bool:
     """Whether a TopK ranks a layer's output, with only elementwise arithmetic and layout operations in between."""
-    seen, waiting = set[ir.Node](), [linear.output]
+    return _reaches(linear.output, {"TopK": 0}, _ARITHMETIC + _LAYOUT)
+
+
+def is_place(linear: Linear) -> bool:
+    """Whether a layer's output says where features are sampled: offsets, and the boxes that become reference points."""
+    return _reaches(linear.output, PLACES, _PLACING)
+
+
+def _reaches(value: ir.Value, inputs: Mapping[str, int], through: Collection[str]) -> bool:
+    """Whether `value` is that input of one of these operators, with only operators of `through` in between."""
+    seen, waiting = set[ir.Node](), [value]
     while waiting:
         for node, index in waiting.pop().uses():
-            if node.op_type == "TopK" and index == 0:
+            if inputs.get(node.op_type) == index:
                 return True
-            if node.op_type in _ARITHMETIC + _LAYOUT and node not in seen:
+            if node.op_type in through and node not in seen:
                 seen.add(node)
                 waiting += node.outputs
     return False

@@ -23,6 +23,7 @@ from vitdeploy.graph.canonical.layer_norm import fuse_layer_norm, norm_before_he
 from vitdeploy.graph.canonical.matmul import einsum_to_matmul, gemm_to_matmul
 from vitdeploy.graph.canonical.redundant import remove_redundant
 from vitdeploy.graph.canonical.shapes import resolve_shapes
+from vitdeploy.graph.canonical.stacks import unstack
 from vitdeploy.graph.canonical.upgrade import upgrade_opset
 from vitdeploy.graph.edit import drop_unused
 from vitdeploy.graph.shapes.infer import Inference
@@ -98,6 +99,7 @@ PASSES = (
         "from the graph's input by one chain Shape(input, start, end) -> [Mul] -> Concat; no Identity, Dropout, Cast "
         "to the same type, dead code or shape arithmetic",
     ),
+    Pass("stacks", unstack, "no Gather takes one part of a stack of tensors"),
     Pass("layer_norm", fuse_layer_norm, "layer normalisation is one LayerNormalization"),
     Pass(
         "head_norm",

@@ -44,10 +44,12 @@ def _unchanged(known: Inference, node: ir.Node) -> ir.Value | None:
             if neutral and np.all(array == NEUTRAL[operator]) and _same(known, x, node.outputs[0]):
                 return x
         return None
-    if operator == "Where":  # a mask that hides nothing
-        condition, kept = array_of(data), node.inputs[1]
-        whole = condition is not None and condition.size > 0 and bool(condition.all())
-        return kept if whole and _same(known, kept, node.outputs[0]) else None
+    if operator == "Where":  # a mask that hides nothing, or everything
+        condition = array_of(data)
+        if condition is None or condition.size == 0 or condition.any() != condition.all():
+            return None
+        kept = node.inputs[1 if condition.all() else 2]
+        return kept if _same(known, kept, node.outputs[0]) else None
     rule = _RULES.get(operator)
     return data if rule is not None and data is not None and rule(known, node) else None
 

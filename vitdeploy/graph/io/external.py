@@ -18,6 +18,7 @@ from vitdeploy.graph.io.admit import admit
 from vitdeploy.graph.io.files import BATCH, METADATA_KEY, GraphMetadata, get_metadata
 from vitdeploy.graph.io.inputs import bind_input, of_another_size, set_image_size
 from vitdeploy.graph.io.outputs import task_of
+from vitdeploy.runtime.tensors import last_resort
 from vitdeploy.spec import Postprocess, Task
 
 IMAGE, SIZES = "image", "orig_target_sizes"
@@ -67,7 +68,11 @@ def import_graph(
         set_image_size(model, image_size)
     elif image_size not in (None, metadata.images.crop):
         raise of_another_size(metadata.images.crop, image_size)
-    found, postprocess = task_of(model, path, task) if metadata is None else (metadata.task, metadata.postprocess)
+    if metadata is None:
+        found, postprocess, others = task_of(model, path, task)
+        notes += [last_resort(others)] if found == "tensors" != task else []
+    else:
+        found, postprocess = metadata.task, metadata.postprocess
     if task not in (None, found):
         raise GraphError(
             f"{path} gives no answers of the task that is asked for",

@@ -4,19 +4,21 @@ Exporters differ in what they call their outputs and in whether post-processing 
 
     labels + boxes + scores                                           RT-DETR, D-FINE, DEIM as their code exports them
     logits, pred_logits + boxes, pred_boxes [+ masks, pred_masks]     DETR and its kin as optimum and others export them
+    heatmaps                                                          key points, as transformers and mmpose name them
     features [+ patch_features]                                       a feature extractor, as transformers names them
     one float tensor [batch, classes]                                 a classifier
+    anything else with an axis for the batch                          numbers that are compared as such
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
+from vitdeploy.graph.io import any_outputs, keypoint_outputs
+from vitdeploy.graph.io.output_row import Found, GraphOutputs, Values, floats
 from vitdeploy.spec import Postprocess, PostprocessSpec, Task
 
 ALIASES = {
@@ -27,27 +29,15 @@ ALIASES = {
     "pooler_output": "features",
     "image_embeds": "features",
 }
-Values = Mapping[str, ir.Value]
-# The task's outputs by its names for them, and what they mean.
-Found = tuple[dict[str, ir.Value], Postprocess | None]
 
 
-@dataclass(frozen=True)
-class GraphOutputs:
-    """How a task's outputs are found among those of a graph.
-
-    find: takes these, by the task's names where they have known aliases, and whether the user asked for this task;
-        returns None if they are not of the task. Some are of several tasks: which have to be asked for.
-    wanted: the outputs in words.
-    """
-
-    task: Task
-    find: Callable[[Values, bool], Found | None]
-    wanted: str
-
-
-def task_of(model: ir.Model, path: Path, asked: Task | None = None) -> tuple[Task, Postprocess | None]:
+def task_of(
+    model: ir.Model, path: Path, asked: Task | None = None
+) -> tuple[Task, Postprocess | None, tuple[Task, ...]]:
     """Name the outputs as the first task does that finds its own, `asked` before all others, and drop the rest.
+
+    Returns the task, what its outputs mean, and, where the task is that of last resort, the other tasks that find
+    theirs if they are asked for.
 
     Raises:
         GraphError: they are of no task.
@@ -57,25 +47,18 @@ def task_of(model: ir.Model, path: Path, asked: Task | None = None) -> tuple[Tas
         if (found := row.find(outputs, row.task == asked)) is None:
             continue
         kept, postprocess = found
+        others = [each.task for each in ROWS if row is any_outputs.ROW and each is not row and each.find(outputs, True)]
         del model.graph.outputs[:]
         for name, value in kept.items():
             value.name = name
             model.graph.outputs.append(value)
-        return row.task, postprocess
+        return row.task, postprocess, tuple(dict.fromkeys(others))
     raise GraphError(
         f"the outputs of {path} are of no task that vitdeploy has",
         found="; ".join(f"{v.name}: {v.dtype}{list(v.shape) if v.shape is not None else ''}" for v in outputs.values()),
         wanted="; or ".join(dict.fromkeys(row.wanted for row in reversed(ROWS))),
         fix="export it with outputs of these names",
     )
-
-
-def floats(outputs: Values, rank: int | None = None) -> dict[str, ir.Value]:
-    """The float32 outputs, of that many axes if given."""
-    found = {name: value for name, value in outputs.items() if value.dtype == ir.DataType.FLOAT}
-    if rank is None:
-        return found
-    return {name: value for name, value in found.items() if value.shape is not None and len(value.shape) == rank}
 
 
 def _ranked(outputs: Values, asked: bool) -> Found | None:
@@ -117,6 +100,8 @@ ROWS = (
     GraphOutputs("detection", _ranked, "labels, boxes and scores"),
     GraphOutputs("panoptic", _segments, "logits, boxes and masks"),
     GraphOutputs("detection", _objects, "logits and boxes"),
+    keypoint_outputs.ROW,
     GraphOutputs("features", _features, "features [batch, width]"),
     GraphOutputs("classification", _classes, "logits [batch, classes]"),
+    any_outputs.ROW,
 )

@@ -12,9 +12,11 @@ from torch import Tensor, nn
 
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.external.libraries import where
-from vitdeploy.models.external.outputs import ROWS, recognised
+from vitdeploy.models.external.outputs import ROWS, other_tasks, recognised
+from vitdeploy.models.external.sizes import nearest_sizes
 from vitdeploy.models.family import Signature
 from vitdeploy.models.model_folder.config import sides
+from vitdeploy.runtime.tensors import last_resort
 from vitdeploy.spec import Task, TensorSpec
 
 IMAGE_SIZE = (224, 224)
@@ -23,7 +25,7 @@ SHOWN_CHARACTERS = 300
 
 
 class Adapted(nn.Module):
-    """An external module with the outputs of a `Signature`: float tensors in a fixed order, whatever it returns.
+    """An external module with the outputs of a `Signature`: tensors in a fixed order, whatever it returns.
 
     `arguments` are passed after the image, the module's first argument. `task`: what its outputs are to be taken for.
     """
@@ -78,15 +80,20 @@ def adapt(
         with torch.no_grad():
             returned = module.returned(image)
     except Exception as error:
+        near = " or ".join(f"{h}x{w}" for h, w in nearest_sizes(module.model, image_size, channels, module.arguments))
         raise CheckpointError(
             f"{what} does not run on an image of {image_size[0]}x{image_size[1]} with {channels} channels",
             found=where(error),
             wanted=f"a model that takes float32 [batch, {channels}, height, width] and nothing else",
-            fix="--image-size HEIGHTxWIDTH, or wrap it in a module that takes the image alone",
+            fix=f"--image-size {near}: it runs on these"
+            if near
+            else "--image-size HEIGHTxWIDTH, or wrap it in a module that takes the image alone",
         ) from None
     found = recognised(returned, module.task)
-    if found is None or any(len(tensor) != len(image) or not tensor.is_floating_point() for _, tensor in found[1]):
-        shapes = ", ".join(f"{key} {tensor.dtype} {list(tensor.shape)}" for key, tensor in (found[1] if found else ()))
+    if found is None or any(len(tensor) != len(image) for _, tensor in found[1]):
+        shapes = ", ".join(
+            f"{key} {_dtype(tensor)} {list(tensor.shape)}" for key, tensor in (found[1] if found else [])
+        )
         raise CheckpointError(
             f"{what} returns something that vitdeploy has no task for",
             found=f"for 2 images: {shapes or _described(returned)}"[:SHOWN_CHARACTERS],
@@ -94,7 +101,7 @@ def adapt(
             fix="wrap it in a module that returns one of these",
         )
     row, outputs = found
-    specs = tuple(TensorSpec(name, "float32", ("batch", *tensor.shape[1:])) for name, tensor in outputs)
+    specs = tuple(TensorSpec(name, _dtype(tensor), ("batch", *tensor.shape[1:])) for name, tensor in outputs)
     if task not in (None, row.task):
         raise CheckpointError(
             f"{what} gives no answers of the task that is asked for",
@@ -102,7 +109,12 @@ def adapt(
             wanted=str(task),
             fix="name its own task, or wrap it in a module that returns what the task is made of",
         )
-    return module, Signature(row.task, image_size, channels, specs, row.postprocess(model, specs))
+    notes = (last_resort(other_tasks(returned, row.task)),) if row.task == "tensors" != task else ()
+    return module, Signature(row.task, image_size, channels, specs, row.postprocess(model, specs), notes=notes)
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _described(result: Any) -> str:

@@ -117,7 +117,7 @@ def described(
     adapted, signature = adapt(model, size, channels, name, task=task)
     if isinstance(signature.postprocess, PostprocessSpec):
         scores = signature.postprocess.scores
-        told.append(f"detections are scored by {scores}, as the module's name tells (postprocess: says otherwise)")
+        told.append(f"detections are scored by {scores}, as far as the module tells (postprocess: says otherwise)")
     return LoadedModel(name, "function", adapted, signature, preprocess, notes=tuple(told))
 
 

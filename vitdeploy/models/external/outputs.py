@@ -2,54 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from vitdeploy.spec import Postprocess, PostprocessSpec, Task, TensorSpec
-
-Output = tuple[str, Tensor]
-
-
-@dataclass(frozen=True)
-class OutputRow:
-    """How a task's outputs are found in what a module returned.
-
-    find: takes that, and whether the user asked for this task, or the module says that it is made for it; returns the
-        outputs by the names of `family.Signature`, [] if it is not of the task. A bare tensor may be of several tasks:
-        which have to be asked for.
-    wanted: the outputs in words.
-    postprocess: what the outputs mean, from the module and their shapes.
-    """
-
-    task: Task
-    find: Callable[[Any, bool], list[Output]]
-    wanted: str
-    postprocess: Callable[[nn.Module, Sequence[TensorSpec]], Postprocess | None] = lambda model, outputs: None
+from vitdeploy.models.external import any_outputs, keypoint_outputs
+from vitdeploy.models.external.output_row import Output, OutputRow, field, tensors_of
+from vitdeploy.models.model_folder.objects import reading_rule
+from vitdeploy.spec import PostprocessSpec, Task, TensorSpec
 
 
 def recognised(result: Any, task: Task | None) -> tuple[OutputRow, list[Output]] | None:
-    """The first row that finds its outputs, that of `task` before all others; None if none does."""
+    """The first row that finds its outputs, that of `task` before all others; None if none does. What is no float is of
+    no task but that of last resort."""
     if isinstance(result, tuple | list) and len(result) == 1:
         return recognised(result[0], task)
     for row in sorted(ROWS, key=lambda row: row.task != task):
-        if outputs := row.find(result, row.task == task):
+        outputs = row.find(result, row.task == task)
+        if outputs and (row is any_outputs.ROW or all(tensor.is_floating_point() for _, tensor in outputs)):
             return row, outputs
     return None
 
 
-def tensors_of(result: Any, *lengths: int) -> Sequence[Tensor]:
-    """The tensors of a tuple or list that is made of tensors alone, of one of these lengths; () of all else."""
-    several = isinstance(result, tuple | list) and not isinstance(result, Mapping) and len(result) in lengths
-    return result if several and all(isinstance(each, Tensor) for each in result) else ()
-
-
-def field(result: Any, *names: str) -> Tensor | None:
-    """The first of these fields of a mapping, such as transformers' outputs, that is a tensor."""
-    fields: Mapping[str, Any] = result if isinstance(result, Mapping) else {}
-    return next((fields[name] for name in names if isinstance(fields.get(name), Tensor)), None)
+def other_tasks(result: Any, task: Task) -> tuple[Task, ...]:
+    """The other tasks, best first, that find their outputs if they are asked for; not that of last resort."""
+    rows = [row for row in ROWS if row.task != task and row is not any_outputs.ROW and row.find(result, True)]
+    return tuple(dict.fromkeys(row.task for row in rows))
 
 
 def _objects(result: Any, asked: bool) -> list[Output]:
@@ -99,10 +78,11 @@ def _tokens(result: Tensor) -> list[Output]:
     return []
 
 
-def _object_scores(model: nn.Module, outputs: Sequence[TensorSpec]) -> PostprocessSpec:
-    # transformers' own post-processing: these score by softmax, all later detectors by sigmoid.
-    soft = type(model).__name__.startswith(("DetrFor", "Yolos", "TableTransformer"))
-    return PostprocessSpec(scores="softmax" if soft else "sigmoid")
+def _object_scores(model: nn.Module, outputs: Sequence[TensorSpec]) -> PostprocessSpec | None:
+    """How objects are read from a detector's outputs: as transformers does; by sigmoid if it is no model of theirs."""
+    config = getattr(model, "config", None)
+    own = {key: getattr(config, key, None) for key in ("model_type", "use_focal_loss")}
+    return reading_rule(own) if own["model_type"] else PostprocessSpec(scores="sigmoid")
 
 
 OBJECTS = "logits [batch, queries, classes] and boxes [batch, queries, 4]"
@@ -111,5 +91,7 @@ ROWS = (
     OutputRow("panoptic", _segments, f"{OBJECTS}, and masks [batch, queries, height, width]", _object_scores),
     OutputRow("detection", _objects, OBJECTS, _object_scores),
     OutputRow("classification", _classes, "logits [batch, classes]"),
+    keypoint_outputs.ROW,
     OutputRow("features", _features, "features [batch, width]"),
+    any_outputs.ROW,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,6 +18,8 @@ from vitdeploy.models.checkpoints.mismatch import COMPUTED, Mismatch, listed, of
 from vitdeploy.models.external.adapted import adapt, size_of
 from vitdeploy.models.external.libraries import cannot_import, last_line, library
 from vitdeploy.models.loaded import LoadedModel
+from vitdeploy.models.model_folder.image_processor import transformers_processor
+from vitdeploy.models.model_folder.objects import reading_rule
 from vitdeploy.spec import PreprocessSpec, Task
 
 POOLER = "pooler."
@@ -60,12 +63,29 @@ def from_transformers(
     notes = [f"exported from transformers {transformers.__version__}'s own module", *remarks]
     if own is not None and resized:
         notes.append(f"resized from {own[0]}x{own[1]} to {image_size[0]}x{image_size[1]} pixels")
+    module, signature = adapt(model, image_size, preprocess.channels, f"transformers' {name}", arguments, task=task)
+    if signature.task in ("detection", "panoptic"):
+        rule = reading_rule(config, transformers_processor(folder))
+        signature = dataclasses.replace(signature, postprocess=rule)
+        if signature.task == "panoptic" and (rule is None or rule.scores != "softmax"):
+            raise _instances(name)
     return LoadedModel(
         folder.name,
         "transformers",
-        *adapt(model, image_size, preprocess.channels, f"transformers' {name}", arguments, task=task),
+        module,
+        signature,
         preprocess=preprocess,
         notes=tuple(notes),
+    )
+
+
+def _instances(name: str) -> CheckpointError:
+    """Masks whose queries are scored by sigmoid may overlap: they are instances, and no panoptic map."""
+    return CheckpointError(
+        f"transformers' {name} returns masks that vitdeploy has no task for",
+        found="logits, boxes and masks of instances, which may overlap",
+        wanted='a detector, or masks of a softmax over classes and "no object" (DETR)',
+        fix="save it as its class ...ForObjectDetection, for boxes alone",
     )
 
 

@@ -64,6 +64,12 @@ def stated_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
     return sides(vision_part(config).get("image_size") or of_timm or (timm_config(config) or {}).get("input_size"))
 
 
+def backbone_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
+    """The image size, (height, width), that transformers' config of a detector's backbone says, if it says one."""
+    inner = config.get("backbone_config")
+    return sides(inner.get("image_size")) if isinstance(inner, Mapping) else None
+
+
 def sides(size: Any) -> tuple[int, int] | None:
     """(height, width) of a size as libraries write it: one side, or a list that ends with both; None of all else."""
     if isinstance(size, int) and size > 0:

@@ -26,6 +26,8 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 HALF = (0.5, 0.5, 0.5)
 STRETCH: Fit = "stretch"
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+# A processor that gives a top-down model the box of an object; its boxes are in units of 200 pixels, as ours.
+TOPDOWN, BOX_UNIT = "VitPose", 200.0
 KNOWN_FLAGS = {"do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_pad", "pad_and_return_pixel_mask"}
 IGNORED_FLAGS = {"do_convert_rgb", "do_reduce_labels", "reduce_labels", "do_convert_annotations", "use_fast"}
 
@@ -75,6 +77,8 @@ PROCESSORS: Mapping[str, Processor] = {
     "ConditionalDetr": DETR,
     "DeformableDetr": DETR,
     "Yolos": DETR,
+    TOPDOWN: Processor({"height": 256, "width": 192}, 2, IMAGENET_MEAN, IMAGENET_STD),
+    "RfDetr": DETR,
     "RTDetr": Processor(_pair(640), 2, IMAGENET_MEAN, IMAGENET_STD, square=False, normalize=False),
 }
 
@@ -127,12 +131,28 @@ def transformers_processor(folder: Path) -> dict[str, Any] | None:
     return read_json(own) if own.is_file() else None
 
 
+def processor_name(config: Mapping[str, Any]) -> str:
+    """The class that a processor's file names, as in `PROCESSORS`, in all spellings of the years; "" for none."""
+    written = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
+    name = written.removesuffix("Fast").removesuffix("Pil")
+    return name.removesuffix("ImageProcessor").removesuffix("FeatureExtractor")
+
+
+def short_side(processor: Mapping[str, Any]) -> int | None:
+    """The short side to which a processor of `PROCESSORS` resizes images that keep their aspect, without a crop."""
+    default = PROCESSORS.get(processor_name(processor))
+    size = processor.get("size") or (default.size if default is not None else None)
+    side = size.get("shortest_edge") if isinstance(size, Mapping) else size
+    return side if type(side) is int and 0 < side <= MAX_SIDE else None
+
+
 def fixed_size(processor: Mapping[str, Any] | None) -> tuple[int, int] | None:
     """The (height, width) to which a processor resizes all images, None if it crops or keeps their aspect.
 
     It is the size of models whose `config.json` tells none, because they take all: detectors such as RT-DETR.
     """
-    size = (processor or {}).get("size")
+    default = PROCESSORS.get(processor_name(processor or {}))
+    size = (processor or {}).get("size") or (default.size if default is not None else None)
     if not isinstance(size, Mapping) or not processor or processor.get("do_center_crop"):
         return None
     sides = size.get("height"), size.get("width")
@@ -156,6 +176,9 @@ def transformers_preprocess(
     if name == "ConvNext" and isinstance(resize, int):
         resize, crop = _convnext(config, resize)
     own, fit = crop or resize, STRETCH
+    if name == TOPDOWN:
+        fit, notes = _topdown(config), (*notes, "the processor cuts out a box: without one that is the whole image")
+        resize = own = image_size
     if not settings.resizes:
         notes += ("the processor takes images as they are; here images of another size than the engine's are resized",)
         resize = image_size
@@ -180,13 +203,12 @@ def transformers_preprocess(
 
 
 def _processor(config: Mapping[str, Any]) -> tuple[Processor, str, tuple[str, ...]]:
-    """The class that a file names, in all spellings of the years, and a note where it names none."""
-    written = str(config.get("image_processor_type") or config.get("feature_extractor_type") or "")
-    name = written.removesuffix("Fast").removesuffix("Pil")
-    name = name.removesuffix("ImageProcessor").removesuffix("FeatureExtractor")
+    """The class that a file names, and a note where it names none."""
+    written, name = config.get("image_processor_type") or config.get("feature_extractor_type"), processor_name(config)
     if written and name not in PROCESSORS:
         raise _unsupported(f"the processor {written}", f"one of {', '.join(PROCESSORS)}")
-    unknown = sorted(key for key, value in config.items() if value is True and key not in KNOWN_FLAGS | IGNORED_FLAGS)
+    known = KNOWN_FLAGS | IGNORED_FLAGS | ({"do_affine_transform"} if name == TOPDOWN else set())
+    unknown = sorted(key for key, value in config.items() if value is True and key not in known)
     if unknown:
         raise _unsupported(", ".join(unknown), f"no steps but {', '.join(sorted(KNOWN_FLAGS))}")
     if written:
@@ -227,6 +249,17 @@ class _Settings:
         mean = _per_channel(self._mean, channels, "image_mean")
         std = _deviations(self._std, channels, "image_std")
         return tuple(value / self.scale for value in mean), tuple(value / self.scale for value in std)
+
+
+def _topdown(config: Mapping[str, Any]) -> Fit:
+    """Raise CheckpointError for a VitPose processor that does not cut out boxes in its usual way."""
+    unit = config.get("normalize_factor")
+    if config.get("do_affine_transform") is False or unit not in (None, BOX_UNIT):
+        raise _unsupported(
+            f"do_affine_transform {config.get('do_affine_transform')}, normalize_factor {unit}",
+            f"do_affine_transform true, normalize_factor {BOX_UNIT:g}",
+        )
+    return "topdown"
 
 
 def _convnext(config: Mapping[str, Any], side: int) -> tuple[int | tuple[int, int], tuple[int, int]]:

@@ -42,7 +42,7 @@ function candidates(outputs, post) {
     const count = outputs.logits.length / queries;
     outputs.logits.forEach((x, i) => found.push({ score: sigmoid(x), index: i % count, query: Math.floor(i / count) }));
   }
-  return found.sort((a, b) => b.score - a.score).slice(0, queries);
+  return found.sort((a, b) => b.score - a.score).slice(0, post.top_k || queries);
 }
 
 // The objects above the threshold, best first: [{index, label, score, box: [left, top, right, bottom]}], with boxes in

@@ -1,0 +1,101 @@
+"""Folders of transformers' detectors: which image size and which rule for objects they say, and what is refused."""
+
+import json
+
+import pytest
+import torch
+from torch import nn
+
+from tests.models.external.detectors import saved
+from tests.references import reference
+from vitdeploy.errors import CheckpointError, ExportError
+from vitdeploy.exporter.lengths import lengths_as_sizes
+from vitdeploy.exporter.torch_onnx import export_graph
+from vitdeploy.models.load import load_model
+from vitdeploy.models.source import Source
+from vitdeploy.spec import PostprocessSpec, PreprocessSpec
+from vitdeploy.stages.reference_model import Overrides, find_reference_model
+
+
+@pytest.fixture(scope="module")
+def light(tmp_path_factory):
+    """An RF-DETR of patches of 8 in 2 x 2 windows, so of 16 pixels, without a file of its processor."""
+    reference("transformers")
+    return saved("RF-DETR", tmp_path_factory.mktemp("light"))
+
+
+def test_without_a_processor_the_size_is_the_backbones_and_the_rest_its_classs(light):
+    original = load_model(Source(f"hf:{light}"))
+    assert original.signature.image_size == original.preprocess.crop == (64, 64)
+    assert original.preprocess.mean == (0.485, 0.456, 0.406)
+    assert original.signature.postprocess == PostprocessSpec("sigmoid")
+    assert any("the defaults of RfDetrImageProcessor are assumed" in note for note in original.notes)
+
+
+@pytest.mark.parametrize(
+    ("asked", "nearest"),
+    [((64, 88), "64x80 or 80x96"), ((12, 12), "32x32")],  # the latter: fewer than 12 patches are less than its queries
+)
+def test_a_size_that_windows_do_not_divide_is_answered_with_the_nearest_that_they_do(light, asked, nearest):
+    with pytest.raises(CheckpointError, match=f"does not run on an image of {asked[0]}x{asked[1]}") as caught:
+        load_model(Source(f"hf:{light}", image_size=asked))
+    assert caught.value.fix == f"--image-size {nearest}: it runs on these"
+
+
+def test_the_processors_size_counts_before_the_backbones(light, tmp_path):
+    for file in light.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    processor = {"image_processor_type": "RfDetrImageProcessor", "size": {"height": 80, "width": 96}}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    assert load_model(Source(f"hf:{tmp_path}")).signature.image_size == (80, 96)
+    # Letterboxes are not made; nothing of it is left out silently.
+    processor["size"] = {"max_height": 80, "max_width": 80}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(processor))
+    with pytest.raises(CheckpointError, match="preprocessing is not one that vitdeploy has") as caught:
+        load_model(Source(f"hf:{tmp_path}"))
+    assert caught.value.found == "size {'max_height': 80, 'max_width': 80}"
+    assert caught.value.wanted == "a number, height and width, or shortest_edge"
+
+
+def test_a_softmax_that_transformers_has_no_rule_for_is_asked_for(tmp_path):
+    source = Source(f"hf:{saved('RT-DETR', tmp_path, use_focal_loss=False)}", image_size=(64, 96))
+    with pytest.raises(CheckpointError, match="does not say how its objects are scored") as caught:
+        find_reference_model(source)
+    assert caught.value.fix == "postprocess: {scores: softmax} or {scores: sigmoid} in a recipe"
+    given = PostprocessSpec("softmax")
+    assert find_reference_model(source, Overrides(postprocess=given)).postprocess == given
+
+
+def test_masks_of_instances_are_not_taken_for_a_panoptic_map(light, tmp_path):
+    transformers = reference("transformers")
+    config = transformers.RfDetrConfig.from_pretrained(light)
+    transformers.RfDetrForInstanceSegmentation(config).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match="returns masks that vitdeploy has no task for") as caught:
+        load_model(Source(f"hf:{tmp_path}"))
+    assert "ForObjectDetection" in caught.value.fix
+
+
+class Looping(nn.Module):
+    def forward(self, image):
+        rounds = 0
+        while image.mean() > rounds:
+            rounds += 1
+        return image.mean((2, 3)) * rounds
+
+
+def test_a_loop_that_depends_on_values_is_refused_with_its_line():
+    with pytest.raises(ExportError, match="cannot be exported to ONNX") as caught:
+        export_graph(
+            Looping(), name="looping", preprocess=PreprocessSpec((8, 8), (8, 8)), image_size=(8, 8), opset=20,
+            batch=None, in_graph=False,
+        )  # fmt: skip
+    assert "test_detector_folders.py, line" in caught.value.found
+    assert "while image.mean() > rounds" in caught.value.found
+
+
+def test_len_of_a_tensor_is_its_free_size():
+    assert "len" not in globals()
+    with lengths_as_sizes(Looping()):
+        assert globals()["len"](torch.zeros(3, 2)) == 3
+        assert globals()["len"]([1, 2]) == 2
+    assert "len" not in globals()

@@ -1,0 +1,182 @@
+"""Labelled key points in COCO's form: https://cocodataset.org/#format-data, section "Keypoint Detection".
+
+Each annotated object is a sample of its own, by its box: what a top-down model is given. Objects without a labelled
+point, and crowds, are passed by, as COCO's evaluation does. Images are split, not objects: those of one image are never
+on both sides.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from vitdeploy.data.annotations import AnnotatedSet, Category, coco_set, folder_images, read_json
+from vitdeploy.data.folder import DataSplit, Sample
+from vitdeploy.data.pixels import Skipped
+from vitdeploy.errors import DataError
+
+KEYS = {
+    "images": ("id", "file_name", "width", "height"),
+    "annotations": ("image_id", "category_id", "bbox"),
+    "categories": ("id", "name"),
+}
+Sigmas = tuple[float, ...] | None
+# The points of a person in COCO, and their deviations as pycocotools has them.
+COCO_POINTS = [
+    *("nose", "left_eye", "right_eye", "left_ear", "right_ear", "left_shoulder", "right_shoulder"),
+    *("left_elbow", "right_elbow", "left_wrist", "right_wrist", "left_hip", "right_hip"),
+    *("left_knee", "right_knee", "left_ankle", "right_ankle"),
+]
+COCO_SIGMAS = (
+    *(0.026, 0.025, 0.025, 0.035, 0.035, 0.079, 0.079, 0.072, 0.072),
+    *(0.062, 0.062, 0.107, 0.107, 0.087, 0.087, 0.089, 0.089),
+)
+
+
+@dataclass(frozen=True)
+class LabelledObject(Sample):
+    """One object of an image by its `box`. points: (x, y, visible) for each, with visible 0 where it is not labelled, 1
+    hidden, 2 seen. area: of its outline, in square pixels. sigmas: the deviation of each point relative to the object's
+    size, for OKS; None if nobody says."""
+
+    points: tuple[tuple[float, float, int], ...] = ()
+    area: float = 0.0
+    sigmas: Sigmas = None
+
+
+@dataclass(frozen=True)
+class LabelledObjects:
+    """The objects of one image."""
+
+    objects: tuple[LabelledObject, ...]
+
+    def content(self) -> bytes:
+        """Bytes that differ where two annotations differ."""
+        return repr([(each.box, each.points, each.area, each.sigmas) for each in self.objects]).encode()
+
+
+@dataclass(frozen=True)
+class KeypointSet:
+    """The labelled images of a folder."""
+
+    images: AnnotatedSet[LabelledObjects]
+
+    def split(self, *, calibration: int, evaluation: int | Literal["all"], seed: int) -> DataSplit:
+        """So many images for each part, as objects; errors as `AnnotatedSet.split`."""
+        parts = self.images.split(calibration=calibration, evaluation=evaluation, seed=seed)
+        first, second = (
+            tuple(each for sample in part for each in self.images.annotations[sample.path].objects)
+            for part in (parts.calibration, parts.evaluation)
+        )
+        return DataSplit(first, second)
+
+
+def read_keypoints(
+    images: Path, labels: Path, names: Sequence[str], count: int | None, skipped: Skipped | None = None
+) -> KeypointSet:
+    """The images below `images` with the objects of COCO's JSON file `labels`.
+
+    Args:
+        names: the model's own names of the points, () without. Where the file has the same in another order, its points
+            are put into the model's.
+        count: how many points the model has, None if it does not say.
+
+    With `skipped` given, unreadable images are noted there and left out; without, they are an error.
+
+    Raises:
+        MissingFileError: `images` or `labels` is not there.
+        DataError: labels cannot be read, or have other points than the model, or are of other images.
+        ImageError: an unreadable image and `skipped` is None.
+    """
+    paths, document = folder_images(images), read_json(labels, KEYS)
+    own, sigmas = _points_of(labels, document["categories"])
+    objects: dict[int, list[LabelledObject]] = {}
+    for index, annotation in enumerate(document["annotations"]):
+        found = _object(labels, index, annotation)
+        if found is not None:
+            objects.setdefault(annotation["image_id"], []).append(found)
+    _check_count(labels, own, objects, count)
+    order = [own.index(name) for name in names] if own and sorted(own) == sorted(names) else range(count or len(own))
+    if sigmas is not None:
+        sigmas = tuple(sigmas[i] for i in order)
+
+    def annotate(entry: Mapping[str, Any], size: tuple[int, int]) -> LabelledObjects:
+        path = paths[entry["file_name"]]
+        return LabelledObjects(
+            tuple(
+                replace(each, path=path, points=tuple(each.points[i] for i in order), sigmas=sigmas)
+                for each in objects[entry["id"]]
+            )
+        )
+
+    entries = [entry for entry in document["images"] if entry["id"] in objects]
+    categories = tuple(Category(each["id"], each["name"]) for each in document["categories"])
+    return KeypointSet(coco_set(images, labels, paths, entries, categories, annotate, skipped))
+
+
+def _points_of(labels: Path, categories: Sequence[Mapping[str, Any]]) -> tuple[tuple[str, ...], Sigmas]:
+    """The names of the points, and their deviations.
+
+    Raises:
+        DataError: categories with different points.
+    """
+    named = {tuple(map(str, each["keypoints"])) for each in categories if each.get("keypoints")}
+    if len(named) > 1:
+        raise DataError(
+            f"{labels} has categories with different key points",
+            found="; ".join(f"{len(each)}: {', '.join(each[:3])} ..." for each in sorted(named)),
+            wanted="one set of points",
+            fix="split the file by category",
+        )
+    names = next(iter(named), ())
+    told = next((each["sigmas"] for each in categories if isinstance(each.get("sigmas"), list)), None)
+    if told is not None and len(told) == len(names) and all(isinstance(s, int | float) and s > 0 for s in told):
+        return names, tuple(float(sigma) for sigma in told)
+    return names, COCO_SIGMAS if list(names) == COCO_POINTS else None
+
+
+def _object(labels: Path, index: int, annotation: Mapping[str, Any]) -> LabelledObject | None:
+    """One annotated object; None of a crowd, and without a labelled point."""
+    flat = annotation.get("keypoints")
+    if flat is None or annotation.get("iscrowd"):
+        return None
+    try:
+        x, y, w, h = (float(value) for value in annotation["bbox"])
+        area = float(annotation.get("area", w * h))
+        points = tuple((float(a), float(b), int(v)) for a, b, v in zip(*[iter(flat)] * 3, strict=True))
+    except (TypeError, ValueError):
+        x = y = w = h = area = math.nan
+        points = ()
+    if not (math.isfinite(x + y + area + sum(a + b for a, b, _ in points)) and 0 < w < math.inf and 0 < h < math.inf):
+        raise DataError(
+            f"{labels}: annotations[{index}] has no box with key points",
+            found=f"bbox {annotation['bbox']}, keypoints {str(flat)[:60]}",
+            wanted="bbox x y width height, width and height above 0; keypoints x y v for each point",
+        )
+    if not any(visible > 0 for _, _, visible in points):
+        return None
+    return LabelledObject(Path(), None, (x, y, x + w, y + h), points, max(area, 1e-9))
+
+
+def _check_count(
+    labels: Path, names: Sequence[str], objects: Mapping[int, Sequence[LabelledObject]], count: int | None
+) -> None:
+    """Raise DataError if there is no object, or one with other points than the model's."""
+    counts = {len(each.points) for of_image in objects.values() for each in of_image}
+    if not counts:
+        raise DataError(
+            f"{labels} labels not one key point",
+            found="no annotation with keypoints that are visible",
+            wanted="COCO's key points: annotations with bbox and keypoints",
+        )
+    wanted = count or (len(names) if names else min(counts))
+    if counts != {wanted}:
+        raise DataError(
+            f"{labels} has other key points than the model",
+            found=f"{', '.join(map(str, sorted(counts)))} points: {', '.join(names[:4])} ...",
+            wanted=f"{wanted} points an object",
+            fix="verify on images that are labelled for the points of this model, or without labels",
+        )

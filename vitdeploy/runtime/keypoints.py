@@ -1,0 +1,158 @@
+"""From the heat maps of a model of key points to points in the original image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.runtime.postprocess import label_of, shortened
+from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
+from vitdeploy.runtime.topdown import Box, cutout, to_image
+from vitdeploy.spec_points import HEATMAPS, KeypointSpec
+
+Array = npt.NDArray[Any]
+
+# DARK's Gaussian, and the values that its logarithm is taken of, as in mmpose and transformers.
+SIGMA = 0.8
+LEAST, MOST = 0.001, 50.0
+# Two models agree on a sample if so large a share of its points is no further apart than this share of the longer side.
+NEAR_SHARE, NEAR = 0.5, 0.1
+
+
+@dataclass(frozen=True)
+class Keypoint:
+    """One point: its index and name, where it is in pixels of the original image, and the value of its heat map there.
+
+    Coordinates are those of COCO: 0 is the centre of the first pixel. A point may lie outside of the image. The score
+    is near 1 where the model is sure; it is not bounded.
+    """
+
+    index: int
+    name: str
+    x: float
+    y: float
+    score: float
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"index": self.index, "name": self.name, "x": self.x, "y": self.y, "score": self.score}
+
+
+@dataclass(frozen=True, repr=False)
+class Keypoints:
+    """The answer for one object: all of its points, in the order of the model.
+
+    `size`: (width, height) of the image; `box`: the part of it that was looked at, (left, top, right, bottom).
+    `threshold`: the score from which a point is shown; `skeleton`: the pairs of points that lines join.
+    """
+
+    size: tuple[int, int]
+    box: Box
+    points: tuple[Keypoint, ...]
+    threshold: float = 0.0
+    skeleton: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def shown(self) -> tuple[Keypoint, ...]:
+        """The points with a score of `threshold` or more."""
+        return tuple(point for point in self.points if point.score >= self.threshold)
+
+    def to_dict(self) -> dict[str, Any]:
+        width, height = self.size
+        points = [point.to_dict() for point in self.points]
+        return {"width": width, "height": height, "box": list(self.box), "threshold": self.threshold, "points": points}
+
+    def __str__(self) -> str:
+        """One shown point per line."""
+        lines = (f"{p.name} {p.score:.2f} at {p.x:.1f} {p.y:.1f}" for p in self.shown)
+        return "\n".join(lines) or "nothing above the threshold"
+
+    def __repr__(self) -> str:
+        text = shortened(str(self))
+        return f"<Keypoints: {len(self.shown)} of {len(self.points)} in {self.size[0]}x{self.size[1]}: {text}>"
+
+
+def locate(heatmaps: Array, spec: KeypointSpec) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """float64 [points, 2], x and y in pixels of the maps [points, height, width], and the scores, float64 [points].
+
+    A map that is nowhere above 0 knows no place: its point is (-1, -1), as in mmpose.
+    """
+    count, _, width = heatmaps.shape
+    flat = heatmaps.reshape(count, -1)
+    best, scores = flat.argmax(axis=1), flat.max(axis=1).astype(np.float64)
+    points = np.stack([best % width, best // width], axis=1).astype(np.float64)
+    seen = scores > 0
+    if spec.decoding == "dark" and seen.any():
+        points[seen] += _refinement(heatmaps[seen], points[seen].astype(np.int64), spec.kernel)
+    points[~seen] = -1
+    return points, scores
+
+
+def _refinement(heatmaps: Array, peaks: npt.NDArray[np.int64], kernel: int) -> npt.NDArray[np.float64]:
+    """float64 [n, 2]: by how much DARK moves the `peaks`, x and y of the largest value of each map.
+
+    The step of Newton's method for the logarithm of the smoothed map: -H^-1 g with differences of neighbouring pixels,
+    borders repeated. In float32 up to the differences, as transformers does it: where H is nearly singular, rounding
+    would decide otherwise.
+    """
+    logs = np.log(np.clip(_smoothed(heatmaps, kernel), np.float32(LEAST), np.float32(MOST)))
+    padded = np.pad(logs, ((0, 0), (1, 1), (1, 1)), mode="edge")
+    each, x, y = np.arange(len(peaks)), peaks[:, 0] + 1, peaks[:, 1] + 1
+
+    def near(right: int, down: int) -> Array:
+        return np.asarray(padded[each, y + down, x + right])
+
+    half, centre = np.float32(0.5), near(0, 0)
+    gradient = np.stack([half * (near(1, 0) - near(-1, 0)), half * (near(0, 1) - near(0, -1))], axis=1)
+    xx, yy = near(1, 0) - 2 * centre + near(-1, 0), near(0, 1) - 2 * centre + near(0, -1)
+    xy = half * (near(1, 1) - near(1, 0) - near(0, 1) + centre + centre - near(-1, 0) - near(0, -1) + near(-1, -1))
+    hessian = np.stack([xx, xy, xy, yy], axis=1).reshape(-1, 2, 2) + np.finfo(np.float32).eps * np.eye(2)
+    return np.asarray(-np.einsum("nij,nj->ni", np.linalg.inv(hessian), gradient))
+
+
+def _smoothed(heatmaps: Array, kernel: int) -> npt.NDArray[np.float32]:
+    """float32 [n, height, width] under a Gaussian of `kernel` pixels, mirrored at the borders (scipy's "reflect")."""
+    radius = kernel // 2
+    weights = np.exp(-0.5 * (np.arange(-radius, radius + 1) / SIGMA) ** 2)
+    weights /= weights.sum()
+    smooth = heatmaps.astype(np.float32)
+    for axis in (1, 2):
+        widths = [(0, 0)] * 3
+        widths[axis] = (radius, radius)
+        padded = np.pad(smooth, widths, mode="symmetric").astype(np.float64)
+        windows = np.lib.stride_tricks.sliding_window_view(padded, kernel, axis=axis)
+        smooth = (windows @ weights).astype(np.float32)
+    return smooth
+
+
+def head_of(reading: Reading) -> KeypointSpec:
+    """What the outputs of a model of key points mean."""
+    assert isinstance(reading.postprocess, KeypointSpec), "a manifest without it is refused when it is read"
+    return reading.postprocess
+
+
+def _answer(outputs: Outputs, reading: Reading) -> Keypoints:
+    spec, maps = head_of(reading), outputs[HEATMAPS]
+    width, height = reading.size
+    box = reading.box or (0.0, 0.0, float(width), float(height))
+    places, scores = locate(maps, spec)
+    found = cutout(box, (reading.preprocess.crop[1], reading.preprocess.crop[0]))
+    points = to_image(places, (maps.shape[2], maps.shape[1]), found)
+    named = (
+        Keypoint(index, label_of(index, reading.labels), float(x), float(y), float(score))
+        for index, ((x, y), score) in enumerate(zip(points, scores, strict=True))
+    )
+    return Keypoints(reading.size, box, tuple(named), spec.threshold, spec.skeleton)
+
+
+def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
+    """Whether most points are at about the same place."""
+    spec = head_of(reading)
+    (a, _), (b, _) = locate(ours[HEATMAPS], spec), locate(theirs[HEATMAPS], spec)
+    bound = NEAR * max(theirs[HEATMAPS].shape[1:])
+    return bool((np.linalg.norm(a - b, axis=1) <= bound).mean() >= NEAR_SHARE)
+
+
+KEYPOINTS = RuntimeTask(_answer, _same)

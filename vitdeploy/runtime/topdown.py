@@ -1,0 +1,102 @@
+"""The part of an image that a top-down model sees of one object, by the object's box.
+
+The box is made larger until its aspect is the input's, then by a quarter, and sampled bilinearly at the input's pixels:
+their first and last centres lie on the edges of the enlarged box. What lies outside of the image is black. This is
+mmpose's TopDownAffine without rotation in its unbiased form (arXiv 1911.07524, equation 8), which transformers'
+VitPoseImageProcessor does by SciPy; pixels are equal to that, but where rounding to whole grey levels is a tie.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.errors import InputError
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+# (left, top, right, bottom) in pixels of the image, in continuous coordinates.
+Box = tuple[float, float, float, float]
+PADDING = 1.25
+# Box sizes are in units of this in the library's float32 arithmetic, which is followed to the last bit.
+UNIT = 200.0
+
+
+@dataclass(frozen=True)
+class Cutout:
+    """What is cut out of an image: its centre and its sides in pixels, each float32 [2], x and y."""
+
+    centre: npt.NDArray[np.float32]
+    sides: npt.NDArray[np.float32]
+
+
+def cutout(box: Sequence[float], size: tuple[int, int]) -> Cutout:
+    """The enlarged box, for an input of `size` (width, height).
+
+    Raises:
+        InputError: no box: not four finite numbers, or nothing in it.
+    """
+    values = [float(value) for value in box] if len(box) == 4 else []
+    if not values or not all(map(math.isfinite, values)) or values[2] <= values[0] or values[3] <= values[1]:
+        raise InputError(
+            "this is no box in an image",
+            found=str(tuple(box))[:80],
+            wanted="left, top, right, bottom in pixels: right beyond left, bottom below top",
+        )
+    left, top, right, bottom = values
+    width, height = right - left, bottom - top
+    centre = np.array([left + width * 0.5, top + height * 0.5], np.float32)
+    aspect = size[0] / size[1]
+    if width > aspect * height:
+        height = width / aspect
+    else:
+        width = height * aspect
+    scale = np.array([width / UNIT, height / UNIT], np.float32) * np.float32(PADDING)
+    return Cutout(centre, scale * np.float32(UNIT))
+
+
+def cut_out(image: Image.Image, box: Sequence[float] | None, size: tuple[int, int]) -> npt.NDArray[np.uint8]:
+    """uint8 [height, width, channels] of a decoded image: what is in a box, or of all of it; `size` (width, height).
+
+    Raises:
+        InputError: as `cutout`.
+    """
+    found = cutout(box if box is not None else (0, 0, *image.size), size)
+    pixels = np.asarray(image, np.uint8)
+    pixels = pixels[:, :, None] if pixels.ndim == 2 else pixels
+    (columns, x_share), (rows, y_share) = (
+        _sampled(size[axis], found.centre[axis], found.sides[axis], image.size[axis]) for axis in (0, 1)
+    )
+    start = int(columns.min())
+    seen = pixels[:, start : int(columns.max()) + 1]
+    y_share, x_share = y_share[:, :, None, None], x_share[:, :, None]
+    tall = seen[rows[0]] * y_share[0] + seen[rows[1]] * y_share[1]
+    sampled = tall[:, columns[0] - start] * x_share[0] + tall[:, columns[1] - start] * x_share[1]
+    return np.asarray(np.floor(sampled + 0.5), np.uint8)
+
+
+def _sampled(
+    count: int, centre: np.float32, side: np.float32, length: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """For `count` pixels of the input along an axis: the two pixels of the image next to each, int64 [2, count], and
+    their shares, float64 [2, count], which are 0 outside of the image."""
+    scale = np.float64(count - 1) / side
+    offset = scale * (np.float32(0.5) * side - centre)
+    at = (np.arange(count) - float(np.float32(offset))) / float(np.float32(scale))
+    inside = (at >= 0) & (at <= length - 1)
+    low = np.where(inside, np.floor(at), 0).astype(np.int64)
+    share = np.where(inside, at - low, 0)
+    return np.stack([low, np.minimum(low + 1, length - 1)]), np.stack([(1 - share) * inside, share * inside])
+
+
+def to_image(points: npt.NDArray[Any], grid: tuple[int, int], found: Cutout) -> npt.NDArray[np.float64]:
+    """float64 [n, 2], pixels of the image whose first centre is 0, of points [n, 2] in pixels of a `grid` (width,
+    height) of the model, whose first and last centres lie on the edges of what was cut out."""
+    step = found.sides.astype(np.float64) / (np.array(grid) - 1.0)
+    return np.asarray(points * step + found.centre - found.sides.astype(np.float64) * 0.5)
