@@ -106,6 +106,9 @@ def test_both_towers_are_exported_verified_and_benched(made):
     assert {name.partition("/")[0] for name in int8["quantization"]["int8"]} == {"image_tower", "text_tower"}
     assert int8["kernels"]["int8"] == len(int8["quantization"]["int8"])
     assert [row["artifact"] for row in report["bench"]["results"]] == ["original", *engines]
+    for row in report["bench"]["results"][1:]:
+        assert list(row["parts_ms"]) == ["image_tower", "text_tower"]
+        assert min(row["parts_ms"].values()) > 0
     assert (bundle / "labels.txt").read_text().splitlines() == sorted(TEXTS)
 
 
@@ -185,13 +188,15 @@ def test_a_bundle_of_a_run_knows_its_texts(made, pictures):
 
 
 def test_the_command_line_takes_texts(made, pictures, tmp_path, small_bundle, shared_store):
-    with command_line(tmp_path, shared_store) as command:
+    with command_line(tmp_path, shared_store, short_bench=True) as command:
         options = ("--text", "one", "--text", "two", "--json")
         done = command("predict", made[0], pictures[0], *options).document
         assert {each["label"] for each in done["predictions"][0]["top"]} == {"one", "two"}
         assert "similarity" in done["predictions"][0]["top"][0]
         refused = command("predict", small_bundle, pictures[0], "--text", "one")
         assert (refused.returncode, "takes no texts" in refused.stderr) == (2, True)
+        told = command("bench", made[0], "--duration", "0.1", "-q")
+        assert "graphs in ms: image_tower " in told.stdout + told.stderr
         for kind in ("web", "cpp", "triton", "ovms", "kserve"):
             other = command("embed", made[0], "--as", kind, "-o", kind)
             assert other.returncode == 4, (kind, other.stderr)
