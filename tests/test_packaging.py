@@ -87,6 +87,7 @@ def test_the_wheel_asks_for_three_packages_and_offers_the_extras(wheel):
         "tensorrt",
         "serve",
         "sign",
+        "text",
         "timm",
         "transformers",
     }

@@ -30,7 +30,8 @@ _HOMES = {
     **dict.fromkeys(("Deployment", "deploy", "plan", "run"), "api.deploy"),
     **dict.fromkeys(("Swept", "sweep"), "api.sweep"),
     **dict.fromkeys(("Tuned", "tune", "tune_recipe"), "api.tune"),
-    **dict.fromkeys(("Predictor", "load"), "runtime.predictor"),
+    "Predictor": "runtime.predictor",
+    "load": "runtime.load",
     "Preprocess": "spec",
     "Postprocess": "spec",
 }

@@ -45,6 +45,7 @@ Task = Literal[
     "image-to-image",
     "sequence",
     "tensors",
+    "zero-shot",
 ]
 # Where the labels of images come from: `data/` says what each is.
 LabelKind = Literal["folders", "none", "yolo", "coco", "panoptic", "masks", "depth", "targets"]
@@ -135,14 +136,45 @@ class PostprocessSpec:
         return count - 1 if count is not None and self.scores == "softmax" else count
 
 
+@dataclass(frozen=True)
+class ZeroShotSpec:
+    """How texts become tokens, and how the features of images and texts are compared.
+
+    A text is `length` tokens, padded with the token `pad` on the side `padding`; `tokenizer` is the file of the bundle
+    that makes them, `lowercase` whether texts become small letters first. The logit of an image and a text is scale *
+    cosine + bias; `scores` says what its probability is: "softmax" over the texts that are given (CLIP, arXiv
+    2103.00020, section 2.3), or "sigmoid" of each (SigLIP, arXiv 2303.15343, section 3.2).
+    """
+
+    length: int
+    pad: int
+    scale: float
+    bias: float = 0.0
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    padding: Literal["left", "right"] = "right"
+    lowercase: bool = False
+    tokenizer: str = "tokenizer.json"
+
+    def comparable(self, outputs: Iterable[str]) -> list[str]:
+        """All outputs can be compared number by number."""
+        return list(outputs)
+
+    def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
+        """The texts are given when an image is: there is no number of classes."""
+        return None
+
+
 # What the outputs of a task mean, for tasks that have something to say of that: one class of data a task, or several.
-Postprocess: TypeAlias = PostprocessSpec | KeypointSpec | SegmentationSpec | DepthSpec | ImageSpec | TensorsSpec
+Postprocess: TypeAlias = (
+    PostprocessSpec | KeypointSpec | SegmentationSpec | DepthSpec | ImageSpec | TensorsSpec | ZeroShotSpec
+)
 # The class of each task's; a task that is not here has none.
 POSTPROCESS: dict[Task, type[Postprocess]] = {
     "detection": PostprocessSpec,
     "panoptic": PostprocessSpec,
     "segmentation": SegmentationSpec,
     "depth": DepthSpec,
+    "zero-shot": ZeroShotSpec,
     "tensors": TensorsSpec,
     "keypoints": KeypointSpec,
     "image-to-image": ImageSpec,

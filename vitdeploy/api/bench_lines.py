@@ -26,6 +26,9 @@ def bench_lines(found: BenchDocument) -> list[Line]:
     for row in results:
         if row.stages_ms is not None:
             lines.append(f"{row.artifact}: {_stages(row.stages_ms)}")
+        if row.parts_ms:
+            parts = ", ".join(f"{name} {value:.2f}" for name, value in row.parts_ms.items())
+            lines.append(f"{row.artifact}: graphs in ms: {parts}; all of one query {row.latency_ms.p50:.2f}")
     lines += context_lines(found.context)
     lines += [f"{ratio.metric} {ratio.a} / {ratio.b}: {_compared(ratio)}" for ratio in found.ratios]
     lines += [f"{artifact}: not decided: {reason}" for artifact, reason in found.undecided.items()]

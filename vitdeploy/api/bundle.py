@@ -44,7 +44,7 @@ class Bundle(Shown):
     def load(self, target: str = "auto", **options: Any) -> Predictor:
         """A predictor of its first engine that works here, or of the one for `target`; options and errors as
         `vitdeploy.load`."""
-        from vitdeploy.runtime.predictor import load
+        from vitdeploy.runtime.load import load
 
         return load(self.folder, target=target, **options)
 

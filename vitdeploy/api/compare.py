@@ -146,7 +146,7 @@ def _choice(chosen: Images, baseline: Path) -> DataChoice:
     setting = Setting("classification", None)  # which images that are files are not asked for
     if chosen.path is None:
         manifest, labels = open_bundle(baseline)
-        setting = engine_setting(manifest, manifest.engines[0], labels)
+        setting = engine_setting(baseline, manifest, manifest.engines[0], labels)
     return DataChoice(*chosen.place(setting), chosen.annotations, 0, "all", 0)
 
 

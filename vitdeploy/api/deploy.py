@@ -267,6 +267,8 @@ def recipe_of(
             "path": str(place),
             "labels": kind,
             "annotations": str(chosen.annotations) if chosen.annotations else None,
+            "texts": str(chosen.texts) if chosen.texts else None,
+            "template": chosen.template,
             "calibration": {"images": calibration},
             "evaluation": {"images": evaluation},
             "seed": seed,

@@ -6,6 +6,7 @@ same bytes however the images came.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ class Images:
 
     `path` is a folder (or an .npz of tokens) whose labels are of that `kind`, None for images in memory. Of those,
     `rows` gives an image and its class (an index, a name, or None) each, and `names` are the class names by index.
+    `texts` and `template` are for models that take texts.
     """
 
     path: Path | None
@@ -48,6 +50,8 @@ class Images:
     annotations: Path | None = None
     rows: Iterable[tuple[Any, int | str | None]] = ()
     names: tuple[str, ...] = ()
+    texts: Path | None = None
+    template: str | None = None
     _placed: dict[Any, tuple[Path, LabelKind]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def place(self, setting: Setting) -> tuple[Path, LabelKind]:
@@ -88,7 +92,12 @@ ImagesLike = Images | str | Path | Iterable[Any]
 
 
 def images(
-    source: ImagesLike, labels: str | Sequence[int | str] | None = None, *, annotations: str | Path | None = None
+    source: ImagesLike,
+    labels: str | Sequence[int | str] | None = None,
+    *,
+    annotations: str | Path | None = None,
+    texts: str | Path | Sequence[str] | None = None,
+    template: str | None = None,
 ) -> Images:
     """Images for calibration and evaluation, from wherever they are.
 
@@ -101,6 +110,8 @@ def images(
             (default: class folders where there are any). Of a list, a class for each image: the model's index, or its
             name. A data set brings its own.
         annotations: YOLO's folder of label files, COCO's JSON file, or the folder of maps.
+        texts: for a model of two towers, what images are compared with: a list, or a file with one text a line.
+        template: makes the name of a class folder a text, with {} for the name; without it "a photo of a {}.".
 
     Raises:
         DataError: labels that do not fit, or nothing that images could come from.
@@ -111,6 +122,9 @@ def images(
     >>> vd.images(grey, labels=[0, 1, 1]).names
     ()
     """
+    if texts is not None or template is not None:
+        found = images(source, labels, annotations=annotations)
+        return dataclasses.replace(found, texts=_text_file(texts), template=template)
     if isinstance(source, Images):
         return source
     if isinstance(source, str | Path):
@@ -127,6 +141,16 @@ def images(
             raise DataError("each image wants a label", found=f"{len(items)} images, {len(labels)} labels")
         return Images(None, rows=list(zip(items, labels, strict=True)))
     return Images(None, rows=_Rows(source), names=_names_of(source))
+
+
+def _text_file(texts: str | Path | Sequence[str] | None) -> Path | None:
+    if texts is None or isinstance(texts, str | Path):
+        return None if texts is None else Path(texts)
+    if not texts or any("\n" in text for text in texts):
+        raise DataError("these are not texts of one line each", found=f"{len(texts)} texts", wanted="at least one")
+    file = unnamed_folder("texts") / "texts.txt"
+    file.write_text("".join(f"{text}\n" for text in texts), encoding="utf-8")
+    return file
 
 
 class _Rows:

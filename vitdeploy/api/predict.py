@@ -53,6 +53,7 @@ def predict(
     target: str = "auto",
     *,
     top: int,
+    texts: Sequence[str] = (),
     boxes: Sequence[Box] = (),
     trust: Path | None,
     draw: Path | None = None,
@@ -64,11 +65,13 @@ def predict(
         find: the inputs, by whether the bundle takes token files, not images.
         target: which engine, by target or name.
         top: how many classes of an image.
+        texts: what images are compared with, by a bundle of two towers; () for its labels.
         boxes: what a top-down model is to answer for in each image; () for all of the image.
         draw: a folder for pictures of the answers, made if it is not there.
 
     Raises:
         CapabilityError: `draw` for a task whose answers are no pictures.
+        InputError: texts for a bundle that takes none.
         Errors of `find`, and of reading and loading the bundle, as `runtime.load`.
     """
     from vitdeploy.bundle.read import read_bundle
@@ -77,6 +80,8 @@ def predict(
     task = read_bundle(bundle).task
     if draw is not None:
         _require_drawing(task)
+    if texts and task != "zero-shot":
+        raise InputError(f"{bundle} takes no texts", found=f"the task {task}", fix="leave --text out")
     if task == "sequence":
         found = find(True)
         with reporter, load_sequence(bundle, target, trust=trust) as translator:
@@ -84,6 +89,8 @@ def predict(
             return Predicted(translator.target, translator.why, found, *answers)
     found = find(False)
     with reporter, load(bundle, target, trust=trust) as predictor:
+        if texts:
+            predictor.labels = texts
         if boxes:
             answers = _answer_boxes(predictor, found, boxes)
         else:

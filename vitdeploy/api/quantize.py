@@ -139,6 +139,7 @@ def quantize(
     from vitdeploy.stages.external import import_external
     from vitdeploy.stages.files import copy_labels
     from vitdeploy.stages.place import check_float_parts
+    from vitdeploy.tasks.adapter import TEMPLATE, DataChoice
     from vitdeploy.tasks.adapters import make_adapter
 
     if image_size is not None and is_ours(given):
@@ -165,18 +166,17 @@ def quantize(
         check_float_parts(metadata.task, how.float_parts)
         _check_search(metadata.task, sensitivity)
         setting = graph_setting(file, metadata)
-        adapter, (place, _) = make_adapter(setting), chosen.place(setting)
+        adapter, (place, kind) = make_adapter(setting), chosen.place(setting)
+        choice = DataChoice(place, kind, None, num_samples or 0, "all", seed, chosen.texts, chosen.template or TEMPLATE)
         with filling(home, OUTPUT_NAMES) as work:
-            samples, skipped = adapter.calibration(
-                place, num_samples, seed, skip_bad=skip_bad, progress=reporter.progress
-            )
-            drive = adapter.drive(samples)
+            found = adapter.calibration(choice, skip_bad=skip_bad, progress=reporter.progress)
+            drive = adapter.drive(found)
             if drive is None:
-                made = _make(how, file, metadata.name, samples, work, reporter)
+                made = _make(how, file, metadata.name, found.samples, work, reporter)
             else:
                 made = _make_parts(how, file.parent, drive, work, reporter)
             copy_labels(given.parent, work)
-    return _result(home, how, made, skipped)
+    return _result(home, how, made, found.skipped)
 
 
 def _check_arguments(

@@ -281,9 +281,10 @@ def _choice(chosen: Images, ours: Subject, num_samples: int | None, seed: int) -
 
 
 def _data_choice(chosen: Images, place: Path, kind: str, num_samples: int | None, seed: int) -> DataChoice:
-    from vitdeploy.tasks.adapter import DataChoice
+    from vitdeploy.tasks.adapter import TEMPLATE, DataChoice
 
-    return DataChoice(place, kind, chosen.annotations, 0, num_samples or "all", seed)
+    asked = chosen.texts, chosen.template or TEMPLATE
+    return DataChoice(place, kind, chosen.annotations, 0, num_samples or "all", seed, *asked)
 
 
 def _noun(chosen: Images) -> str:

@@ -27,6 +27,11 @@ class BenchCandidate:
     request: dict[str, Any]
     provider: str = ""
 
+    @property
+    def has_stages(self) -> bool:
+        """Whether one query has stages or parts whose times are measured: of an image, or of several graphs."""
+        return "images" in self.request or bool(self.request.get("engine", {}).get("parts"))
+
 
 def engine_candidate(
     engine: EngineSpec,

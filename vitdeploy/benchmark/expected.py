@@ -47,7 +47,7 @@ def expected(candidates: Sequence[BenchCandidate], protocol: Protocol, *, contex
     loads = [LOAD_SECONDS if "engine" in each.request else ORIGINAL_LOAD_SECONDS for each in candidates]
     start = sum(loads) + count * len(protocol.batches(protocol.scenarios)) * 1.5 * protocol.warmup
     slow = sum(loads) + count * len(protocol.batches(protocol.scenarios)) * WARMUP_LIMIT * protocol.warmup
-    stages = STAGE_ROUNDS * protocol.block_seconds * sum("images" in each.request for each in candidates)
+    stages = STAGE_ROUNDS * protocol.block_seconds * sum(each.has_stages for each in candidates)
     survey = SURVEY_SECONDS * (2 + count) if context else 0.0
     return Expected(
         blocks + protocol.starts * start + stages + survey,

@@ -65,7 +65,8 @@ class Entry:
     `load_seconds` (from the request to a loaded runner, with the import of the runtime), `first_inference_ms` and
     `peak_memory_bytes` (of the whole process, which had answered once) are those of the first batch size in the first
     process; `warm_load_seconds` is the load in the second process, None without one. `affinity`: the CPUs that it could
-    use. `energy`: the source of the joules, or why there are none. `stages_ms`: empty if it takes no images.
+    use. `energy`: the source of the joules, or why there are none. `stages_ms`: empty if it takes no images;
+    `parts_ms`: of each graph of one query, empty if there is one.
     """
 
     artifact: str
@@ -82,6 +83,7 @@ class Entry:
     affinity: tuple[int, ...] = ()
     energy: str = ""
     stages_ms: dict[str, list[float]] = field(default_factory=dict)
+    parts_ms: dict[str, list[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -134,6 +134,7 @@ class Row:
 
     `latency_ms` comes from the scenario "single", `throughput` (images per second) from "offline"; each falls back to
     the first scenario. `samples` is the number of queries behind `latency_ms`. `flags`: see `benchmark.flags`.
+    `parts_ms`: the median of each graph of one query, one after the other, where there are several.
     """
 
     artifact: str
@@ -153,5 +154,6 @@ class Row:
     peak_memory_bytes: int | None = None
     scenarios: dict[str, ScenarioResult] = field(default_factory=dict)
     stages_ms: StageTimes | None = None
+    parts_ms: dict[str, float] | None = field(default=None, metadata=SPARSE)
     energy: Energy = Energy()
     machine: MachineUse | None = None

@@ -203,14 +203,16 @@ def _warm_up(worker: WorkerProcess, batch: int, protocol: Protocol) -> None:
 def _measure_stages(
     candidates: Sequence[BenchCandidate], entries: Sequence[Entry], workers: Sequence[WorkerProcess], protocol: Protocol
 ) -> None:
-    """The stages of those that take images, also in turns."""
+    """The stages of those that take images, and the parts of those of several graphs, also in turns."""
     for number in range(STAGE_ROUNDS):
         for index in running_order(len(workers), number):
-            if "images" in candidates[index].request:
+            if candidates[index].has_stages:
                 command = {"do": "stages", "seconds": protocol.block_seconds}
                 answer = workers[index].ask(command, protocol.block_seconds + protocol.timeout)
                 for stage, times in answer["stages_ns"].items():
                     entries[index].stages_ms.setdefault(stage, []).extend(each / 1e6 for each in times)
+                for part, milliseconds in answer.get("parts_ms", {}).items():
+                    entries[index].parts_ms.setdefault(part, []).extend(milliseconds)
 
 
 def _ask_block(worker: WorkerProcess, command: dict[str, Any], protocol: Protocol) -> dict[str, Any]:

@@ -66,6 +66,7 @@ def _row(bench_run: BenchRun, entry: Entry, percents: Sequence[float]) -> Row:
         peak_memory_bytes=entry.peak_memory_bytes,
         scenarios={name: _scenario(bench_run, entry, name, percents) for name in entry.rounds},
         stages_ms=_stages(entry.stages_ms),
+        parts_ms={name: float(np.median(times)) for name, times in entry.parts_ms.items()} or None,
         energy=_energy(entry, rounds),
         machine=_machine(entry, every),
     )

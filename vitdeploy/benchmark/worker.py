@@ -4,7 +4,8 @@ It reads one JSON command per line from standard input and answers each with one
 
     {"do": "load", "request": {...}, "batches": [1, 8]}   what was loaded: see `Session`
     {"do": "block", "batch": 1, "seconds": 0.5}           latencies, and what the machine did: see `Session`
-    {"do": "stages", "seconds": 0.5}                      {"stages_ns": {"decode": [...], ...}}, of images
+    {"do": "stages", "seconds": 0.5}                      {"stages_ns": {"decode": [...], ...}}, of images;
+                                                          {"stages_ns": {}, "parts_ms": {...}}, of several graphs
     {"do": "close"}                                       {"closed": true}
 
 A block may have "arrivals" (the rate, in queries per second) and "settle" (seconds of queries before it that do not
@@ -183,8 +184,21 @@ class Session:
 
     def _block_of_stages(self, seconds: float) -> dict[str, Any]:
         if self._stages is None:
-            return {"stages_ns": {}}
+            return {"stages_ns": {}, "parts_ms": self._block_of_parts(seconds)}
         return {"stages_ns": self._stages.block(seconds, MIN_QUERIES)}
+
+    def _block_of_parts(self, seconds: float) -> dict[str, list[float]]:
+        """Milliseconds of each graph, from at least three queries in at least `seconds`; {} where there is one."""
+        batch, runner = next(iter(self._runners.items()))
+        found: dict[str, list[float]] = {}
+        start = time.perf_counter()
+        while time.perf_counter() - start < seconds or min(map(len, found.values()), default=0) < MIN_QUERIES:
+            times = runner.part_times(self._feeds[batch])
+            if times is None:
+                return {}
+            for part, milliseconds in times.items():
+                found.setdefault(part, []).append(milliseconds)
+        return found
 
     def _close(self) -> dict[str, Any]:
         self._stages = None

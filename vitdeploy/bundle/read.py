@@ -7,7 +7,7 @@ Rules of the format, each with its error:
   every part of one, and its files are among the engine's; the tensors of its parts fit the engine's flow.
 - every path is relative, of segments in `[A-Za-z0-9._-]`, none of them `.` or `..`, at most 240 characters.
 - every one of `sizes` is "HEIGHTxWIDTH", and names a bundle of its own in `sizes/`.
-- every file that a graph, engine, golden set or the labels name stands in `files`.
+- every file that a graph, engine, golden set, the labels or a tokenizer name stands in `files`.
 - a listed file is a regular file inside the folder, reached through no link, of the recorded size and SHA-256.
 """
 
@@ -33,6 +33,7 @@ from vitdeploy.spec import (
     GoldenSpec,
     Manifest,
     PreprocessSpec,
+    ZeroShotSpec,
     decode,
 )
 
@@ -209,6 +210,7 @@ def _check_paths(path: Path, manifest: Manifest) -> None:
     named += [name for engine in manifest.engines for name in _engine_files(engine)]
     named += _golden_files(manifest.golden) if manifest.golden else []
     named += [manifest.labels] if manifest.labels else []
+    named += [manifest.postprocess.tokenizer] if isinstance(manifest.postprocess, ZeroShotSpec) else []
     named += [f"{SIZES_FOLDER}/{size}/{MANIFEST_FILE}" for size in manifest.sizes]
     missing = sorted(set(named) - set(listed))
     if missing:

@@ -26,6 +26,7 @@ from vitdeploy.spec import (
     Postprocess,
     PreprocessSpec,
     Task,
+    ZeroShotSpec,
     encode,
 )
 
@@ -61,6 +62,7 @@ def write_bundle(
     postprocess: Postprocess | None = None,
     engines: Sequence[tuple[EngineSpec, Path]],
     labels: Sequence[str] = (),
+    tokenizer: Path | None = None,
     golden: Golden | None = None,
     documents: Mapping[str, str] | None = None,
     provenance: Mapping[str, Any] | None = None,
@@ -74,6 +76,7 @@ def write_bundle(
         graphs: the float ONNX graphs by name, one called "model" for most tasks.
         engines: each with the folder that holds its files, in the order in which an app is to try them. Of several for
             one target the first has `engines/<target>/` and a further one `engines/<artifact>/`.
+        tokenizer: the file of a model that takes texts.
         documents: further text files by name, such as report.html.
         gates, recommended: see `spec.Manifest`.
         sizes: further image sizes, whose bundles lie in `sizes/` of `out` already; nothing else does.
@@ -83,6 +86,8 @@ def write_bundle(
             shutil.copyfile(path, out / path.name)
     if labels:
         (out / LABELS_FILE).write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
+    if isinstance(postprocess, ZeroShotSpec) and tokenizer is not None:
+        shutil.copyfile(tokenizer, out / postprocess.tokenizer)
     for file, text in (documents or {}).items():
         (out / file).write_text(text, encoding="utf-8")
     manifest = Manifest(

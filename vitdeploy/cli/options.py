@@ -42,3 +42,14 @@ def label_options(function: F) -> F:
         "--annotations", type=click.Path(path_type=Path), help="YOLO's folder, COCO's JSON file, or the folder of maps."
     )
     return labels(annotations(function))
+
+
+def text_options(function: F) -> F:
+    """--texts and --template, for models that compare images with texts."""
+    texts = click.option(
+        "--texts", type=click.Path(path_type=Path), help="For models that take texts: a file, one a line."
+    )
+    template = click.option(
+        "--template", metavar="TEXT", help="What makes a class folder's name a text, as 'a photo of a {}.'."
+    )
+    return texts(template(function))

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 @click.argument("inputs", nargs=-1, required=True, type=click.Path(allow_dash=True))
 @engine_option
 @click.option("--top", type=click.IntRange(min=1), default=3, show_default=True, help="How many classes to show.")
+@click.option("--text", "texts", multiple=True, help="Compare the images with this text; as often as needed.")
 @click.option(
     "--box",
     "boxes",
@@ -44,6 +45,7 @@ def command(
     inputs: tuple[str, ...],
     target: str,
     top: int,
+    texts: tuple[str, ...],
     boxes: tuple[str, ...],
     draw: Path | None,
     trust: Path | None,
@@ -53,6 +55,8 @@ def command(
     INPUTS are files, folders (every image below them), quoted patterns such as 'shots/**/*.png', and - for an image on
     standard input. JPEG, PNG, WebP, BMP, TIFF and GIF are read, and the first of several frames. Inputs that cannot be
     read are named, the others are answered, and the exit code is 2.
+
+    A bundle of two towers, such as CLIP's, says which --text fits best; without any, the texts are its labels.
     """
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
@@ -61,6 +65,7 @@ def command(
             lambda tokens: find_inputs(inputs, console.note, tokens=tokens),
             target,
             top=top,
+            texts=texts,
             boxes=[_box(text) for text in boxes],
             trust=trust,
             draw=draw,

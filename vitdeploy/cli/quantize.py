@@ -8,6 +8,7 @@ import click
 
 from vitdeploy.cli.complete import complete_targets
 from vitdeploy.cli.console import Console, Number, command_line, output_options
+from vitdeploy.cli.options import text_options
 from vitdeploy.cli.sources import ImageSize
 
 
@@ -45,6 +46,7 @@ from vitdeploy.cli.sources import ImageSize
 )
 @click.option("--seed", type=click.IntRange(0, 2**32 - 1), default=0, show_default=True, help="Choice of the images.")
 @click.option("--skip-bad", is_flag=True, help="Go on without unreadable images, and count them.")
+@text_options
 @click.option("--image-size", type=ImageSize(), help="Where a bare .onnx file leaves it open: 384, or 256x320 (HxW).")
 @output_options
 def command(
@@ -63,6 +65,8 @@ def command(
     latency_table: Path | None,
     seed: int,
     skip_bad: bool,
+    texts: Path | None,
+    template: str | None,
     image_size: tuple[int, int] | None,
 ) -> None:
     """Convert a float graph to INT8, FP8 or half precision for one target, with calibration images.
@@ -83,11 +87,12 @@ def command(
 
     if TARGETS[target].typed and (vnni is not None or sensitivity):
         raise click.UsageError(f"--vnni and --sensitivity are for the targets of the CPU, not for {target}.")
+    from vitdeploy.api.images import images
     from vitdeploy.api.quantize import quantize
 
     made = quantize(
         graph,
-        data,
+        images(data, texts=texts, template=template),
         target,
         output,
         precision=precision,  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import click
 from vitdeploy.cli.complete import complete_models, complete_targets
 from vitdeploy.cli.console import Console, Number, output_options
 from vitdeploy.cli.on import finish_devices, on_option
-from vitdeploy.cli.options import label_options, trust_option
+from vitdeploy.cli.options import label_options, text_options, trust_option
 from vitdeploy.cli.sources import source_options, to_source
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 @source_options()
 @click.option("--data", required=True, type=click.Path(path_type=Path), help="Images, best with labels; or an .npz.")
 @label_options
+@text_options
 @click.option(
     "--target",
     shell_complete=complete_targets,
@@ -51,6 +52,8 @@ def command(
     data: Path,
     labels: str | None,
     annotations: Path | None,
+    texts: Path | None,
+    template: str | None,
     target: str | None,
     num_samples: int | None,
     seed: int,
@@ -87,7 +90,7 @@ def command(
     from vitdeploy.api.verify import bisect as find_cause
 
     original = Named(against, to_source(None, options))
-    chosen = images(data, labels, annotations=annotations)
+    chosen = images(data, labels, annotations=annotations, texts=texts, template=template)
     common: dict[str, Any] = {
         "target": target,
         "num_samples": num_samples,

@@ -7,7 +7,7 @@ import io
 import shlex
 from pathlib import Path
 
-from vitdeploy.errors import DataError
+from vitdeploy.errors import DataError, MissingFileError
 
 
 def read_labels(file: Path) -> tuple[str, ...]:
@@ -18,6 +18,21 @@ def read_labels(file: Path) -> tuple[str, ...]:
     """
     # Not splitlines(): a label may hold other characters that it takes for the end of a line.
     return tuple(read_text(file).removesuffix("\n").split("\n"))
+
+
+def read_texts(file: Path) -> tuple[str, ...]:
+    """The texts in a file, one per line; empty lines are none.
+
+    Raises:
+        MissingFileError: no such file.
+        DataError: it is not UTF-8, or has no text.
+    """
+    if not file.is_file():
+        raise MissingFileError(f"no texts at {file}", wanted="a text file with one text a line", fix="check the path")
+    found = tuple(line for line in read_labels(file) if line.strip())
+    if not found:
+        raise DataError(f"{file} has no text", wanted="one text a line")
+    return found
 
 
 def read_text(file: Path) -> str:

@@ -70,23 +70,26 @@ class ModelFacts:
 @dataclass(frozen=True)
 class ParityRow:
     """max|a - b| / max|b| of the exported graph and the original, at one batch size; of sequences also with what length
-    of the source, and after how many steps."""
+    of the source, and after how many steps; of one of several graphs its name."""
 
     batch: int
     max_relative_difference: float
     source_length: int | None = field(default=None, metadata=SPARSE)
     steps: int | None = field(default=None, metadata=SPARSE)
+    graph: str | None = field(default=None, metadata=SPARSE)
 
 
 @dataclass(frozen=True)
 class ExportFacts:
-    """`bytes` of all graphs; `tolerance`: the largest relative difference that is taken."""
+    """`bytes` of all graphs; `tolerance`: the largest relative difference that is taken; `tokenizer`: what a model's
+    tokenizer was compared with."""
 
     opset: int
     ir_version: int
     bytes: int
     parity: tuple[ParityRow, ...]
     tolerance: float
+    tokenizer: str | None = field(default=None, metadata=SPARSE)
 
 
 @dataclass(frozen=True)

@@ -33,6 +33,13 @@ class Parity:
 
 
 @dataclass(frozen=True)
+class GraphParity(Parity):
+    """The same of one of several graphs."""
+
+    graph: str
+
+
+@dataclass(frozen=True)
 class Asked:
     """uint8 pixels [batch, height, width, channels], and what the original gives for them, by output."""
 
@@ -112,6 +119,11 @@ def check_graph(graph: Path, asked: Sequence[Asked], preprocess: PreprocessSpec)
                 if ours[name].shape != wanted.shape:
                     raise _baked(batch, f"{name} {list(ours[name].shape)}, wanted {list(wanted.shape)}")
             rows.append(Parity(batch, worst_difference(ours, theirs)))
+    _refuse_different(rows)
+    return rows
+
+
+def _refuse_different(rows: Sequence[Parity]) -> None:
     worst = rows[int(np.argmax([row.max_relative_difference for row in rows]))]  # a NaN, where there is one
     if not worst.max_relative_difference <= TOLERANCE:
         raise ExportError(
@@ -120,6 +132,22 @@ def check_graph(graph: Path, asked: Sequence[Asked], preprocess: PreprocessSpec)
             wanted=f"at most {TOLERANCE:.0e}",
             fix="bring an ONNX file that was exported another way, and report it please",
         )
+
+
+def check_outputs(
+    graph: Path, feeds: Sequence[tuple[Mapping[str, np.ndarray], Mapping[str, np.ndarray]]], name: str
+) -> list[GraphParity]:
+    """The same of a graph of any inputs: each of `feeds` has inputs, and what the original gives for them."""
+    rows = []
+    with OnnxRuntimeRunner(graph, name=f"the exported graph {name}") as runner:
+        for given, wanted in feeds:
+            batch = len(next(iter(given.values())))
+            try:
+                ours = runner.infer(given)
+            except (EngineError, TensorError) as error:
+                raise _baked(batch, error.found) from None
+            rows.append(GraphParity(batch, worst_difference(ours, wanted), name))
+    _refuse_different(rows)
     return rows
 
 

@@ -101,11 +101,37 @@ def export_graph(
     return graph
 
 
+class TokensIn(nn.Module):
+    """A text tower under the attribute name of all models."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, text: Tensor) -> Tensor:
+        return self.model(text)
+
+
+def export_text_graph(model: nn.Module, *, name: str, length: int, opset: int) -> ir.Model:
+    """The ONNX graph of a text tower: "text", int64 [batch, length], to "features", with a dynamic batch.
+
+    Raises:
+        ExportError: the model cannot be exported.
+    """
+    example = torch.zeros(2, length, dtype=torch.int64)
+    graph = _traced(TokensIn(model), example, True, opset, ["features"], name, given="text")
+    tidy(graph, prefix="model")
+    with _quiet():
+        normalise(graph)
+    graph.graph.name = name
+    return graph
+
+
 def _traced(
-    model: nn.Module, example: Tensor, dynamic: bool, opset: int, outputs: Sequence[str], name: str
+    model: nn.Module, example: Tensor, dynamic: bool, opset: int, outputs: Sequence[str], name: str, given: str = INPUT
 ) -> ir.Model:
-    """Run PyTorch's exporter on a model called `name`; the batch stays open if `dynamic`."""
-    shapes = {INPUT: {0: torch.export.Dim(BATCH)}} if dynamic else None
+    """Run PyTorch's exporter on a model called `name`, of an input `given`; the batch stays open if `dynamic`."""
+    shapes = {given: {0: torch.export.Dim(BATCH)}} if dynamic else None
     try:
         # A bias made from a parameter that requires gradients gives attention other strides in the exporter's second
         # trace than in its first, and a view recorded in the first then fails.
@@ -123,7 +149,7 @@ def _traced(
                 dynamo=True,
                 dynamic_shapes=shapes,
                 opset_version=opset,
-                input_names=[INPUT],
+                input_names=[given],
                 output_names=list(outputs),
                 verbose=False,
                 custom_translation_table={torch.ops.aten.scaled_dot_product_attention.default: attention},

@@ -32,6 +32,8 @@ class Signature:
         segmentation     "logits" [batch, classes, height, width]; or "class_logits" [batch, queries, classes + 1] and
                          "masks" [batch, queries, height, width], logits
         depth            "depth" [batch, height, width]
+        zero-shot        "image_features" [batch, width], and "text_features" [texts, width] of the module's second
+                         argument, int64 [texts, length]; read as `postprocess` says
         tensors          any outputs [batch, ...], by the module's own names
 
     A model of sequences takes tokens instead (`models.transformer`): no channels, and an image size of 0. `notes` say

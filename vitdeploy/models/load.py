@@ -48,6 +48,7 @@ from vitdeploy.models.model_folder.labels import labels_for
 from vitdeploy.models.model_folder.objects import detector_size, usual_processor
 from vitdeploy.models.named_checkpoint import read_as, refuse_another
 from vitdeploy.models.source import Source
+from vitdeploy.models.towers import refuse_naflex, with_text_tower
 from vitdeploy.models.zero_shot import with_text_features
 from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.spec import PreprocessSpec
@@ -192,6 +193,7 @@ def _from_folder(
 ) -> LoadedModel:
     """A folder with config.json: the architecture is ours where a family recognises the weights, and `check` agrees."""
     config = model_config(folder.path / CONFIG)
+    refuse_naflex(config)
     state, notes = read_checkpoint(*folder.weights)
     if folder.revision:
         notes = (f"{folder.repository} at {folder.revision}", *notes)
@@ -221,6 +223,8 @@ def _from_folder(
     size = signature.image_size
     preprocess, remarks = (given, ()) if given else _folder_preprocess(folder, config, signature.channels, size)
     original = _built(source, family, config_of, found.state, preprocess, (*notes, *found.notes, *remarks))
+    if source.text_features is None:
+        original = with_text_tower(original, folder.path, state, config, source.task)
     return _noted(original, name, config, ())
 
 

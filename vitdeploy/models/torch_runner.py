@@ -6,14 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
+from vitdeploy.bundle.flow import PartTensors
 from vitdeploy.errors import CapabilityError
 from vitdeploy.models.architectures.transformer import KeyValue, Transformer
 from vitdeploy.models.loaded import LoadedModel
+from vitdeploy.models.towers import Towers
+from vitdeploy.runtime.flow import FlowRunner
+from vitdeploy.runtime.flows import IMAGE_TOWER, TEXT_TOWER, flow_of_graphs
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.sequence import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
 from vitdeploy.runtime.sequence_runner import example_source
-from vitdeploy.spec import SequenceSpec, TensorSpec
+from vitdeploy.spec import SequenceSpec, TensorSpec, ZeroShotSpec
 
 EAGER, COMPILED = "PyTorch eager", "PyTorch torch.compile, float16"
 
@@ -23,7 +28,55 @@ def torch_runner(original: LoadedModel, *, threads: int = 0) -> Runner:
     sequence = original.signature.sequence
     if isinstance(original.module, Transformer) and sequence is not None:
         return TorchSequenceRunner(original.module, sequence, threads=threads)
+    if isinstance(original.module, Towers):
+        return _towers_runner(original, original.module, threads)
     return TorchRunner(original, threads=threads)
+
+
+def _towers_runner(original: LoadedModel, module: Towers, threads: int) -> Runner:
+    """The two towers as a flow, as their engines are."""
+    signature, spec = original.signature, original.signature.postprocess
+    assert isinstance(spec, ZeroShotSpec)
+    image, text = signature.outputs
+    size = (signature.channels, *signature.image_size)
+    parts: dict[str, Runner] = {
+        IMAGE_TOWER: TorchPart(
+            module.image_tower,
+            TensorSpec("image", "float32", ("batch", *size)),
+            TensorSpec("features", "float32", ("batch", *image.shape[1:])),
+            threads,
+        ),
+        TEXT_TOWER: TorchPart(
+            module.text_tower,
+            TensorSpec("text", "int64", ("batch", spec.length)),
+            TensorSpec("features", "float32", ("batch", *text.shape[1:])),
+            threads,
+        ),
+    }
+    graphs = {name: PartTensors(part.inputs, part.outputs) for name, part in parts.items()}
+    return FlowRunner(flow_of_graphs(graphs), parts, name="pytorch")
+
+
+class TorchPart(Runner):
+    """A module of one input and one output in eager mode, as a part of a flow."""
+
+    def __init__(self, module: nn.Module, tensor: TensorSpec, output: TensorSpec, threads: int) -> None:
+        super().__init__("pytorch")
+        self.module, self.threads = module, threads
+        self.inputs, self.outputs = (tensor,), (output,)
+
+    def _load(self) -> None:
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        self.provider = EAGER
+
+    def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        with torch.inference_mode():
+            result = self.module(torch.from_numpy(feeds[self.inputs[0].name]))
+        return {self.outputs[0].name: result.numpy()}
+
+    def _close(self) -> None:
+        pass
 
 
 class TorchSequenceRunner(Runner):

@@ -29,7 +29,7 @@ from vitdeploy.report.html import render_html
 from vitdeploy.spec import GraphSpec, encode
 from vitdeploy.stages.answers import read_answers
 from vitdeploy.stages.engines import read_engine
-from vitdeploy.stages.files import OUTPUT_NAMES, graphs_in
+from vitdeploy.stages.files import OUTPUT_NAMES, TOKENIZER_FILE, graphs_in
 from vitdeploy.stages.step import CALIBRATE, OPTIMIZE, ORIGINAL, REFERENCE, Step
 from vitdeploy.store.store import Artifact, Store
 
@@ -124,6 +124,7 @@ def _write(outcome: Outcome, report: Report, sizes: Sequence[str], work: Path) -
         postprocess=job.reference_model.postprocess,
         engines=engines,
         labels=job.labels,
+        tokenizer=artifacts[OPTIMIZE].path / TOKENIZER_FILE,
         golden=golden_of(job, engines, gates),
         documents={
             "report.json": json.dumps(encode(report), indent=1, allow_nan=False) + "\n",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from vitdeploy.bundle.read import is_bundle
 from vitdeploy.data.folder import scan
+from vitdeploy.data.label_file import read_texts
 from vitdeploy.data.tokens import read_tokens
 from vitdeploy.errors import MissingFileError
 from vitdeploy.models.checkpoints.shards import require_checkpoint
@@ -44,6 +45,8 @@ def check_recipe(recipe: Recipe, targets: Iterable[str] | None = None) -> None:
     check_model(source.model, source.checkpoint, source.labels)
     check_data(Path(recipe.data.path))
     require_annotations(Path(recipe.data.annotations) if recipe.data.annotations else None)
+    if recipe.data.texts:
+        read_texts(Path(recipe.data.texts))
 
 
 def check_model(model: str | None, checkpoint: str | Path | None = None, labels: str | Path | None = None) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vitdeploy.bundle.write import Golden, GoldenAnswers
 from vitdeploy.pipeline.job import Job
-from vitdeploy.runtime.answers import count_same
+from vitdeploy.runtime.answers import bound, count_same
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import engine_outputs
 from vitdeploy.spec import EngineSpec, GateStatus
@@ -36,17 +36,20 @@ FALSE_ALARM = 0.01
 def golden_of(job: Job, engines: Sequence[tuple[EngineSpec, Path]], gates: Mapping[str, GateStatus]) -> Golden:
     """The first evaluation samples, with the answers of the original and of every engine of the bundle."""
     inputs = job.adapter.golden_inputs(job.data, min(GOLDEN_SAMPLES, len(job.data.evaluation)))
-    with reference_runner(job.reference_model.source) as runner:
-        name = runner.inputs[0].name
+    shared, model = job.adapter.shared_golden(job.data), job.reference_model
+    with reference_runner(model.source) as whole:
+        name = whole.inputs[0].name
+        runner, inputs = bound(model.task, whole, {name: inputs, **shared}, model.postprocess)
         outputs = engine_outputs(runner, job.reference_model.preprocess, inputs[:1])
         count = max(1, min(len(inputs), GOLDEN_BYTES // max(1, sum(array.nbytes for array in outputs.values()))))
         if count > 1:
             outputs = engine_outputs(runner, job.reference_model.preprocess, inputs[:count])
-    bound = job.budget.min_agreement
-    least = least_same(count, GUARD[job.reference_model.task] if bound is None else bound)
+    asked = job.budget.min_agreement
+    least = least_same(count, GUARD[job.reference_model.task] if asked is None else asked)
     answers = {}
     for engine, folder in engines:
-        with make_runner(folder, engine) as runner:
+        with make_runner(folder, engine) as whole:
+            runner, _ = bound(model.task, whole, {name: inputs, **shared}, model.postprocess)
             found = engine_outputs(runner, job.reference_model.preprocess, inputs[:count])
         same = count_same(
             job.reference_model.task, job.reference_model.preprocess, job.reference_model.postprocess, found, outputs
@@ -54,7 +57,7 @@ def golden_of(job: Job, engines: Sequence[tuple[EngineSpec, Path]], gates: Mappi
         # One that was proven on all evaluation samples may have more of its differences among the golden ones.
         wanted = min(least, same) if gates[engine.artifact] == "pass" else least
         answers[engine.artifact] = GoldenAnswers(found, TOLERANCE[engine.precision], wanted)
-    return Golden({name: inputs[:count]}, outputs, answers)
+    return Golden({name: inputs[:count], **shared}, outputs, answers)
 
 
 def least_same(count: int, agreement: float) -> int:

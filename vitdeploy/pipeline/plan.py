@@ -18,7 +18,7 @@ from vitdeploy.stages.search import search_step
 from vitdeploy.stages.step import QUANTIZED, Candidate, Step
 from vitdeploy.stages.typed import typed_step
 from vitdeploy.stages.verify import verify_step
-from vitdeploy.tasks.adapter import ImageKit
+from vitdeploy.tasks.adapter import Calibration, ImageKit
 
 
 def candidates(job: Job) -> list[Candidate]:
@@ -48,7 +48,8 @@ def engine_plan(job: Job, contenders: Sequence[Candidate]) -> list[Step]:
     recipe = job.recipe
     steps = [export_step(job.reference_model, export_config_of(recipe)), optimize_step(rewrites_of(recipe.optimize))]
     if any(candidate.precision in QUANTIZED for candidate in contenders):
-        steps.append(calibrate_step(job.data, job.adapter.drive(job.data.calibration)))
+        drive = job.adapter.drive(Calibration(job.data.calibration, texts=job.data.classes))
+        steps.append(calibrate_step(job.data, drive))
     for candidate in contenders:
         if candidate.precision == "mixed":
             steps.append(search_step(candidate, job.weight_bits, recipe.to_budget(), job.data))

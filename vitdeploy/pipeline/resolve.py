@@ -11,7 +11,7 @@ from vitdeploy.recipe.recipe import Recipe
 from vitdeploy.recipe.sections import OptimizeSection, height_width
 from vitdeploy.stages.export import ExportConfig
 from vitdeploy.stages.reference_model import Overrides
-from vitdeploy.tasks.adapter import DataChoice
+from vitdeploy.tasks.adapter import TEMPLATE, DataChoice
 
 
 def at_sizes(recipe: Recipe) -> tuple[Recipe, ...]:
@@ -63,6 +63,8 @@ def choice_of(recipe: Recipe) -> DataChoice:
         calibration=data.calibration.images,
         evaluation=data.evaluation.images,
         seed=data.seed,
+        texts=Path(data.texts) if data.texts else None,
+        template=data.template or TEMPLATE,
     )
 
 

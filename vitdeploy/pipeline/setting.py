@@ -7,7 +7,7 @@ from pathlib import Path
 from vitdeploy.graph.io.files import GraphMetadata
 from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.spec import EngineSpec, GraphSpec, Manifest
-from vitdeploy.stages.files import known_labels
+from vitdeploy.stages.files import TOKENIZER_FILE, known_labels
 from vitdeploy.stages.reference_model import ReferenceModel
 from vitdeploy.tasks.adapter import Setting
 
@@ -31,16 +31,27 @@ def graph_setting(
         metadata.sequence,
         known_labels(file, metadata) if labels is None else labels,
         None if spec is None else number_of_classes(spec.outputs, metadata.postprocess),
+        tokenizer=file.parent / TOKENIZER_FILE,
     )
 
 
-def engine_setting(manifest: Manifest, engine: EngineSpec, labels: tuple[str, ...]) -> Setting:
-    """The setting of one engine of a bundle with these class names."""
+def engine_setting(folder: Path, manifest: Manifest, engine: EngineSpec, labels: tuple[str, ...]) -> Setting:
+    """The setting of one engine of the bundle in `folder`, with these class names."""
     classes = number_of_classes(engine.outputs, manifest.postprocess)
-    return Setting(manifest.task, manifest.preprocess, manifest.postprocess, engine.sequence, labels, classes)
+    tokenizer = folder / TOKENIZER_FILE
+    return Setting(
+        manifest.task, manifest.preprocess, manifest.postprocess, engine.sequence, labels, classes, tokenizer=tokenizer
+    )
 
 
 def reference_setting(model: ReferenceModel) -> Setting:
     return Setting(
-        model.task, model.preprocess, model.postprocess, model.sequence, model.labels, model.classes, model.claim
+        model.task,
+        model.preprocess,
+        model.postprocess,
+        model.sequence,
+        model.labels,
+        model.classes,
+        model.claim,
+        model.tokenizer,
     )

@@ -20,7 +20,7 @@ MAX_BYTES = 1 << 20
 # Fields that name files: relative to the recipe, so that it runs from anywhere.
 PATHS = (
     *(("source", key) for key in ("model", "checkpoint", "labels", "text_features")),
-    *(("data", key) for key in ("path", "annotations")),
+    *(("data", key) for key in ("path", "annotations", "texts")),
 )
 
 

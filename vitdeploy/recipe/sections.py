@@ -130,11 +130,14 @@ class DataSection(Section):
     instances or key points JSON (`coco`), COCO's panoptic JSON with its folder of PNGs (`panoptic`), a folder of PNGs
     of class indices (`masks`) or of measured depth (`depth`), or of the pictures that a model is to make (`targets`),
     by the names of the images.
+    For models that take texts: `texts` is a file with one a line, `template` makes the name of a class folder a text.
     """
 
     path: str
     labels: LabelKind = "folders"
     annotations: str | None = None
+    texts: str | None = None
+    template: str | None = None
     calibration: CalibrationSection = CalibrationSection()
     evaluation: EvaluationSection = EvaluationSection()
     seed: Annotated[int, Field(ge=0, lt=2**32)] = 0

@@ -76,12 +76,14 @@ _COSINE: Format = partial(text.number, digits=5)
 _COUNT: Format = partial(text.number, digits=0)
 _COSINES = (Measure("Cosine, mean", "cosine_mean", _COSINE), Measure("Cosine, least", "cosine_min", _COSINE))
 
+_CLASSES = (
+    Measure("Top-5, %", "top5", _PERCENT, "reference_top5"),
+    Measure("KL, nats", "kl", text.small),
+    *_COSINES,
+)
 _MEASURES: dict[str, tuple[Measure, ...]] = {
-    "classification": (
-        Measure("Top-5, %", "top5", _PERCENT, "reference_top5"),
-        Measure("KL, nats", "kl", text.small),
-        *_COSINES,
-    ),
+    "classification": _CLASSES,
+    "zero-shot": _CLASSES,
     "features": _COSINES,
     "detection": (
         Measure("AP at IoU 0.50, %", "ap50", _PERCENT, "reference_ap50"),

@@ -8,11 +8,13 @@ from vitdeploy.runtime.detection import Detections
 from vitdeploy.runtime.features import Features
 from vitdeploy.runtime.image_to_image import Picture
 from vitdeploy.runtime.keypoints import Keypoints
+from vitdeploy.runtime.load import load
 from vitdeploy.runtime.panoptic import Panoptic
 from vitdeploy.runtime.postprocess import Classification
-from vitdeploy.runtime.predictor import Predictor, load
+from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.runtime.sequence_predictor import SequencePredictor, load_sequence
 from vitdeploy.runtime.task import Result
+from vitdeploy.runtime.zero_shot import ZeroShot
 
 if TYPE_CHECKING:
     from vitdeploy.bundle.unpack import unpack
@@ -27,6 +29,7 @@ __all__ = [
     "Predictor",
     "Result",
     "SequencePredictor",
+    "ZeroShot",
     "load",
     "load_sequence",
     "unpack",

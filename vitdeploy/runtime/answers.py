@@ -13,10 +13,11 @@ from vitdeploy.runtime.image_to_image import IMAGE_TO_IMAGE
 from vitdeploy.runtime.keypoints import KEYPOINTS
 from vitdeploy.runtime.panoptic import PANOPTIC
 from vitdeploy.runtime.postprocess import CLASSIFICATION
-from vitdeploy.runtime.runner import Array
+from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.segmentation import SEGMENTATION
 from vitdeploy.runtime.task import Outputs, Reading, Result, RuntimeTask
 from vitdeploy.runtime.tensors import TENSORS
+from vitdeploy.runtime.zero_shot import ZERO_SHOT
 from vitdeploy.spec import Postprocess, PreprocessSpec, Task
 
 # A row per task whose input is an image.
@@ -27,6 +28,7 @@ TASKS: Mapping[Task, RuntimeTask] = {
     "panoptic": PANOPTIC,
     "segmentation": SEGMENTATION,
     "depth": DEPTH,
+    "zero-shot": ZERO_SHOT,
     "tensors": TENSORS,
     "keypoints": KEYPOINTS,
     "image-to-image": IMAGE_TO_IMAGE,
@@ -36,6 +38,20 @@ TASKS: Mapping[Task, RuntimeTask] = {
 def to_result(task: Task, outputs: Outputs, reading: Reading) -> Result:
     """The answer for one image. outputs: by name, without the batch axis."""
     return TASKS[task].answer(outputs, reading)
+
+
+def bound(
+    task: Task, runner: Runner, inputs: Mapping[str, Array], postprocess: Postprocess | None
+) -> tuple[Runner, Array]:
+    """A loaded runner whose only input are samples, and these; `inputs`: samples first, then what all of them share.
+
+    The runner given stays the caller's to close.
+    """
+    (_, samples), *others = inputs.items()
+    row = TASKS.get(task)
+    if not others or row is None or row.bind is None:
+        return runner, samples
+    return row.bind(runner, dict(others), postprocess).load(), samples
 
 
 def count_same(

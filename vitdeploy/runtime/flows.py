@@ -12,6 +12,8 @@ from vitdeploy.spec import EngineSpec, FlowPart, FlowSpec, Task, TensorSpec
 PAST, PRESENT = "past_", "present_"
 ENCODER, DECODER_STEP = "encoder", "decoder_step"
 TOKEN = "token"
+IMAGE_TOWER, TEXT_TOWER = "image_tower", "text_tower"
+IMAGE_FEATURES, TEXT_FEATURES = "image_features", "text_features"
 
 Graphs = Mapping[str, PartTensors]
 
@@ -27,6 +29,18 @@ def encoder_decoder(graphs: Graphs) -> FlowSpec:
     return FlowSpec((encoder, step), {"logits": f"{DECODER_STEP}.logits"})
 
 
+def towers(graphs: Graphs) -> FlowSpec:
+    """A tower for images and one for texts, which need nothing of each other; "text_features" are not as many as
+    "image_features"."""
+    image, text = (graphs[name] for name in (IMAGE_TOWER, TEXT_TOWER))
+    parts = (
+        FlowPart(IMAGE_TOWER, {tensor.name: tensor.name for tensor in image.inputs}),
+        FlowPart(TEXT_TOWER, {tensor.name: tensor.name for tensor in text.inputs}, batch="texts"),
+    )
+    outputs = {IMAGE_FEATURES: f"{IMAGE_TOWER}.features", TEXT_FEATURES: f"{TEXT_TOWER}.features"}
+    return FlowSpec(parts, outputs)
+
+
 @dataclass(frozen=True)
 class FlowRow:
     """The names of a model's graphs, in the order in which they run, and the flow of graphs with these names."""
@@ -36,7 +50,10 @@ class FlowRow:
 
 
 # By task; all other tasks have one graph.
-FLOWS: dict[Task, FlowRow] = {"sequence": FlowRow((ENCODER, DECODER_STEP), encoder_decoder)}
+FLOWS: dict[Task, FlowRow] = {
+    "sequence": FlowRow((ENCODER, DECODER_STEP), encoder_decoder),
+    "zero-shot": FlowRow((IMAGE_TOWER, TEXT_TOWER), towers),
+}
 PARTS = tuple(row.parts for row in FLOWS.values())
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from vitdeploy.bundle.read import verify_files
 from vitdeploy.errors import InputError, ManifestError
-from vitdeploy.runtime.answers import count_same
+from vitdeploy.runtime.answers import bound, count_same
 from vitdeploy.runtime.batches import run_batches
 from vitdeploy.runtime.preprocess import to_input
 from vitdeploy.runtime.runner import Array, Runner
@@ -52,9 +52,9 @@ def check_golden(folder: Path, manifest: Manifest, engine: EngineSpec, runner: R
     golden = read_golden(folder, manifest, engine)
     if golden is None:
         raise no_golden(manifest, engine.artifact)
-    if len(golden.inputs) != 1 or len(runner.inputs) != 1:
+    if len(golden.inputs) != len(runner.inputs) or not golden.inputs:
         raise ManifestError("a golden set of other inputs", found=", ".join(golden.inputs), wanted=str(runner.inputs))
-    (samples,) = golden.inputs.values()
+    runner, samples = bound(manifest.task, runner, golden.inputs, manifest.postprocess)
     found = engine_outputs(runner, manifest.preprocess, samples)
     for each in (golden.outputs, golden.original):
         if set(found) != set(each):

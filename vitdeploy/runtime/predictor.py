@@ -13,18 +13,15 @@ from typing import TYPE_CHECKING, Literal, overload
 
 import numpy as np
 
-from vitdeploy.bundle.read import read_bundle
-from vitdeploy.errors import InputError, TargetError, TensorError
+from vitdeploy.errors import InputError, TensorError
 from vitdeploy.runtime.answers import to_result
 from vitdeploy.runtime.batches import run_batches
-from vitdeploy.runtime.choice import AUTO, choose_engine
-from vitdeploy.runtime.labels import read_labels
 from vitdeploy.runtime.preprocess import ACCEPTED, ImageSource, Pixels, decode, resize_and_crop, to_input
 from vitdeploy.runtime.runner import Array, Runner, require_array, type_name
 from vitdeploy.runtime.task import Reading, Result
 from vitdeploy.runtime.timings import Stopwatch, Timings
 from vitdeploy.runtime.topdown import Box
-from vitdeploy.spec import Manifest, Postprocess, PreprocessSpec, Task
+from vitdeploy.spec import Postprocess, PreprocessSpec, Task
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -90,8 +87,8 @@ class Predictor:
         Raises:
             ImageError, MissingFileError, TensorError: an image cannot be used, or `images` are not several.
         """
-        _require_several(images)
-        _require_top(top)
+        require_several(images)
+        require_top(top)
         return self._answer_loaded([self._load(image) for image in images], top)
 
     def predict_boxes(self, image: ImageSource, boxes: Sequence[Box]) -> list[Result]:
@@ -127,7 +124,7 @@ class Predictor:
             TensorError: another dtype or shape, or sizes of other images.
         """
         require_array(tensor, self._input, "the tensor")
-        _require_top(top)
+        require_top(top)
         if tensor.ndim == 0 or len(tensor) == 0:
             raise TensorError("an empty tensor", found=str(list(tensor.shape)), wanted=str(self._input))
         sizes = sizes if sizes is not None else [self.preprocess.crop[::-1]] * len(tensor)
@@ -162,8 +159,8 @@ class Predictor:
         Where an image cannot be used its error comes in its turn and ends the stream; with `return_exceptions` it takes
         the place of the answer, and the stream goes on.
         """
-        _require_several(images)
-        _require_top(top)
+        require_several(images)
+        require_top(top)
         if in_flight < 1:
             raise ValueError(f"in_flight {in_flight}: wanted at least 1")
         answers: Callable[[Sequence[ImageSource], int], Sequence[Result | InputError]]
@@ -288,7 +285,7 @@ class Predictor:
         self.close()
 
 
-def _require_several(images: object) -> None:
+def require_several(images: object) -> None:
     """Raise TensorError for one image in the place of several: the rows of an array would be taken for images."""
     array = isinstance(images, np.ndarray) and images.ndim != 4
     if array or isinstance(images, str | bytes | bytearray | Path) or not isinstance(images, Iterable):
@@ -300,65 +297,6 @@ def _require_several(images: object) -> None:
         )
 
 
-def _require_top(top: object) -> None:
+def require_top(top: object) -> None:
     if not isinstance(top, int) or top < 1:
         raise InputError("top says how many classes are wanted", found=repr(top), wanted="a whole number from 1 on")
-
-
-def load(
-    path: str | Path,
-    target: str = AUTO,
-    *,
-    batch: int | None = None,
-    threads: int = 0,
-    trust: Path | None = None,
-    allow_failed: bool = False,
-) -> Predictor:
-    """The predictor of a bundle folder.
-
-    `target` "auto" takes the first engine of the manifest that works here (the manifest lists the recommended one
-    first): its runtime is there, loads it, and has answered once; `Predictor.why` says which and why. The digests of
-    the files that the engine needs are checked before the runtime sees them. `batch` is how many images the engine
-    takes in one run; None leaves what it was compiled at. With `trust`, the file of a public key or
-    certificate, the bundle must be signed by that identity (`bundle.sign.signed_by`). An engine that failed its budget
-    when the bundle was made is refused without `allow_failed`.
-
-    Raises:
-        MissingFileError, ManifestError, DigestError: not a bundle, or not an intact one.
-        SignatureError: not signed by `trust`.
-        TargetError: the bundle has no such target, or its engine has another batch and a fixed one.
-        GateError: every engine of the target failed its budget.
-        HostError: no runtime that works here.
-    """
-    folder = bundle_folder(path)
-    manifest = read_bundle(folder)
-    preprocess, labels = images_of(manifest), read_labels(folder, manifest)
-    choice = choose_engine(folder, manifest, target, threads, trust, batch, allow_failed=allow_failed)
-    return Predictor(choice.runner, preprocess, labels, manifest.task, manifest.postprocess, choice.why)
-
-
-def bundle_folder(path: object) -> Path:
-    """The path of a bundle from an app's argument.
-
-    Raises:
-        InputError: no path.
-    """
-    if not isinstance(path, str | Path):
-        raise InputError("no bundle is named", found=type_name(path), wanted="the path of its folder, str or Path")
-    return Path(path)
-
-
-def images_of(manifest: Manifest) -> PreprocessSpec:
-    """How images become the input of a bundle's engines.
-
-    Raises:
-        TargetError: its input is no image.
-    """
-    if manifest.preprocess is None:
-        raise TargetError(
-            f"the bundle {manifest.name} takes no images",
-            found=f"the task {manifest.task}",
-            wanted="a bundle for images",
-            fix="vitdeploy.runtime.load_sequence(BUNDLE)",
-        )
-    return manifest.preprocess

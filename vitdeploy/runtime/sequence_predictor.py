@@ -9,7 +9,7 @@ from types import TracebackType
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import TargetError
 from vitdeploy.runtime.choice import AUTO, choose_engine
-from vitdeploy.runtime.predictor import bundle_folder
+from vitdeploy.runtime.load import bundle_folder
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.sequence import Sequence
 from vitdeploy.runtime.sequence_runner import SequenceRunner

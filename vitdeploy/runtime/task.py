@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.topdown import Box
 from vitdeploy.spec import Postprocess, PreprocessSpec
 
@@ -43,10 +44,13 @@ class RuntimeTask:
     answer: the result that they mean.
     same: whether two models' outputs for a sample mean about the same. It is coarse: it tells a wrong engine from one
         that rounds.
+    bind: a runner of images alone, of one with further inputs whose values are given; None where an image is the only
+        input.
     """
 
     answer: Callable[[Outputs, Reading], Result]
     same: Callable[[Outputs, Outputs, Reading], bool]
+    bind: Callable[[Runner, Outputs, Postprocess | None], Runner] | None = None
 
 
 def cosine(a: npt.NDArray[Any], b: npt.NDArray[Any]) -> float:

@@ -19,7 +19,7 @@ from vitdeploy.runtime import Predictor, load
 from vitdeploy.runtime.choice import AUTO
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import usable_cores
-from vitdeploy.runtime.predictor import images_of
+from vitdeploy.runtime.load import images_of
 from vitdeploy.runtime.runner import Array
 from vitdeploy.serve.batcher import ExecutionPlan
 from vitdeploy.serve.protocol import Model

@@ -26,6 +26,7 @@ from vitdeploy.stages.reference_model import ReferenceModel, is_onnx, reference_
 from vitdeploy.stages.sequence import export_sequence_model
 from vitdeploy.stages.step import EXPORT, Folders, Step
 from vitdeploy.stages.tools import package_versions
+from vitdeploy.stages.towers import export_towers
 
 PACKAGES = ("torch", "onnx", "onnxscript", "onnx-ir", "numpy", "timm", "transformers")
 
@@ -44,7 +45,11 @@ def export(
     reference_model: ReferenceModel, config: ExportConfig, out: Path, progress: Progress = silent
 ) -> dict[str, Any]:
     """Writes the graph or graphs, export.json (what the export is, and its parity), labels.txt where there are any."""
-    if reference_model.task == "sequence":
+    compared = None
+    if reference_model.task == "zero-shot":
+        size = config.opset, config.batch, config.in_graph
+        parity, opset, compared = export_towers(reference_model, config.name, *size, out, progress)
+    elif reference_model.task == "sequence":
         parity, opset = export_sequence_model(reference_model, config.name, config.opset, out, progress)
     else:
         parity, opset = _export_image_model(reference_model, config, out, progress)
@@ -58,6 +63,7 @@ def export(
         "bytes": sum(file.stat().st_size for file in files),
         "parity": [asdict(row) for row in parity],
         "tolerance": TOLERANCE,
+        **({"tokenizer": compared} if compared is not None else {}),
     }
     write_json(out / "export.json", facts)
     return facts

@@ -21,11 +21,17 @@ if TYPE_CHECKING:
 Facts: TypeAlias = dict[str, Any]
 
 MODEL_FILE = "model.onnx"
-LABELS_FILE = "labels.txt"
+LABELS_FILE, TOKENIZER_FILE = "labels.txt", "tokenizer.json"
 STATISTICS_FILE, MIXED_FILE = "statistics.npz", "mixed.json"
 # Every name that a command writes at the top of an output folder; a folder with any other name is never replaced.
 OUTPUT_NAMES = (
-    *(MODEL_FILE, "model.onnx.data", LABELS_FILE, *(f"{part}.onnx" for parts in PARTS for part in parts)),
+    *(
+        MODEL_FILE,
+        "model.onnx.data",
+        LABELS_FILE,
+        TOKENIZER_FILE,
+        *(f"{part}.onnx" for parts in PARTS for part in parts),
+    ),
     *("export.json", "optimize.json", "placement.json", "calibration.json", "manifest.json"),
     *("sensitivity.json", "sensitivity.html", "latency.json", "mixed.json"),
     *("engines", "golden", "sizes", "report.html", "report.json", SIGNATURE_FILE),
@@ -140,9 +146,10 @@ def known_labels(graph: Path, metadata: GraphMetadata) -> tuple[str, ...]:
 
 
 def copy_labels(source: Path, out: Path) -> None:
-    """Copy the file of class names along with a graph."""
-    if (source / LABELS_FILE).is_file():
-        shutil.copyfile(source / LABELS_FILE, out / LABELS_FILE)
+    """Copy the file of class names, and that of a tokenizer, along with a graph."""
+    for name in (LABELS_FILE, TOKENIZER_FILE):
+        if (source / name).is_file():
+            shutil.copyfile(source / name, out / name)
 
 
 def write_json(path: Path, value: object) -> None:

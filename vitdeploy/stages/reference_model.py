@@ -26,7 +26,7 @@ from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import POSTPROCESS, Postprocess, PreprocessSpec, SequenceSpec, Task, TensorSpec, encode
 from vitdeploy.stages.beside import find_beside, settled_scores
-from vitdeploy.stages.files import known_labels, require_label_file, require_onnx_file
+from vitdeploy.stages.files import TOKENIZER_FILE, known_labels, require_label_file, require_onnx_file
 from vitdeploy.stages.step import ORIGINAL
 from vitdeploy.verification.plausible import Claim
 
@@ -52,7 +52,8 @@ class ReferenceModel:
 
     `classes` is None for a model without classes, or if its outputs do not show how many there are. `labels` are the
     model's own class names, () without any. `digests`: SHA-256 of all files that it was read from, by name. `claim`:
-    the accuracy that files next to the checkpoint claim.
+    the accuracy that files next to the checkpoint claim. `tokenizer`: the file of a model that takes texts, on this
+    machine.
     """
 
     name: str
@@ -71,6 +72,7 @@ class ReferenceModel:
     notes: tuple[str, ...] = ()
     digests: Mapping[str, str] = field(default_factory=dict)
     claim: Claim | None = None
+    tokenizer: Path | None = None
 
     @property
     def size(self) -> str:
@@ -176,6 +178,8 @@ def _of_module(source: Source, given: Overrides) -> ReferenceModel:
     original = load_model(local, given.preprocess)
     refuse_unusable(original)
     files = folder.files if folder is not None else ()
+    tokenizer = folder.path / TOKENIZER_FILE if folder and original.signature.task == "zero-shot" else None
+    files = (*files, *([tokenizer] if tokenizer is not None else []))
     digests = _digests([*files, *(path for path in (source.checkpoint, source.text_features) if path)])
     if source.function is not None:
         local = dataclasses.replace(local, weights=weights_digest(original.module))
@@ -203,6 +207,7 @@ def _of_module(source: Source, given: Overrides) -> ReferenceModel:
         notes=original.notes,
         digests=digests,
         claim=_claim(folder),
+        tokenizer=tokenizer,
     )
 
 

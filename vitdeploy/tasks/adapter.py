@@ -46,7 +46,8 @@ PLACES = {
 @dataclass(frozen=True)
 class Setting:
     """How a model's inputs and outputs are read. `labels`: its own class names, () without; `classes`: how many;
-    `claim`: the accuracy that its own files claim."""
+    `claim`: the accuracy that its own files claim; `tokenizer`: the file that texts become tokens by, of a model that
+    takes texts."""
 
     task: Task
     preprocess: PreprocessSpec | None
@@ -55,6 +56,7 @@ class Setting:
     labels: tuple[str, ...] = ()
     classes: int | None = None
     claim: Claim | None = None
+    tokenizer: Path | None = None
 
     @property
     def images(self) -> PreprocessSpec:
@@ -70,9 +72,14 @@ class Numbers(TypedDict):
     seed: int
 
 
+# What CLIP's authors use where they use one template alone (arXiv 2103.00020, section 3.1.4).
+TEMPLATE = "a photo of a {}."
+
+
 @dataclass(frozen=True)
 class DataChoice:
-    """The choice of data in a recipe or on the command line; see the recipe's `data`."""
+    """The choice of data in a recipe or on the command line; see the recipe's `data`. `texts`: a file, one a line;
+    `template`: what makes the name of a class folder a text, for models that take texts."""
 
     path: Path
     labels: str
@@ -80,6 +87,8 @@ class DataChoice:
     calibration: int
     evaluation: int | Literal["all"]
     seed: int
+    texts: Path | None = None
+    template: str = TEMPLATE
 
     @property
     def numbers(self) -> Numbers:
@@ -127,6 +136,15 @@ class Panel:
 
     title: str
     picture: bytes
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """Samples to calibrate on, the paths of those that cannot be read, and texts, of a model that takes texts."""
+
+    samples: Samples
+    skipped: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
 
 
 class TaskAdapter(ABC):
@@ -178,16 +196,20 @@ class TaskAdapter(ABC):
     def sample_name(self, data: Data, index: int) -> str:
         """The name by which people can find one evaluation sample."""
 
-    def drive(self, samples: Samples) -> Drive | None:
+    def shared_golden(self, data: Data) -> dict[str, np.ndarray]:
+        """What all golden inputs have in common, by name; {} where a sample is the only input."""
+        return {}
+
+    def drive(self, calibration: Calibration) -> Drive | None:
         """What runs a model of several graphs on its calibration samples; None of a model of one graph."""
         return None
 
-    def calibration(
-        self, folder: Path, count: int | None, seed: int, *, skip_bad: bool, progress: Progress
-    ) -> tuple[Samples, tuple[str, ...]]:
-        """`count` samples to calibrate on (None: all) in seeded order, and the paths of those that cannot be read;
-        errors as `load`."""
-        return calibration_images(folder, count, seed, self.setting.images, skip_bad=skip_bad, progress=progress)
+    def calibration(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Calibration:
+        """The samples that `choice` asks for to calibrate on (0: all), in seeded order; errors as `load`."""
+        count = choice.calibration or None
+        spec = self.setting.images
+        found = calibration_images(choice.path, count, choice.seed, spec, skip_bad=skip_bad, progress=progress)
+        return Calibration(*found)
 
     def classified(self, answers: Answers, data: Data) -> Classified | None:
         """Each sample's class, and the one that it was taken for; None without labels, or where samples have none."""

@@ -14,6 +14,7 @@ from vitdeploy.tasks.panoptic import PanopticKit
 from vitdeploy.tasks.segmentation import SegmentationKit
 from vitdeploy.tasks.sequence import SequenceKit
 from vitdeploy.tasks.tensors import TensorsKit
+from vitdeploy.tasks.zero_shot import ZeroShotKit
 
 KITS: dict[Task, type[TaskAdapter]] = {
     "classification": ClassificationKit,
@@ -23,6 +24,7 @@ KITS: dict[Task, type[TaskAdapter]] = {
     "sequence": SequenceKit,
     "segmentation": SegmentationKit,
     "depth": DepthKit,
+    "zero-shot": ZeroShotKit,
     "tensors": TensorsKit,
     "keypoints": KeypointsKit,
     "image-to-image": ImageToImageKit,

@@ -17,7 +17,7 @@ from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.runtime.sequence import SequenceDecoder
 from vitdeploy.spec import SequenceSpec
-from vitdeploy.tasks.adapter import Count, Data, DataChoice, TaskAdapter
+from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, TaskAdapter
 from vitdeploy.verification.changes import Changes
 from vitdeploy.verification.collect import Answers
 from vitdeploy.verification.comparison import Comparison
@@ -76,15 +76,13 @@ class SequenceKit(TaskAdapter):
         rows = [_pairs(part) for part in (calibration, evaluation)]
         return Data(choice.path.parent, rows[0], rows[1], digest(calibration), digest(evaluation))
 
-    def drive(self, samples: Sequence[Pair]) -> Decoding:
+    def drive(self, calibration: Calibration) -> Decoding:
         assert self.setting.sequence is not None
-        return Decoding(samples, self.setting.sequence)
+        return Decoding(calibration.samples, self.setting.sequence)
 
-    def calibration(
-        self, folder: Path, count: int | None, seed: int, *, skip_bad: bool, progress: Progress
-    ) -> tuple[Sequence[Pair], tuple[str, ...]]:
-        tokens = _tokens(folder)
-        return _pairs(shuffled(tokens, count, seed, source=str(folder))), ()
+    def calibration(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Calibration:
+        found = shuffled(_tokens(choice.path), choice.calibration or None, choice.seed, source=str(choice.path))
+        return Calibration(_pairs(found))
 
     @property
     def _pad(self) -> int:

@@ -18,6 +18,7 @@ Kind = Literal["answers", "latency", "size"]
 GUARD: dict[Task, float] = {
     "classification": 95.0,
     "sequence": 95.0,
+    "zero-shot": 95.0,
     "detection": 90.0,
     "panoptic": 90.0,
     "features": 90.0,

@@ -80,8 +80,9 @@ def bisect_artifact(
         # Of several, one that has lost something: the recommended one may be in float.
         engine = next((each for each in chosen if each.precision in QUANTIZED), chosen[0])
         if manifest.preprocess is None or engine.parts:
+            takes = "takes no images" if manifest.preprocess is None else "is of several graphs"
             raise InputError(
-                f"{artifact} takes no images", found=f"the task {manifest.task}", wanted="a model of images"
+                f"{artifact} {takes}", found=f"the task {manifest.task}", wanted="a model of images with one graph"
             )
         file = float_graph(against) or float_graph(str(bundle))
         if file is None:

@@ -91,6 +91,6 @@ def _of_engine(folder: Path, manifest: Manifest, engine: EngineSpec, labels: tup
     built = engine_is_code(engine) and not engine.parts
     return DeviceArtifact(
         name,
-        engine_setting(manifest, engine, labels),
+        engine_setting(folder, manifest, engine, labels),
         ship(placed, _counted(files), (engine, folder) if built else None, own),
     )

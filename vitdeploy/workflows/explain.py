@@ -20,6 +20,7 @@ from vitdeploy.graph.io.files import get_metadata
 from vitdeploy.publish import storage_errors, sync_folder, temporary_folder
 from vitdeploy.report.attention import Panel, attention_picture, picture_size
 from vitdeploy.runtime.detection import Detection, detect
+from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.labels import read_labels
 from vitdeploy.runtime.postprocess import ClassScore, classify
 from vitdeploy.runtime.preprocess import Pixels, load_image
@@ -45,9 +46,10 @@ def explain(bundle: Path, image: Path, output: Path) -> Explanation:
     """
     _check_output(output, image)
     manifest = read_bundle(bundle)
-    if manifest.preprocess is None:
+    if manifest.preprocess is None or manifest.task in FLOWS:
+        takes = "takes no images" if manifest.preprocess is None else "is of several graphs"
         raise InputError(
-            f"{bundle} takes no images, so there is nothing to draw over",
+            f"{bundle} {takes}, so there is nothing to draw over",
             found=f"a bundle for the task {manifest.task}",
             wanted="a bundle of a model that takes images",
         )

@@ -30,7 +30,7 @@ from vitdeploy.spec import EngineSpec, GraphSpec, Manifest, Precision
 from vitdeploy.stages.capability import check_precision
 from vitdeploy.stages.compile import check_task, compile_graphs
 from vitdeploy.stages.engines import read_engine
-from vitdeploy.stages.files import graphs_in, known_labels
+from vitdeploy.stages.files import TOKENIZER_FILE, graphs_in, known_labels
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,7 @@ def bundle_of(placed: PlacedGraphs, engine: EngineSpec, folder: Path, out: Path)
         graphs=placed.graphs,
         preprocess=metadata.preprocess,
         postprocess=metadata.postprocess,
+        tokenizer=next(graph for graph, _ in placed.graphs.values()).parent / TOKENIZER_FILE,
         labels=known_labels(next(graph for graph, _ in placed.graphs.values()), metadata),
         engines=[(engine, folder)],
     )

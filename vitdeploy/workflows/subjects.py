@@ -32,6 +32,7 @@ from vitdeploy.pipeline.setting import engine_setting, graph_setting, reference_
 from vitdeploy.runtime.backend import engine_is_code, loads_here
 from vitdeploy.runtime.choice import select_engines
 from vitdeploy.runtime.engine import make_runner
+from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.runner import Runner
@@ -221,7 +222,7 @@ def _rebuilt(subject: Subject, folder: Path, engine: EngineSpec, labels: tuple[s
 def _engine_subject(
     folder: Path, manifest: Manifest, engine: EngineSpec, labels: tuple[str, ...], trust: Path | None
 ) -> Subject:
-    setting = engine_setting(manifest, engine, labels)
+    setting = engine_setting(folder, manifest, engine, labels)
     return Subject(
         f"{folder}:{engine.artifact}",
         engine.precision,
@@ -235,8 +236,8 @@ def _engine_subject(
 
 
 def image_request(setting: Setting) -> dict[str, object] | None:
-    """The request that measures the way from an image to its answer; None if the input is not an image."""
-    if setting.preprocess is None:
+    """The request that measures the way from an image to its answer; None if the input is not an image alone."""
+    if setting.preprocess is None or setting.task in FLOWS:
         return None
     facts = {"task": setting.task, "preprocess": setting.preprocess, "postprocess": setting.postprocess}
     return {**encode(facts), "labels": list(setting.labels) or None}

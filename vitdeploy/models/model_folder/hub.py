@@ -15,8 +15,12 @@ from pathlib import Path
 from vitdeploy.errors import HubError, MissingFileError, MissingPackageError
 from vitdeploy.models.checkpoints.shards import INDEX
 from vitdeploy.models.model_folder.files import CONFIG, PICKLED, PREPROCESSOR, PROCESSOR, SAFETENSORS, ModelFolder
+from vitdeploy.models.model_folder.tokenizer import TOKENIZER, TOKENIZER_CONFIG
 
-WANTED = [CONFIG, PREPROCESSOR, PROCESSOR, SAFETENSORS, INDEX, "model-*-of-*.safetensors"]
+WANTED = [
+    *(CONFIG, PREPROCESSOR, PROCESSOR, TOKENIZER, TOKENIZER_CONFIG),
+    *(SAFETENSORS, INDEX, "model-*-of-*.safetensors"),
+]
 
 
 def is_hub_name(model: str) -> bool:

@@ -13,7 +13,7 @@ from vitdeploy.workflows.regression.findings import Found
 from vitdeploy.workflows.regression.pairs import Pair, pair_up
 
 # The accuracy of these tasks is a share of the samples that were answered rightly.
-SHARES = ("classification", "sequence")
+SHARES = ("classification", "sequence", "zero-shot")
 MACHINE = ("cpu", "cores", "machine")
 RUNTIMES = ("vitdeploy", "onnxruntime", "openvino", "tensorrt")
 # Half width of a ratio's interval due to differences between three processes of each side, which are unknown here.

@@ -10,6 +10,7 @@ from vitdeploy.pipeline.job import Job, prepare
 from vitdeploy.progress import Progress
 from vitdeploy.recipe.load import validate
 from vitdeploy.recipe.recipe import Recipe
+from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.workflows.tuning.variants import Variant
 
 
@@ -49,11 +50,11 @@ def prepare_search(
             wanted="labels, or a bound on the agreement with the original",
             fix="--min-agreement in its place",
         )
-    if job.reference_model.task == "sequence" or job.reference_model.preprocess is None:
+    if job.reference_model.task in FLOWS or job.reference_model.preprocess is None:
         raise CapabilityError(
-            "only models of images are tuned by this version",
+            "only models of images are tuned by this version, and only such of one graph",
             found=f"the task {job.reference_model.task}",
-            wanted="a model that takes images",
-            fix="vitdeploy run RECIPE --set precision=fp32 makes its engines",
+            wanted="a model of one graph that takes images",
+            fix="vitdeploy run RECIPE makes its engines",
         )
     return job

@@ -1,0 +1,56 @@
+"""Seeded CLIP and SigLIP folders, as transformers saves them, each with a small tokenizer of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.references import reference
+
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "image_size": 32,
+    "patch_size": 8,
+}
+TEXT = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
+LENGTH = 16
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+WORDS = [" ".join(DIGITS), "a photo of a cat", "ein Foto", "фото кошки", "猫の写真", "the digit 🐱"] * 3
+
+
+def save_towers(kind: str, folder: Path) -> Any:
+    """The model, saved in `folder` with its processor and tokenizer. `kind`: "clip", "old-clip", "siglip"."""
+    transformers = reference("transformers")
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    first = transformers.Siglip2Tokenizer() if kind == "siglip" else transformers.CLIPTokenizer()
+    tokenizer = first.train_new_from_iterator(WORDS, 300)
+    count = len(tokenizer)
+    torch.manual_seed(2)
+    if kind == "siglip":
+        text = {**TEXT, "vocab_size": count, "max_position_embeddings": LENGTH, "projection_size": 32}
+        model = transformers.SiglipModel(transformers.SiglipConfig(vision_config=VISION, text_config=text))
+    else:
+        ends = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
+        # CLIP's first configs name token 2 as the end, and its largest token is.
+        ends |= {"eos_token_id": 2} if kind == "old-clip" else {}
+        text = {**TEXT, "vocab_size": count, "max_position_embeddings": LENGTH, **ends}
+        config = transformers.CLIPConfig(vision_config=VISION, text_config=text, projection_dim=24)
+        model = transformers.CLIPModel(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.15 * torch.randn_like(parameter))
+        model.logit_scale.fill_(2.5)
+        if kind == "siglip":
+            model.logit_bias.fill_(-1.5)
+    model.eval().save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    if kind != "siglip":
+        size = {"height": 32, "width": 32}
+        transformers.CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=size).save_pretrained(folder)
+    return model

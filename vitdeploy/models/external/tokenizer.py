@@ -1,0 +1,110 @@
+"""Does the tokenizer of a bundle give the tokens of transformers' own? Asked of a thousand texts."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+
+from vitdeploy.errors import CheckpointError
+from vitdeploy.runtime.tokenizer import TextTokenizer
+from vitdeploy.spec import ZeroShotSpec
+
+TEXTS, SEED = 1000, 0
+# Texts that tokenizers have had trouble with: nothing, spaces of many kinds, marks that combine, scripts without spaces
+# or from right to left, emoji of several code points, control characters, and names of special tokens.
+ODD = (
+    "",
+    " ",
+    "  a   photo\tof\na cat  ",
+    "a photo of a cat",
+    "A PHOTO OF A CAT!",
+    "a cat's tail, it's 10,000.50 km — “quoted” … #1 @home",
+    "naïve café, cafe\u0301, Ångström, Straße, İstanbul, ﬁne, ①②, ½",
+    "ein Foto einer Katze",
+    "Ảnh chụp một con mèo",
+    "фото кошки",
+    "μια γάτα ΣΑΣ",
+    "صورة قطة",
+    "תמונה של חתול",
+    "बिल्ली की तस्वीर",
+    "ภาพถ่ายของแมว",
+    "猫の写真。犬？",
+    "一张猫的照片",
+    "고양이 사진",
+    "🐱🐶 👩‍👩‍👧‍👦 🏳️‍🌈 🇩🇪 👍🏽",
+    "\u200b\ufeff\u00a0\u2028zero width",
+    "\x00\x01\x1f\x7f",
+    "<|startoftext|> <|endoftext|> <s> </s> <pad> <unk> <bos> <eos> [CLS] ▁ ##",
+    "https://example.com/a?b=c&d=%20#e",
+    "x" * 400,
+    "word " * 300,
+    "猫" * 200,
+    "🐱" * 120,
+)
+_PARTS = (
+    *("a", "photo", "of", "the", "cat", "Dog", "JPEG", "it's", "don't", "3", "1984", "0.5", "red-ish", "left,", "end."),
+    *(
+        "über",
+        "año",
+        "naïve",
+        "кошка",
+        "γάτα",
+        "猫",
+        "고양이",
+        "قطة",
+        "🐱",
+        "👩‍👩‍👧",
+        "\t",
+        "\n",
+        "  ",
+        "…",
+        "_x_",
+        "<pad>",
+    ),
+)
+
+
+def sample_texts() -> list[str]:
+    """A thousand texts, always the same: the odd ones, and seeded mixtures of 1 to 120 words."""
+    generator = np.random.default_rng(SEED)
+    mixed = [
+        " ".join(generator.choice(_PARTS, generator.integers(1, 121 if i % 10 == 0 else 12)))
+        for i in range(TEXTS - len(ODD))
+    ]
+    return [*ODD, *mixed]
+
+
+def compare_tokenizers(file: Path, spec: ZeroShotSpec) -> str | None:
+    """What the tokenizer in the folder of `file` was compared with, in a few words; None where transformers is not
+    installed, or has no tokenizer for the folder.
+
+    Raises:
+        CheckpointError: other tokens than transformers' own, for at least one text.
+        MissingPackageError: the package `tokenizers` is not installed.
+    """
+    texts = sample_texts()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        ours = TextTokenizer(file, spec).encode(texts)
+    try:
+        import transformers
+        from transformers import AutoTokenizer
+
+        theirs = AutoTokenizer.from_pretrained(file.parent, local_files_only=True, trust_remote_code=False)
+        wanted = theirs(texts, padding="max_length", truncation=True, max_length=spec.length)["input_ids"]
+    except Exception:  # transformers has many, of files that it does not know and of packages that it needs
+        return None
+    different = [i for i, row in enumerate(np.asarray(wanted)) if not np.array_equal(ours[i], row)]
+    if different:
+        first = different[0]
+        place = int(np.flatnonzero(ours[first] != np.asarray(wanted[first]))[0])
+        raise CheckpointError(
+            f"{file} gives other tokens than transformers' {type(theirs).__name__} of its folder",
+            found=f"{len(different)} of {len(texts)} texts, first {texts[first][:60]!r}: token {ours[first][place]} at "
+            f"place {place}, transformers' {wanted[first][place]}",
+            wanted="the same tokens for every text",
+            fix="save the tokenizer again with transformers' save_pretrained, and export that folder",
+        )
+    return f"{len(texts)} texts as transformers {transformers.__version__}'s {type(theirs).__name__}"

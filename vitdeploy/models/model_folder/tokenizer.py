@@ -1,0 +1,83 @@
+"""What a model folder says of its tokenizer, as far as `tokenizer.json` alone does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from vitdeploy.errors import CheckpointError
+from vitdeploy.models.json_file import read_json
+
+TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+Side = Literal["left", "right"]
+# What transformers 5.23's classes do, whatever tokenizer.json says: whether texts become small letters, and the side of
+# the padding where tokenizer_config.json does not say it.
+CLASSES: dict[str, tuple[bool, Side]] = {"Siglip2Tokenizer": (True, "left")}
+
+
+@dataclass(frozen=True)
+class TokenizerFacts:
+    """`pad`: the number of the token that texts are padded with, on the side `padding`."""
+
+    file: Path
+    pad: int
+    padding: Side
+    lowercase: bool
+
+
+def tokenizer_of(folder: Path) -> TokenizerFacts | None:
+    """The tokenizer of a folder; None without a tokenizer.json.
+
+    Raises:
+        CheckpointError: its files cannot be read, or do not say what texts are padded with.
+    """
+    file = folder / TOKENIZER
+    if not file.is_file():
+        return None
+    beside = folder / TOKENIZER_CONFIG
+    config: Mapping[str, Any] = read_json(beside) if beside.is_file() else {}
+    own = _content(file)
+    padding = own.get("padding")
+    padding = padding if isinstance(padding, Mapping) else {}
+    pad = config.get("pad_token", padding.get("pad_token"))
+    name = pad.get("content") if isinstance(pad, Mapping) else pad
+    number = _number(own, name)
+    if number is None:
+        raise CheckpointError(
+            f"{folder} does not say what its texts are padded with",
+            found=f"pad_token {name!r}",
+            wanted=f"pad_token in {TOKENIZER_CONFIG}: one of the tokens of {TOKENIZER}",
+            fix="take the folder of the model whole, as save_pretrained writes it",
+        )
+    kind = str(config.get("tokenizer_class")).removesuffix("Fast")
+    lowercase, usual = CLASSES.get(kind, (False, str(padding.get("direction", "right")).lower()))
+    side = config.get("padding_side", usual)
+    return TokenizerFacts(file, number, "left" if side == "left" else "right", lowercase)
+
+
+def _content(file: Path) -> Mapping[str, Any]:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{file} is no JSON", found=str(error)[:200], fix="copy it again") from None
+    if not isinstance(found, dict) or not isinstance(found.get("model"), dict):
+        raise CheckpointError(f"{file} is no tokenizer", wanted="tokenizer.json of the package tokenizers")
+    return found
+
+
+def _number(tokenizer: Mapping[str, Any], name: object) -> int | None:
+    """The number of a token; None if there is no such token."""
+    added = tokenizer.get("added_tokens") or ()
+    for each in added:
+        if isinstance(each, Mapping) and each.get("content") == name and isinstance(each.get("id"), int):
+            return int(each["id"])
+    vocabulary = tokenizer["model"].get("vocab")
+    if isinstance(vocabulary, Mapping):
+        found = vocabulary.get(name)
+        return found if isinstance(found, int) else None
+    if isinstance(vocabulary, list):
+        return next((i for i, row in enumerate(vocabulary) if isinstance(row, list) and row[:1] == [name]), None)
+    return None

@@ -1,0 +1,91 @@
+"""From a bundle to the predictor of its task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vitdeploy.bundle.read import read_bundle, verify_files
+from vitdeploy.errors import InputError, TargetError
+from vitdeploy.runtime.choice import AUTO, Choice, choose_engine
+from vitdeploy.runtime.labels import read_labels
+from vitdeploy.runtime.predictor import Predictor
+from vitdeploy.runtime.runner import type_name
+from vitdeploy.spec import Manifest, PreprocessSpec, ZeroShotSpec
+
+
+def load(
+    path: str | Path,
+    target: str = AUTO,
+    *,
+    batch: int | None = None,
+    threads: int = 0,
+    trust: Path | None = None,
+    allow_failed: bool = False,
+) -> Predictor:
+    """The predictor of a bundle folder.
+
+    `target` "auto" takes the first engine of the manifest that works here (the manifest lists the recommended one
+    first): its runtime is there, loads it, and has answered once; `Predictor.why` says which and why. The digests of
+    the files that the engine needs are checked before the runtime sees them. `batch` is how many images the engine
+    takes in one run; None leaves what it was compiled at. With `trust`, the file of a public key or
+    certificate, the bundle must be signed by that identity (`bundle.sign.signed_by`). An engine that failed its budget
+    when the bundle was made is refused without `allow_failed`.
+
+    Raises:
+        MissingFileError, ManifestError, DigestError: not a bundle, or not an intact one.
+        SignatureError: not signed by `trust`.
+        TargetError: the bundle has no such target, or its engine has another batch and a fixed one.
+        GateError: every engine of the target failed its budget.
+        HostError: no runtime that works here.
+    """
+    folder = bundle_folder(path)
+    manifest = read_bundle(folder)
+    preprocess, labels = images_of(manifest), read_labels(folder, manifest)
+    if isinstance(manifest.postprocess, ZeroShotSpec):
+        verify_files(folder, manifest, [manifest.postprocess.tokenizer])
+    choice = choose_engine(folder, manifest, target, threads, trust, batch, allow_failed=allow_failed)
+    if isinstance(manifest.postprocess, ZeroShotSpec):
+        return _zero_shot(folder, manifest.postprocess, choice, preprocess, labels)
+    return Predictor(choice.runner, preprocess, labels, manifest.task, manifest.postprocess, choice.why)
+
+
+def _zero_shot(
+    folder: Path, spec: ZeroShotSpec, choice: Choice, preprocess: PreprocessSpec, labels: Sequence[str] | None
+) -> Predictor:
+    from vitdeploy.runtime.tokenizer import TextTokenizer
+    from vitdeploy.runtime.zero_shot_predictor import ZeroShotPredictor
+
+    try:
+        tokenizer = TextTokenizer(folder / spec.tokenizer, spec)
+    except BaseException:
+        choice.runner.close()
+        raise
+    return ZeroShotPredictor(choice.runner, preprocess, spec, tokenizer, labels, choice.why)
+
+
+def bundle_folder(path: object) -> Path:
+    """The path of a bundle from an app's argument.
+
+    Raises:
+        InputError: no path.
+    """
+    if not isinstance(path, str | Path):
+        raise InputError("no bundle is named", found=type_name(path), wanted="the path of its folder, str or Path")
+    return Path(path)
+
+
+def images_of(manifest: Manifest) -> PreprocessSpec:
+    """How images become the input of a bundle's engines.
+
+    Raises:
+        TargetError: its input is no image.
+    """
+    if manifest.preprocess is None:
+        raise TargetError(
+            f"the bundle {manifest.name} takes no images",
+            found=f"the task {manifest.task}",
+            wanted="a bundle for images",
+            fix="vitdeploy.runtime.load_sequence(BUNDLE)",
+        )
+    return manifest.preprocess

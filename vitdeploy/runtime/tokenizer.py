@@ -1,0 +1,101 @@
+"""Texts to tokens on the device, with the `tokenizers` package and the tokenizer file of the bundle."""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.errors import InputError, ManifestError, MissingFileError, MissingPackageError
+from vitdeploy.runtime.runner import type_name
+from vitdeploy.spec import ZeroShotSpec
+
+Tokens = npt.NDArray[np.int64]
+
+# Of the files that are published the largest has 34 MB.
+MAX_BYTES = 256 << 20
+SHOWN_CHARACTERS = 60
+
+
+class TextTokenizer:
+    """Turns texts into token numbers as `ZeroShotSpec` says. Safe to call from several threads."""
+
+    def __init__(self, file: Path, spec: ZeroShotSpec) -> None:
+        """Reads the file.
+
+        Raises:
+            MissingPackageError: `tokenizers` is not installed.
+            MissingFileError, ManifestError: there is no such file, or it is no tokenizer.
+        """
+        self.spec = spec
+        if not file.is_file():
+            raise MissingFileError(
+                f"no tokenizer at {file}", wanted="tokenizer.json", fix="copy the folder of the model again, whole"
+            )
+        package = _require()
+        if file.stat().st_size > MAX_BYTES:
+            raise ManifestError(f"{file} is too large", found=f"{file.stat().st_size:,} bytes", wanted=f"{MAX_BYTES:,}")
+        try:
+            self._tokenizer = package.Tokenizer.from_file(str(file))
+        except Exception as error:  # the bindings raise plain Exception
+            raise ManifestError(f"{file} is no tokenizer", found=str(error)[:200], wanted="tokenizer.json") from None
+        if spec.lowercase:
+            own, lower = self._tokenizer.normalizer, package.normalizers.Lowercase()
+            self._tokenizer.normalizer = lower if own is None else package.normalizers.Sequence([lower, own])
+        self._tokenizer.no_padding()
+        self._tokenizer.enable_truncation(spec.length)
+
+    def encode(self, texts: Sequence[str]) -> Tokens:
+        """int64 [texts, length]. A RuntimeWarning names each text that is cut, and what of it is not read.
+
+        Raises:
+            InputError: no text, or something that is none.
+        """
+        require_texts(texts)
+        spec = self.spec
+        tokens = np.full((len(texts), spec.length), spec.pad, np.int64)
+        for row, text, found in zip(tokens, texts, self._tokenizer.encode_batch(list(texts)), strict=True):
+            ids = found.ids
+            if spec.padding == "left":
+                row[spec.length - len(ids) :] = ids
+            else:
+                row[: len(ids)] = ids
+            if found.overflowing:
+                warnings.warn(_cut(text, found, spec.length), RuntimeWarning, stacklevel=2)
+        return tokens
+
+
+def require_texts(texts: object) -> None:
+    """Raise InputError for anything but at least one text in a list."""
+    several = isinstance(texts, Sequence) and not isinstance(texts, str | bytes)
+    if several and texts and all(isinstance(text, str) for text in texts):  # type: ignore[attr-defined]
+        return
+    wrong = next((each for each in texts if not isinstance(each, str)), None) if several else None  # type: ignore[attr-defined]
+    raise InputError(
+        "an image is compared with at least one text",
+        found="no text" if several and not texts else type_name(texts if wrong is None else wrong),
+        wanted="a list of texts, such as ['a photo of a cat', 'a photo of a dog']",
+    )
+
+
+def _cut(text: str, found: Any, length: int) -> str:
+    """What the model does not see of a text. Special tokens have no place in it."""
+    kept = max((end for _, end in found.offsets), default=0)
+    lost = text[kept:].strip()
+    return f"a text is cut at {length} tokens: of {_shown(text)} the model does not read {_shown(lost)}"
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= SHOWN_CHARACTERS else text[:SHOWN_CHARACTERS] + " ...")
+
+
+def _require() -> Any:
+    try:
+        return importlib.import_module("tokenizers")
+    except ModuleNotFoundError:
+        raise MissingPackageError("tokenizers", "text", "turning texts into tokens") from None

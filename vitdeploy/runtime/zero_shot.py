@@ -1,0 +1,127 @@
+"""Images compared with texts that are given at run time: similarity, probabilities, and what an app reads of them.
+
+Source: Radford et al., arXiv 2103.00020, section 3.1.2 (softmax); Zhai et al., arXiv 2303.15343, section 3.2 (sigmoid).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.errors import ManifestError
+from vitdeploy.runtime.flow import FlowRunner, FlowView
+from vitdeploy.runtime.flows import IMAGE_FEATURES, TEXT_FEATURES
+from vitdeploy.runtime.postprocess import best_classes, sigmoid, softmax
+from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
+from vitdeploy.runtime.tokenizer import Tokens
+from vitdeploy.spec import Postprocess, TensorSpec, ZeroShotSpec
+
+
+@dataclass(frozen=True)
+class TextScore:
+    """A text with its place in the list, its probability, and the cosine between its features and the image's."""
+
+    index: int
+    label: str
+    score: float
+    similarity: float
+
+
+@dataclass(frozen=True, repr=False)
+class ZeroShot:
+    """The answer for one image: the best texts, best first. The scores of CLIP add up to 1 over all texts that were
+    given; those of SigLIP are of each text alone."""
+
+    top: tuple[TextScore, ...]
+
+    @property
+    def label(self) -> str:
+        return self.top[0].label
+
+    @property
+    def index(self) -> int:
+        return self.top[0].index
+
+    @property
+    def score(self) -> float:
+        return self.top[0].score
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"label": self.label, "index": self.index, "score": self.score, "top": [vars(each) for each in self.top]}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{each.label} {100 * each.score:.1f} % ({each.similarity:+.3f})" for each in self.top)
+
+    def __repr__(self) -> str:
+        return f"<ZeroShot: {self}>"
+
+
+def unit(features: Array) -> npt.NDArray[np.float64]:
+    """Rows of length 1, float64; a row of zeros stays one."""
+    wide = features.astype(np.float64)
+    return np.asarray(wide / np.maximum(np.linalg.norm(wide, axis=-1, keepdims=True), 1e-300))
+
+
+def logits(images: Array, texts: Array, spec: ZeroShotSpec) -> npt.NDArray[np.float32]:
+    """float32 [n, texts] of features [n, width] and [texts, width]: scale * cosine + bias."""
+    return np.asarray(spec.scale * (unit(images) @ unit(texts).T) + spec.bias, np.float32)
+
+
+def compare_texts(image: Array, texts: Array, labels: Sequence[str], spec: ZeroShotSpec, top: int) -> ZeroShot:
+    """The answer for one image's features [width] among the texts' features [texts, width]."""
+    similar = unit(texts) @ unit(image)
+    scaled = spec.scale * similar + spec.bias
+    scores = softmax(scaled) if spec.scores == "softmax" else sigmoid(scaled)
+    best = best_classes(scaled, top).tolist()
+    return ZeroShot(tuple(TextScore(i, labels[i], float(scores[i]), float(similar[i])) for i in best))
+
+
+class TextsBound(Runner):
+    """A flow of two towers with its texts given: it takes images and gives "logits", float32 [batch, texts], as a
+    classifier does. The texts run once."""
+
+    def __init__(self, whole: FlowRunner, tokens: Tokens, spec: ZeroShotSpec) -> None:
+        super().__init__(whole.name)
+        self.whole, self.tokens, self.spec = whole, tokens, spec
+        self._images = FlowView(whole, [IMAGE_FEATURES])
+        self._texts: Array = np.zeros(0, np.float32)
+
+    def _load(self) -> None:
+        self._images.load()
+        texts = FlowView(self.whole, [TEXT_FEATURES]).load()
+        self._texts = texts.infer({texts.inputs[0].name: self.tokens})[TEXT_FEATURES]
+        self.inputs, self.provider = self._images.inputs, self._images.provider
+        self.outputs = (TensorSpec("logits", "float32", (self.inputs[0].shape[0], len(self.tokens))),)
+
+    def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        return {"logits": logits(self._images.infer(feeds)[IMAGE_FEATURES], self._texts, self.spec)}
+
+    def _close(self) -> None:
+        self._images.close()
+
+
+def _answer(outputs: Outputs, reading: Reading) -> ZeroShot:
+    raise AssertionError("the predictor of two towers answers itself: it alone has the texts")
+
+
+def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
+    """Whether an image has the same best text of a few."""
+    spec = reading.postprocess
+    assert isinstance(spec, ZeroShotSpec), "a manifest without it is refused when it is read"
+    return int(ours["logits"].argmax()) == int(theirs["logits"].argmax())
+
+
+def bind_texts(runner: Runner, given: Mapping[str, Array], postprocess: Postprocess | None) -> TextsBound:
+    """Two towers with the texts of `given`, one array of tokens; raises ManifestError for other towers or tokens."""
+    tokens = list(given.values())
+    if not isinstance(runner, FlowRunner) or not isinstance(postprocess, ZeroShotSpec) or len(tokens) != 1:
+        raise ManifestError("no two towers and tokens of texts", found=", ".join(given), wanted="text")
+    return TextsBound(runner, tokens[0], postprocess)
+
+
+ZERO_SHOT = RuntimeTask(_answer, _same, bind_texts)

@@ -1,0 +1,113 @@
+"""The predictor of a bundle of two towers: images among texts that are given at run time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.errors import InputError
+from vitdeploy.runtime.flow import FlowRunner, FlowView
+from vitdeploy.runtime.flows import IMAGE_FEATURES, TEXT_FEATURES
+from vitdeploy.runtime.predictor import Predictor, require_several, require_top
+from vitdeploy.runtime.preprocess import ImageSource
+from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.runtime.task import Result
+from vitdeploy.runtime.tokenizer import TextTokenizer, require_texts
+from vitdeploy.runtime.topdown import Box
+from vitdeploy.runtime.zero_shot import ZeroShot, compare_texts
+from vitdeploy.spec import PreprocessSpec, ZeroShotSpec
+
+Features = npt.NDArray[np.float32]
+
+# Texts whose features are kept: some 100 MB of a model that is 768 wide.
+KEPT_TEXTS = 30_000
+
+
+class ZeroShotPredictor(Predictor):
+    """Answers which of some texts fit an image, with the engines of a bundle's two towers.
+
+    The features of a text are kept: it runs once, however often it is asked for. Without texts those of the bundle's
+    labels are meant, which it was verified with.
+
+    >>> predictor = load("out/clip")                                                     # doctest: +SKIP
+    >>> predictor.predict("cat.jpg", texts=["a photo of a cat", "a photo of a dog"])     # doctest: +SKIP
+    <ZeroShot: a photo of a cat 98.3 % (+0.271), a photo of a dog 1.7 % (+0.230)>
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        preprocess: PreprocessSpec,
+        spec: ZeroShotSpec,
+        tokenizer: TextTokenizer,
+        labels: Sequence[str] | None = None,
+        why: str = "",
+    ) -> None:
+        assert isinstance(runner, FlowRunner)
+        self.spec, self.tokenizer = spec, tokenizer
+        self._text_tower = FlowView(runner, [TEXT_FEATURES]).load()
+        self._features: dict[str, Features] = {}
+        self._turn = threading.Lock()
+        super().__init__(FlowView(runner, [IMAGE_FEATURES]), preprocess, labels, "zero-shot", spec, why)
+
+    def text_features(self, texts: Sequence[str]) -> Features:
+        """float32 [texts, width], not normalised; texts that were asked for before do not run again.
+
+        Raises:
+            InputError: no text, or something that is none.
+        """
+        require_texts(texts)
+        with self._turn:
+            new = list(dict.fromkeys(text for text in texts if text not in self._features))
+            if new:
+                if len(self._features) + len(new) > KEPT_TEXTS:
+                    self._features.clear()
+                    new = list(dict.fromkeys(texts))
+                tokens = self.tokenizer.encode(new)
+                found = self._text_tower.infer({self._text_tower.inputs[0].name: tokens})[TEXT_FEATURES]
+                self._features |= dict(zip(new, found, strict=True))
+            return np.stack([self._features[text] for text in texts])
+
+    def predict(self, image: ImageSource, top: int = 5, texts: Sequence[str] | None = None) -> ZeroShot:
+        """The answer for one image among `texts`; None: among the bundle's labels.
+
+        Raises:
+            ImageError, MissingFileError, TensorError: the image cannot be used.
+            InputError: no text.
+        """
+        require_top(top)
+        return self._compared([image], top, self._given(texts))[0]
+
+    def predict_batch(
+        self, images: Sequence[ImageSource], top: int = 5, texts: Sequence[str] | None = None
+    ) -> list[Result]:
+        """Answers for images, each among the same texts; errors as `predict`."""
+        require_several(images)
+        require_top(top)
+        return list(self._compared(images, top, self._given(texts)))
+
+    def _compared(self, images: Sequence[ImageSource], top: int, texts: Sequence[str]) -> list[ZeroShot]:
+        features = self.text_features(texts)
+        loaded = [self._load(image)[0] for image in images]
+        found = self.outputs(loaded)[IMAGE_FEATURES] if loaded else ()
+        return [compare_texts(image, features, texts, self.spec, top) for image in found]
+
+    def answer(
+        self, outputs: Mapping[str, Array], size: tuple[int, int], top: int = 5, box: Box | None = None
+    ) -> ZeroShot:
+        """The answer that the image features of one image, or of a box of it, mean among the bundle's labels."""
+        given = self._given(None)
+        return compare_texts(outputs[IMAGE_FEATURES], self.text_features(given), given, self.spec, top)
+
+    def _given(self, texts: Sequence[str] | None) -> Sequence[str]:
+        if texts is None and not self.labels:
+            raise InputError(
+                "an image is compared with texts, and none is given",
+                found="a bundle without labels of its own",
+                wanted="texts",
+                fix="predict(image, texts=['a photo of a cat', ...]), or --text as often as needed",
+            )
+        return texts if texts is not None else tuple(self.labels or ())

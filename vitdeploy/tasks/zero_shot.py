@@ -1,0 +1,221 @@
+"""Two towers: images of class folders against texts made of the folders' names, or images against texts of a file."""
+
+from __future__ import annotations
+
+import hashlib
+import string
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+
+from vitdeploy.data.classes import ClassMap
+from vitdeploy.data.folder import DataSplit, Sample, split
+from vitdeploy.data.label_file import read_texts
+from vitdeploy.data.pixels import batches
+from vitdeploy.document.answers import Said
+from vitdeploy.errors import CapabilityError, DataError
+from vitdeploy.progress import Progress
+from vitdeploy.quantization.image_checks import LEAST_IMAGES
+from vitdeploy.runtime.flow import FlowRunner
+from vitdeploy.runtime.flows import IMAGE_TOWER, TEXT_TOWER
+from vitdeploy.runtime.postprocess import classify, sigmoid
+from vitdeploy.runtime.preprocess import to_input
+from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.runtime.tokenizer import TextTokenizer, Tokens
+from vitdeploy.runtime.zero_shot import TextsBound
+from vitdeploy.spec import PreprocessSpec, ZeroShotSpec
+from vitdeploy.tasks.adapter import Calibration, Count, Data, DataChoice, Found, Setting
+from vitdeploy.tasks.classification import ClassificationKit
+from vitdeploy.tasks.images import labels_in
+from vitdeploy.verification.collect import Answers, collect
+
+# As many as an image of a golden set is compared with.
+GOLDEN_TEXTS = 32
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Embeds the calibration images and texts, one at a time."""
+
+    samples: Sequence[Sample]
+    tokens: Tokens
+    preprocess: PreprocessSpec
+    cut: tuple[str, ...] = ()
+    noun: str = field(default="images and texts", init=False)
+
+    @property
+    def total(self) -> int:
+        return len(self.samples) + len(self.tokens)
+
+    @property
+    def distinct(self) -> int:
+        return len(self.samples) + len(np.unique(self.tokens, axis=0))
+
+    def __call__(self, runners: Mapping[str, Runner], progress: Count) -> None:
+        image, text = runners[IMAGE_TOWER], runners[TEXT_TOWER]
+        tensor = image.inputs[0]
+        for pixels in batches(self.samples, self.preprocess, 1):
+            image.infer({tensor.name: to_input(list(pixels), self.preprocess, tensor)})
+            progress(1)
+        for row in self.tokens:
+            text.infer({text.inputs[0].name: row[None]})
+            progress(1)
+
+    def warnings(self) -> list[str]:
+        """Each tower sees only its own samples."""
+        counts = {"image": len(self.samples), "text": len(np.unique(self.tokens, axis=0))}
+        few = [
+            f"Only {count} calibration {noun}{'s' * (count > 1)}: ranges of that tower will be too narrow for others."
+            for noun, count in counts.items()
+            if count < LEAST_IMAGES
+        ]
+        return [*few, *self.cut]
+
+
+class ZeroShotKit(ClassificationKit):
+    """A classifier among the texts of the data. Without class folders the answer of an image is its nearest text."""
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        assert isinstance(setting.postprocess, ZeroShotSpec)
+        self.spec = setting.postprocess
+
+    def tokens(self, texts: Sequence[str]) -> tuple[Tokens, tuple[str, ...]]:
+        """int64 [texts, length] by the model's own tokenizer, and what is told of texts that are cut."""
+        assert self.setting.tokenizer is not None
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            found = TextTokenizer(self.setting.tokenizer, self.spec).encode(texts)
+        return found, tuple(dict.fromkeys(str(each.message) for each in heard))
+
+    def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
+        data = super().load(choice, skip_bad=skip_bad, progress=progress)
+        digest = hashlib.sha256("\n".join(data.classes).encode()).hexdigest()
+        return replace(
+            data,
+            calibration_digest=data.calibration_digest + digest,
+            evaluation_digest=data.evaluation_digest + digest,
+        )
+
+    def find(self, choice: DataChoice) -> Found:
+        """The images; their classes are the texts."""
+        parts = split(choice.path, "folders" if choice.labels == "folders" else "none", **choice.numbers)
+        given = read_texts(choice.texts) if choice.texts is not None else None
+        if not parts.classes:
+            if not given:
+                raise _no_texts(choice.path)
+            self._require_apart(given)
+            return Found(DataSplit(parts.calibration, parts.evaluation, given))
+        written = texts_of(parts.classes, choice.template)
+        texts = written if given is None else given
+        index = _places(parts.classes, written, texts)
+        self._require_apart(texts)
+        calibration, evaluation = (
+            tuple(Sample(sample.path, index[sample.label]) for sample in part if sample.label is not None)
+            for part in (parts.calibration, parts.evaluation)
+        )
+        mapping = ClassMap("name", dict(zip(parts.classes, index, strict=True)), _told(written, choice))
+        return Found(DataSplit(calibration, evaluation, texts), mapping=mapping)
+
+    def _require_apart(self, texts: Sequence[str]) -> None:
+        """Raise DataError if the model reads two texts as the same tokens: no answer could be told from another."""
+        seen: dict[bytes, str] = {}
+        for text, row in zip(texts, self.tokens(texts)[0], strict=True):
+            if (other := seen.setdefault(row.tobytes(), text)) is not text:
+                raise DataError(
+                    "two texts are one to the model: its tokenizer gives them the same tokens",
+                    found=f"{other!r} and {text!r}",
+                    wanted="texts that differ in words that the model knows, before they are cut",
+                    fix="change the texts, the template, or the names of the class folders",
+                )
+
+    def calibration(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Calibration:
+        found = super().calibration(choice, skip_bad=skip_bad, progress=progress)
+        given = read_texts(choice.texts) if choice.texts is not None else None
+        if given is None and labels_in(choice.path) == "folders":
+            names = split(choice.path, "folders", calibration=1, evaluation="all", seed=0).classes
+            given = texts_of(names, choice.template)
+        if not given:
+            raise _no_texts(choice.path)
+        return replace(found, texts=given)
+
+    def drive(self, calibration: Calibration) -> Embedding:
+        tokens, cut = self.tokens(calibration.texts)
+        return Embedding(calibration.samples, tokens, self.setting.images, cut)
+
+    def answers(self, runner: Runner, data: Data, progress: Count) -> Answers:
+        if not isinstance(runner, FlowRunner):
+            raise CapabilityError(
+                "a model of two towers is not verified on a device by this version",
+                found=runner.name,
+                wanted="its engines on this machine",
+                fix="leave --on out; `vitdeploy inspect BUNDLE --check` on the device compares golden answers",
+            )
+        bound = TextsBound(runner, self.tokens(data.classes)[0], self.spec)
+        return collect(bound, self.pixels(data), self.setting.images, self.keep, progress)
+
+    def show(self, answers: Answers, index: int, labels: Sequence[str] | None) -> Said:
+        """The best text; SigLIP's probability is of that text alone."""
+        logits = answers.columns["logits"][index]
+        best = classify(logits, labels, 1)
+        alone = self.spec.scores == "sigmoid"
+        return Said(best.label, float(sigmoid(logits.max().astype(np.float64))) if alone else best.score)
+
+    def shared_golden(self, data: Data) -> dict[str, Array]:
+        return {"text": self.tokens(data.classes[:GOLDEN_TEXTS])[0]}
+
+
+def texts_of(names: Sequence[str], template: str) -> tuple[str, ...]:
+    """The texts for classes: each name, with spaces for underscores, in the place of {} in the template.
+
+    Raises:
+        DataError: the template has no {}, or another field.
+    """
+    fields = [name for _, name, _, _ in _parsed(template) if name is not None]
+    if fields != [""]:
+        raise DataError(
+            f"the template {template!r} has no place for a class name",
+            found=f"{len(fields)} fields",
+            wanted="one {}, as in 'a photo of a {}'",
+        )
+    return tuple(template.format(name.replace("_", " ")) for name in names)
+
+
+def _parsed(template: str) -> list[tuple[str, str | None, str | None, str | None]]:
+    try:
+        return list(string.Formatter().parse(template))
+    except ValueError:
+        return []
+
+
+def _places(names: Sequence[str], written: Sequence[str], texts: Sequence[str]) -> list[int]:
+    """The place of each class among the texts.
+
+    Raises:
+        DataError: a class whose text is not among them, or that stands there twice.
+    """
+    lost = [name for name, text in zip(names, written, strict=True) if list(texts).count(text) != 1]
+    if lost:
+        raise DataError(
+            "the texts are not those of the class folders",
+            found=f"not once among the texts: {', '.join(repr(written[names.index(name)]) for name in lost[:3])}",
+            wanted="one line for each folder, as the template makes it of the folder's name",
+            fix="change the file of texts, or --template (data.template)",
+        )
+    return [list(texts).index(text) for text in written]
+
+
+def _told(written: Sequence[str], choice: DataChoice) -> str:
+    return f"class folders as texts, such as {written[0]!r}" + (" of the file" if choice.texts is not None else "")
+
+
+def _no_texts(folder: Path) -> DataError:
+    return DataError(
+        f"{folder} says nothing of texts that its images could be compared with",
+        found="images without class folders, and no file of texts",
+        wanted="texts, one a line, as they will be asked in use",
+        fix="--texts FILE (data.texts in a recipe); or class folders, whose names become texts by --template",
+    )
