@@ -19,7 +19,7 @@ import vitdeploy
 ZONE = (
     *("__init__.py", "backends.py", "errors.py", "extensions.py", "spec.py", "runtime", "compilation", "benchmark"),
     *("dense_spec.py", "spec_images.py", "spec_points.py"),
-    *("bundle/__init__.py", "bundle/layout.py", "bundle/read.py", "bundle/sign.py"),
+    *("bundle/__init__.py", "bundle/flow.py", "bundle/layout.py", "bundle/read.py", "bundle/sign.py"),
     *("devices/__init__.py", "devices/agent"),
 )
 MAIN = "import sys\nfrom vitdeploy.devices.agent.main import main\n\nmain(sys.argv[0])\n"
