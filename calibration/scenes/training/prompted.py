@@ -1,4 +1,8 @@
-"""Promptable segmentation: SAM (arXiv 2304.02643), a point inside an object or a box around it as the prompt."""
+"""Promptable segmentation: SAM (arXiv 2304.02643), a point inside an object or a box around it as the prompt.
+
+While it is trained, a linear head also names the classes of all pixels from the picture's embedding, four by four in a
+patch. Masks alone stand still for long at blobs around the prompt that ignore the picture.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +20,28 @@ from calibration.scenes.stream import stream
 from calibration.scenes.training.intervals import mean_of_images
 from calibration.scenes.training.libraries import transformers
 from calibration.scenes.training.loop import Kind, Metric, Random, Recipe, Samples, pixels
-from calibration.scenes.write import SIZES, inside
+from calibration.scenes.write import SIZES, inside, semantic_map
 
 SIDE, PATCH, WIDTH, EMBEDDING = SIZES["prompted"][0], 8, 96, 64
 PROMPTS = 4  # for each picture of a batch, with repetition
+CELLS = 4  # of a patch along a side, for the head of the training
+CLASSES = 1 + len(shapes.NAMES)  # of a cell: the ground, or a shape
+CELL_LOSS = 3.0  # its weight
 JITTER = 0.04  # of a box's sides: people draw boxes loosely
 
 
 @dataclass(frozen=True)
 class Sample:
-    """`image` uint8 [SIDE, SIDE, 3]; `masks` bool [n, SIDE, SIDE]; `points` [n, 2] (column, row), `boxes` [n, 4]."""
+    """`image` uint8 [SIDE, SIDE, 3]; `masks` bool [n, SIDE, SIDE]; `points` [n, 2] (column, row), `boxes` [n, 4].
+
+    shares: float32 [CLASSES, CELLS * SIDE / PATCH, the same], what of each cell each class covers.
+    """
 
     image: Bytes
     masks: np.ndarray
     points: Floats
     boxes: Floats
+    shares: np.ndarray
 
 
 def draw(split: str, index: int) -> Sample:
@@ -38,7 +49,11 @@ def draw(split: str, index: int) -> Sample:
     scene = shapes.scattered(random, SIDE)
     masks = np.stack([scene.owner == k + 1 for k in range(len(scene.shapes))])
     points = np.array([inside(random, mask) for mask in masks])
-    return Sample(scene.image, masks, points, np.array([scene.box(k) for k in range(len(masks))], np.float64))
+    boxes = np.array([scene.box(k) for k in range(len(masks))], np.float64)
+    cells = CELLS * SIDE // PATCH
+    classes = np.eye(CLASSES, dtype=np.float32)[semantic_map(scene)]
+    shares = classes.reshape(cells, SIDE // cells, cells, SIDE // cells, CLASSES).mean(axis=(1, 3))
+    return Sample(scene.image, masks, points, boxes, shares.transpose(2, 0, 1))
 
 
 def build() -> nn.Module:
@@ -87,7 +102,7 @@ def prompts_of(samples: Samples, random: Random) -> tuple[Tensor, Tensor, Tensor
 
 
 def loss(model: Any, samples: Samples, random: Random) -> Tensor:
-    """Cross-entropy and dice of the best mask and the squared error of all promised IoUs.
+    """Cross-entropy and dice of the best mask, the squared error of all promised IoUs, and the cells' classes.
 
     Batches of points and of boxes take turns at random; of three masks or of the single one, as a user may ask for.
     """
@@ -105,7 +120,9 @@ def loss(model: Any, samples: Samples, random: Random) -> Tensor:
         hard, true = logits > 0, share > 0.5
         iou = (hard & true).sum((-2, -1)) / (hard | true).sum((-2, -1)).clamp(min=1)
     best = (5 * entropy + dice).min(dim=2).values.mean()
-    return best + F.mse_loss(output.iou_scores, iou)
+    cells = F.pixel_shuffle(model.helper(embedding), CELLS)
+    true = torch.from_numpy(np.stack([each.shares for each in samples]))
+    return best + F.mse_loss(output.iou_scores, iou) + CELL_LOSS * F.cross_entropy(cells, true)
 
 
 @torch.inference_mode()
@@ -131,4 +148,9 @@ def measure(model: nn.Module, samples: Samples) -> dict[str, Metric]:
     return {f"{prompt}_iou": mean_of_images(values, "instances") for prompt, values in found.items()}
 
 
-KIND = Kind(Recipe(3500, 1200, 16, 1e-3), build, draw, loss, measure, processors, evaluated=300)
+def cell_head() -> nn.Module:
+    return nn.Conv2d(EMBEDDING, CLASSES * CELLS**2, 1)
+
+
+RECIPE = Recipe(4000, 2500, 16, 1e-3)
+KIND = Kind(RECIPE, build, draw, loss, measure, processors, evaluated=300, helper=cell_head)
