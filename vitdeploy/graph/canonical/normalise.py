@@ -70,13 +70,14 @@ def normalise(model: ir.Model, opset: int | None = None) -> Normalised:
 def _settle(model: ir.Model) -> int:
     """Fold constants, shapes and redundant nodes, until there is nothing left to do."""
     total, operators = 0, Operators(model.graph.opset_imports)
+    counts_pixels = any(node.op_type == "CumSum" for node in model.graph)
     for _ in range(ROUNDS):
         folded = fold_constant_norms(model)
         known, before = Inference(model, operators), len(model.graph)
         fold_constants(model, known)
         folded += before - len(model.graph)  # what was folded may tell the next round a size
         chain = SizeChain(model, known)
-        changed = resolve_shapes(model, known, chain) + remove_redundant(model, known, chain)
+        changed = resolve_shapes(model, known, chain) + remove_redundant(model, known, chain, masks=counts_pixels)
         drop_unused(model)
         total += changed
         if not changed and not folded:

@@ -12,7 +12,7 @@ from vitdeploy.graph.canonical.uniform import is_made_of_constants, sink_expand_
 from vitdeploy.graph.edit import bypass, replace
 from vitdeploy.graph.shapes.infer import Inference
 from vitdeploy.graph.shapes.sizes import Dims, Unknown, broadcast
-from vitdeploy.graph.values import array_of, operands, producer
+from vitdeploy.graph.values import array_of, is_constant, operands, producer
 
 # x op c = x for this constant; for the first two also c op x.
 NEUTRAL = {"Add": 0.0, "Mul": 1.0, "Sub": 0.0, "Div": 1.0}
@@ -22,8 +22,12 @@ BROADCASTING = frozenset(
 )
 
 
-def remove_redundant(model: ir.Model, known: Inference, chain: SizeChain) -> int:
-    """Bypass every node that, according to `known`, returns an input unchanged. Returns how many were removed."""
+def remove_redundant(model: ir.Model, known: Inference, chain: SizeChain, *, masks: bool = False) -> int:
+    """Bypass every node that, according to `known`, returns an input unchanged. Returns how many were removed.
+
+    `masks`: the graph counts the pixels of a mask, so that all is moved in front of an Expand that may be. In others
+    only what masks of scores need is: what is learned, as queries, stays where its exporter expands it.
+    """
     count = 0
     for node in list(model.graph):
         if node.domain != "" or not node.outputs or any(output.uses() for output in node.outputs[1:]):
@@ -32,7 +36,9 @@ def remove_redundant(model: ir.Model, known: Inference, chain: SizeChain) -> int
         same = source is not None and source.dtype == node.outputs[0].dtype
         bypassed = same and source is not None and bypass(node, source)
         count += (
-            bypassed or _sink_expand(model, known, chain, node) or sink_expand_of_constant(model, known, chain, node)
+            bypassed
+            or _sink_expand(model, known, chain, node, masks)
+            or sink_expand_of_constant(model, known, chain, node, masks)
         )
     return count
 
@@ -116,7 +122,7 @@ _RULES: dict[str, Callable[[Inference, ir.Node], bool]] = {
 }
 
 
-def _sink_expand(model: ir.Model, known: Inference, chain: SizeChain, node: ir.Node) -> bool:
+def _sink_expand(model: ir.Model, known: Inference, chain: SizeChain, node: ir.Node, masks: bool) -> bool:
     """Bypass an Expand if an elementwise operator broadcasts its data to the same result anyway.
 
     If all other inputs are constants, the Expand moves behind the operator, so that a mask or a size that is the same
@@ -139,15 +145,18 @@ def _sink_expand(model: ir.Model, known: Inference, chain: SizeChain, node: ir.N
         node.replace_input_with(index, data)
         return True
     others = [value for i, value in enumerate(node.inputs) if i != index]
-    if not is_made_of_constants(data) or not all(map(is_made_of_constants, others)):
+    constant = is_made_of_constants if masks else is_constant
+    if not constant(data) or not all(map(constant, others)):
         return False
-    target = expand.inputs[1] if known.dims_of(expand.outputs[0]) == wanted else chain.vector(wanted)
+    same = known.dims_of(expand.outputs[0]) == wanted
+    target = expand.inputs[1] if same else chain.vector(wanted) if masks else None
     if target is None:
         return False
     inner = ir.node(node.op_type, inputs, attributes=dict(node.attributes))
     inner.outputs[0].type = node.outputs[0].type
     whole = ir.node("Expand", [inner.outputs[0], target])
-    known.dims[inner.outputs[0]], known.dims[whole.outputs[0]] = combined, wanted
+    if masks:  # for what follows in the same round
+        known.dims[inner.outputs[0]], known.dims[whole.outputs[0]] = combined, wanted
     replace(model, node, [inner, whole])
     return True
 

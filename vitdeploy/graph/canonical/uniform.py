@@ -24,8 +24,14 @@ DEPTH = 64
 Moved = tuple[list[ir.Value | None], set[int]]
 
 
-def sink_expand_of_constant(model: ir.Model, known: Inference, chain: SizeChain, node: ir.Node) -> bool:
+# What moves in any graph: a mask of scores is cast, gets its axis of heads, and is repeated.
+ALWAYS = ("Cast", "Tile", "Unsqueeze")
+
+
+def sink_expand_of_constant(model: ir.Model, known: Inference, chain: SizeChain, node: ir.Node, masks: bool) -> bool:
     """Move the Expand of a constant behind `node`, where each entry along its axes depends on its own alone."""
+    if not masks and not _is_plain(known, node):
+        return False
     if node.op_type in ("Gather", "Reshape") and _of_equals(model, known, chain, node):
         return True
     if node.op_type == "Concat":
@@ -58,6 +64,15 @@ def sink_expand_of_constant(model: ir.Model, known: Inference, chain: SizeChain,
     known.dims[whole.outputs[0]] = wanted
     replace(model, node, [*made, inner, whole])
     return True
+
+
+def _is_plain(known: Inference, node: ir.Node) -> bool:
+    """One of the operators that always move, on the Expand of a constant of as many axes."""
+    expand = producer(node.inputs[0], "Expand") if node.op_type in ALWAYS else None
+    if expand is None or not is_constant(expand.inputs[0]):
+        return False
+    before, after = known.dims_of(expand.inputs[0]), known.dims_of(expand.outputs[0])
+    return before is not None and after is not None and len(before) == len(after)
 
 
 def _of_one(known: Inference, data: ir.Value, whole: Dims) -> tuple[tuple[int, ...] | None, set[int]]:
