@@ -137,11 +137,11 @@ def find_reference_model(source: Source, overrides: Overrides | None = None) -> 
         given.postprocess or reference_model.postprocess,
     )
     wanted = POSTPROCESS.get(reference_model.task)
-    if given.postprocess is not None and not isinstance(given.postprocess, wanted or ()):
+    if given.postprocess is not None and wanted is not None and not isinstance(given.postprocess, wanted):
         raise CheckpointError(
             f"the post-processing does not fit {reference_model.name}",
             found=", ".join(vars(given.postprocess)),
-            wanted=", ".join(f.name for f in dataclasses.fields(wanted)) if wanted else "none",
+            wanted=", ".join(f.name for f in dataclasses.fields(wanted)),
             fix=f"change postprocess: to that of the task {reference_model.task}, or leave it out",
         )
     if preprocess is not None and (
