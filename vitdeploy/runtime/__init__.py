@@ -4,25 +4,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from vitdeploy.runtime.depth import Depth
 from vitdeploy.runtime.detection import Detections
 from vitdeploy.runtime.features import Features
 from vitdeploy.runtime.panoptic import Panoptic
 from vitdeploy.runtime.postprocess import Classification
 from vitdeploy.runtime.predictor import Predictor, load
+from vitdeploy.runtime.segmentation import Segmentation
 from vitdeploy.runtime.sequence_predictor import SequencePredictor, load_sequence
 from vitdeploy.runtime.task import Result
+from vitdeploy.runtime.tensors import Tensors
 
 if TYPE_CHECKING:
     from vitdeploy.bundle.unpack import unpack
 
 __all__ = [
     "Classification",
+    "Depth",
     "Detections",
     "Features",
     "Panoptic",
     "Predictor",
     "Result",
+    "Segmentation",
     "SequencePredictor",
+    "Tensors",
     "load",
     "load_sequence",
     "unpack",
