@@ -26,6 +26,13 @@ class Output(Protocol):
     def shape(self) -> tuple[int | str, ...]: ...
 
 
+# What is said where a graph or a module does not say it.
+INVERSE_ASSUMED = "the depth is taken for relative inverse depth (postprocess: {values: metric} says otherwise)"
+MASKS_ASSUMED = (
+    "masks are not enlarged before their sigmoid, as Mask2Former's are to 384x384 (postprocess: {mask_size: ...})"
+)
+
+
 @dataclass(frozen=True)
 class TensorsSpec:
     """Outputs of no task. `exact` are those that are no floats (indices, counts, masks of booleans): they are equal or

@@ -23,7 +23,7 @@ from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.runtime.segmentation import classes_of
 from vitdeploy.spec import PreprocessSpec
 from vitdeploy.stages.export import ExportConfig, export
-from vitdeploy.stages.reference_model import find_reference_model, reference_runner
+from vitdeploy.stages.reference_model import Overrides, find_reference_model, reference_runner
 
 ALWAYS = ("SegFormer", "Depth Anything")
 HEADS = {
@@ -108,3 +108,6 @@ def test_sizes_that_patches_do_not_divide_are_refused_with_the_nearest(tmp_path)
     assert "70x84 or 84x84, which patches of 14 pixels divide" in caught.value.wanted
     assert caught.value.fix == "--image-size 70x84"
     assert find_reference_model(Source(model=f"hf:{folder}", image_size=(70, 98))).image_size == (70, 98)
+    with pytest.raises(CheckpointError, match="the post-processing does not fit") as caught:
+        find_reference_model(Source(model=f"hf:{folder}"), Overrides(postprocess=SegmentationSpec()))
+    assert (caught.value.wanted, "of the task depth" in caught.value.fix) == ("values, resize, max_depth", True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from vitdeploy.runtime.depth import Depth
 from vitdeploy.runtime.detection import Detections
 from vitdeploy.runtime.features import Features
 from vitdeploy.runtime.image_to_image import Picture
@@ -12,8 +13,10 @@ from vitdeploy.runtime.load import load
 from vitdeploy.runtime.panoptic import Panoptic
 from vitdeploy.runtime.postprocess import Classification
 from vitdeploy.runtime.predictor import Predictor
+from vitdeploy.runtime.segmentation import Segmentation
 from vitdeploy.runtime.sequence_predictor import SequencePredictor, load_sequence
 from vitdeploy.runtime.task import Result
+from vitdeploy.runtime.tensors import Tensors
 from vitdeploy.runtime.zero_shot import ZeroShot
 
 if TYPE_CHECKING:
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Classification",
+    "Depth",
     "Detections",
     "Features",
     "Keypoints",
@@ -28,7 +32,9 @@ __all__ = [
     "Picture",
     "Predictor",
     "Result",
+    "Segmentation",
     "SequencePredictor",
+    "Tensors",
     "ZeroShot",
     "load",
     "load_sequence",

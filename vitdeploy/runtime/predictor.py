@@ -73,8 +73,8 @@ class Predictor:
     def predict(self, image: ImageSource, top: int = 5) -> Result:
         """The answer for one image: a path, file bytes, a PIL image or a uint8 array [height, width, channels].
 
-        Its type is the task's: Classification (of the `top` best classes), Features, Detections, Panoptic, Keypoints or
-        Picture.
+        Its type is the task's: Classification (of the `top` best classes), Features, Detections, Panoptic,
+        Segmentation, Depth, Keypoints, Picture, ZeroShot or Tensors.
 
         Raises:
             ImageError, MissingFileError, TensorError: the image cannot be used.

@@ -5,7 +5,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from vitdeploy.dense_spec import TensorsSpec
+from vitdeploy.dense_spec import DepthSpec, SegmentationSpec, TensorsSpec
 from vitdeploy.errors import GraphError, MissingFileError
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.external import import_graph
@@ -182,6 +182,29 @@ def test_outputs_of_no_task_are_numbers_by_their_own_names(tmp_path, outputs, ex
     assert found.notes[0].startswith("the outputs are of no task that vitdeploy knows")
     asked = import_graph(saved(tmp_path / "b.onnx", {"logits": "flat"}), task="tensors")
     assert asked.task == "tensors" and len(asked.notes) == 1
+
+
+@pytest.mark.parametrize(
+    ("outputs", "asked", "postprocess", "names", "note"),
+    [
+        ({"logits": "masks"}, None, SegmentationSpec(), ["logits"], "imported"),
+        ({"class_queries_logits": "logits", "masks_queries_logits": "masks"}, None, SegmentationSpec("queries"),
+         ["class_logits", "masks"], "masks are not enlarged"),
+        ({"predicted_depth": "patch_features"}, None, DepthSpec(), ["depth"], "relative inverse depth"),
+        ({"y": "masks"}, "segmentation", SegmentationSpec(), ["logits"], "imported"),
+        ({"y": "patch_features"}, "depth", DepthSpec(), ["depth"], "relative inverse depth"),
+    ],
+    ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_answers_for_every_pixel_are_known_by_name_or_by_what_is_asked(
+    tmp_path, outputs, asked, postprocess, names, note
+):
+    found = import_graph(saved(tmp_path / "a.onnx", outputs), task=asked)
+    assert (found.task, found.postprocess) == (
+        "depth" if isinstance(postprocess, DepthSpec) else "segmentation",
+        postprocess,
+    )
+    assert [value.name for value in found.model.graph.outputs] == names and note in found.notes[0]
 
 
 def test_outputs_without_a_batch_or_of_text_are_refused_with_what_they_are(tmp_path):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from tests.references import reference
+from vitdeploy.dense_spec import DepthSpec, SegmentationSpec
 from vitdeploy.errors import CheckpointError, UserCodeError
 from vitdeploy.exporter.torch_onnx import export_graph
 from vitdeploy.graph.io.files import serialised
@@ -176,3 +177,15 @@ def test_a_module_that_cannot_be_traced_has_an_identity_too():
     torch.manual_seed(0)
     original = from_module(Branching(), preprocess=spec())
     assert identity_in_memory(original) == identity_in_memory(original) != identity_in_memory(from_module(plain()))
+
+
+def test_answers_for_every_pixel_are_taken_where_they_are_asked_for():
+    torch.manual_seed(0)
+    maps, plane = (nn.Sequential(nn.Conv2d(3, channels, 8, 8)) for channels in (6, 1))
+    assert from_module(maps, preprocess=spec()).signature.task == "features"
+    found = from_module(maps, preprocess=spec(), task="segmentation").signature
+    assert (found.postprocess, found.outputs[0].shape) == (SegmentationSpec(), ("batch", 6, 4, 6))
+    depth = from_module(plane, preprocess=spec(), task="depth").signature
+    assert (depth.postprocess, depth.outputs[0].name) == (DepthSpec(), "depth") and "inverse" in depth.notes[0]
+    with pytest.raises(CheckpointError, match="gives no answers of the task that is asked for"):
+        from_module(plane, preprocess=spec(), task="segmentation")

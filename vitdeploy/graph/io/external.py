@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
+from vitdeploy.dense_spec import INVERSE_ASSUMED, MASKS_ASSUMED, SegmentationSpec
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.edit import drop_unused
 from vitdeploy.graph.io.admit import admit
@@ -79,6 +80,8 @@ def import_graph(
         notes += [last_resort(others)] if found == "tensors" != task else []
         if isinstance(postprocess, PostprocessSpec) and postprocess.scores == "sigmoid":
             notes.append("scores are independent (sigmoid), as of all detectors that choose their queries by score")
+        notes += [INVERSE_ASSUMED] if found == "depth" else []
+        notes += [MASKS_ASSUMED] if isinstance(postprocess, SegmentationSpec) and postprocess.maps == "queries" else []
     else:
         found, postprocess = metadata.task, metadata.postprocess
     if task not in (None, found):

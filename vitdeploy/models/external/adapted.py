@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from vitdeploy.dense_spec import INVERSE_ASSUMED
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.external.dense_outputs import sizes_of_patches
 from vitdeploy.models.external.libraries import where
@@ -119,6 +120,8 @@ def adapt(
             fix="name its own task, or wrap it in a module that returns what the task is made of",
         )
     notes = (last_resort(other_tasks(returned, row.task)),) if row.task == "tensors" != task else ()
+    if row.task == "depth" and getattr(model, "config", None) is None:
+        notes = (INVERSE_ASSUMED,)
     return module, Signature(row.task, image_size, channels, specs, row.postprocess(model, specs), notes=notes)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitdeploy.dense_spec import DepthSpec, SegmentationSpec
-from vitdeploy.models.external.output_row import Output, OutputRow, field, tensors_of
+from vitdeploy.models.external.output_row import Output, OutputRow, field
 from vitdeploy.models.model_folder.config import sides
 from vitdeploy.spec import TensorSpec
 
@@ -26,7 +26,7 @@ def _class_maps(result: Any, asked: bool) -> list[Output]:
             return [("class_logits", classes), ("masks", masks)]
         logits = field(result, "logits", *(["out"] if asked else []))  # torchvision's
     elif asked:
-        logits = result if isinstance(result, Tensor) else next(iter(tensors_of(result, 2, 3)), None)
+        logits = result if isinstance(result, Tensor) else None
     else:
         return []
     return [("logits", logits)] if logits is not None and logits.ndim == 4 and logits.shape[1] > 1 else []
