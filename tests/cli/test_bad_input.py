@@ -422,11 +422,16 @@ def test_labels_of_another_task(refused, recipe, digits, small_checkpoint):
     refused(2, "VD2301", "run", recipe(data=data), "-o", "out", says=says)
 
 
-def test_an_encoder_decoder_is_not_quantized(refused, recipe):
-    path = recipe(source={"model": "transformer_w32e1d1h2_v12_l10"}, preprocess=None, precision="int8")
-    refused(
-        4, "VD4002", "run", path, "-o", "out", says=["an encoder-decoder is not quantized", "fix:    set precision"]
-    )
+def test_the_layers_of_an_encoder_decoder_are_not_mixed(refused, recipe):
+    path = recipe(source={"model": "transformer_w32e1d1h2_v12_l10"}, preprocess=None, precision="mixed")
+    refused(4, "VD4002", "run", path, "-o", "out", says=["are not mixed by this version", "fix:    set precision"])
+
+
+def test_float_parts_that_an_encoder_decoder_has_not(refused, recipe):
+    source = {"model": "transformer_w32e1d1h2_v12_l10"}
+    path = recipe(source=source, preprocess=None, precision="int8", float_parts=["decoder"])
+    says = ["the model has no graph called decoder", "wanted: encoder or decoder_step"]
+    refused(2, "VD2000", "run", path, "-o", "out", says=says)
 
 
 def test_images_for_an_encoder_decoder(refused, recipe):

@@ -13,7 +13,7 @@ from vitdeploy.quantization.statistics import load_statistics
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.stages.calibrate_parts import calibrate_parts
 from vitdeploy.stages.files import graphs_in
-from vitdeploy.tasks.adapter import Setting
+from vitdeploy.tasks.adapter import DataChoice, Setting
 from vitdeploy.tasks.sequence import Decoding, SequenceKit
 from vitdeploy.workflows.placement import compile_bundle
 
@@ -29,8 +29,8 @@ def tokens(digits):
 def drive(tokens, sequence_export):
     metadata = read_metadata(sequence_export / "encoder.onnx")
     kit = SequenceKit(Setting("sequence", None, sequence=metadata.sequence))
-    samples, _ = kit.calibration(tokens, 12, 0, skip_bad=False, progress=lambda *told: None)
-    return kit.drive(samples)
+    choice = DataChoice(tokens, "none", None, 12, "all", 0)
+    return kit.drive(kit.calibration(choice, skip_bad=False, progress=lambda *told: None))
 
 
 @pytest.fixture(scope="module")
