@@ -19,8 +19,8 @@ BATCHES = (1, 2, 5)
 TOLERANCE = 1e-4
 SEED = 0
 FREE_BATCH = (
-    "in the model, take the batch from x.shape[0]: len(x), int(x.shape[0]) and TorchScript make a plain number of it; "
-    "or export with a fixed --batch"
+    "in the model, take the batch from x.shape[0] or len(x): int(x.shape[0]) and TorchScript make a plain number of "
+    "it; or export with a fixed --batch"
 )
 
 

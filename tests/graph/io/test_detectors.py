@@ -103,7 +103,7 @@ def test_best_pairs_in_one_tensor_are_told_apart(tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["boxes in pixels", "boxes of five numbers", "scores without a sigmoid", "channels"])
-def test_one_tensor_that_may_mean_something_else_is_refused(tmp_path, kind):
+def test_one_tensor_that_may_mean_something_else_is_no_detectors(tmp_path, kind):
     b = Builder(17)
     box, logits = heads(b)
     if kind == "boxes of five numbers":
@@ -114,9 +114,10 @@ def test_one_tensor_that_may_mean_something_else_is_refused(tmp_path, kind):
         whole = joined(b, box, logits, pixels=kind == "boxes in pixels")
     if kind == "channels":
         whole = b.add("Transpose", whole, perm=[0, 2, 1])
-    with pytest.raises(GraphError, match="of no task") as refused:
-        import_graph(saved(b, tmp_path, whole)[0])
-    assert "one tensor [batch, queries, 4 + classes] that ends with sigmoids" in refused.value.wanted
+    path = saved(b, tmp_path, whole)[0]
+    assert import_graph(path).task == "tensors"
+    with pytest.raises(GraphError, match="gives no answers of the task that is asked for"):
+        import_graph(path, task="detection")
 
 
 def test_given_boxes_in_pixels_are_refused_with_the_factor(tmp_path):
