@@ -76,6 +76,7 @@ class VerifiedTensors(Diagnosed, TensorComparison):
     """Outputs of no known task against the original's."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class VerifiedKeypoints(Diagnosed, KeypointComparison):
     """Key points against the original's."""
 
