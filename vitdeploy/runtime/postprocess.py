@@ -25,8 +25,8 @@ class ClassScore:
 
 
 @dataclass(frozen=True, repr=False)
-class Classification:
-    """The answer for one image: the best classes, best first."""
+class Ranked:
+    """An answer that is a ranking, best first: of classes, or of texts."""
 
     top: tuple[ClassScore, ...]
 
@@ -43,14 +43,19 @@ class Classification:
         return self.top[0].score
 
     def to_dict(self) -> dict[str, Any]:
-        top = [{"index": c.index, "label": c.label, "score": c.score} for c in self.top]
+        top = [dict(vars(each)) for each in self.top]
         return {"label": self.label, "index": self.index, "score": self.score, "top": top}
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self}>"
+
+
+@dataclass(frozen=True, repr=False)
+class Classification(Ranked):
+    """The answer for one image: the best classes, best first."""
 
     def __str__(self) -> str:
         return ", ".join(f"{entry.label} {100 * entry.score:.1f} %" for entry in self.top)
-
-    def __repr__(self) -> str:
-        return f"<Classification: {self}>"
 
 
 def softmax(logits: npt.NDArray[np.floating[Any]]) -> npt.NDArray[np.float64]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,7 @@ import numpy.typing as npt
 from vitdeploy.errors import ManifestError
 from vitdeploy.runtime.flow import FlowRunner, FlowView
 from vitdeploy.runtime.flows import IMAGE_FEATURES, TEXT_FEATURES
-from vitdeploy.runtime.postprocess import best_classes, sigmoid, softmax
+from vitdeploy.runtime.postprocess import ClassScore, Ranked, best_classes, sigmoid, softmax
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
 from vitdeploy.runtime.tokenizer import Tokens
@@ -23,42 +22,21 @@ from vitdeploy.spec import Postprocess, TensorSpec, ZeroShotSpec
 
 
 @dataclass(frozen=True)
-class TextScore:
+class TextScore(ClassScore):
     """A text with its place in the list, its probability, and the cosine between its features and the image's."""
 
-    index: int
-    label: str
-    score: float
     similarity: float
 
 
 @dataclass(frozen=True, repr=False)
-class ZeroShot:
+class ZeroShot(Ranked):
     """The answer for one image: the best texts, best first. The scores of CLIP add up to 1 over all texts that were
     given; those of SigLIP are of each text alone."""
 
     top: tuple[TextScore, ...]
 
-    @property
-    def label(self) -> str:
-        return self.top[0].label
-
-    @property
-    def index(self) -> int:
-        return self.top[0].index
-
-    @property
-    def score(self) -> float:
-        return self.top[0].score
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"label": self.label, "index": self.index, "score": self.score, "top": [vars(each) for each in self.top]}
-
     def __str__(self) -> str:
         return ", ".join(f"{each.label} {100 * each.score:.1f} % ({each.similarity:+.3f})" for each in self.top)
-
-    def __repr__(self) -> str:
-        return f"<ZeroShot: {self}>"
 
 
 def unit(features: Array) -> npt.NDArray[np.float64]:

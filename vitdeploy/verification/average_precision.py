@@ -102,7 +102,7 @@ def match_documents(
         if sigmas is not None:
             run.params.kpt_oks_sigmas = np.asarray(sigmas, np.float64)
         run.evaluate()
-    return [_of_class(run.evalImgs[k * n : (k + 1) * n]) for k in range(classes)]
+    return [matches_of_class(run.evalImgs[k * n : (k + 1) * n]) for k in range(classes)]
 
 
 def _documents(
@@ -139,7 +139,7 @@ def _corner_and_size(boxes: npt.NDArray[Any]) -> list[list[float]]:
     return np.concatenate([corners[:, :2], corners[:, 2:] - corners[:, :2]], axis=1).tolist()  # type: ignore[no-any-return]
 
 
-def _of_class(results: Sequence[dict[str, Any] | None]) -> Matches:
+def matches_of_class(results: Sequence[dict[str, Any] | None]) -> Matches:
     """The images' results for one class, joined; an image without objects and detections has None."""
     given = [(i, result) for i, result in enumerate(results) if result is not None]
     scores = np.concatenate([result["dtScores"] for _, result in given])

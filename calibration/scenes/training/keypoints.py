@@ -21,7 +21,7 @@ from calibration.scenes.training.intervals import mean_of_images, precision
 from calibration.scenes.training.libraries import transformers
 from calibration.scenes.training.loop import Kind, Metric, Random, Recipe, Samples, pixels
 from calibration.scenes.write import SIZES
-from vitdeploy.verification.average_precision import _of_class, average_precision
+from vitdeploy.verification.average_precision import average_precision, matches_of_class
 
 SIDE = SIZES["keypoints"][0]
 HEIGHT, WIDTH, PATCH = 96, 72, 8  # of the crop around a person
@@ -130,7 +130,7 @@ def measure(model: nn.Module, samples: Samples) -> dict[str, Metric]:
     for sample, people in zip(samples, found, strict=True):
         apart = np.linalg.norm(np.stack([each["keypoints"] for each in people]) - sample.points, axis=-1)
         near.append((apart <= NEAR * sample.boxes[:, 2:].max(axis=1, keepdims=True)).ravel())
-    matches = [_of_class(images_of(samples, found))]
+    matches = [matches_of_class(images_of(samples, found))]
     people = sum(len(sample.boxes) for sample in samples)
     return {
         "PCK@0.1": mean_of_images(near, "points", percent=True),
