@@ -15,13 +15,12 @@ from tests.command_line import command_line
 from tests.golden_bundle import golden_of
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.compilation.engine import compile_engine
-from vitdeploy.dense_spec import DepthSpec, SegmentationSpec
 from vitdeploy.embed import cpp
 from vitdeploy.graph.io.files import graph_spec, load_graph
 from vitdeploy.runtime import load
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import engine_outputs
-from vitdeploy.spec import PreprocessSpec
+from vitdeploy.spec import DepthSpec, PreprocessSpec, SegmentationSpec
 
 QUERIES, CLASSES = 7, 5
 LABELS = ["sky", "road", "ca\tr", "wall", "tree"]

@@ -29,7 +29,6 @@ from tests.pipeline import planted
 from tests.shell import reader_environment
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.bundle.write import Golden, GoldenAnswers, write_bundle
-from vitdeploy.dense_spec import DepthSpec, SegmentationSpec
 from vitdeploy.embed import source, web
 from vitdeploy.embed.web.pad import drawing_form
 from vitdeploy.errors import CapabilityError, InputError, TargetError
@@ -42,7 +41,7 @@ from vitdeploy.runtime.geometry import input_window
 from vitdeploy.runtime.postprocess import classify
 from vitdeploy.runtime.preprocess import load_pixels, normalise
 from vitdeploy.runtime.segmentation import areas, classes_of
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec, encode
+from vitdeploy.spec import DepthSpec, PostprocessSpec, PreprocessSpec, SegmentationSpec, encode
 
 DIGITS = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))
 LABELS = ["<b>zero</b>", *"123456789"]

@@ -15,13 +15,12 @@ import torch
 from tests.dense_models import MAKERS, save
 from tests.parity import BATCHES, ENGINES, engine_runner
 from tests.references import reference
-from vitdeploy.dense_spec import DepthSpec, SegmentationSpec
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.source import Source
 from vitdeploy.runtime.depth import depth_of
 from vitdeploy.runtime.preprocess import normalise
 from vitdeploy.runtime.segmentation import classes_of
-from vitdeploy.spec import PreprocessSpec
+from vitdeploy.spec import DepthSpec, PreprocessSpec, SegmentationSpec
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.reference_model import Overrides, find_reference_model, reference_runner
 

@@ -23,8 +23,7 @@ from vitdeploy.progress import silent
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.runtime.preprocess import normalise
-from vitdeploy.spec import PostprocessSpec
-from vitdeploy.spec_images import ImageSpec
+from vitdeploy.spec import ImageSpec, PostprocessSpec
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.reference_model import Overrides, ReferenceModel, find_reference_model, reference_runner
 from vitdeploy.tasks.adapter import DataChoice, Setting
@@ -143,9 +142,7 @@ def test_vitpose_has_the_points_of_transformers(pose, tmp_path):
     file.write_text(json.dumps({"images": images, "annotations": rows, "categories": [category]}))
 
     kit = make_adapter(setting_of(pose.original))
-    data = kit.load(
-        DataChoice(paths[0].parent, "coco", file, CALIBRATION, "all", 0), skip_bad=False, progress=silent
-    )
+    data = kit.load(DataChoice(paths[0].parent, "coco", file, CALIBRATION, "all", 0), skip_bad=False, progress=silent)
     assert (len(data.calibration), len(data.evaluation)) == (2 * CALIBRATION, 2 * (IMAGES - CALIBRATION))
     answers = kit.answers(OnnxRuntimeRunner(pose.graph, name="engine"), data, lambda count: None)
     found = kit.compare(answers, answers, data)

@@ -10,16 +10,13 @@ from hypothesis import strategies as st
 
 import vitdeploy
 from vitdeploy.compilation.build_options import BuildOptions
-from vitdeploy.dense_spec import DepthSpec, SegmentationSpec
 from vitdeploy.errors import MissingFileError, RecipeError, VitdeployError
 from vitdeploy.graph.passes.optimize import OptimizeOptions
 from vitdeploy.models.source import Source
 from vitdeploy.pipeline.resolve import at_sizes, choice_of, export_config_of, overrides_of, rewrites_of, source_of
 from vitdeploy.recipe.load import MAX_BYTES, given_recipe, load_recipe, validate
 from vitdeploy.recipe.yaml_values import MAX_DEPTH
-from vitdeploy.spec import Budget, PostprocessSpec, PreprocessSpec
-from vitdeploy.spec_images import ImageSpec
-from vitdeploy.spec_points import KeypointSpec
+from vitdeploy.spec import Budget, DepthSpec, ImageSpec, KeypointSpec, PostprocessSpec, PreprocessSpec, SegmentationSpec
 from vitdeploy.stages.reference_model import Overrides
 from vitdeploy.tasks.adapter import DataChoice
 

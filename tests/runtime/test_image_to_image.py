@@ -10,8 +10,7 @@ from PIL import Image
 from vitdeploy.runtime.draw_image_to_image import draw
 from vitdeploy.runtime.image_to_image import IMAGE_TO_IMAGE, MOST, psnr, to_pixels
 from vitdeploy.runtime.task import Reading
-from vitdeploy.spec import DecodeError, PreprocessSpec, decode, encode
-from vitdeploy.spec_images import ImageSpec
+from vitdeploy.spec import DecodeError, ImageSpec, PreprocessSpec, decode, encode
 
 READING = Reading((9, 7), PreprocessSpec((4, 4), (4, 4)), ImageSpec())
 

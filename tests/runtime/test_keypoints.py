@@ -14,8 +14,7 @@ from vitdeploy.runtime.geometry import input_window
 from vitdeploy.runtime.keypoints import KEYPOINTS, Keypoint, Keypoints, locate
 from vitdeploy.runtime.preprocess import resize_and_crop
 from vitdeploy.runtime.task import Reading
-from vitdeploy.spec import DecodeError, PreprocessSpec, decode, encode
-from vitdeploy.spec_points import KeypointSpec
+from vitdeploy.spec import DecodeError, KeypointSpec, PreprocessSpec, decode, encode
 
 SPEC = PreprocessSpec((64, 48), (64, 48), "bilinear", fit="topdown")
 POINTS = 5

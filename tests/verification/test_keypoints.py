@@ -60,9 +60,7 @@ def official(points, objects):
 def test_oks_ap_is_that_of_pycocotools():
     (ours, theirs), objects = drawn(spread=8.0)
     found = compare_keypoints(ours, theirs, objects, threshold=0.3)
-    np.testing.assert_allclose(
-        [found.value, found.oks_ap50, found.oks_ap75], official(ours, objects), rtol=1e-9
-    )
+    np.testing.assert_allclose([found.value, found.oks_ap50, found.oks_ap75], official(ours, objects), rtol=1e-9)
     assert found.reference_value == pytest.approx(official(theirs, objects)[0])
     assert 5 < found.value < found.reference_value < 99
     assert found.metric == "OKS AP"

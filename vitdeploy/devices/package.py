@@ -17,8 +17,7 @@ import vitdeploy
 
 # Folders go with all that is below them.
 ZONE = (
-    *("__init__.py", "backends.py", "errors.py", "extensions.py", "spec.py", "runtime", "compilation", "benchmark"),
-    *("dense_spec.py", "spec_images.py", "spec_points.py"),
+    *("__init__.py", "backends.py", "errors.py", "extensions.py", "spec", "runtime", "compilation", "benchmark"),
     *("bundle/__init__.py", "bundle/flow.py", "bundle/layout.py", "bundle/read.py", "bundle/sign.py"),
     *("devices/__init__.py", "devices/agent"),
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, TypeVar
 
 from vitdeploy.benchmark.context import LONGEST_NAME, MOST_FUSED, Context
 from vitdeploy.benchmark.protocol import Protocol, parse_scenario
@@ -14,7 +14,9 @@ from vitdeploy.devices.agent.documents import FORMAT, Failure, Job, Placed, Prob
 from vitdeploy.devices.agent.stream import StreamError, read_json
 from vitdeploy.devices.call import printable
 from vitdeploy.errors import DeviceResultError, VitdeployError, error_with_code
-from vitdeploy.spec import DecodeError, EngineSpec, T, decode
+from vitdeploy.spec import DecodeError, EngineSpec, decode
+
+T = TypeVar("T")
 
 # What a device may say of each kind of number: a query of an hour is none.
 LONGEST_SECONDS = 24 * 3600.0

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitdeploy.dense_spec import SegmentationSpec
 from vitdeploy.errors import CheckpointError, InputError, UserCodeError
 from vitdeploy.models import catalog, names
 from vitdeploy.models.checkpoints.load_state import load_state
@@ -51,7 +50,7 @@ from vitdeploy.models.source import Source
 from vitdeploy.models.towers import refuse_naflex, with_text_tower
 from vitdeploy.models.zero_shot import with_text_features
 from vitdeploy.runtime.labels import number_of_classes
-from vitdeploy.spec import PreprocessSpec
+from vitdeploy.spec import PreprocessSpec, SegmentationSpec
 
 SEED = 0
 SEEDED = "no checkpoint given: the weights are seeded random numbers, and so is every accuracy"

@@ -6,12 +6,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from vitdeploy.dense_spec import DepthResize, DepthSpec, DepthValues, SegmentationMaps, SegmentationSpec
 from vitdeploy.recipe.section import Positive, Section
+from vitdeploy.spec import DepthResize, DepthSpec, DepthValues, SegmentationMaps, SegmentationSpec
 
 
 class SegmentationSection(Section):
-    """See `dense_spec.SegmentationSpec`; for semantic segmentation."""
+    """See `spec.SegmentationSpec`; for semantic segmentation."""
 
     maps: SegmentationMaps = SegmentationSpec.maps
     mask_size: Annotated[tuple[Positive, Positive], Field(strict=False)] | None = None
@@ -23,7 +23,7 @@ class SegmentationSection(Section):
 
 
 class DepthSection(Section):
-    """See `dense_spec.DepthSpec`; for depth."""
+    """See `spec.DepthSpec`; for depth."""
 
     values: DepthValues = DepthSpec.values
     resize: DepthResize = DepthSpec.resize

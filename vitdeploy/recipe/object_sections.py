@@ -7,15 +7,14 @@ from typing import Annotated
 from pydantic import Field, field_validator, model_validator
 
 from vitdeploy.recipe.section import Section
-from vitdeploy.spec_images import ImageSpec
-from vitdeploy.spec_points import Decoding, KeypointSpec
+from vitdeploy.spec import Decoding, ImageSpec, KeypointSpec
 
 Index = Annotated[int, Field(ge=0)]
 Line = Annotated[tuple[Index, Index], Field(strict=False)]
 
 
 class KeypointSection(Section):
-    """See `spec_points.KeypointSpec`; for models of key points. `decoding` tells it from other sections."""
+    """See `spec.KeypointSpec`; for models of key points. `decoding` tells it from other sections."""
 
     decoding: Decoding
     kernel: Annotated[int, Field(ge=1)] = KeypointSpec.kernel
@@ -34,7 +33,7 @@ class KeypointSection(Section):
 
 
 class ImageSection(Section):
-    """See `spec_images.ImageSpec`; for image-to-image models."""
+    """See `spec.ImageSpec`; for image-to-image models."""
 
     black: float = ImageSpec.black
     white: float = ImageSpec.white

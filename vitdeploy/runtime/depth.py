@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.dense_spec import DepthSpec, DepthValues
 from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
 from vitdeploy.runtime.upsample import bands, bicubic
-from vitdeploy.spec import PreprocessSpec
+from vitdeploy.spec import DepthSpec, DepthValues, PreprocessSpec
 
 Array = npt.NDArray[Any]
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
-from vitdeploy.spec_images import RECONSTRUCTION, ImageSpec
+from vitdeploy.spec import RECONSTRUCTION, ImageSpec
 
 if TYPE_CHECKING:
     from PIL import Image

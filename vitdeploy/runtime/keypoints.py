@@ -11,7 +11,7 @@ import numpy.typing as npt
 from vitdeploy.runtime.postprocess import label_of, shortened
 from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
 from vitdeploy.runtime.topdown import Box, cutout, to_image
-from vitdeploy.spec_points import HEATMAPS, KeypointSpec
+from vitdeploy.spec import HEATMAPS, KeypointSpec
 
 Array = npt.NDArray[Any]
 

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.dense_spec import SegmentationSpec
 from vitdeploy.runtime.postprocess import label_of, shortened, sigmoid, softmax
 from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
 from vitdeploy.runtime.upsample import bands, enlarged
-from vitdeploy.spec import PreprocessSpec
+from vitdeploy.spec import PreprocessSpec, SegmentationSpec
 
 Array = npt.NDArray[Any]
 

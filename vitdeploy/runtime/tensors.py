@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.dense_spec import TensorsSpec
 from vitdeploy.runtime.task import COSINE, Outputs, Reading, RuntimeTask, cosine
-from vitdeploy.spec import Task
+from vitdeploy.spec import Task, TensorsSpec
 
 Array = npt.NDArray[Any]
 

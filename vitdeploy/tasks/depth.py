@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from vitdeploy.data.depth import read_depth
-from vitdeploy.dense_spec import DepthSpec
 from vitdeploy.document.answers import Said
 from vitdeploy.runtime.depth import Depth, depth_of
 from vitdeploy.runtime.drawing import depth_picture
+from vitdeploy.spec import DepthSpec
 from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, Panel, thumbnail, worst_difference
 from vitdeploy.verification.changes import Changes
 from vitdeploy.verification.collect import SIZE, Answers

@@ -11,7 +11,7 @@ from vitdeploy.document.answers import Said
 from vitdeploy.errors import DataError
 from vitdeploy.runtime.image_to_image import MOST, psnr, to_pixels
 from vitdeploy.runtime.preprocess import decode
-from vitdeploy.spec_images import RECONSTRUCTION, ImageSpec
+from vitdeploy.spec import RECONSTRUCTION, ImageSpec
 from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, Panel, thumbnail
 from vitdeploy.verification.changes import Changes, judged
 from vitdeploy.verification.collect import Answers

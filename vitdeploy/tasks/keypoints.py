@@ -10,7 +10,7 @@ from vitdeploy.data.keypoints import LabelledObject, read_keypoints
 from vitdeploy.document.answers import Marks, Said
 from vitdeploy.runtime.keypoints import locate
 from vitdeploy.runtime.topdown import cutout, to_image
-from vitdeploy.spec_points import HEATMAPS, KeypointSpec
+from vitdeploy.spec import HEATMAPS, KeypointSpec
 from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, thumbnail
 from vitdeploy.verification.changes import Changes, judged
 from vitdeploy.verification.collect import SIZE, Answers

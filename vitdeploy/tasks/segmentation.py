@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from vitdeploy.data.masks import read_masks
-from vitdeploy.dense_spec import SegmentationSpec
 from vitdeploy.document.answers import Said
 from vitdeploy.runtime.drawing import class_picture
 from vitdeploy.runtime.postprocess import label_of
 from vitdeploy.runtime.segmentation import NONE, areas, classes_of
+from vitdeploy.spec import SegmentationSpec
 from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, Panel, thumbnail, worst_difference
 from vitdeploy.tasks.drawn import drawn
 from vitdeploy.verification.changes import Changes

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from vitdeploy.dense_spec import TensorsSpec
 from vitdeploy.document.answers import Said
 from vitdeploy.runtime.tensors import line_of
+from vitdeploy.spec import TensorsSpec
 from vitdeploy.tasks.adapter import Data, ImageKit
 from vitdeploy.tasks.drawn import drawn
 from vitdeploy.verification.changes import Changes

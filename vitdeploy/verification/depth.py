@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from vitdeploy.dense_spec import DepthValues
 from vitdeploy.errors import DataError
 from vitdeploy.runtime.depth import ALIKE, alike_share
+from vitdeploy.spec import DepthValues
 from vitdeploy.verification.bootstrap import (
     Floats,
     draws,

@@ -5,13 +5,12 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from vitdeploy.dense_spec import DepthSpec, SegmentationSpec, TensorsSpec
 from vitdeploy.errors import GraphError, MissingFileError
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.external import import_graph
 from vitdeploy.graph.io.files import graph_spec, serialised
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.spec import PostprocessSpec, TensorSpec
+from vitdeploy.spec import DepthSpec, PostprocessSpec, SegmentationSpec, TensorSpec, TensorsSpec
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 SHAPES = {

@@ -6,8 +6,7 @@ from onnx import TensorProto, helper
 
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.io.external import import_graph
-from vitdeploy.spec_images import ImageSpec
-from vitdeploy.spec_points import KeypointSpec
+from vitdeploy.spec import ImageSpec, KeypointSpec
 
 FLOAT = TensorProto.FLOAT
 

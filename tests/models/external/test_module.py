@@ -9,14 +9,13 @@ import torch
 from torch import nn
 
 from tests.references import reference
-from vitdeploy.dense_spec import DepthSpec, SegmentationSpec
 from vitdeploy.errors import CheckpointError, UserCodeError
 from vitdeploy.exporter.torch_onnx import export_graph
 from vitdeploy.graph.io.files import serialised
 from vitdeploy.models.external.identity import identity_in_memory
 from vitdeploy.models.external.module import from_module
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.spec import PreprocessSpec
+from vitdeploy.spec import DepthSpec, PreprocessSpec, SegmentationSpec
 
 SIZE = (32, 48)
 

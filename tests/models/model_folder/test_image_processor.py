@@ -191,9 +191,7 @@ def test_a_processor_of_boxes_cuts_them_out():
     reference("torchvision")
     whole = json.loads(json.dumps(reference("transformers").VitPoseImageProcessor().to_dict()))
     spec, notes = transformers_preprocess(whole, 3, (256, 192))
-    assert spec == PreprocessSpec(
-        (256, 192), (256, 192), "bilinear", IMAGENET_MEAN, IMAGENET_STD, "topdown"
-    )
+    assert spec == PreprocessSpec((256, 192), (256, 192), "bilinear", IMAGENET_MEAN, IMAGENET_STD, "topdown")
     assert notes == ("the processor cuts out a box: without one that is the whole image",)
     assert transformers_preprocess(whole, 3, (128, 96))[0].resize == (128, 96)
     for changed in ({"do_affine_transform": False}, {"normalize_factor": 100.0}):

@@ -8,13 +8,12 @@ import shutil
 from pathlib import Path
 
 from vitdeploy import __version__
-from vitdeploy.dense_spec import DepthSpec, SegmentationSpec
 from vitdeploy.embed.golden import write_golden
 from vitdeploy.embed.source import Embedded, find_embedded
 from vitdeploy.embed.templates import render
 from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime.openvino import PRECISION_HINTS
-from vitdeploy.spec import Postprocess, PostprocessSpec
+from vitdeploy.spec import DepthSpec, Postprocess, PostprocessSpec, SegmentationSpec
 
 TARGETS, TASKS = ("openvino-cpu",), ("classification", "features", "detection", "segmentation", "depth")
 TOP = 5

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from vitdeploy.dense_spec import TensorsSpec
 from vitdeploy.graph.io.output_row import Found, GraphOutputs, Values
+from vitdeploy.spec import TensorsSpec
 
 FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.DOUBLE)
 INPUT = "image"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from vitdeploy.dense_spec import DepthSpec, SegmentationSpec
 from vitdeploy.graph.io.output_row import Found, GraphOutputs, Values, floats
+from vitdeploy.spec import DepthSpec, SegmentationSpec
 
 CLASSES, MASKS = "class_queries_logits", "masks_queries_logits"
 

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import onnx_ir as ir
 
-from vitdeploy.dense_spec import INVERSE_ASSUMED, MASKS_ASSUMED, SegmentationSpec
 from vitdeploy.errors import GraphError
 from vitdeploy.graph.edit import drop_unused
 from vitdeploy.graph.io.admit import admit
@@ -21,7 +20,7 @@ from vitdeploy.graph.io.inputs import bind_input, drop_overridable, of_another_s
 from vitdeploy.graph.io.outputs import task_of
 from vitdeploy.graph.io.widen import widened
 from vitdeploy.runtime.tensors import last_resort
-from vitdeploy.spec import Postprocess, PostprocessSpec, Task
+from vitdeploy.spec import INVERSE_ASSUMED, MASKS_ASSUMED, Postprocess, PostprocessSpec, SegmentationSpec, Task
 
 IMAGE, SIZES = "image", "orig_target_sizes"
 

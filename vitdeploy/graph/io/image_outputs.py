@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vitdeploy.graph.io.output_row import Found, GraphOutputs, Values, floats
-from vitdeploy.spec_images import RECONSTRUCTION, ImageSpec
+from vitdeploy.spec import RECONSTRUCTION, ImageSpec
 
 
 def _picture(outputs: Values, asked: bool) -> Found | None:

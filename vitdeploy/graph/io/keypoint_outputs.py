@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from vitdeploy.graph.io.output_row import Found, GraphOutputs, Values, floats
-from vitdeploy.spec_points import HEATMAPS, KeypointSpec
+from vitdeploy.spec import HEATMAPS, KeypointSpec
 
 
 def _heatmaps(outputs: Values, asked: bool) -> Found | None:

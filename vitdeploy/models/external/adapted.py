@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitdeploy.dense_spec import INVERSE_ASSUMED
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.external.dense_outputs import sizes_of_patches
 from vitdeploy.models.external.libraries import where
@@ -19,7 +18,7 @@ from vitdeploy.models.external.sizes import nearest_sizes
 from vitdeploy.models.family import Signature
 from vitdeploy.models.model_folder.config import sides
 from vitdeploy.runtime.tensors import last_resort
-from vitdeploy.spec import Task, TensorSpec
+from vitdeploy.spec import INVERSE_ASSUMED, Task, TensorSpec
 
 IMAGE_SIZE = (224, 224)
 SEED = 0

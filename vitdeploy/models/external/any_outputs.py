@@ -9,9 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from vitdeploy.dense_spec import TensorsSpec
 from vitdeploy.models.external.output_row import Output, OutputRow
-from vitdeploy.spec import TensorSpec
+from vitdeploy.spec import TensorSpec, TensorsSpec
 
 # What every runtime has, and numpy too.
 DTYPES = (torch.float32, torch.float16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.int8, torch.bool)

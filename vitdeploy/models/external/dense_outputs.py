@@ -7,10 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitdeploy.dense_spec import DepthSpec, SegmentationSpec
 from vitdeploy.models.external.output_row import Output, OutputRow, field
 from vitdeploy.models.model_folder.config import sides
-from vitdeploy.spec import TensorSpec
+from vitdeploy.spec import DepthSpec, SegmentationSpec, TensorSpec
 
 # transformers' own post-processing enlarges the masks to this size first, whatever the input's is.
 MASK2FORMER_MASKS = (384, 384)

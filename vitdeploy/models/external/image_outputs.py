@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from vitdeploy.models.external.output_row import Output, OutputRow, field
-from vitdeploy.spec_images import RECONSTRUCTION, ImageSpec
+from vitdeploy.spec import RECONSTRUCTION, ImageSpec
 
 
 def _picture(result: Any, asked: bool) -> list[Output]:

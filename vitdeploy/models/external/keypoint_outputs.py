@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from vitdeploy.models.external.output_row import Output, OutputRow, field
-from vitdeploy.spec import TensorSpec
-from vitdeploy.spec_points import HEATMAPS, KeypointSpec
+from vitdeploy.spec import HEATMAPS, KeypointSpec, TensorSpec
 
 
 def _heatmaps(result: Any, asked: bool) -> list[Output]:

@@ -1,4 +1,4 @@
-"""What the picture that a model gives means: a part of `spec`, which has it for a bundle's manifest."""
+"""What the picture that a model gives means."""
 
 from __future__ import annotations
 

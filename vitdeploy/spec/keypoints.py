@@ -1,23 +1,15 @@
-"""What the heat maps of a model of key points mean: a part of `spec`, which has it for a bundle's manifest."""
+"""What the heat maps of a model of key points mean."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
+
+from vitdeploy.spec.tensors import TensorSpec
 
 HEATMAPS = "heatmaps"
 Decoding = Literal["dark", "argmax"]
-
-
-class Tensor(Protocol):
-    """What is known of an output: see `spec.TensorSpec`."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def shape(self) -> tuple[int | str, ...]: ...
 
 
 @dataclass(frozen=True)
@@ -42,7 +34,7 @@ class KeypointSpec:
         """Of these outputs those that can be compared number by number: all."""
         return list(outputs)
 
-    def number_of_classes(self, outputs: Iterable[Tensor]) -> int | None:
+    def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
         """How many points there are, which is what labels name; None if the outputs do not say."""
         size = next((tensor.shape[1] for tensor in outputs if tensor.name == HEATMAPS), None)
         return size if isinstance(size, int) else None

@@ -1,6 +1,6 @@
 """What the outputs of the tasks with an answer for every pixel mean, and those of no task at all.
 
-Plain data like all of `spec`, which joins them into `Postprocess`. No two of these classes have the same fields, so
+`spec.tasks` joins them into `Postprocess`. No two of these classes have the same fields, so
 that JSON values say of which class they are.
 """
 
@@ -8,22 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
+
+from vitdeploy.spec.tensors import TensorSpec
 
 # Segmentation: "logits" of every pixel, or masks of queries and the classes of these.
 SegmentationMaps = Literal["logits", "queries"]
 DepthValues = Literal["inverse", "metric"]
 DepthResize = Literal["bilinear", "bicubic"]
-
-
-class Output(Protocol):
-    """An output by name and shape, such as `spec.TensorSpec`."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def shape(self) -> tuple[int | str, ...]: ...
 
 
 # What is said where a graph or a module does not say it.
@@ -44,7 +36,7 @@ class TensorsSpec:
         """Of these outputs those that can be compared number by number."""
         return [name for name in outputs if name not in self.exact]
 
-    def number_of_classes(self, outputs: Iterable[Output]) -> int | None:
+    def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
         """None: nobody says what the numbers mean."""
         return None
 
@@ -70,7 +62,7 @@ class SegmentationSpec:
         """All of these outputs: they can be compared number by number."""
         return list(outputs)
 
-    def number_of_classes(self, outputs: Iterable[Output]) -> int | None:
+    def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
         """How many classes there are, without "no object"; None if the outputs do not say."""
         shapes = {tensor.name: tensor.shape for tensor in outputs}
         if self.maps == "queries":
@@ -97,6 +89,6 @@ class DepthSpec:
         """All of these outputs: they can be compared number by number."""
         return list(outputs)
 
-    def number_of_classes(self, outputs: Iterable[Output]) -> int | None:
+    def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
         """None: there are no classes."""
         return None

@@ -1,0 +1,88 @@
+"""The values that every part shares: tensors, preprocessing, what outputs mean, engines, the manifest.
+
+All are frozen dataclasses of plain data. Nothing here imports more than the standard library.
+"""
+
+from __future__ import annotations
+
+from vitdeploy.spec.coding import SPARSE, DecodeError, decode, encode
+from vitdeploy.spec.dense import (
+    INVERSE_ASSUMED,
+    MASKS_ASSUMED,
+    DepthResize,
+    DepthSpec,
+    DepthValues,
+    SegmentationMaps,
+    SegmentationSpec,
+    TensorsSpec,
+)
+from vitdeploy.spec.detection import Boxes, PostprocessSpec, Scores
+from vitdeploy.spec.flow import FlowPart, FlowSpec
+from vitdeploy.spec.images import RECONSTRUCTION, ImageSpec
+from vitdeploy.spec.keypoints import HEATMAPS, Decoding, KeypointSpec
+from vitdeploy.spec.manifest import (
+    MANIFEST_FORMAT,
+    Budget,
+    EngineSpec,
+    FileEntry,
+    GateStatus,
+    GoldenEngine,
+    GoldenSpec,
+    GraphSpec,
+    Manifest,
+    Precision,
+    WeightBits,
+)
+from vitdeploy.spec.preprocess import RESIZING, CropRounding, Fit, Interpolation, PreprocessSpec
+from vitdeploy.spec.tasks import POSTPROCESS, LabelKind, Postprocess, Task
+from vitdeploy.spec.tensors import TensorSpec, last_axis
+from vitdeploy.spec.texts import SequenceSpec, ZeroShotSpec
+
+__all__ = [
+    "HEATMAPS",
+    "INVERSE_ASSUMED",
+    "MANIFEST_FORMAT",
+    "MASKS_ASSUMED",
+    "POSTPROCESS",
+    "RECONSTRUCTION",
+    "RESIZING",
+    "SPARSE",
+    "Boxes",
+    "Budget",
+    "CropRounding",
+    "DecodeError",
+    "Decoding",
+    "DepthResize",
+    "DepthSpec",
+    "DepthValues",
+    "EngineSpec",
+    "FileEntry",
+    "Fit",
+    "FlowPart",
+    "FlowSpec",
+    "GateStatus",
+    "GoldenEngine",
+    "GoldenSpec",
+    "GraphSpec",
+    "ImageSpec",
+    "Interpolation",
+    "KeypointSpec",
+    "LabelKind",
+    "Manifest",
+    "Postprocess",
+    "PostprocessSpec",
+    "Precision",
+    "PreprocessSpec",
+    "Scores",
+    "SegmentationMaps",
+    "SegmentationSpec",
+    "SequenceSpec",
+    "Task",
+    "TensorSpec",
+    "TensorsSpec",
+    "WeightBits",
+    "ZeroShotSpec",
+    "decode",
+    "encode",
+    "last_axis",
+]

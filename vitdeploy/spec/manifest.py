@@ -1,0 +1,154 @@
+"""What a bundle holds: graphs, engines, golden answers, and the budget that they were judged by."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from vitdeploy.spec.coding import SPARSE
+from vitdeploy.spec.flow import FlowSpec
+from vitdeploy.spec.preprocess import PreprocessSpec
+from vitdeploy.spec.tasks import Postprocess, Task
+from vitdeploy.spec.tensors import TensorSpec
+from vitdeploy.spec.texts import SequenceSpec
+
+MANIFEST_FORMAT = 1
+
+Precision = Literal["fp32", "fp16", "bf16", "fp8", "int8", "mixed"]
+# Of INT8 weights, whose largest is 2^(bits - 1) - 1: 127, or 63 for CPUs on which products of more bits saturate.
+WeightBits = Literal[7, 8]
+# Whether a budget is met: proven, disproven, neither, or there is none.
+GateStatus = Literal["pass", "fail", "undecided", "none"]
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What may be lost and what must be gained; None sets no bound.
+
+    `max_drop` in points of top-1, `min_agreement` in percent of images with the original's top-1 answer,
+    `max_latency` in milliseconds (p50 of a single stream), `max_size` in bytes of the engine's files.
+    """
+
+    max_drop: float | None = None
+    min_agreement: float | None = None
+    max_latency: float | None = None
+    max_size: int | None = None
+
+    def __str__(self) -> str:
+        bounds = [f"{name} {bound:g}" for name, bound in vars(self).items() if bound is not None]
+        return ", ".join(bounds) or "no bound"
+
+
+@dataclass(frozen=True)
+class FileEntry:
+    """One file of a folder: path with forward slashes relative to it, size in bytes, SHA-256 as hex."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class GraphSpec:
+    """One named ONNX graph with its inputs and outputs."""
+
+    file: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """What one target loads, and what was seen when it ran.
+
+    `files` are the paths that the runtime loads, `graph` is the placement they were made from. `precision` is the one
+    that really ran: "int8" only when every linear and convolution placed in INT8 ran in an INT8 kernel. `kernels`
+    counts linears and convolutions by the precision they ran in. `batch` is the batch the engine is compiled at unless
+    the caller asks for another (only a graph with a dynamic batch can be compiled at another).
+
+    `weight_bits` are those of INT8 weights; None without any, and in bundles of earlier versions, which have 8.
+
+    An engine of several graphs has `parts`, each with its own files, inputs, precision and kernels; `inputs` and
+    `outputs` are those of the whole. `flow` says how the parts run together (bundles of earlier versions have none: the
+    names of an encoder-decoder's tensors say it), `sequence` how tokens are chosen where one part repeats.
+    """
+
+    target: str
+    precision: str
+    graph: str
+    files: tuple[str, ...]
+    batch: int
+    dynamic_batch: bool
+    provider: str
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+    kernels: dict[str, int] = field(default_factory=dict)
+    options: dict[str, str] = field(default_factory=dict)
+    device: dict[str, str] = field(default_factory=dict)
+    part: str = "model"
+    parts: tuple[EngineSpec, ...] = ()
+    sequence: SequenceSpec | None = None
+    weight_bits: WeightBits | None = None
+    flow: FlowSpec | None = field(default=None, metadata=SPARSE)
+
+    @property
+    def artifact(self) -> str:
+        """The name of this engine in tables: target and precision."""
+        return f"{self.target}-{self.precision}"
+
+
+@dataclass(frozen=True)
+class GoldenEngine:
+    """What an engine gave for the golden inputs when the bundle was made.
+
+    `outputs` is an .npz file; `tolerance` the largest max|a-b| / max|b| over the outputs by which the same engine may
+    differ from it on another machine. At least `least_same` of its answers must be the original's.
+    """
+
+    outputs: str
+    tolerance: float
+    least_same: int
+
+
+@dataclass(frozen=True)
+class GoldenSpec:
+    """Inputs and the original model's outputs for them, to check an engine wherever it is loaded.
+
+    `inputs` and `outputs` are .npz files of arrays by tensor name. `engines`: by artifact. Bundles of earlier versions
+    have a `tolerance` per target instead: twice the largest max|a-b| / max|b| between the engine and the original.
+    """
+
+    inputs: str
+    outputs: str
+    tolerance: dict[str, float] = field(default_factory=dict)
+    engines: dict[str, GoldenEngine] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`manifest.json` of a bundle, format 1. Data only: no field can name code.
+
+    `preprocess` is None where the input is no image; `postprocess` is there for the tasks of `POSTPROCESS`.
+    `sizes` are further image sizes of the same model, as "384x384" (height, width): `sizes/384x384` is a whole bundle.
+    `gates`: by artifact, whether the engine met its budget when the bundle was made. `recommended`: the artifact that
+    the verdict recommends, which is the first of `engines`; None where it recommends none of them.
+    """
+
+    format: int
+    name: str
+    task: Task
+    graphs: dict[str, GraphSpec]
+    preprocess: PreprocessSpec | None
+    labels: str | None
+    engines: tuple[EngineSpec, ...]
+    golden: GoldenSpec | None
+    files: tuple[FileEntry, ...]
+    provenance: dict[str, Any] = field(default_factory=dict)
+    postprocess: Postprocess | None = None
+    sizes: tuple[str, ...] = ()
+    gates: dict[str, GateStatus] = field(default_factory=dict)
+    recommended: str | None = None
+
+    def gate(self, engine: EngineSpec) -> GateStatus:
+        """Whether an engine met its budget; "none" where it was never judged."""
+        return self.gates.get(engine.artifact, "none")

@@ -1,0 +1,45 @@
+"""From a decoded image to a model's input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
+Fit = Literal["stretch", "cover", "topdown"]
+CropRounding = Literal["even", "down"]
+# What a fit does, in words before a size.
+RESIZING: dict[Fit, str] = {"stretch": "resize to", "cover": "cover", "topdown": "cut out a box to"}
+
+
+@dataclass(frozen=True)
+class PreprocessSpec:
+    """From a decoded image to the model's input.
+
+    An integer `resize` scales the short side to that many pixels and keeps the aspect. (height, width) scales both
+    sides, by `fit`: "stretch" to exactly these, whatever the aspect becomes; "cover" by the one factor that makes the
+    image just cover them. All are antialiased. Then a centre crop of `crop` (height, width) pixels is taken, and pixel
+    values x in 0..255 become (x / 255 - mean) / std per channel. The number of channels is the length of `mean`: 1 for
+    grey, 3 for RGB.
+
+    With `fit` "topdown" the model sees one object: a box in the image, or all of it (`runtime.topdown`).
+
+    Half of what is cropped may be no whole pixel: the crop then begins at the even pixel next to it, as in torchvision
+    and timm, or is rounded `down`, as in transformers.
+    """
+
+    resize: int | tuple[int, int]
+    crop: tuple[int, int]
+    interpolation: Interpolation = "bicubic"
+    mean: tuple[float, ...] = (0.5, 0.5, 0.5)
+    std: tuple[float, ...] = (0.5, 0.5, 0.5)
+    fit: Fit = "stretch"
+    crop_rounding: CropRounding = "even"
+
+    def __post_init__(self) -> None:
+        if self.fit == "topdown" and self.resize != self.crop:
+            raise ValueError(f"resize {self.resize}: topdown cuts out what is {self.crop[0]}x{self.crop[1]} pixels")
+
+    @property
+    def channels(self) -> int:
+        return len(self.mean)

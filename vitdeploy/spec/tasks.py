@@ -1,0 +1,43 @@
+"""The tasks, and for each the class that says what its outputs mean."""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from vitdeploy.spec.dense import DepthSpec, SegmentationSpec, TensorsSpec
+from vitdeploy.spec.detection import PostprocessSpec
+from vitdeploy.spec.images import ImageSpec
+from vitdeploy.spec.keypoints import KeypointSpec
+from vitdeploy.spec.texts import ZeroShotSpec
+
+Task = Literal[
+    "classification",
+    "features",
+    "detection",
+    "panoptic",
+    "segmentation",
+    "depth",
+    "keypoints",
+    "image-to-image",
+    "sequence",
+    "tensors",
+    "zero-shot",
+]
+# Where the labels of images come from: `data/` says what each is.
+LabelKind = Literal["folders", "none", "yolo", "coco", "panoptic", "masks", "depth", "targets"]
+
+# What the outputs of a task mean, for tasks that have something to say of that: one class of data a task, or several.
+Postprocess: TypeAlias = (
+    PostprocessSpec | KeypointSpec | SegmentationSpec | DepthSpec | ImageSpec | TensorsSpec | ZeroShotSpec
+)
+# The class of each task's; a task that is not here has none.
+POSTPROCESS: dict[Task, type[Postprocess]] = {
+    "detection": PostprocessSpec,
+    "panoptic": PostprocessSpec,
+    "segmentation": SegmentationSpec,
+    "depth": DepthSpec,
+    "zero-shot": ZeroShotSpec,
+    "tensors": TensorsSpec,
+    "keypoints": KeypointSpec,
+    "image-to-image": ImageSpec,
+}
