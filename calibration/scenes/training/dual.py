@@ -1,4 +1,8 @@
-"""Two towers: CLIP (arXiv 2103.00020), a ViT for pictures and a Transformer for captions, with its own tokenizer."""
+"""Two towers: CLIP (arXiv 2103.00020), a ViT for pictures and a Transformer for captions, with its own tokenizer.
+
+While it is trained, a linear head also names the shape in each patch. Captions alone teach colours within minutes, and
+shapes not in half an hour (54 % zero-shot top-1 on the hold-out, each colour right and 55 % of the shapes).
+"""
 
 from __future__ import annotations
 
@@ -15,13 +19,17 @@ from torch import Tensor, nn
 
 from calibration.scenes import captions
 from calibration.scenes.canvas import Bytes
+from calibration.scenes.shapes import NAMES, Scene
 from calibration.scenes.stream import stream
 from calibration.scenes.training.intervals import mean_of_images
 from calibration.scenes.training.libraries import transformers
 from calibration.scenes.training.loop import Kind, Metric, Random, Recipe, Samples, pixels
-from calibration.scenes.write import SIZES, zero_shot
+from calibration.scenes.write import SIZES, semantic_map, zero_shot
 
 SIDE, LENGTH, PROJECTION = SIZES["captions"][0], 16, 64
+PATCH, WIDTH = 8, 128  # of the picture's tower
+CLASSES = 1 + len(NAMES)  # of a patch: the ground, or a shape
+PATCH_LOSS = 3.0  # its weight
 START, END = "<|startoftext|>", "<|endoftext|>"
 TOKENIZER_CAPTIONS, MERGES = 2000, 160
 TEMPLATE = "a {}"
@@ -30,10 +38,15 @@ GALLERY = 24  # pictures and captions that are told apart
 
 @dataclass(frozen=True)
 class Sample:
-    """`image` uint8 [SIDE, SIDE, 3] and its caption; but for training, a picture of one shape and its label too."""
+    """`image` uint8 [SIDE, SIDE, 3] and its caption.
+
+    In training `shares`, float32 [patches, CLASSES], what of each patch each class covers; elsewhere `single`, a
+    picture of one shape, and its `label`.
+    """
 
     image: Bytes
     caption: str
+    shares: np.ndarray | None = None
     single: Bytes | None = None
     label: str = ""
 
@@ -41,9 +54,16 @@ class Sample:
 def draw(split: str, index: int) -> Sample:
     scene, caption = captions.captioned(stream("captions", split, index), SIDE, split)
     if split == "training":
-        return Sample(scene.image, caption)
+        return Sample(scene.image, caption, shares=shares(scene))
     single, label = zero_shot(split, index)
-    return Sample(scene.image, caption, single.image, label)
+    return Sample(scene.image, caption, single=single.image, label=label)
+
+
+def shares(scene: Scene) -> np.ndarray:
+    """Of each patch, what each class covers: float32 [patches, CLASSES], patches row by row."""
+    classes = np.eye(CLASSES, dtype=np.float32)[semantic_map(scene)]
+    side = SIDE // PATCH
+    return classes.reshape(side, PATCH, side, PATCH, CLASSES).mean(axis=(1, 3)).reshape(-1, CLASSES)
 
 
 @functools.cache
@@ -80,7 +100,7 @@ def build() -> nn.Module:
         **{"num_hidden_layers": 3, "num_attention_heads": 3, "max_position_embeddings": LENGTH, **ends},
     }
     vision = {
-        **{"image_size": SIDE, "patch_size": 8, "hidden_size": 128, "intermediate_size": 512},
+        **{"image_size": SIDE, "patch_size": PATCH, "hidden_size": WIDTH, "intermediate_size": 4 * WIDTH},
         **{"num_hidden_layers": 3, "num_attention_heads": 4, "projection_dim": PROJECTION},
     }
     config = transformers.CLIPConfig(text_config=text, vision_config=vision, projection_dim=PROJECTION)
@@ -107,13 +127,16 @@ def meaning(caption: str) -> str:
 
 
 def loss(model: nn.Module, samples: Samples, random: Random) -> Tensor:
-    """CLIP's loss both ways; all captions of a picture's meaning are right."""
+    """CLIP's loss both ways, where all captions of a picture's meaning are right, and the shapes of the patches."""
     output = model(pixel_values=inputs([each.image for each in samples]), **tokens([each.caption for each in samples]))
     same = [meaning(each.caption) for each in samples]
     right = torch.tensor([[float(a == b) for b in same] for a in same])
     right = right / right.sum(dim=1, keepdim=True)
     logits = output.logits_per_image
-    return (F.cross_entropy(logits, right) + F.cross_entropy(logits.T, right)) / 2
+    both = (F.cross_entropy(logits, right) + F.cross_entropy(logits.T, right)) / 2
+    patches = model.helper(output.vision_model_output.last_hidden_state[:, 1:])
+    true = torch.from_numpy(np.stack([each.shares for each in samples]))
+    return both + PATCH_LOSS * F.cross_entropy(patches.flatten(0, 1), true.flatten(0, 1))
 
 
 @torch.inference_mode()
@@ -159,4 +182,9 @@ def measure(model: nn.Module, samples: Samples) -> dict[str, Metric]:
     }
 
 
-KIND = Kind(Recipe(12000, 1500, 96, 1e-3, weight_decay=0.05), build, draw, loss, measure, processors, evaluated=480)
+def patch_head() -> nn.Module:
+    return nn.Linear(WIDTH, CLASSES)
+
+
+RECIPE = Recipe(8000, 700, 64, 1e-3, warm_up_steps=100, weight_decay=0.05)
+KIND = Kind(RECIPE, build, draw, loss, measure, processors, evaluated=480, helper=patch_head)
