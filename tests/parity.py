@@ -54,6 +54,7 @@ class Family(NamedTuple):
 
 
 STEPS = "its own decoding step by step"
+REPOSITORY = "the original repository"
 BOTH, BOXES = "logits, features", "class logits, boxes"
 FAMILIES = {
     "ViT": Family(
@@ -73,6 +74,10 @@ FAMILIES = {
     "Swin": Family(("swin_*",), {"timm": BOTH, "transformers": BOTH, "torchvision": "logits"}, "logits"),
     "DETR, detection": Family(("detr_*[0-9]",), {"transformers": BOXES}, BOXES),
     "DETR, panoptic": Family(("detr_*_panoptic",), {"transformers": f"{BOXES}, masks"}, f"{BOXES}, masks"),
+    **{
+        f"{name}, its repository's checkpoints": Family((pattern,), {REPOSITORY: BOXES}, BOXES)
+        for name, pattern in (("RT-DETR", "rtdetr_*"), ("RT-DETRv2", "rtdetrv2_*"), ("D-FINE", "dfine_*"))
+    },
     "Transformer": Family(("transformer_*",), {"torch.nn.Transformer": "logits", STEPS: "logits"}, "logits"),
     "SwinV2, timm's module": Family((), {}, "logits"),
     "EVA-02 with rotary positions, timm's module": Family((), {}, "logits"),
