@@ -55,6 +55,7 @@ class Family(NamedTuple):
 
 STEPS = "its own decoding step by step"
 REPOSITORY = "the original repository"
+REPOSITORIES = {"RT-DETR": "rtdetr_*", "RT-DETRv2": "rtdetrv2_*", "D-FINE": "dfine_*", "RF-DETR": "rfdetr_*"}
 BOTH, BOXES = "logits, features", "class logits, boxes"
 FAMILIES = {
     "ViT": Family(
@@ -76,7 +77,7 @@ FAMILIES = {
     "DETR, panoptic": Family(("detr_*_panoptic",), {"transformers": f"{BOXES}, masks"}, f"{BOXES}, masks"),
     **{
         f"{name}, its repository's checkpoints": Family((pattern,), {REPOSITORY: BOXES}, BOXES)
-        for name, pattern in (("RT-DETR", "rtdetr_*"), ("RT-DETRv2", "rtdetrv2_*"), ("D-FINE", "dfine_*"))
+        for name, pattern in REPOSITORIES.items()
     },
     "Transformer": Family(("transformer_*",), {"torch.nn.Transformer": "logits", STEPS: "logits"}, "logits"),
     "SwinV2, timm's module": Family((), {}, "logits"),

@@ -20,7 +20,7 @@ from vitdeploy.errors import CheckpointError, HostError
 from vitdeploy.extensions import load_row
 from vitdeploy.models import names
 from vitdeploy.models.checkpoints import prefixes
-from vitdeploy.models.families import detr, rtdetr, swin, transformer, vit
+from vitdeploy.models.families import detr, rfdetr, rtdetr, swin, transformer, vit
 from vitdeploy.models.family import Family, Hints, Recognised
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ FAMILIES: tuple[Family, ...] = (
     swin.FAMILY,
     detr.FAMILY,
     rtdetr.FAMILY,
+    rfdetr.FAMILY,
     transformer.FAMILY,
 )
 SHOWN_NAMES = 6

@@ -68,6 +68,9 @@ _NAMES = {
         rtdetrv2_r50vd_dsp rtdetrv2_r18vd_sp1 rtdetrv2_r18vd_sp2 rtdetrv2_r18vd_sp3 dfine_n dfine_s dfine_m dfine_l
         dfine_x
     """,
+    "rfdetr": """
+        rfdetr_nano rfdetr_small rfdetr_medium rfdetr_base rfdetr_large
+    """,
     "transformer": """
         transformer_base transformer_big
     """,

@@ -1,9 +1,11 @@
-"""What was recorded of the original repositories of RT-DETR (lyuwenyu/RT-DETR at 068dfde6) and D-FINE (Peterande/D-FINE
-at 4a1f73a8), built from their configs/: names and shapes of state dicts, and answers with the weights of `seeded`.
+"""What was recorded of the original repositories of RT-DETR (lyuwenyu/RT-DETR at 068dfde6), D-FINE (Peterande/D-FINE at
+4a1f73a8) and RF-DETR (roboflow/rf-detr at 35ac6ab6), built from their configurations: names and shapes of state dicts,
+and answers with the weights of `seeded`.
 
 `original_detectors.json.gz` has the names: `{model: {key: shape}}`, with `num_points_scale` as numbers.
 `original_detectors.npz` has, for some models, the first queries of the two seeded images of `images`, computed by the
-repositories in float64, with their tables of positions and anchors in float64, too.
+repositories in float64, with their tables of positions and anchors in float64, too; but the frequencies of RF-DETR's
+query positions are in float32, as transformers has them.
 """
 
 from __future__ import annotations

@@ -240,7 +240,7 @@ def test_a_size_that_strides_do_not_divide_is_refused():
 
 def test_transformers_of_before_these_names_is_refused(monkeypatch):
     old = SimpleNamespace(__version__="4.49.0")
-    monkeypatch.setattr("vitdeploy.models.architectures.rtdetr.library", lambda name, why: old)
+    monkeypatch.setattr("vitdeploy.models.architectures.library_detector.library", lambda name, why: old)
     with pytest.raises(CapabilityError) as caught:
         FAMILY.build(NAMES["dfine_n"])
     assert (caught.value.found, caught.value.fix) == ("transformers 4.49.0", "pip install --upgrade transformers")

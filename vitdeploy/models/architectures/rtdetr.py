@@ -13,14 +13,12 @@ from typing import Any, Literal, TypeAlias
 
 from torch import Tensor, nn
 
-from vitdeploy.errors import CapabilityError
-from vitdeploy.models.libraries import cannot_import, library
+from vitdeploy.models.architectures.library_detector import detector_of
 
 Kind: TypeAlias = Literal["rt_detr", "rt_detr_v2", "d_fine"]
 Sampling: TypeAlias = Literal["default", "discrete"]
 CLASSES: dict[Kind, str] = {"rt_detr": "RTDetr", "rt_detr_v2": "RTDetrV2", "d_fine": "DFine"}
 STRIDES = (4, 8, 16, 32)  # of a backbone's four stages
-_NEEDED = "5.23"
 
 
 @dataclass(frozen=True)
@@ -178,20 +176,8 @@ class RTDETR(nn.Module):
 
     def __init__(self, config: RTDETRConfig) -> None:
         super().__init__()
-        name = CLASSES[config.kind]
-        why = f"{name}, whose module is transformers' own,"
-        transformers = library("transformers", why)
-        try:  # its classes are imported when they are looked up
-            settings = getattr(transformers, f"{name}Config", None)
-            detector = getattr(transformers, f"{name}ForObjectDetection", None)
-        except Exception as error:
-            raise cannot_import("transformers", why, error) from None
-        if settings is None or detector is None:
-            raise _too_old(name, transformers.__version__)
         self.config = config
-        self.model = detector(settings(**config.settings()))
-        if not hasattr(self.model.model.encoder, "aifi"):
-            raise _too_old(name, transformers.__version__)
+        self.model = detector_of(CLASSES[config.kind], config.settings(), "model.encoder.aifi")
         if hasattr(self.model, "class_embed"):  # the decoder's own: one module stays one where tensors are replaced
             self.model.class_embed = self.model.model.decoder.class_embed
             self.model.bbox_embed = self.model.model.decoder.bbox_embed
@@ -199,15 +185,6 @@ class RTDETR(nn.Module):
     def forward(self, image: Tensor) -> tuple[Tensor, Tensor]:
         found = self.model(image)
         return found.logits, found.pred_boxes
-
-
-def _too_old(name: str, version: str) -> CapabilityError:
-    return CapabilityError(
-        f"transformers here is too old for checkpoints of {name}'s original repository",
-        found=f"transformers {version}",
-        wanted=f"a version that names the layers of {name} as {_NEEDED} does",
-        fix="pip install --upgrade transformers",
-    )
 
 
 def fused_channels(width: int, expansion: float) -> int:

@@ -1,21 +1,14 @@
-"""Keys of RT-DETR, RT-DETRv2 and D-FINE as their repositories save them, under the names of transformers' modules.
-
-A rule is the beginning of a key and what stands for it: `*` is one part, the same in both; `{qkv}` takes a third of the
-rows for each of query, key and value. A key is of one rule.
-"""
+"""Keys of RT-DETR, RT-DETRv2 and D-FINE as their repositories save them, under the names of transformers' modules."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
 
 from torch import Tensor
 
 from vitdeploy.models.architectures.rtdetr import Kind
-
-Rule: TypeAlias = "tuple[str, str | tuple[str, ...]]"
+from vitdeploy.models.keys.rules import Rule, apply
 
 _STAGE, _BLOCK = "backbone.res_layers.*.blocks.*", "model.backbone.model.encoder.stages.*.layers.*"
 _NORMED = (("conv", "convolution"), ("norm", "normalization"))
@@ -161,45 +154,22 @@ class Renamed:
 
 def renamed(state: Mapping[str, Tensor], kind: Kind) -> Renamed:
     """The tensors of a checkpoint of the original repositories under the names of transformers' module."""
-    rules = [(_pattern(theirs), ours) for theirs, ours in RULES[kind]]
     found: dict[str, Tensor] = {}
     names: dict[str, tuple[str, ...]] = {}
     unknown, twice = [], []
-    for key, tensor in state.items():
+    for key, named in apply(RULES[kind], state).items():
         # The backbone's norms count no batches: they are the constants that they are in training.
         counter = key.startswith("backbone.") and key.endswith(".num_batches_tracked")
         if counter or key.startswith((*COMPUTED, *TRAINING)):
             names[key] = ()
         elif key in _AGAIN and kind == "d_fine":
             names[key] = ()
-            if not tensor.equal(state.get(_AGAIN[key], tensor)):
+            if not state[key].equal(state.get(_AGAIN[key], state[key])):
                 twice.append(key)
-        elif named := _named(key, tensor, rules):
-            found |= named
+        elif named:
+            # D-FINE saves a whole number where its configuration has one.
+            found |= {name: each.float() if name.endswith(".reg_scale") else each for name, each in named.items()}
             names[key] = tuple(named)
         else:
             unknown.append(key)
     return Renamed(found, names, tuple(unknown), tuple(twice))
-
-
-def _pattern(beginning: str) -> re.Pattern[str]:
-    return re.compile(re.escape(beginning).replace(r"\*", r"([^.]+)") + r"(?P<rest>.*)")
-
-
-def _named(key: str, tensor: Tensor, rules: list[tuple[re.Pattern[str], str | tuple[str, ...]]]) -> dict[str, Tensor]:
-    found = next(((match, target) for pattern, target in rules if (match := pattern.fullmatch(key))), None)
-    if found is None:
-        return {}
-    match, target = found
-    named: dict[str, Tensor] = {}
-    for each in (target,) if isinstance(target, str) else target:
-        name = each
-        for part in match.groups()[:-1]:
-            name = name.replace("*", part, 1)
-        name += match["rest"]
-        if "{qkv}" in name:
-            named |= {name.format(qkv=part): rows for part, rows in zip("qkv", tensor.chunk(3), strict=True)}
-        else:
-            # D-FINE saves a whole number where its configuration has one.
-            named[name] = tensor.float() if name.endswith(".reg_scale") else tensor
-    return named
