@@ -57,6 +57,7 @@ STEPS = "its own decoding step by step"
 REPOSITORY = "the original repository"
 REPOSITORIES = {"RT-DETR": "rtdetr_*", "RT-DETRv2": "rtdetrv2_*", "D-FINE": "dfine_*", "RF-DETR": "rfdetr_*"}
 BOTH, BOXES = "logits, features", "class logits, boxes"
+TOWERS = "image features, text features"
 FAMILIES = {
     "ViT": Family(
         ("vit_*[0-9]_???", "vit_*.dino"), {"timm": "logits", "transformers": BOTH, "torchvision": "logits"}, "logits"
@@ -72,6 +73,8 @@ FAMILIES = {
         "image embedding",
     ),
     "SigLIP image tower": Family(("vit_*_siglip_*",), {"timm": BOTH, "transformers": BOTH}, "features"),
+    "CLIP, both towers": Family((), {"transformers": TOWERS}, TOWERS),
+    "SigLIP and SigLIP 2, both towers": Family((), {"transformers": TOWERS}, TOWERS),
     "Swin": Family(("swin_*",), {"timm": BOTH, "transformers": BOTH, "torchvision": "logits"}, "logits"),
     "DETR, detection": Family(("detr_*[0-9]",), {"transformers": BOXES}, BOXES),
     "DETR, panoptic": Family(("detr_*_panoptic",), {"transformers": f"{BOXES}, masks"}, f"{BOXES}, masks"),
