@@ -129,7 +129,7 @@ def test_answers_are_those_of_the_original_repository(loaded, parity):
 
 
 def test_objects_are_read_as_the_repositories_do(loaded):
-    name, original = loaded
+    _, original = loaded
     assert (original.family, original.signature.task) == ("rtdetr", "detection")
     assert original.signature.postprocess == PostprocessSpec(scores="sigmoid")
     assert original.signature.image_size == original.preprocess.crop == (SIDE, SIDE)
@@ -137,7 +137,6 @@ def test_objects_are_read_as_the_repositories_do(loaded):
     notes = "\n".join(original.notes)
     assert "resized from 640x640 to 320x320" in notes  # the anchors in the file are those of 640x640
     assert "left out, used in training only: decoder.denoising_class_embed.weight" in notes
-    assert ("sampling between cells is assumed" in notes) == (name == "dfine_n")  # which was not named
 
 
 @pytest.fixture(scope="module", params=ANSWERS)
@@ -203,6 +202,20 @@ def test_missing_tensors_are_refused_with_their_names(names, tmp_path):
     with pytest.raises(CheckpointError) as caught:
         load_model(Source("dfine_n", tmp_path / "less.pth"))
     assert "1 missing: model.model.decoder.reg_scale" in caught.value.found
+
+
+def test_how_an_unnamed_model_samples_is_assumed_and_said(names):
+    found = FAMILY.recognise(checkpoint(names["rtdetrv2_r18vd"], weights=False), Hints())
+    assert (found.config.sampling, "sampling between cells is assumed" in found.notes[0]) == ("default", True)
+    found = FAMILY.recognise(checkpoint(names["rtdetrv2_r18vd"], weights=False), told("rtdetrv2_r18vd_dsp"))
+    assert (found.config.sampling, "sampling" in found.notes[0]) == ("discrete", False)
+
+
+def test_what_transformers_cannot_build_is_refused():
+    reference("transformers")
+    with pytest.raises(CapabilityError, match="cannot build this RTDetrV2") as caught:
+        FAMILY.build(replace(NAMES["rtdetrv2_r18vd"], decoder_layers=1))
+    assert "bring the ONNX file" in caught.value.fix
 
 
 def test_a_decoder_that_may_stop_early_must_be_named(names):

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vitdeploy.errors import CapabilityError
-from vitdeploy.models.libraries import cannot_import, library
+from vitdeploy.models.libraries import cannot_import, last_line, library
 
 _NEEDED = "5.23"  # whose names of tensors the tables of keys have
 
@@ -17,7 +17,7 @@ def detector_of(name: str, settings: Mapping[str, Any], part: str) -> Any:
 
     Raises:
         MissingPackageError: transformers is not installed.
-        CapabilityError: it cannot be imported, or is too old.
+        CapabilityError: it cannot be imported, is too old, or builds no such model.
     """
     why = f"{name}, whose module is transformers' own,"
     transformers = library("transformers", why)
@@ -26,7 +26,14 @@ def detector_of(name: str, settings: Mapping[str, Any], part: str) -> Any:
         detector = getattr(transformers, f"{name}ForObjectDetection", None)
     except Exception as error:
         raise cannot_import("transformers", why, error) from None
-    model = None if config is None or detector is None else detector(config(**settings))
+    try:
+        model = None if config is None or detector is None else detector(config(**settings))
+    except (ValueError, TypeError) as error:
+        raise CapabilityError(
+            f"transformers {transformers.__version__} cannot build this {name}",
+            found=last_line(error),
+            fix="export it where it was trained, and bring the ONNX file",
+        ) from None
     if model is None or part not in dict(model.named_modules()):
         raise CapabilityError(
             f"transformers here is too old for checkpoints of {name}'s original repository",

@@ -294,7 +294,7 @@ def _sampling(kind: Kind, hints: Hints, notes: list[str]) -> Sampling:
     if kind == "rt_detr":
         return "default"
     told = hints.config.get("decoder_method")
-    if told is None:
+    if told is None and kind == "rt_detr_v2":  # of D-FINE no model is published that samples otherwise
         notes.append('sampling between cells is assumed ("default"); name a discretely sampled model: rtdetrv2_..._dsp')
     return "discrete" if told == "discrete" else "default"
 
