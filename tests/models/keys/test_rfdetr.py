@@ -130,6 +130,12 @@ def test_missing_tensors_and_other_models_are_refused(names):
     assert FAMILY.recognise(checkpoint(names["dfine_n"], weights=False), Hints()) is None
 
 
+def test_a_folder_of_transformers_stays_its_own(names):
+    """`save_pretrained` writes the names of the repository."""
+    state = checkpoint(names["rfdetr_nano"], weights=False)
+    assert FAMILY.recognise(state, Hints(config={"model_type": "rf_detr"})) is None
+
+
 def test_a_size_that_windows_do_not_divide_is_refused():
     with pytest.raises(CheckpointError) as caught:
         FAMILY.resize(NAMES["rfdetr_base"], {}, (560, 600))

@@ -100,8 +100,8 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
     Raises:
         CheckpointError: a variant that vitdeploy does not have (masks, several maps), or tensors are missing.
     """
-    if any(mark not in state for mark in _MARKS):
-        return None
+    if any(mark not in state for mark in _MARKS) or "model_type" in hints.config:
+        return None  # transformers saves its own models under these names, too: their config.json says what they are
     found = apply(RULES, state)
     if unknown := [key for key, named in found.items() if not named]:
         raise CheckpointError(

@@ -194,7 +194,7 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
         CheckpointError: a variant that transformers has no module for, tensors are missing, or what they cannot show
             makes a difference.
     """
-    if _FIRST not in state or not (_RESNET_KEY in state or _HGNET_KEY in state):
+    if _FIRST not in state or not (_RESNET_KEY in state or _HGNET_KEY in state) or "model_type" in hints.config:
         return None
     kind = _kind(state)
     notes: list[str] = []
