@@ -50,6 +50,13 @@ sigmoid and how many of them, is that of the processor's `post_process_object_de
 must say it (`postprocess`). Processors that keep the aspect are run on a stretched image, with a note; letterboxes are
 refused.
 
+Checkpoints of the repositories of RT-DETR, RT-DETRv2 (lyuwenyu/RT-DETR), D-FINE (Peterande/D-FINE) and RF-DETR
+(roboflow/rf-detr) need no folder: `vitdeploy export rtdetrv2_r18vd --checkpoint FILE.pth`. They become modules of
+transformers, which must be installed, with any number of classes. On an image that is not square transformers orders
+the encoder's positions of RT-DETR and D-FINE by rows, the repositories do not: their answers differ there. Variants
+that transformers has no module for (HGNetv2 in RT-DETRv2, DEIMv2's own files, RF-DETR with masks) are refused with
+their keys.
+
 """
 MIDDLE = """
 ## Checked parities

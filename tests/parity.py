@@ -54,7 +54,10 @@ class Family(NamedTuple):
 
 
 STEPS = "its own decoding step by step"
+REPOSITORY = "the original repository"
+REPOSITORIES = {"RT-DETR": "rtdetr_*", "RT-DETRv2": "rtdetrv2_*", "D-FINE": "dfine_*", "RF-DETR": "rfdetr_*"}
 BOTH, BOXES = "logits, features", "class logits, boxes"
+TOWERS = "image features, text features"
 FAMILIES = {
     "ViT": Family(
         ("vit_*[0-9]_???", "vit_*.dino"), {"timm": "logits", "transformers": BOTH, "torchvision": "logits"}, "logits"
@@ -70,9 +73,15 @@ FAMILIES = {
         "image embedding",
     ),
     "SigLIP image tower": Family(("vit_*_siglip_*",), {"timm": BOTH, "transformers": BOTH}, "features"),
+    "CLIP, both towers": Family((), {"transformers": TOWERS}, TOWERS),
+    "SigLIP and SigLIP 2, both towers": Family((), {"transformers": TOWERS}, TOWERS),
     "Swin": Family(("swin_*",), {"timm": BOTH, "transformers": BOTH, "torchvision": "logits"}, "logits"),
     "DETR, detection": Family(("detr_*[0-9]",), {"transformers": BOXES}, BOXES),
     "DETR, panoptic": Family(("detr_*_panoptic",), {"transformers": f"{BOXES}, masks"}, f"{BOXES}, masks"),
+    **{
+        f"{name}, its repository's checkpoints": Family((pattern,), {REPOSITORY: BOXES}, BOXES)
+        for name, pattern in REPOSITORIES.items()
+    },
     "Transformer": Family(("transformer_*",), {"torch.nn.Transformer": "logits", STEPS: "logits"}, "logits"),
     "SwinV2, timm's module": Family((), {}, "logits"),
     "EVA-02 with rotary positions, timm's module": Family((), {}, "logits"),

@@ -173,6 +173,21 @@ def test_queries_in_another_order_are_the_same_set():
     assert np.isnan(worst_difference({**ours, "logits": ours["logits"] * np.nan}, ours))
 
 
+def test_an_image_of_which_one_or_two_queries_are_others_is_left_out_where_one_is_whole():
+    rng = np.random.default_rng(0)
+    theirs = {"logits": rng.standard_normal((2, 120, 7)), "boxes": rng.standard_normal((2, 120, 4))}
+    ours = {name: array + 2e-5 for name, array in theirs.items()}
+    ours["logits"][1, 33:35] += 1
+    ours["logits"][1, :5] += 1e-3  # which see other keys
+    assert worst_difference(ours, theirs) < 1e-4
+    one = [{name: array[1:] for name, array in each.items()} for each in (ours, theirs)]
+    assert worst_difference(*one) > 0.1  # no image is whole
+    ours["logits"][1, 35] += 1
+    assert worst_difference(ours, theirs) > 0.1  # three are others
+    few = [{name: array[:, 30:40] for name, array in each.items()} for each in (ours, theirs)]
+    assert worst_difference(*few) > 0.1
+
+
 def test_a_file_that_draws_is_told_by_its_two_answers(tmp_path):
     with pytest.raises(ExportError, match="two answers to the same image") as caught:
         sizes_of(classifier(tmp_path / "a.onnx", draws=True))

@@ -1,6 +1,7 @@
 """CLIP and SigLIP whole: both towers against transformers' own, and folders that have not both."""
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -9,8 +10,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.models.towers import save_towers
+from tests.parity import BATCHES, ENGINES, engine_runner
 from tests.references import reference
 from vitdeploy.errors import CheckpointError
+from vitdeploy.exporter.torch_onnx import export_graph, export_text_graph
+from vitdeploy.graph.io.files import save_graph
 from vitdeploy.models.external.tokenizer import TEXTS, compare_tokenizers, sample_texts
 from vitdeploy.models.load import load_model
 from vitdeploy.models.source import Source
@@ -18,6 +22,11 @@ from vitdeploy.runtime.tokenizer import TextTokenizer
 from vitdeploy.runtime.zero_shot import logits
 
 KINDS = ("clip", "old-clip", "siglip")
+PAGE = {
+    "clip": "CLIP, both towers",
+    "old-clip": "CLIP, both towers",
+    "siglip": "SigLIP and SigLIP 2, both towers",
+}
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +50,7 @@ def features(found):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("dtype", "most"), [(torch.float32, 1e-5), (torch.float64, 1e-10)])
 @torch.no_grad()
-def test_both_towers_are_transformers(folders, kind, dtype, most):
+def test_both_towers_are_transformers(folders, kind, dtype, most, parity):
     folder, theirs = folders[kind]
     original = load_model(source(folder))
     assert original.signature.task == "zero-shot"
@@ -56,15 +65,46 @@ def test_both_towers_are_transformers(folders, kind, dtype, most):
         row[end:] = 1
     model = theirs.to(dtype)
     wanted = features(model.get_image_features(pixel_values=images)), features(model.get_text_features(input_ids=text))
-    for ours, each in zip(original.module.to(dtype)(images, text), wanted, strict=True):
+    found = original.module.to(dtype)(images, text)
+    for ours, each in zip(found, wanted, strict=True):
         assert ours.dtype == dtype
         assert (ours - each).abs().max() / each.abs().max() < most
+    if dtype == torch.float64:
+        parity(PAGE[kind], "transformers", found, wanted, keys="transformers")
     spec = original.signature.postprocess
     ours = logits(wanted[0].numpy(), wanted[1].numpy(), spec)
     whole = model(input_ids=text, pixel_values=images).logits_per_image
     np.testing.assert_allclose(ours, whole.numpy(), rtol=0, atol=1e-4)
     assert spec.scores == ("sigmoid" if kind == "siglip" else "softmax")
     theirs.to(torch.float32)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize("kind", ["clip", "siglip"])
+def test_the_graphs_of_both_are_the_towers(folders, kind, engine, parity, tmp_path, request):
+    if "VITDEPLOY_TEST_DEPTH" not in os.environ and not request.config.getoption("record_parity"):
+        pytest.skip("every export compares them, too; `make models-doc`, or VITDEPLOY_TEST_DEPTH=1 runs it")
+    original = load_model(source(folders[kind][0]))
+    module, spec = original.module, original.signature.postprocess
+    images = export_graph(
+        module.image_tower, name="images", preprocess=original.preprocess, image_size=(32, 32), opset=20, batch=None,
+        in_graph=False, outputs=["features"],
+    )  # fmt: skip
+    texts = export_text_graph(module.text_tower, name="texts", length=spec.length, opset=20)
+    for part, graph in (("images", images), ("texts", texts)):
+        save_graph(graph, tmp_path / f"{part}.onnx")
+    for batch in BATCHES:
+        generator = torch.Generator().manual_seed(batch)
+        image = torch.randn(batch, 3, 32, 32, generator=generator)
+        text = torch.randint(3, module.text_tower.config.vocabulary, (batch, spec.length), generator=generator)
+        text[:, -4:] = 1
+        with torch.no_grad():
+            wanted = module(image, text)
+        with engine_runner(engine, tmp_path / "images.onnx", batch) as runner:
+            found = [runner.infer({"image": image.numpy()})["features"]]
+        with engine_runner(engine, tmp_path / "texts.onnx", batch) as runner:
+            found += [runner.infer({"text": text.numpy()})["features"]]
+        parity(PAGE[kind], engine, found, wanted)
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
@@ -181,3 +221,26 @@ def test_tokenizer_files_that_cannot_be_used_are_refused(folders, tmp_path, file
     (folder / file).write_text(content)
     with pytest.raises(CheckpointError, match=says):
         load_model(source(folder))
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "missing"),
+    [("owlv2", "OWLv2", "as many text features as there are texts"), ("grounding-dino", "Grounding DINO", "attend to")],
+)
+def test_detectors_that_are_told_what_to_find_are_refused_by_name(folders, tmp_path, kind, name, missing):
+    with pytest.raises(CheckpointError, match=f"{name} is not exported by this version") as caught:
+        load_model(source(changed(folders["clip"][0], tmp_path, lambda config: config.update(model_type=kind))))
+    assert missing in caught.value.found
+    assert "--model package.module:function" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("vision", "fix"),
+    [({"layers": 12}, "transformers' layout"), ({"timm_model_name": "fastvit_mci1"}, "timm:fastvit_mci1 --checkpoint")],
+)
+def test_a_folder_of_open_clip_is_refused_by_name(folders, tmp_path, vision, fix):
+    folder = copied(folders["clip"][0], tmp_path, "config.json")
+    (folder / "open_clip_config.json").write_text(json.dumps({"model_cfg": {"embed_dim": 24, "vision_cfg": vision}}))
+    with pytest.raises(CheckpointError, match="is in OpenCLIP's layout") as caught:
+        load_model(source(folder))
+    assert fix in caught.value.fix

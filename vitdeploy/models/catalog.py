@@ -20,7 +20,7 @@ from vitdeploy.errors import CheckpointError, HostError
 from vitdeploy.extensions import load_row
 from vitdeploy.models import names
 from vitdeploy.models.checkpoints import prefixes
-from vitdeploy.models.families import detr, swin, transformer, vit
+from vitdeploy.models.families import detr, rfdetr, rtdetr, swin, transformer, vit
 from vitdeploy.models.family import Family, Hints, Recognised
 
 if TYPE_CHECKING:
@@ -31,6 +31,8 @@ FAMILIES: tuple[Family, ...] = (
     vit.DEIT_FAMILY,
     swin.FAMILY,
     detr.FAMILY,
+    rtdetr.FAMILY,
+    rfdetr.FAMILY,
     transformer.FAMILY,
 )
 SHOWN_NAMES = 6
@@ -182,7 +184,7 @@ def entries(pattern: str = "*") -> Iterator[Entry]:
         for name, config in family.names.items():
             if fnmatchcase(name, pattern):
                 signature = family.describe(config)
-                count = _parameters(family, config)
+                count = family.parameters.get(name) or _parameters(family, config)
                 yield Entry(name, family.name, family.paper, count, signature.task, signature.image_size)
 
 

@@ -120,6 +120,7 @@ class Family:
     tells_size: whether a tensor determines the image size of a config, as a position table does.
 
     repeated: the field that counts equal blocks; two of these give the parameters of all.
+    parameters: those of each name, where the modules are another library's: a list of names needs none.
     """
 
     name: str
@@ -141,6 +142,7 @@ class Family:
     timm_arguments: Mapping[str, str] = field(default_factory=dict)
     tells_size: Callable[[Any], bool] = lambda config: False
     repeated: str | None = None
+    parameters: Mapping[str, int] = field(default_factory=dict)
 
     def image_size(self, config: Any) -> tuple[int, int] | None:
         """(height, width) in pixels; None if the model takes no images."""

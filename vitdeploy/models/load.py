@@ -47,7 +47,7 @@ from vitdeploy.models.model_folder.labels import labels_for
 from vitdeploy.models.model_folder.objects import detector_size, usual_processor
 from vitdeploy.models.named_checkpoint import read_as, refuse_another
 from vitdeploy.models.source import Source
-from vitdeploy.models.towers import refuse_naflex, with_text_tower
+from vitdeploy.models.towers import refuse_naflex, refuse_open_clip, refuse_open_vocabulary, with_text_tower
 from vitdeploy.models.zero_shot import with_text_features
 from vitdeploy.runtime.labels import number_of_classes
 from vitdeploy.spec import PreprocessSpec, SegmentationSpec
@@ -191,8 +191,10 @@ def _from_folder(
     check: Callable[[Recognised], None] = lambda found: None,
 ) -> LoadedModel:
     """A folder with config.json: the architecture is ours where a family recognises the weights, and `check` agrees."""
+    refuse_open_clip(folder.path)
     config = model_config(folder.path / CONFIG)
     refuse_naflex(config)
+    refuse_open_vocabulary(config)
     state, notes = read_checkpoint(*folder.weights)
     if folder.revision:
         notes = (f"{folder.repository} at {folder.revision}", *notes)

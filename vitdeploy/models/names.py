@@ -62,6 +62,15 @@ _NAMES = {
         detr_resnet50 detr_resnet101 detr_resnet50_dc5 detr_resnet101_dc5 detr_resnet50_panoptic
         detr_resnet101_panoptic detr_resnet50_dc5_panoptic detr_resnet101_dc5_panoptic
     """,
+    "rtdetr": """
+        rtdetr_r18vd rtdetr_r34vd rtdetr_r50vd_m rtdetr_r50vd rtdetr_r101vd rtdetrv2_r18vd rtdetrv2_r34vd
+        rtdetrv2_r50vd_m rtdetrv2_r50vd rtdetrv2_r101vd rtdetrv2_r18vd_dsp rtdetrv2_r34vd_dsp rtdetrv2_r50vd_m_dsp
+        rtdetrv2_r50vd_dsp rtdetrv2_r18vd_sp1 rtdetrv2_r18vd_sp2 rtdetrv2_r18vd_sp3 dfine_n dfine_s dfine_m dfine_l
+        dfine_x
+    """,
+    "rfdetr": """
+        rfdetr_nano rfdetr_small rfdetr_medium rfdetr_base rfdetr_large
+    """,
     "transformer": """
         transformer_base transformer_big
     """,

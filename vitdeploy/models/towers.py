@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.architectures.text_encoder import TextEncoder
 from vitdeploy.models.checkpoints.load_state import load_state
+from vitdeploy.models.json_file import read_json
 from vitdeploy.models.keys.text_transformers import has_text_tower, recognise_text
 from vitdeploy.models.loaded import LoadedModel
+from vitdeploy.models.model_folder.files import CONFIG
 from vitdeploy.models.model_folder.tokenizer import TOKENIZER, tokenizer_of
 from vitdeploy.spec import Task, TensorSpec, ZeroShotSpec
 
@@ -22,6 +24,17 @@ from vitdeploy.spec import Task, TensorSpec, ZeroShotSpec
 BOTH = ("clip", "siglip")
 # SigLIP 2 with images of any aspect: its patches come with a mask and sizes, as a sequence of their own.
 NAFLEX = ("siglip2", "siglip2_vision_model")
+OPEN_CLIP = "open_clip_config.json"
+_BESIDE = "its class head takes as many text features as there are texts beside each image: no flow joins these yet"
+_WITHIN = "its layers attend to the tokens of the text: no flow passes these and their masks yet"
+# By model_type: what it is called, and what is missing (ADR 18).
+OPEN_VOCABULARY: Mapping[str, tuple[str, str]] = {
+    "owlv2": ("OWLv2", _BESIDE),
+    "owlvit": ("OWL-ViT", _BESIDE),
+    "grounding-dino": ("Grounding DINO", _WITHIN),
+    "mm-grounding-dino": ("MM Grounding DINO", _WITHIN),
+    "omdet-turbo": ("OmDet-Turbo", _WITHIN),
+}
 
 
 class ImageTower(nn.Module):
@@ -56,6 +69,38 @@ def refuse_naflex(config: Mapping[str, Any]) -> None:
             wanted="a SigLIP 2 of one image size, whose config has model_type siglip",
             fix="take the checkpoint of a fixed size, such as google/siglip2-base-patch16-224",
         )
+
+
+def refuse_open_vocabulary(config: Mapping[str, Any]) -> None:
+    """Raise CheckpointError for a detector that is told at run time what to find."""
+    found = OPEN_VOCABULARY.get(str(config.get("model_type")))
+    if found is not None:
+        raise CheckpointError(
+            f"{found[0]} is not exported by this version: what it is to find is text at run time",
+            found=f"model_type {config['model_type']}; {found[1]}",
+            wanted="a detector with classes of its own",
+            fix="for a fixed list of things: --model package.module:function, which returns a module that keeps their "
+            "tokens, takes the image alone and returns class logits and boxes",
+        )
+
+
+def refuse_open_clip(folder: Path) -> None:
+    """Raise CheckpointError for a folder of OpenCLIP, which has a config of its own and no config.json."""
+    file = folder / OPEN_CLIP
+    if (folder / CONFIG).is_file() or not file.is_file():
+        return
+    model = read_json(file).get("model_cfg")
+    vision = model.get("vision_cfg") if isinstance(model, Mapping) else None
+    tower = vision.get("timm_model_name") if isinstance(vision, Mapping) else None
+    raise CheckpointError(
+        f"{folder} is in OpenCLIP's layout, which vitdeploy does not read",
+        found=f"{OPEN_CLIP}, no {CONFIG}" + (f"; its image tower is timm's {tower}" if tower else ""),
+        wanted="a CLIP or SigLIP as transformers saves it: config.json, model.safetensors, tokenizer.json",
+        fix=f"for the image tower alone, save its weights without the prefix visual.trunk. as FILE: timm:{tower} "
+        "--checkpoint FILE --task features"
+        if tower
+        else "take the same model in transformers' layout; most OpenCLIP repositories of the hub have both",
+    )
 
 
 def with_text_tower(

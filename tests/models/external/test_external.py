@@ -20,7 +20,7 @@ from vitdeploy.errors import (
     UserCodeError,
 )
 from vitdeploy.models.external import transformers
-from vitdeploy.models.external.libraries import library
+from vitdeploy.models.libraries import library
 from vitdeploy.models.load import load_model
 from vitdeploy.models.source import Source
 

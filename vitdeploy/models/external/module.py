@@ -10,7 +10,7 @@ from torch import nn
 
 from vitdeploy.errors import CheckpointError, UserCodeError
 from vitdeploy.models.external.adapted import IMAGE_SIZE, adapt, size_of
-from vitdeploy.models.external.libraries import last_line
+from vitdeploy.models.libraries import last_line
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.model_folder.image_processor import timm_preprocess
 from vitdeploy.runtime.labels import number_of_classes

@@ -20,9 +20,9 @@ from torch import nn
 
 import vitdeploy
 from vitdeploy.errors import UserCodeError
-from vitdeploy.models.external.libraries import last_line
 from vitdeploy.models.external.module import copied, from_module, require_module
 from vitdeploy.models.external.working_folder import INSTALLED
+from vitdeploy.models.libraries import last_line
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.spec import PreprocessSpec, Task
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from vitdeploy.errors import CheckpointError, UnknownModelError
 from vitdeploy.models.checkpoints.load_state import load_state
 from vitdeploy.models.external.adapted import IMAGE_SIZE, SEED, adapt, size_of
-from vitdeploy.models.external.libraries import last_line, library
+from vitdeploy.models.libraries import last_line, library
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.model_folder.config import timm_config
 from vitdeploy.models.model_folder.image_processor import timm_preprocess

@@ -16,7 +16,7 @@ from torch import Tensor
 from vitdeploy.errors import CheckpointError, UnknownModelError
 from vitdeploy.models.checkpoints.mismatch import COMPUTED, Mismatch, listed, of_training, patterns
 from vitdeploy.models.external.adapted import adapt, size_of
-from vitdeploy.models.external.libraries import cannot_import, last_line, library
+from vitdeploy.models.libraries import cannot_import, last_line, library
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.model_folder.image_processor import transformers_processor
 from vitdeploy.models.model_folder.objects import reading_rule
