@@ -1,5 +1,6 @@
 """Key points of one object: the box and the decoding against transformers' VitPoseImageProcessor, the rest by hand."""
 
+import io
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +10,7 @@ from PIL import Image
 
 from tests.references import reference
 from vitdeploy.errors import InputError
-from vitdeploy.runtime.draw_keypoints import LINE, POINT, draw
+from vitdeploy.runtime.drawing import DRAWINGS, LINE, POINT, draw_keypoints
 from vitdeploy.runtime.geometry import input_window
 from vitdeploy.runtime.keypoints import KEYPOINTS, Keypoint, Keypoints, locate
 from vitdeploy.runtime.preprocess import resize_and_crop
@@ -120,9 +121,15 @@ def test_the_answer_in_words_values_and_a_picture():
     assert (document["width"], document["box"], len(document["points"])) == (40, [0.0, 0.0, 40.0, 40.0], 3)
     assert document["points"][1] == {"index": 1, "name": "eye", "x": 30.0, "y": 20.0, "score": 0.8}
     image = Image.new("RGB", (40, 40))
-    drawn = draw(image, found)
+    drawn = draw_keypoints(image, [found])
     assert (drawn.getpixel((10, 20)), drawn.getpixel((30, 20)), drawn.getpixel((20, 20))) == (POINT, POINT, LINE)
     assert drawn.getpixel((9, 9)) == image.getpixel((10, 20)) == (0, 0, 0)
+    other = Keypoints((40, 40), (20.0, 20.0, 40.0, 40.0), (Keypoint(0, "nose", 33.0, 34.0, 0.9),))
+    for result, count in (([found, other], 2), (other, 1)):  # of two boxes of an image, and of one
+        [(end, content)] = DRAWINGS["keypoints"](image, result).items()
+        pixels = Image.open(io.BytesIO(content))
+        seen = [pixels.getpixel(place) == POINT for place in ((10, 20), (33, 34))]
+        assert (end, seen) == (".png", [count == 2, True])
 
 
 def test_specs_go_through_json_and_refuse_what_cannot_be():
