@@ -8,6 +8,8 @@ import openvino  # noqa: F401
 import vitdeploy.pipeline.assemble
 import vitdeploy.pipeline.reference_worker
 import vitdeploy.recipe.load  # noqa: F401
+from tests.references import declare_torchvision
 
+declare_torchvision()  # a measuring process builds an original of transformers by itself
 gc.collect()
 gc.freeze()

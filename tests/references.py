@@ -15,15 +15,17 @@ def reference(name: str) -> ModuleType:
     missing `torchvision::nms`. Declaring the two operators that it looks up at import is enough for models and
     transforms, which call neither.
     """
-    if not hasattr(torch.ops.torchvision, "nms"):
-        _declare()
+    declare_torchvision()
     return pytest.importorskip(name, reason=f"pip install {name} (make test does) to compare with it")
 
 
 _LIBRARIES: list[torch.library.Library] = []
 
 
-def _declare() -> None:
+def declare_torchvision() -> None:
+    """Declare, where they are not, the operators without which torchvision is not imported."""
+    if hasattr(torch.ops.torchvision, "nms"):
+        return
     library = torch.library.Library("torchvision", "DEF")
     for operator in ("nms", "qnms"):
         library.define(f"{operator}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

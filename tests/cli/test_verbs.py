@@ -99,6 +99,7 @@ def test_export_list_shows_the_built_in_models_that_match(here):
         "no built-in name matches 'zebra*'; `vitdeploy export list` shows all"
         in here("export", "list", "zebra*").stdout
     )
+    assert "hf:FOLDER" in here("export", "list", "segformer").stderr
     rows = here("export", "list", "SigLIP").stdout.splitlines()[1:]
     assert [row for row in rows if row.startswith("vit_base_patch16_siglip_224 ")]
     assert not [row for row in rows if row.startswith("vit_") and "siglip" not in row]

@@ -2,8 +2,10 @@
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import pytest
 
@@ -15,12 +17,14 @@ from vitdeploy.compilation.probe import probe_target
 from vitdeploy.data.folder import split
 from vitdeploy.errors import CapabilityError, EngineError, GraphError, TargetError
 from vitdeploy.graph.analysis.work import count_work
-from vitdeploy.graph.io.files import get_metadata, graph_spec, load_graph, save_graph, set_metadata
+from vitdeploy.graph.io.files import GraphMetadata, get_metadata, graph_spec, load_graph, save_graph, set_metadata
 from vitdeploy.models.load import load_model
 from vitdeploy.models.source import Source
 from vitdeploy.models.torch_runner import torch_runner
+from vitdeploy.pipeline.outcome import said_of_placement
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
+from vitdeploy.spec import PreprocessSpec, TensorsSpec
 from vitdeploy.stages.calibrate import calibrate
 from vitdeploy.stages.capability import check_precision
 from vitdeploy.stages.compile import compile_graph, compile_graphs
@@ -28,6 +32,7 @@ from vitdeploy.stages.engines import read_engine
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.place import PlaceConfig, place_graph, place_graphs
 from vitdeploy.stages.reference_model import find_reference_model
+from vitdeploy.stages.step import Candidate
 
 REVERSE = Path(__file__).parent.parent.parent / "calibration" / "reverse"
 LAYERS = 4 * 2 + 2
@@ -278,6 +283,7 @@ def test_a_float_graph_is_no_int8_engine(graph, out, target):
     with pytest.raises(CapabilityError, match="did not run the graph in INT8") as caught:
         compile_engine(graph, out, target=target, precision="int8", batch=1, placed=0)
     assert str({"fp32": LAYERS}) in caught.value.found
+    assert caught.value.fix.startswith(f"choose fp32 for {target}")
 
 
 @pytest.mark.parametrize("target", CPU_TARGETS)
@@ -297,11 +303,30 @@ def test_an_int8_graph_is_no_fp32_engine(placements, out, target):
 
 
 @pytest.mark.parametrize("target", CPU_TARGETS)
-def test_a_placement_without_any_int8_layer_is_no_int8_engine(tmp_path, graph, ranges, out, target):
+def test_a_placement_without_any_int8_layer_runs_in_float_and_says_so(tmp_path, graph, ranges, out, target):
     needs(target)
     place_graph(PlaceConfig(target, "int8", ("*",)), graph, ranges, tmp_path)
-    with pytest.raises(CapabilityError, match="did not run the graph in INT8"):
-        compile_graph(tmp_path / "model.onnx", target, 1, out)
+    engine = compile_graph(tmp_path / "model.onnx", target, 1, out)
+    assert (engine.precision, engine.kernels) == ("int8", {"fp32": LAYERS})
+    candidate = Candidate(target, "int8", shipped=True)
+    [remark] = said_of_placement({candidate.step("place"): SimpleNamespace(path=tmp_path)}, candidate)
+    assert remark == f"{target}-int8 has nothing in INT8: ignored on request."
+
+
+@pytest.mark.parametrize("target", CPU_TARGETS)
+def test_a_graph_without_linears_runs_in_float(tmp_path, out, target):
+    """A gain for each pixel: there is nothing whose kernel could be found."""
+    needs(target)
+    image, gain = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, ["n", 3, 8, 8]) for n in "xy")
+    nodes = [onnx.helper.make_node("Mul", ["x", "w"], ["z"]), onnx.helper.make_node("Sigmoid", ["z"], ["y"])]
+    weights = [onnx.numpy_helper.from_array(np.float32(1.7), "w")]
+    graph = onnx.helper.make_graph(nodes, "gain", [image], [gain], weights)
+    opsets = [onnx.helper.make_opsetid("", 20)]
+    model = ir.from_proto(onnx.helper.make_model(graph, opset_imports=opsets, ir_version=9))
+    set_metadata(model, GraphMetadata("gain", "tensors", PreprocessSpec(8, (8, 8)), postprocess=TensorsSpec()))
+    save_graph(model, tmp_path / "model.onnx")
+    engine = compile_graph(tmp_path / "model.onnx", target, 1, out)
+    assert (engine.precision, engine.kernels) == ("fp32", {})
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])

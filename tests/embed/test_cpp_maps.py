@@ -1,4 +1,4 @@
-"""The C++ program of models with an answer for every pixel: its maps against the Predictor's."""
+"""The C++ program of models with an answer for every pixel, of key points and of pictures, against the Predictor's."""
 
 import shutil
 import subprocess
@@ -13,21 +13,30 @@ from PIL import Image
 
 from tests.command_line import command_line
 from tests.golden_bundle import golden_of
+from vitdeploy.bundle.read import read_bundle
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.embed import cpp
+from vitdeploy.embed.servers import ovms, triton
 from vitdeploy.graph.io.files import graph_spec, load_graph
 from vitdeploy.runtime import load
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import engine_outputs
-from vitdeploy.spec import DepthSpec, PreprocessSpec, SegmentationSpec
+from vitdeploy.spec import DepthSpec, ImageSpec, KeypointSpec, PreprocessSpec, SegmentationSpec
 
 QUERIES, CLASSES = 7, 5
+MAPS = {
+    "logits": (CLASSES, "logits"),
+    "depth": (1, "predicted_depth"),
+    "heatmaps": (CLASSES, "heatmaps"),
+    "reconstruction": (3, "reconstruction"),
+}
+TASKS = {"depth": "depth", "heatmaps": "keypoints", "reconstruction": "image-to-image"}
 LABELS = ["sky", "road", "ca\tr", "wall", "tree"]
 
 
 def graph(path, kind):
-    """A graph of few seeded layers: queries with masks, class maps, or depth; it takes 32x48 pixels."""
+    """A graph of few seeded layers: queries with masks, or maps of that name and so many channels; 32x48 pixels in."""
     generator = np.random.default_rng(0)
     nodes, weights, outputs = [], [], []
 
@@ -48,12 +57,12 @@ def graph(path, kind):
         output("class_queries_logits", ["n", QUERIES, CLASSES + 1])
         output("masks_queries_logits", ["n", QUERIES, 8, 12])
     else:
-        channels, name = (CLASSES, "logits") if kind == "logits" else (1, "predicted_depth")
-        convolution("w", channels, name if kind == "logits" else "one")
+        channels, name = MAPS[kind]
+        convolution("w", channels, "one" if kind == "depth" else name)
         if kind == "depth":
             weights.append(onnx.numpy_helper.from_array(np.array([1], np.int64), "axis"))
             nodes.append(helper.make_node("Squeeze", ["one", "axis"], [name]))
-        output(name, ["n", *([CLASSES] if kind == "logits" else []), 8, 12])
+        output(name, ["n", *([] if kind == "depth" else [channels]), 8, 12])
     inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 3, 32, 48])]
     whole = helper.make_graph(nodes, kind, inputs, outputs, weights)
     onnx.save(helper.make_model(whole, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), str(path))
@@ -65,15 +74,14 @@ def command(tmp_path_factory, shared_store):
         yield command
 
 
-def bundle_of(kind, head, command, home):
-    """A bundle of the graph for OpenVINO, of images whose sides are cut (a crop) or whole."""
+def bundle_of(kind, head, fit, command, home):
+    """A bundle of the graph for OpenVINO, of images whose sides are cut (covered), or whole."""
     graph(home / "given.onnx", kind)
     assert command("export", home / "given.onnx", "-o", home / "exported").returncode == 0
     file = home / "exported" / "model.onnx"
     (home / "engine").mkdir()
     engine = compile_engine(file, home / "engine", target="openvino-cpu", precision="fp32", batch=1, placed=0)
-    cover = kind == "logits"
-    spec = PreprocessSpec((40, 56) if cover else (32, 48), (32, 48), fit="cover" if cover else "stretch")
+    spec = PreprocessSpec((40, 56) if fit == "cover" else (32, 48), (32, 48), fit=fit)
     pixels = np.random.default_rng(1).integers(0, 256, (3, 32, 48, 3), np.uint8)
     with make_runner(home / "engine", engine) as runner:
         outputs = engine_outputs(runner, spec, pixels)
@@ -81,45 +89,63 @@ def bundle_of(kind, head, command, home):
     write_bundle(
         home / "bundle",
         name=kind,
-        task="depth" if kind == "depth" else "segmentation",
+        task=TASKS.get(kind, "segmentation"),
         graphs={"model": (file, graph_spec(load_graph(file), "model.onnx"))},
         preprocess=spec,
         postprocess=head,
-        labels=None if kind == "depth" else LABELS,
+        labels=None if kind in ("depth", "reconstruction") else LABELS,
         engines=[(engine, home / "engine")],
         golden=golden_of({"pixels": pixels}, outputs, engine.artifact, 1e-4),
     )
     return home / "bundle"
 
 
-@pytest.mark.parametrize(
-    ("kind", "head"),
-    [
-        ("queries", SegmentationSpec("queries", (40, 36))),
-        ("logits", SegmentationSpec()),
-        ("depth", DepthSpec("metric")),
-    ],
-    ids=lambda value: value if isinstance(value, str) else "",
-)
-def test_maps_are_the_predictors(kind, head, command, tmp_path):
+def built(bundle, home):
+    """The program, whose golden answers are right."""
     if not all(map(shutil.which, ("cmake", "g++"))) or not Path("/usr/include/png.h").exists():
         pytest.skip("install g++ cmake libjpeg-dev libpng-dev")
-    bundle = bundle_of(kind, head, command, tmp_path)
-    app, maps = tmp_path / "app", tmp_path / "maps"
-    app.mkdir(), maps.mkdir()
+    app = home / "app"
+    app.mkdir()
     cpp.write(bundle, app)
     build = app / "build"
     configure = ["cmake", "-S", app, "-B", build, f"-DOpenVINO_DIR={openvino.utils.get_cmake_path()}"]
     for step in (configure, ["cmake", "--build", build], ["ctest", "--test-dir", build]):
         done = subprocess.run(step, capture_output=True, text=True)
         assert done.returncode == 0 and "warning" not in done.stdout + done.stderr, done.stdout + done.stderr
+    [program] = (each for each in build.iterdir() if each.name == read_bundle(bundle).name)
+    return program
+
+
+def pictures(home):
+    """A wide picture, and one that is smaller than the input."""
     coarse = Image.fromarray(np.random.default_rng(2).integers(0, 256, (5, 7, 3), np.uint8))
-    paths = [tmp_path / "wide.png", tmp_path / "small.one.png"]
+    paths = [home / "wide.png", home / "small.one.png"]
     coarse.resize((131, 77), Image.Resampling.BICUBIC).save(paths[0])
     coarse.resize((9, 30)).save(paths[1])
-    done = subprocess.run([build / kind, "--maps", maps, *paths], capture_output=True, text=True)
+    return paths
+
+
+def said(program, *arguments):
+    """The values of each line."""
+    done = subprocess.run([program, *arguments], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    lines = [line.split("\t") for line in done.stdout.splitlines()]
+    return [line.split("\t") for line in done.stdout.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("kind", "head", "fit"),
+    [
+        ("queries", SegmentationSpec("queries", (40, 36)), "stretch"),
+        ("logits", SegmentationSpec(), "cover"),
+        ("depth", DepthSpec("metric"), "stretch"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_maps_are_the_predictors(kind, head, fit, command, tmp_path):
+    bundle = bundle_of(kind, head, fit, command, tmp_path)
+    program, paths, maps = built(bundle, tmp_path), pictures(tmp_path), tmp_path / "maps"
+    maps.mkdir()
+    lines = said(program, "--maps", maps, *paths)
     with load(bundle) as predictor:
         for path in paths:
             wanted, found = predictor.predict(path), np.load(maps / f"{path.stem}.npy")
@@ -133,5 +159,66 @@ def test_maps_are_the_predictors(kind, head, command, tmp_path):
                 each.label.replace("\t", " ") for each in wanted.classes
             )
             assert sum(int(line[2]) for line in told) == int((found >= 0).sum())
-    absent = subprocess.run([build / kind, "--maps", tmp_path / "absent", paths[0]], capture_output=True, text=True)
+    absent = subprocess.run([program, "--maps", tmp_path / "absent", paths[0]], capture_output=True, text=True)
     assert absent.returncode == 2 and "cannot be written into" in absent.stderr
+
+
+@pytest.mark.parametrize(("fit", "decoding"), [("topdown", "dark"), ("cover", "argmax")])
+def test_points_are_the_predictors(fit, decoding, command, tmp_path):
+    """Of boxes inside of the image and beyond it, wide and high; and of whole images."""
+    bundle = bundle_of("heatmaps", KeypointSpec(decoding, 5, -0.2), fit, command, tmp_path)
+    program, paths = built(bundle, tmp_path), pictures(tmp_path)
+    boxes = [(10.5, 3, 90, 40), (-20, 5.25, 18, 200)] if fit == "topdown" else []
+    with load(bundle) as predictor:
+        answers = [(path, 0, predictor.predict(path)) for path in paths]
+        lines = said(program, *paths)
+        if boxes:
+            answers += [
+                (paths[0], number, each) for number, each in enumerate(predictor.predict_boxes(paths[0], boxes))
+            ]
+            given = [each for box in boxes for each in ("--box", ",".join(map(str, box)))]
+            lines += said(program, *given, paths[0])
+    wanted = [(str(path), number, point) for path, number, answer in answers for point in answer.shown]
+    assert len(lines) == len(wanted) > 5
+    for line, (path, number, point) in zip(lines, wanted, strict=True):
+        assert line[:4] == [path, str(number), str(point.index), point.name.replace("\t", " ")]
+        np.testing.assert_allclose([float(each) for each in line[4:]], [point.score, point.x, point.y], atol=2e-3)
+    if boxes:
+        for box, words in (("1,2,3", "is no box"), ("300,0,400,9", "outside of the image"), ("5,5,4,9", "is no box")):
+            refused = subprocess.run([program, "--box", box, paths[0]], capture_output=True, text=True)
+            assert refused.returncode in (1, 2) and words in refused.stderr
+
+
+def test_pictures_are_the_predictors(command, tmp_path):
+    bundle = bundle_of("reconstruction", ImageSpec(-0.5, 1.5), "stretch", command, tmp_path)
+    program, paths, made = built(bundle, tmp_path), pictures(tmp_path), tmp_path / "made"
+    made.mkdir()
+    lines = said(program, "--pictures", made, *paths)
+    with load(bundle) as predictor:
+        for path, line in zip(paths, lines, strict=True):
+            wanted, found = predictor.predict(path).pixels, np.asarray(Image.open(made / f"{path.stem}.png"))
+            assert line[:4] == [str(path), "12", "8", "3"]
+            assert np.abs(found.astype(int) - wanted).max() <= 1 and np.ptp(found) > 50
+
+
+@pytest.mark.parametrize(
+    ("kind", "head", "fit", "dims"),
+    [
+        ("logits", SegmentationSpec(), "cover", [CLASSES, 8, 12]),
+        ("depth", DepthSpec("metric"), "stretch", [8, 12]),
+        ("heatmaps", KeypointSpec(), "topdown", [CLASSES, 8, 12]),
+        ("reconstruction", ImageSpec(), "stretch", [3, 8, 12]),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_servers_get_the_engine_and_its_golden_answers(kind, head, fit, dims, command, tmp_path):
+    bundle = bundle_of(kind, head, fit, command, tmp_path)
+    for layout in (triton, ovms):
+        out = tmp_path / layout.__name__.rpartition(".")[2]
+        out.mkdir()
+        layout.write(bundle, out)
+        with np.load(out / "golden" / "outputs.npz") as outputs:
+            [(name, values)] = outputs.items()
+        assert list(values.shape) == [3, *dims]
+    text = (tmp_path / "triton" / "models" / kind / "config.pbtxt").read_text()
+    assert f'name: "{name}"' in text and str(dims if "max_batch_size: 1" in text else [-1, *dims]) in text

@@ -36,12 +36,15 @@ from vitdeploy.graph.io.files import graph_spec, load_graph
 from vitdeploy.runtime import load
 from vitdeploy.runtime.depth import Depth, depth_of
 from vitdeploy.runtime.detection import detect
-from vitdeploy.runtime.drawing import colours
+from vitdeploy.runtime.drawing import LINE, POINT, colours
 from vitdeploy.runtime.geometry import input_window
+from vitdeploy.runtime.image_to_image import to_pixels
+from vitdeploy.runtime.keypoints import KEYPOINTS
 from vitdeploy.runtime.postprocess import classify
 from vitdeploy.runtime.preprocess import load_pixels, normalise
 from vitdeploy.runtime.segmentation import areas, classes_of
-from vitdeploy.spec import DepthSpec, PostprocessSpec, PreprocessSpec, SegmentationSpec, encode
+from vitdeploy.runtime.task import Reading
+from vitdeploy.spec import DepthSpec, ImageSpec, KeypointSpec, PostprocessSpec, PreprocessSpec, SegmentationSpec, encode
 
 DIGITS = PreprocessSpec(32, (32, 32), "bicubic", (0.5,), (0.5,))
 LABELS = ["<b>zero</b>", *"123456789"]
@@ -252,6 +255,7 @@ SPECS = [
     PreprocessSpec((20, 33), (20, 33), "lanczos", (0.0,) * 3, (1.0,) * 3),
     PreprocessSpec((24, 24), (24, 24), "bicubic", (0.5,) * 3, (0.5,) * 3, fit="cover", crop_rounding="down"),
     PreprocessSpec(23, (30, 20), "nearest", (0.5,), (0.5,), crop_rounding="down"),
+    PreprocessSpec((32, 24), (32, 24), "bilinear", (0.5,) * 3, (0.5,) * 3, fit="topdown"),
 ]
 
 
@@ -341,6 +345,39 @@ def test_maps_become_the_predictors_at_the_size_of_the_image(written, spec):
             assert (ours == wanted).mean() > 0.999 and len(np.unique(wanted)) > 2
             told = [(each.index, each.label) for each in areas(wanted, labels)]
             assert [(each["index"], each["label"]) for each in found["classes"]] == told
+
+
+@pytest.mark.parametrize("spec", SPECS[1:4:2] + SPECS[-1:], ids=["cropped", "covered", "top-down"])
+@pytest.mark.parametrize("decoding", ["dark", "argmax"])
+def test_heat_maps_become_the_predictors_points(written, spec, decoding):
+    generator, labels = np.random.default_rng(5), ["a", "b", "c"]
+    maps = generator.uniform(-0.1, 0.3, (5, 8, 6)).astype(np.float32)
+    maps[4] = -1  # a map that knows no place
+    for n, (y, x) in enumerate(((3, 2), (0, 5), (7, 0), (4, 4))):  # in the middle and at borders
+        maps[n, y, x] = 0.9
+    post = KeypointSpec(decoding, 5, 0.2)
+    asked = [
+        {"maps": maps.ravel().tolist(), "shape": [5, 8, 6], "width": width, "height": height}
+        | {"spec": encode(spec), "post": encode(post), "labels": labels}
+        for width, height in ((64, 41), (30, 90))
+    ]
+    for each, found in zip(asked, in_node(written, points=asked)["points"], strict=True):
+        reading = Reading((each["width"], each["height"]), spec, post, labels)
+        wanted = KEYPOINTS.answer({"heatmaps": maps}, reading).points
+        assert [one["label"] for one in found] == [point.name for point in wanted]
+        np.testing.assert_allclose([[one["x"], one["y"]] for one in found], [[w.x, w.y] for w in wanted], atol=2e-3)
+        np.testing.assert_allclose([one["score"] for one in found], [w.score for w in wanted], rtol=1e-6)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_values_become_the_predictors_picture(written, channels):
+    values, post = np.random.default_rng(6).uniform(-1.5, 1.5, (channels, 5, 7)), ImageSpec(-1.0, 1.0)
+    values = values.astype(np.float32)
+    asked = [{"values": values.ravel().tolist(), "shape": [channels, 5, 7], "post": encode(post)}]
+    [found] = in_node(written, made=asked)["made"]
+    pixels = np.array(found, np.uint8).reshape(5, 7, 4)
+    np.testing.assert_array_equal(pixels[:, :, :3], np.broadcast_to(to_pixels(values, post), (5, 7, 3)))
+    assert (pixels[:, :, 3] == 255).all()
 
 
 def test_a_wrong_answer_is_found(built, tmp_path):
@@ -657,13 +694,22 @@ def test_no_layout_has_a_fault_on_phones_and_desktops_light_and_dark(opened):
     assert not page.locator("#alert-box").is_visible()
 
 
+HEADS = {
+    "detection": PostprocessSpec(),
+    "segmentation": SegmentationSpec(),
+    "keypoints": KeypointSpec("argmax", threshold=0.1, skeleton=((0, 1),)),
+    "image-to-image": ImageSpec(-1.0, 1.0),
+}
+NAMED = ("segmentation", "keypoints")
+
+
 def planted_page(folder, model, task, built):
     """A page of a planted model, float32 [batch, 1, 32, 32] in, with the golden answers of one image."""
     from vitdeploy.compilation.engine import compile_engine
     from vitdeploy.graph.io.files import GraphMetadata, save_graph, set_metadata
     from vitdeploy.runtime.engine import make_runner
 
-    post = {"detection": PostprocessSpec(), "segmentation": SegmentationSpec()}.get(task)
+    post = HEADS.get(task)
     set_metadata(model, GraphMetadata("planted", task, planted.PREPROCESS, postprocess=post))
     for name in ("engine", "bundle", "page"):
         (folder / name).mkdir()
@@ -682,7 +728,7 @@ def planted_page(folder, model, task, built):
         preprocess=planted.PREPROCESS,
         postprocess=post,
         engines=[(engine, folder / "engine")],
-        labels={"detection": ["bright", "dark", "never"], "segmentation": ["bright", "dark"]}.get(task, []),
+        labels={"detection": ["bright", "dark", "never"]}.get(task, ["bright", "dark"] if task in NAMED else []),
         golden=golden_of({"image": pixels}, outputs, engine.artifact, 1e-4),
     )
     web.write(folder / "bundle", folder / "page")
@@ -893,15 +939,17 @@ def test_features_are_compared(browser, built, tmp_path):
         opened.page.close()
 
 
-def bright_or_dark():
-    """Semantic segmentation: a pixel is of class 0 where its value is above 0, of class 1 elsewhere."""
-    nodes = [onnx.helper.make_node("Conv", ["image", "weight"], ["logits"], kernel_shape=[1, 1])]
-    weight = onnx.numpy_helper.from_array(np.array([1, -1], np.float32).reshape(2, 1, 1, 1), "weight")
+def bright_or_dark(output="logits", gains=(1, -1), offset=0):
+    """The image times each of `gains`, and an offset. Semantic segmentation: a pixel is of class 0 where its value is
+    above 0, of class 1 elsewhere; heat maps: the brightest pixel and the darkest."""
+    nodes = [onnx.helper.make_node("Conv", ["image", "weight", "offset"], [output], kernel_shape=[1, 1])]
+    offsets = onnx.numpy_helper.from_array(np.full(len(gains), offset, np.float32), "offset")
+    weight = onnx.numpy_helper.from_array(np.array(gains, np.float32).reshape(-1, 1, 1, 1), "weight")
     ends = [
         onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["batch", channels, 32, 32])
-        for name, channels in (("image", 1), ("logits", 2))
+        for name, channels in (("image", 1), (output, len(gains)))
     ]
-    graph = onnx.helper.make_graph(nodes, "planted", ends[:1], ends[1:], [weight])
+    graph = onnx.helper.make_graph(nodes, "planted", ends[:1], ends[1:], [weight, offsets])
     return ir.from_proto(onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 17)], ir_version=8))
 
 
@@ -925,5 +973,56 @@ def test_classes_are_drawn_over_the_image(browser, built, tmp_path):
         grey = np.asarray(Image.open(tmp_path / "image.png").convert("L"), float)
         under = grey[grey.shape[0] // 2, grey.shape[1] // 2]
         assert np.abs(np.array(corner[:3]) - (tint.astype(float) * 140 / 255 + under * 115 / 255)).max() <= 6
+        assert opened.errors == []
+        opened.page.close()
+
+
+def colour_at(opened, x, y):
+    """RGB of the canvas at shares of its sides."""
+    return opened.page.evaluate(
+        """([x, y]) => {
+          const view = document.getElementById("view"), context = view.getContext("2d");
+          return [...context.getImageData(view.width * x, view.height * y, 1, 1).data].slice(0, 3);
+        }""",
+        [x, y],
+    )
+
+
+def test_points_are_drawn_on_the_image(browser, built, tmp_path):
+    page = planted_page(tmp_path, bright_or_dark("heatmaps", offset=1.5), "keypoints", built)
+    with started(page) as address:
+        opened = Opened(browser, f"{address}?check&backend=wasm")
+        assert opened.until("#checked", "images").startswith("Right: 1 images. Largest difference: heatmaps")
+        spots = np.full((96, 128), 128, np.uint8)
+        spots[20:32, 20:32], spots[70:82, 100:112] = 255, 0
+        Image.fromarray(spots).save(tmp_path / "spots.png")
+        opened.page.set_input_files("#file", tmp_path / "spots.png")
+        with load(tmp_path / "bundle") as predictor:
+            wanted = predictor.predict(tmp_path / "spots.png")
+        opened.until(".best", f"{len(wanted.shown)} of 2 points")
+        shown = opened.page.locator(".scores li > span").all_text_contents()
+        assert shown[::2] == [point.name for point in wanted.shown] == ["bright", "dark"]
+        width, height = wanted.size
+        a, b = ((point.x + 0.5, point.y + 0.5) for point in wanted.points)
+        assert colour_at(opened, a[0] / width, a[1] / height) == list(POINT)
+        assert colour_at(opened, b[0] / width, b[1] / height) == list(POINT)
+        assert colour_at(opened, (a[0] + b[0]) / 2 / width, (a[1] + b[1]) / 2 / height) == list(LINE)
+        assert opened.errors == []
+        opened.page.close()
+
+
+def test_the_picture_that_is_made_is_shown(browser, built, tmp_path):
+    page = planted_page(tmp_path, bright_or_dark("reconstruction", (-1,)), "image-to-image", built)
+    with started(page) as address:
+        opened = Opened(browser, f"{address}?check&backend=wasm")
+        assert opened.until("#checked", "images").startswith("Right: 1 images. Largest difference: reconstruction")
+        opened.page.set_input_files("#file", tmp_path / "image.png")
+        with load(tmp_path / "bundle") as predictor:
+            wanted = predictor.predict(tmp_path / "image.png").pixels
+        opened.until("#caption", "What the model makes")
+        assert opened.best() == "32 × 32 pixels"
+        for row, column in ((3, 3), (16, 9), (28, 30)):
+            found = colour_at(opened, (column + 0.5) / 32, (row + 0.5) / 32)
+            assert np.abs(np.array(found) - wanted[row, column]).max() <= 1
         assert opened.errors == []
         opened.page.close()

@@ -182,3 +182,13 @@ def test_a_metric_of_another_task_goes_by_its_own_name():
     text = Page(page_of(report, {})).text
     assert "RMSE, %" in text
     assert "drop in RMSE" in text
+
+
+def test_the_time_of_each_graph_is_on_the_page():
+    report = copy.deepcopy(REPORT)
+    assert "Graph by graph" not in Page(page_of(report, {})).text
+    for result in report["bench"]["results"][1:]:
+        result["parts_ms"] = {"image_tower": 1.2345, "text_tower": 0.25}
+    text = Page(page_of(report, {})).text
+    assert "Graph by graph" in text
+    assert "image_tower, ms" in text and "1.23" in text and "0.25" in text

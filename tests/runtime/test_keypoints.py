@@ -1,5 +1,6 @@
 """Key points of one object: the box and the decoding against transformers' VitPoseImageProcessor, the rest by hand."""
 
+import io
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +10,7 @@ from PIL import Image
 
 from tests.references import reference
 from vitdeploy.errors import InputError
-from vitdeploy.runtime.draw_keypoints import LINE, POINT, draw
+from vitdeploy.runtime.drawing import DRAWINGS, LINE, POINT, draw_keypoints
 from vitdeploy.runtime.geometry import input_window
 from vitdeploy.runtime.keypoints import KEYPOINTS, Keypoint, Keypoints, locate
 from vitdeploy.runtime.preprocess import resize_and_crop
@@ -84,6 +85,30 @@ def test_the_window_of_the_input_is_where_its_pixels_come_from():
     np.testing.assert_allclose(row[inside], window.left + (inside + 0.5) * step - 0.5, atol=0.51)
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        PreprocessSpec((64, 48), (64, 48), "bilinear"),
+        PreprocessSpec(70, (64, 48), "bilinear"),
+        PreprocessSpec((80, 60), (64, 48), "bilinear", fit="cover"),
+        SPEC,
+    ],
+    ids=["stretched", "cropped", "covered", "top-down"],
+)
+@pytest.mark.parametrize("spot", [(40, 50), (85, 70)], ids=str)
+def test_a_bright_spot_is_found_where_it_is_however_images_are_prepared(spec, spot):
+    """The "model" is a mean over cells of 4x4 pixels, so its maps are cells of what the input shows."""
+    size = (120, 110)
+    x, y = np.meshgrid(np.arange(size[0]), np.arange(size[1]))
+    grey = 255 * np.exp(-((x - spot[0]) ** 2 + (y - spot[1]) ** 2) / 200)
+    pixels = resize_and_crop(Image.fromarray(grey.astype(np.uint8)).convert("RGB"), spec)[:, :, 0] / 255
+    maps = pixels.reshape(1, 16, 4, 12, 4).mean(axis=(2, 4)).astype(np.float32)
+    [found] = KEYPOINTS.answer({"heatmaps": maps}, Reading(size, spec, KeypointSpec(threshold=0.1))).points
+    # Maps of a top-down model lie from first to last centre, as cells of a mean do not: half a cell at the border.
+    bound = 8 if spec is SPEC else 2.5
+    assert np.hypot(found.x - spot[0], found.y - spot[1]) < bound
+
+
 @pytest.mark.parametrize("box", [(5, 5, 5, 9), (5, 5, 4, 9), (0, 0, float("nan"), 3), (1, 2, 3), 7, "box"])
 def test_a_box_without_anything_in_it_is_refused(box):
     with pytest.raises(InputError, match="no box in an image") as refused:
@@ -120,9 +145,15 @@ def test_the_answer_in_words_values_and_a_picture():
     assert (document["width"], document["box"], len(document["points"])) == (40, [0.0, 0.0, 40.0, 40.0], 3)
     assert document["points"][1] == {"index": 1, "name": "eye", "x": 30.0, "y": 20.0, "score": 0.8}
     image = Image.new("RGB", (40, 40))
-    drawn = draw(image, found)
+    drawn = draw_keypoints(image, [found])
     assert (drawn.getpixel((10, 20)), drawn.getpixel((30, 20)), drawn.getpixel((20, 20))) == (POINT, POINT, LINE)
     assert drawn.getpixel((9, 9)) == image.getpixel((10, 20)) == (0, 0, 0)
+    other = Keypoints((40, 40), (20.0, 20.0, 40.0, 40.0), (Keypoint(0, "nose", 33.0, 34.0, 0.9),))
+    for result, count in (([found, other], 2), (other, 1)):  # of two boxes of an image, and of one
+        [(end, content)] = DRAWINGS["keypoints"](image, result).items()
+        pixels = Image.open(io.BytesIO(content))
+        seen = [pixels.getpixel(place) == POINT for place in ((10, 20), (33, 34))]
+        assert (end, seen) == (".png", [count == 2, True])
 
 
 def test_specs_go_through_json_and_refuse_what_cannot_be():

@@ -14,6 +14,7 @@ from vitdeploy.api.graph import GraphLike, graph_file
 from vitdeploy.api.reporter import Reporter, reporting
 from vitdeploy.api.shown import Shown
 from vitdeploy.api.tables import Line
+from vitdeploy.backends import TARGETS
 
 if TYPE_CHECKING:
     from vitdeploy.compilation.build_options import BuildOptions
@@ -107,7 +108,8 @@ def compile(
         reporter.progress(f"compile for {target}", 1, 1)
     engine = manifest.engines[0]
     kernels = ", ".join(f"{count} in {kind}" for kind, count in engine.kernels.items())
-    kernels = kernels or "as the graph is typed (this provider does not show its kernels)"
+    hidden = "as the graph is typed (this provider does not show its kernels)"
+    kernels = kernels or (hidden if TARGETS[engine.target].typed else "none")
     document = {
         "artifact": engine.artifact,
         "target": engine.target,

@@ -92,7 +92,7 @@ def predict(
         if texts:
             predictor.labels = texts
         if boxes:
-            answers = _answer_boxes(predictor, found, boxes)
+            answers = _answer_boxes(predictor, found, boxes, draw)
         else:
             answers = _answer(predictor, found, top, draw, reporter.progress)
         return Predicted(predictor.target, predictor.why, found, *answers)
@@ -110,8 +110,9 @@ def _require_drawing(task: Task) -> None:
         )
 
 
-def _draw(folder: Path, task: Task, given: Input, result: Result, taken: set[str]) -> list[str]:
-    """Write the pictures of one answer under the name of its input, or the next free one; gives their paths."""
+def _draw(folder: Path, task: Task, given: Input, result: Result | Sequence[Result], taken: set[str]) -> list[str]:
+    """Write the pictures of one answer, or of all for boxes of an image, under the name of the input, or the next free
+    one; gives their paths."""
     from vitdeploy.runtime.drawing import DRAWINGS
     from vitdeploy.runtime.preprocess import decode
 
@@ -149,9 +150,12 @@ def _answer(
     return answered, failed
 
 
-def _answer_boxes(predictor: Predictor, found: Sequence[Input], boxes: Sequence[Box]) -> tuple[Answers, Failures]:
+def _answer_boxes(
+    predictor: Predictor, found: Sequence[Input], boxes: Sequence[Box], draw: Path | None
+) -> tuple[Answers, Failures]:
     answered: Answers = []
     failed: Failures = []
+    taken: set[str] = set()
     for given in found:
         try:
             results = predictor.predict_boxes(given.image, boxes)
@@ -159,7 +163,8 @@ def _answer_boxes(predictor: Predictor, found: Sequence[Input], boxes: Sequence[
             failed.append((given, error))
             continue
         lines = [f"[{row}]: {line}" for row, result in enumerate(results) for line in str(result).split("\n")]
-        answered.append((given, [{"image": given.name, **result.to_dict()} for result in results], lines))
+        drawn = {} if draw is None else {"drawn": _draw(draw, predictor.task, given, results, taken)}
+        answered.append((given, [{"image": given.name, **result.to_dict(), **drawn} for result in results], lines))
     return answered, failed
 
 

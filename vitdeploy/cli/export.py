@@ -159,4 +159,7 @@ def _list(console: Console, patterns: tuple[str, ...]) -> None:
     lines: list[Line] = [Table(columns, tuple(cells))]
     if not rows:
         lines = [f"no built-in name matches {pattern!r}; `vitdeploy export list` shows all"]
+    console.note(
+        "not built in: hf:FOLDER and timm:NAME are exported from their libraries, an .onnx file is taken as it is"
+    )
     console.finish({"models": [dataclasses.asdict(row) for row in rows]}, lines, None)

@@ -61,8 +61,10 @@ def check_placed(engine: EngineSpec, asked: Precision, placed: int) -> None:
         raise CapabilityError(
             f"{engine.target} did not run the graph in INT8",
             found=f"{int8} of {placed} placed layers in INT8 kernels: {engine.kernels}",
-            wanted=f"{placed} in INT8",
-            fix="run `vitdeploy doctor`; the CPU may lack INT8 instructions",
+            wanted=f"{placed} in INT8" if placed else "a layer in INT8",
+            fix="run `vitdeploy doctor`; the CPU may lack INT8 instructions"
+            if placed
+            else f"choose fp32 for {engine.target}: the placement leaves every layer in float",
         )
     if not integer:
         others = {kind: count for kind, count in engine.kernels.items() if kind != asked}

@@ -41,6 +41,17 @@ class Embedded:
     least_same: int
 
 
+def refuse_boxes(found: Embedded, what: str) -> None:
+    """Raise CapabilityError where `what` prepares images itself, and a model that sees one object has another task than
+    key points: its answers are not mapped back from a box."""
+    if found.preprocess.fit == "topdown" and found.manifest.task != "keypoints":
+        raise CapabilityError(
+            f"{what} cuts boxes out of images for key points only",
+            found=f"the task {found.manifest.task}, whose images are prepared with fit topdown",
+            wanted="images that are resized and cropped",
+        )
+
+
 def find_embedded(folder: Path, targets: Sequence[str], tasks: Sequence[str], what: str) -> Embedded:
     """The bundle in `folder` with its first engine for one of `targets`, with every file verified.
 
@@ -56,13 +67,9 @@ def find_embedded(folder: Path, targets: Sequence[str], tasks: Sequence[str], wh
     manifest = read_bundle(folder)
     if manifest.task not in tasks or manifest.preprocess is None:
         raise CapabilityError(
-            f"{what} does not answer for models of this task yet", found=manifest.task, wanted=", ".join(tasks)
-        )
-    if manifest.preprocess.fit == "topdown":
-        raise CapabilityError(
-            f"{what} does not cut boxes out of images yet",
-            found=f"the bundle {manifest.name}, whose images are prepared with fit topdown",
-            wanted="images that are resized and cropped",
+            f"{what} does not answer for models of this task yet",
+            found=f"the task {manifest.task}",
+            wanted=", ".join(tasks),
         )
     found = [each for each in manifest.engines if each.target in targets]
     if not found:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -62,9 +63,10 @@ def conclude(job: Job, artifacts: Mapping[str, Artifact], bench: Bench) -> Outco
     judged = [Judged(c, gates[c.artifact], verified(artifacts, c), guarded) for c in candidates(job)]
     verdict = decide(judged, bench, include_failed=job.recipe.bundle.include_failed)
     of_weights = [text for candidate in verdict.ships for text in said_of_weights(artifacts, candidate)]
+    of_placement = [text for candidate in candidates(job) for text in said_of_placement(artifacts, candidate)]
     calibration = _calibration(job, artifacts)
     of_images = calibration.warnings if calibration is not None else ()
-    verdict = replace(verdict, remarks=(*verdict.remarks, *of_weights, *of_images))
+    verdict = replace(verdict, remarks=(*verdict.remarks, *of_weights, *of_placement, *of_images))
     examples, answers, images = report_answers(job, artifacts)
     attention, maps = render_attention(artifacts, examples, images)
     model, export = _exported(job, artifacts)
@@ -106,6 +108,17 @@ def warnings_of(job: Job, artifacts: Mapping[str, Artifact], candidate: Candidat
 def said_of_weights(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
     """Remarks about an engine's weights on this machine."""
     return weight_remarks(read_engine(artifacts[candidate.step("compile")].path), describe_host()["isa"])
+
+
+def said_of_placement(artifacts: Mapping[str, Artifact], candidate: Candidate) -> list[str]:
+    """A remark on an engine that is INT8 in name alone."""
+    if candidate.precision != "int8":
+        return []
+    placed = read_json(artifacts[candidate.step("place")].path / "placement.json")
+    if placed["int8"]:
+        return []
+    reasons = Counter(placed["float"].values()).most_common(1)
+    return [f"{candidate.artifact} has nothing in INT8: {reasons[0][0] if reasons else 'it has no such layer'}."]
 
 
 def _calibration(job: Job, artifacts: Mapping[str, Artifact]) -> CalibrationFacts | None:

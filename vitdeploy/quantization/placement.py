@@ -54,6 +54,7 @@ def choose(model: ir.Model, target: str, ignore: Sequence[str] = ()) -> Placemen
         raise GraphError(
             "the graph has no linear or convolution with constant float32 weights, so nothing to quantize",
             found="; ".join(f"{name}: {reason}" for name, reason in list(others.items())[:3]),
+            fix="choose the precision fp32, which needs no images",
         )
     names = [linear.name for linear in linears]
     chosen = ignored(names, ignore)

@@ -14,6 +14,7 @@ from vitdeploy.report.details import details_view
 from vitdeploy.report.examples import examples_view
 from vitdeploy.report.outputs import outputs_view
 from vitdeploy.report.page import RunPage, Section
+from vitdeploy.report.parts import parts_view
 from vitdeploy.report.plots import plots_alone, render_plots
 from vitdeploy.report.quantization import costs_view
 from vitdeploy.report.regression import pairs_view, sides_view
@@ -38,6 +39,7 @@ RUN: tuple[Section[RunPage], ...] = (
     Section("reliability", "{view.title}", reliability_view, "plot.html.jinja"),
     Section("plot-{number}", "{view.title}", lambda page: render_plots(page.report), "plot.html.jinja"),
     Section("context", TIME, lambda page: context_view(page.report.bench), "context.html.jinja"),
+    Section("parts", "Graph by graph", parts_view, "parts.html.jinja"),
     Section(
         "sensitivity-of-{number}",
         "Layer by layer: {view.artifact}",

@@ -109,7 +109,9 @@ def _row(report: Judgement, artifact: str) -> Row:
         original=original,
         recommended=artifact == lookup.starred(report),
         gate=gate(engine.gate.status) if engine and engine.gate.status != "none" else None,
-        precision=Cell((source and source.precision) or MISSING, _kernels(engine.kernels) if engine else ""),
+        precision=Cell(
+            (source and source.precision) or MISSING, _kernels(engine.kernels, engine.precision) if engine else ""
+        ),
         provider=(source and source.provider) or MISSING,
         value=text.number(verify.value if verify else lookup.reference_value(report) if original else None),
         drop=with_interval(verify.drop, verify.drop_ci95) if verify else Cell(MISSING),
@@ -127,10 +129,11 @@ def with_interval(value: float | None, bounds: Sequence[float] | None) -> Cell:
     return Cell(text.number(value), text.interval(bounds) if bounds else "")
 
 
-def _kernels(kernels: Mapping[str, int]) -> str:
-    """The precisions in which the kernels actually ran; noted only if mixed."""
-    used = {precision: count for precision, count in kernels.items() if count}
-    return "\u00a0+ ".join(f"{count}\u00a0{precision}" for precision, count in used.items()) if len(used) > 1 else ""
+def _kernels(kernels: Mapping[str, int], precision: str) -> str:
+    """The precisions in which the kernels actually ran; noted only if mixed, or INT8 has none in INT8."""
+    used = {kind: count for kind, count in kernels.items() if count}
+    noted = len(used) > 1 or (precision == "int8" and "int8" not in used)
+    return "\u00a0+ ".join(f"{count}\u00a0{kind}" for kind, count in used.items()) if noted else ""
 
 
 def _ms(latency: Latency | None, percentile: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.runtime.png import png_bytes
 from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
 from vitdeploy.runtime.upsample import bands, bicubic
 from vitdeploy.spec import DepthSpec, DepthValues, PreprocessSpec
@@ -54,10 +54,8 @@ class Depth:
 
         low, _, high = self.range
         scaled = 1000 * self.map if self.values == "metric" else (self.map - low) * (LARGEST / ((high - low) or 1.0))
-        buffer = io.BytesIO()
         whole = np.nan_to_num(scaled, nan=0.0).clip(0, LARGEST).round().astype(np.uint16)
-        Image.fromarray(whole).save(buffer, "png")
-        return buffer.getvalue()
+        return png_bytes(Image.fromarray(whole))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything but the pixels of the map."""

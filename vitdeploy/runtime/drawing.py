@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,7 +11,10 @@ import numpy.typing as npt
 
 from vitdeploy.runtime.depth import Depth
 from vitdeploy.runtime.detection import Detections
+from vitdeploy.runtime.image_to_image import Picture
+from vitdeploy.runtime.keypoints import Keypoints
 from vitdeploy.runtime.panoptic import Panoptic
+from vitdeploy.runtime.png import png_bytes
 from vitdeploy.runtime.segmentation import NONE, Segmentation
 from vitdeploy.spec import Task
 
@@ -27,6 +30,10 @@ OPACITY = 0.55
 # Near to far, as RGB: light to dark, so that it reads without colours too.
 SHADES = np.array([(252, 253, 191), (252, 137, 97), (183, 55, 121), (81, 18, 124), (0, 0, 4)], np.float64)
 MARGIN = 2
+# Of key points, lines and points: green and orange of Okabe and Ito, which people with any colour vision tell apart.
+LINE, POINT = (0, 158, 115), (230, 159, 0)
+# Radius of a point and half the width of a line, in shares of the shorter side of the box; never below a pixel.
+RADIUS, HALF_WIDTH = 0.02, 0.01
 
 
 def colours(count: int) -> npt.NDArray[np.uint8]:
@@ -75,7 +82,7 @@ def _segmentation(image: Image.Image, result: Any) -> Files:
     drawn = _over(image, class_picture(result.map), result.map != NONE)
     palette = colours(max((each.index for each in result.classes), default=0) + 1)
     _legend(drawn, [(each.label, tuple(palette[each.index].tolist())) for each in result.classes[:12]])
-    return {".png": _png(drawn), ".classes.png": result.png()}
+    return {".png": png_bytes(drawn), ".classes.png": result.png()}
 
 
 def _panoptic(image: Image.Image, result: Any) -> Files:
@@ -85,7 +92,7 @@ def _panoptic(image: Image.Image, result: Any) -> Files:
     palette = colours(max((each.id for each in result.segments), default=0))
     largest = sorted(result.segments, key=lambda each: -each.area)[:12]
     _legend(drawn, [(each.label, tuple(palette[each.id - 1].tolist())) for each in largest])
-    return {".png": _png(drawn)}
+    return {".png": png_bytes(drawn)}
 
 
 def _detection(image: Image.Image, result: Any) -> Files:
@@ -99,7 +106,7 @@ def _detection(image: Image.Image, result: Any) -> Files:
         colour = tuple(palette[each.index].tolist())
         pen.rectangle(each.box, outline=colour, width=max(2, min(image.size) // 200))
         _label(pen, each.box[:2], f"{each.label} {100 * each.score:.0f} %", colour)
-    return {".png": _png(drawn)}
+    return {".png": png_bytes(drawn)}
 
 
 def _depth(image: Image.Image, result: Any) -> Files:
@@ -107,7 +114,37 @@ def _depth(image: Image.Image, result: Any) -> Files:
     assert isinstance(result, Depth)
     numbers = io.BytesIO()
     np.save(numbers, result.map)
-    return {".png": _png(depth_picture(result.nearness)), ".npy": numbers.getvalue(), ".depth.png": result.png()}
+    return {".png": png_bytes(depth_picture(result.nearness)), ".npy": numbers.getvalue(), ".depth.png": result.png()}
+
+
+def draw_keypoints(image: Image.Image, people: Sequence[Keypoints]) -> Image.Image:
+    """A copy of the RGB image with the shown points of each object, and the lines of the skeleton whose ends are both
+    shown."""
+    from PIL import ImageDraw
+
+    picture = image.convert("RGB")
+    pen = ImageDraw.Draw(picture)
+    for result in people:
+        left, top, right, bottom = result.box
+        side = min(right - left, bottom - top)
+        radius, width = max(1.0, RADIUS * side), max(1, round(2 * HALF_WIDTH * side))
+        shown = {point.index: (point.x, point.y) for point in result.shown}
+        for a, b in result.skeleton:
+            if a in shown and b in shown:
+                pen.line([shown[a], shown[b]], fill=LINE, width=width)
+        for x, y in shown.values():
+            pen.ellipse([x - radius, y - radius, x + radius, y + radius], fill=POINT)
+    return picture
+
+
+def _keypoints(image: Image.Image, result: Any) -> Files:
+    return {".png": png_bytes(draw_keypoints(image, [result] if isinstance(result, Keypoints) else result))}
+
+
+def _picture(image: Image.Image, result: Any) -> Files:
+    """The picture that the model made; the image is no part of it."""
+    assert isinstance(result, Picture)
+    return {".png": png_bytes(result.image)}
 
 
 def _legend(image: Image.Image, entries: list[tuple[str, tuple[int, ...]]]) -> None:
@@ -128,16 +165,13 @@ def _label(pen: ImageDraw.ImageDraw, corner: tuple[float, ...], text: str, colou
     return box[3]
 
 
-def _png(image: Image.Image) -> bytes:
-    buffer = io.BytesIO()
-    image.save(buffer, "png")
-    return buffer.getvalue()
-
-
-# How the answer of a task becomes files, from the upright RGB image and the result; other tasks draw nothing.
+# How the answer of a task becomes files, from the upright RGB image and the result, of a top-down task also the results
+# for several boxes; other tasks draw nothing.
 DRAWINGS: Mapping[Task, Callable[[Image.Image, Any], Files]] = {
     "detection": _detection,
     "panoptic": _panoptic,
     "segmentation": _segmentation,
     "depth": _depth,
+    "keypoints": _keypoints,
+    "image-to-image": _picture,
 }

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.runtime.png import png_bytes
 from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
 from vitdeploy.spec import RECONSTRUCTION, ImageSpec
 
@@ -38,10 +38,8 @@ class Picture:
 
     def to_dict(self) -> dict[str, Any]:
         """The picture as a PNG in base64."""
-        buffer = io.BytesIO()
-        self.image.save(buffer, "PNG")
         height, width, channels = self.pixels.shape
-        png = base64.b64encode(buffer.getvalue()).decode("ascii")
+        png = base64.b64encode(png_bytes(self.image)).decode("ascii")
         return {"width": width, "height": height, "channels": channels, "png": png}
 
     def __str__(self) -> str:

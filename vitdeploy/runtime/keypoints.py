@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.runtime.geometry import input_window
 from vitdeploy.runtime.postprocess import label_of, shortened
 from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
 from vitdeploy.runtime.topdown import Box, cutout, to_image
-from vitdeploy.spec import HEATMAPS, KeypointSpec
+from vitdeploy.spec import HEATMAPS, KeypointSpec, PreprocessSpec
 
 Array = npt.NDArray[Any]
 
@@ -133,13 +134,28 @@ def head_of(reading: Reading) -> KeypointSpec:
     return reading.postprocess
 
 
+def in_image(
+    places: Array, grid: tuple[int, int], size: tuple[int, int], preprocess: PreprocessSpec, box: Box
+) -> npt.NDArray[np.float64]:
+    """float64 [n, 2]: places [n, 2] in pixels of maps of `grid` (width, height), now in pixels of an image of `size`
+    (width, height), of which a top-down model saw the `box`. The centre of the first pixel is 0 in both.
+
+    The maps of a top-down model lie from the first to the last centre of its input; those of any other divide what its
+    input shows into equal cells, as pooling and strides do.
+    """
+    if preprocess.fit == "topdown":
+        return to_image(places, grid, cutout(box, (preprocess.crop[1], preprocess.crop[0])))
+    window = input_window(size, preprocess)
+    cells = np.array([window.right - window.left, window.bottom - window.top]) / np.array(grid)
+    return np.asarray((places + 0.5) * cells + (window.left, window.top) - 0.5)
+
+
 def _answer(outputs: Outputs, reading: Reading) -> Keypoints:
     spec, maps = head_of(reading), outputs[HEATMAPS]
     width, height = reading.size
     box = reading.box or (0.0, 0.0, float(width), float(height))
     places, scores = locate(maps, spec)
-    found = cutout(box, (reading.preprocess.crop[1], reading.preprocess.crop[0]))
-    points = to_image(places, (maps.shape[2], maps.shape[1]), found)
+    points = in_image(places, (maps.shape[2], maps.shape[1]), reading.size, reading.preprocess, box)
     named = (
         Keypoint(index, label_of(index, reading.labels), float(x), float(y), float(score))
         for index, ((x, y), score) in enumerate(zip(points, scores, strict=True))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from vitdeploy.runtime.png import png_bytes
 from vitdeploy.runtime.postprocess import label_of, shortened, sigmoid, softmax
 from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
 from vitdeploy.runtime.upsample import bands, enlarged
@@ -52,9 +52,7 @@ class Segmentation:
 
         wide = bool((self.map >= 255).any())
         pixels = np.where(self.map == NONE, 65535 if wide else 255, self.map).astype(np.uint16 if wide else np.uint8)
-        buffer = io.BytesIO()
-        Image.fromarray(pixels).save(buffer, "png")
-        return buffer.getvalue()
+        return png_bytes(Image.fromarray(pixels))
 
     def to_dict(self) -> dict[str, Any]:
         """The classes, and the map as a PNG (see `png`) in Base64."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 import statistics
 import time
@@ -20,6 +19,7 @@ from vitdeploy.runtime.choice import AUTO
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import usable_cores
 from vitdeploy.runtime.load import images_of
+from vitdeploy.runtime.png import png_bytes
 from vitdeploy.runtime.runner import Array
 from vitdeploy.serve.batcher import ExecutionPlan
 from vitdeploy.serve.protocol import Model
@@ -160,9 +160,7 @@ def _load_decoders(predictor: Predictor) -> None:
     """Decode a file: Pillow is loaded by the first, which would take a client's time."""
     from PIL import Image
 
-    stream = io.BytesIO()
-    Image.new("L", (8, 8)).save(stream, "PNG")
-    predictor.prepare(stream.getvalue())
+    predictor.prepare(png_bytes(Image.new("L", (8, 8))))
 
 
 def _in_streams(bundle: Path, manifest: Manifest, engine: EngineSpec, batch: int, threads: int) -> Predictor | None:

@@ -11,7 +11,7 @@ from vitdeploy.compilation.build_options import BuildOptions
 from vitdeploy.compilation.engine import compile_engine
 from vitdeploy.compilation.parts import joined, within
 from vitdeploy.errors import CapabilityError, TargetError
-from vitdeploy.graph.analysis.linears import count_int8
+from vitdeploy.graph.analysis.linears import count_int8, find_linears, unplaced_weights
 from vitdeploy.graph.io.files import GraphMetadata, fixed_batch, get_metadata, graph_spec, load_graph
 from vitdeploy.progress import Progress, silent
 from vitdeploy.quantization.backend import QUANTIZE
@@ -72,7 +72,10 @@ def compile_graph(
     graph: Path, target: str, batch: int, out: Path, progress: Progress = silent, build: BuildOptions | None = None
 ) -> EngineSpec:
     """Writes graph.onnx, the engine's files and engine.json. The graph's own metadata says its precision; `build` is
-    how TensorRT builds, which is asked only for graphs and profiles that its documents do not rule out."""
+    how TensorRT builds, which is asked only for graphs and profiles that its documents do not rule out.
+
+    Where INT8 was asked and every layer is faster in float, all must run in float: the engine's kernels say so.
+    """
     model = load_graph(graph)
     metadata = get_metadata(model, str(graph))
     if metadata.target not in (None, target):
@@ -87,17 +90,19 @@ def compile_graph(
     shapes, refuse = COMPILE[target].profiles, QUANTIZE[target].refuse
     if shapes is not None and refuse is not None:
         refuse(model, shapes(spec.inputs, build, batch), str(graph))
+    precision, placed = metadata.precision or "fp32", count_int8(model)
     engine = compile_engine(
         graph,
         out,
         target=target,
-        precision=metadata.precision or "fp32",
+        precision="fp32" if precision == "int8" and not placed else precision,
         batch=batch,
-        placed=count_int8(model),
+        placed=placed,
+        bare=not (placed or find_linears(model) or unplaced_weights(model)),
         build=build,
         progress=progress,
     )
-    engine = replace(engine, weight_bits=metadata.weight_bits)
+    engine = replace(engine, precision=precision, weight_bits=metadata.weight_bits)
     write_json(out / "engine.json", encode(engine))
     return engine
 

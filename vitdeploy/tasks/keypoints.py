@@ -8,8 +8,7 @@ import numpy as np
 
 from vitdeploy.data.keypoints import LabelledObject, read_keypoints
 from vitdeploy.document.answers import Marks, Said
-from vitdeploy.runtime.keypoints import locate
-from vitdeploy.runtime.topdown import cutout, to_image
+from vitdeploy.runtime.keypoints import in_image, locate
 from vitdeploy.spec import HEATMAPS, KeypointSpec
 from vitdeploy.tasks.adapter import Data, DataChoice, Found, ImageKit, thumbnail
 from vitdeploy.verification.changes import Changes, judged
@@ -63,10 +62,10 @@ class KeypointsKit(ImageKit):
 
     def _points(self, answers: Answers, boxes: np.ndarray) -> Points:
         """The points in pixels of the images."""
-        input_size = self.setting.images.crop[1], self.setting.images.crop[0]
+        columns = (answers.columns[name] for name in (PLACES, GRID, SIZE))
         places = [
-            to_image(each, (int(grid[0]), int(grid[1])), cutout(box, input_size))
-            for each, grid, box in zip(answers.columns[PLACES], answers.columns[GRID], boxes, strict=True)
+            in_image(each, (int(grid[0]), int(grid[1])), (int(size[0]), int(size[1])), self.setting.images, tuple(box))
+            for each, grid, size, box in zip(*columns, boxes.tolist(), strict=True)
         ]
         return Points(np.stack(places), answers.stacked(SCORES))
 

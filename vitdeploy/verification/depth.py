@@ -36,8 +36,8 @@ class DepthComparison(Comparison):
     (arXiv 1907.01341, equation 4), then inverted; nothing is farther than the farthest label.
 
     agreement: percent of the pixels that are alike (within the same factor) in the artifact's map and the original's,
-        without any alignment, the mean over the images. All intervals are bootstraps over the images, and none is
-        narrower than that of as many independent trials as there are images.
+        without any alignment, the mean over the images. All intervals are bootstraps over the images, and none of a
+        share is narrower than that of as many independent trials as there are images.
     abs_rel, reference_abs_rel: mean |depth - label| / label, the artifact's and the original's; abs_rel_ci95: of the
         artifact's minus the original's. None without labels.
     """

@@ -9,21 +9,25 @@ from pathlib import Path
 
 from vitdeploy import __version__
 from vitdeploy.embed.golden import write_golden
-from vitdeploy.embed.source import Embedded, find_embedded
+from vitdeploy.embed.source import Embedded, find_embedded, refuse_boxes
 from vitdeploy.embed.templates import render
 from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime.openvino import PRECISION_HINTS
-from vitdeploy.spec import DepthSpec, Postprocess, PostprocessSpec, SegmentationSpec
+from vitdeploy.spec import DepthSpec, ImageSpec, KeypointSpec, Postprocess, PostprocessSpec, SegmentationSpec
 
-TARGETS, TASKS = ("openvino-cpu",), ("classification", "features", "detection", "segmentation", "depth")
+TARGETS = ("openvino-cpu",)
+TASKS = ("classification", "features", "detection", "segmentation", "depth", "keypoints", "image-to-image")
 TOP = 5
 FIND_OPENVINO = "\"$(python -c 'import openvino.utils as u; print(u.get_cmake_path())')\""
+A_MAP = "and a file of numpy there for each image:"
 COLUMNS = {
     "classification": "path, class, label, score; the best classes first",
     "features": "path, and the numbers of the vector",
     "detection": "path, class, label, score, left, top, right, bottom; the surest object first",
     "segmentation": "path, class, label, pixels, share of the image; the largest class first",
     "depth": "path, least, median and largest value",
+    "keypoints": "path, number of the box from 0 on, point, name, score, x, y; the points that are shown",
+    "image-to-image": "path, width, height and channels of the picture, its mean level",
 }
 
 
@@ -35,6 +39,7 @@ def write(folder: Path, out: Path) -> list[str]:
         CapabilityError: a panoptic or sequence model, or an input of another kind. Else as `source.find_embedded`.
     """
     found = find_embedded(folder, TARGETS, TASKS, "the C++ program")
+    refuse_boxes(found, "the C++ program")
     (tensor,) = found.engine.inputs
     height, width = found.preprocess.crop
     pixels, planes = (height, width, found.preprocess.channels), (found.preprocess.channels, height, width)
@@ -82,23 +87,31 @@ def _facts(found: Embedded, project: str) -> dict[str, object]:
         "std": [f"{value:.9e}" for value in spec.std],
         "options": ", ".join(f"{{{json.dumps(key)}, {json.dumps(value)}}}" for key, value in options.items()),
         "outputs": ", ".join(json.dumps(name) for name in found.outputs),
-        "threshold": repr(post.threshold) if post is not None else None,
         "scores": post.scores if post is not None else None,
         "top_k": post.top_k if post is not None else None,
         "boxes": post.boxes if post is not None else None,
         "images": len(found.pixels),
-        **_maps(found.manifest.postprocess),
+        "topdown": spec.fit == "topdown",
+        **_head(found.manifest.postprocess),
     }
 
 
-def _maps(post: Postprocess | None) -> dict[str, object]:
-    """What the program of a model with an answer for every pixel knows more; `taps`: cells a pixel lies between."""
+def _head(post: Postprocess | None) -> dict[str, object]:
+    """What the program knows of the model's outputs; `maps_too`: what it writes into the folder of an `option`, `taps`:
+    cells a pixel lies between."""
     if isinstance(post, SegmentationSpec):
-        told = "int16 [height, width] of classes, -1 where the model does not see"
+        told = f"{A_MAP} int16 [height, width] of classes, -1 where the model does not see"
         kind = {"map_type": "int16_t", "map_dtype": "int16", "map_descr": "<i2", "taps": 2}
-        return {"maps_too": told, **kind, "maps": post.maps, "mask_size": post.mask_size}
+        return {"maps_too": told, "option": "--maps", **kind, "maps": post.maps, "mask_size": post.mask_size}
     if isinstance(post, DepthSpec):
-        told = "float32 [height, width], not a number where the model does not see"
+        told = f"{A_MAP} float32 [height, width], not a number where the model does not see"
         taps = {"bilinear": 2, "bicubic": 4}[post.resize]
-        return {"maps_too": told, "map_type": "float", "map_dtype": "float32", "map_descr": "<f4", "taps": taps}
-    return {"maps_too": None}
+        kind = {"map_type": "float", "map_dtype": "float32", "map_descr": "<f4", "taps": taps}
+        return {"maps_too": told, "option": "--maps", **kind}
+    if isinstance(post, ImageSpec):
+        told = "and the picture as a PNG there, for each image"
+        levels = {name: f"{value:.9e}" for name, value in (("black", post.black), ("white", post.white))}
+        return {"maps_too": told, "option": "--pictures", **levels}
+    if isinstance(post, KeypointSpec):
+        return {"maps_too": None, "threshold": repr(post.threshold), "decoding": post.decoding, "kernel": post.kernel}
+    return {"maps_too": None, "threshold": repr(post.threshold) if isinstance(post, PostprocessSpec) else None}

@@ -15,12 +15,15 @@ from vitdeploy import __version__
 from vitdeploy.embed.source import Embedded
 from vitdeploy.embed.templates import render
 from vitdeploy.errors import ManifestError
+from vitdeploy.runtime.answers import TASKS as IMAGE_TASKS
+from vitdeploy.runtime.flows import FLOWS
 from vitdeploy.runtime.preprocess import to_input
 
 TEMPLATES = Path(__file__).parent
 REPORT_FILE = "report.json"
 VERSION = "1"  # of the model, in the server's sense
-TASKS = ("classification", "features", "detection", "panoptic")
+# A server gives tensors for tensors, whatever they mean; a model of several graphs is not one of its models.
+TASKS = tuple(task for task in IMAGE_TASKS if task not in FLOWS)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from vitdeploy import __version__
 from vitdeploy.embed.golden import write_golden
-from vitdeploy.embed.source import Embedded, find_embedded
+from vitdeploy.embed.source import Embedded, find_embedded, refuse_boxes
 from vitdeploy.embed.templates import render
 from vitdeploy.embed.web.pad import drawing_form
 from vitdeploy.errors import CapabilityError, GraphError
@@ -25,12 +25,19 @@ from vitdeploy.graph.passes.attention_outputs import add_rollout
 from vitdeploy.runtime.golden import largest_difference
 from vitdeploy.spec import TensorSpec, encode
 
-TARGETS, TASKS = ("onnxruntime-cpu",), ("classification", "features", "detection", "segmentation", "depth")
+TARGETS = ("onnxruntime-cpu",)
+TASKS = ("classification", "features", "detection", "segmentation", "depth", "keypoints", "image-to-image")
 COMMANDS = ["npm ci --ignore-scripts", "npm run build", "npm test"]
 # WebAssembly addresses 4 GB, of which a graph takes its size about twice while it is loaded.
 MOST_BYTES = 1 << 30
 # Tasks whose answers lie in the image.
-WHERE = {"detection": "Boxes say", "segmentation": "The map says", "depth": "The map says"}
+WHERE = {
+    "detection": "Boxes say",
+    "segmentation": "The map says",
+    "depth": "The map says",
+    "keypoints": "Points say",
+    "image-to-image": "The picture says",
+}
 ENGINE, FLOAT = "engine.onnx", "float.onnx"
 # GPUs compute float32 with approximations of their own.
 FLOAT_TOLERANCE = 1e-2
@@ -46,6 +53,7 @@ def write(folder: Path, out: Path) -> list[str]:
         Else as `source.find_embedded`.
     """
     found = find_embedded(folder, TARGETS, TASKS, "the web page")
+    refuse_boxes(found, "the web page")
     source = found.manifest.graphs["model"]
     _check_input(found, source.inputs)
     _check_size(folder, (found.engine.graph, source.file))

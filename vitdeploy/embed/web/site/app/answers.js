@@ -1,6 +1,7 @@
 // From a model's outputs for one image to its answer. `outputs` are arrays of numbers by name, without the batch axis.
 
 import { classAreas, classMap, depthMap, depthRange } from "./maps.js";
+import { pointsOf } from "./points.js";
 import { inputWindow } from "./preprocess.js";
 
 const labelOf = (index, labels) => labels[index] ?? String(index);
@@ -64,8 +65,20 @@ export function detect(outputs, width, height, spec, post, labels) {
   });
 }
 
+// {width, height, data: RGBA} of a picture that the model made, [channels, height, width].
+export function pictureMade(values, [channels, height, width], { black, white }) {
+  const plane = width * height, data = new Uint8ClampedArray(4 * plane).fill(255), { fround } = Math;
+  for (let i = 0; i < plane; i++) {
+    for (let c = 0; c < 3; c++) {
+      const value = values[(c % channels) * plane + i], share = fround(fround(value - fround(black)) / fround(white - black));
+      data[4 * i + c] = fround(Math.min(1, Math.max(0, share)) * 255); // such arrays round to the nearest, halves to even
+    }
+  }
+  return { width, height, data };
+}
+
 // {task, ...}: `top` of a classifier, `vector` of features, `objects` of a detector; `map` of every pixel, with its `classes`
-// or its `range` of depth.
+// or its `range` of depth; `points` with their `skeleton`; the `picture` made of the image.
 export function toAnswer(outputs, width, height, facts, labels) {
   const { task, preprocess, postprocess } = facts;
   if (task === "features") return { task, vector: outputs.features };
@@ -78,5 +91,10 @@ export function toAnswer(outputs, width, height, facts, labels) {
     const map = depthMap(outputs, facts.shapes, width, height, preprocess, postprocess);
     return { task, map, range: depthRange(map), values: postprocess.values };
   }
+  if (task === "keypoints") {
+    const window = inputWindow(width, height, preprocess), { threshold, skeleton } = postprocess;
+    return { task, points: pointsOf(outputs.heatmaps, facts.shapes.heatmaps, preprocess, postprocess, labels, window), threshold, skeleton };
+  }
+  if (task === "image-to-image") return { task, picture: pictureMade(outputs.reconstruction, facts.shapes.reconstruction, postprocess) };
   return { task, top: classify(outputs.logits, labels) };
 }

@@ -85,7 +85,7 @@ export class Model {
   // The same for pixels that are prepared already, {width, height, channels, data}: the window is all of them.
   async predictPrepared(pixels) {
     const { width, height } = pixels, { preprocess } = this.facts;
-    const whole = { ...preprocess, resize: preprocess.crop, fit: "stretch" };
+    const whole = { ...preprocess, resize: preprocess.crop, fit: "stretch", topdown: preprocess.fit === "topdown" };
     return { ...(await this.#answer(pixels, width, height, { ...this.facts, preprocess: whole })), prepare: 0 };
   }
 

@@ -35,9 +35,31 @@ function drawBoxes(context, objects, scale) {
   }
 }
 
+// The points that are shown, and the lines whose ends both are. A pixel's centre is half a pixel from its corner.
+function drawPoints(context, { points, threshold, skeleton }, scale) {
+  const at = ({ x, y }) => [(x + 0.5) * scale, (y + 0.5) * scale], shown = points.filter(({ score }) => score >= threshold);
+  const places = new Map(shown.map((point) => [point.index, at(point)]));
+  context.lineWidth = 3;
+  context.strokeStyle = "#009e73";
+  for (const [a, b] of skeleton) {
+    if (!places.has(a) || !places.has(b)) continue;
+    context.beginPath();
+    context.moveTo(...places.get(a));
+    context.lineTo(...places.get(b));
+    context.stroke();
+  }
+  context.fillStyle = "#e69f00";
+  for (const [x, y] of places.values()) {
+    context.beginPath();
+    context.arc(x, y, 4, 0, 2 * Math.PI);
+    context.fill();
+  }
+}
+
 // Fill `canvas` with the image {width, height, data: RGBA}, and with `picture`, RGBA of the same size, over it. `map` is {rows, columns, values} over `window`, the part of
-// the image that the model sees; what it does not see is shaded. `objects` as `answers.detect` gives them.
-export function show(canvas, image, { window, map = null, objects = [], picture = null }, size = 720) {
+// the image that the model sees; what it does not see is shaded. `objects` as `answers.detect` gives them, `pose` an answer
+// with points.
+export function show(canvas, image, { window, map = null, objects = [], picture = null, pose = null }, size = 720) {
   const small = Math.max(image.width, image.height) <= SMALL;
   const scale = small ? Math.max(1, Math.floor(size / Math.max(image.width, image.height))) : Math.min(1.5, size / Math.max(image.width, image.height));
   canvas.width = Math.max(1, Math.round(image.width * scale));
@@ -58,4 +80,5 @@ export function show(canvas, image, { window, map = null, objects = [], picture 
   context.rect(left, top, width, height);
   context.fill("evenodd");
   drawBoxes(context, objects, scale);
+  if (pose) drawPoints(context, pose, scale);
 }

@@ -17,6 +17,8 @@ const TASKS = {
   detection: "Object detection",
   segmentation: "Semantic segmentation",
   depth: "Depth",
+  keypoints: "Key points",
+  "image-to-image": "Image to image",
 };
 const $ = (id) => document.getElementById(id);
 const percent = (share) => `${(100 * share).toFixed(1)} %`;
@@ -129,7 +131,7 @@ function forget() {
 }
 
 function describe({ answer: found, infer, prepare, latency }) {
-  const parts = { classification: classes, features: vector, detection: objects, segmentation: areas, depth: range }[found.task](found);
+  const parts = DESCRIBED[found.task](found);
   $("answer").replaceChildren(...parts);
   $("compare").hidden = found.task !== "features";
   $("latency").textContent = time(latency.median ?? infer);
@@ -176,6 +178,19 @@ function vector({ vector: values }) {
   return parts;
 }
 
+function pose({ points, threshold }) {
+  const seen = points.filter(({ score }) => score >= threshold);
+  // Scores have no bound; a bar ends at 1.
+  const one = facts.preprocess.fit === "topdown" ? "of one object: cut the image to it" : "";
+  return [best(`${seen.length} of ${points.length} points`, one), list(seen.map(({ label, score }) => ({ label, score: Math.min(1, score) })))];
+}
+
+const made = ({ picture: { width, height } }) => [best(`${width} × ${height} pixels`, "made of the image")];
+
+const DESCRIBED = {
+  classification: classes, features: vector, detection: objects, segmentation: areas, depth: range, keypoints: pose, "image-to-image": made,
+};
+
 // --- where the model looks ------------------------------------------------------------------------------------------
 
 async function look(own = turn) {
@@ -193,8 +208,15 @@ async function look(own = turn) {
 
 function paint() {
   const { image, result, map } = shown, on = $("overlay").checked && map;
-  const picture = result.answer.map ? pictureOf(result.answer) : null;
-  show($("view"), image, { window: result.window, map: on ? map : null, objects: result.answer.objects, picture });
+  if (result.answer.picture) {
+    const { picture } = result.answer, { width, height } = picture;
+    show($("view"), picture, { window: { left: 0, top: 0, width, height } });
+    $("caption").textContent = "What the model makes of it.";
+    $("seen").hidden = false;
+    return;
+  }
+  const picture = result.answer.map ? pictureOf(result.answer) : null, pose = result.answer.points ? result.answer : null;
+  show($("view"), image, { window: result.window, map: on ? map : null, objects: result.answer.objects, picture, pose });
   const { left, top, width, height } = result.window, size = `${image.width} × ${image.height} pixels`;
   const prepared = image.width === result.pixels.width && image.height === result.pixels.height;
   const shaded = left > 0 || top > 0 || left + width < image.width || top + height < image.height;

@@ -1,6 +1,7 @@
 // From an image's pixels to the model's input, as the bundle's `preprocess` says (model/model.json):
 // {resize: short side or [height, width], crop: [height, width], interpolation, mean, std, fit, crop_rounding}.
 
+import { cutOut, cutoutWindow } from "./points.js";
 import { resize } from "./resize.js";
 
 export const MAX_PIXELS = 64_000_000;
@@ -32,6 +33,7 @@ function cropStart(side, crop, spec) {
 
 // The part of the original that the model sees, in its pixels: {left, top, width, height}. Boxes and maps lie there.
 export function inputWindow(width, height, spec) {
+  if (spec.fit === "topdown") return cutoutWindow(width, height, spec.crop);
   const [wide, high] = resizedSize(width, height, spec);
   return {
     left: (cropStart(wide, spec.crop[1], spec) * width) / wide,
@@ -64,6 +66,7 @@ export function withChannels({ width, height, data }, channels) {
 
 // {width, height, data: RGBA} -> {width, height, channels, data}: what the model sees.
 export function prepare(image, spec) {
+  if (spec.fit === "topdown") return cutOut(withChannels(image, spec.mean.length), spec.crop);
   const [width, height] = resizedSize(image.width, image.height, spec);
   if (width * height > MAX_PIXELS) throw new Error(`The image is too long and thin: ${image.width} × ${image.height} pixels.`);
   return cropped(resize(withChannels(image, spec.mean.length), width, height, spec.interpolation), spec);

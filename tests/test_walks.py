@@ -1,0 +1,235 @@
+"""docs/tasks.md is executed: the walk of each task, from a model's folder to an app, and what its recipe promises.
+
+Fewer scenes are drawn and judged by than a reader has, and the bench is short.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from calibration.scenes.write import render
+from tests.command_line import ROOT, command_line
+from tests.dense_models import save
+from tests.references import reference
+from tests.serve.conftest import Running
+from vitdeploy.bundle.read import read_bundle, verify_files
+from vitdeploy.serve.engines import load_engines
+
+PAGE = (ROOT / "docs" / "tasks.md").read_text(encoding="utf-8")
+TARGETS = ("openvino-cpu", "onnxruntime-cpu")
+# Of each section: scenes to calibrate on and to judge by; the metric, what the original has at least of it, and how
+# much INT8 may be off on so few.
+SCENES = {
+    "Detection": (8, 8, "mAP", 50.0, 3.0),
+    "Depth": (8, 8, "delta-1", 70.0, 2.0),
+    "Images against texts": (24, 32, "top-1", 35.0, 10.0),
+    "Key points": (8, 8, "OKS AP", 45.0, 5.0),
+}
+# So few scenes prove little: nothing is asked of the engines.
+SHORT = ("budget.min_agreement=0", "bench.duration=0.1")
+
+DEEP = pytest.mark.skipif("VITDEPLOY_TEST_DEPTH" not in os.environ, reason="much like others; VITDEPLOY_TEST_DEPTH=1")
+
+
+def section(title: str) -> str:
+    [text] = re.findall(rf"^## {title}\n(.*?)(?=^## |\Z)", PAGE, flags=re.MULTILINE | re.DOTALL)
+    return text
+
+
+def blocks(title: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", section(title), flags=re.MULTILINE | re.DOTALL)
+
+
+class Walk:
+    """The commands of a section in a folder that is as the repository's root: each program is a method."""
+
+    def __init__(self, folder: Path, command: Any, title: str, *settings: str) -> None:
+        self.folder, self.command, self.title, self.settings = folder, command, title, settings
+        self.bundle, self.report, self.served = folder, {}, {}
+        self.predicted: list[dict[str, Any]] = []
+        for line in "".join(blocks(title, "sh")).splitlines():
+            if words := shlex.split(line, comments=True):
+                getattr(self, words[0])(*words[1:])
+
+    def python(self, dash: str, module: str, verb: str, kind: str, out: str) -> None:
+        assert (dash, module, verb) == ("-m", "calibration.scenes", "render")
+        render(kind, self.folder / out, dict(zip(("calibration", "evaluation"), SCENES[self.title], strict=False)))
+
+    def vitdeploy(self, verb: str, *arguments: str) -> None:
+        if verb == "run":
+            self.bundle = self.folder / arguments[-1]
+            given = [each for option in (*SHORT, *self.settings) for each in ("--set", option)]
+            self.report = self.command("run", *arguments, *given, "--json").document
+        elif verb == "predict":
+            self.predicted = self.command("predict", *arguments, "--json").document["predictions"]
+        elif verb == "embed":
+            done = self.command("embed", *arguments)
+            assert done.returncode == 0, done.stderr
+            assert any((self.folder / arguments[-1]).iterdir())
+        else:  # `curl` starts it
+            assert (verb, self.folder / arguments[0]) == ("serve", self.bundle)
+
+    def curl(self, option: str, field: str, address: str) -> None:
+        file = self.folder / field.removeprefix("file=@")
+        parts = (b'--end\r\nContent-Disposition: form-data; name="file"; filename="a.png"\r\n\r\n', b"\r\n--end--\r\n")
+        form = {"Content-Type": "multipart/form-data; boundary=end"}
+        with load_engines(self.bundle, max_batch=1) as engines, Running(engines) as running:
+            path = address.removeprefix("http://127.0.0.1:8080")
+            status, _, self.served = running.ask("POST", path, file.read_bytes().join(parts), form)
+        assert (option, status) == ("-F", 200)
+
+    def verified(self, artifact: str) -> dict[str, Any]:
+        return next(each["verify"] for each in self.report["engines"] if each["artifact"] == artifact)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """What a reader's clone has of what the page names."""
+    folder = tmp_path_factory.mktemp("clone")
+    shutil.copytree(ROOT / "recipes", folder / "recipes")
+    models = folder / "calibration" / "scenes" / "models"
+    models.parent.mkdir(parents=True)
+    models.symlink_to(ROOT / "calibration" / "scenes" / "models")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def command(root, shared_store):
+    reference("transformers")
+    with command_line(root, shared_store, short_bench=True) as command:
+        yield command
+
+
+@pytest.mark.parametrize("title", SCENES)
+def test_a_walk_on_drawn_scenes(title, root, command):
+    if title in ("Detection", "Key points"):
+        pytest.importorskip("pycocotools", reason="pip install 'vitdeploy[coco]'")
+    calibration, scenes, metric, least, most = SCENES[title]
+    walk = Walk(root, command, title, f"data.calibration.images={calibration}", "budget.max_drop=100")
+    verify_files(walk.bundle, read_bundle(walk.bundle))
+    for target in TARGETS:
+        exact, rounded = (walk.verified(f"{target}-{precision}") for precision in ("fp32", "int8"))
+        assert (exact["metric"], exact["n"] >= scenes) == (metric, True)
+        assert exact["reference_value"] >= least
+        assert exact["value"] == pytest.approx(exact["reference_value"], abs=0.2)
+        assert exact["agreement"] >= 99.9
+        assert rounded["value"] == pytest.approx(rounded["reference_value"], abs=most)
+        assert rounded["agreement"] >= 85
+        [kernels] = [each["kernels"] for each in walk.report["engines"] if each["artifact"] == f"{target}-int8"]
+        assert kernels["int8"] > 5
+    assert len(walk.report["bench"]["results"]) == 5
+    CHECKS[title](walk)
+
+
+def detected(walk: Walk) -> None:
+    """Most drawn shapes are found where they are, the picture has their boxes, and the server tells them."""
+    drawn = json.loads((walk.folder / "out/scenes/detection/annotations.json").read_text(encoding="utf-8"))
+    names = {each["id"]: each["name"] for each in drawn["categories"]}
+    [image] = [each["id"] for each in drawn["images"] if each["file_name"] == "evaluation/000001.png"]
+    shapes = [each for each in drawn["annotations"] if each["image_id"] == image]
+    [answer] = walk.predicted
+
+    def found(shape: dict[str, Any]) -> bool:
+        x, y, width, height = shape["bbox"]
+        return any(
+            each["label"] == names[shape["category_id"]]
+            and np.abs(np.subtract(each["box"], [x, y, x + width, y + height])).max() < 5
+            for each in answer["objects"]
+        )
+
+    assert len(shapes) > 1 and np.mean([found(shape) for shape in shapes]) > 0.5
+    [picture] = answer["drawn"]
+    before, after = (np.asarray(Image.open(walk.folder / path).convert("RGB")) for path in (answer["image"], picture))
+    assert before.shape == after.shape and (before != after).any()
+    assert [each["label"] for each in walk.served["objects"]] == [each["label"] for each in answer["objects"]]
+
+
+def measured(walk: Walk) -> None:
+    [answer] = walk.predicted
+    picture, numbers, sixteen = (walk.folder / path for path in answer["drawn"])
+    depth = np.load(numbers)
+    assert Image.open(picture).size == Image.open(sixteen).size == depth.shape[::-1] == (96, 96)
+    assert 0.5 < depth.min() < depth.max() < 20
+    assert walk.served["median"] == pytest.approx(answer["median"], rel=1e-3)
+
+
+def compared(walk: Walk) -> None:
+    assert len(walk.predicted) == SCENES[walk.title][1]
+    assert {each["label"] for each in walk.predicted} <= {"a red circle", "a blue star"}
+    nearest = {"red": "a red circle", "blue": "a blue star"}
+    known = [each for each in walk.predicted if Path(each["image"]).parent.name.split()[0] in nearest]
+    right = [each["label"] == nearest[Path(each["image"]).parent.name.split()[0]] for each in known]
+    assert len(right) > 3 and np.mean(right) >= 0.7
+    assert len(walk.served["top"]) == 2 and walk.served["label"].startswith("a ")
+
+
+def posed(walk: Walk) -> None:
+    first, second = walk.predicted
+    assert first["drawn"] == second["drawn"] and len(first["points"]) == len(walk.served["points"]) == 17
+    for answer in (first, second):
+        left, top, right, bottom = answer["box"]
+        shown = [point for point in answer["points"] if point["score"] >= answer["threshold"]]
+        inside = [left - 8 <= each["x"] <= right + 8 and top - 8 <= each["y"] <= bottom + 8 for each in shown]
+        assert len(shown) >= 5 and np.mean(inside) > 0.8
+
+
+CHECKS = {"Detection": detected, "Depth": measured, "Images against texts": compared, "Key points": posed}
+
+
+def photos(folder: Path, sizes: list[tuple[int, int]], enlarged: int = 1) -> None:
+    """Pictures of a few colours each, the first of which is called as on the page; the same in the other folders."""
+    generator = np.random.default_rng(0)
+    folder.mkdir()
+    for number, (width, height) in enumerate(sizes):
+        coarse = Image.fromarray(generator.integers(0, 256, (3, 4, 3), np.uint8))
+        large = coarse.resize((width * enlarged, height * enlarged), Image.Resampling.BICUBIC)
+        large.save(folder / ("street.png" if not number else f"{number}.png"))
+
+
+def own(title: str, folder: Path, command: Any, *settings: str) -> Walk:
+    """The walk of a section with a recipe of its own, which is in the file that its first command names."""
+    name = next(line.split()[2] for line in "".join(blocks(title, "sh")).splitlines() if " run " in line)
+    (folder / name).write_text(blocks(title, "yaml")[0], encoding="utf-8")
+    return Walk(folder, command, title, "data.calibration.images=4", *settings)
+
+
+@DEEP
+def test_the_walk_of_a_segmentation_model_of_ones_own(root, command):
+    save("SegFormer", root / "segformer-b0-finetuned-ade-512-512")
+    photos(root / "photos", [(80, 48)] * 10)
+    walk = own("Your own model", root, command)
+    [answer] = walk.predicted
+    picture, classes = (np.asarray(Image.open(walk.folder / path)) for path in answer["drawn"])
+    assert picture.shape == (48, 80, 3) and classes.shape == (48, 80)
+    assert {each["index"] for each in answer["classes"]} == set(np.unique(classes).tolist())
+    assert [each["label"] for each in walk.served["classes"]] == [each["label"] for each in answer["classes"]]
+    assert walk.verified("onnxruntime-cpu-fp32")["agreement"] > 99.9
+
+
+@DEEP
+def test_the_walk_of_an_image_to_image_model(root, command):
+    library = reference("transformers")
+    config = library.Swin2SRConfig(
+        image_size=16, embed_dim=16, depths=[2], num_heads=[2], window_size=8, mlp_ratio=2.0, upscale=2,
+        upsampler="pixelshuffledirect",
+    )  # fmt: skip
+    folder = root / "swin2SR-classical-sr-x2-64"
+    library.Swin2SRForImageSuperResolution(config).save_pretrained(folder)
+    library.Swin2SRImageProcessor().save_pretrained(folder)
+    photos(root / "low", [(16, 16)] * 10)
+    photos(root / "high", [(16, 16)] * 10, enlarged=2)
+    walk = own("Image to image", root, command, "source.image_size=16", "budget.max_drop=100")
+    [answer] = walk.predicted
+    assert Image.open(walk.folder / answer["drawn"][0]).size == (32, 32)
+    assert (walk.served["width"], walk.served["png"][:4]) == (32, "iVBO")
+    assert walk.verified("openvino-cpu-fp32")["metric"] == "SSIM"
