@@ -50,6 +50,10 @@ sigmoid and how many of them, is that of the processor's `post_process_object_de
 must say it (`postprocess`). Processors that keep the aspect are run on a stretched image, with a note; letterboxes are
 refused.
 
+SAM and SAM 2 (`SamModel`, `Sam2Model`; single images) become two graphs: an image encoder, and a decoder of prompts
+that gives all four masks. A prompt has a fixed number of slots; those that are not used are masked in the decoder's
+attention, so that the masks are transformers' for any number of points and boxes. Masks as prompts are left out.
+
 """
 MIDDLE = """
 ## Checked parities
