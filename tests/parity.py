@@ -96,6 +96,8 @@ FAMILIES = {
     "Depth Anything, transformers' module": Family((), {}, "depth"),
     "DPT, transformers' module": Family((), {}, "depth"),
     "Swin2SR, transformers' module": Family((), {}, "reconstruction"),
+    "SAM, transformers' modules": Family((), {"transformers": "masks, IoU scores"}, "masks, IoU scores"),
+    "SAM 2, transformers' modules": Family((), {"transformers": "masks, IoU scores"}, "masks, IoU scores"),
 }
 
 

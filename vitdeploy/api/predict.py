@@ -13,10 +13,14 @@ from vitdeploy.progress import Progress
 
 if TYPE_CHECKING:
     from vitdeploy.runtime.predictor import Predictor
+    from vitdeploy.runtime.prompted_predictor import PromptedPredictor
     from vitdeploy.runtime.sequence_predictor import SequencePredictor
     from vitdeploy.runtime.task import Result
     from vitdeploy.runtime.topdown import Box
     from vitdeploy.spec import Task
+
+
+PROMPTED: Task = "promptable-segmentation"
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,15 @@ class Input:
 
 Answers = list[tuple[Input, list[dict[str, Any]], list[str]]]
 Failures = list[tuple[Input, InputError]]
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point in pixels of an image: inside of the object that is meant, or outside."""
+
+    x: float
+    y: float
+    inside: bool = True
 
 
 @dataclass(frozen=True)
@@ -55,6 +68,7 @@ def predict(
     top: int,
     texts: Sequence[str] = (),
     boxes: Sequence[Box] = (),
+    points: Sequence[Point] = (),
     trust: Path | None,
     draw: Path | None = None,
     reporter: Reporter,
@@ -66,12 +80,15 @@ def predict(
         target: which engine, by target or name.
         top: how many classes of an image.
         texts: what images are compared with, by a bundle of two towers; () for its labels.
-        boxes: what a top-down model is to answer for in each image; () for all of the image.
+        boxes: what a top-down model is to answer for in each image; () for all of the image. Of promptable
+            segmentation each is a prompt; with points there may be one.
+        points: of promptable segmentation: all of them are one prompt.
         draw: a folder for pictures of the answers, made if it is not there.
 
     Raises:
         CapabilityError: `draw` for a task whose answers are no pictures.
-        InputError: texts for a bundle that takes none.
+        InputError: texts or points for a bundle that takes none; no prompt for one that needs one, or points and
+            several boxes.
         Errors of `find`, and of reading and loading the bundle, as `runtime.load`.
     """
     from vitdeploy.bundle.read import read_bundle
@@ -82,6 +99,10 @@ def predict(
         _require_drawing(task)
     if texts and task != "zero-shot":
         raise InputError(f"{bundle} takes no texts", found=f"the task {task}", fix="leave --text out")
+    if points and task != PROMPTED:
+        raise InputError(f"{bundle} takes no points", found=f"the task {task}", fix="leave --point out")
+    if task == PROMPTED:
+        _require_one_object(points, boxes)
     if task == "sequence":
         found = find(True)
         with reporter, load_sequence(bundle, target, trust=trust) as translator:
@@ -91,11 +112,28 @@ def predict(
     with reporter, load(bundle, target, trust=trust) as predictor:
         if texts:
             predictor.labels = texts
-        if boxes:
+        if task == PROMPTED:
+            answers = _answer_prompts(predictor, found, points, boxes, draw)  # type: ignore[arg-type]
+        elif boxes:
             answers = _answer_boxes(predictor, found, boxes, draw)
         else:
             answers = _answer(predictor, found, top, draw, reporter.progress)
         return Predicted(predictor.target, predictor.why, found, *answers)
+
+
+def _require_one_object(points: Sequence[Point], boxes: Sequence[Box]) -> None:
+    if not points and not boxes:
+        raise InputError(
+            "promptable segmentation needs a prompt: nothing says which object is meant",
+            wanted="--point x,y or --box left,top,right,bottom, in pixels of the image",
+        )
+    if points and len(boxes) > 1:
+        raise InputError(
+            "all points together are one prompt, and several boxes are several",
+            found=f"{len(points)} points and {len(boxes)} boxes",
+            wanted="points with at most one box, or boxes alone",
+            fix="ask for each object by itself",
+        )
 
 
 def _require_drawing(task: Task) -> None:
@@ -165,6 +203,35 @@ def _answer_boxes(
         lines = [f"[{row}]: {line}" for row, result in enumerate(results) for line in str(result).split("\n")]
         drawn = {} if draw is None else {"drawn": _draw(draw, predictor.task, given, results, taken)}
         answered.append((given, [{"image": given.name, **result.to_dict(), **drawn} for result in results], lines))
+    return answered, failed
+
+
+def _answer_prompts(
+    predictor: PromptedPredictor,
+    found: Sequence[Input],
+    points: Sequence[Point],
+    boxes: Sequence[Box],
+    draw: Path | None,
+) -> tuple[Answers, Failures]:
+    answered: Answers = []
+    failed: Failures = []
+    taken: set[str] = set()
+    prompts: dict[str, Any] = {"boxes": list(boxes) or None}
+    if points:
+        prompts |= {
+            "points": [[(point.x, point.y) for point in points]],
+            "labels": [[int(point.inside) for point in points]],
+        }
+    for given in found:
+        try:
+            result = predictor.predict(given.image, **prompts)
+        except InputError as error:
+            failed.append((given, error))
+            continue
+        answer = {"image": given.name, **result.to_dict()}
+        if draw is not None:
+            answer["drawn"] = _draw(draw, predictor.task, given, result, taken)
+        answered.append((given, [answer], [f": {line}" for line in str(result).split("\n")]))
     return answered, failed
 
 

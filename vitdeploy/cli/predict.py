@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from vitdeploy.api.predict import Input, predict
+from vitdeploy.api.predict import Input, Point, predict
 from vitdeploy.cli.console import Console, output_options
 from vitdeploy.cli.inputs import find_inputs
 from vitdeploy.cli.options import engine_option, trust_option
@@ -29,13 +29,20 @@ if TYPE_CHECKING:
     "boxes",
     multiple=True,
     metavar="L,T,R,B",
-    help="Key points of what is in this box of each image (pixels).",
+    help="Key points of what is in this box of each image (pixels), or the mask of the object in it.",
+)
+@click.option(
+    "--point",
+    "points",
+    multiple=True,
+    metavar="X,Y[,0|1]",
+    help="The mask of the object at this point (pixels); 0: it is not part of the object. All points mean one object.",
 )
 @click.option(
     "--draw",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Write a picture of each answer there: boxes, segments, classes or depth.",
+    help="Write a picture of each answer there: boxes, segments, classes, depth or masks.",
 )
 @trust_option
 @output_options
@@ -47,6 +54,7 @@ def command(
     top: int,
     texts: tuple[str, ...],
     boxes: tuple[str, ...],
+    points: tuple[str, ...],
     draw: Path | None,
     trust: Path | None,
 ) -> None:
@@ -56,7 +64,8 @@ def command(
     standard input. JPEG, PNG, WebP, BMP, TIFF and GIF are read, and the first of several frames. Inputs that cannot be
     read are named, the others are answered, and the exit code is 2.
 
-    A bundle of two towers, such as CLIP's, says which --text fits best; without any, the texts are its labels.
+    A bundle of two towers, such as CLIP's, says which --text fits best; without any, the texts are its labels. One of
+    promptable segmentation, such as SAM's, needs --point or --box.
     """
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
@@ -67,6 +76,7 @@ def command(
             top=top,
             texts=texts,
             boxes=[_box(text) for text in boxes],
+            points=[_point(text) for text in points],
             trust=trust,
             draw=draw,
             reporter=console,
@@ -97,6 +107,16 @@ def _box(text: str) -> Box:
     except ValueError:
         raise click.BadParameter(f"{text!r} is not left,top,right,bottom in pixels", param_hint="--box") from None
     return left, top, right, bottom
+
+
+def _point(text: str) -> Point:
+    parts = text.split(",")
+    try:
+        x, y = float(parts[0]), float(parts[1])
+        inside = {"": True, "1": True, "0": False}[",".join(parts[2:]).strip()]
+    except (ValueError, IndexError, KeyError):
+        raise click.BadParameter(f"{text!r} is not x,y or x,y,0 or x,y,1", param_hint="--point") from None
+    return Point(x, y, inside)
 
 
 def _failure(given: Input, error: InputError) -> str:

@@ -14,6 +14,7 @@ from vitdeploy.verification.features import FeatureComparison
 from vitdeploy.verification.image_quality import ImageComparison
 from vitdeploy.verification.keypoints import KeypointComparison
 from vitdeploy.verification.panoptic import PanopticComparison
+from vitdeploy.verification.prompted import PromptComparison
 from vitdeploy.verification.segmentation import SegmentationComparison
 from vitdeploy.verification.sequence import SequenceComparison
 from vitdeploy.verification.tensors import TensorComparison
@@ -86,6 +87,11 @@ class VerifiedImages(Diagnosed, ImageComparison):
     """Pictures against the original's."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class VerifiedPrompts(Diagnosed, PromptComparison):
+    """Masks of prompted objects against the original's."""
+
+
 Verified: TypeAlias = (
     VerifiedClassification
     | VerifiedFeatures
@@ -97,6 +103,7 @@ Verified: TypeAlias = (
     | VerifiedTensors
     | VerifiedKeypoints
     | VerifiedImages
+    | VerifiedPrompts
 )
 _VERIFIED: dict[type[Comparison], type[Verified]] = {
     Agreement: VerifiedClassification,
@@ -109,6 +116,7 @@ _VERIFIED: dict[type[Comparison], type[Verified]] = {
     TensorComparison: VerifiedTensors,
     KeypointComparison: VerifiedKeypoints,
     ImageComparison: VerifiedImages,
+    PromptComparison: VerifiedPrompts,
 }
 
 

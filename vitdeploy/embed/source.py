@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,13 @@ from vitdeploy.runtime.choice import usable_engines
 from vitdeploy.runtime.golden import comparable, no_golden, read_golden
 from vitdeploy.runtime.labels import read_labels
 from vitdeploy.runtime.runner import Array
-from vitdeploy.spec import EngineSpec, Manifest, PreprocessSpec
+from vitdeploy.spec import EngineSpec, Fit, Manifest, PreprocessSpec
+
+# Fits that no embedding prepares images by, and what that would be in words.
+NOT_DONE: Mapping[Fit, str] = {
+    "topdown": "cut boxes out of images",
+    "longest-pad": "pad images beside their longer side",
+}
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,12 @@ def find_embedded(folder: Path, targets: Sequence[str], tasks: Sequence[str], wh
             f"{what} does not answer for models of this task yet",
             found=f"the task {manifest.task}",
             wanted=", ".join(tasks),
+        )
+    if manifest.preprocess.fit in NOT_DONE:
+        raise CapabilityError(
+            f"{what} does not {NOT_DONE[manifest.preprocess.fit]} yet",
+            found=f"the bundle {manifest.name}, whose images are prepared with fit {manifest.preprocess.fit}",
+            wanted="images that are resized and cropped",
         )
     found = [each for each in manifest.engines if each.target in targets]
     if not found:

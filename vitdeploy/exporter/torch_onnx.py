@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -23,7 +24,7 @@ from vitdeploy.exporter.scripted import scripts_as_they_run
 from vitdeploy.exporter.tidy import tidy
 from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.files import BATCH, GraphMetadata, set_metadata
-from vitdeploy.spec import Postprocess, PreprocessSpec, Task
+from vitdeploy.spec import Postprocess, PreprocessSpec, Task, TensorSpec
 
 INPUT = "image"
 LOGGERS = ("torch.onnx", "torch.export", "torch.fx.experimental.symbolic_shapes", "onnxscript", "onnx_ir")
@@ -92,7 +93,7 @@ def export_graph(
     else:
         wrapped = TensorIn(model)
         example = torch.zeros(example_batch, preprocess.channels, height, width)
-    graph = _traced(wrapped, example, batch is None, opset, outputs, name)
+    graph = _traced(wrapped, (example,), batch is None, opset, outputs, name, [INPUT])
     tidy(graph, prefix="model")
     with _quiet():
         normalise(graph)
@@ -112,6 +113,39 @@ class TokensIn(nn.Module):
         return self.model(text)
 
 
+class TensorsIn(nn.Module):
+    """A part of several inputs under the attribute name of all models."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        found: tuple[Tensor, ...] = self.model(*tensors)
+        return found
+
+
+def export_tensors_graph(
+    model: nn.Module, *, name: str, inputs: Sequence[TensorSpec], outputs: Sequence[str], opset: int
+) -> ir.Model:
+    """The ONNX graph of a part of a model: `inputs`, in the order of its arguments, each with a leading axis of one
+    dynamic batch, to the tensors named by `outputs`.
+
+    Raises:
+        ExportError: the model cannot be exported.
+    """
+    shapes = [tuple(size for size in tensor.shape[1:] if isinstance(size, int)) for tensor in inputs]
+    kinds = [getattr(torch, tensor.dtype) for tensor in inputs]
+    example = tuple(torch.zeros(2, *shape, dtype=kind) for shape, kind in zip(shapes, kinds, strict=True))
+    named = [tensor.name for tensor in inputs]
+    graph = _traced(TensorsIn(model), example, True, opset, outputs, name, named)
+    tidy(graph, prefix="model")
+    with _quiet():
+        normalise(graph)
+    graph.graph.name = name
+    return graph
+
+
 def export_text_graph(model: nn.Module, *, name: str, length: int, opset: int) -> ir.Model:
     """The ONNX graph of a text tower: "text", int64 [batch, length], to "features", with a dynamic batch.
 
@@ -119,7 +153,7 @@ def export_text_graph(model: nn.Module, *, name: str, length: int, opset: int) -
         ExportError: the model cannot be exported.
     """
     example = torch.zeros(2, length, dtype=torch.int64)
-    graph = _traced(TokensIn(model), example, True, opset, ["features"], name, given="text")
+    graph = _traced(TokensIn(model), (example,), True, opset, ["features"], name, ["text"])
     tidy(graph, prefix="model")
     with _quiet():
         normalise(graph)
@@ -128,10 +162,18 @@ def export_text_graph(model: nn.Module, *, name: str, length: int, opset: int) -
 
 
 def _traced(
-    model: nn.Module, example: Tensor, dynamic: bool, opset: int, outputs: Sequence[str], name: str, given: str = INPUT
+    model: nn.Module,
+    example: tuple[Tensor, ...],
+    dynamic: bool,
+    opset: int,
+    outputs: Sequence[str],
+    name: str,
+    given: Sequence[str],
 ) -> ir.Model:
-    """Run PyTorch's exporter on a model called `name`, of an input `given`; the batch stays open if `dynamic`."""
-    shapes = {given: {0: torch.export.Dim(BATCH)}} if dynamic else None
+    """Run PyTorch's exporter on a model called `name`, of inputs `given`; the batch stays open if `dynamic`."""
+    axis = {0: torch.export.Dim(BATCH)}
+    each: Any = (axis,) * len(given)
+    shapes = None if not dynamic else (each,) if isinstance(model, TensorsIn) else each
     try:
         # A bias made from a parameter that requires gradients gives attention other strides in the exporter's second
         # trace than in its first, and a view recorded in the first then fails.
@@ -145,11 +187,11 @@ def _traced(
         ):
             program = torch.onnx.export(
                 model.eval(),
-                (example,),
+                example,
                 dynamo=True,
                 dynamic_shapes=shapes,
                 opset_version=opset,
-                input_names=[given],
+                input_names=list(given),
                 output_names=list(outputs),
                 verbose=False,
                 custom_translation_table={torch.ops.aten.scaled_dot_product_attention.default: attention},

@@ -34,6 +34,10 @@ class Signature:
         depth            "depth" [batch, height, width]
         zero-shot        "image_features" [batch, width], and "text_features" [texts, width] of the module's second
                          argument, int64 [texts, length]; read as `postprocess` says
+        promptable-segmentation
+                         "masks" [batch, 4, height, width], logits, and "iou_scores" [batch, 4] of the module's further
+                         arguments, points float32 [batch, slots, 2] and their kinds int64 [batch, slots]; read as
+                         `postprocess` says
         tensors          any outputs [batch, ...], by the module's own names
 
     A model of sequences takes tokens instead (`models.transformer`): no channels, and an image size of 0. `notes` say

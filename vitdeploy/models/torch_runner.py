@@ -11,14 +11,16 @@ from torch import nn
 from vitdeploy.bundle.flow import PartTensors
 from vitdeploy.errors import CapabilityError
 from vitdeploy.models.architectures.transformer import KeyValue, Transformer
+from vitdeploy.models.external.prompted import Prompted, embeddings_of
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.towers import Towers
 from vitdeploy.runtime.flow import FlowRunner
-from vitdeploy.runtime.flows import IMAGE_TOWER, TEXT_TOWER, flow_of_graphs
+from vitdeploy.runtime.flows import IMAGE_ENCODER, IMAGE_TOWER, PROMPT_DECODER, TEXT_TOWER, flow_of_graphs
+from vitdeploy.runtime.prompts import prompt_tensors
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.sequence import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
 from vitdeploy.runtime.sequence_runner import example_source
-from vitdeploy.spec import SequenceSpec, TensorSpec, ZeroShotSpec
+from vitdeploy.spec import PromptSpec, SequenceSpec, TensorSpec, ZeroShotSpec
 
 EAGER, COMPILED = "PyTorch eager", "PyTorch torch.compile, float16"
 
@@ -30,6 +32,8 @@ def torch_runner(original: LoadedModel, *, threads: int = 0) -> Runner:
         return TorchSequenceRunner(original.module, sequence, threads=threads)
     if isinstance(original.module, Towers):
         return _towers_runner(original, original.module, threads)
+    if isinstance(original.module, Prompted):
+        return _prompted_runner(original, original.module, threads)
     return TorchRunner(original, threads=threads)
 
 
@@ -42,28 +46,50 @@ def _towers_runner(original: LoadedModel, module: Towers, threads: int) -> Runne
     parts: dict[str, Runner] = {
         IMAGE_TOWER: TorchPart(
             module.image_tower,
-            TensorSpec("image", "float32", ("batch", *size)),
-            TensorSpec("features", "float32", ("batch", *image.shape[1:])),
+            (TensorSpec("image", "float32", ("batch", *size)),),
+            (TensorSpec("features", "float32", ("batch", *image.shape[1:])),),
             threads,
         ),
         TEXT_TOWER: TorchPart(
             module.text_tower,
-            TensorSpec("text", "int64", ("batch", spec.length)),
-            TensorSpec("features", "float32", ("batch", *text.shape[1:])),
+            (TensorSpec("text", "int64", ("batch", spec.length)),),
+            (TensorSpec("features", "float32", ("batch", *text.shape[1:])),),
             threads,
         ),
     }
+    return _flow(parts)
+
+
+def _prompted_runner(original: LoadedModel, module: Prompted, threads: int) -> Runner:
+    """Image encoder and prompt decoder as a flow, as their engines are."""
+    signature = original.signature
+    size = (signature.channels, *signature.image_size)
+    image = (TensorSpec("image", "float32", ("batch", *size)),)
+    embedded = embeddings_of(module, signature.channels, signature.image_size)
+    assert isinstance(signature.postprocess, PromptSpec)
+    prompt = prompt_tensors(signature.postprocess)
+    return _flow(
+        {
+            IMAGE_ENCODER: TorchPart(module.image_encoder, image, embedded, threads),
+            PROMPT_DECODER: TorchPart(module.prompt_decoder, (*embedded, *prompt), signature.outputs, threads),
+        }
+    )
+
+
+def _flow(parts: Mapping[str, Runner]) -> FlowRunner:
     graphs = {name: PartTensors(part.inputs, part.outputs) for name, part in parts.items()}
     return FlowRunner(flow_of_graphs(graphs), parts, name="pytorch")
 
 
 class TorchPart(Runner):
-    """A module of one input and one output in eager mode, as a part of a flow."""
+    """A module in eager mode as a part of a flow; its arguments are in the order of `inputs`."""
 
-    def __init__(self, module: nn.Module, tensor: TensorSpec, output: TensorSpec, threads: int) -> None:
+    def __init__(
+        self, module: nn.Module, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], threads: int
+    ) -> None:
         super().__init__("pytorch")
         self.module, self.threads = module, threads
-        self.inputs, self.outputs = (tensor,), (output,)
+        self.inputs, self.outputs = inputs, outputs
 
     def _load(self) -> None:
         if self.threads:
@@ -72,8 +98,9 @@ class TorchPart(Runner):
 
     def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         with torch.inference_mode():
-            result = self.module(torch.from_numpy(feeds[self.inputs[0].name]))
-        return {self.outputs[0].name: result.numpy()}
+            result = self.module(*(torch.from_numpy(feeds[tensor.name]) for tensor in self.inputs))
+        tensors = (result,) if isinstance(result, torch.Tensor) else result
+        return {spec.name: tensor.numpy() for spec, tensor in zip(self.outputs, tensors, strict=True)}
 
     def _close(self) -> None:
         pass

@@ -17,6 +17,7 @@ BARS = {
     "features": "the cosine similarity",
     "detection": "the score of the surest object",
     "keypoints": "the mean score of the points",
+    "promptable-segmentation": "the mean IoU that the model promises",
 }
 # Tasks whose answer in words is the whole answer, so that it is right where it is the label.
 _ANSWERED_IN_WORDS = ("classification", "sequence", "zero-shot")

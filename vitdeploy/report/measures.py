@@ -66,6 +66,11 @@ _METRICS = {
         "delta-1", "delta-1", "delta-1 counts the pixels whose depth is not off by more than a factor of 1.25."
     ),
     "SSIM": Metric("SSIM", "SSIM", "SSIM is the structural similarity with the target pictures; 100 of equal ones."),
+    "mask IoU": Metric(
+        "Mask IoU",
+        "IoU of the masks",
+        "Mask IoU is the mean over the prompts of the intersection over union with the labelled objects.",
+    ),
     "token accuracy": Metric(
         "Token accuracy", "token accuracy", "Token accuracy counts the positions that hold the wanted token."
     ),
@@ -123,6 +128,12 @@ _MEASURES: dict[str, tuple[Measure, ...]] = {
         Measure("Classes in images, of the original", "regions", _COUNT),
     ),
     "depth": (Measure("AbsRel", "abs_rel", partial(text.number, digits=4), "reference_abs_rel"),),
+    "promptable-segmentation": (
+        Measure("IoU of points, %", "point_iou", _PERCENT, "reference_point_iou"),
+        Measure("IoU of boxes, %", "box_iou", _PERCENT, "reference_box_iou"),
+        Measure("Prompts", "masks", _COUNT),
+        Measure("IoU with the original’s, least", "iou_min", partial(text.number, digits=3)),
+    ),
     "tensors": (
         Measure("Cosine, least", "cosine_min", _COSINE),
         Measure("Signal to noise, least, dB", "snr_min", partial(text.number, digits=1)),

@@ -13,6 +13,7 @@ from vitdeploy.runtime.load import load
 from vitdeploy.runtime.panoptic import Panoptic
 from vitdeploy.runtime.postprocess import Classification
 from vitdeploy.runtime.predictor import Predictor
+from vitdeploy.runtime.prompted import PromptedMasks
 from vitdeploy.runtime.segmentation import Segmentation
 from vitdeploy.runtime.sequence_predictor import SequencePredictor, load_sequence
 from vitdeploy.runtime.task import Result
@@ -31,6 +32,7 @@ __all__ = [
     "Panoptic",
     "Picture",
     "Predictor",
+    "PromptedMasks",
     "Result",
     "Segmentation",
     "SequencePredictor",

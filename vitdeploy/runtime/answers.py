@@ -13,6 +13,7 @@ from vitdeploy.runtime.image_to_image import IMAGE_TO_IMAGE
 from vitdeploy.runtime.keypoints import KEYPOINTS
 from vitdeploy.runtime.panoptic import PANOPTIC
 from vitdeploy.runtime.postprocess import CLASSIFICATION
+from vitdeploy.runtime.prompted import PROMPTED
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.segmentation import SEGMENTATION
 from vitdeploy.runtime.task import Outputs, Reading, Result, RuntimeTask
@@ -32,6 +33,7 @@ TASKS: Mapping[Task, RuntimeTask] = {
     "tensors": TENSORS,
     "keypoints": KEYPOINTS,
     "image-to-image": IMAGE_TO_IMAGE,
+    "promptable-segmentation": PROMPTED,
 }
 
 

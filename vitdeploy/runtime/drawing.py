@@ -15,8 +15,10 @@ from vitdeploy.runtime.image_to_image import Picture
 from vitdeploy.runtime.keypoints import Keypoints
 from vitdeploy.runtime.panoptic import Panoptic
 from vitdeploy.runtime.png import png_bytes
+from vitdeploy.runtime.prompted import PromptedMasks
 from vitdeploy.runtime.segmentation import NONE, Segmentation
 from vitdeploy.spec import Task
+from vitdeploy.spec.prompts import INSIDE
 
 if TYPE_CHECKING:
     from PIL import Image, ImageDraw
@@ -147,6 +149,36 @@ def _picture(image: Image.Image, result: Any) -> Files:
     return {".png": png_bytes(result.image)}
 
 
+def _prompted(image: Image.Image, result: Any) -> Files:
+    """The best mask of each prompt in a colour of its own, and the prompt: a box, points inside as discs, points
+    outside as crosses. The masks themselves, one file a prompt."""
+    from PIL import ImageDraw
+
+    assert isinstance(result, PromptedMasks)
+    drawn, palette = image, colours(len(result.prompts))
+    for place, each in enumerate(result.prompts):
+        drawn = _over(drawn, class_picture(np.where(each.mask, place, -1)), each.mask)
+    pen, radius = ImageDraw.Draw(drawn), max(2, min(image.size) // 100)
+    for each, colour in zip(result.prompts, palette.tolist(), strict=True):
+        if each.prompt.box is not None:
+            pen.rectangle(each.prompt.box, outline=tuple(colour), width=max(1, radius // 2))
+        for (x, y), label in zip(each.prompt.points, each.prompt.labels, strict=True):
+            _mark(pen, x, y, radius, tuple(colour), inside=label == INSIDE)
+    masks = {f".mask{place}.png": each.png() for place, each in enumerate(result.prompts)}
+    return {".png": png_bytes(drawn), **masks}
+
+
+def _mark(pen: ImageDraw.ImageDraw, x: float, y: float, radius: int, colour: tuple[int, ...], *, inside: bool) -> None:
+    """A disc with a white rim for a point inside of an object, a white cross for one outside."""
+    if inside:
+        pen.ellipse([x - radius, y - radius, x + radius, y + radius], fill=colour, outline="white")
+        return
+    for down in (-1, 1):
+        pen.line(
+            [x - radius, y - down * radius, x + radius, y + down * radius], fill="white", width=max(1, radius // 2)
+        )
+
+
 def _legend(image: Image.Image, entries: list[tuple[str, tuple[int, ...]]]) -> None:
     from PIL import ImageDraw
 
@@ -174,4 +206,5 @@ DRAWINGS: Mapping[Task, Callable[[Image.Image, Any], Files]] = {
     "depth": _depth,
     "keypoints": _keypoints,
     "image-to-image": _picture,
+    "promptable-segmentation": _prompted,
 }

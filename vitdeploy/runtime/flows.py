@@ -14,6 +14,7 @@ ENCODER, DECODER_STEP = "encoder", "decoder_step"
 TOKEN = "token"
 IMAGE_TOWER, TEXT_TOWER = "image_tower", "text_tower"
 IMAGE_FEATURES, TEXT_FEATURES = "image_features", "text_features"
+IMAGE_ENCODER, PROMPT_DECODER = "image_encoder", "prompt_decoder"
 
 Graphs = Mapping[str, PartTensors]
 
@@ -41,6 +42,22 @@ def towers(graphs: Graphs) -> FlowSpec:
     return FlowSpec(parts, outputs)
 
 
+def prompted(graphs: Graphs) -> FlowSpec:
+    """An image encoder, and a decoder of prompts that takes whatever the encoder gives, by name, and one prompt for
+    each image."""
+    encoder, decoder = (graphs[name] for name in (IMAGE_ENCODER, PROMPT_DECODER))
+    embedded = [tensor.name for tensor in encoder.outputs]
+    feeds = {
+        tensor.name: f"{IMAGE_ENCODER}.{tensor.name}" if tensor.name in embedded else tensor.name
+        for tensor in decoder.inputs
+    }
+    parts = (
+        FlowPart(IMAGE_ENCODER, {tensor.name: tensor.name for tensor in encoder.inputs}),
+        FlowPart(PROMPT_DECODER, feeds),
+    )
+    return FlowSpec(parts, {tensor.name: f"{PROMPT_DECODER}.{tensor.name}" for tensor in decoder.outputs})
+
+
 @dataclass(frozen=True)
 class FlowRow:
     """The names of a model's graphs, in the order in which they run, and the flow of graphs with these names."""
@@ -53,6 +70,7 @@ class FlowRow:
 FLOWS: dict[Task, FlowRow] = {
     "sequence": FlowRow((ENCODER, DECODER_STEP), encoder_decoder),
     "zero-shot": FlowRow((IMAGE_TOWER, TEXT_TOWER), towers),
+    "promptable-segmentation": FlowRow((IMAGE_ENCODER, PROMPT_DECODER), prompted),
 }
 PARTS = tuple(row.parts for row in FLOWS.values())
 

@@ -26,6 +26,9 @@ def input_window(size: tuple[int, int], spec: PreprocessSpec) -> Window:
     """The window of an image of `size` (width, height) that `preprocess.resize_and_crop` makes the model's input of."""
     if spec.fit == "topdown":
         return _of_cutout(size, spec)
+    if spec.fit == "longest-pad":
+        (width, height), (scaled_width, scaled_height) = size, resized_size(*size, spec)
+        return Window(0, 0, spec.crop[1] * width / scaled_width, spec.crop[0] * height / scaled_height)
     edges = []
     for original, scaled, crop in zip(size, resized_size(*size, spec), reversed(spec.crop), strict=True):
         start = crop_start(scaled, crop, spec.crop_rounding)

@@ -11,7 +11,7 @@ from vitdeploy.runtime.choice import AUTO, Choice, choose_engine
 from vitdeploy.runtime.labels import read_labels
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.runtime.runner import type_name
-from vitdeploy.spec import Manifest, PreprocessSpec, ZeroShotSpec
+from vitdeploy.spec import Manifest, PreprocessSpec, PromptSpec, ZeroShotSpec
 
 
 def load(
@@ -47,6 +47,10 @@ def load(
     choice = choose_engine(folder, manifest, target, threads, trust, batch, allow_failed=allow_failed)
     if isinstance(manifest.postprocess, ZeroShotSpec):
         return _zero_shot(folder, manifest.postprocess, choice, preprocess, labels)
+    if isinstance(manifest.postprocess, PromptSpec):
+        from vitdeploy.runtime.prompted_predictor import PromptedPredictor
+
+        return PromptedPredictor(choice.runner, preprocess, manifest.postprocess, choice.why)
     return Predictor(choice.runner, preprocess, labels, manifest.task, manifest.postprocess, choice.why)
 
 

@@ -232,19 +232,22 @@ def resize_and_crop(image: Image.Image, spec: PreprocessSpec, box: Box | None = 
     pixels = np.asarray(image, dtype=np.uint8)
     if pixels.ndim == 2:
         pixels = pixels[:, :, None]
-    return _centre_crop(pixels, spec)
+    return _padded(pixels, spec) if spec.fit == "longest-pad" else _centre_crop(pixels, spec)
 
 
 def resized_size(width: int, height: int, spec: PreprocessSpec) -> tuple[int, int]:
     """(width, height) that an image is resized to.
 
     A long side is truncated to whole pixels as in torchvision; what covers a size is rounded as in timm's
-    ResizeKeepRatio.
+    ResizeKeepRatio, and what fits into one as in SAM's ResizeLongestSide.
     """
     resize = spec.resize
     if not isinstance(resize, int):
         if spec.fit == "stretch":
             return resize[1], resize[0]
+        if spec.fit == "longest-pad":
+            scale = min(resize[0] / height, resize[1] / width)
+            return max(1, int(width * scale + 0.5)), max(1, int(height * scale + 0.5))
         ratio = min(height / resize[0], width / resize[1])
         return round(width / ratio), round(height / ratio)
     long = int(resize * max(width, height) / min(width, height))
@@ -273,6 +276,15 @@ def _centre_crop(pixels: Pixels, spec: PreprocessSpec) -> Pixels:
     top, left = max(0, -top), max(0, -left)
     padded[top : top + inside.shape[0], left : left + inside.shape[1]] = inside
     return padded
+
+
+def _padded(pixels: Pixels, spec: PreprocessSpec) -> Pixels:
+    """The pixels at the top left, and beside them the grey levels nearest to the mean. SAM pads what is normalised with
+    0; that is 0.5 / 255 / std off at most, which whole grey levels cannot be nearer."""
+    filled = np.empty((*spec.crop, spec.channels), np.uint8)
+    filled[:] = np.rint(255 * np.asarray(spec.mean)).clip(0, 255)
+    filled[: pixels.shape[0], : pixels.shape[1]] = pixels
+    return filled
 
 
 def load_pixels(source: ImageSource, spec: PreprocessSpec, box: Box | None = None) -> Pixels:

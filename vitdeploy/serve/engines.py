@@ -13,7 +13,7 @@ from types import TracebackType
 import numpy as np
 
 from vitdeploy.bundle.read import read_bundle
-from vitdeploy.errors import InputError, TargetError
+from vitdeploy.errors import CapabilityError, InputError, TargetError
 from vitdeploy.runtime import Predictor, load
 from vitdeploy.runtime.choice import AUTO
 from vitdeploy.runtime.engine import make_runner
@@ -24,7 +24,7 @@ from vitdeploy.runtime.runner import Array
 from vitdeploy.serve.batcher import ExecutionPlan
 from vitdeploy.serve.protocol import Model
 from vitdeploy.serve.tensors import DATATYPES
-from vitdeploy.spec import EngineSpec, Manifest, TensorSpec
+from vitdeploy.spec import EngineSpec, Manifest, PromptSpec, TensorSpec
 
 # How long each way is tried, in turns, at the start.
 TRIAL_SECONDS = 0.6
@@ -117,6 +117,13 @@ def load_engines(
         MissingFileError, ManifestError, DigestError, SignatureError, TargetError, HostError: see `runtime.load`.
     """
     manifest = read_bundle(bundle)
+    if isinstance(manifest.postprocess, PromptSpec):
+        raise CapabilityError(
+            "promptable segmentation is not served by this version: a request has no place for prompts",
+            found=f"the bundle {manifest.name}, task {manifest.task}",
+            wanted="a bundle whose only input is an image",
+            fix="load it in your own server: vitdeploy.runtime.load(BUNDLE).embed(image).masks(points=...)",
+        )
     predictor = load(bundle, target, threads=threads, trust=trust)
     engine = next(engine for engine in manifest.engines if engine.artifact == predictor.target)
     try:

@@ -34,6 +34,7 @@ from vitdeploy.spec.manifest import (
     WeightBits,
 )
 from vitdeploy.spec.preprocess import RESIZING, CropRounding, Fit, Interpolation, PreprocessSpec
+from vitdeploy.spec.prompts import PromptSpec
 from vitdeploy.spec.tasks import POSTPROCESS, LabelKind, Postprocess, Task
 from vitdeploy.spec.tensors import TensorSpec, last_axis
 from vitdeploy.spec.texts import SequenceSpec, ZeroShotSpec
@@ -73,6 +74,7 @@ __all__ = [
     "PostprocessSpec",
     "Precision",
     "PreprocessSpec",
+    "PromptSpec",
     "Scores",
     "SegmentationMaps",
     "SegmentationSpec",

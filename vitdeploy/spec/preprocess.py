@@ -6,10 +6,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
-Fit = Literal["stretch", "cover", "topdown"]
+Fit = Literal["stretch", "cover", "topdown", "longest-pad"]
 CropRounding = Literal["even", "down"]
 # What a fit does, in words before a size.
-RESIZING: dict[Fit, str] = {"stretch": "resize to", "cover": "cover", "topdown": "cut out a box to"}
+RESIZING: dict[Fit, str] = {
+    "stretch": "resize to",
+    "cover": "cover",
+    "topdown": "cut out a box to",
+    "longest-pad": "resize and pad to",
+}
 
 
 @dataclass(frozen=True)
@@ -22,7 +27,9 @@ class PreprocessSpec:
     values x in 0..255 become (x / 255 - mean) / std per channel. The number of channels is the length of `mean`: 1 for
     grey, 3 for RGB.
 
-    With `fit` "topdown" the model sees one object: a box in the image, or all of it (`runtime.topdown`).
+    With `fit` "topdown" the model sees one object: a box in the image, or all of it (`runtime.topdown`). With
+    "longest-pad" the image is scaled by the one factor that makes it just fit into both sides, and stands at the top
+    left; what is left over has the grey levels nearest to `mean`, so that it is about 0 for the model.
 
     Half of what is cropped may be no whole pixel: the crop then begins at the even pixel next to it, as in torchvision
     and timm, or is rounded `down`, as in transformers.
@@ -39,6 +46,8 @@ class PreprocessSpec:
     def __post_init__(self) -> None:
         if self.fit == "topdown" and self.resize != self.crop:
             raise ValueError(f"resize {self.resize}: topdown cuts out what is {self.crop[0]}x{self.crop[1]} pixels")
+        if self.fit == "longest-pad" and self.resize != self.crop:
+            raise ValueError(f"resize {self.resize}: longest-pad pads to it, not to {self.crop[0]}x{self.crop[1]}")
 
     @property
     def channels(self) -> int:

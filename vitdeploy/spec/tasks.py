@@ -8,6 +8,7 @@ from vitdeploy.spec.dense import DepthSpec, SegmentationSpec, TensorsSpec
 from vitdeploy.spec.detection import PostprocessSpec
 from vitdeploy.spec.images import ImageSpec
 from vitdeploy.spec.keypoints import KeypointSpec
+from vitdeploy.spec.prompts import PromptSpec
 from vitdeploy.spec.texts import ZeroShotSpec
 
 Task = Literal[
@@ -22,13 +23,14 @@ Task = Literal[
     "sequence",
     "tensors",
     "zero-shot",
+    "promptable-segmentation",
 ]
 # Where the labels of images come from: `data/` says what each is.
-LabelKind = Literal["folders", "none", "yolo", "coco", "panoptic", "masks", "depth", "targets"]
+LabelKind = Literal["folders", "none", "yolo", "coco", "panoptic", "masks", "depth", "targets", "prompts"]
 
 # What the outputs of a task mean, for tasks that have something to say of that: one class of data a task, or several.
 Postprocess: TypeAlias = (
-    PostprocessSpec | KeypointSpec | SegmentationSpec | DepthSpec | ImageSpec | TensorsSpec | ZeroShotSpec
+    PostprocessSpec | KeypointSpec | SegmentationSpec | DepthSpec | ImageSpec | TensorsSpec | ZeroShotSpec | PromptSpec
 )
 # The class of each task's; a task that is not here has none.
 POSTPROCESS: dict[Task, type[Postprocess]] = {
@@ -40,4 +42,5 @@ POSTPROCESS: dict[Task, type[Postprocess]] = {
     "tensors": TensorsSpec,
     "keypoints": KeypointSpec,
     "image-to-image": ImageSpec,
+    "promptable-segmentation": PromptSpec,
 }

@@ -22,6 +22,7 @@ from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.progress import Progress, silent
 from vitdeploy.spec import encode
 from vitdeploy.stages.files import LABELS_FILE, MODEL_FILE, graphs_in, write_json
+from vitdeploy.stages.prompted import export_prompted
 from vitdeploy.stages.reference_model import ReferenceModel, is_onnx, reference_runner
 from vitdeploy.stages.sequence import export_sequence_model
 from vitdeploy.stages.step import EXPORT, Folders, Step
@@ -49,6 +50,9 @@ def export(
     if reference_model.task == "zero-shot":
         size = config.opset, config.batch, config.in_graph
         parity, opset, compared = export_towers(reference_model, config.name, *size, out, progress)
+    elif reference_model.task == "promptable-segmentation":
+        size = config.opset, config.batch, config.in_graph
+        parity, opset = export_prompted(reference_model, config.name, *size, out, progress)
     elif reference_model.task == "sequence":
         parity, opset = export_sequence_model(reference_model, config.name, config.opset, out, progress)
     else:

@@ -11,6 +11,7 @@ from vitdeploy.tasks.features import FeaturesKit
 from vitdeploy.tasks.image_to_image import ImageToImageKit
 from vitdeploy.tasks.keypoints import KeypointsKit
 from vitdeploy.tasks.panoptic import PanopticKit
+from vitdeploy.tasks.prompted import PromptedKit
 from vitdeploy.tasks.segmentation import SegmentationKit
 from vitdeploy.tasks.sequence import SequenceKit
 from vitdeploy.tasks.tensors import TensorsKit
@@ -28,6 +29,7 @@ KITS: dict[Task, type[TaskAdapter]] = {
     "tensors": TensorsKit,
     "keypoints": KeypointsKit,
     "image-to-image": ImageToImageKit,
+    "promptable-segmentation": PromptedKit,
 }
 
 

@@ -407,7 +407,7 @@ def test_padding_of_images_of_one_size_changes_nothing():
 @pytest.mark.parametrize(
     ("config", "found"),
     [
-        ({"image_processor_type": "SamImageProcessor", "size": {"longest_edge": 1024}}, "the processor SamImage"),
+        ({"image_processor_type": "SamHQImageProcessor", "size": {"longest_edge": 1024}}, "the processor SamHQImage"),
         ({"image_processor_type": "MobileViTImageProcessor"}, "the processor MobileViTImageProcessor"),
         ({"feature_extractor_type": "PerceiverFeatureExtractor"}, "the processor PerceiverFeatureExtractor"),
         ({"size": 224, "do_flip_channel_order": True}, "do_flip_channel_order"),

@@ -16,6 +16,7 @@ from torch import Tensor
 from vitdeploy.errors import CheckpointError, UnknownModelError
 from vitdeploy.models.checkpoints.mismatch import COMPUTED, Mismatch, listed, of_training, patterns
 from vitdeploy.models.external.adapted import adapt, size_of
+from vitdeploy.models.external.prompted import as_prompted
 from vitdeploy.models.libraries import cannot_import, last_line, library
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.model_folder.image_processor import transformers_processor
@@ -64,6 +65,9 @@ def from_transformers(
     notes = [f"exported from transformers {transformers.__version__}'s own module", *remarks]
     if own is not None and resized:
         notes.append(f"resized from {own[0]}x{own[1]} to {image_size[0]}x{image_size[1]} pixels")
+    prompted = as_prompted(model, image_size)
+    if prompted is not None:
+        return LoadedModel(folder.name, "transformers", *prompted, preprocess=preprocess, notes=tuple(notes))
     module, signature = adapt(model, image_size, preprocess.channels, f"transformers' {name}", arguments, task=task)
     if signature.task in ("detection", "panoptic"):
         rule = reading_rule(config, transformers_processor(folder))

@@ -31,6 +31,8 @@ CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.261302
 PADDING = "Swin2SR"
 # A processor that gives a top-down model the box of an object; its boxes are in units of 200 pixels, as ours.
 TOPDOWN, BOX_UNIT = "VitPose", 200.0
+# A processor that scales images to a longest side, and pads them to a square at the right and at the bottom.
+LONGEST = "Sam"
 # Of these a config.json tells no image size, and the processor gives images of any.
 KEEPS_ASPECT, STEP = ("Mask2Former", "MaskFormer"), 32
 KNOWN_FLAGS = {
@@ -97,6 +99,8 @@ PROCESSORS: Mapping[str, Processor] = {
     "MaskFormer": dataclasses.replace(DETR, pad=False),
     "Eomt": Processor({"shortest_edge": 640, "longest_edge": 640}, 2, IMAGENET_MEAN, IMAGENET_STD, square=False),
     "DPT": Processor(_pair(384), 3, HALF, HALF),
+    LONGEST: Processor({"longest_edge": 1024}, 2, IMAGENET_MEAN, IMAGENET_STD, pad=True),
+    "Sam2": Processor(_pair(1024), 2, IMAGENET_MEAN, IMAGENET_STD),
     PADDING: Processor(_pair(64), 2, HALF, HALF, normalize=False, pad=True, resizes=False),
     "RTDetr": Processor(_pair(640), 2, IMAGENET_MEAN, IMAGENET_STD, square=False, normalize=False),
 }
@@ -204,6 +208,9 @@ def transformers_preprocess(
         CheckpointError: a processor or a setting that vitdeploy does not support.
     """
     processor, name, notes = _processor(config)
+    if name == LONGEST:
+        spec, remarks = _longest(config, processor, channels, image_size)
+        return spec, (*notes, *remarks)
     settings = _Settings(config, processor)
     resize, crop = settings.resize, settings.crop
     if name == "ConvNext" and isinstance(resize, int):
@@ -299,6 +306,28 @@ class _Settings:
         mean = _per_channel(self._mean, channels, "image_mean")
         std = _deviations(self._std, channels, "image_std")
         return tuple(value / self.scale for value in mean), tuple(value / self.scale for value in std)
+
+
+def _longest(
+    config: Mapping[str, Any], processor: Processor, channels: int, image_size: tuple[int, int]
+) -> tuple[PreprocessSpec, tuple[str, ...]]:
+    """SAM's processor, with notes. Raises CheckpointError where it does not scale images to a side and pad to it."""
+    size, pad = config.get("size") or processor.size, config.get("pad_size") or processor.size
+    side = _side(size.get("longest_edge") if isinstance(size, Mapping) else None, "size.longest_edge")
+    padded = (side, side) if pad == processor.size else _sides(pad, "pad_size")
+    pads = config.get("do_pad") is not False
+    if not pads or padded != (side, side):
+        raise _unsupported(
+            f"longest_edge {side}, pad_size {padded[0]}x{padded[1]}, do_pad {pads}",
+            "images scaled to their longest side and padded to a square of it",
+        )
+    settings = _Settings({**config, "size": _pair(side), "pad_size": None}, processor)
+    if not settings.resizes or settings.crop is not None:
+        raise _unsupported(f"do_resize {settings.resizes}, do_center_crop {settings.crop is not None}", "do_resize")
+    told = f"the processor gives {side}x{side} pixels; its sizes are scaled to the model's"
+    mean, std = settings.normalisation(channels)
+    spec = PreprocessSpec(image_size, image_size, settings.interpolation, mean, std, "longest-pad")
+    return spec, () if padded == image_size else (told,)
 
 
 def _topdown(config: Mapping[str, Any]) -> Fit:

@@ -1,0 +1,218 @@
+"""SAM (arXiv 2304.02643) and SAM 2 (arXiv 2408.00714, of single images) of transformers as two modules: an image
+encoder, and a decoder of one prompt for each image.
+
+A prompt is a fixed number of slots, of which those without a kind are masked in every attention that reads the prompt.
+So the masks are those of transformers for the same points and boxes, however many there are. The decoder gives all four
+masks; transformers cuts off the first, or the last three.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from vitdeploy.errors import CheckpointError
+from vitdeploy.models.family import Signature
+from vitdeploy.models.model_folder.config import sides
+from vitdeploy.spec import PromptSpec, TensorSpec
+from vitdeploy.spec.prompts import EMPTY, IOU_SCORES, MASKS, NO_POINT
+
+# Points and corners of a prompt: they cost little next to the image's thousands of tokens.
+SLOTS = 10
+# Added to the scores of what is masked. The exponential of it is 0 in float16 and in float32, and it is finite in both.
+MASKED = -1e4
+EMBEDDING = "embedding"
+MULTIPLE = 3
+# A blank image and prompt, on which the module is run once to see the shapes of its tensors.
+BLANK_BATCH = 2
+
+
+class SamEncoder(nn.Module):
+    """float32 [b, channels, side, side] -> the embedding [b, width, h, w]."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.encoder = model.vision_encoder
+
+    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
+        return (self.encoder(image).last_hidden_state,)
+
+
+class Sam2Encoder(nn.Module):
+    """float32 [b, channels, side, side] -> the embedding [b, width, h, w], and two finer maps for the decoder's end."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.encoder, self.no_memory = model.vision_encoder, model.no_memory_embedding
+        self.project = nn.ModuleList([model.mask_decoder.conv_s0, model.mask_decoder.conv_s1])
+
+    def forward(self, image: Tensor) -> tuple[Tensor, ...]:
+        *finer, last = self.encoder(image).fpn_hidden_states
+        embedding = last + self.no_memory.reshape(1, -1, 1, 1)
+        return (embedding, *(project(each) for project, each in zip(self.project, finer, strict=True)))
+
+
+class PromptDecoder(nn.Module):
+    """The embedding and finer maps, points float32 [b, slots, 2] in pixels of the input, kinds int64 [b, slots] ->
+    masks [b, 4, 4h, 4w], logits, and the IoU promised of each [b, 4]."""
+
+    gaussian: Tensor
+    kinds: Tensor
+    positions: Tensor
+
+    def __init__(self, model: Any, kinds: Tensor, tokens: tuple[nn.Embedding, ...]) -> None:
+        super().__init__()
+        prompt, decoder = model.prompt_encoder, model.mask_decoder
+        self.side = int(prompt.input_image_size)
+        self.no_point, self.no_mask = prompt.not_a_point_embed, prompt.no_mask_embed
+        self.tokens, self.decoder = nn.ModuleList(tokens), decoder
+        self.networks = decoder.output_hypernetworks_mlps
+        self.register_buffer("gaussian", prompt.shared_embedding.positional_embedding.detach())
+        self.register_buffer("kinds", kinds.detach())
+        with torch.no_grad():
+            positions = model.get_image_wide_positional_embeddings()
+        self.register_buffer("positions", positions.flatten(2).transpose(1, 2)[:, None])
+
+    def forward(self, embedding: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
+        *finer, points, labels = rest
+        batch, _, height, width = embedding.shape
+        prompt = self._prompt(points, labels)
+        own = torch.cat(list(self.tokens.parameters()))
+        tokens = torch.cat([own[None].expand(batch, -1, -1), prompt], dim=1)[:, None]
+        hidden = torch.where(labels == EMPTY, MASKED, 0.0).to(tokens.dtype)
+        mask = F.pad(hidden, (len(own), 0))[:, None, None]
+        dense = (embedding + self.no_mask.weight.reshape(1, -1, 1, 1)).flatten(2).transpose(1, 2)[:, None]
+        found, dense = _two_way(self.decoder.transformer, tokens, dense, self.positions, mask)
+        maps = self._enlarged(dense[:, 0].transpose(1, 2).unflatten(2, (height, width)), finer)
+        first = len(own) - MULTIPLE - 1  # of the masks' tokens; before them stands that of their IoU
+        networks = enumerate(self.networks, start=first)
+        weights = torch.stack([network(found[:, 0, token]) for token, network in networks], dim=1)
+        masks = (weights @ maps.flatten(2)).unflatten(2, maps.shape[2:])
+        return masks, self.decoder.iou_prediction_head(found[:, 0, first - 1])
+
+    def _prompt(self, points: Tensor, labels: Tensor) -> Tensor:
+        """[b, slots, width]: random Fourier features of the points' centres, and the embedding of their kinds."""
+        places = 2 * ((points + 0.5) / self.side) - 1
+        angles = 2 * np.pi * (places @ self.gaussian)
+        found = torch.cat([torch.sin(angles), torch.cos(angles)], dim=-1) + F.embedding(labels.clamp(min=0), self.kinds)
+        return torch.where((labels == NO_POINT)[..., None], self.no_point.weight, found)
+
+    def _enlarged(self, image: Tensor, finer: list[Tensor]) -> Tensor:
+        """[b, width / 8, 4h, 4w] of the embedding that has seen the prompt."""
+        decoder = self.decoder
+        half, full = decoder.upscale_conv1, decoder.upscale_conv2
+        if not finer:
+            halfway = decoder.activation(decoder.upscale_layer_norm(half(image)))
+            return decoder.activation(full(halfway))
+        halfway = decoder.activation(decoder.upscale_layer_norm(half(image) + finer[1]))
+        return decoder.activation(full(halfway) + finer[0])
+
+
+def _two_way(transformer: Any, prompt: Tensor, image: Tensor, positions: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """The decoder's transformer on prompt tokens [b, 1, n, width] and image tokens [b, 1, hw, width]: section A of
+    arXiv 2304.02643, and the `forward` of transformers' classes. mask: [b, 1, 1, n], added where the prompt is read."""
+    queries, keys = prompt, image
+    for layer in transformer.layers:
+        if layer.skip_first_layer_pe:
+            queries = layer.self_attn(queries, queries, queries, mask)[0]
+        else:
+            query = queries + prompt
+            queries = queries + layer.self_attn(query, query, queries, mask)[0]
+        queries = layer.layer_norm1(queries)
+        found = layer.cross_attn_token_to_image(queries + prompt, keys + positions, keys)[0]
+        queries = layer.layer_norm2(queries + found)
+        queries = layer.layer_norm3(queries + layer.mlp(queries))
+        found = layer.cross_attn_image_to_token(keys + positions, queries + prompt, queries, mask)[0]
+        keys = layer.layer_norm4(keys + found)
+    found = transformer.final_attn_token_to_image(queries + prompt, keys + positions, keys)[0]
+    return transformer.layer_norm_final_attn(queries + found), keys
+
+
+class Prompted(nn.Module):
+    """Both: [b, channels, side, side], points [b, slots, 2] and kinds [b, slots] -> masks and their scores."""
+
+    def __init__(self, image_encoder: nn.Module, prompt_decoder: PromptDecoder) -> None:
+        super().__init__()
+        self.image_encoder, self.prompt_decoder = image_encoder, prompt_decoder
+
+    def forward(self, image: Tensor, points: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = self.prompt_decoder(*self.image_encoder(image), points, labels)
+        return found
+
+
+def _sam(model: Any) -> tuple[Prompted, PromptSpec]:
+    kinds = torch.cat([each.weight for each in model.prompt_encoder.point_embed])
+    decoder = model.mask_decoder
+    tokens = (decoder.iou_token, decoder.mask_tokens)
+    return Prompted(SamEncoder(model), PromptDecoder(model, kinds, tokens)), PromptSpec(SLOTS)
+
+
+def _sam2(model: Any) -> tuple[Prompted, PromptSpec]:
+    decoder = model.mask_decoder
+    tokens = (decoder.obj_score_token, decoder.iou_token, decoder.mask_tokens)
+    stability = None
+    if decoder.dynamic_multimask_via_stability:
+        stability = (
+            float(decoder.dynamic_multimask_stability_delta),
+            float(decoder.dynamic_multimask_stability_thresh),
+        )
+    kinds = model.prompt_encoder.point_embed.weight
+    module = Prompted(Sam2Encoder(model), PromptDecoder(model, kinds, tokens))
+    return module, PromptSpec(SLOTS, closed_box=True, stability=stability)
+
+
+# The classes of transformers, and how each becomes two modules.
+CLASSES: Mapping[str, Callable[[Any], tuple[Prompted, PromptSpec]]] = {"SamModel": _sam, "Sam2Model": _sam2}
+
+
+def as_prompted(model: Any, image_size: tuple[int, int]) -> tuple[Prompted, Signature] | None:
+    """The two modules of a model of `CLASSES`; None of any other.
+
+    Raises:
+        CheckpointError: it is made for another image size, or gives another number of masks.
+    """
+    make = CLASSES.get(type(model).__name__)
+    if make is None:
+        return None
+    own = sides(model.prompt_encoder.input_image_size)
+    if own != image_size:
+        raise CheckpointError(
+            f"transformers' {type(model).__name__} is made for one image size",
+            found=f"{image_size[0]}x{image_size[1]}",
+            wanted="x".join(map(str, own or ())),
+            fix="leave --image-size out: the positions of patches and prompts belong to the model's own size",
+        )
+    multiple = model.mask_decoder.num_multimask_outputs
+    if multiple != MULTIPLE:
+        raise CheckpointError(
+            f"transformers' {type(model).__name__} gives another number of masks than SAM",
+            found=f"num_multimask_outputs {multiple}",
+            wanted=f"{MULTIPLE}, beside the one for prompts that mean one thing",
+        )
+    module, spec = make(model.eval())
+    channels = next(int(part.in_channels) for part in model.vision_encoder.modules() if isinstance(part, nn.Conv2d))
+    image = torch.zeros(BLANK_BATCH, channels, *image_size)
+    prompt = torch.zeros(BLANK_BATCH, spec.slots, 2), torch.full((BLANK_BATCH, spec.slots), NO_POINT)
+    with torch.no_grad():
+        found = module.eval()(image, *prompt)
+    outputs = tuple(
+        TensorSpec(name, "float32", ("batch", *tensor.shape[1:]))
+        for name, tensor in zip((MASKS, IOU_SCORES), found, strict=True)
+    )
+    told = f"a prompt has up to {spec.slots} points and corners of a box"
+    return module, Signature("promptable-segmentation", image_size, channels, outputs, spec, notes=(told,))
+
+
+def embeddings_of(module: Prompted, channels: int, image_size: tuple[int, int]) -> tuple[TensorSpec, ...]:
+    """What passes from the encoder to the decoder: the embedding, and finer maps, the finest first."""
+    with torch.no_grad():
+        found = module.image_encoder(torch.zeros(1, channels, *image_size))
+    names = [EMBEDDING, *(f"finer_{i}" for i in range(len(found) - 1))]
+    return tuple(
+        TensorSpec(name, "float32", ("batch", *tensor.shape[1:])) for name, tensor in zip(names, found, strict=True)
+    )

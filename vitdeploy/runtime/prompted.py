@@ -1,0 +1,265 @@
+"""Masks of prompted objects: from a decoder's outputs to masks of the image's own size.
+
+Source: Kirillov et al., "Segment Anything", ICCV 2023 (arXiv 2304.02643); Ravi et al., "SAM 2", arXiv 2408.00714.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.errors import InputError, ManifestError
+from vitdeploy.runtime.flow import FlowRunner, run_rows
+from vitdeploy.runtime.flows import IMAGE_ENCODER, PROMPT_DECODER
+from vitdeploy.runtime.preprocess import resized_size
+from vitdeploy.runtime.prompts import LABELS, POINTS, Prompt
+from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
+from vitdeploy.runtime.upsample import bands, enlarged
+from vitdeploy.spec import Postprocess, PreprocessSpec, PromptSpec, TensorSpec
+from vitdeploy.spec.prompts import IOU_SCORES, MASKS
+
+Bools = npt.NDArray[np.bool_]
+# Masks that overlap so much are about the same.
+SAME_IOU = 0.5
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PromptMasks:
+    """The answer to one prompt. `masks`: bool [n, height, width] at the image's size, one, or three where the prompt
+    may mean several things; `scores`: the IoU with the object that the model promises of each."""
+
+    prompt: Prompt
+    masks: Bools
+    scores: tuple[float, ...]
+
+    @property
+    def best(self) -> int:
+        """The place of the mask with the highest score."""
+        return int(np.argmax(self.scores))
+
+    @property
+    def mask(self) -> Bools:
+        """The mask with the highest score, bool [height, width]."""
+        return np.asarray(self.masks[self.best])
+
+    @property
+    def score(self) -> float:
+        return self.scores[self.best]
+
+    @property
+    def box(self) -> tuple[int, int, int, int] | None:
+        """(left, top, right, bottom) around the best mask in pixels, None if it is empty."""
+        rows, columns = (np.flatnonzero(self.mask.any(axis=axis)) for axis in (1, 0))
+        if not len(rows):
+            return None
+        return int(columns[0]), int(rows[0]), int(columns[-1]) + 1, int(rows[-1]) + 1
+
+    def png(self) -> bytes:
+        """The best mask as a grey PNG, 255 inside."""
+        from PIL import Image
+
+        buffer = io.BytesIO()
+        Image.fromarray(np.where(self.mask, 255, 0).astype(np.uint8)).save(buffer, "png")
+        return buffer.getvalue()
+
+    def to_dict(self) -> dict[str, Any]:
+        """The prompt, the scores, and the best mask: its area in pixels, its box, and itself as a PNG in Base64."""
+        return {
+            **self.prompt.to_dict(),
+            "scores": list(self.scores),
+            "best": self.best,
+            "area": int(self.mask.sum()),
+            "mask_box": None if self.box is None else list(self.box),
+            "mask_png": base64.b64encode(self.png()).decode("ascii"),
+        }
+
+    def __str__(self) -> str:
+        share = 100 * float(self.mask.mean())
+        others = f", the best of {len(self.scores)}" if len(self.scores) > 1 else ""
+        box = f" in {self.box[0]},{self.box[1]},{self.box[2]},{self.box[3]}" if self.box else ""
+        return f"a mask of {share:.1f} % of the image{box}, IoU {self.score:.2f} promised{others}"
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class PromptedMasks:
+    """The answer for one image: one entry a prompt, in their order."""
+
+    prompts: tuple[PromptMasks, ...]
+
+    @property
+    def mask(self) -> Bools:
+        """The best mask of the first prompt, bool [height, width]."""
+        return self.prompts[0].mask
+
+    @property
+    def score(self) -> float:
+        """The IoU that is promised of `mask`."""
+        return self.prompts[0].score
+
+    def to_dict(self) -> dict[str, Any]:
+        height, width = self.mask.shape
+        return {"width": width, "height": height, "prompts": [each.to_dict() for each in self.prompts]}
+
+    def __len__(self) -> int:
+        return len(self.prompts)
+
+    def __getitem__(self, index: int) -> PromptMasks:
+        return self.prompts[index]
+
+    def __str__(self) -> str:
+        """One prompt per line."""
+        return "\n".join(map(str, self.prompts))
+
+    def __repr__(self) -> str:
+        height, width = self.mask.shape
+        return f"<PromptedMasks: {len(self.prompts)} prompts in {width}x{height}: {self.prompts[0]}>"
+
+
+def chosen(masks: Array, scores: Array, spec: PromptSpec, multimask: bool) -> tuple[Array, Array]:
+    """Of the four masks [4, h, w] and scores [4] of a prompt those that are its answer: the three for prompts that may
+    mean several things, or one."""
+    if multimask:
+        return masks[1:], scores[1:]
+    one = 0
+    if spec.stability is not None and _stability(masks[0], spec.stability[0]) < spec.stability[1]:
+        one = 1 + int(scores[1:].argmax())
+    return masks[one : one + 1], scores[one : one + 1]
+
+
+def _stability(mask: Array, delta: float) -> float:
+    """What a mask covers at +delta as a share of what it covers at -delta; 1 of nothing (float32, as transformers)."""
+    most = int((mask > -delta).sum())
+    return float(np.float32((mask > delta).sum()) / np.float32(most)) if most else 1.0
+
+
+def full_size(masks: Array, size: tuple[int, int], preprocess: PreprocessSpec, threshold: float = 0.0) -> Bools:
+    """bool [n, height, width] at the image's size (width, height), of logits [n, h, w].
+
+    The same function as `post_process_masks` of transformers' SAM and SAM 2 processors, whose fits are "longest-pad"
+    and "stretch": SAM enlarges the masks to the input, cuts the padding off, and resizes what is left.
+    """
+    found = np.zeros((len(masks), size[1], size[0]), np.bool_)
+    for i, mask in enumerate(masks):  # one at a time: an image of 64 megapixels has 256 MB of them
+        if preprocess.fit == "longest-pad":
+            width, height = resized_size(*size, preprocess)
+            inside = enlarged(mask[None], preprocess.crop)[:, :height, :width]
+            found[i] = enlarged(inside, (size[1], size[0]))[0] > threshold
+        else:
+            for rows, columns, band in bands(mask[None], size, preprocess):
+                found[i, rows, columns] = band[0] > threshold
+    return found
+
+
+def read_masks(
+    outputs: Outputs,
+    prompts: Sequence[Prompt],
+    size: tuple[int, int],
+    preprocess: PreprocessSpec,
+    spec: PromptSpec,
+    multimask: bool | None = None,
+) -> PromptedMasks:
+    """The answer that "masks" [prompts, 4, h, w] and "iou_scores" [prompts, 4] mean.
+
+    Args:
+        multimask: three masks for each prompt, or one; None: three where a prompt may mean several things.
+    """
+    found = []
+    for prompt, masks, scores in zip(prompts, outputs[MASKS], outputs[IOU_SCORES], strict=True):
+        several = prompt.ambiguous if multimask is None else multimask
+        logits, promised = chosen(masks, scores, spec, several)
+        answer = full_size(logits, size, preprocess, spec.mask_threshold)
+        found.append(PromptMasks(prompt, answer, tuple(float(each) for each in promised)))
+    return PromptedMasks(tuple(found))
+
+
+def embed(runner: FlowRunner, tensor: Array) -> dict[str, Array]:
+    """What the encoder gives for images [n, ...], by the names of the decoder's inputs."""
+    feeds = runner.flow.parts[-1].feeds
+    passed = {name: source for name, source in feeds.items() if source.startswith(f"{IMAGE_ENCODER}.")}
+    found = runner.linked.values({runner.inputs[0].name: tensor}, list(passed.values()))
+    return {name: found[source] for name, source in passed.items()}
+
+
+def decode(runner: FlowRunner, embedding: Mapping[str, Array], prompts: Mapping[str, Array]) -> dict[str, Array]:
+    """The decoder's outputs, [prompts, ...], for one image's embedding [1, ...] and the arrays of prompts."""
+    count = len(prompts[POINTS])
+    repeated = {name: np.repeat(array, count, axis=0) for name, array in embedding.items()}
+    return run_rows(runner.linked.runners[PROMPT_DECODER], {**repeated, **prompts})
+
+
+class PromptsBound(Runner):
+    """A flow of encoder and decoder with its prompts given: it takes images, and gives "masks" [n, prompts, 4, h, w]
+    and "iou_scores" [n, prompts, 4]."""
+
+    def __init__(self, whole: FlowRunner, prompts: Mapping[str, Array]) -> None:
+        super().__init__(whole.name)
+        self.whole, self.prompts = whole, dict(prompts)
+
+    def _load(self) -> None:
+        self.whole.load()
+        count = len(self.prompts[POINTS])
+        self.inputs, self.provider = self.whole.inputs[:1], self.whole.provider
+        self.outputs = tuple(
+            TensorSpec(tensor.name, tensor.dtype, (tensor.shape[0], count, *tensor.shape[1:]))
+            for tensor in self.whole.outputs
+        )
+
+    def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
+        embedded = embed(self.whole, feeds[self.inputs[0].name])
+        rows = [
+            decode(self.whole, {name: array[i : i + 1] for name, array in embedded.items()}, self.prompts)
+            for i in range(len(next(iter(embedded.values()))))
+        ]
+        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+    def _close(self) -> None:
+        self.whole.close()
+
+
+def iou(a: Bools, b: Bools) -> float:
+    """Intersection over union of two masks; 1 of two empty ones."""
+    either = int((a | b).sum())
+    return int((a & b).sum()) / either if either else 1.0
+
+
+def no_prompt() -> InputError:
+    return InputError(
+        "the masks of an image need a prompt",
+        found="an image alone",
+        wanted="points or a box",
+        fix="predict(image, points=[(x, y)]) or predict(image, boxes=[left, top, right, bottom])",
+    )
+
+
+def _answer(outputs: Outputs, reading: Reading) -> PromptedMasks:
+    raise no_prompt()
+
+
+def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
+    """Whether the masks of the golden prompts overlap, on average."""
+    spec = reading.postprocess
+    assert isinstance(spec, PromptSpec), "a manifest without it is refused when it is read"
+    pairs = zip(ours[MASKS][:, 0], theirs[MASKS][:, 0], strict=True)
+    return float(np.mean([iou(a > spec.mask_threshold, b > spec.mask_threshold) for a, b in pairs])) >= SAME_IOU
+
+
+def bind_prompts(runner: Runner, given: Mapping[str, Array], postprocess: Postprocess | None) -> PromptsBound:
+    """Encoder and decoder with the prompts of `given`; raises ManifestError for another model or other arrays."""
+    if (
+        not isinstance(runner, FlowRunner)
+        or not isinstance(postprocess, PromptSpec)
+        or {name: (array.dtype.kind, array.shape[1:]) for name, array in given.items()}
+        != {POINTS: ("f", (postprocess.slots, 2)), LABELS: ("i", (postprocess.slots,))}
+    ):
+        raise ManifestError("no promptable model and its prompts", found=", ".join(given), wanted="points, labels")
+    return PromptsBound(runner, given)
+
+
+PROMPTED = RuntimeTask(_answer, _same, bind_prompts)

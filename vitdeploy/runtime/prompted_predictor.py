@@ -1,0 +1,133 @@
+"""The predictor of a bundle of promptable segmentation: an image is embedded once, and asked as often as wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter_ns
+
+from vitdeploy.runtime.flow import FlowRunner
+from vitdeploy.runtime.predictor import Predictor, require_several
+from vitdeploy.runtime.preprocess import ImageSource
+from vitdeploy.runtime.prompted import PromptedMasks, decode, embed, no_prompt, read_masks
+from vitdeploy.runtime.prompts import Given, prompt_arrays, read_prompts
+from vitdeploy.runtime.runner import Array, Runner
+from vitdeploy.runtime.task import Result
+from vitdeploy.runtime.topdown import Box
+from vitdeploy.spec import PreprocessSpec, PromptSpec
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class EmbeddedImage:
+    """An image that was embedded: it can be asked for masks as often as wanted, and only the small decoder runs.
+
+    `size`: (width, height) of the image. Usable as long as its predictor is open.
+    """
+
+    predictor: PromptedPredictor
+    embedding: Mapping[str, Array]
+    size: tuple[int, int]
+
+    def masks(
+        self, points: Given = None, labels: Given = None, boxes: Given = None, multimask: bool | None = None
+    ) -> PromptedMasks:
+        """The masks of one prompt or several, as `PromptedPredictor.predict` says."""
+        return self.predictor.ask(self, points, labels, boxes, multimask)
+
+
+class PromptedPredictor(Predictor):
+    """Answers which pixels belong to the object that points or a box mean, with the two engines of a bundle.
+
+    The embedding of the last image is kept: further prompts for it run the decoder alone.
+
+    >>> predictor = load("out/sam")                                                    # doctest: +SKIP
+    >>> predictor.predict("cat.jpg", points=[(120, 80), (300, 40)], labels=[1, 0])     # doctest: +SKIP
+    <PromptedMasks: 1 prompts in 640x480: a mask of 12.3 % of the image in 80,20,310,240, IoU 0.94 promised>
+    >>> cat = predictor.embed("cat.jpg")                                               # doctest: +SKIP
+    >>> cat.masks(boxes=[80, 20, 310, 240]).mask.sum()                                 # doctest: +SKIP
+    37786
+    """
+
+    def __init__(self, runner: Runner, preprocess: PreprocessSpec, spec: PromptSpec, why: str = "") -> None:
+        assert isinstance(runner, FlowRunner)
+        self.spec, self.flow = spec, runner
+        super().__init__(runner, preprocess, None, "promptable-segmentation", spec, why)
+        # From here on: golden answers and measurements run every part every time.
+        runner.linked.keep = True
+
+    def embed(self, image: ImageSource) -> EmbeddedImage:
+        """The image's embedding; of the image that was embedded last it is the one that is kept.
+
+        Raises:
+            ImageError, MissingFileError, TensorError: the image cannot be used.
+        """
+        tensor, size = self.prepare(image)
+        start = perf_counter_ns()
+        found = embed(self.flow, tensor)
+        self._stopwatch.add("infer", start)
+        self._stopwatch.count(1)
+        return EmbeddedImage(self, found, size)
+
+    def predict(
+        self,
+        image: ImageSource,
+        top: int = 5,
+        *,
+        points: Given = None,
+        labels: Given = None,
+        boxes: Given = None,
+        multimask: bool | None = None,
+    ) -> PromptedMasks:
+        """The masks of an image for one prompt or several.
+
+        Args:
+            top: of classifiers; not used.
+            points: [n, 2] of one prompt, [prompts, n, 2] of several: x, y in pixels of the image.
+            labels: one for each point: 1 inside of the object, 0 outside; None: all are inside.
+            boxes: [4] of one prompt, [prompts, 4] of several: left, top, right, bottom in pixels.
+            multimask: three masks for each prompt, or one; None: three where a prompt is one point, which may mean a
+                part or the whole, and one for all others, as SAM was trained.
+
+        Raises:
+            ImageError, MissingFileError, TensorError: the image cannot be used.
+            InputError: no prompt, or one that is not in the image, or of another form.
+        """
+        return self.embed(image).masks(points, labels, boxes, multimask)
+
+    def ask(
+        self, image: EmbeddedImage, points: Given, labels: Given, boxes: Given, multimask: bool | None
+    ) -> PromptedMasks:
+        """What `EmbeddedImage.masks` says."""
+        prompts = read_prompts(points, labels, boxes, image.size)
+        arrays = prompt_arrays(prompts, image.size, self.preprocess, self.spec)
+        start = perf_counter_ns()
+        outputs = decode(self.flow, image.embedding, arrays)
+        self._stopwatch.add("infer", start)
+        start = perf_counter_ns()
+        found = read_masks(outputs, prompts, image.size, self.preprocess, self.spec, multimask)
+        self._stopwatch.add("postprocess", start)
+        return found
+
+    def predict_batch(
+        self,
+        images: Sequence[ImageSource],
+        top: int = 5,
+        *,
+        points: Given = None,
+        labels: Given = None,
+        boxes: Given = None,
+        multimask: bool | None = None,
+    ) -> list[Result]:
+        """Answers for images, each to the same prompts; errors as `predict`."""
+        require_several(images)
+        return [self.embed(image).masks(points, labels, boxes, multimask) for image in images]
+
+    def answer(
+        self, outputs: Mapping[str, Array], size: tuple[int, int], top: int = 5, box: Box | None = None
+    ) -> PromptedMasks:
+        """Raises InputError: outputs of an image alone mean nothing."""
+        raise no_prompt()
+
+    def _infer(self, feed: Array) -> dict[str, Array]:
+        """Raises InputError: what runs on an image alone, such as `predict_tensor`, has no prompt."""
+        raise no_prompt()
