@@ -68,7 +68,12 @@ def build() -> nn.Module:
         "iou_head_hidden_dim": EMBEDDING,
     }
     config = transformers.SamConfig(vision_config=vision, prompt_encoder_config=prompt, mask_decoder_config=decoder)
-    return transformers.SamModel(config)
+    model = transformers.SamModel(config)
+    # Frequencies of deviation 1, as in the paper's code. A config asks for hidden_size / 2: then the positions of
+    # neighbours have nothing in common, and the decoder learns to ignore the prompt.
+    nn.init.normal_(model.shared_image_embedding.positional_embedding)
+    model.tie_weights()
+    return model
 
 
 def processors() -> tuple[Any, ...]:

@@ -18,7 +18,7 @@ from vitdeploy.models.architectures.rfdetr import RFDETR, RFDETRConfig, cross_he
 from vitdeploy.models.checkpoints.mismatch import listed, patterns
 from vitdeploy.models.family import Family, Hints, Recognised, Signature
 from vitdeploy.models.keys.rfdetr import RULES
-from vitdeploy.models.keys.rules import apply
+from vitdeploy.models.keys.rules import apply, count_below
 from vitdeploy.models.model_folder.image_processor import IMAGENET_MEAN, IMAGENET_STD
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, TensorSpec
 
@@ -127,7 +127,7 @@ def recognise(state: Mapping[str, Tensor], hints: Hints) -> Recognised | None:
 
 def _config(state: Mapping[str, Tensor], hints: Hints) -> RFDETRConfig:
     width, _, patch, _ = state[_PATCHES].shape
-    groups = _count(state, "transformer.enc_output.")
+    groups = count_below(state, "transformer.enc_output.")
     decoder_width = state["query_feat.weight"].shape[1]
     points = len(state["transformer.decoder.layers.0.cross_attn.attention_weights.bias"]) // cross_heads(decoder_width)
     positions = isqrt(state[_MARKS[2]].shape[1] - 1)
@@ -139,22 +139,17 @@ def _config(state: Mapping[str, Tensor], hints: Hints) -> RFDETRConfig:
         published.windows,
         published.taken,
         width=width,
-        depth=_count(state, "backbone.0.encoder.encoder.encoder.layer."),
-        fusions=_count(state, "backbone.0.projector.stages.0.0.m."),
+        depth=count_below(state, "backbone.0.encoder.encoder.encoder.layer."),
+        fusions=count_below(state, "backbone.0.projector.stages.0.0.m."),
         decoder_width=decoder_width,
         decoder_hidden=len(state["transformer.decoder.layers.0.linear1.weight"]),
-        decoder_layers=_count(state, "transformer.decoder.layers."),
+        decoder_layers=count_below(state, "transformer.decoder.layers."),
         points=points,
         groups=groups,
         queries=len(state["query_feat.weight"]) // groups,
         num_classes=len(state["class_embed.weight"]),
         image_size=(side, side),
     )
-
-
-def _count(state: Mapping[str, Tensor], stem: str) -> int:
-    """How many numbered parts there are below a stem."""
-    return len({key[len(stem) :].partition(".")[0] for key in state if key.startswith(stem)})
 
 
 FAMILY = Family(

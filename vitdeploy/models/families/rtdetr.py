@@ -31,6 +31,7 @@ from vitdeploy.models.architectures.rtdetr import (
 from vitdeploy.models.checkpoints.mismatch import listed, patterns
 from vitdeploy.models.family import Family, Hints, Recognised, Signature
 from vitdeploy.models.keys.rtdetr import COMPUTED, TRAINING, renamed
+from vitdeploy.models.keys.rules import count_below
 from vitdeploy.spec import PostprocessSpec, PreprocessSpec, TensorSpec
 
 RESNETS = {
@@ -227,7 +228,7 @@ def _kind(state: Mapping[str, Tensor]) -> Kind:
 
 def _layers_run(state: Mapping[str, Tensor], kind: Kind, hints: Hints, notes: list[str]) -> int:
     """How many of the decoder's layers answer."""
-    trained = _count(state, "decoder.dec_score_head.")
+    trained = count_below(state, "decoder.dec_score_head.")
     told = hints.config.get("decoder_layers")
     if isinstance(told, int) and 0 < told < trained:
         notes.append(f"left out, used in training only: decoder layers {told + 1} to {trained}")
@@ -254,7 +255,7 @@ def _other_variant(unknown: tuple[str, ...], twice: tuple[str, ...], state: Mapp
 
 
 def _config(state: Mapping[str, Tensor], kind: Kind, layers: int, hints: Hints, notes: list[str]) -> RTDETRConfig:
-    fine, maps = kind == "d_fine", _count(state, "encoder.input_proj.")
+    fine, maps = kind == "d_fine", count_below(state, "encoder.input_proj.")
     points, heads = _points(state, maps)
     config = RTDETRConfig(
         kind,
@@ -263,7 +264,7 @@ def _config(state: Mapping[str, Tensor], kind: Kind, layers: int, hints: Hints, 
         width=len(state["encoder.lateral_convs.0.conv.weight"]),
         hidden=len(state["encoder.encoder.0.layers.0.linear1.weight"]),
         fused=len(state[_FUSED[fine]]),
-        fusions=_count(state, _FUSIONS[fine]),
+        fusions=count_below(state, _FUSIONS[fine]),
         decoder_width=len(state["decoder.enc_bbox_head.layers.0.weight"]),
         decoder_hidden=len(state["decoder.decoder.layers.0.linear1.weight"]),
         decoder_layers=layers,
@@ -311,7 +312,7 @@ def _image_size(state: Mapping[str, Tensor], config: RTDETRConfig, hints: Hints,
 
 
 def _resnet_of(state: Mapping[str, Tensor]) -> ResNetD:
-    depths = tuple(_count(state, f"backbone.res_layers.{stage}.blocks.") for stage in range(4))
+    depths = tuple(count_below(state, f"backbone.res_layers.{stage}.blocks.") for stage in range(4))
     return ResNetD(depths, "backbone.res_layers.0.blocks.0.branch2c.conv.weight" in state)
 
 
@@ -327,16 +328,11 @@ def _stage(state: Mapping[str, Tensor], blocks: str) -> Stage:
     return Stage(
         inner=len(first),
         width=len(state[f"{blocks}0.aggregation.1.conv.weight"]),
-        blocks=_count(state, blocks),
+        blocks=count_below(state, blocks),
         light=light,
         kernel=first.shape[-1],
-        layers=_count(state, f"{blocks}0.layers."),
+        layers=count_below(state, f"{blocks}0.layers."),
     )
-
-
-def _count(state: Mapping[str, Tensor], stem: str) -> int:
-    """How many numbered parts there are below a stem."""
-    return len({key[len(stem) :].partition(".")[0] for key in state if key.startswith(stem)})
 
 
 FAMILY = Family(

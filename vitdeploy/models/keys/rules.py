@@ -41,3 +41,8 @@ def _named(key: str, tensor: Tensor, rules: list[tuple[re.Pattern[str], str | tu
         else:
             named[name] = tensor
     return named
+
+
+def count_below(state: Mapping[str, Tensor], stem: str) -> int:
+    """How many numbered parts there are below a stem."""
+    return len({key[len(stem) :].partition(".")[0] for key in state if key.startswith(stem)})
