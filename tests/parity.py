@@ -87,6 +87,8 @@ FAMILIES = {
     "Depth Anything, transformers' module": Family((), {}, "depth"),
     "DPT, transformers' module": Family((), {}, "depth"),
     "Swin2SR, transformers' module": Family((), {}, "reconstruction"),
+    "TrOCR, transformers' module": Family((), {}, "logits of every step"),
+    "Donut, transformers' module": Family((), {}, "logits of every step"),
 }
 
 

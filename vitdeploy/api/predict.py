@@ -55,6 +55,8 @@ def predict(
     top: int,
     texts: Sequence[str] = (),
     boxes: Sequence[Box] = (),
+    beams: int | None = None,
+    prompt: str | None = None,
     trust: Path | None,
     draw: Path | None = None,
     reporter: Reporter,
@@ -66,12 +68,13 @@ def predict(
         target: which engine, by target or name.
         top: how many classes of an image.
         texts: what images are compared with, by a bundle of two towers; () for its labels.
+        beams, prompt: of a bundle that writes texts; see `TextPredictor.predict`.
         boxes: what a top-down model is to answer for in each image; () for all of the image.
         draw: a folder for pictures of the answers, made if it is not there.
 
     Raises:
         CapabilityError: `draw` for a task whose answers are no pictures.
-        InputError: texts for a bundle that takes none.
+        InputError: texts for a bundle that takes none; beams or a prompt for one that writes none.
         Errors of `find`, and of reading and loading the bundle, as `runtime.load`.
     """
     from vitdeploy.bundle.read import read_bundle
@@ -82,6 +85,9 @@ def predict(
         _require_drawing(task)
     if texts and task != "zero-shot":
         raise InputError(f"{bundle} takes no texts", found=f"the task {task}", fix="leave --text out")
+    if (beams is not None or prompt is not None) and task != "image-to-text":
+        asked = "--beams" if beams is not None else "--prompt"
+        raise InputError(f"{bundle} writes no texts", found=f"the task {task}", fix=f"leave {asked} out")
     if task == "sequence":
         found = find(True)
         with reporter, load_sequence(bundle, target, trust=trust) as translator:
@@ -91,7 +97,9 @@ def predict(
     with reporter, load(bundle, target, trust=trust) as predictor:
         if texts:
             predictor.labels = texts
-        if boxes:
+        if beams is not None or prompt is not None:
+            answers = _read(predictor, found, beams, prompt, reporter.progress)
+        elif boxes:
             answers = _answer_boxes(predictor, found, boxes)
         else:
             answers = _answer(predictor, found, top, draw, reporter.progress)
@@ -160,6 +168,28 @@ def _answer_boxes(predictor: Predictor, found: Sequence[Input], boxes: Sequence[
             continue
         lines = [f"[{row}]: {line}" for row, result in enumerate(results) for line in str(result).split("\n")]
         answered.append((given, [{"image": given.name, **result.to_dict()} for result in results], lines))
+    return answered, failed
+
+
+def _read(
+    predictor: Predictor, found: Sequence[Input], beams: int | None, prompt: str | None, progress: Progress
+) -> tuple[Answers, Failures]:
+    """Texts, of another search than the bundle's own."""
+    from vitdeploy.errors import ImageError, MissingFileError
+    from vitdeploy.runtime.text_predictor import TextPredictor
+
+    assert isinstance(predictor, TextPredictor)
+    answered: Answers = []
+    failed: Failures = []
+    for done, given in enumerate(found, start=1):
+        try:
+            text = predictor.predict(given.image, beams=beams, prompt=prompt)
+        except (ImageError, MissingFileError) as error:
+            failed.append((given, error))
+            continue
+        answered.append((given, [{"image": given.name, **text.to_dict()}], [f": {text}"]))
+        if len(found) > 1:
+            progress("predict", done, len(found))
     return answered, failed
 
 

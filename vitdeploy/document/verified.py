@@ -17,6 +17,7 @@ from vitdeploy.verification.panoptic import PanopticComparison
 from vitdeploy.verification.segmentation import SegmentationComparison
 from vitdeploy.verification.sequence import SequenceComparison
 from vitdeploy.verification.tensors import TensorComparison
+from vitdeploy.verification.texts import TextComparison
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,11 @@ class VerifiedImages(Diagnosed, ImageComparison):
     """Pictures against the original's."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class VerifiedTexts(Diagnosed, TextComparison):
+    """Texts of images against the original's."""
+
+
 Verified: TypeAlias = (
     VerifiedClassification
     | VerifiedFeatures
@@ -97,6 +103,7 @@ Verified: TypeAlias = (
     | VerifiedTensors
     | VerifiedKeypoints
     | VerifiedImages
+    | VerifiedTexts
 )
 _VERIFIED: dict[type[Comparison], type[Verified]] = {
     Agreement: VerifiedClassification,
@@ -109,6 +116,7 @@ _VERIFIED: dict[type[Comparison], type[Verified]] = {
     TensorComparison: VerifiedTensors,
     KeypointComparison: VerifiedKeypoints,
     ImageComparison: VerifiedImages,
+    TextComparison: VerifiedTexts,
 }
 
 

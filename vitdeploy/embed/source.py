@@ -14,7 +14,10 @@ from vitdeploy.runtime.choice import usable_engines
 from vitdeploy.runtime.golden import comparable, no_golden, read_golden
 from vitdeploy.runtime.labels import read_labels
 from vitdeploy.runtime.runner import Array
-from vitdeploy.spec import EngineSpec, Manifest, PreprocessSpec
+from vitdeploy.spec import EngineSpec, Fit, Manifest, PreprocessSpec
+
+# Ways of preparing images that no embedding has.
+_FITS: dict[Fit, str] = {"topdown": "cut boxes out of images", "contain": "pad images"}
 
 
 @dataclass(frozen=True)
@@ -58,10 +61,10 @@ def find_embedded(folder: Path, targets: Sequence[str], tasks: Sequence[str], wh
         raise CapabilityError(
             f"{what} does not answer for models of this task yet", found=manifest.task, wanted=", ".join(tasks)
         )
-    if manifest.preprocess.fit == "topdown":
+    if (told := _FITS.get(manifest.preprocess.fit)) is not None:
         raise CapabilityError(
-            f"{what} does not cut boxes out of images yet",
-            found=f"the bundle {manifest.name}, whose images are prepared with fit topdown",
+            f"{what} does not {told} yet",
+            found=f"the bundle {manifest.name}, whose images are prepared with fit {manifest.preprocess.fit}",
             wanted="images that are resized and cropped",
         )
     found = [each for each in manifest.engines if each.target in targets]

@@ -10,6 +10,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import onnx_ir as ir
 import torch
@@ -92,7 +93,8 @@ def export_graph(
     else:
         wrapped = TensorIn(model)
         example = torch.zeros(example_batch, preprocess.channels, height, width)
-    graph = _traced(wrapped, example, batch is None, opset, outputs, name)
+    shapes = _open_batch(INPUT) if batch is None else None
+    graph = traced(wrapped, (example,), shapes, opset, [INPUT], outputs, name)
     tidy(graph, prefix="model")
     with _quiet():
         normalise(graph)
@@ -119,7 +121,7 @@ def export_text_graph(model: nn.Module, *, name: str, length: int, opset: int) -
         ExportError: the model cannot be exported.
     """
     example = torch.zeros(2, length, dtype=torch.int64)
-    graph = _traced(TokensIn(model), example, True, opset, ["features"], name, given="text")
+    graph = traced(TokensIn(model), (example,), _open_batch("text"), opset, ["text"], ["features"], name)
     tidy(graph, prefix="model")
     with _quiet():
         normalise(graph)
@@ -127,11 +129,24 @@ def export_text_graph(model: nn.Module, *, name: str, length: int, opset: int) -
     return graph
 
 
-def _traced(
-    model: nn.Module, example: Tensor, dynamic: bool, opset: int, outputs: Sequence[str], name: str, given: str = INPUT
+def _open_batch(given: str) -> dict[str, Any]:
+    return {given: {0: torch.export.Dim(BATCH)}}
+
+
+def traced(
+    model: nn.Module,
+    example: tuple[Any, ...],
+    shapes: dict[str, Any] | None,
+    opset: int,
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    name: str,
 ) -> ir.Model:
-    """Run PyTorch's exporter on a model called `name`, of an input `given`; the batch stays open if `dynamic`."""
-    shapes = {given: {0: torch.export.Dim(BATCH)}} if dynamic else None
+    """Run PyTorch's exporter on a model called `name`, with the open axes that `shapes` says by argument of `forward`.
+
+    Raises:
+        ExportError: the model cannot be exported.
+    """
     try:
         # A bias made from a parameter that requires gradients gives attention other strides in the exporter's second
         # trace than in its first, and a view recorded in the first then fails.
@@ -145,11 +160,11 @@ def _traced(
         ):
             program = torch.onnx.export(
                 model.eval(),
-                (example,),
+                example,
                 dynamo=True,
                 dynamic_shapes=shapes,
                 opset_version=opset,
-                input_names=[given],
+                input_names=list(inputs),
                 output_names=list(outputs),
                 verbose=False,
                 custom_translation_table={torch.ops.aten.scaled_dot_product_attention.default: attention},

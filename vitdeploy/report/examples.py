@@ -19,7 +19,7 @@ BARS = {
     "keypoints": "the mean score of the points",
 }
 # Tasks whose answer in words is the whole answer, so that it is right where it is the label.
-_ANSWERED_IN_WORDS = ("classification", "sequence", "zero-shot")
+_ANSWERED_IN_WORDS = ("classification", "sequence", "zero-shot", "image-to-text")
 _WHY = {"unsure": "The original is least sure of it"}
 
 

@@ -66,6 +66,12 @@ _METRICS = {
         "delta-1", "delta-1", "delta-1 counts the pixels whose depth is not off by more than a factor of 1.25."
     ),
     "SSIM": Metric("SSIM", "SSIM", "SSIM is the structural similarity with the target pictures; 100 of equal ones."),
+    "character accuracy": Metric(
+        "Character accuracy",
+        "character accuracy",
+        "Character accuracy is 100 % minus the character error rate: insertions, deletions and substitutions over all "
+        "characters that are written.",
+    ),
     "token accuracy": Metric(
         "Token accuracy", "token accuracy", "Token accuracy counts the positions that hold the wanted token."
     ),
@@ -112,6 +118,11 @@ _MEASURES: dict[str, tuple[Measure, ...]] = {
         Measure("Drop of PSNR, dB", "psnr_drop", _PERCENT, interval="psnr_drop_ci95"),
         Measure("PSNR with the original’s, mean, dB", "psnr_to_original_mean", _PERCENT),
         Measure("PSNR with the original’s, least, dB", "psnr_to_original_min", _PERCENT),
+    ),
+    "image-to-text": (
+        Measure("Texts wholly right, %", "line_accuracy", _PERCENT, "reference_line_accuracy"),
+        Measure("Characters as the original, %", "character_agreement", _PERCENT),
+        Measure("Texts cut", "cut", _COUNT),
     ),
     "sequence": (
         Measure("Wholly right, %", "exact_match", _PERCENT, "reference_exact_match"),

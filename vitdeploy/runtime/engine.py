@@ -48,6 +48,7 @@ def _flow_runner(folder: Path, engine: EngineSpec, batch: int, threads: int, tru
     from vitdeploy.runtime.flow import FlowRunner
     from vitdeploy.runtime.flows import flow_of
     from vitdeploy.runtime.sequence_runner import SequenceRunner
+    from vitdeploy.runtime.text_decoder import TextRunner
 
     flow, specs = flow_of(engine), {part.part: part for part in engine.parts}
     decodes = flow.parts[-1].repeats
@@ -67,4 +68,5 @@ def _flow_runner(folder: Path, engine: EngineSpec, batch: int, threads: int, tru
         return FlowRunner(flow, parts, name=engine.artifact)
     assert engine.sequence is not None
     first, step = parts.values()
-    return SequenceRunner(first, step, engine.sequence, name=engine.artifact, flow=flow)
+    kind = TextRunner if engine.sequence.source_vocabulary is None else SequenceRunner
+    return kind(first, step, engine.sequence, name=engine.artifact, flow=flow)

@@ -52,9 +52,10 @@ class FlowRow:
 # By task; all other tasks have one graph.
 FLOWS: dict[Task, FlowRow] = {
     "sequence": FlowRow((ENCODER, DECODER_STEP), encoder_decoder),
+    "image-to-text": FlowRow((ENCODER, DECODER_STEP), encoder_decoder),
     "zero-shot": FlowRow((IMAGE_TOWER, TEXT_TOWER), towers),
 }
-PARTS = tuple(row.parts for row in FLOWS.values())
+PARTS = tuple(dict.fromkeys(row.parts for row in FLOWS.values()))
 
 
 def flow_of(engine: EngineSpec) -> FlowSpec:

@@ -40,6 +40,7 @@ PLACES = {
     "masks": "the folder of PNGs of class indices, by the names of the images",
     "depth": "the folder of .npy files or PNGs of 16 bits, by the names of the images",
     "targets": "the folder of target pictures, by the names of the images",
+    "texts": "the JSON list of file_name and text",
 }
 
 

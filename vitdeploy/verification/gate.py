@@ -27,6 +27,7 @@ GUARD: dict[Task, float] = {
     "tensors": 95.0,
     "keypoints": 90.0,
     "image-to-image": 90.0,
+    "image-to-text": 90.0,
 }
 
 
