@@ -50,6 +50,10 @@ sigmoid and how many of them, is that of the processor's `post_process_object_de
 must say it (`postprocess`). Processors that keep the aspect are run on a stretched image, with a note; letterboxes are
 refused.
 
+transformers' encoder-decoders of images (TrOCR, Donut) are cut at their cross-attention: [image to
+text](tasks.md#image-to-text). Their graphs are compared with the module that sees all tokens at once, and their texts
+with those of `generate`, greedily and with beams.
+
 """
 MIDDLE = """
 ## Checked parities

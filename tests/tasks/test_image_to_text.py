@@ -126,6 +126,31 @@ def test_a_text_that_has_no_end_says_that_it_is_cut(bundle):
     assert str(found).endswith("[cut at 9 tokens]")
 
 
+def test_a_measurement_writes_as_many_tokens_whatever_the_image(bundle, monkeypatch):
+    with load(bundle) as predictor:
+        step, calls = predictor.runner.decoder.decoder_step, []
+        infer = step.infer
+        monkeypatch.setattr(step, "infer", lambda feeds: calls.append(len(feeds["token"])) or infer(feeds))
+        for shade in (0, 255):
+            feeds = {"image": np.full((2, 32, 96, 3), shade, np.uint8)}
+            predictor.runner.measured(feeds)
+        assert calls == [1] * 2 * 2 * 9  # two images one by one, of an engine for one
+        assert set(predictor.runner.part_times(feeds)) == {"encoder", "decoder_step"}
+
+
+def test_beams_of_the_models_own_files_run_side_by_side(bundle, tmp_path, pictures, generated):
+    other = shutil.copytree(bundle, tmp_path / "bundle")
+    manifest = json.loads((other / "manifest.json").read_text("utf-8"))
+    # As `vitdeploy compile` writes it where generation_config.json says num_beams.
+    manifest["engines"][0]["sequence"]["search"] = {"beams": 4, "length_penalty": 1.0, "early_stopping": False}
+    (other / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    with load(other) as predictor:
+        assert predictor.runner.decoder.decoder_step.inputs[0].shape == (4, 1)
+        found = predictor.predict_batch(pictures)
+        greedy = predictor.predict_batch(pictures, beams=1)
+    assert ([each.text for each in found], [each.text for each in greedy]) == (generated[4], generated[1])
+
+
 def test_a_bundle_without_its_tokenizer_is_refused(bundle, tmp_path):
     other = shutil.copytree(bundle, tmp_path / "bundle")
     (other / "tokenizer.json").unlink()

@@ -63,6 +63,8 @@ def _flow_runner(folder: Path, engine: EngineSpec, batch: int, threads: int, tru
     for part in flow.parts:
         spec = specs[part.name]
         size = batch if part.batch == flow.parts[0].batch else spec.batch
+        if part.repeats and engine.sequence is not None and engine.sequence.search is not None:
+            size *= engine.sequence.search.beams  # which run side by side
         parts[part.name] = make_runner(folder, spec, batch=size, threads=threads, trust=trust)
     if not decodes:
         return FlowRunner(flow, parts, name=engine.artifact)

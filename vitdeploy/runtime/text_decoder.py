@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter
 
 import numpy as np
 
 from vitdeploy.errors import InputError
 from vitdeploy.runtime.beams import Floats, Tokens, beam_search, forced, log_softmax
-from vitdeploy.runtime.flows import inputs_of
+from vitdeploy.runtime.flows import DECODER_STEP, ENCODER, inputs_of
 from vitdeploy.runtime.runner import Array, Runner, require_array, type_name
 from vitdeploy.runtime.sequence import SequenceDecoder
 from vitdeploy.spec import BeamSpec, FlowSpec, SequenceSpec, TensorSpec
@@ -16,6 +18,8 @@ from vitdeploy.spec import BeamSpec, FlowSpec, SequenceSpec, TensorSpec
 SEED = 0
 # More beams than this have never been found to read better, and each is a run of the decoder.
 MOST_BEAMS = 64
+# Tokens of the text that is measured, or as many as the model can write.
+MEASURED = 32
 TOKENS, SCORES = "tokens", "scores"
 
 
@@ -53,7 +57,7 @@ class TextDecoder(SequenceDecoder):
         if search is not None:
             require_beams(search.beams, self.vocabulary)
         steps = self.max_length - max(0, len(prompt) - 1)
-        tokens, scores = self._grouped(images, lambda group: self._write(group, search, prompt, steps))
+        tokens, scores = self._grouped(images, lambda group: self._write(group, self.spec, search, prompt, steps))
         assert scores is not None
         missing = ((0, 0), (0, self.max_length - tokens.shape[1]))
         return np.pad(tokens, missing, constant_values=self.pad), np.pad(scores, missing).astype(np.float32)
@@ -62,15 +66,32 @@ class TextDecoder(SequenceDecoder):
         """The tokens alone, found as the engine's `SequenceSpec` says; `steps` is not asked of a text."""
         return self.write(source, self.spec.search)[0]
 
+    def measured(self, images: Array) -> None:
+        """A text of MEASURED tokens for each image, or of as many as the model can write, found as the engine's
+        `SequenceSpec` says: two engines of one model do the same work, whatever they read in noise."""
+        endless, steps = replace(self.spec, end=-1, forced_end=None), min(MEASURED, self.max_length)
+        self._grouped(images, lambda group: self._write(group, endless, self.spec.search, (), steps))
+
+    def part_times(self, source: Array) -> dict[str, float]:
+        """Milliseconds of the encoder, and of all decoder steps, of one text as `measured`."""
+        start = perf_counter()
+        size = self._batch or len(source)
+        for first in range(0, len(source), size):
+            self._begin(source[first : first + size])
+        encoder = 1e3 * (perf_counter() - start)
+        start = perf_counter()
+        self.measured(source)
+        return {ENCODER: encoder, DECODER_STEP: max(1e3 * (perf_counter() - start) - encoder, 0.0)}
+
     def _write(
-        self, images: Array, search: BeamSpec | None, prompt: Sequence[int], steps: int
+        self, images: Array, spec: SequenceSpec, search: BeamSpec | None, prompt: Sequence[int], steps: int
     ) -> tuple[Tokens, Floats]:
         feeds, rows = self._begin(images), len(images)
         given = list(prompt) or [self.start]
         for token in given[:-1]:
             self._advance(feeds, np.full((rows, 1), token, np.int64))
         if search is None or search.beams == 1:
-            return self._likeliest(feeds, rows, given[-1], steps)
+            return self._likeliest(feeds, rows, given[-1], spec, steps)
         beams = search.beams
         feeds = {name: np.repeat(array, beams, axis=0) for name, array in feeds.items()}
 
@@ -79,20 +100,22 @@ class TextDecoder(SequenceDecoder):
                 feeds[cache.name] = feeds[cache.name][origin]
             return self._advance(feeds, token)
 
-        return beam_search(step, rows, given[-1], self.spec, search, steps)
+        return beam_search(step, rows, given[-1], spec, search, steps)
 
-    def _likeliest(self, feeds: dict[str, Array], rows: int, first: int, steps: int) -> tuple[Tokens, Floats]:
+    def _likeliest(
+        self, feeds: dict[str, Array], rows: int, first: int, spec: SequenceSpec, steps: int
+    ) -> tuple[Tokens, Floats]:
         token, ended = np.full((rows, 1), first, np.int64), np.zeros(rows, bool)
         tokens: list[Tokens] = []
         scores: list[Floats] = []
         while len(tokens) < steps and not ended.all():
             logits = self._advance(feeds, token)
-            if self.spec.forced_end and len(tokens) == steps - 1:
-                logits = forced(logits, self.end)
+            if spec.forced_end and len(tokens) == steps - 1:
+                logits = forced(logits, spec.end)
             best, found = logits.argmax(axis=-1), log_softmax(logits)
             scores.append(np.where(ended, 0, found[np.arange(rows), best]))
             tokens.append(np.where(ended, self.pad, best))
-            token, ended = tokens[-1][:, None], ended | (tokens[-1] == self.end)
+            token, ended = tokens[-1][:, None], ended | (tokens[-1] == spec.end)
         return np.stack(tokens, axis=1), np.stack(scores, axis=1)
 
     def _check(self, source: Array) -> None:
@@ -146,6 +169,9 @@ class TextRunner(Runner):
     def part_times(self, feeds: Mapping[str, Array]) -> dict[str, float]:
         """Of the encoder, and of all steps that the decoding takes."""
         return self.decoder.part_times(feeds[self.inputs[0].name])
+
+    def measured(self, feeds: Mapping[str, Array]) -> None:
+        self.decoder.measured(feeds[self.inputs[0].name])
 
     def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         tokens, scores = self.decoder.write(feeds[self.inputs[0].name], self.spec.search)
