@@ -60,11 +60,12 @@ def tokenizer() -> Any:
     return found
 
 
-def saved(kind: str, folder: Path) -> Path:
-    """A model folder as save_pretrained writes it."""
+def saved(kind: str, folder: Path, **more: Any) -> Path:
+    """A model folder as save_pretrained writes it; `more`: of the decoder's config."""
     transformers, words = reference("transformers"), tokenizer()
     (encoder, image), (decoder, text) = ENCODERS[kind], DECODERS[kind]
-    text = {"vocab_size": len(words), "max_position_embeddings": LENGTH, "is_decoder": True, "dropout": 0.0} | text
+    sizes = {"vocab_size": len(words), "max_position_embeddings": LENGTH}
+    text = sizes | {"is_decoder": True, "dropout": 0.0} | text | more
     config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(
         getattr(transformers, encoder)(**image), getattr(transformers, decoder)(add_cross_attention=True, **text)
     )

@@ -149,6 +149,26 @@ def test_the_original_searches_as_its_own_files_say(exported, generated):
     assert np.array_equal(tokens[:, : theirs.shape[1]], theirs)
 
 
+def test_positions_that_transformers_forgets_are_computed(tmp_path):
+    """A TrOCR whose positions are computed, as in the large ones, against the library's model as it is built."""
+    folder = saved("TrOCR", tmp_path / "model", use_learned_position_embeddings=False)
+    original = load_model(Source(f"hf:{folder}"))
+    built = transformers.VisionEncoderDecoderModel(original.module.model.config).eval()
+    built.load_state_dict(original.module.model.state_dict())
+    generator = torch.Generator().manual_seed(0)
+    image = torch.randn(2, 3, *original.signature.image_size, generator=generator)
+    target = torch.randint(4, 30, (2, 7), generator=generator)
+    with torch.no_grad():
+        ours, theirs = original.module(image, target), built(pixel_values=image, decoder_input_ids=target).logits
+        past = [(key[:, :, :0], value[:, :, :0]) for key, value in original.module.encode(image)]
+        cross, steps = original.module.encode(image), []
+        for place in range(7):
+            logits, past = original.module.step(target[:, place : place + 1], cross, past)
+            steps.append(logits)
+    assert torch.equal(ours, theirs)
+    assert (torch.stack(steps, 1) - theirs).abs().max() < 1e-5 * theirs.abs().max()
+
+
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 

@@ -119,6 +119,7 @@ def from_encoder_decoder(
     """
     tokens = text_spec(folder, keeps_special=_marks_up(config))
     model, name, notes = library_model(folder, config, state)
+    _fill_tables(model)
     positions = getattr(model.decoder.config, "max_position_embeddings", None)
     sequence, told = searched(model.generation_config, positions or USUAL_POSITIONS)
     module = ImageText(_sized(model, image_size)).eval()
@@ -142,6 +143,15 @@ def from_encoder_decoder(
         notes=(f"writes up to {sequence.max_length} tokens", *told),
     )
     return LoadedModel(folder.name, "transformers", module, signature, preprocess, notes=tuple(notes))
+
+
+def _fill_tables(model: Any) -> None:
+    """Compute tables of sinusoidal positions (TrOCR large, stage 1) again: transformers 5 builds a model without memory
+    and fills it from the file, where these are not."""
+    for part in model.modules():
+        table = getattr(part, "weights", None)
+        if isinstance(table, Tensor) and table.is_meta and hasattr(part, "get_embedding"):
+            part.weights = part.get_embedding(table.shape[0], table.shape[1], part.padding_idx)
 
 
 def _marks_up(config: Mapping[str, Any]) -> bool:
