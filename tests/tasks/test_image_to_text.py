@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -124,6 +125,16 @@ def test_a_text_that_has_no_end_says_that_it_is_cut(bundle):
         found = to_text({"tokens": tokens, "scores": np.full(9, -0.5)}, predictor.sequence, predictor.writer)
     assert (found.cut, found.score, len(found.tokens)) == (True, -4.5, 9)
     assert str(found).endswith("[cut at 9 tokens]")
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_no_run_of_tokens_is_written_twice(bundle, pictures, generated, beams):
+    """As by transformers' `no_repeat_ngram_size` of 1: no character twice."""
+    with load(bundle) as predictor:
+        predictor._decoder.spec = replace(predictor._decoder.spec, no_repeat=1)
+        found = predictor.predict_batch(pictures, beams=beams)
+    assert any(len(set(text)) < len(text) for text in generated[1])
+    assert all(len(set(each.text)) == len(each.text) for each in found)
 
 
 def test_a_measurement_writes_as_many_tokens_whatever_the_image(bundle, monkeypatch):

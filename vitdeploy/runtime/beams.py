@@ -6,7 +6,7 @@ default, early_stopping False, ends by a heuristic: the best running beam is jud
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -59,20 +59,19 @@ def log_softmax(logits: Array) -> Floats:
 
 
 def beam_search(
-    step: Step, rows: int, first: int, spec: SequenceSpec, search: BeamSpec, steps: int
+    step: Step, rows: int, given: Sequence[int], spec: SequenceSpec, search: BeamSpec, steps: int
 ) -> tuple[Tokens, Floats]:
     """The best text of each row: its tokens, int64 [rows, steps], padded behind the end, and the log probability of
-    each, float32, 0 there. `first` is the token that the first step reads."""
+    each, float32, 0 there. `given` are the tokens before it, of which the first step reads the last."""
     count = search.beams
     running = _none(rows, count, steps, spec.pad, first_alone=True)
     done = _none(rows, count, steps, spec.pad)
     improvable = np.ones((rows, 1), bool)
-    token, origin = np.full((rows * count, 1), first, np.int64), None
+    token, origin = np.full((rows * count, 1), given[-1], np.int64), None
     for number in range(steps):
         last = number == steps - 1
-        scores = log_softmax(step(token, origin)).reshape(rows, count, -1)
-        if last and spec.forced_end:
-            scores = forced(scores, spec.end)
+        written = running.tokens[:, :, :number].reshape(rows * count, -1)
+        scores = allowed(log_softmax(step(token, origin)), written, given, spec, last=last).reshape(rows, count, -1)
         found, beam = _continued(running, scores, number, spec.end, last=last)
         chosen = _top(found.score + found.ended * OUT, count)
         running = replace(found.take(chosen), score=np.take_along_axis(found.score + found.ended * OUT, chosen, 1))
@@ -89,11 +88,23 @@ def beam_search(
     return done.tokens[:, 0], done.each[:, 0]
 
 
-def forced(scores: Floats, token: int) -> Floats:
-    """Log probabilities [..., v] of which one token alone is left."""
-    found = np.full_like(scores, -np.inf)
-    found[..., token] = 0
-    return found
+def allowed(scores: Array, written: Tokens, given: Sequence[int], spec: SequenceSpec, *, last: bool) -> Array:
+    """Scores [n, v] of the next tokens, minus infinity for those that the spec rules out after `written`, int64 [n, t],
+    and what was `given` before. `last`: no more tokens can follow."""
+    if last and spec.forced_end:
+        scores = np.full_like(scores, -np.inf)
+        scores[:, spec.end] = 0
+        return scores
+    size = spec.no_repeat
+    tokens = np.concatenate([np.tile(np.array(given, np.int64), (len(written), 1)), written], axis=1)
+    if size is None or tokens.shape[1] < size:
+        return scores
+    runs = np.lib.stride_tricks.sliding_window_view(tokens, size, axis=1)
+    begun = tokens[:, tokens.shape[1] - size + 1 :]
+    rows, places = np.nonzero((runs[:, :, :-1] == begun[:, None]).all(axis=2))
+    scores = scores.copy()
+    scores[rows, runs[rows, places, -1]] = -np.inf
+    return scores
 
 
 def _none(rows: int, count: int, steps: int, pad: int, *, first_alone: bool = False) -> _Beams:

@@ -9,7 +9,7 @@ from time import perf_counter
 import numpy as np
 
 from vitdeploy.errors import InputError
-from vitdeploy.runtime.beams import Floats, Tokens, beam_search, forced, log_softmax
+from vitdeploy.runtime.beams import Floats, Tokens, allowed, beam_search, log_softmax
 from vitdeploy.runtime.flows import DECODER_STEP, ENCODER, inputs_of
 from vitdeploy.runtime.runner import Array, Runner, require_array, type_name
 from vitdeploy.runtime.sequence import SequenceDecoder
@@ -69,7 +69,7 @@ class TextDecoder(SequenceDecoder):
     def measured(self, images: Array) -> None:
         """A text of MEASURED tokens for each image, or of as many as the model can write, found as the engine's
         `SequenceSpec` says: two engines of one model do the same work, whatever they read in noise."""
-        endless, steps = replace(self.spec, end=-1, forced_end=None), min(MEASURED, self.max_length)
+        endless, steps = replace(self.spec, end=-1, forced_end=None, no_repeat=None), min(MEASURED, self.max_length)
         self._grouped(images, lambda group: self._write(group, endless, self.spec.search, (), steps))
 
     def part_times(self, source: Array) -> dict[str, float]:
@@ -91,7 +91,7 @@ class TextDecoder(SequenceDecoder):
         for token in given[:-1]:
             self._advance(feeds, np.full((rows, 1), token, np.int64))
         if search is None or search.beams == 1:
-            return self._likeliest(feeds, rows, given[-1], spec, steps)
+            return self._likeliest(feeds, rows, given, spec, steps)
         beams = search.beams
         feeds = {name: np.repeat(array, beams, axis=0) for name, array in feeds.items()}
 
@@ -100,19 +100,19 @@ class TextDecoder(SequenceDecoder):
                 feeds[cache.name] = feeds[cache.name][origin]
             return self._advance(feeds, token)
 
-        return beam_search(step, rows, given[-1], spec, search, steps)
+        return beam_search(step, rows, given, spec, search, steps)
 
     def _likeliest(
-        self, feeds: dict[str, Array], rows: int, first: int, spec: SequenceSpec, steps: int
+        self, feeds: dict[str, Array], rows: int, given: Sequence[int], spec: SequenceSpec, steps: int
     ) -> tuple[Tokens, Floats]:
-        token, ended = np.full((rows, 1), first, np.int64), np.zeros(rows, bool)
+        token, ended = np.full((rows, 1), given[-1], np.int64), np.zeros(rows, bool)
         tokens: list[Tokens] = []
         scores: list[Floats] = []
         while len(tokens) < steps and not ended.all():
             logits = self._advance(feeds, token)
-            if spec.forced_end and len(tokens) == steps - 1:
-                logits = forced(logits, spec.end)
-            best, found = logits.argmax(axis=-1), log_softmax(logits)
+            written = np.stack(tokens, axis=1) if tokens else np.zeros((rows, 0), np.int64)
+            best = allowed(logits, written, given, spec, last=len(tokens) == steps - 1).argmax(axis=-1)
+            found = log_softmax(logits)
             scores.append(np.where(ended, 0, found[np.arange(rows), best]))
             tokens.append(np.where(ended, self.pad, best))
             token, ended = tokens[-1][:, None], ended | (tokens[-1] == spec.end)

@@ -75,7 +75,7 @@ class SequenceSpec:
     how many different ones a source may have (None of a source that is an image).
 
     `search`: beam search, None takes the likeliest token at each step. `forced_end`: the last token that can be written
-    is the end, whatever the model says.
+    is the end, whatever the model says. `no_repeat`: no run of so many tokens is written twice, the start counted.
     """
 
     start: int
@@ -85,3 +85,4 @@ class SequenceSpec:
     source_vocabulary: int | None
     search: BeamSpec | None = field(default=None, metadata=SPARSE)
     forced_end: bool | None = field(default=None, metadata=SPARSE)
+    no_repeat: int | None = field(default=None, metadata=SPARSE)

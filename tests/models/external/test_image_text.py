@@ -129,6 +129,20 @@ def test_what_is_written_is_what_generate_writes(exported, generated, engine):
                 assert np.abs(ranked - wanted.sequences_scores.numpy()).max() < 1e-4
 
 
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_no_run_of_tokens_is_written_twice(exported, generated, size):
+    _, original, _, model = exported
+    images, _ = generated
+    given = torch.from_numpy(normalise(images, original.preprocess))
+    with decoder_of(exported, "ONNX Runtime") as decoder:
+        decoder.spec = replace(decoder.spec, no_repeat=size)
+        for beams in (1, 3):
+            tokens, _ = decoder.write(images, BeamSpec(beams) if beams > 1 else None)
+            theirs = model.generate(given, num_beams=beams, no_repeat_ngram_size=size).numpy()[:, 1:]
+            missing = ((0, 0), (0, tokens.shape[1] - theirs.shape[1]))
+            assert np.array_equal(tokens, np.pad(theirs, missing, constant_values=decoder.pad))
+
+
 def test_groups_of_a_pinned_batch_write_the_same(exported, generated):
     images, found = generated
     with decoder_of(exported, "OpenVINO", 3) as decoder:
@@ -194,7 +208,7 @@ def test_a_folder_without_a_tokenizer_is_refused(folder):
 @pytest.mark.parametrize(
     ("values", "found"),
     [
-        ({"no_repeat_ngram_size": 3, "do_sample": True}, "do_sample True, no_repeat_ngram_size 3"),
+        ({"repetition_penalty": 1.2, "do_sample": True}, "do_sample True, repetition_penalty 1.2"),
         ({"eos_token_id": [2, 5]}, "eos_token_id [2, 5]"),
         ({"forced_eos_token_id": 7}, "forced_eos_token_id 7"),
     ],

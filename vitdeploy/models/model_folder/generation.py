@@ -11,7 +11,7 @@ FILE = "generation_config.json"
 # What is read here, and what says nothing of the tokens.
 READ = {
     *("decoder_start_token_id", "bos_token_id", "eos_token_id", "pad_token_id", "forced_eos_token_id"),
-    *("max_length", "max_new_tokens", "num_beams", "length_penalty", "early_stopping"),
+    *("no_repeat_ngram_size", "max_length", "max_new_tokens", "num_beams", "length_penalty", "early_stopping"),
 }
 SILENT = {
     *("_from_model_config", "transformers_version", "use_cache", "output_attentions", "output_hidden_states"),
@@ -26,7 +26,6 @@ NEUTRAL: dict[str, tuple[object, ...]] = {
     "typical_p": (1.0,),
     "repetition_penalty": (1.0,),
     "encoder_repetition_penalty": (1.0,),
-    "no_repeat_ngram_size": (0,),
     "encoder_no_repeat_ngram_size": (0,),
     "min_length": (0,),
     "num_beam_groups": (1,),
@@ -68,6 +67,7 @@ def searched(config: Any, positions: int) -> tuple[SequenceSpec, tuple[str, ...]
         source_vocabulary=None,
         search=search if beams > 1 or search != BeamSpec(beams) else None,
         forced_end=True if "forced_eos_token_id" in given else None,
+        no_repeat=given.get("no_repeat_ngram_size") or None,
     )
     return spec, notes
 
