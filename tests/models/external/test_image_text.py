@@ -205,6 +205,15 @@ def test_a_folder_without_a_tokenizer_is_refused(folder):
     assert "AutoTokenizer" in caught.value.fix
 
 
+def test_tokens_without_a_text_are_told(folder):
+    assert len(load_model(Source(f"hf:{folder}")).signature.notes) == 1
+    tokenizer = json.loads((folder / "tokenizer.json").read_text("utf-8"))
+    tokenizer["model"]["vocab"] = {word: k for word, k in tokenizer["model"]["vocab"].items() if k < 30}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    told = load_model(Source(f"hf:{folder}")).signature.notes[-1]
+    assert told == "tokenizer.json has no text for the last 10 of the 40 tokens of the model"
+
+
 @pytest.mark.parametrize(
     ("values", "found"),
     [

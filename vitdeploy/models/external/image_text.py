@@ -20,7 +20,7 @@ from vitdeploy.models.external.transformers import library_model
 from vitdeploy.models.family import Signature
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.model_folder.generation import searched
-from vitdeploy.models.model_folder.tokenizer import text_spec
+from vitdeploy.models.model_folder.tokenizer import TOKENIZER, text_spec, tokens_of
 from vitdeploy.runtime.text_decoder import text_outputs
 from vitdeploy.spec import PreprocessSpec
 
@@ -42,8 +42,8 @@ class ImageText(nn.Module):
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
-        # Not registered as children: their classes are the library's.
-        self._caches = library("transformers", "a decoder's cache").cache_utils
+        caches = library("transformers", "a decoder's cache").cache_utils
+        self.joint_cache, self.cache = caches.EncoderDecoderCache, caches.DynamicCache
 
     def forward(self, image: Tensor, target: Tensor) -> Tensor:
         """float32 [b, channels, height, width] and int64 [b, t] -> the logits [b, t, v] of the token after each."""
@@ -58,21 +58,21 @@ class ImageText(nn.Module):
         hidden, model = self.model.encoder(pixel_values=image)[0], self.model
         if hasattr(model, "enc_to_dec_proj"):
             hidden = model.enc_to_dec_proj(hidden)
-        cache = self._caches.EncoderDecoderCache(self._caches.DynamicCache(), self._caches.DynamicCache())
+        cache = self.joint_cache(self.cache(), self.cache())
         token = torch.zeros(image.shape[0], 1, dtype=torch.int64)
         model.decoder(input_ids=token, encoder_hidden_states=hidden, past_key_values=cache, use_cache=True)
         return [(layer.keys, layer.values) for layer in cache.cross_attention_cache.layers]
 
     def step(self, token: Tensor, cross: Sequence[Pair], past: Sequence[Pair]) -> tuple[Tensor, list[Pair]]:
         """One more token, int64 [b, 1]: the logits [b, v] of the next one, and the caches [b, h, p + 1, e]."""
-        own, of_image = self._caches.DynamicCache(), self._caches.DynamicCache()
+        own, of_image = self.cache(), self.cache()
         for block, (read, cached) in enumerate(zip(cross, past, strict=True)):
             of_image.update(*read, block)
             own.update(*cached, block)
-        cache = self._caches.EncoderDecoderCache(own, of_image)
+        cache = self.joint_cache(own, of_image)
         cache.is_updated = dict.fromkeys(range(len(cross)), True)
         # That there is something to attend to is all that the decoder asks of it: keys and values are in the cache.
-        hidden = torch.zeros(token.shape[0], 1, 1)
+        hidden = past[0][0].new_zeros(token.shape[0], 1, 1)
         found = self.model.decoder(input_ids=token, encoder_hidden_states=hidden, past_key_values=cache, use_cache=True)
         return found.logits[:, -1], [(layer.keys, layer.values) for layer in own.layers]
 
@@ -122,6 +122,9 @@ def from_encoder_decoder(
     _fill_tables(model)
     positions = getattr(model.decoder.config, "max_position_embeddings", None)
     sequence, told = searched(model.generation_config, positions or USUAL_POSITIONS)
+    known, vocabulary = tokens_of(folder / TOKENIZER), model.decoder.config.vocab_size
+    if known < vocabulary:
+        told += (f"{TOKENIZER} has no text for the last {vocabulary - known} of the {vocabulary} tokens of the model",)
     module = ImageText(_sized(model, image_size)).eval()
     try:
         with torch.no_grad():

@@ -94,6 +94,15 @@ def text_spec(folder: Path, *, keeps_special: bool) -> TextSpec:
     return TextSpec(tuple(sorted(special)))
 
 
+def tokens_of(file: Path) -> int:
+    """How many token numbers a tokenizer.json has a text for, from 0 on; errors as `text_spec`."""
+    own = _content(file)
+    vocabulary = own["model"].get("vocab")
+    numbers = list(vocabulary.values()) if isinstance(vocabulary, Mapping) else [len(vocabulary or ()) - 1]
+    numbers += [each.get("id") for each in own.get("added_tokens") or () if isinstance(each, Mapping)]
+    return 1 + max((number for number in numbers if isinstance(number, int)), default=-1)
+
+
 def _content(file: Path) -> Mapping[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
