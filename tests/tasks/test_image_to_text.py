@@ -13,7 +13,7 @@ from tests.models.external.image_texts import TRAINED
 from tests.references import reference
 from vitdeploy.api.quantize import quantize
 from vitdeploy.bundle.read import read_bundle
-from vitdeploy.errors import DataError, DigestError, InputError
+from vitdeploy.errors import DataError, DigestError, InputError, ManifestError
 from vitdeploy.models.source import Source
 from vitdeploy.runtime import load
 from vitdeploy.runtime.text import to_text
@@ -160,6 +160,16 @@ def test_beams_of_the_models_own_files_run_side_by_side(bundle, tmp_path, pictur
         found = predictor.predict_batch(pictures)
         greedy = predictor.predict_batch(pictures, beams=1)
     assert ([each.text for each in found], [each.text for each in greedy]) == (generated[4], generated[1])
+
+
+def test_a_manifest_of_no_beams_is_refused(bundle, tmp_path):
+    other = shutil.copytree(bundle, tmp_path / "bundle")
+    manifest = json.loads((other / "manifest.json").read_text("utf-8"))
+    manifest["engines"][0]["sequence"]["search"] = {"beams": 0}
+    (other / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    with pytest.raises(ManifestError, match="does not fit format") as caught:
+        load(other)
+    assert "beams 0: wanted at least 1" in caught.value.found
 
 
 def test_a_bundle_without_its_tokenizer_is_refused(bundle, tmp_path):

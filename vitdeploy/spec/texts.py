@@ -68,6 +68,10 @@ class BeamSpec:
     length_penalty: float = 1.0
     early_stopping: bool | Literal["never"] = False
 
+    def __post_init__(self) -> None:
+        if self.beams < 1:
+            raise ValueError(f"beams {self.beams}: wanted at least 1")
+
 
 @dataclass(frozen=True)
 class SequenceSpec:
