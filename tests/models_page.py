@@ -61,6 +61,10 @@ SAM and SAM 2 (`SamModel`, `Sam2Model`; single images) become two graphs: an ima
 that gives all four masks. A prompt has a fixed number of slots; those that are not used are masked in the decoder's
 attention, so that the masks are transformers' for any number of points and boxes. Masks as prompts are left out.
 
+transformers' encoder-decoders of images (TrOCR, Donut) are cut at their cross-attention: [image to
+text](tasks.md#image-to-text). Their graphs are compared with the module that sees all tokens at once, and their texts
+with those of `generate`, greedily and with beams.
+
 """
 MIDDLE = """
 ## Checked parities

@@ -98,6 +98,8 @@ FAMILIES = {
     "Swin2SR, transformers' module": Family((), {}, "reconstruction"),
     "SAM, transformers' modules": Family((), {"transformers": "masks, IoU scores"}, "masks, IoU scores"),
     "SAM 2, transformers' modules": Family((), {"transformers": "masks, IoU scores"}, "masks, IoU scores"),
+    "TrOCR, transformers' module": Family((), {}, "logits of every step"),
+    "Donut, transformers' module": Family((), {}, "logits of every step"),
 }
 
 

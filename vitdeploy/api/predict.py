@@ -69,6 +69,8 @@ def predict(
     texts: Sequence[str] = (),
     boxes: Sequence[Box] = (),
     points: Sequence[Point] = (),
+    beams: int | None = None,
+    prompt: str | None = None,
     trust: Path | None,
     draw: Path | None = None,
     reporter: Reporter,
@@ -82,13 +84,14 @@ def predict(
         texts: what images are compared with, by a bundle of two towers; () for its labels.
         boxes: what a top-down model is to answer for in each image; () for all of the image. Of promptable
             segmentation each is a prompt; with points there may be one.
+        beams, prompt: of a bundle that writes texts; see `TextPredictor.predict`.
         points: of promptable segmentation: all of them are one prompt.
         draw: a folder for pictures of the answers, made if it is not there.
 
     Raises:
         CapabilityError: `draw` for a task whose answers are no pictures.
-        InputError: texts or points for a bundle that takes none; no prompt for one that needs one, or points and
-            several boxes.
+        InputError: texts, points, beams or a prompt for a bundle that takes none; of promptable segmentation nothing that
+            says which object is meant, or points and several boxes.
         Errors of `find`, and of reading and loading the bundle, as `runtime.load`.
     """
     from vitdeploy.bundle.read import read_bundle
@@ -103,6 +106,9 @@ def predict(
         raise InputError(f"{bundle} takes no points", found=f"the task {task}", fix="leave --point out")
     if task == PROMPTED:
         _require_one_object(points, boxes)
+    if (beams is not None or prompt is not None) and task != "image-to-text":
+        asked = "--beams" if beams is not None else "--prompt"
+        raise InputError(f"{bundle} writes no texts", found=f"the task {task}", fix=f"leave {asked} out")
     if task == "sequence":
         found = find(True)
         with reporter, load_sequence(bundle, target, trust=trust) as translator:
@@ -114,6 +120,8 @@ def predict(
             predictor.labels = texts
         if task == PROMPTED:
             answers = _answer_prompts(predictor, found, points, boxes, draw)  # type: ignore[arg-type]
+        elif beams is not None or prompt is not None:
+            answers = _read(predictor, found, beams, prompt, reporter.progress)
         elif boxes:
             answers = _answer_boxes(predictor, found, boxes, draw)
         else:
@@ -232,6 +240,28 @@ def _answer_prompts(
         if draw is not None:
             answer["drawn"] = _draw(draw, predictor.task, given, result, taken)
         answered.append((given, [answer], [f": {line}" for line in str(result).split("\n")]))
+    return answered, failed
+
+
+def _read(
+    predictor: Predictor, found: Sequence[Input], beams: int | None, prompt: str | None, progress: Progress
+) -> tuple[Answers, Failures]:
+    """Texts, of another search than the bundle's own."""
+    from vitdeploy.errors import ImageError, MissingFileError
+    from vitdeploy.runtime.text_predictor import TextPredictor
+
+    assert isinstance(predictor, TextPredictor)
+    answered: Answers = []
+    failed: Failures = []
+    for done, given in enumerate(found, start=1):
+        try:
+            text = predictor.predict(given.image, beams=beams, prompt=prompt)
+        except (ImageError, MissingFileError) as error:
+            failed.append((given, error))
+            continue
+        answered.append((given, [{"image": given.name, **text.to_dict()}], [f": {text}"]))
+        if len(found) > 1:
+            progress("predict", done, len(found))
     return answered, failed
 
 

@@ -152,7 +152,7 @@ class Session:
         took, how long a thread waited for a CPU, joules, clock, temperature, how often the CPUs were throttled so far,
         and how long the machine slept."""
         batch, seconds = command["batch"], command["seconds"]
-        query = functools.partial(self._runners[batch].infer, self._feeds[batch])
+        query = functools.partial(self._runners[batch].measured, self._feeds[batch])
         # Unrecorded queries first, until the artifact measured before has left the CPU and its caches.
         if settle := command.get("settle", SETTLE_SECONDS):
             back_to_back(query, settle, least=1)

@@ -33,8 +33,8 @@ from vitdeploy.spec import (
     GoldenSpec,
     Manifest,
     PreprocessSpec,
-    ZeroShotSpec,
     decode,
+    tokenizer_file,
 )
 
 MANIFEST_FILE = "manifest.json"
@@ -210,7 +210,7 @@ def _check_paths(path: Path, manifest: Manifest) -> None:
     named += [name for engine in manifest.engines for name in _engine_files(engine)]
     named += _golden_files(manifest.golden) if manifest.golden else []
     named += [manifest.labels] if manifest.labels else []
-    named += [manifest.postprocess.tokenizer] if isinstance(manifest.postprocess, ZeroShotSpec) else []
+    named += [file] if (file := tokenizer_file(manifest.postprocess)) is not None else []
     named += [f"{SIZES_FOLDER}/{size}/{MANIFEST_FILE}" for size in manifest.sizes]
     missing = sorted(set(named) - set(listed))
     if missing:

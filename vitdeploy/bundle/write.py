@@ -26,8 +26,8 @@ from vitdeploy.spec import (
     Postprocess,
     PreprocessSpec,
     Task,
-    ZeroShotSpec,
     encode,
+    tokenizer_file,
 )
 
 LABELS_FILE = "labels.txt"
@@ -76,7 +76,7 @@ def write_bundle(
         graphs: the float ONNX graphs by name, one called "model" for most tasks.
         engines: each with the folder that holds its files, in the order in which an app is to try them. Of several for
             one target the first has `engines/<target>/` and a further one `engines/<artifact>/`.
-        tokenizer: the file of a model that takes texts.
+        tokenizer: the file of a model that takes texts, or writes them.
         documents: further text files by name, such as report.html.
         gates, recommended: see `spec.Manifest`.
         sizes: further image sizes, whose bundles lie in `sizes/` of `out` already; nothing else does.
@@ -86,8 +86,8 @@ def write_bundle(
             shutil.copyfile(path, out / path.name)
     if labels:
         (out / LABELS_FILE).write_text("".join(f"{label}\n" for label in labels), encoding="utf-8")
-    if isinstance(postprocess, ZeroShotSpec) and tokenizer is not None:
-        shutil.copyfile(tokenizer, out / postprocess.tokenizer)
+    if tokenizer is not None and (own := tokenizer_file(postprocess)) is not None:
+        shutil.copyfile(tokenizer, out / own)
     for file, text in (documents or {}).items():
         (out / file).write_text(text, encoding="utf-8")
     manifest = Manifest(

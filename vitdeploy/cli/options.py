@@ -39,7 +39,9 @@ def label_options(function: F) -> F:
         help="Where labels come from. Default: class folders where there are any.",
     )
     annotations = click.option(
-        "--annotations", type=click.Path(path_type=Path), help="YOLO's folder, COCO's JSON file, or the folder of maps."
+        "--annotations",
+        type=click.Path(path_type=Path),
+        help="YOLO's folder, COCO's JSON file, the folder of maps, or the JSON list of texts.",
     )
     return labels(annotations(function))
 

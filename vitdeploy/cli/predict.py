@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 @engine_option
 @click.option("--top", type=click.IntRange(min=1), default=3, show_default=True, help="How many classes to show.")
 @click.option("--text", "texts", multiple=True, help="Compare the images with this text; as often as needed.")
+@click.option("--beams", type=int, help="Beams of a search for texts; 1: the likeliest token at each step.")
+@click.option("--prompt", help="What a text begins with, such as the task of a Donut.")
 @click.option(
     "--box",
     "boxes",
@@ -55,6 +57,8 @@ def command(
     texts: tuple[str, ...],
     boxes: tuple[str, ...],
     points: tuple[str, ...],
+    beams: int | None,
+    prompt: str | None,
     draw: Path | None,
     trust: Path | None,
 ) -> None:
@@ -65,7 +69,8 @@ def command(
     read are named, the others are answered, and the exit code is 2.
 
     A bundle of two towers, such as CLIP's, says which --text fits best; without any, the texts are its labels. One of
-    promptable segmentation, such as SAM's, needs --point or --box.
+    promptable segmentation, such as SAM's, needs --point or --box. One that reads writing, such as TrOCR's, searches
+    with --beams as transformers' generate does; without, as its own files say.
     """
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
@@ -77,6 +82,8 @@ def command(
             texts=texts,
             boxes=[_box(text) for text in boxes],
             points=[_point(text) for text in points],
+            beams=beams,
+            prompt=prompt,
             trust=trust,
             draw=draw,
             reporter=console,

@@ -9,6 +9,7 @@ from dataclasses import replace
 from vitdeploy.bundle.flow import tensors_of
 from vitdeploy.runtime.flows import flow_of_graphs, inputs_of, outputs_of
 from vitdeploy.runtime.sequence import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
+from vitdeploy.runtime.text_decoder import text_outputs
 from vitdeploy.spec import EngineSpec, SequenceSpec
 
 
@@ -23,6 +24,11 @@ def joined(parts: Sequence[EngineSpec], sequence: SequenceSpec | None) -> Engine
     part's is, else the first part's."""
     first, graphs = parts[0], tensors_of(parts)
     flow = flow_of_graphs(graphs)
+    inputs, outputs = inputs_of(flow, graphs), outputs_of(flow, graphs)
+    if sequence is not None and sequence.source_vocabulary is not None:
+        inputs, outputs = SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
+    elif sequence is not None:
+        outputs = text_outputs(sequence)
     kernels: collections.Counter[str] = collections.Counter()
     for part in parts:
         kernels.update(part.kernels)
@@ -34,8 +40,8 @@ def joined(parts: Sequence[EngineSpec], sequence: SequenceSpec | None) -> Engine
         batch=first.batch,
         dynamic_batch=all(part.dynamic_batch for part in parts),
         provider=first.provider,
-        inputs=inputs_of(flow, graphs) if sequence is None else SEQUENCE_INPUTS,
-        outputs=outputs_of(flow, graphs) if sequence is None else SEQUENCE_OUTPUTS,
+        inputs=inputs,
+        outputs=outputs,
         kernels=dict(kernels),
         options=first.options,
         device=first.device,

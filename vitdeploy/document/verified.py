@@ -18,6 +18,7 @@ from vitdeploy.verification.prompted import PromptComparison
 from vitdeploy.verification.segmentation import SegmentationComparison
 from vitdeploy.verification.sequence import SequenceComparison
 from vitdeploy.verification.tensors import TensorComparison
+from vitdeploy.verification.texts import TextComparison
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,11 @@ class VerifiedPrompts(Diagnosed, PromptComparison):
     """Masks of prompted objects against the original's."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class VerifiedTexts(Diagnosed, TextComparison):
+    """Texts of images against the original's."""
+
+
 Verified: TypeAlias = (
     VerifiedClassification
     | VerifiedFeatures
@@ -104,6 +110,7 @@ Verified: TypeAlias = (
     | VerifiedKeypoints
     | VerifiedImages
     | VerifiedPrompts
+    | VerifiedTexts
 )
 _VERIFIED: dict[type[Comparison], type[Verified]] = {
     Agreement: VerifiedClassification,
@@ -117,6 +124,7 @@ _VERIFIED: dict[type[Comparison], type[Verified]] = {
     KeypointComparison: VerifiedKeypoints,
     ImageComparison: VerifiedImages,
     PromptComparison: VerifiedPrompts,
+    TextComparison: VerifiedTexts,
 }
 
 

@@ -20,6 +20,7 @@ from vitdeploy.spec import EngineSpec, Fit, Manifest, PreprocessSpec
 NOT_DONE: Mapping[Fit, str] = {
     "topdown": "cut boxes out of images",
     "longest-pad": "pad images beside their longer side",
+    "contain": "pad images",
 }
 
 

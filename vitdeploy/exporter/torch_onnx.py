@@ -93,7 +93,8 @@ def export_graph(
     else:
         wrapped = TensorIn(model)
         example = torch.zeros(example_batch, preprocess.channels, height, width)
-    graph = _traced(wrapped, (example,), batch is None, opset, outputs, name, [INPUT])
+    shapes = _open_batch(INPUT) if batch is None else None
+    graph = traced(wrapped, (example,), shapes, opset, [INPUT], outputs, name)
     tidy(graph, prefix="model")
     with _quiet():
         normalise(graph)
@@ -138,7 +139,8 @@ def export_tensors_graph(
     kinds = [getattr(torch, tensor.dtype) for tensor in inputs]
     example = tuple(torch.zeros(2, *shape, dtype=kind) for shape, kind in zip(shapes, kinds, strict=True))
     named = [tensor.name for tensor in inputs]
-    graph = _traced(TensorsIn(model), example, True, opset, outputs, name, named)
+    opened = {"tensors": tuple({0: torch.export.Dim(BATCH)} for _ in inputs)}
+    graph = traced(TensorsIn(model), example, opened, opset, named, outputs, name)
     tidy(graph, prefix="model")
     with _quiet():
         normalise(graph)
@@ -153,7 +155,7 @@ def export_text_graph(model: nn.Module, *, name: str, length: int, opset: int) -
         ExportError: the model cannot be exported.
     """
     example = torch.zeros(2, length, dtype=torch.int64)
-    graph = _traced(TokensIn(model), (example,), True, opset, ["features"], name, ["text"])
+    graph = traced(TokensIn(model), (example,), _open_batch("text"), opset, ["text"], ["features"], name)
     tidy(graph, prefix="model")
     with _quiet():
         normalise(graph)
@@ -161,19 +163,24 @@ def export_text_graph(model: nn.Module, *, name: str, length: int, opset: int) -
     return graph
 
 
-def _traced(
+def _open_batch(given: str) -> dict[str, Any]:
+    return {given: {0: torch.export.Dim(BATCH)}}
+
+
+def traced(
     model: nn.Module,
-    example: tuple[Tensor, ...],
-    dynamic: bool,
+    example: tuple[Any, ...],
+    shapes: dict[str, Any] | None,
     opset: int,
+    inputs: Sequence[str],
     outputs: Sequence[str],
     name: str,
-    given: Sequence[str],
 ) -> ir.Model:
-    """Run PyTorch's exporter on a model called `name`, of inputs `given`; the batch stays open if `dynamic`."""
-    axis = {0: torch.export.Dim(BATCH)}
-    each: Any = (axis,) * len(given)
-    shapes = None if not dynamic else (each,) if isinstance(model, TensorsIn) else each
+    """Run PyTorch's exporter on a model called `name`, with the open axes that `shapes` says by argument of `forward`.
+
+    Raises:
+        ExportError: the model cannot be exported.
+    """
     try:
         # A bias made from a parameter that requires gradients gives attention other strides in the exporter's second
         # trace than in its first, and a view recorded in the first then fails.
@@ -191,7 +198,7 @@ def _traced(
                 dynamo=True,
                 dynamic_shapes=shapes,
                 opset_version=opset,
-                input_names=list(given),
+                input_names=list(inputs),
                 output_names=list(outputs),
                 verbose=False,
                 custom_translation_table={torch.ops.aten.scaled_dot_product_attention.default: attention},

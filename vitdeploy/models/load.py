@@ -29,6 +29,7 @@ from vitdeploy.models.config_check import check_config, named_config
 from vitdeploy.models.external.adapted import IMAGE_SIZE
 from vitdeploy.models.external.function import from_function
 from vitdeploy.models.external.identity import weights_digest
+from vitdeploy.models.external.image_text import MODEL_TYPE, from_encoder_decoder
 from vitdeploy.models.external.pickled import open_module
 from vitdeploy.models.external.timm import from_timm
 from vitdeploy.models.external.transformers import from_transformers
@@ -203,6 +204,8 @@ def _from_folder(
     file = str(folder.weights[0])
     processor = None if given else transformers_processor(folder.path)
     told = stated_size(config) or fixed_size(processor)
+    if config.get("model_type") == MODEL_TYPE:
+        return _image_text(source, folder, name, given, notes, state)
     hints = Hints(source.heads, told or source.image_size, config)
     # A part of another library's model may be one of ours, such as a detector's backbone: the whole is meant.
     found = catalog.recognise_within(state, hints, file) if _is_ours(config) else catalog.recognise(state, hints)
@@ -227,6 +230,25 @@ def _from_folder(
     if source.text_features is None:
         original = with_text_tower(original, folder.path, state, config, source.task)
     return _noted(original, name, config, ())
+
+
+def _image_text(
+    source: Source,
+    folder: ModelFolder,
+    name: str,
+    given: PreprocessSpec | None,
+    notes: tuple[str, ...],
+    state: Mapping[str, Tensor],
+) -> LoadedModel:
+    """An encoder-decoder whose source is an image. The config of its encoder says the size of images."""
+    config = model_config(folder.path / CONFIG)
+    encoder = config.get("encoder")
+    encoder = encoder if isinstance(encoder, dict) else {}
+    size = source.image_size or stated_size(encoder) or fixed_size(transformers_processor(folder.path)) or IMAGE_SIZE
+    spec, remarks = (given, ()) if given else _folder_preprocess(folder, encoder, _told_channels(encoder), size)
+    own = folder.given or not (folder.path / SAFETENSORS).is_file()  # transformers reads no pickles
+    original = from_encoder_decoder(folder.path, config, spec, size, state if own else None)
+    return dataclasses.replace(original, name=name, notes=(*notes, *original.notes, *remarks))
 
 
 def _is_ours(config: Mapping[str, Any]) -> bool:

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
 
 from vitdeploy.bundle.flow import PartTensors
 from vitdeploy.errors import CapabilityError
 from vitdeploy.models.architectures.transformer import KeyValue, Transformer
+from vitdeploy.models.external.image_text import DecoderStep, Encoder, ImageText
 from vitdeploy.models.external.prompted import Prompted, embeddings_of
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.towers import Towers
 from vitdeploy.runtime.flow import FlowRunner
-from vitdeploy.runtime.flows import IMAGE_ENCODER, IMAGE_TOWER, PROMPT_DECODER, TEXT_TOWER, flow_of_graphs
+from vitdeploy.runtime.flows import (
+    IMAGE_ENCODER,
+    IMAGE_TOWER,
+    PAST,
+    PRESENT,
+    PROMPT_DECODER,
+    TEXT_TOWER,
+    TOKEN,
+    flow_of_graphs,
+)
 from vitdeploy.runtime.prompts import prompt_tensors
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.sequence import SEQUENCE_INPUTS, SEQUENCE_OUTPUTS
 from vitdeploy.runtime.sequence_runner import example_source
+from vitdeploy.runtime.text_decoder import TextRunner
 from vitdeploy.spec import PromptSpec, SequenceSpec, TensorSpec, ZeroShotSpec
 
 EAGER, COMPILED = "PyTorch eager", "PyTorch torch.compile, float16"
@@ -34,7 +44,46 @@ def torch_runner(original: LoadedModel, *, threads: int = 0) -> Runner:
         return _towers_runner(original, original.module, threads)
     if isinstance(original.module, Prompted):
         return _prompted_runner(original, original.module, threads)
+    if isinstance(original.module, ImageText) and sequence is not None:
+        return _text_runner(original, original.module, sequence, threads)
     return TorchRunner(original, threads=threads)
+
+
+def _text_runner(original: LoadedModel, module: ImageText, sequence: SequenceSpec, threads: int) -> Runner:
+    """Encoder and decoder step as the engines' runner has them: the same search, over PyTorch's modules."""
+    signature = original.signature
+    with torch.no_grad():
+        cross = [
+            tensor
+            for pair in module.encode(torch.zeros(1, signature.channels, *signature.image_size))
+            for tensor in pair
+        ]
+        logits = module.model.decoder.config.vocab_size
+    kept = [TensorSpec(name, "float32", ("batch", *tensor.shape[1:])) for name, tensor in _pairs_of("cross", cross)]
+    past = [
+        TensorSpec(name, "float32", ("batch", tensor.shape[1], "past_length", tensor.shape[3]))
+        for name, tensor in _pairs_of("past", cross)
+    ]
+    present = [TensorSpec(PRESENT + each.name.removeprefix(PAST), each.dtype, each.shape) for each in past]
+    image = TensorSpec("image", "float32", ("batch", signature.channels, *signature.image_size))
+    token = TensorSpec(TOKEN, "int64", ("batch", 1))
+    step = DecoderStep(module)
+    return TextRunner(
+        TorchParts(Encoder(module), (image,), tuple(kept), threads),
+        TorchParts(
+            lambda token, *caches: step(token, list(caches[: len(cross)]), list(caches[len(cross) :])),
+            (token, *kept, *past),
+            (TensorSpec("logits", "float32", ("batch", logits)), *present),
+            threads,
+        ),
+        sequence,
+        name="pytorch",
+    )
+
+
+def _pairs_of(kind: str, cross: Sequence[torch.Tensor]) -> list[tuple[str, torch.Tensor]]:
+    names = [f"{kind}_{part}_{i}" for i in range(len(cross) // 2) for part in ("key", "value")]
+    return list(zip(names, cross, strict=True))
 
 
 def _towers_runner(original: LoadedModel, module: Towers, threads: int) -> Runner:
@@ -44,13 +93,13 @@ def _towers_runner(original: LoadedModel, module: Towers, threads: int) -> Runne
     image, text = signature.outputs
     size = (signature.channels, *signature.image_size)
     parts: dict[str, Runner] = {
-        IMAGE_TOWER: TorchPart(
+        IMAGE_TOWER: TorchParts(
             module.image_tower,
             (TensorSpec("image", "float32", ("batch", *size)),),
             (TensorSpec("features", "float32", ("batch", *image.shape[1:])),),
             threads,
         ),
-        TEXT_TOWER: TorchPart(
+        TEXT_TOWER: TorchParts(
             module.text_tower,
             (TensorSpec("text", "int64", ("batch", spec.length)),),
             (TensorSpec("features", "float32", ("batch", *text.shape[1:])),),
@@ -70,8 +119,8 @@ def _prompted_runner(original: LoadedModel, module: Prompted, threads: int) -> R
     prompt = prompt_tensors(signature.postprocess)
     return _flow(
         {
-            IMAGE_ENCODER: TorchPart(module.image_encoder, image, embedded, threads),
-            PROMPT_DECODER: TorchPart(module.prompt_decoder, (*embedded, *prompt), signature.outputs, threads),
+            IMAGE_ENCODER: TorchParts(module.image_encoder, image, embedded, threads),
+            PROMPT_DECODER: TorchParts(module.prompt_decoder, (*embedded, *prompt), signature.outputs, threads),
         }
     )
 
@@ -81,14 +130,18 @@ def _flow(parts: Mapping[str, Runner]) -> FlowRunner:
     return FlowRunner(flow_of_graphs(graphs), parts, name="pytorch")
 
 
-class TorchPart(Runner):
-    """A module in eager mode as a part of a flow; its arguments are in the order of `inputs`."""
+class TorchParts(Runner):
+    """A function of tensors, such as a module, in eager mode as a part of a flow: inputs and outputs in their order."""
 
     def __init__(
-        self, module: nn.Module, inputs: tuple[TensorSpec, ...], outputs: tuple[TensorSpec, ...], threads: int
+        self,
+        function: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]],
+        inputs: tuple[TensorSpec, ...],
+        outputs: tuple[TensorSpec, ...],
+        threads: int,
     ) -> None:
         super().__init__("pytorch")
-        self.module, self.threads = module, threads
+        self.function, self.threads = function, threads
         self.inputs, self.outputs = inputs, outputs
 
     def _load(self) -> None:
@@ -98,7 +151,7 @@ class TorchPart(Runner):
 
     def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         with torch.inference_mode():
-            result = self.module(*(torch.from_numpy(feeds[tensor.name]) for tensor in self.inputs))
+            result = self.function(*(torch.from_numpy(feeds[tensor.name]) for tensor in self.inputs))
         tensors = (result,) if isinstance(result, torch.Tensor) else result
         return {spec.name: tensor.numpy() for spec, tensor in zip(self.outputs, tensors, strict=True)}
 

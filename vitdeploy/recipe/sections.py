@@ -129,7 +129,8 @@ class DataSection(Section):
     `labels`: class folders (`folders`), none, or what lies at `annotations`: a folder of YOLO files (`yolo`), COCO's
     instances or key points JSON (`coco`), COCO's panoptic JSON with its folder of PNGs (`panoptic`), a folder of PNGs
     of class indices (`masks`) or of measured depth (`depth`), or of the pictures that a model is to make (`targets`),
-    by the names of the images; or a JSON file of points and boxes beside the masks of what they mean (`prompts`).
+    by the names of the images; or a JSON file of points and boxes beside the masks of what they mean (`prompts`);
+    or a JSON list of file_name and text (`texts`).
     For models that take texts: `texts` is a file with one a line, `template` makes the name of a class folder a text.
     """
 

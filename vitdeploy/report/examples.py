@@ -20,7 +20,7 @@ BARS = {
     "promptable-segmentation": "the mean IoU that the model promises",
 }
 # Tasks whose answer in words is the whole answer, so that it is right where it is the label.
-_ANSWERED_IN_WORDS = ("classification", "sequence", "zero-shot")
+_ANSWERED_IN_WORDS = ("classification", "sequence", "zero-shot", "image-to-text")
 _WHY = {"unsure": "The original is least sure of it"}
 
 

@@ -71,6 +71,12 @@ _METRICS = {
         "IoU of the masks",
         "Mask IoU is the mean over the prompts of the intersection over union with the labelled objects.",
     ),
+    "character accuracy": Metric(
+        "Character accuracy",
+        "character accuracy",
+        "Character accuracy is 100 % minus the character error rate: insertions, deletions and substitutions over all "
+        "characters that are written.",
+    ),
     "token accuracy": Metric(
         "Token accuracy", "token accuracy", "Token accuracy counts the positions that hold the wanted token."
     ),
@@ -117,6 +123,11 @@ _MEASURES: dict[str, tuple[Measure, ...]] = {
         Measure("Drop of PSNR, dB", "psnr_drop", _PERCENT, interval="psnr_drop_ci95"),
         Measure("PSNR with the original’s, mean, dB", "psnr_to_original_mean", _PERCENT),
         Measure("PSNR with the original’s, least, dB", "psnr_to_original_min", _PERCENT),
+    ),
+    "image-to-text": (
+        Measure("Texts wholly right, %", "line_accuracy", _PERCENT, "reference_line_accuracy"),
+        Measure("Characters as the original, %", "character_agreement", _PERCENT),
+        Measure("Texts cut", "cut", _COUNT),
     ),
     "sequence": (
         Measure("Wholly right, %", "exact_match", _PERCENT, "reference_exact_match"),

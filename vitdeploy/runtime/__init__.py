@@ -18,6 +18,7 @@ from vitdeploy.runtime.segmentation import Segmentation
 from vitdeploy.runtime.sequence_predictor import SequencePredictor, load_sequence
 from vitdeploy.runtime.task import Result
 from vitdeploy.runtime.tensors import Tensors
+from vitdeploy.runtime.text import Text
 from vitdeploy.runtime.zero_shot import ZeroShot
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ __all__ = [
     "Segmentation",
     "SequencePredictor",
     "Tensors",
+    "Text",
     "ZeroShot",
     "load",
     "load_sequence",

@@ -18,6 +18,7 @@ from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.segmentation import SEGMENTATION
 from vitdeploy.runtime.task import Outputs, Reading, Result, RuntimeTask
 from vitdeploy.runtime.tensors import TENSORS
+from vitdeploy.runtime.text import IMAGE_TO_TEXT
 from vitdeploy.runtime.zero_shot import ZERO_SHOT
 from vitdeploy.spec import Postprocess, PreprocessSpec, Task
 
@@ -34,6 +35,7 @@ TASKS: Mapping[Task, RuntimeTask] = {
     "keypoints": KEYPOINTS,
     "image-to-image": IMAGE_TO_IMAGE,
     "promptable-segmentation": PROMPTED,
+    "image-to-text": IMAGE_TO_TEXT,
 }
 
 

@@ -48,6 +48,7 @@ def _flow_runner(folder: Path, engine: EngineSpec, batch: int, threads: int, tru
     from vitdeploy.runtime.flow import FlowRunner
     from vitdeploy.runtime.flows import flow_of
     from vitdeploy.runtime.sequence_runner import SequenceRunner
+    from vitdeploy.runtime.text_decoder import TextRunner
 
     flow, specs = flow_of(engine), {part.part: part for part in engine.parts}
     decodes = flow.parts[-1].repeats
@@ -62,9 +63,12 @@ def _flow_runner(folder: Path, engine: EngineSpec, batch: int, threads: int, tru
     for part in flow.parts:
         spec = specs[part.name]
         size = batch if part.batch == flow.parts[0].batch else spec.batch
+        if part.repeats and engine.sequence is not None and engine.sequence.search is not None:
+            size *= engine.sequence.search.beams  # which run side by side
         parts[part.name] = make_runner(folder, spec, batch=size, threads=threads, trust=trust)
     if not decodes:
         return FlowRunner(flow, parts, name=engine.artifact)
     assert engine.sequence is not None
     first, step = parts.values()
-    return SequenceRunner(first, step, engine.sequence, name=engine.artifact, flow=flow)
+    kind = TextRunner if engine.sequence.source_vocabulary is None else SequenceRunner
+    return kind(first, step, engine.sequence, name=engine.artifact, flow=flow)

@@ -69,10 +69,11 @@ class FlowRow:
 # By task; all other tasks have one graph.
 FLOWS: dict[Task, FlowRow] = {
     "sequence": FlowRow((ENCODER, DECODER_STEP), encoder_decoder),
+    "image-to-text": FlowRow((ENCODER, DECODER_STEP), encoder_decoder),
     "zero-shot": FlowRow((IMAGE_TOWER, TEXT_TOWER), towers),
     "promptable-segmentation": FlowRow((IMAGE_ENCODER, PROMPT_DECODER), prompted),
 }
-PARTS = tuple(row.parts for row in FLOWS.values())
+PARTS = tuple(dict.fromkeys(row.parts for row in FLOWS.values()))
 
 
 def flow_of(engine: EngineSpec) -> FlowSpec:

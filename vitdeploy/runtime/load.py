@@ -11,7 +11,7 @@ from vitdeploy.runtime.choice import AUTO, Choice, choose_engine
 from vitdeploy.runtime.labels import read_labels
 from vitdeploy.runtime.predictor import Predictor
 from vitdeploy.runtime.runner import type_name
-from vitdeploy.spec import Manifest, PreprocessSpec, PromptSpec, ZeroShotSpec
+from vitdeploy.spec import Manifest, PreprocessSpec, PromptSpec, TextSpec, ZeroShotSpec, tokenizer_file
 
 
 def load(
@@ -42,8 +42,8 @@ def load(
     folder = bundle_folder(path)
     manifest = read_bundle(folder)
     preprocess, labels = images_of(manifest), read_labels(folder, manifest)
-    if isinstance(manifest.postprocess, ZeroShotSpec):
-        verify_files(folder, manifest, [manifest.postprocess.tokenizer])
+    if (tokenizer := tokenizer_file(manifest.postprocess)) is not None:
+        verify_files(folder, manifest, [tokenizer])
     choice = choose_engine(folder, manifest, target, threads, trust, batch, allow_failed=allow_failed)
     if isinstance(manifest.postprocess, ZeroShotSpec):
         return _zero_shot(folder, manifest.postprocess, choice, preprocess, labels)
@@ -51,6 +51,8 @@ def load(
         from vitdeploy.runtime.prompted_predictor import PromptedPredictor
 
         return PromptedPredictor(choice.runner, preprocess, manifest.postprocess, choice.why)
+    if isinstance(manifest.postprocess, TextSpec):
+        return _reader(folder, manifest.postprocess, choice, preprocess)
     return Predictor(choice.runner, preprocess, labels, manifest.task, manifest.postprocess, choice.why)
 
 
@@ -66,6 +68,18 @@ def _zero_shot(
         choice.runner.close()
         raise
     return ZeroShotPredictor(choice.runner, preprocess, spec, tokenizer, labels, choice.why)
+
+
+def _reader(folder: Path, spec: TextSpec, choice: Choice, preprocess: PreprocessSpec) -> Predictor:
+    from vitdeploy.runtime.text_predictor import TextPredictor
+    from vitdeploy.runtime.tokenizer import TextWriter
+
+    try:
+        writer = TextWriter(folder / spec.tokenizer, spec)
+    except BaseException:
+        choice.runner.close()
+        raise
+    return TextPredictor(choice.runner, preprocess, spec, writer, choice.why)
 
 
 def bundle_folder(path: object) -> Path:

@@ -238,8 +238,9 @@ def resize_and_crop(image: Image.Image, spec: PreprocessSpec, box: Box | None = 
 def resized_size(width: int, height: int, spec: PreprocessSpec) -> tuple[int, int]:
     """(width, height) that an image is resized to.
 
-    A long side is truncated to whole pixels as in torchvision; what covers a size is rounded as in timm's
-    ResizeKeepRatio, and what fits into one as in SAM's ResizeLongestSide.
+    A long side is truncated to whole pixels as in torchvision, and so is what fits into a size, as in transformers'
+    DonutImageProcessor; what covers a size is rounded as in timm's ResizeKeepRatio, and what is padded beside its
+    longer side as in SAM's ResizeLongestSide.
     """
     resize = spec.resize
     if not isinstance(resize, int):
@@ -248,10 +249,26 @@ def resized_size(width: int, height: int, spec: PreprocessSpec) -> tuple[int, in
         if spec.fit == "longest-pad":
             scale = min(resize[0] / height, resize[1] / width)
             return max(1, int(width * scale + 0.5)), max(1, int(height * scale + 0.5))
+        if spec.fit == "contain":
+            return _contained(width, height, resize)
         ratio = min(height / resize[0], width / resize[1])
         return round(width / ratio), round(height / ratio)
     long = int(resize * max(width, height) / min(width, height))
     return (resize, long) if width <= height else (long, resize)
+
+
+def _contained(width: int, height: int, box: tuple[int, int]) -> tuple[int, int]:
+    """(width, height) that just fits into a box of (height, width): the short side as the box's, and less of both where
+    the long one does not fit. Truncated at both."""
+    short = min(box)
+    long = int(short * max(width, height) / min(width, height))
+    wide, high = (short, long) if width <= height else (long, short)
+    if wide <= box[1] and high <= box[0]:
+        return wide, high
+    most = min(wide, box[1]), min(high, box[0])
+    return (
+        (max(1, int(wide * most[1] / high)), most[1]) if high > wide else (most[0], max(1, int(high * most[0] / wide)))
+    )
 
 
 def crop_start(side: int, crop: int, rounding: CropRounding) -> int:

@@ -67,6 +67,11 @@ class Runner(ABC):
         """Milliseconds of each graph of one run on `feeds`, by name; None where there is one graph."""
         return None
 
+    def measured(self, feeds: Mapping[str, Array]) -> object:
+        """One query of a measurement, on the feeds of `example` or random ones: `infer`, or, where how much is computed
+        depends on what is seen in the input, a fixed amount of the same work."""
+        return self.infer(feeds)
+
     @abstractmethod
     def _infer(self, feeds: Mapping[str, Array]) -> dict[str, Array]:
         """Outputs by name, in arrays that a later call does not touch. `feeds` are checked and contiguous."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from time import perf_counter
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from vitdeploy.bundle.flow import PartTensors
 from vitdeploy.errors import TensorError
-from vitdeploy.runtime.flow import LinkedParts
+from vitdeploy.runtime.flow import LinkedParts, run_rows
 from vitdeploy.runtime.flows import DECODER_STEP, ENCODER, flow_of_graphs
 from vitdeploy.runtime.postprocess import softmax
 from vitdeploy.runtime.runner import Array, Runner, type_name
@@ -21,6 +22,7 @@ from vitdeploy.spec import FlowSpec, TensorSpec
 
 Tokens = npt.NDArray[np.int64]
 Logits = npt.NDArray[np.float32]
+Keep = Callable[[Logits, Tokens], Array]
 
 _WANTED = "int64 [batch, source_length], at least one of each"
 # The inputs and outputs of an encoder-decoder's engine as a whole.
@@ -97,7 +99,7 @@ class SequenceDecoder:
         self._logits = self._linked.flow.outputs["logits"].partition(".")[2]
         self._caches = [tensor for tensor in decoder_step.inputs if tensor.name in self._step.carries]
 
-    def decode(self, source: Tokens, steps: int | None = None) -> Tokens:
+    def decode(self, source: Array, steps: int | None = None) -> Tokens:
         """int64 [b, s] -> int64 [b, t]; a row that has ended goes on with padding.
 
         The start token is not among them; the end token is. Decoding stops when every row has ended, or after `steps`
@@ -109,7 +111,7 @@ class SequenceDecoder:
         """
         return self._decode(source, steps, keep_logits=False)[0]
 
-    def decode_with_logits(self, source: Tokens, steps: int | None = None) -> tuple[Tokens, Logits]:
+    def decode_with_logits(self, source: Array, steps: int | None = None) -> tuple[Tokens, Logits]:
         """As `decode`, and float32 [b, t, v]: the logits that each token was chosen by. 0 where a row was not run."""
         tokens, logits = self._decode(source, steps, keep_logits=True)
         assert logits is not None
@@ -136,7 +138,7 @@ class SequenceDecoder:
             answers.append(Sequence(tuple(int(token) for token in words), float(np.log(chosen).sum())))
         return answers
 
-    def part_times(self, source: Tokens) -> dict[str, float]:
+    def part_times(self, source: Array) -> dict[str, float]:
         """Milliseconds of the encoder, and of all decoder steps, of one decoding of int64 [b, s]."""
         start = perf_counter()
         size = self._batch or len(source)
@@ -150,46 +152,63 @@ class SequenceDecoder:
         whole = 1e3 * (perf_counter() - start)
         return {ENCODER: encoder, DECODER_STEP: max(whole - encoder, 0.0)}
 
-    def _decode(self, source: Tokens, steps: int | None, keep_logits: bool) -> tuple[Tokens, Logits | None]:
+    def _decode(self, source: Array, steps: int | None, keep_logits: bool) -> tuple[Tokens, Logits | None]:
         self._check(source)
-        size = self._batch or len(source)
         most = self.max_length if steps is None else min(steps, self.max_length)
+        keep: Keep | None = (lambda logits, chosen: logits) if keep_logits else None
+        return self._grouped(source, lambda group: self._greedy(group, most, keep))
+
+    def _grouped(
+        self, source: Array, decode: Callable[[Array], tuple[Tokens, Array | None]]
+    ) -> tuple[Tokens, Array | None]:
+        """The tokens and what else is kept of them, of all sources, in groups of the batch that the runners take."""
+        size = self._batch or len(source)
         parts = []
         for first in range(0, len(source), size):
             group = source[first : first + size]
             filled = np.concatenate([group, np.repeat(group[-1:], size - len(group), axis=0)])
-            tokens, logits = self._decode_group(filled, most, keep_logits)
-            parts.append((tokens[: len(group)], None if logits is None else logits[: len(group)]))
+            tokens, kept = decode(filled)
+            parts.append((tokens[: len(group)], None if kept is None else kept[: len(group)]))
         longest = max(tokens.shape[1] for tokens, _ in parts)
         tokens = np.concatenate([_lengthen(tokens, longest, self.pad) for tokens, _ in parts])
-        if not keep_logits:
-            return tokens, None
-        return tokens, np.concatenate([_lengthen(logits, longest, 0) for _, logits in parts if logits is not None])
+        found = [_lengthen(kept, longest, 0) for _, kept in parts if kept is not None]
+        return tokens, np.concatenate(found) if found else None
 
-    def _decode_group(self, source: Tokens, steps: int, keep_logits: bool) -> tuple[Tokens, Logits | None]:
-        rows, step = len(source), self._step
+    def _begin(self, source: Array) -> dict[str, Array]:
+        """What the first step reads besides a token: the encoder's outputs, and caches with nothing in them yet."""
+        step = self._step
         encoded = self._linked.values({self._source: source}, list(step.feeds.values()))
         feeds: dict[str, Array] = {name: encoded[made] for name, made in step.feeds.items()}
-        for cache in self._caches:  # [batch, heads, past_length, head_width], with nothing in it yet
+        for cache in self._caches:  # [batch, heads, past_length, head_width]
             _, heads, _, width = cache.shape
-            feeds[cache.name] = np.zeros((rows, int(heads), 0, int(width)), cache.dtype)
+            feeds[cache.name] = np.zeros((len(source), int(heads), 0, int(width)), cache.dtype)
+        return feeds
+
+    def _advance(self, feeds: dict[str, Array], token: Tokens) -> Logits:
+        """The logits [rows, v] after one more token, int64 [rows, 1]; the caches in `feeds` become the next step's."""
+        outputs = run_rows(self.decoder_step, {**feeds, str(self._step.token): token})
+        for cache in self._caches:
+            feeds[cache.name] = outputs[self._step.carries[cache.name]]
+        return outputs[self._logits]
+
+    def _greedy(self, source: Array, steps: int, keep: Keep | None) -> tuple[Tokens, Array | None]:
+        """`keep`: what is to be kept of each step, from its logits [rows, v] and the chosen tokens [rows]."""
+        rows, feeds = len(source), self._begin(source)
         token = np.full((rows, 1), self.start, np.int64)
         ended = np.zeros(rows, bool)
         tokens: list[Tokens] = []
-        logits: list[Logits] = []
+        kept: list[Array] = []
         while len(tokens) < steps and not ended.all():
-            outputs = self.decoder_step.infer({**feeds, str(step.token): token})
-            best = outputs[self._logits].argmax(axis=-1).astype(np.int64)
+            logits = self._advance(feeds, token)
+            best = logits.argmax(axis=-1).astype(np.int64)
             token = np.where(ended, self.pad, best)[:, None]
             ended |= token[:, 0] == self.end
             tokens.append(token)
-            if keep_logits:
-                logits.append(outputs[self._logits])
-            for cache in self._caches:
-                feeds[cache.name] = outputs[step.carries[cache.name]]
-        return np.concatenate(tokens, axis=1), np.stack(logits, axis=1) if keep_logits else None
+            if keep is not None:
+                kept.append(keep(logits, token[:, 0]))
+        return np.concatenate(tokens, axis=1), np.stack(kept, axis=1) if kept else None
 
-    def _check(self, source: Tokens) -> None:
+    def _check(self, source: Array) -> None:
         if not isinstance(source, np.ndarray):
             raise TensorError("the source is no array of tokens", found=type_name(source), wanted=_WANTED)
         if source.dtype != np.int64 or source.ndim != 2 or 0 in source.shape:

@@ -60,6 +60,7 @@ class SequenceRunner(Runner):
 
 def example_source(spec: SequenceSpec, batch: int) -> dict[str, Array]:
     """Seeded random sources of half the largest length, without start, end and padding."""
+    assert spec.source_vocabulary is not None, "of a source of tokens"
     words = [token for token in range(spec.source_vocabulary) if token not in (spec.start, spec.end, spec.pad)]
     generator = np.random.default_rng(SEED)
     return {"source": generator.choice(np.array(words, np.int64), (batch, max(1, spec.max_length // 2)))}

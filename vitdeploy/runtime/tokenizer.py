@@ -1,10 +1,11 @@
-"""Texts to tokens on the device, with the `tokenizers` package and the tokenizer file of the bundle."""
+"""Texts to tokens on the device, and tokens to texts, with the `tokenizers` package and the tokenizer file of the
+bundle."""
 
 from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 
 from vitdeploy.errors import InputError, ManifestError, MissingFileError, MissingPackageError
 from vitdeploy.runtime.runner import type_name
-from vitdeploy.spec import ZeroShotSpec
+from vitdeploy.spec import TextSpec, ZeroShotSpec
 
 Tokens = npt.NDArray[np.int64]
 
@@ -33,18 +34,9 @@ class TextTokenizer:
             MissingFileError, ManifestError: there is no such file, or it is no tokenizer.
         """
         self.spec = spec
-        if not file.is_file():
-            raise MissingFileError(
-                f"no tokenizer at {file}", wanted="tokenizer.json", fix="copy the folder of the model again, whole"
-            )
-        package = _require()
-        if file.stat().st_size > MAX_BYTES:
-            raise ManifestError(f"{file} is too large", found=f"{file.stat().st_size:,} bytes", wanted=f"{MAX_BYTES:,}")
-        try:
-            self._tokenizer = package.Tokenizer.from_file(str(file))
-        except Exception as error:  # the bindings raise plain Exception
-            raise ManifestError(f"{file} is no tokenizer", found=str(error)[:200], wanted="tokenizer.json") from None
+        self._tokenizer = _opened(file)
         if spec.lowercase:
+            package = _require()
             own, lower = self._tokenizer.normalizer, package.normalizers.Lowercase()
             self._tokenizer.normalizer = lower if own is None else package.normalizers.Sequence([lower, own])
         self._tokenizer.no_padding()
@@ -68,6 +60,45 @@ class TextTokenizer:
             if found.overflowing:
                 warnings.warn(_cut(text, found, spec.length), RuntimeWarning, stacklevel=2)
         return tokens
+
+
+class TextWriter:
+    """Turns token numbers into texts as `TextSpec` says. Safe to call from several threads."""
+
+    def __init__(self, file: Path, spec: TextSpec) -> None:
+        """Reads the file; errors as `TextTokenizer`."""
+        self.spec = spec
+        self._tokenizer = _opened(file)
+        self._left_out = frozenset(spec.left_out)
+
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens there are, with those that were added."""
+        return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+
+    def text(self, tokens: Iterable[int]) -> str:
+        """The text of these tokens; those that are left out, or that the tokenizer does not have, are nothing."""
+        kept = [int(token) for token in tokens if int(token) not in self._left_out]
+        return str(self._tokenizer.decode(kept, skip_special_tokens=False))
+
+    def prompt(self, text: str) -> list[int]:
+        """The tokens of a text that an answer begins with, without any that the tokenizer would put around it."""
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def _opened(file: Path) -> Any:
+    """The tokenizer of a file; errors as `TextTokenizer`."""
+    if not file.is_file():
+        raise MissingFileError(
+            f"no tokenizer at {file}", wanted="tokenizer.json", fix="copy the folder of the model again, whole"
+        )
+    package = _require()
+    if file.stat().st_size > MAX_BYTES:
+        raise ManifestError(f"{file} is too large", found=f"{file.stat().st_size:,} bytes", wanted=f"{MAX_BYTES:,}")
+    try:
+        return package.Tokenizer.from_file(str(file))
+    except Exception as error:  # the bindings raise plain Exception
+        raise ManifestError(f"{file} is no tokenizer", found=str(error)[:200], wanted="tokenizer.json") from None
 
 
 def require_texts(texts: object) -> None:

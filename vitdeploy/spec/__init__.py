@@ -35,9 +35,9 @@ from vitdeploy.spec.manifest import (
 )
 from vitdeploy.spec.preprocess import RESIZING, CropRounding, Fit, Interpolation, PreprocessSpec
 from vitdeploy.spec.prompts import PromptSpec
-from vitdeploy.spec.tasks import POSTPROCESS, LabelKind, Postprocess, Task
+from vitdeploy.spec.tasks import POSTPROCESS, LabelKind, Postprocess, Task, tokenizer_file
 from vitdeploy.spec.tensors import TensorSpec, last_axis
-from vitdeploy.spec.texts import SequenceSpec, ZeroShotSpec
+from vitdeploy.spec.texts import BeamSpec, SequenceSpec, TextSpec, ZeroShotSpec
 
 __all__ = [
     "HEATMAPS",
@@ -48,6 +48,7 @@ __all__ = [
     "RECONSTRUCTION",
     "RESIZING",
     "SPARSE",
+    "BeamSpec",
     "Boxes",
     "Budget",
     "CropRounding",
@@ -82,9 +83,11 @@ __all__ = [
     "Task",
     "TensorSpec",
     "TensorsSpec",
+    "TextSpec",
     "WeightBits",
     "ZeroShotSpec",
     "decode",
     "encode",
     "last_axis",
+    "tokenizer_file",
 ]

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 Interpolation = Literal["nearest", "bilinear", "bicubic", "lanczos"]
-Fit = Literal["stretch", "cover", "topdown", "longest-pad"]
+Fit = Literal["stretch", "cover", "contain", "topdown", "longest-pad"]
 CropRounding = Literal["even", "down"]
 # What a fit does, in words before a size.
 RESIZING: dict[Fit, str] = {
     "stretch": "resize to",
     "cover": "cover",
+    "contain": "fit into",
     "topdown": "cut out a box to",
     "longest-pad": "resize and pad to",
 }
@@ -23,9 +24,10 @@ class PreprocessSpec:
 
     An integer `resize` scales the short side to that many pixels and keeps the aspect. (height, width) scales both
     sides, by `fit`: "stretch" to exactly these, whatever the aspect becomes; "cover" by the one factor that makes the
-    image just cover them. All are antialiased. Then a centre crop of `crop` (height, width) pixels is taken, and pixel
-    values x in 0..255 become (x / 255 - mean) / std per channel. The number of channels is the length of `mean`: 1 for
-    grey, 3 for RGB.
+    image just cover them; "contain" by the one factor that makes it just fit into them. All are antialiased. Then a
+    centre crop of `crop` (height, width) pixels is taken, with black around what is smaller, and pixel values x in
+    0..255 become (x / 255 - mean) / std per channel. The number of channels is the length of `mean`: 1 for grey, 3 for
+    RGB.
 
     With `fit` "topdown" the model sees one object: a box in the image, or all of it (`runtime.topdown`). With
     "longest-pad" the image is scaled by the one factor that makes it just fit into both sides, and stands at the top

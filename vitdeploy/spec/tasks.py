@@ -9,7 +9,7 @@ from vitdeploy.spec.detection import PostprocessSpec
 from vitdeploy.spec.images import ImageSpec
 from vitdeploy.spec.keypoints import KeypointSpec
 from vitdeploy.spec.prompts import PromptSpec
-from vitdeploy.spec.texts import ZeroShotSpec
+from vitdeploy.spec.texts import TextSpec, ZeroShotSpec
 
 Task = Literal[
     "classification",
@@ -20,17 +20,26 @@ Task = Literal[
     "depth",
     "keypoints",
     "image-to-image",
+    "image-to-text",
     "sequence",
     "tensors",
     "zero-shot",
     "promptable-segmentation",
 ]
 # Where the labels of images come from: `data/` says what each is.
-LabelKind = Literal["folders", "none", "yolo", "coco", "panoptic", "masks", "depth", "targets", "prompts"]
+LabelKind = Literal["folders", "none", "yolo", "coco", "panoptic", "masks", "depth", "targets", "prompts", "texts"]
 
 # What the outputs of a task mean, for tasks that have something to say of that: one class of data a task, or several.
 Postprocess: TypeAlias = (
-    PostprocessSpec | KeypointSpec | SegmentationSpec | DepthSpec | ImageSpec | TensorsSpec | ZeroShotSpec | PromptSpec
+    PostprocessSpec
+    | KeypointSpec
+    | SegmentationSpec
+    | DepthSpec
+    | ImageSpec
+    | TensorsSpec
+    | ZeroShotSpec
+    | PromptSpec
+    | TextSpec
 )
 # The class of each task's; a task that is not here has none.
 POSTPROCESS: dict[Task, type[Postprocess]] = {
@@ -43,4 +52,10 @@ POSTPROCESS: dict[Task, type[Postprocess]] = {
     "keypoints": KeypointSpec,
     "image-to-image": ImageSpec,
     "promptable-segmentation": PromptSpec,
+    "image-to-text": TextSpec,
 }
+
+
+def tokenizer_file(postprocess: Postprocess | None) -> str | None:
+    """The file of a bundle that turns texts into tokens, or tokens into texts; None of a model without."""
+    return getattr(postprocess, "tokenizer", None)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from vitdeploy.spec.coding import SPARSE
 from vitdeploy.spec.tensors import TensorSpec
 
 
@@ -38,12 +39,54 @@ class ZeroShotSpec:
 
 
 @dataclass(frozen=True)
+class TextSpec:
+    """How tokens become a text: by the file `tokenizer` of the bundle, without the tokens `left_out`, such as those
+    that begin, end and fill up."""
+
+    left_out: tuple[int, ...]
+    tokenizer: str = "tokenizer.json"
+
+    def comparable(self, outputs: Iterable[str]) -> list[str]:
+        """None of the outputs: the scores behind the first token that differs are of other texts."""
+        return []
+
+    def number_of_classes(self, outputs: Iterable[TensorSpec]) -> int | None:
+        """None: there are no classes."""
+        return None
+
+
+@dataclass(frozen=True)
+class BeamSpec:
+    """Beam search with the rules of transformers' `generate`: the texts that end are ranked by the sum of their tokens'
+    log probabilities over (number of tokens) ** `length_penalty`.
+
+    `early_stopping`: True ends with the first `beams` texts, False where a heuristic sees no better one, "never" where
+    none can come.
+    """
+
+    beams: int
+    length_penalty: float = 1.0
+    early_stopping: bool | Literal["never"] = False
+
+    def __post_init__(self) -> None:
+        if self.beams < 1:
+            raise ValueError(f"beams {self.beams}: wanted at least 1")
+
+
+@dataclass(frozen=True)
 class SequenceSpec:
     """How an encoder-decoder's tokens are decoded: which tokens start, end and pad, how many it can read and write, and
-    how many different ones a source may have."""
+    how many different ones a source may have (None of a source that is an image).
+
+    `search`: beam search, None takes the likeliest token at each step. `forced_end`: the last token that can be written
+    is the end, whatever the model says. `no_repeat`: no run of so many tokens is written twice, the start counted.
+    """
 
     start: int
     end: int
     pad: int
     max_length: int
-    source_vocabulary: int
+    source_vocabulary: int | None
+    search: BeamSpec | None = field(default=None, metadata=SPARSE)
+    forced_end: bool | None = field(default=None, metadata=SPARSE)
+    no_repeat: int | None = field(default=None, metadata=SPARSE)

@@ -22,6 +22,7 @@ from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.progress import Progress, silent
 from vitdeploy.spec import encode
 from vitdeploy.stages.files import LABELS_FILE, MODEL_FILE, graphs_in, write_json
+from vitdeploy.stages.image_text import export_image_text_model
 from vitdeploy.stages.prompted import export_prompted
 from vitdeploy.stages.reference_model import ReferenceModel, is_onnx, reference_runner
 from vitdeploy.stages.sequence import export_sequence_model
@@ -46,13 +47,17 @@ def export(
     reference_model: ReferenceModel, config: ExportConfig, out: Path, progress: Progress = silent
 ) -> dict[str, Any]:
     """Writes the graph or graphs, export.json (what the export is, and its parity), labels.txt where there are any."""
-    compared = None
+    compared: str | None = None
+    parity: Sequence[Any]
     if reference_model.task == "zero-shot":
         size = config.opset, config.batch, config.in_graph
         parity, opset, compared = export_towers(reference_model, config.name, *size, out, progress)
     elif reference_model.task == "promptable-segmentation":
         size = config.opset, config.batch, config.in_graph
         parity, opset = export_prompted(reference_model, config.name, *size, out, progress)
+    elif reference_model.task == "image-to-text":
+        size = config.opset, config.batch, config.in_graph
+        parity, opset, compared = export_image_text_model(reference_model, config.name, *size, out, progress)
     elif reference_model.task == "sequence":
         parity, opset = export_sequence_model(reference_model, config.name, config.opset, out, progress)
     else:

@@ -17,6 +17,7 @@ from vitdeploy.errors import CheckpointError, GraphError
 from vitdeploy.graph.io.external import ForeignGraph, import_graph
 from vitdeploy.graph.io.files import graph_spec, serialised
 from vitdeploy.models.model_folder.files import ModelFolder
+from vitdeploy.models.model_folder.generation import FILE as GENERATION
 from vitdeploy.models.model_folder.hub import pinned
 from vitdeploy.models.model_folder.model_card import claimed_accuracy
 from vitdeploy.models.names import LIBRARIES, NAMES, ONNX_FILE, graph_folder
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 # Fields of a source that name files.
 FILES = ("checkpoint", "text_features", "module")
+# Tasks of models that read or write texts.
+WITH_TOKENIZER: tuple[Task, ...] = ("zero-shot", "image-to-text")
 
 
 @dataclass(frozen=True)
@@ -178,8 +181,10 @@ def _of_module(source: Source, given: Overrides) -> ReferenceModel:
     original = load_model(local, given.preprocess)
     refuse_unusable(original)
     files = folder.files if folder is not None else ()
-    tokenizer = folder.path / TOKENIZER_FILE if folder and original.signature.task == "zero-shot" else None
+    tokenizer = folder.path / TOKENIZER_FILE if folder and original.signature.task in WITH_TOKENIZER else None
     files = (*files, *([tokenizer] if tokenizer is not None else []))
+    if folder is not None and original.signature.sequence is not None:
+        files = (*files, *(path for path in [folder.path / GENERATION] if path.is_file()))
     digests = _digests([*files, *(path for path in (source.checkpoint, source.text_features) if path)])
     if source.function is not None:
         local = dataclasses.replace(local, weights=weights_digest(original.module))

@@ -41,6 +41,7 @@ PLACES = {
     "depth": "the folder of .npy files or PNGs of 16 bits, by the names of the images",
     "targets": "the folder of target pictures, by the names of the images",
     "prompts": "the JSON file of prompts, beside the folder masks",
+    "texts": "the JSON list of file_name and text",
 }
 
 

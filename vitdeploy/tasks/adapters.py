@@ -9,6 +9,7 @@ from vitdeploy.tasks.depth import DepthKit
 from vitdeploy.tasks.detection import DetectionKit
 from vitdeploy.tasks.features import FeaturesKit
 from vitdeploy.tasks.image_to_image import ImageToImageKit
+from vitdeploy.tasks.image_to_text import ImageToTextKit
 from vitdeploy.tasks.keypoints import KeypointsKit
 from vitdeploy.tasks.panoptic import PanopticKit
 from vitdeploy.tasks.prompted import PromptedKit
@@ -30,6 +31,7 @@ KITS: dict[Task, type[TaskAdapter]] = {
     "keypoints": KeypointsKit,
     "image-to-image": ImageToImageKit,
     "promptable-segmentation": PromptedKit,
+    "image-to-text": ImageToTextKit,
 }
 
 

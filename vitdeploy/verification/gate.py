@@ -28,6 +28,7 @@ GUARD: dict[Task, float] = {
     "keypoints": 90.0,
     "image-to-image": 90.0,
     "promptable-segmentation": 90.0,
+    "image-to-text": 90.0,
 }
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from vitdeploy.errors import CheckpointError
-from vitdeploy.runtime.tokenizer import TextTokenizer
-from vitdeploy.spec import ZeroShotSpec
+from vitdeploy.runtime.tokenizer import TextTokenizer, TextWriter
+from vitdeploy.spec import SequenceSpec, TextSpec, ZeroShotSpec
 
 TEXTS, SEED = 1000, 0
 # Texts that tokenizers have had trouble with: nothing, spaces of many kinds, marks that combine, scripts without spaces
@@ -108,3 +108,39 @@ def compare_tokenizers(file: Path, spec: ZeroShotSpec) -> str | None:
             fix="save the tokenizer again with transformers' save_pretrained, and export that folder",
         )
     return f"{len(texts)} texts as transformers {transformers.__version__}'s {type(theirs).__name__}"
+
+
+def compare_writers(file: Path, spec: TextSpec, sequence: SequenceSpec) -> str | None:
+    """The same of texts that are made of tokens: a thousand seeded answers, each with an end and padding.
+
+    Raises:
+        CheckpointError: another text than transformers' own, for at least one answer.
+        MissingPackageError: the package `tokenizers` is not installed.
+    """
+    writer = TextWriter(file, spec)
+    generator, count = np.random.default_rng(SEED), writer.vocabulary
+    answers = [generator.integers(0, count, generator.integers(1, 40)).tolist() for _ in range(TEXTS)]
+    answers = [[*answer, sequence.end, sequence.pad, sequence.pad] for answer in answers]
+    try:
+        import transformers
+        from transformers import AutoTokenizer
+
+        theirs = AutoTokenizer.from_pretrained(file.parent, local_files_only=True, trust_remote_code=False)
+        if not set(theirs.all_special_ids) <= set(spec.left_out):  # as of Donut: compared without any
+            hidden = {*theirs.all_special_ids, *spec.left_out}
+            answers = [[token for token in answer if token not in hidden] for answer in answers]
+        wanted = [theirs.decode(answer, skip_special_tokens=True) for answer in answers]
+    except Exception:  # as above
+        return None
+    ours = [writer.text(answer) for answer in answers]
+    different = [i for i, text in enumerate(wanted) if text != ours[i]]
+    if different:
+        first = different[0]
+        raise CheckpointError(
+            f"{file} makes other texts than transformers' {type(theirs).__name__} of its folder",
+            found=f"{len(different)} of {len(answers)} answers, first {ours[first][:60]!r}, transformers' "
+            f"{wanted[first][:60]!r}",
+            wanted="the same text of every answer",
+            fix="save the tokenizer again with transformers' save_pretrained, and export that folder",
+        )
+    return f"{len(answers)} answers as transformers {transformers.__version__}'s {type(theirs).__name__}"

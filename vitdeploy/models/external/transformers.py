@@ -42,27 +42,11 @@ def from_transformers(
         UnknownModelError: it has no such class.
         CheckpointError: it cannot load the folder; or the weights are not all and only those of the class.
     """
-    name = str((config.get("architectures") or [""])[0])
-    transformers = library("transformers", f"the architecture {name or config.get('model_type')}")
-    try:
-        cls = getattr(transformers, name, None)
-    except Exception as error:  # its classes are imported when they are looked up
-        raise cannot_import("transformers", f"transformers' {name}", error) from None
-    if cls is None:
-        raise UnknownModelError(
-            f"transformers {transformers.__version__} has no class {name!r}",
-            found=f"architectures in {folder / 'config.json'}",
-            wanted="the name of a model class",
-            fix="pip install --upgrade transformers",
-        )
-    with _quiet(transformers):
-        model, remarks = _loaded(cls, folder, state, name)
-    _settle(model)
+    model, name, notes = library_model(folder, config, state)
     own = size_of(model, {})
     resized = own is not None and image_size != own
     takes = inspect.signature(model.forward).parameters
     arguments = {"interpolate_pos_encoding": True} if resized and "interpolate_pos_encoding" in takes else {}
-    notes = [f"exported from transformers {transformers.__version__}'s own module", *remarks]
     if own is not None and resized:
         notes.append(f"resized from {own[0]}x{own[1]} to {image_size[0]}x{image_size[1]} pixels")
     prompted = as_prompted(model, image_size)
@@ -82,6 +66,29 @@ def from_transformers(
         preprocess=preprocess,
         notes=tuple(notes),
     )
+
+
+def library_model(
+    folder: Path, config: Mapping[str, Any], state: Mapping[str, Tensor] | None = None
+) -> tuple[Any, str, list[str]]:
+    """The module itself, the name of its class, and notes; arguments and errors as `from_transformers`."""
+    name = str((config.get("architectures") or [""])[0])
+    transformers = library("transformers", f"the architecture {name or config.get('model_type')}")
+    try:
+        cls = getattr(transformers, name, None)
+    except Exception as error:  # its classes are imported when they are looked up
+        raise cannot_import("transformers", f"transformers' {name}", error) from None
+    if cls is None:
+        raise UnknownModelError(
+            f"transformers {transformers.__version__} has no class {name!r}",
+            found=f"architectures in {folder / 'config.json'}",
+            wanted="the name of a model class",
+            fix="pip install --upgrade transformers",
+        )
+    with _quiet(transformers):
+        model, remarks = _loaded(cls, folder, state, name)
+    _settle(model)
+    return model, name, [f"exported from transformers {transformers.__version__}'s own module", *remarks]
 
 
 def _instances(name: str) -> CheckpointError:

@@ -35,6 +35,8 @@ TOPDOWN, BOX_UNIT = "VitPose", 200.0
 LONGEST = "Sam"
 # Of these a config.json tells no image size, and the processor gives images of any.
 KEEPS_ASPECT, STEP = ("Mask2Former", "MaskFormer"), 32
+# A processor that shrinks images until they fit and pads them; its lists of sizes are (width, height).
+THUMBNAIL = "Donut"
 KNOWN_FLAGS = {
     "do_resize",
     "do_center_crop",
@@ -44,6 +46,7 @@ KNOWN_FLAGS = {
     "pad_and_return_pixel_mask",
     "keep_aspect_ratio",
 }
+FLAGS_OF = {TOPDOWN: {"do_affine_transform"}, THUMBNAIL: {"do_thumbnail"}}
 IGNORED_FLAGS = {"do_convert_rgb", "do_reduce_labels", "reduce_labels", "do_convert_annotations", "use_fast"}
 
 
@@ -98,6 +101,7 @@ PROCESSORS: Mapping[str, Processor] = {
     "Mask2Former": dataclasses.replace(DETR, pad=False),
     "MaskFormer": dataclasses.replace(DETR, pad=False),
     "Eomt": Processor({"shortest_edge": 640, "longest_edge": 640}, 2, IMAGENET_MEAN, IMAGENET_STD, square=False),
+    THUMBNAIL: Processor({"height": 2560, "width": 1920}, 2, HALF, HALF, pad=True),
     "DPT": Processor(_pair(384), 3, HALF, HALF),
     LONGEST: Processor({"longest_edge": 1024}, 2, IMAGENET_MEAN, IMAGENET_STD, pad=True),
     "Sam2": Processor(_pair(1024), 2, IMAGENET_MEAN, IMAGENET_STD),
@@ -211,6 +215,8 @@ def transformers_preprocess(
     if name == LONGEST:
         spec, remarks = _longest(config, processor, channels, image_size)
         return spec, (*notes, *remarks)
+    if name == THUMBNAIL and isinstance(config.get("size"), list):
+        config = {**config, "size": config["size"][::-1]}
     settings = _Settings(config, processor)
     resize, crop = settings.resize, settings.crop
     if name == "ConvNext" and isinstance(resize, int):
@@ -218,6 +224,12 @@ def transformers_preprocess(
     own, fit = crop or resize, STRETCH
     if name == TOPDOWN:
         fit, notes = _topdown(config), (*notes, "the processor cuts out a box: without one that is the whole image")
+        resize = own = image_size
+    if name == THUMBNAIL:
+        fit, notes = (
+            _thumbnail(config, settings),
+            (*notes, "where the processor resizes an image twice, it is once here"),
+        )
         resize = own = image_size
     _refuse_steps(name, settings, own, config.get("size_divisor"))
     if config.get("keep_aspect_ratio") and isinstance(own, tuple):
@@ -264,7 +276,7 @@ def _processor(config: Mapping[str, Any]) -> tuple[Processor, str, tuple[str, ..
     written, name = config.get("image_processor_type") or config.get("feature_extractor_type"), processor_name(config)
     if written and name not in PROCESSORS:
         raise _unsupported(f"the processor {written}", f"one of {', '.join(PROCESSORS)}")
-    known = KNOWN_FLAGS | IGNORED_FLAGS | ({"do_affine_transform"} if name == TOPDOWN else set())
+    known = KNOWN_FLAGS | IGNORED_FLAGS | FLAGS_OF.get(name, set())
     unknown = sorted(key for key, value in config.items() if value is True and key not in known)
     if unknown:
         raise _unsupported(", ".join(unknown), f"no steps but {', '.join(sorted(KNOWN_FLAGS))}")
@@ -339,6 +351,16 @@ def _topdown(config: Mapping[str, Any]) -> Fit:
             f"do_affine_transform true, normalize_factor {BOX_UNIT:g}",
         )
     return "topdown"
+
+
+def _thumbnail(config: Mapping[str, Any], settings: _Settings) -> Fit:
+    """Raise CheckpointError for a Donut processor that does not give images of one size in its usual way."""
+    steps = {"do_resize": settings.resizes, "do_thumbnail": config.get("do_thumbnail") is not False}
+    steps["do_pad"] = settings.pad
+    if not all(steps.values()):
+        off = ", ".join(f"{name} false" for name, done in steps.items() if not done)
+        raise _unsupported(off, ", ".join(steps))
+    return "contain"
 
 
 def _convnext(config: Mapping[str, Any], side: int) -> tuple[int | tuple[int, int], tuple[int, int]]:

@@ -10,8 +10,11 @@ from typing import Any, Literal
 
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.json_file import read_json
+from vitdeploy.spec import TextSpec
 
 TOKENIZER, TOKENIZER_CONFIG = "tokenizer.json", "tokenizer_config.json"
+# Files that transformers makes a tokenizer.json of.
+OTHER_TOKENIZERS = ("vocab.", "merges.txt", "sentencepiece", "spiece", "tokenizer")
 Side = Literal["left", "right"]
 # What transformers 5.23's classes do, whatever tokenizer.json says: whether texts become small letters, and the side of
 # the padding where tokenizer_config.json does not say it.
@@ -56,6 +59,48 @@ def tokenizer_of(folder: Path) -> TokenizerFacts | None:
     lowercase, usual = CLASSES.get(kind, (False, str(padding.get("direction", "right")).lower()))
     side = config.get("padding_side", usual)
     return TokenizerFacts(file, number, "left" if side == "left" else "right", lowercase)
+
+
+def text_spec(folder: Path, *, keeps_special: bool) -> TextSpec:
+    """How the tokens that a model writes become a text.
+
+    Args:
+        keeps_special: special tokens are part of the text, but those that begin, end and fill it up.
+
+    Raises:
+        CheckpointError: no tokenizer.json, or one that cannot be read.
+    """
+    file = folder / TOKENIZER
+    if not file.is_file():
+        others = sorted(path.name for path in folder.iterdir() if path.name.startswith(OTHER_TOKENIZERS))
+        raise CheckpointError(
+            f"{folder} has no {TOKENIZER}: nothing says which text the model's tokens are",
+            found=", ".join(others) or "no file of a tokenizer",
+            wanted=f"{TOKENIZER}, the file of the package tokenizers",
+            fix=f"python -c \"from transformers import AutoTokenizer as A; A.from_pretrained('{folder}')"
+            f".save_pretrained('{folder}')\" writes it of the other files"
+            if others
+            else "copy the folder of the model whole",
+        )
+    own = _content(file)
+    beside = folder / TOKENIZER_CONFIG
+    config: Mapping[str, Any] = read_json(beside) if beside.is_file() else {}
+    added = [each for each in own.get("added_tokens") or () if isinstance(each, Mapping)]
+    special = [each["id"] for each in added if each.get("special") and isinstance(each.get("id"), int)]
+    if keeps_special:
+        names = (config.get(name) for name in ("bos_token", "eos_token", "pad_token"))
+        ends = {_number(own, name.get("content") if isinstance(name, Mapping) else name) for name in names}
+        special = [number for number in special if number in ends]
+    return TextSpec(tuple(sorted(special)))
+
+
+def tokens_of(file: Path) -> int:
+    """How many token numbers a tokenizer.json has a text for, from 0 on; errors as `text_spec`."""
+    own = _content(file)
+    vocabulary = own["model"].get("vocab")
+    numbers = list(vocabulary.values()) if isinstance(vocabulary, Mapping) else [len(vocabulary or ()) - 1]
+    numbers += [each.get("id") for each in own.get("added_tokens") or () if isinstance(each, Mapping)]
+    return 1 + max((number for number in numbers if isinstance(number, int)), default=-1)
 
 
 def _content(file: Path) -> Mapping[str, Any]:

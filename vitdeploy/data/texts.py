@@ -1,0 +1,71 @@
+"""Texts of images: a JSON file that lists, for each image, its `file_name` and the `text` that is written in it."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from vitdeploy.data.annotations import AnnotatedSet, folder_images, nothing_annotated
+from vitdeploy.data.folder import Sample
+from vitdeploy.errors import DataError, MissingFileError
+
+EXAMPLE = '[{"file_name": "line.png", "text": "what is written in it"}, ...]'
+
+
+@dataclass(frozen=True)
+class WrittenText:
+    """What is written in one image."""
+
+    text: str
+
+    def content(self) -> bytes:
+        """Bytes that differ where two texts differ."""
+        return self.text.encode()
+
+
+TextSet = AnnotatedSet[WrittenText]
+
+
+def read_written(images: Path, file: Path) -> TextSet:
+    """The images below `images` whose text the file says, by their path below that folder, or by file name where that
+    is unique.
+
+    Raises:
+        MissingFileError: no such folder or file.
+        DataError: no list of file names and texts; an image that stands there twice; none of the folder's images.
+    """
+    paths, entries = folder_images(images), _entries(file)
+    named = {paths[name]: text for name, text in entries.items() if name in paths}
+    if not named:
+        raise nothing_annotated(images, file, f"{len(entries)} texts, the first of {next(iter(entries), None)!r}")
+    found = {path: WrittenText(named[path]) for path in sorted(named)}
+    samples = tuple(Sample(path, None) for path in found)
+    return AnnotatedSet(images, samples, found, (), len(set(paths.values())) - len(found))
+
+
+def _entries(file: Path) -> dict[str, str]:
+    """The texts by file name."""
+    if not file.is_file():
+        raise MissingFileError(f"no file of texts at {file}", wanted=EXAMPLE, fix="check the path of --annotations")
+    try:
+        document: Any = json.loads(file.read_bytes())
+    except (ValueError, RecursionError) as error:  # a UnicodeDecodeError is a ValueError
+        raise DataError(f"{file} is not a JSON file", found=str(error)[:200], wanted=EXAMPLE) from None
+    rows = document if isinstance(document, list) else [document]
+    wrong = next((row for row in rows if not _is_entry(row)), None)
+    if wrong is not None or not rows:
+        found = "an empty list" if not rows else repr(wrong)[:80]
+        raise DataError(f"{file} is no list of images and their texts", found=found, wanted=EXAMPLE)
+    times = Counter(row["file_name"] for row in rows)
+    if twice := [name for name, count in times.items() if count > 1]:
+        raise DataError(
+            f"{file} says the text of an image twice", found=", ".join(twice[:3]), wanted="one row an image"
+        )
+    return {row["file_name"]: row["text"] for row in rows}
+
+
+def _is_entry(row: object) -> bool:
+    return isinstance(row, dict) and all(isinstance(row.get(key), str) for key in ("file_name", "text"))

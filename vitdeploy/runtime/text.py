@@ -1,0 +1,68 @@
+"""From the tokens that a model wrote for an image to a text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from vitdeploy.runtime.runner import Array
+from vitdeploy.runtime.task import Outputs, Reading, RuntimeTask
+from vitdeploy.runtime.text_decoder import SCORES, TOKENS
+from vitdeploy.runtime.tokenizer import TextWriter
+from vitdeploy.spec import SequenceSpec
+
+
+@dataclass(frozen=True, repr=False)
+class Text:
+    """The answer for one image: what the model reads in it.
+
+    `tokens` are without the start, the end and padding. `score` is the natural logarithm of the probability that the
+    model gives to them and to the end after them: the sum over the tokens, whatever beam search ranks by. `cut`: the
+    model was not at the end when it had written as many tokens as it can.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    score: float
+    cut: bool = False
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"text": self.text, "tokens": list(self.tokens), "score": self.score, "cut": self.cut}
+
+    def __str__(self) -> str:
+        shown = self.text.replace("\n", "\\n").replace("\r", "\\r")
+        return f"{shown} [cut at {len(self.tokens)} tokens]" if self.cut else shown
+
+    def __repr__(self) -> str:
+        return f"<Text of {len(self.tokens)} tokens, score {self.score:.3f}: {self}>"
+
+
+def written(tokens: Array, spec: SequenceSpec) -> tuple[Array, bool]:
+    """Of int64 [length], padded, the tokens before the end; and whether there is no end."""
+    ends = np.flatnonzero(tokens == spec.end)
+    if len(ends):
+        return tokens[: ends[0]], False
+    kept = np.flatnonzero(tokens != spec.pad)
+    return tokens[: kept[-1] + 1] if len(kept) else tokens[:0], True
+
+
+def to_text(outputs: Mapping[str, Array], spec: SequenceSpec, writer: TextWriter) -> Text:
+    """The answer for one image; outputs by name, without the batch axis."""
+    tokens, cut = written(outputs[TOKENS], spec)
+    score = float(outputs[SCORES].astype(np.float64).sum())
+    return Text(writer.text(tokens.tolist()), tuple(int(token) for token in tokens), score, cut)
+
+
+def _answer(outputs: Outputs, reading: Reading) -> Text:
+    raise AssertionError("the predictor of texts answers itself: it alone has the tokenizer")
+
+
+def _same(ours: Outputs, theirs: Outputs, reading: Reading) -> bool:
+    """Whether both wrote the same tokens."""
+    return bool(np.array_equal(ours[TOKENS], theirs[TOKENS]))
+
+
+IMAGE_TO_TEXT = RuntimeTask(_answer, _same)
