@@ -12,6 +12,7 @@ from vitdeploy.verification.depth import DepthComparison
 from vitdeploy.verification.detection import DetectionComparison
 from vitdeploy.verification.features import FeatureComparison
 from vitdeploy.verification.image_quality import ImageComparison
+from vitdeploy.verification.instances import InstanceComparison
 from vitdeploy.verification.keypoints import KeypointComparison
 from vitdeploy.verification.panoptic import PanopticComparison
 from vitdeploy.verification.segmentation import SegmentationComparison
@@ -67,6 +68,11 @@ class VerifiedSegmentation(Diagnosed, SegmentationComparison):
 
 
 @dataclass(frozen=True, kw_only=True)
+class VerifiedInstances(Diagnosed, InstanceComparison):
+    """An instance segmentation model against the original."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class VerifiedDepth(Diagnosed, DepthComparison):
     """A depth model against the original."""
 
@@ -97,6 +103,7 @@ Verified: TypeAlias = (
     | VerifiedTensors
     | VerifiedKeypoints
     | VerifiedImages
+    | VerifiedInstances
 )
 _VERIFIED: dict[type[Comparison], type[Verified]] = {
     Agreement: VerifiedClassification,
@@ -109,6 +116,7 @@ _VERIFIED: dict[type[Comparison], type[Verified]] = {
     TensorComparison: VerifiedTensors,
     KeypointComparison: VerifiedKeypoints,
     ImageComparison: VerifiedImages,
+    InstanceComparison: VerifiedInstances,
 }
 
 

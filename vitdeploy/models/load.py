@@ -31,7 +31,7 @@ from vitdeploy.models.external.function import from_function
 from vitdeploy.models.external.identity import weights_digest
 from vitdeploy.models.external.pickled import open_module
 from vitdeploy.models.external.timm import from_timm
-from vitdeploy.models.external.transformers import from_transformers
+from vitdeploy.models.external.transformers import from_transformers, refuse_missing
 from vitdeploy.models.family import Family, Hints, Recognised, refuse_channels
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.model_folder.config import model_config, stated_size, timm_config, vision_part
@@ -193,6 +193,7 @@ def _from_folder(
     """A folder with config.json: the architecture is ours where a family recognises the weights, and `check` agrees."""
     config = model_config(folder.path / CONFIG)
     refuse_naflex(config)
+    refuse_missing(config)
     state, notes = read_checkpoint(*folder.weights)
     if folder.revision:
         notes = (f"{folder.repository} at {folder.revision}", *notes)

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 from vitdeploy.spec.dense import DepthSpec, SegmentationSpec, TensorsSpec
 from vitdeploy.spec.detection import PostprocessSpec
 from vitdeploy.spec.images import ImageSpec
+from vitdeploy.spec.instances import InstanceSpec
 from vitdeploy.spec.keypoints import KeypointSpec
 from vitdeploy.spec.texts import ZeroShotSpec
 
@@ -16,6 +17,7 @@ Task = Literal[
     "detection",
     "panoptic",
     "segmentation",
+    "instance-segmentation",
     "depth",
     "keypoints",
     "image-to-image",
@@ -28,13 +30,21 @@ LabelKind = Literal["folders", "none", "yolo", "coco", "panoptic", "masks", "dep
 
 # What the outputs of a task mean, for tasks that have something to say of that: one class of data a task, or several.
 Postprocess: TypeAlias = (
-    PostprocessSpec | KeypointSpec | SegmentationSpec | DepthSpec | ImageSpec | TensorsSpec | ZeroShotSpec
+    PostprocessSpec
+    | KeypointSpec
+    | SegmentationSpec
+    | InstanceSpec
+    | DepthSpec
+    | ImageSpec
+    | TensorsSpec
+    | ZeroShotSpec
 )
 # The class of each task's; a task that is not here has none.
 POSTPROCESS: dict[Task, type[Postprocess]] = {
     "detection": PostprocessSpec,
     "panoptic": PostprocessSpec,
     "segmentation": SegmentationSpec,
+    "instance-segmentation": InstanceSpec,
     "depth": DepthSpec,
     "zero-shot": ZeroShotSpec,
     "tensors": TensorsSpec,
