@@ -93,6 +93,7 @@ FAMILIES = {
     "Mask2Former, transformers' module": Family((), {}, "class logits, masks"),
     "MaskFormer, transformers' module": Family((), {}, "class logits, masks"),
     "EoMT, transformers' module": Family((), {}, "class logits, masks"),
+    "RF-DETR with masks, transformers' module": Family((), {}, "class logits, masks"),
     "Depth Anything, transformers' module": Family((), {}, "depth"),
     "DPT, transformers' module": Family((), {}, "depth"),
     "Swin2SR, transformers' module": Family((), {}, "reconstruction"),

@@ -16,7 +16,16 @@ from vitdeploy.models.source import Source
 from vitdeploy.pipeline.resolve import at_sizes, choice_of, export_config_of, overrides_of, rewrites_of, source_of
 from vitdeploy.recipe.load import MAX_BYTES, given_recipe, load_recipe, validate
 from vitdeploy.recipe.yaml_values import MAX_DEPTH
-from vitdeploy.spec import Budget, DepthSpec, ImageSpec, KeypointSpec, PostprocessSpec, PreprocessSpec, SegmentationSpec
+from vitdeploy.spec import (
+    Budget,
+    DepthSpec,
+    ImageSpec,
+    InstanceSpec,
+    KeypointSpec,
+    PostprocessSpec,
+    PreprocessSpec,
+    SegmentationSpec,
+)
 from vitdeploy.stages.reference_model import Overrides
 from vitdeploy.tasks.adapter import DataChoice
 
@@ -308,6 +317,11 @@ def test_key_points_and_pictures_have_sections_of_their_own(load, problems):
     assert none.startswith("$.postprocess: wanted white above black")
     [unknown] = problems(points, "postprocess.skeletn=[]")
     assert unknown == "$.postprocess.skeletn: unknown field; did you mean skeleton?"
+    head = "postprocess: {candidates: queries, mask_size: [64, 96], enlarge: bilinear}"
+    instances = "\n".join([*lines, head])
+    assert load(instances).postprocess.to_spec() == InstanceSpec("softmax", "queries", (64, 96), "bilinear", 0.5)
+    [beyond] = problems(instances, "postprocess.threshold=2")
+    assert beyond.startswith("$.postprocess.threshold: ")
 
 
 def test_a_bench_may_also_ask_as_a_server_is_asked(load):

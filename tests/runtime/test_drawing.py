@@ -10,7 +10,9 @@ from PIL import Image
 from vitdeploy.runtime.depth import Depth
 from vitdeploy.runtime.detection import Detection, Detections
 from vitdeploy.runtime.drawing import DRAWINGS, OPACITY, colours, depth_picture
+from vitdeploy.runtime.instances import Instance, Instances
 from vitdeploy.runtime.panoptic import Panoptic, Segment
+from vitdeploy.runtime.run_lengths import RunLengths
 from vitdeploy.runtime.segmentation import NONE, Segmentation, areas
 from vitdeploy.runtime.upsample import bands, bicubic, enlarged
 from vitdeploy.spec import PreprocessSpec
@@ -48,6 +50,20 @@ def test_boxes_are_outlined_and_segments_filled():
     assert drawn[20, 60].tolist() == [100, 100, 100] and drawn[60, 60].tolist() != [100, 100, 100]
     empty = picture("panoptic", Panoptic(np.zeros((80, 120), np.int32), ()))
     assert (empty == 100).all()
+
+
+def test_masks_lie_over_the_image_in_the_colours_of_their_classes_with_a_rim():
+    masks = np.zeros((2, 80, 120), bool)
+    masks[0, 20:70, 20:80], masks[1, 30:60, 60:110] = True, True
+    boxes = ((20.0, 20.0, 80.0, 70.0), (60.0, 30.0, 110.0, 60.0))
+    rows = zip((0, 2), (0.9, 0.6), boxes, masks, strict=True)
+    objects = tuple(Instance(i, "dog", score, box, RunLengths.of(mask)) for i, score, box, mask in rows)
+    drawn = picture("instance-segmentation", Instances((120, 80), objects))
+    for x, index in ((70, 0), (100, 2)):  # at 70 both: the surer one is on top
+        wanted = OPACITY * colours(3)[index].astype(float) + (1 - OPACITY) * 100
+        assert np.abs(drawn[50, x] - wanted).max() <= 2
+    assert (drawn[50, 79] > 180).all() and drawn[75, 100].tolist() == [100, 100, 100]
+    assert (picture("instance-segmentation", Instances((120, 80), ())) == 100).all()
 
 
 def test_near_is_light_and_what_is_unknown_is_black():

@@ -90,8 +90,8 @@ def predict(
 
     Raises:
         CapabilityError: `draw` for a task whose answers are no pictures.
-        InputError: texts, points, beams or a prompt for a bundle that takes none; of promptable segmentation nothing that
-            says which object is meant, or points and several boxes.
+        InputError: texts, points, beams or a prompt for a bundle that takes none; of promptable segmentation nothing
+            that says which object is meant, or points and several boxes.
         Errors of `find`, and of reading and loading the bundle, as `runtime.load`.
     """
     from vitdeploy.bundle.read import read_bundle

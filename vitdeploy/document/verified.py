@@ -12,6 +12,7 @@ from vitdeploy.verification.depth import DepthComparison
 from vitdeploy.verification.detection import DetectionComparison
 from vitdeploy.verification.features import FeatureComparison
 from vitdeploy.verification.image_quality import ImageComparison
+from vitdeploy.verification.instances import InstanceComparison
 from vitdeploy.verification.keypoints import KeypointComparison
 from vitdeploy.verification.panoptic import PanopticComparison
 from vitdeploy.verification.prompted import PromptComparison
@@ -69,6 +70,11 @@ class VerifiedSegmentation(Diagnosed, SegmentationComparison):
 
 
 @dataclass(frozen=True, kw_only=True)
+class VerifiedInstances(Diagnosed, InstanceComparison):
+    """An instance segmentation model against the original."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class VerifiedDepth(Diagnosed, DepthComparison):
     """A depth model against the original."""
 
@@ -111,6 +117,7 @@ Verified: TypeAlias = (
     | VerifiedImages
     | VerifiedPrompts
     | VerifiedTexts
+    | VerifiedInstances
 )
 _VERIFIED: dict[type[Comparison], type[Verified]] = {
     Agreement: VerifiedClassification,
@@ -125,6 +132,7 @@ _VERIFIED: dict[type[Comparison], type[Verified]] = {
     ImageComparison: VerifiedImages,
     PromptComparison: VerifiedPrompts,
     TextComparison: VerifiedTexts,
+    InstanceComparison: VerifiedInstances,
 }
 
 

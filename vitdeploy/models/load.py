@@ -32,7 +32,7 @@ from vitdeploy.models.external.identity import weights_digest
 from vitdeploy.models.external.image_text import MODEL_TYPE, from_encoder_decoder
 from vitdeploy.models.external.pickled import open_module
 from vitdeploy.models.external.timm import from_timm
-from vitdeploy.models.external.transformers import from_transformers
+from vitdeploy.models.external.transformers import from_transformers, refuse_missing
 from vitdeploy.models.family import Family, Hints, Recognised, refuse_channels
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.model_folder.config import model_config, stated_size, timm_config, vision_part
@@ -196,6 +196,7 @@ def _from_folder(
     config = model_config(folder.path / CONFIG)
     refuse_naflex(config)
     refuse_open_vocabulary(config)
+    refuse_missing(config)
     state, notes = read_checkpoint(*folder.weights)
     if folder.revision:
         notes = (f"{folder.repository} at {folder.revision}", *notes)

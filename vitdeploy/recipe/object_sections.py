@@ -1,4 +1,4 @@
-"""What a recipe may say of the outputs of models of key points and of image-to-image models."""
+"""What a recipe may say of the outputs of models of key points or instances, and of image-to-image models."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
-from vitdeploy.recipe.section import Section
-from vitdeploy.spec import Decoding, ImageSpec, KeypointSpec
+from vitdeploy.recipe.section import Positive, Section
+from vitdeploy.spec import Candidates, ClassScores, Decoding, Enlarging, ImageSpec, InstanceSpec, KeypointSpec
 
 Index = Annotated[int, Field(ge=0)]
 Line = Annotated[tuple[Index, Index], Field(strict=False)]
@@ -30,6 +30,19 @@ class KeypointSection(Section):
 
     def to_spec(self) -> KeypointSpec:
         return KeypointSpec(**self.model_dump())
+
+
+class InstanceSection(Section):
+    """See `spec.InstanceSpec`; for instance segmentation. `candidates` tells it from other sections."""
+
+    candidates: Candidates
+    class_scores: ClassScores = InstanceSpec.class_scores
+    mask_size: Annotated[tuple[Positive, Positive], Field(strict=False)] | None = None
+    enlarge: Enlarging = InstanceSpec.enlarge
+    threshold: Annotated[float, Field(ge=0, le=1)] = InstanceSpec.threshold
+
+    def to_spec(self) -> InstanceSpec:
+        return InstanceSpec(**self.model_dump())
 
 
 class ImageSection(Section):

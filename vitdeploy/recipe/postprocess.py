@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Tag
 
 from vitdeploy.recipe.dense_sections import DepthSection, SegmentationSection
-from vitdeploy.recipe.object_sections import ImageSection, KeypointSection
+from vitdeploy.recipe.object_sections import ImageSection, InstanceSection, KeypointSection
 from vitdeploy.recipe.section import Section
 from vitdeploy.recipe.sections import PostprocessSection
 
@@ -15,6 +15,7 @@ from vitdeploy.recipe.sections import PostprocessSection
 SECTIONS: dict[str, type[Section]] = {
     "of-objects": PostprocessSection,
     "of-classes": SegmentationSection,
+    "of-instances": InstanceSection,
     "of-depth": DepthSection,
     "of-points": KeypointSection,
     "of-images": ImageSection,
@@ -30,6 +31,7 @@ def _tag(value: Any) -> str:
 AnyPostprocess = Annotated[
     Annotated[PostprocessSection, Tag("of-objects")]
     | Annotated[SegmentationSection, Tag("of-classes")]
+    | Annotated[InstanceSection, Tag("of-instances")]
     | Annotated[DepthSection, Tag("of-depth")]
     | Annotated[KeypointSection, Tag("of-points")]
     | Annotated[ImageSection, Tag("of-images")],

@@ -48,6 +48,12 @@ _METRICS = {
         "1-NN top-1", "1-NN top-1 accuracy", "1-NN top-1 counts images whose nearest other image is of their class."
     ),
     "mAP": Metric("mAP", "mAP", "mAP is COCO’s: the mean over IoU 0.50 to 0.95 and over the classes."),
+    "mask mAP": Metric(
+        "Mask mAP",
+        "mask mAP",
+        "Mask mAP is COCO’s of masks: the mean over IoU 0.50 to 0.95 and over the classes; the best 100 instances of "
+        "an image with a score of 0.01 or more count.",
+    ),
     "PQ": Metric("PQ", "panoptic quality", "PQ is the panoptic quality, the mean over the classes."),
     "OKS AP": Metric(
         "OKS AP",
@@ -138,6 +144,13 @@ _MEASURES: dict[str, tuple[Measure, ...]] = {
         Measure("Right pixels, %", "pixel_accuracy", _PERCENT, "reference_pixel_accuracy"),
         Measure("Classes in images, of the original", "regions", _COUNT),
     ),
+    "instance-segmentation": (
+        Measure("AP at IoU 0.50, %", "ap50", _PERCENT, "reference_ap50"),
+        Measure("AP at IoU 0.75, %", "ap75", _PERCENT, "reference_ap75"),
+        Measure("Instances of the original", "instances", _COUNT),
+        Measure("IoU of pairs’ masks, mean", "mask_iou_mean", partial(text.number, digits=4)),
+        Measure("Score difference, mean", "score_difference_mean", text.small),
+    ),
     "depth": (Measure("AbsRel", "abs_rel", partial(text.number, digits=4), "reference_abs_rel"),),
     "promptable-segmentation": (
         Measure("IoU of points, %", "point_iou", _PERCENT, "reference_point_iou"),
@@ -153,7 +166,13 @@ _MEASURES: dict[str, tuple[Measure, ...]] = {
 }
 
 # Of what an agreement is a share, where that can be nothing: then it is 100 % by definition.
-_COUNTED = {"detection": "objects", "panoptic": "segments", "sequence": "tokens", "keypoints": "points"}
+_COUNTED = {
+    "detection": "objects",
+    "panoptic": "segments",
+    "instance-segmentation": "instances",
+    "sequence": "tokens",
+    "keypoints": "points",
+}
 
 
 def metric(report: Judgement) -> Metric | None:

@@ -8,6 +8,7 @@ from vitdeploy.runtime.depth import Depth
 from vitdeploy.runtime.detection import Detections
 from vitdeploy.runtime.features import Features
 from vitdeploy.runtime.image_to_image import Picture
+from vitdeploy.runtime.instances import Instances
 from vitdeploy.runtime.keypoints import Keypoints
 from vitdeploy.runtime.load import load
 from vitdeploy.runtime.panoptic import Panoptic
@@ -29,6 +30,7 @@ __all__ = [
     "Depth",
     "Detections",
     "Features",
+    "Instances",
     "Keypoints",
     "Panoptic",
     "Picture",

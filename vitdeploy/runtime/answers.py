@@ -10,6 +10,7 @@ from vitdeploy.runtime.depth import DEPTH
 from vitdeploy.runtime.detection import DETECTION
 from vitdeploy.runtime.features import FEATURES
 from vitdeploy.runtime.image_to_image import IMAGE_TO_IMAGE
+from vitdeploy.runtime.instances import INSTANCES
 from vitdeploy.runtime.keypoints import KEYPOINTS
 from vitdeploy.runtime.panoptic import PANOPTIC
 from vitdeploy.runtime.postprocess import CLASSIFICATION
@@ -29,6 +30,7 @@ TASKS: Mapping[Task, RuntimeTask] = {
     "detection": DETECTION,
     "panoptic": PANOPTIC,
     "segmentation": SEGMENTATION,
+    "instance-segmentation": INSTANCES,
     "depth": DEPTH,
     "zero-shot": ZERO_SHOT,
     "tensors": TENSORS,

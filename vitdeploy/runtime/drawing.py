@@ -12,6 +12,7 @@ import numpy.typing as npt
 from vitdeploy.runtime.depth import Depth
 from vitdeploy.runtime.detection import Detections
 from vitdeploy.runtime.image_to_image import Picture
+from vitdeploy.runtime.instances import Instances
 from vitdeploy.runtime.keypoints import Keypoints
 from vitdeploy.runtime.panoptic import Panoptic
 from vitdeploy.runtime.png import png_bytes
@@ -57,6 +58,25 @@ def class_picture(found: Array) -> Image.Image:
     return Image.fromarray(table[found - NONE])
 
 
+def instance_picture(masks: Array, classes: Array) -> Image.Image:
+    """Masks, bool [n, height, width], the first on top, in the colours of their classes with a white rim, which tells
+    two objects of a class from each other; black where there is none."""
+    from PIL import Image
+
+    picture = np.zeros((*masks.shape[1:], 3), np.uint8)
+    palette = colours(int(classes.max(initial=0)) + 1)
+    for mask, index in zip(masks[::-1], classes[::-1], strict=True):
+        picture[mask] = palette[index]
+        picture[mask & ~_core(mask)] = 255
+    return Image.fromarray(picture)
+
+
+def _core(mask: Array) -> Array:
+    """The pixels of a mask whose four neighbours are in it too; beyond the image everything is."""
+    padded = np.pad(mask, 1, constant_values=True)
+    return np.asarray(mask & padded[:-2, 1:-1] & padded[2:, 1:-1] & padded[1:-1, :-2] & padded[1:-1, 2:])
+
+
 def depth_picture(nearness: Array, limits: tuple[float, float] | None = None) -> Image.Image:
     """A map of how near pixels are, [height, width], light is near, between these limits, by default the farthest and
     the nearest of the map; black where it is not finite."""
@@ -94,6 +114,20 @@ def _panoptic(image: Image.Image, result: Any) -> Files:
     palette = colours(max((each.id for each in result.segments), default=0))
     largest = sorted(result.segments, key=lambda each: -each.area)[:12]
     _legend(drawn, [(each.label, tuple(palette[each.id - 1].tolist())) for each in largest])
+    return {".png": png_bytes(drawn)}
+
+
+def _instances(image: Image.Image, result: Any) -> Files:
+    """Masks over the image, the surest on top, with label and score at the upper left corner of each."""
+    from PIL import ImageDraw
+
+    assert isinstance(result, Instances)
+    masks, classes = result.masks, np.array([each.index for each in result.objects], np.int64)
+    drawn = _over(image, instance_picture(masks, classes), np.asarray(masks.any(axis=0)))
+    palette = colours(int(classes.max(initial=0)) + 1)
+    pen = ImageDraw.Draw(drawn)
+    for each in reversed(result.objects):
+        _label(pen, each.box[:2], f"{each.label} {100 * each.score:.0f} %", tuple(palette[each.index].tolist()))
     return {".png": png_bytes(drawn)}
 
 
@@ -203,6 +237,7 @@ DRAWINGS: Mapping[Task, Callable[[Image.Image, Any], Files]] = {
     "detection": _detection,
     "panoptic": _panoptic,
     "segmentation": _segmentation,
+    "instance-segmentation": _instances,
     "depth": _depth,
     "keypoints": _keypoints,
     "image-to-image": _picture,

@@ -48,6 +48,21 @@ def enlarged(maps: Array, size: tuple[int, int]) -> Array:
     return np.asarray(tall[:, :, x_low] * (1 - x_share) + tall[:, :, x_high] * x_share)
 
 
+def nearest(
+    size: tuple[int, int], preprocess: PreprocessSpec, cells: tuple[int, int]
+) -> tuple[slice, slice, Array, Array]:
+    """For an image of `size` (width, height) and maps of `cells` (height, width): the rows and columns of the image
+    that the model's input shows, and the row and the column of the maps that lies at each.
+
+    Where the input shows the whole image it is `torch.nn.functional.interpolate(maps, size, mode="nearest")`: the cell
+    at the upper left corner of a pixel, by its product in float32.
+    """
+    window = input_window(size, preprocess)
+    rows, y = _corners(size[1], window.top, window.bottom, cells[0])
+    columns, x = _corners(size[0], window.left, window.right, cells[1])
+    return rows, columns, y, x
+
+
 def bicubic(plane: Array, size: tuple[int, int], preprocess: PreprocessSpec) -> tuple[slice, slice, Array]:
     """A plane [height, width], bicubic, at the original image's size: its rows and columns there, its values.
 
@@ -67,6 +82,14 @@ def _positions(length: int, start: float, stop: float, count: int) -> tuple[slic
     inside = np.flatnonzero((centres >= start) & (centres <= stop))
     first = int(inside[0]) if len(inside) else 0
     return slice(first, first + len(inside)), (centres[inside] - start) * count / (stop - start) - 0.5
+
+
+def _corners(length: int, start: float, stop: float, count: int) -> tuple[slice, Array]:
+    """The pixels as `_positions` says, and the cell at the first edge of each."""
+    pixels, _ = _positions(length, start, stop, count)
+    edges = (np.arange(pixels.start, pixels.stop) - start).astype(np.float32)
+    cells = np.floor(edges * (np.float32(count) / np.float32(stop - start))).astype(np.int64)
+    return pixels, np.clip(cells, 0, count - 1)
 
 
 def _samples(length: int, start: float, stop: float, count: int) -> tuple[slice, Array, Array, Array]:

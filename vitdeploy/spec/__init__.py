@@ -19,6 +19,7 @@ from vitdeploy.spec.dense import (
 from vitdeploy.spec.detection import Boxes, PostprocessSpec, Scores
 from vitdeploy.spec.flow import FlowPart, FlowSpec
 from vitdeploy.spec.images import RECONSTRUCTION, ImageSpec
+from vitdeploy.spec.instances import PAIRS_ASSUMED, QUERIES_ASSUMED, Candidates, ClassScores, Enlarging, InstanceSpec
 from vitdeploy.spec.keypoints import HEATMAPS, Decoding, KeypointSpec
 from vitdeploy.spec.manifest import (
     MANIFEST_FORMAT,
@@ -44,13 +45,17 @@ __all__ = [
     "INVERSE_ASSUMED",
     "MANIFEST_FORMAT",
     "MASKS_ASSUMED",
+    "PAIRS_ASSUMED",
     "POSTPROCESS",
+    "QUERIES_ASSUMED",
     "RECONSTRUCTION",
     "RESIZING",
     "SPARSE",
     "BeamSpec",
     "Boxes",
     "Budget",
+    "Candidates",
+    "ClassScores",
     "CropRounding",
     "DecodeError",
     "Decoding",
@@ -58,6 +63,7 @@ __all__ = [
     "DepthSpec",
     "DepthValues",
     "EngineSpec",
+    "Enlarging",
     "FileEntry",
     "Fit",
     "FlowPart",
@@ -67,6 +73,7 @@ __all__ = [
     "GoldenSpec",
     "GraphSpec",
     "ImageSpec",
+    "InstanceSpec",
     "Interpolation",
     "KeypointSpec",
     "LabelKind",

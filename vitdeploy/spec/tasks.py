@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 from vitdeploy.spec.dense import DepthSpec, SegmentationSpec, TensorsSpec
 from vitdeploy.spec.detection import PostprocessSpec
 from vitdeploy.spec.images import ImageSpec
+from vitdeploy.spec.instances import InstanceSpec
 from vitdeploy.spec.keypoints import KeypointSpec
 from vitdeploy.spec.prompts import PromptSpec
 from vitdeploy.spec.texts import TextSpec, ZeroShotSpec
@@ -17,6 +18,7 @@ Task = Literal[
     "detection",
     "panoptic",
     "segmentation",
+    "instance-segmentation",
     "depth",
     "keypoints",
     "image-to-image",
@@ -34,6 +36,7 @@ Postprocess: TypeAlias = (
     PostprocessSpec
     | KeypointSpec
     | SegmentationSpec
+    | InstanceSpec
     | DepthSpec
     | ImageSpec
     | TensorsSpec
@@ -46,6 +49,7 @@ POSTPROCESS: dict[Task, type[Postprocess]] = {
     "detection": PostprocessSpec,
     "panoptic": PostprocessSpec,
     "segmentation": SegmentationSpec,
+    "instance-segmentation": InstanceSpec,
     "depth": DepthSpec,
     "zero-shot": ZeroShotSpec,
     "tensors": TensorsSpec,

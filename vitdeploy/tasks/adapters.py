@@ -10,6 +10,7 @@ from vitdeploy.tasks.detection import DetectionKit
 from vitdeploy.tasks.features import FeaturesKit
 from vitdeploy.tasks.image_to_image import ImageToImageKit
 from vitdeploy.tasks.image_to_text import ImageToTextKit
+from vitdeploy.tasks.instance_segmentation import InstanceSegmentationKit
 from vitdeploy.tasks.keypoints import KeypointsKit
 from vitdeploy.tasks.panoptic import PanopticKit
 from vitdeploy.tasks.prompted import PromptedKit
@@ -25,6 +26,7 @@ KITS: dict[Task, type[TaskAdapter]] = {
     "panoptic": PanopticKit,
     "sequence": SequenceKit,
     "segmentation": SegmentationKit,
+    "instance-segmentation": InstanceSegmentationKit,
     "depth": DepthKit,
     "zero-shot": ZeroShotKit,
     "tensors": TensorsKit,

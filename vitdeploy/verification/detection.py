@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from vitdeploy.data.detection import Boxes
 from vitdeploy.errors import DataError
-from vitdeploy.verification.average_precision import Objects, average_precision, match
+from vitdeploy.verification.average_precision import Matches, Objects, average_precision, match
 from vitdeploy.verification.bootstrap import draws, least_of_difference, least_of_share, percentile_interval
 from vitdeploy.verification.comparison import Comparison
 
@@ -66,18 +66,12 @@ def compare_detections(
     weights = draws(n, seed)
     pairs = [pair(_shown(a, threshold), _shown(b, threshold)) for a, b in zip(artifact, reference, strict=True)]
     seen = [[int((each.scores >= threshold).sum()) for each in side] for side in (artifact, reference)]
-    matched, total = np.array([len(p) for p in pairs], np.float64), np.array(seen, np.float64).sum(axis=0)
-    agreement = float(_share(np.ones(n), matched, total))
-    objects = int(total.sum()) // 2
     joined = np.concatenate(pairs)
     accuracy = _accuracy(artifact, reference, truth, weights) if truth is not None else {}
     return DetectionComparison(
         n=n,
         metric="mAP" if truth is not None else None,
-        agreement=agreement,
-        agreement_ci95=percentile_interval(
-            agreement, _share(weights, matched, total), least_of_share(agreement / 100, objects), (0.0, 100.0)
-        ),
+        **shared_objects([len(each) for each in pairs], seen, weights),
         agreement_of=f"objects of score {threshold:g} or more with the same class and IoU {MATCH_IOU:g} or more",
         max_difference=max_difference,
         threshold=threshold,
@@ -86,6 +80,18 @@ def compare_detections(
         score_difference_mean=float(joined[:, 1].mean()) if len(joined) else None,
         **accuracy,
     )
+
+
+def shared_objects(
+    pairs: Sequence[int], seen: Sequence[Sequence[int]], weights: npt.NDArray[np.float64]
+) -> dict[str, Any]:
+    """The agreement fields of a `Comparison`, from each image's number of pairs, and of objects that each side shows;
+    `weights` are the draws of the bootstrap."""
+    matched, total = np.array(pairs, np.float64), np.array(seen, np.float64).sum(axis=0)
+    agreement = float(_share(np.ones(len(matched)), matched, total))
+    least = least_of_share(agreement / 100, int(total.sum()) // 2)
+    interval = percentile_interval(agreement, _share(weights, matched, total), least, (0.0, 100.0))
+    return {"agreement": agreement, "agreement_ci95": interval}
 
 
 def _shown(objects: Objects, threshold: float) -> Objects:
@@ -114,8 +120,23 @@ def partners(a: Objects, b: Objects) -> npt.NDArray[np.int64]:
     return _paired(a, b)[0]
 
 
+class Scored(Protocol):
+    """Objects with their classes int64 [k] and scores float [k]."""
+
+    @property
+    def classes(self) -> npt.NDArray[np.int64]: ...
+    @property
+    def scores(self) -> npt.NDArray[np.floating[Any]]: ...
+
+
 def _paired(a: Objects, b: Objects) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    overlap = iou(a.boxes, b.boxes)
+    return paired(a, b, iou(a.boxes, b.boxes))
+
+
+def paired(
+    a: Scored, b: Scored, overlap: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """What `partners` and `pair` return, by the IoU of each of `a` with each of `b`."""
     possible = (a.classes[:, None] == b.classes) & (overlap >= MATCH_IOU)
     rows, columns = np.nonzero(possible)
     apart = np.abs(a.scores[rows].astype(np.float64) - b.scores[columns])
@@ -146,14 +167,25 @@ def _accuracy(
     truth: Sequence[Boxes],
     weights: npt.NDArray[np.float64],
 ) -> dict[str, Any]:
-    ours, theirs = match(artifact, truth), match(reference, truth)
+    return accuracy_of(match(artifact, truth), match(reference, truth), weights, "mAP")
+
+
+def accuracy_of(
+    ours: Sequence[Matches], theirs: Sequence[Matches], weights: npt.NDArray[np.float64], metric: str
+) -> dict[str, Any]:
+    """The accuracy fields of a `Comparison`, and AP at IoU 0.50 and 0.75, of both sides' matches with the labels.
+
+    Raises:
+        DataError: the labels hold no object.
+    """
+    n = weights.shape[1]
     if not any(each.positives.any() for each in theirs):
         raise DataError(
-            "the labels hold not one object, so there is no mAP",
-            found=f"{len(truth)} images without objects",
+            f"the labels hold not one object, so there is no {metric}",
+            found=f"{n} images without objects",
             fix="check that images and labels belong together, or verify without labels",
         )
-    whole = np.ones((1, len(truth)))
+    whole = np.ones((1, n))
     a, b = (100 * average_precision(each, whole)[0] for each in (ours, theirs))
     drop = float(b.mean() - a.mean())
     spread = 100 * (average_precision(theirs, weights) - average_precision(ours, weights)).mean(axis=1)

@@ -23,6 +23,7 @@ GUARD: dict[Task, float] = {
     "panoptic": 90.0,
     "features": 90.0,
     "segmentation": 90.0,
+    "instance-segmentation": 90.0,
     "depth": 90.0,
     "tensors": 95.0,
     "keypoints": 90.0,

@@ -10,7 +10,16 @@ from vitdeploy.graph.canonical.normalise import normalise
 from vitdeploy.graph.io.external import import_graph
 from vitdeploy.graph.io.files import graph_spec, serialised
 from vitdeploy.runtime.ort import OnnxRuntimeRunner
-from vitdeploy.spec import DepthSpec, PostprocessSpec, SegmentationSpec, TensorSpec, TensorsSpec
+from vitdeploy.spec import (
+    PAIRS_ASSUMED,
+    QUERIES_ASSUMED,
+    DepthSpec,
+    InstanceSpec,
+    PostprocessSpec,
+    SegmentationSpec,
+    TensorSpec,
+    TensorsSpec,
+)
 
 FLOAT, INT64 = TensorProto.FLOAT, TensorProto.INT64
 SHAPES = {
@@ -204,6 +213,38 @@ def test_answers_for_every_pixel_are_known_by_name_or_by_what_is_asked(
         postprocess,
     )
     assert [value.name for value in found.model.graph.outputs] == names and note in found.notes[0]
+
+
+QUERIES = {"class_queries_logits": "logits", "masks_queries_logits": "masks"}
+INDEPENDENT = InstanceSpec("sigmoid", enlarge="bilinear")
+
+
+@pytest.mark.parametrize(
+    ("outputs", "postprocess"),
+    [
+        (QUERIES, InstanceSpec()),
+        ({"pred_masks": "masks", "pred_logits": "logits"}, InstanceSpec()),
+        ({"dets": "boxes", "labels": "logits", "masks": "masks"}, INDEPENDENT),
+    ],
+    ids=["transformers", "papers", "RF-DETR"],
+)
+def test_queries_with_masks_are_instances_where_that_is_asked_for(tmp_path, outputs, postprocess):
+    path = saved(tmp_path / "a.onnx", outputs)
+    found = import_graph(path, task="instance-segmentation")
+    assert (found.task, found.postprocess) == ("instance-segmentation", postprocess)
+    assert [value.name for value in found.model.graph.outputs] == ["class_logits", "masks"]
+    assert (found.notes[0] == PAIRS_ASSUMED) == (postprocess != INDEPENDENT)
+    assert import_graph(path).task != "instance-segmentation"
+
+
+def test_masks_of_scores_that_compete_are_no_instances_and_semantic_queries_say_that_they_may_be(tmp_path):
+    panoptic = {"logits": "logits", "pred_boxes": "boxes", "pred_masks": "masks"}
+    with pytest.raises(GraphError, match="no answers of the task that is asked for") as caught:
+        import_graph(saved(tmp_path / "a.onnx", panoptic), task="instance-segmentation")
+    assert (caught.value.found, caught.value.wanted) == ("panoptic", "instance-segmentation")
+    path = saved(tmp_path / "b.onnx", QUERIES)
+    assert QUERIES_ASSUMED in import_graph(path).notes
+    assert QUERIES_ASSUMED not in import_graph(path, task="segmentation").notes
 
 
 def test_outputs_without_a_batch_or_of_text_are_refused_with_what_they_are(tmp_path):

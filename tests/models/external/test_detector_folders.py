@@ -13,7 +13,7 @@ from vitdeploy.exporter.lengths import lengths_as_sizes
 from vitdeploy.exporter.torch_onnx import export_graph
 from vitdeploy.models.load import load_model
 from vitdeploy.models.source import Source
-from vitdeploy.spec import PostprocessSpec, PreprocessSpec
+from vitdeploy.spec import InstanceSpec, PostprocessSpec, PreprocessSpec
 from vitdeploy.stages.reference_model import Overrides, find_reference_model
 
 
@@ -70,9 +70,22 @@ def test_masks_of_instances_are_not_taken_for_a_panoptic_map(light, tmp_path):
     transformers = reference("transformers")
     config = transformers.RfDetrConfig.from_pretrained(light)
     transformers.RfDetrForInstanceSegmentation(config).save_pretrained(tmp_path)
+    found = load_model(Source(f"hf:{tmp_path}")).signature
+    assert (found.task, found.postprocess) == ("instance-segmentation", InstanceSpec("sigmoid", enlarge="bilinear"))
+    assert [(each.name, len(each.shape)) for each in found.outputs] == [("class_logits", 3), ("masks", 4)]
     with pytest.raises(CheckpointError, match="returns masks that vitdeploy has no task for") as caught:
-        load_model(Source(f"hf:{tmp_path}"))
+        load_model(Source(f"hf:{tmp_path}", task="panoptic"))
     assert "ForObjectDetection" in caught.value.fix
+
+
+def test_depth_of_zoedepth_is_refused_by_name(tmp_path):
+    transformers = reference("transformers")
+    config = transformers.ZoeDepthConfig().to_dict() | {"architectures": ["ZoeDepthForDepthEstimation"]}
+    (tmp_path / "config.json").write_text(json.dumps(config, default=str))
+    torch.save({"weight": torch.zeros(1)}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match="does not take transformers' ZoeDepthForDepthEstimation") as caught:
+        load_model(Source(f"hf:{tmp_path}"))
+    assert "mirrors the borders" in caught.value.found and "DPTForDepthEstimation" in caught.value.fix
 
 
 class Looping(nn.Module):

@@ -20,7 +20,17 @@ from vitdeploy.graph.io.inputs import bind_input, drop_overridable, of_another_s
 from vitdeploy.graph.io.outputs import task_of
 from vitdeploy.graph.io.widen import widened
 from vitdeploy.runtime.tensors import last_resort
-from vitdeploy.spec import INVERSE_ASSUMED, MASKS_ASSUMED, Postprocess, PostprocessSpec, SegmentationSpec, Task
+from vitdeploy.spec import (
+    INVERSE_ASSUMED,
+    MASKS_ASSUMED,
+    PAIRS_ASSUMED,
+    QUERIES_ASSUMED,
+    InstanceSpec,
+    Postprocess,
+    PostprocessSpec,
+    SegmentationSpec,
+    Task,
+)
 
 IMAGE, SIZES = "image", "orig_target_sizes"
 
@@ -80,7 +90,11 @@ def import_graph(
         if isinstance(postprocess, PostprocessSpec) and postprocess.scores == "sigmoid":
             notes.append("scores are independent (sigmoid), as of all detectors that choose their queries by score")
         notes += [INVERSE_ASSUMED] if found == "depth" else []
-        notes += [MASKS_ASSUMED] if isinstance(postprocess, SegmentationSpec) and postprocess.maps == "queries" else []
+        queries = isinstance(postprocess, SegmentationSpec) and postprocess.maps == "queries"
+        notes += [MASKS_ASSUMED] if queries else []
+        notes += [QUERIES_ASSUMED] if queries and task is None else []
+        pairs = isinstance(postprocess, InstanceSpec) and postprocess.class_scores == "softmax"
+        notes += [PAIRS_ASSUMED] if pairs else []
     else:
         found, postprocess = metadata.task, metadata.postprocess
     if task not in (None, found):

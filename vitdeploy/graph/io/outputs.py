@@ -11,6 +11,7 @@ Exporters differ in what they call their outputs and in whether post-processing 
     features [+ patch_features]                                       a feature extractor, as transformers names them
     one float tensor [batch, classes]                                 a classifier
     logits of four axes; class_queries_logits + masks_queries_logits   a semantic segmentation model, as transformers
+    the same queries, or a detector's with masks, where asked for      an instance segmentation model
     predicted_depth                                                   a depth model, as transformers names it
     anything else with an axis for the batch                          numbers that are compared as such
 
@@ -25,7 +26,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from vitdeploy.errors import GraphError
-from vitdeploy.graph.io import any_outputs, dense_outputs, image_outputs, keypoint_outputs
+from vitdeploy.graph.io import any_outputs, dense_outputs, image_outputs, instance_outputs, keypoint_outputs
 from vitdeploy.graph.io.detectors import independent_scores, joined, ranked_in_pixels
 from vitdeploy.graph.io.output_row import Found, GraphOutputs, Values, floats
 from vitdeploy.spec import Postprocess, PostprocessSpec, Task
@@ -129,6 +130,7 @@ ROWS = (
     GraphOutputs("detection", _objects, "logits and boxes"),
     keypoint_outputs.ROW,
     dense_outputs.SEGMENTATION,
+    instance_outputs.ROW,
     dense_outputs.DEPTH,
     image_outputs.ROW,
     GraphOutputs("detection", _joined, "one tensor [batch, queries, 4 + classes] that ends with sigmoids"),

@@ -32,14 +32,15 @@ def _class_maps(result: Any, asked: bool) -> list[Output]:
 
 
 def _segmentation(model: nn.Module, outputs: Sequence[TensorSpec]) -> SegmentationSpec:
-    if outputs[0].name == "logits":
-        return SegmentationSpec()
-    name, size = type(model).__name__, None
+    return SegmentationSpec() if outputs[0].name == "logits" else SegmentationSpec("queries", mask_size(model))
+
+
+def mask_size(model: nn.Module) -> tuple[int, int] | None:
+    """(height, width) to which transformers' processor enlarges the masks of this class first; None if it does not."""
+    name = type(model).__name__
     if name.startswith("Mask2Former"):
-        size = MASK2FORMER_MASKS
-    elif name.startswith("Eomt"):
-        size = sides(getattr(getattr(model, "config", None), "image_size", None))
-    return SegmentationSpec("queries", size)
+        return MASK2FORMER_MASKS
+    return sides(getattr(getattr(model, "config", None), "image_size", None)) if name.startswith("Eomt") else None
 
 
 def _depth_maps(result: Any, asked: bool) -> list[Output]:

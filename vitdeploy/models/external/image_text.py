@@ -15,9 +15,10 @@ import torch
 from torch import Tensor, nn
 
 from vitdeploy.errors import CheckpointError
+from vitdeploy.models.external.libraries import where
 from vitdeploy.models.external.transformers import library_model
 from vitdeploy.models.family import Signature
-from vitdeploy.models.libraries import library, where
+from vitdeploy.models.libraries import library
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.model_folder.generation import searched
 from vitdeploy.models.model_folder.tokenizer import TOKENIZER, text_spec, tokens_of

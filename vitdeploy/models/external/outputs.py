@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from vitdeploy.models.external import any_outputs, dense_outputs, image_outputs, keypoint_outputs
+from vitdeploy.models.external import any_outputs, dense_outputs, image_outputs, instance_outputs, keypoint_outputs
 from vitdeploy.models.external.output_row import Output, OutputRow, field, tensors_of
 from vitdeploy.models.model_folder.objects import reading_rule
 from vitdeploy.spec import PostprocessSpec, Task, TensorSpec
@@ -91,6 +91,8 @@ ROWS = (
     OutputRow("panoptic", _segments, f"{OBJECTS}, and masks [batch, queries, height, width]", _object_scores),
     OutputRow("detection", _objects, OBJECTS, _object_scores),
     dense_outputs.SEGMENTATION,
+    instance_outputs.QUERIES,
+    instance_outputs.DETECTOR,
     dense_outputs.DEPTH,
     OutputRow("classification", _classes, "logits [batch, classes]"),
     keypoint_outputs.ROW,

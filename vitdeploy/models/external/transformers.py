@@ -16,14 +16,32 @@ from torch import Tensor
 from vitdeploy.errors import CheckpointError, UnknownModelError
 from vitdeploy.models.checkpoints.mismatch import COMPUTED, Mismatch, listed, of_training, patterns
 from vitdeploy.models.external.adapted import adapt, size_of
+from vitdeploy.models.external.instance_outputs import RF_DETR
 from vitdeploy.models.external.prompted import as_prompted
 from vitdeploy.models.libraries import cannot_import, last_line, library
 from vitdeploy.models.loaded import LoadedModel
 from vitdeploy.models.model_folder.image_processor import transformers_processor
 from vitdeploy.models.model_folder.objects import reading_rule
-from vitdeploy.spec import PreprocessSpec, Task
+from vitdeploy.spec import QUERIES_ASSUMED, PreprocessSpec, Task
 
 POOLER = "pooler."
+# Classes whose answers would not be those of their library: what they do, what would be needed, and a way around.
+MISSING = {
+    "ZoeDepthForDepthEstimation": (
+        "a processor that mirrors the borders of an image outwards and cuts them off the answer; of several metric "
+        "heads the one that the images of a batch vote for",
+        "no such padding, and one head",
+        "take DepthAnythingForDepthEstimation with depth_estimation_type metric, or DPTForDepthEstimation",
+    ),
+}
+
+
+def refuse_missing(config: Mapping[str, Any]) -> None:
+    """Raise CheckpointError for a class of `MISSING`, before anything of it is read."""
+    name = str((config.get("architectures") or [""])[0])
+    if name in MISSING:
+        found, wanted, fix = MISSING[name]
+        raise CheckpointError(f"vitdeploy does not take transformers' {name}", found=found, wanted=wanted, fix=fix)
 
 
 def from_transformers(
@@ -52,7 +70,12 @@ def from_transformers(
     prompted = as_prompted(model, image_size)
     if prompted is not None:
         return LoadedModel(folder.name, "transformers", *prompted, preprocess=preprocess, notes=tuple(notes))
+    task = task or ("instance-segmentation" if name == RF_DETR else None)
     module, signature = adapt(model, image_size, preprocess.channels, f"transformers' {name}", arguments, task=task)
+    if signature.task == "segmentation" != task and signature.outputs[0].name == "class_logits":
+        notes.append(QUERIES_ASSUMED)
+    if signature.task == "instance-segmentation" and name.endswith("DetrForSegmentation"):
+        raise _instances(name)
     if signature.task in ("detection", "panoptic"):
         rule = reading_rule(config, transformers_processor(folder))
         signature = dataclasses.replace(signature, postprocess=rule)
@@ -92,11 +115,11 @@ def library_model(
 
 
 def _instances(name: str) -> CheckpointError:
-    """Masks whose queries are scored by sigmoid may overlap: they are instances, and no panoptic map."""
+    """Masks whose queries are scored by sigmoid may overlap: they are no panoptic map. And DETR's are nothing else."""
     return CheckpointError(
         f"transformers' {name} returns masks that vitdeploy has no task for",
-        found="logits, boxes and masks of instances, which may overlap",
-        wanted='a detector, or masks of a softmax over classes and "no object" (DETR)',
+        found="logits, boxes and masks that its processor does not read so",
+        wanted=f'a panoptic map of masks of a softmax over classes and "no object" (DETR), or instances of {RF_DETR}',
         fix="save it as its class ...ForObjectDetection, for boxes alone",
     )
 

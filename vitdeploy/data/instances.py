@@ -1,0 +1,149 @@
+"""Labelled outlines of objects: COCO's instances JSON with polygons or run lengths.
+
+https://cocodataset.org/#format-data, section "Object Detection": `segmentation` is a list of polygons x y x y ... in
+pixels, or run lengths {"size": [height, width], "counts": ...}, which crowds have.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import itemgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from vitdeploy.data.annotations import AnnotatedSet, Category, coco_set, folder_images, read_json
+from vitdeploy.data.pixels import Skipped
+from vitdeploy.errors import DataError, MissingPackageError
+
+KEYS = {
+    "images": ("id", "file_name", "width", "height"),
+    "annotations": ("image_id", "category_id"),
+    "categories": ("id", "name"),
+}
+# A polygon has three corners at least.
+LEAST_NUMBERS = 6
+
+
+@dataclass(frozen=True)
+class Outlines:
+    """The labelled objects of one image of `size` (width, height).
+
+    outlines: `segmentation` of each as COCO has it. classes: int64 [n]. crowd: bool [n], the outline of more objects
+    than could be told apart: neither missing it nor finding something there counts as an error.
+    """
+
+    size: tuple[int, int]
+    outlines: tuple[Any, ...]
+    classes: npt.NDArray[np.int64]
+    crowd: npt.NDArray[np.bool_]
+
+    def content(self) -> bytes:
+        """Bytes that differ where two annotations differ."""
+        return json.dumps([self.size, self.outlines, self.classes.tolist(), self.crowd.tolist()]).encode()
+
+    def renumbered(self, mapping: Mapping[int, int]) -> Outlines:
+        """The same objects with the class numbers of a model: `mapping` is that of `classes.match_categories`."""
+        return replace(self, classes=np.array([mapping[int(c)] for c in self.classes], np.int64))
+
+    def masks(self) -> npt.NDArray[np.bool_]:
+        """bool [n, height, width], as COCO's own program makes masks of outlines.
+
+        Raises:
+            MissingPackageError: pycocotools is not installed.
+        """
+        try:
+            coco = importlib.import_module("pycocotools.mask")
+        except ImportError:
+            raise MissingPackageError("pycocotools", "coco", "outlines of objects") from None
+        width, height = self.size
+        found = np.zeros((len(self.outlines), height, width), np.bool_)
+        for i, outline in enumerate(self.outlines):
+            runs = outline
+            if isinstance(outline, list):
+                runs = coco.merge(coco.frPyObjects(outline, height, width))
+            elif isinstance(outline["counts"], list):
+                runs = coco.frPyObjects(outline, height, width)
+            found[i] = coco.decode(runs)
+        return found
+
+
+InstanceSet = AnnotatedSet[Outlines]
+
+
+def read_instances(images: Path, labels: Path, skipped: Skipped | None = None) -> InstanceSet:
+    """The images below `images` with the objects of COCO's JSON file `labels`.
+
+    With `skipped` given, unreadable images are noted there and left out; without, they are an error.
+
+    Raises:
+        MissingFileError: `images` or `labels` is not there.
+        DataError: labels cannot be read, or refer to other images, sizes or categories, or have no outlines.
+        ImageError: an unreadable image and `skipped` is None.
+    """
+    paths, document = folder_images(images), read_json(labels, KEYS)
+    categories = tuple(Category(c["id"], c["name"]) for c in sorted(document["categories"], key=itemgetter("id")))
+    known = {category.id for category in categories}
+    entries = {entry["id"]: entry for entry in document["images"]}
+    rows: dict[int, list[tuple[int, Any, bool]]] = {id: [] for id in entries}
+    for index, annotation in enumerate(document["annotations"]):
+        entry = entries.get(annotation["image_id"])
+        if entry is None or annotation["category_id"] not in known:
+            what = "category" if entry is not None else "image"
+            raise DataError(
+                f"{labels}: annotations[{index}] is of {'a' if what == 'category' else 'an'} {what} that is not listed",
+                found=f"{what}_id {annotation[f'{what}_id']}",
+            )
+        outline = annotation.get("segmentation")
+        _check_outline(labels, index, outline, (entry["height"], entry["width"]))
+        rows[entry["id"]].append((annotation["category_id"], outline, bool(annotation.get("iscrowd", 0))))
+
+    def annotate(entry: Mapping[str, Any], size: tuple[int, int]) -> Outlines:
+        found = rows[entry["id"]]
+        return Outlines(
+            size,
+            tuple(outline for _, outline, _ in found),
+            np.array([category for category, _, _ in found], np.int64),
+            np.array([crowd for _, _, crowd in found], np.bool_),
+        )
+
+    return coco_set(images, labels, paths, list(entries.values()), categories, annotate, skipped)
+
+
+def _check_outline(labels: Path, index: int, outline: Any, size: Sequence[int]) -> None:
+    """Raise DataError unless `outline` is one of an image of `size` (height, width)."""
+    if isinstance(outline, dict):
+        fits = outline.get("size") == list(size) and _are_counts(outline.get("counts"), size[0] * size[1])
+    else:
+        fits = isinstance(outline, list) and bool(outline) and all(map(_is_polygon, outline))
+    if not fits:
+        raise DataError(
+            f"{labels}: annotations[{index}] has no outline",
+            found=f"segmentation {json.dumps(outline)[:60]}",
+            wanted=f"polygons x y x y x y ..., or run lengths of size [{size[0]}, {size[1]}]",
+            fix="label the outlines of objects, not their boxes alone; or verify without labels",
+        )
+
+
+def _are_counts(value: Any, pixels: int) -> bool:
+    """Run lengths that are as long as an image; of COCO's compressed form only its own program can tell."""
+    if isinstance(value, str):
+        return True
+    return (
+        isinstance(value, list) and all(type(count) is int and count >= 0 for count in value) and sum(value) == pixels
+    )
+
+
+def _is_polygon(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and len(value) >= LEAST_NUMBERS
+        and len(value) % 2 == 0
+        and all(isinstance(number, int | float) and math.isfinite(number) for number in value)
+    )
