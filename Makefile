@@ -45,7 +45,7 @@ tensorrt-api: $(VENV)/.installed-dev
 models-doc: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.models_page -n 2 --dist loadfile
 
-# The models of drawn scenes, calibration/scenes/models/: an hour on a quiet core, and other last bits than the committed ones.
+# The models of drawn scenes, calibration/scenes/models/: about two hours on a quiet core, and other last bits than the committed ones.
 train-scenes: $(VENV)/.installed-dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m calibration.scenes train all
 

@@ -93,4 +93,4 @@ def measure(model: nn.Module, samples: Samples) -> dict[str, Metric]:
     }
 
 
-KIND = Kind(Recipe(3500, 1000, 16, 1e-3), build, draw, loss, measure, processors, evaluated=300)
+KIND = Kind(Recipe(6000, 3000, 16, 1e-3), build, draw, loss, measure, processors, evaluated=300)

@@ -186,5 +186,5 @@ def patch_head() -> nn.Module:
     return nn.Linear(WIDTH, CLASSES)
 
 
-RECIPE = Recipe(8000, 700, 64, 1e-3, warm_up_steps=100, weight_decay=0.05)
+RECIPE = Recipe(24000, 5000, 64, 1e-3, weight_decay=0.05)
 KIND = Kind(RECIPE, build, draw, loss, measure, processors, evaluated=480, helper=patch_head)

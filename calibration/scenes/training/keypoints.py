@@ -160,4 +160,4 @@ def images_of(samples: Samples, found: list[list[dict[str, np.ndarray]]]) -> lis
     return run.evalImgs
 
 
-KIND = Kind(Recipe(1500, 600, 16, 1e-3), build, draw, loss, measure, processors, evaluated=200)
+KIND = Kind(Recipe(3000, 1200, 16, 1e-3), build, draw, loss, measure, processors, evaluated=200)

@@ -144,5 +144,5 @@ def patch_head() -> nn.Module:
     return nn.Linear(WIDTH, CLASSES)
 
 
-RECIPE = Recipe(8000, 1000, 48, 1.5e-3, weight_decay=0.05)
+RECIPE = Recipe(16000, 4000, 48, 1.5e-3, weight_decay=0.05)
 KIND = Kind(RECIPE, build, draw, loss, measure, processors, evaluated=500, helper=patch_head)
