@@ -34,6 +34,8 @@ SCENES = {
     "Depth": (8, 8, "delta-1", 70.0, 2.0),
     "Images against texts": (24, 32, "top-1", 35.0, 10.0),
     "Key points": (8, 8, "OKS AP", 45.0, 5.0),
+    "Promptable segmentation": (8, 8, "mask IoU", 60.0, 2.0),
+    "Image to text": (16, 16, "character accuracy", 95.0, 2.0),
 }
 # So few scenes prove little: nothing is asked of the engines.
 SHORT = ("budget.min_agreement=0", "bench.duration=0.1")
@@ -183,7 +185,27 @@ def posed(walk: Walk) -> None:
         assert len(shown) >= 5 and np.mean(inside) > 0.8
 
 
+def outlined(walk: Walk) -> None:
+    """The page asks for one box last: one mask, drawn over the image and alone, mostly inside of the box."""
+    [answer] = walk.predicted
+    [prompt] = answer["prompts"]
+    over, alone = (np.asarray(Image.open(walk.folder / path)) for path in answer["drawn"])
+    assert over.shape[:2] == alone.shape == (96, 96)
+    rows, columns = np.nonzero(alone)
+    x0, y0, x1, y1 = prompt["box"]
+    assert np.mean((columns >= x0 - 2) & (columns < x1 + 2) & (rows >= y0 - 2) & (rows < y1 + 2)) > 0.9
+
+
+def read(walk: Walk) -> None:
+    lines = json.loads((walk.folder / "out/scenes/text/texts.json").read_text(encoding="utf-8"))
+    [text] = [each["text"] for each in lines if each["file_name"] == "evaluation/000001.png"]
+    [answer] = walk.predicted
+    assert answer["text"] == walk.served["text"] == text
+    assert answer["score"] <= 0 and not answer["cut"]
+
+
 CHECKS = {"Detection": detected, "Depth": measured, "Images against texts": compared, "Key points": posed}
+CHECKS |= {"Promptable segmentation": outlined, "Image to text": read}
 
 
 def photos(folder: Path, sizes: list[tuple[int, int]], enlarged: int = 1) -> None:
