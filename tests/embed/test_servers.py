@@ -14,7 +14,7 @@ from tests.golden_bundle import golden_of
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.embed.servers import kserve, layout, ovms, triton
-from vitdeploy.embed.source import find_embedded, refuse_boxes
+from vitdeploy.embed.source import find_embedded, refuse_fit
 from vitdeploy.errors import CapabilityError, ManifestError, TargetError
 from vitdeploy.runtime.engine import make_runner
 
@@ -180,14 +180,22 @@ def test_names_are_such_as_servers_take(make, name, wanted):
     assert layout.server_name(find_embedded(make(name=name), (ONNXRUNTIME,), layout.TASKS, "a server")) == wanted
 
 
-def test_boxes_are_the_clients_part_but_not_of_a_program_that_prepares_images(make):
+@pytest.mark.parametrize(
+    ("fit", "told"),
+    [
+        ("topdown", "the page cuts boxes out of images for key points only"),
+        ("longest-pad", "the page does not pad images beside their longer side yet"),
+        ("contain", "the page does not pad images yet"),
+    ],
+)
+def test_images_are_the_clients_part_but_not_of_a_program_that_prepares_them(make, fit, told):
     folder = make()
     manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["preprocess"].update(fit="topdown", resize=manifest["preprocess"]["crop"])
+    manifest["preprocess"].update(fit=fit, resize=manifest["preprocess"]["crop"])
     (folder / "manifest.json").write_text(json.dumps(manifest))
     found = find_embedded(folder, (ONNXRUNTIME,), layout.TASKS, "a server")
-    with pytest.raises(CapabilityError, match="the page cuts boxes out of images for key points only"):
-        refuse_boxes(found, "the page")
+    with pytest.raises(CapabilityError, match=told):
+        refuse_fit(found, "the page")
 
 
 def load_client(folder, monkeypatch):

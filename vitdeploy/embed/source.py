@@ -16,9 +16,8 @@ from vitdeploy.runtime.labels import read_labels
 from vitdeploy.runtime.runner import Array
 from vitdeploy.spec import EngineSpec, Fit, Manifest, PreprocessSpec
 
-# Fits that no embedding prepares images by, and what that would be in words.
+# Fits that no program of ours prepares images by, and what that would be in words.
 NOT_DONE: Mapping[Fit, str] = {
-    "topdown": "cut boxes out of images",
     "longest-pad": "pad images beside their longer side",
     "contain": "pad images",
 }
@@ -48,13 +47,22 @@ class Embedded:
     least_same: int
 
 
-def refuse_boxes(found: Embedded, what: str) -> None:
-    """Raise CapabilityError where `what` prepares images itself, and a model that sees one object has another task than
-    key points: its answers are not mapped back from a box."""
-    if found.preprocess.fit == "topdown" and found.manifest.task != "keypoints":
+def refuse_fit(found: Embedded, what: str) -> None:
+    """Raise CapabilityError where `what` prepares images itself, and does not as this model wants them.
+
+    Boxes are cut out for key points alone: other answers are not mapped back from a box.
+    """
+    fit, task = found.preprocess.fit, found.manifest.task
+    if fit in NOT_DONE:
+        raise CapabilityError(
+            f"{what} does not {NOT_DONE[fit]} yet",
+            found=f"the bundle {found.manifest.name}, whose images are prepared with fit {fit}",
+            wanted="images that are resized and cropped",
+        )
+    if fit == "topdown" and task != "keypoints":
         raise CapabilityError(
             f"{what} cuts boxes out of images for key points only",
-            found=f"the task {found.manifest.task}, whose images are prepared with fit topdown",
+            found=f"the task {task}, whose images are prepared with fit topdown",
             wanted="images that are resized and cropped",
         )
 
@@ -77,12 +85,6 @@ def find_embedded(folder: Path, targets: Sequence[str], tasks: Sequence[str], wh
             f"{what} does not answer for models of this task yet",
             found=f"the task {manifest.task}",
             wanted=", ".join(tasks),
-        )
-    if manifest.preprocess.fit in NOT_DONE:
-        raise CapabilityError(
-            f"{what} does not {NOT_DONE[manifest.preprocess.fit]} yet",
-            found=f"the bundle {manifest.name}, whose images are prepared with fit {manifest.preprocess.fit}",
-            wanted="images that are resized and cropped",
         )
     found = [each for each in manifest.engines if each.target in targets]
     if not found:

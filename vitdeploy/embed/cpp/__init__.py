@@ -9,7 +9,7 @@ from pathlib import Path
 
 from vitdeploy import __version__
 from vitdeploy.embed.golden import write_golden
-from vitdeploy.embed.source import Embedded, find_embedded, refuse_boxes
+from vitdeploy.embed.source import Embedded, find_embedded, refuse_fit
 from vitdeploy.embed.templates import render
 from vitdeploy.errors import CapabilityError
 from vitdeploy.runtime.openvino import PRECISION_HINTS
@@ -39,7 +39,7 @@ def write(folder: Path, out: Path) -> list[str]:
         CapabilityError: a panoptic or sequence model, or an input of another kind. Else as `source.find_embedded`.
     """
     found = find_embedded(folder, TARGETS, TASKS, "the C++ program")
-    refuse_boxes(found, "the C++ program")
+    refuse_fit(found, "the C++ program")
     (tensor,) = found.engine.inputs
     height, width = found.preprocess.crop
     pixels, planes = (height, width, found.preprocess.channels), (found.preprocess.channels, height, width)

@@ -13,7 +13,7 @@ import onnx_ir as ir
 
 from vitdeploy import __version__
 from vitdeploy.embed.golden import write_golden
-from vitdeploy.embed.source import Embedded, find_embedded, refuse_boxes
+from vitdeploy.embed.source import Embedded, find_embedded, refuse_fit
 from vitdeploy.embed.templates import render
 from vitdeploy.embed.web.pad import drawing_form
 from vitdeploy.errors import CapabilityError, GraphError
@@ -53,7 +53,7 @@ def write(folder: Path, out: Path) -> list[str]:
         Else as `source.find_embedded`.
     """
     found = find_embedded(folder, TARGETS, TASKS, "the web page")
-    refuse_boxes(found, "the web page")
+    refuse_fit(found, "the web page")
     source = found.manifest.graphs["model"]
     _check_input(found, source.inputs)
     _check_size(folder, (found.engine.graph, source.file))
