@@ -57,9 +57,10 @@ the encoder's positions of RT-DETR and D-FINE by rows, the repositories do not: 
 that transformers has no module for (HGNetv2 in RT-DETRv2, DEIMv2's own files, RF-DETR with masks) are refused with
 their keys.
 
-SAM and SAM 2 (`SamModel`, `Sam2Model`; single images) become two graphs: an image encoder, and a decoder of prompts
-that gives all four masks. A prompt has a fixed number of slots; those that are not used are masked in the decoder's
-attention, so that the masks are transformers' for any number of points and boxes. Masks as prompts are left out.
+SAM and SAM 2 (`SamModel`, `Sam2Model`; of `Sam2VideoModel` the part for single images) become two graphs: an image
+encoder, and a decoder of prompts that gives all four masks. A prompt has a fixed number of slots; those that are not
+used are masked in the decoder's attention, so that the masks are transformers' for any number of points and boxes.
+Masks as prompts are left out.
 
 transformers' encoder-decoders of images (TrOCR, Donut) are cut at their cross-attention: [image to
 text](tasks.md#image-to-text). Their graphs are compared with the module that sees all tokens at once, and their texts

@@ -24,12 +24,16 @@ HIERA = {
 
 
 def save_prompted(kind: str, folder: Path, **decoder: Any) -> Any:
-    """The model, saved in `folder` with its processor. `kind`: "sam", "sam2"; `decoder`: of the decoder's config."""
+    """The model, saved in `folder` with its processor.
+
+    `kind`: "sam", "sam2", "sam2-video"; `decoder`: of the decoder's config.
+    """
     transformers = reference("transformers")
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     torch.manual_seed(3)
-    model = (_sam if kind == "sam" else _sam2)(transformers, {**DECODER, **decoder})
+    make = {"sam": _sam, "sam2": _sam2, "sam2-video": _sam2_of_videos}[kind]
+    model = make(transformers, {**DECODER, **decoder})
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
@@ -46,23 +50,36 @@ def _sam(transformers: Any, decoder: dict[str, Any]) -> Any:
 
 
 def _sam2(transformers: Any, decoder: dict[str, Any]) -> Any:
+    return transformers.Sam2Model(transformers.Sam2Config(**_sam2_parts(transformers), mask_decoder_config=decoder))
+
+
+def _sam2_parts(transformers: Any) -> dict[str, Any]:
     vision = transformers.Sam2VisionConfig(
         backbone_config=transformers.Sam2HieraDetConfig(**HIERA),
         backbone_channel_list=[64, 32, 16, 8],
         backbone_feature_sizes=[[16, 16], [8, 8], [4, 4]],
         fpn_hidden_size=16,
     )
-    prompt = {"hidden_size": 16, "image_size": 64, "patch_size": 16}
-    return transformers.Sam2Model(
-        transformers.Sam2Config(vision_config=vision, prompt_encoder_config=prompt, mask_decoder_config=decoder)
-    )
+    return {"vision_config": vision, "prompt_encoder_config": {"hidden_size": 16, "image_size": 64, "patch_size": 16}}
+
+
+def _sam2_of_videos(transformers: Any, decoder: dict[str, Any]) -> Any:
+    """The class of the published folders: with a memory of earlier images."""
+    memory = {
+        **{"memory_attention_hidden_size": 16, "memory_attention_layers": 1, "memory_encoder_hidden_size": 16},
+        **{"memory_attention_feed_forward_hidden_size": 32, "memory_encoder_output_channels": 8},
+        **{"mask_downsampler_embed_dim": 16, "memory_fuser_embed_dim": 16, "memory_fuser_intermediate_dim": 32},
+        **{"memory_attention_rope_feat_sizes": [4, 4], "memory_fuser_num_layers": 1, "image_size": 64},
+    }
+    parts = _sam2_parts(transformers)
+    return transformers.Sam2VideoModel(transformers.Sam2VideoConfig(**parts, mask_decoder_config=decoder, **memory))
 
 
 def processor_of(kind: str) -> Any:
     """transformers' own image processor of such a model."""
     transformers = reference("transformers")
     reference("torchvision")
-    if kind == "sam2":
+    if kind.startswith("sam2"):
         return transformers.Sam2ImageProcessor(size={"height": 64, "width": 64})
     side = {"height": 48, "width": 48}
     return transformers.SamImageProcessor(size={"longest_edge": 48}, pad_size=side)

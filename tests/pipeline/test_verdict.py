@@ -65,6 +65,9 @@ def bench(latency, undecided=(), spread=0.02, metric="latency"):
 TIMES = {"original": 10.0, OV8.artifact: 2.0, ORT8.artifact: 3.0, OV32.artifact: 4.0, ORT32.artifact: 5.0}
 
 
+CUDA16 = Candidate("onnxruntime-cuda", "fp16", True)
+
+
 def ships(verdict):
     return [candidate.artifact for candidate in verdict.ships]
 
@@ -354,3 +357,11 @@ def test_a_failed_engine_is_given_to_those_who_ask_for_it_and_says_so(made, smal
         predictor = load(folder, "openvino-cpu", allow_failed=True)
     with predictor:
         assert predictor.target == "openvino-cpu-int8"
+
+
+def test_a_gpu_that_is_compared_with_a_cpu_is_said():
+    told = "onnxruntime-cuda-fp16 ran on the GPU and the original on the CPU: how much faster is also the GPU's part."
+    times = {"original": 10.0, CUDA16.artifact: 1.0, OV8.artifact: 2.0}
+    assert told in decide([judged(CUDA16), judged(OV8)], bench(times)).remarks
+    assert told not in decide([judged(CUDA16), judged(OV8)], bench({**times, CUDA16.artifact: 3.0})).remarks
+    assert told not in decide([judged(CUDA16)], bench({"original": 1.0, CUDA16.artifact: 2.0})).remarks

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from vitdeploy.backends import TARGETS
 from vitdeploy.benchmark.row import Row
 from vitdeploy.document.bench import Bench, Ratio
 from vitdeploy.spec import Budget, GateStatus
@@ -116,6 +117,7 @@ def decide(judged: Sequence[Judged], bench: Bench, *, include_failed: bool = Fal
     remarks = [kept(each.name, each.verified) for each in order if each.name == recommended]
     if not keeping and recommended is None and ships:
         remarks = [kept(ships[0].name, ships[0].verified)]
+    remarks += [_elsewhere(each.candidate) for each in order if each.name == recommended and _device(each) != "CPU"]
     for each in asked:
         remarks += _remarks(each, bench.ratios)
     return Verdict(said, tuple(remarks), recommended, tuple(each.candidate for each in ships), _best(asked))
@@ -200,6 +202,17 @@ def kept(name: str, verified: Comparison) -> str:
         return f"{kept}."
     low, high = verified.drop_ci95
     return f"{kept}; {verified.metric} drop {_plain(verified.drop)} points [{_plain(low)}, {_plain(high)}]."
+
+
+def _device(judged: Judged) -> str:
+    return TARGETS[judged.candidate.target].device
+
+
+def _elsewhere(candidate: Candidate) -> str:
+    """The original of a run computes on the CPU, whatever the target (`models.torch_runner`)."""
+    device = TARGETS[candidate.target].device
+    ran = f"{candidate.artifact} ran on the {device} and the original on the CPU"
+    return f"{ran}: how much faster is also the {device}'s part."
 
 
 def _remarks(judged: Judged, ratios: Sequence[Ratio]) -> list[str]:

@@ -9,6 +9,7 @@ import torch
 
 from tests.models.prompted import save_prompted
 from tests.parity import BATCHES, ENGINES, engine_runner
+from tests.references import reference
 from vitdeploy.errors import CheckpointError
 from vitdeploy.models.external.prompted import CLASSES
 from vitdeploy.models.load import load_model
@@ -128,3 +129,28 @@ def test_slots_that_are_not_used_change_nothing(models):
         short = original.module(image, points[:, :4], labels[:, :4])
     for ours, each in zip(whole, short, strict=True):
         np.testing.assert_allclose(ours, each, rtol=1e-5, atol=1e-6)
+
+
+@torch.no_grad()
+def test_a_model_of_videos_is_its_model_of_images(tmp_path):
+    save_prompted("sam2-video", tmp_path)
+    found = load_model(Source(f"hf:{tmp_path}"))
+    assert "Sam2Model, the part of Sam2VideoModel that sees single images" in found.notes
+    image = torch.randn(2, 3, SIDES["sam2"], SIDES["sam2"], generator=torch.Generator().manual_seed(0))
+    alone = reference("transformers").Sam2Model.from_pretrained(tmp_path).eval()
+    points, labels = slots("sam2", PROMPTS["points"], found.signature.postprocess, len(image))
+    masks, scores = found.module(image, points, labels)
+    wanted = theirs(alone, image, PROMPTS["points"])
+    assert torch.allclose(masks, wanted[0], atol=1e-5) and torch.allclose(scores, wanted[1], atol=1e-5)
+
+
+def test_a_model_of_videos_without_all_of_its_image_model_is_refused(tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    save_prompted("sam2-video", tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    del weights["mask_decoder.iou_token.weight"]
+    save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match="not all, and only, those of a Sam2Model") as caught:
+        load_model(Source(f"hf:{tmp_path}"))
+    assert "mask_decoder.iou_token.weight" in str(caught.value.found)

@@ -34,6 +34,9 @@ MISSING = {
         "take DepthAnythingForDepthEstimation with depth_estimation_type metric, or DPTForDepthEstimation",
     ),
 }
+# Classes that hold another one whole, of single images, and what else a video needs: the library loads the inner one
+# from the same files, as its pages on SAM 2 do.
+OF_VIDEOS = {"Sam2VideoModel": "Sam2Model"}
 
 
 def refuse_missing(config: Mapping[str, Any]) -> None:
@@ -95,7 +98,8 @@ def library_model(
     folder: Path, config: Mapping[str, Any], state: Mapping[str, Tensor] | None = None
 ) -> tuple[Any, str, list[str]]:
     """The module itself, the name of its class, and notes; arguments and errors as `from_transformers`."""
-    name = str((config.get("architectures") or [""])[0])
+    named = str((config.get("architectures") or [""])[0])
+    name = OF_VIDEOS.get(named, named)
     transformers = library("transformers", f"the architecture {name or config.get('model_type')}")
     try:
         cls = getattr(transformers, name, None)
@@ -110,6 +114,8 @@ def library_model(
         )
     with _quiet(transformers):
         model, remarks = _loaded(cls, folder, state, name)
+    if name != named:
+        remarks.append(f"{name}, the part of {named} that sees single images")
     _settle(model)
     return model, name, [f"exported from transformers {transformers.__version__}'s own module", *remarks]
 
