@@ -25,7 +25,7 @@ WORDS = [" ".join(DIGITS), "a photo of a cat", "ein Foto", "фото кошки"
 
 
 def _byte_pairs(transformers: Any) -> Any:
-    """CLIP's kind of tokenizer, whose merges join the first two bytes of each word. Learned ones are others in each
+    """CLIP's kind of tokenizer, whose merges join the first three bytes of each word. Learned ones are others in each
     process: the trainer numbers the bytes at the ends of words as it meets them, in no fixed order."""
     first = transformers.CLIPTokenizer().backend_tokenizer
     letters = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
@@ -33,8 +33,9 @@ def _byte_pairs(transformers: Any) -> Any:
     for text in WORDS:
         for word, _ in first.pre_tokenizer.pre_tokenize_str(first.normalizer.normalize_str(text)):
             symbols = [*word[:-1], f"{word[-1]}</w>"]
-            if len(symbols) > 1 and tuple(symbols[:2]) not in merges:
-                merges.append(tuple(symbols[:2]))
+            pairs = [(symbols[0], symbols[1])] if len(symbols) > 1 else []
+            pairs += [(symbols[0] + symbols[1], symbols[2])] if len(symbols) > 2 else []
+            merges += [pair for pair in pairs if pair not in merges]
     joined = ["".join(pair) for pair in merges]
     tokens = ["<|startoftext|>", "<|endoftext|>", *letters, *(f"{letter}</w>" for letter in letters), *joined]
     return transformers.CLIPTokenizer(vocab={token: k for k, token in enumerate(tokens)}, merges=merges)
