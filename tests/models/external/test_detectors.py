@@ -27,7 +27,8 @@ from vitdeploy.runtime.detection import detect
 NOT_IN_A_GRAPH = {"Loop", "If", "Scan", "CumSum", "NonZero", "GatherND", "Range", "ConstantOfShape", "Where"}
 THRESHOLD = 0.05
 SIZE = (200, 120)  # width, height of a photograph
-ALWAYS = ("RT-DETRv2", "D-FINE", "RF-DETR", "YOLOS")
+# tests/test_walks.py exports a trained RT-DETRv2 and judges it by its labels.
+ALWAYS = ("D-FINE", "RF-DETR", "YOLOS")
 
 
 def images(family, batch):
