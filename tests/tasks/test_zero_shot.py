@@ -169,7 +169,8 @@ def test_a_text_runs_once(floats, pictures):
 
 def test_texts_that_are_none_are_refused(floats, pictures):
     with load(floats) as predictor:
-        for texts, found in (([], "no text"), ("cat", "str"), (["cat", 3], "int"), (None, "without labels")):
+        no_texts = (([], "no text"), ("cat", "str"), (["cat", 3], "int"), (None, "without labels"))
+        for texts, found in (*no_texts, (["cat", " "], "text 1 of 2 is ' '")):
             with pytest.raises(InputError) as caught:
                 predictor.predict(pictures[0], texts=texts)
             assert found in caught.value.found

@@ -76,7 +76,7 @@ class ZeroShotPredictor(Predictor):
 
         Raises:
             ImageError, MissingFileError, TensorError: the image cannot be used.
-            InputError: no text.
+            InputError: no text, or a blank one.
         """
         require_top(top)
         return self._compared([image], top, self._given(texts))[0]
@@ -110,4 +110,13 @@ class ZeroShotPredictor(Predictor):
                 wanted="texts",
                 fix="predict(image, texts=['a photo of a cat', ...]), or --text as often as needed",
             )
-        return texts if texts is not None else tuple(self.labels or ())
+        given = texts if texts is not None else tuple(self.labels or ())
+        require_texts(given)
+        blank = [place for place, text in enumerate(given) if not text.strip()]
+        if blank:
+            raise InputError(
+                "a blank text says nothing that an image could show",
+                found=f"text {blank[0]} of {len(given)} is {given[blank[0]]!r}",
+                wanted="texts such as 'a photo of a cat'",
+            )
+        return given
