@@ -28,18 +28,14 @@ SEQUENCE_MODEL = "transformer_w32e2d2h4_v13_l20"
 
 # Files that take longest, longest first: started last, one would run on alone when all others are done.
 LONGEST = (
-    *(
-        "test_tasks.py",
-        "test_detectors.py",
-        "test_digits.py",
-        "test_readme.py",
-        "test_kill.py",
-        "test_real_weights.py",
-        "test_tune.py",
-    ),
-    *("test_bad_input.py", "test_verbs.py", "test_vit_export.py", "test_web.py", "test_sizes.py"),
-    *("test_whole_pipeline.py", "test_modules.py", "test_external_modules.py", "test_ssh.py", "test_sweep.py"),
-    *("test_sabotaged.py", "test_compile.py", "test_export.py", "test_detr_export.py", "test_bisect.py"),
+    *("test_walks.py", "test_modules.py", "test_notebooks.py", "test_detectors.py", "test_tasks.py", "test_kill.py"),
+    *("test_readme.py", "test_values.py", "test_web.py", "test_graphs.py", "test_dense.py", "test_digits.py"),
+    *("test_cpp_maps.py", "test_run.py", "test_packaging.py", "test_image_to_text.py", "test_tune.py", "test_ssh.py"),
+    *("test_sweep.py", "test_sizes.py", "test_vit_export.py", "test_prompted.py", "test_verbs.py", "test_bad_input.py"),
+    *("test_external_modules.py", "test_bisect.py", "test_zero_shot.py", "test_family.py", "test_working_folder.py"),
+    *("test_families.py", "test_real_weights.py", "test_module.py", "test_modules_as_bundles.py"),
+    *("test_dense_modules.py", "test_selftest.py", "test_layout.py", "test_detr_export.py", "test_export.py"),
+    *("test_docs.py", "test_whole_pipeline.py", "test_regression.py", "test_determinism.py", "test_compile.py"),
 )
 
 # Files of half a minute and more: `make test` runs them, `make test-PACKAGE` leaves them out.
@@ -51,6 +47,8 @@ SLOW = {
 
 # Threads that wait for others sleep. By default they spin, which takes the core that the other process of tests needs.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Threads of small tensors wait more than they compute, and every worker has the cores' number of them.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 if importlib.util.find_spec("torch") is None:
 
@@ -97,18 +95,31 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         yield
 
 
+def read_once() -> None:
+    """PyTorch's exporter reads the source and the signatures of its 500 translations at every export, and names all
+    operators a dozen times: half of the time of a small one. They are the same at each, so they are read once."""
+    import torch._export.utils
+    from torch.onnx._internal._lazy_import import onnxscript_apis
+    from torch.onnx._internal.exporter import _schemas
+
+    readers = (
+        (onnxscript_apis, "get_torchlib_ops"),
+        (_schemas, "op_signature_from_function"),
+        (torch._export.utils, "_materialize_cpp_cia_ops"),
+    )
+    for module, name in readers:
+        setattr(module, name, functools.cache(getattr(module, name)))
+
+
 def pytest_collection_finish() -> None:
     """Nothing that is loaded by now goes, so no garbage collection needs to look at it.
 
-    PyTorch's exporter reads the source of its 500 translations at every export, a third of the time of a small one;
-    they are the same at each, so they are read once. Not where no test has loaded PyTorch: that takes longer.
+    Not where no test has loaded PyTorch: that takes longer than what it spares.
     """
     gc.collect()
     gc.freeze()
     if "torch" in sys.modules:
-        from torch.onnx._internal._lazy_import import onnxscript_apis
-
-        onnxscript_apis.get_torchlib_ops = functools.cache(onnxscript_apis.get_torchlib_ops)
+        read_once()
     if "onnxruntime" in sys.modules:
         import onnxruntime
 

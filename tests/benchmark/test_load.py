@@ -48,6 +48,7 @@ def test_the_clock_of_arrivals_stands_still_between_blocks():
     time.sleep(0.2)
     second = load.block(lambda: None, 0.05)
     expected = [each for each in PoissonLoad(50.0, seed=0).arrivals_until(10**8) if each < 10**8]
-    assert len(first.latencies_ns) + len(second.latencies_ns) == pytest.approx(len(expected), abs=1)
+    answered = len(first.latencies_ns) + len(second.latencies_ns)
+    assert answered + len(second.waiting_ns) == pytest.approx(len(expected), abs=1)
     assert max(second.latencies_ns, default=0) < 0.2e9
-    assert second.waiting_ns == []
+    assert len(second.waiting_ns) <= 1  # one that arrives when the block ends

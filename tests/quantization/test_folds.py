@@ -114,7 +114,7 @@ def test_scores_are_balanced_and_the_function_stays(form, seed, bias, masked, wi
     factors = float(wide) ** np.random.default_rng(seed).integers(-1, 2, WIDTH)  # keys reach where queries do not
     factors[seed % WIDTH] = 0  # and one channel is dead
     scaled(model, found.key.node.inputs[1].name, factors)
-    folds = assert_folded(model, smooth_scores, 1e-5)  # scores of some hundreds: softmax multiplies rounding by as much
+    folds = assert_folded(model, smooth_scores, 2e-5)  # scores of some hundreds: softmax multiplies rounding by as much
     assert folds or wide < 8
     assert all(fold.layers == (found.query.name, found.key.name) and fold.gain > 1 for fold in folds)
 
