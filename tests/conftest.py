@@ -83,12 +83,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Whatever else runs, benches of the tests are decided and wait for no other: they are too short to say anything,
-    and tests run beside each other. `tests/bench` has a look at the load."""
+    and tests run beside each other. `tests/bench` has a look at the load. What a user's cache would remember lies in a
+    folder of the tests."""
     from vitdeploy.benchmark import decided, machine_lock, quiet
 
     lock = tmp_path_factory.mktemp("lock") / machine_lock.LOCK_NAME
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(machine_lock, "lock_file", lambda: lock)
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(quiet, "TAKEN_SHARE", math.inf)
         for name in ("WILD_SPREAD", "APART_REACH"):
             patch.setattr(decided, name, math.inf)

@@ -93,5 +93,6 @@ def _work(module: str, *ends: Connection) -> None:
     worker.SETTLE_SECONDS = SETTLE_SECONDS
     if module == survey_worker.__name__:
         sys.exit(worker.answer_lines(survey_worker.measure))
-    make = worker.engine_runner if module == worker.__name__ else importlib.import_module(module).make_runner
-    sys.exit(worker.serve(make))
+    if module == worker.__name__:
+        sys.exit(worker.main())
+    sys.exit(worker.serve(importlib.import_module(module).make_runner))

@@ -34,6 +34,7 @@ VitdeployError                     exit 1   a bug of ours when raised as such
 │   ├── EngineError                VD4201   a runtime refused or failed on a graph
 │   ├── WorkerError                VD4202   a measuring or building process died
 │   ├── DeviceMemoryError          VD4203   too little memory on the GPU
+│   ├── AnswersError               VD4204   an engine that does not give its golden answers on this machine
 │   └── DeviceError                VD4301   a device that cannot be reached, or whose job was lost
 └── GateError                      exit 5, VD5001   a budget is not met, or not provably met
 """
@@ -231,6 +232,10 @@ class WorkerError(HostError):
 
 class DeviceMemoryError(HostError):
     code = "VD4203"
+
+
+class AnswersError(HostError):
+    code = "VD4204"
 
 
 class DeviceError(HostError):

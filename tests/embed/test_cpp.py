@@ -120,6 +120,17 @@ def test_the_golden_answers_are_its_test(program, bundle, tmp_path):
     assert run(program, "--check", MODEL_DIR=str(changed)).returncode == 1
 
 
+def test_a_wrong_engine_never_answers(program, pictures, tmp_path):
+    """One weight of the engine is changed; the golden answers are those of the bundle."""
+    changed = tmp_path / "changed"
+    shutil.copytree(program.parents[1], changed, ignore=shutil.ignore_patterns("build"))
+    weights = np.fromfile(changed / "model.bin", np.float32)
+    weights[np.abs(weights[-400:]).argmax() - 400] += 10
+    weights.tofile(changed / "model.bin")
+    done = run(program, *pictures, MODEL_DIR=str(changed))
+    assert (done.returncode, done.stdout, "gives wrong answers" in done.stderr) == (1, "", True)
+
+
 def test_files_that_are_no_images_are_told_and_the_others_answered(program, pictures, tmp_path):
     jpeg = next(path for path in pictures if path.name == "colour.jpg").read_bytes()
     png = next(path for path in pictures if path.name == "small.png").read_bytes()

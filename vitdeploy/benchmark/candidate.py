@@ -39,15 +39,19 @@ def engine_candidate(
     name: str | None = None,
     trust: Path | None = None,
     images: dict[str, Any] | None = None,
+    golden: Path | None = None,
 ) -> BenchCandidate:
     """An engine whose files lie under `folder`, in a process that never sees torch; `trust` as for `make_runner`.
 
-    With `images` (see `stages.ImageStages`), the path from an image to its answer is measured too.
+    With `images` (see `stages.ImageStages`), the path from an image to its answer is measured too. `golden` is the
+    bundle whose golden answers the engine must give first.
     """
     trusted = str(trust.resolve()) if trust else ""
     request = {"folder": str(folder.resolve()), "engine": encode(engine), "trust": trusted}
     if images is not None:
         request["images"] = images
+    if golden is not None:
+        request["golden"] = str(golden.resolve())
     return BenchCandidate(
         name or engine.artifact, engine.target, engine.precision, ENGINE_WORKER, request, engine.provider
     )

@@ -35,7 +35,9 @@ from vitdeploy.benchmark.energy import EnergyMeter, GpuMeter, Meter
 from vitdeploy.benchmark.load import Load, PoissonLoad, back_to_back
 from vitdeploy.benchmark.protocol import SETTLE_SECONDS
 from vitdeploy.benchmark.stages import ImageStages
+from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import TensorError, VitdeployError
+from vitdeploy.runtime.canary import require_golden_answers
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import EngineSpec, TensorSpec, decode
@@ -44,15 +46,18 @@ SEED = 0
 MIN_QUERIES = 3
 
 MakeRunner = Callable[[dict[str, Any]], Runner]
+# Raises for a loaded runner of a request that is not to be measured.
+Check = Callable[[Mapping[str, Any], Runner], None]
 Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-def serve(make_runner: MakeRunner) -> int:
+def serve(make_runner: MakeRunner, check: Check = lambda request, runner: None) -> int:
     """Run a measuring process, from its first command to its exit status.
 
-    `make_runner` gets the request of the "load" command plus "batch" and returns a runner, loaded or not.
+    `make_runner` gets the request of the "load" command plus "batch" and returns a runner, loaded or not; `check` gets
+    the request and each runner when it is loaded.
     """
-    return answer_lines(Session(make_runner).answer)
+    return answer_lines(Session(make_runner, check).answer)
 
 
 def answer_lines(answer: Answer) -> int:
@@ -95,8 +100,9 @@ def _take_stdout() -> TextIO:
 class Session:
     """The loaded runners of one artifact, one per batch size, and the feeds that they are measured with."""
 
-    def __init__(self, make_runner: MakeRunner) -> None:
+    def __init__(self, make_runner: MakeRunner, check: Check = lambda request, runner: None) -> None:
         self._make_runner = make_runner
+        self._check = check
         self._runners: dict[int, Runner] = {}
         self._feeds: dict[int, dict[str, Array]] = {}
         self._arrivals: dict[float, PoissonLoad] = {}
@@ -125,6 +131,8 @@ class Session:
         facts = {"peak_memory_bytes": probes.peak_memory(), "process_threads": probes.thread_count()}
         for batch in batches[1:]:
             self._load_one(request, batch)
+        for runner in self._runners.values():  # after the memory of the first was read
+            self._check(request, runner)
         if "images" in request:
             self._stages = ImageStages(self._runners[batches[0]], request["images"])
         # What exists by now stays. Frozen, it costs a garbage collection inside a block no time.
@@ -245,8 +253,21 @@ def engine_runner(request: dict[str, Any]) -> Runner:
     return make_runner(Path(request["folder"]), engine, batch=request["batch"], threads=request["threads"], trust=trust)
 
 
+def check_answers(request: Mapping[str, Any], runner: Runner) -> None:
+    """An engine of a bundle gives its golden answers before it is measured: {"golden" (the bundle's path)}.
+
+    One that failed its budget when the bundle was made may be measured, but not one that answers otherwise than then.
+    """
+    if "golden" not in request:
+        return
+    folder, engine = Path(request["golden"]), decode(EngineSpec, request["engine"])
+    manifest = read_bundle(folder)
+    failed = manifest.gate(engine) in ("fail", "undecided")
+    require_golden_answers(folder, manifest, engine, runner, threads=request["threads"], allow_failed=failed)
+
+
 def main() -> int:
-    return serve(engine_runner)
+    return serve(engine_runner, check_answers)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from vitdeploy.backends import TARGETS
 from vitdeploy.bundle.read import verify_files
 from vitdeploy.bundle.sign import signed_by
 from vitdeploy.errors import GateError, HostError, TargetError, VitdeployError
+from vitdeploy.runtime.canary import require_golden_answers
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.runner import Runner
@@ -46,7 +47,7 @@ def choose_engine(
     allow_failed: bool = False,
 ) -> Choice:
     """The first engine of the manifest, for `target` (or of that name) or of all, that works here: its runtime is
-    there, loads it, and has answered once.
+    there, loads it, and it gives its golden answers (`canary`).
 
     The manifest lists the recommended engine first. An engine that failed its budget when the bundle was made is
     skipped, unless `allow_failed`. A RuntimeWarning is given if weights saturate on this CPU, or if the engine is not
@@ -57,6 +58,7 @@ def choose_engine(
         DigestError: a file of an engine is not the recorded one.
         TargetError: no engine for `target`, or one with a fixed batch other than `batch`.
         GateError: every engine for `target` failed its budget.
+        AnswersError: the only one gives other answers than the golden ones.
         HostError: none that works here.
     """
     signed_by(folder, trust)
@@ -67,6 +69,7 @@ def choose_engine(
         verify_files(folder, manifest, engine.files)
         try:
             runner = _answering(make_runner(folder, engine, batch=batch, threads=threads, trust=trust))
+            _checked(folder, manifest, engine, runner, threads, allow_failed)
         except HostError as error:
             failures.append(error)
             continue
@@ -99,6 +102,17 @@ def _answering(runner: Runner) -> Runner:
         runner.close()
         raise
     return runner
+
+
+def _checked(
+    folder: Path, manifest: Manifest, engine: EngineSpec, runner: Runner, threads: int, allow_failed: bool
+) -> None:
+    """The runner is closed where it is refused."""
+    try:
+        require_golden_answers(folder, manifest, engine, runner, threads=threads, allow_failed=allow_failed)
+    except BaseException:
+        runner.close()
+        raise
 
 
 def usable_engines(manifest: Manifest, engines: Sequence[EngineSpec]) -> list[EngineSpec]:

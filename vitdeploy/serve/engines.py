@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import statistics
 import time
@@ -15,6 +16,7 @@ import numpy as np
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import CapabilityError, InputError, TargetError
 from vitdeploy.runtime import Predictor, load
+from vitdeploy.runtime.canary import require_golden_answers
 from vitdeploy.runtime.choice import AUTO
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import usable_cores
@@ -174,7 +176,12 @@ def _in_streams(bundle: Path, manifest: Manifest, engine: EngineSpec, batch: int
     """The same engine with a stream for each thread; None if it has no streams, or there is one thread."""
     count = min(threads or usable_cores(), MOST_STREAMS)
     runner = make_runner(bundle, engine, batch=batch, threads=threads, streams=count)
-    return Predictor(runner, images_of(manifest)) if runner.at_once > 1 else None
+    if runner.at_once == 1:
+        return None
+    with contextlib.ExitStack() as stack:
+        require_golden_answers(bundle, manifest, engine, stack.enter_context(runner), threads=threads)
+        stack.pop_all()
+    return Predictor(runner, images_of(manifest))
 
 
 def _kept(predictor: Predictor | None, wanted: bool) -> Predictor | None:

@@ -204,7 +204,7 @@ def _bundle_subjects(folder: Path, target: str | None, work: Path, trust: Path |
     signed = signed_digests(folder, trust) if any(map(engine_is_code, chosen)) else frozenset()
     subjects = []
     for engine in chosen:
-        subject = _engine_subject(folder, manifest, engine, labels, trust)
+        subject = _engine_subject(folder, manifest, engine, labels, trust, folder)
         if not loads_here(folder, engine, signed):
             subject = _rebuilt(subject, folder, engine, labels, work)
         subjects.append(subject)
@@ -215,13 +215,14 @@ def _rebuilt(subject: Subject, folder: Path, engine: EngineSpec, labels: tuple[s
     """The subject of an engine that is built here, of the graph in the bundle, in a new folder of `work`."""
     out = new_folder(work, "engine")
     manifest = compile_bundle(folder / engine.graph, engine.target, engine.batch, engine.precision, out)
-    built = _engine_subject(out, manifest, manifest.engines[0], labels, None)
+    built = _engine_subject(out, manifest, manifest.engines[0], labels, None, folder)
     return dataclasses.replace(built, name=subject.name, remarks=(*built.remarks, REBUILT.format(subject.name)))
 
 
 def _engine_subject(
-    folder: Path, manifest: Manifest, engine: EngineSpec, labels: tuple[str, ...], trust: Path | None
+    folder: Path, manifest: Manifest, engine: EngineSpec, labels: tuple[str, ...], trust: Path | None, golden: Path
 ) -> Subject:
+    """`golden`: the bundle whose golden answers it must give."""
     setting = engine_setting(folder, manifest, engine, labels)
     return Subject(
         f"{folder}:{engine.artifact}",
@@ -229,7 +230,7 @@ def _engine_subject(
         setting,
         True,
         lambda: make_runner(folder, engine, trust=trust),
-        lambda name: engine_candidate(engine, folder, name, trust, image_request(setting)),
+        lambda name: engine_candidate(engine, folder, name, trust, image_request(setting), golden),
         tuple(weight_remarks(engine, describe_host()["isa"])),
         engine.artifact,
     )
