@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
+import pytest
+from onnx import numpy_helper
 
-from vitdeploy.bundle.read import read_bundle
+from vitdeploy.bundle.read import file_sha256, read_bundle
 from vitdeploy.bundle.write import Golden, GoldenAnswers, write_bundle
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.preprocess import to_input
@@ -40,4 +46,34 @@ def write_golden_bundle(
         golden=golden_of({"pixels": pixels}, {"logits": logits}, engine.artifact, tolerance),
         **{"name": "small-model", **others},
     )
+    return out
+
+
+def golden_small_bundle(small_bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its one engine for ONNX Runtime and five golden inputs."""
+    (engine,) = read_bundle(small_bundle).engines
+    home = tmp_path_factory.mktemp("engine")
+    shutil.copy(small_bundle / engine.graph, home / "graph.onnx")
+    engine = dataclasses.replace(engine, graph="graph.onnx", files=("graph.onnx",))
+    out = tmp_path_factory.mktemp("golden")
+    return write_golden_bundle(small_bundle, engine, home, out, images=5, tolerance=1e-3, name="small")
+
+
+def with_one_weight_changed(bundle: Path, out: Path) -> Path:
+    """A copy of the bundle whose engine has the largest weight of one matrix with the other sign, and is listed as it
+    is: only its answers tell."""
+    shutil.copytree(bundle, out)
+    document = json.loads((out / "manifest.json").read_text())
+    [name] = document["engines"][0]["files"]
+    model = onnx.load(out / name)
+    matrix = max((each for each in model.graph.initializer if len(each.dims) == 2), key=lambda each: each.name)
+    weights = numpy_helper.to_array(matrix).copy()
+    index = np.unravel_index(np.abs(weights).argmax(), weights.shape)
+    weights[index] = -weights[index]
+    matrix.CopyFrom(numpy_helper.from_array(weights, matrix.name))
+    onnx.save(model, out / name)
+    for entry in document["files"]:
+        if entry["path"] == name:
+            entry.update(bytes=(out / name).stat().st_size, sha256=file_sha256(out / name))
+    (out / "manifest.json").write_text(json.dumps(document))
     return out

@@ -17,6 +17,7 @@ import pytest
 
 from tests.command_line import command_line
 from tests.forked import start
+from tests.golden_bundle import golden_small_bundle, with_one_weight_changed
 from tests.test_imports import device_python  # noqa: F401  # a Python with numpy and Pillow only
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.bundle.read import read_bundle, verify_files
@@ -172,6 +173,15 @@ def test_bench_on_many_devices_gives_one_document_and_one_that_fails_ends_no_oth
         (engine,) = found["engines"].values()
         assert engine["kernels"]["fp32"] > 0
     assert board.jobs == []
+
+
+def test_an_engine_that_answers_wrongly_there_is_not_measured(here, small_bundle, tmp_path, tmp_path_factory):
+    right = golden_small_bundle(small_bundle, tmp_path_factory)
+    wrong = with_one_weight_changed(right, tmp_path / "wrong")
+    [found] = here("bench", wrong, right, "--on", "board", *QUICK, "--json").document["devices"]
+    assert [row["artifact"] for row in found["results"]] == [f"{right}:onnxruntime-cpu-fp32"]
+    [left] = found["left_out"]
+    assert left["code"] == "VD4204" and f"{wrong}:onnxruntime-cpu-fp32" in left["message"]
 
 
 def test_verify_runs_the_engine_on_the_device_and_the_original_here(here, small_bundle, small_export, digits):

@@ -2,18 +2,15 @@
 
 import dataclasses
 import json
-import shutil
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
-from onnx import numpy_helper
 from PIL import Image
 
 from tests.command_line import command_line
-from tests.golden_bundle import golden_of, write_golden_bundle
-from vitdeploy.bundle.read import file_sha256, read_bundle
+from tests.golden_bundle import golden_of, golden_small_bundle, with_one_weight_changed
+from vitdeploy.bundle.read import read_bundle
 from vitdeploy.bundle.write import write_bundle
 from vitdeploy.errors import AnswersError
 from vitdeploy.runtime import canary, load
@@ -26,13 +23,7 @@ IMAGE = np.zeros((32, 32, 1), np.uint8)
 
 @pytest.fixture(scope="module")
 def bundle(small_bundle, tmp_path_factory):
-    (engine,) = read_bundle(small_bundle).engines
-    home = tmp_path_factory.mktemp("engine")
-    shutil.copy(small_bundle / engine.graph, home / "graph.onnx")
-    engine = dataclasses.replace(engine, graph="graph.onnx", files=("graph.onnx",))
-    return write_golden_bundle(
-        small_bundle, engine, home, tmp_path_factory.mktemp("golden"), images=5, tolerance=1e-3, name="small"
-    )
+    return golden_small_bundle(small_bundle, tmp_path_factory)
 
 
 @pytest.fixture
@@ -55,29 +46,10 @@ def checks(monkeypatch, cache):
     return seen
 
 
-def with_one_weight_changed(path):
-    """The largest weight of the last layer's matrix has the other sign."""
-    model = onnx.load(path)
-    layer = max((each for each in model.graph.initializer if len(each.dims) == 2), key=lambda each: each.name)
-    weights = numpy_helper.to_array(layer).copy()
-    index = np.unravel_index(np.abs(weights).argmax(), weights.shape)
-    weights[index] = -weights[index]
-    layer.CopyFrom(numpy_helper.from_array(weights, layer.name))
-    onnx.save(model, path)
-
-
 @pytest.fixture
 def planted(bundle, tmp_path):
     """The bundle with an engine that has one weight changed, and is listed as it is."""
-    folder = shutil.copytree(bundle, tmp_path / "planted")
-    document = json.loads((folder / "manifest.json").read_text())
-    [name] = document["engines"][0]["files"]
-    with_one_weight_changed(folder / name)
-    for entry in document["files"]:
-        if entry["path"] == name:
-            entry.update(bytes=(folder / name).stat().st_size, sha256=file_sha256(folder / name))
-    (folder / "manifest.json").write_text(json.dumps(document))
-    return folder
+    return with_one_weight_changed(bundle, tmp_path / "planted")
 
 
 def test_an_engine_is_asked_once_on_a_machine(bundle, checks, cache, monkeypatch):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.command_line import command_line
-from tests.golden_bundle import write_golden_bundle
+from tests.golden_bundle import golden_small_bundle
 from vitdeploy.bundle.read import file_sha256, read_bundle
 from vitdeploy.errors import DigestError, InputError, ManifestError
 from vitdeploy.runtime.engine import make_runner
@@ -23,13 +23,7 @@ TARGET = "onnxruntime-cpu"
 @pytest.fixture(scope="module")
 def bundle(small_bundle, tmp_path_factory):
     """The small model with five golden inputs, which its engine answers exactly."""
-    (engine,) = read_bundle(small_bundle).engines
-    home = tmp_path_factory.mktemp("engine")
-    shutil.copy(small_bundle / engine.graph, home / "graph.onnx")
-    engine = dataclasses.replace(engine, graph="graph.onnx", files=("graph.onnx",))
-    return write_golden_bundle(
-        small_bundle, engine, home, tmp_path_factory.mktemp("golden"), images=5, tolerance=1e-3, name="small"
-    )
+    return golden_small_bundle(small_bundle, tmp_path_factory)
 
 
 @pytest.fixture

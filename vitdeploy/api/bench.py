@@ -143,6 +143,7 @@ def bench_on(
                 target=target,
                 work=Path(work),
                 trust=Path(trust) if trust is not None else None,
+                golden=True,
             )
         ]
         outcomes = on_devices.bench_on(found, protocol, percentiles, devices, reporter.progress, reporter.note)

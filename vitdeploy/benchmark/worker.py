@@ -37,7 +37,7 @@ from vitdeploy.benchmark.protocol import SETTLE_SECONDS
 from vitdeploy.benchmark.stages import ImageStages
 from vitdeploy.bundle.read import read_bundle
 from vitdeploy.errors import TensorError, VitdeployError
-from vitdeploy.runtime.canary import require_golden_answers
+from vitdeploy.runtime.canary import UNPROVEN, require_golden_answers
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.spec import EngineSpec, TensorSpec, decode
@@ -262,7 +262,7 @@ def check_answers(request: Mapping[str, Any], runner: Runner) -> None:
         return
     folder, engine = Path(request["golden"]), decode(EngineSpec, request["engine"])
     manifest = read_bundle(folder)
-    failed = manifest.gate(engine) in ("fail", "undecided")
+    failed = manifest.gate(engine) in UNPROVEN
     require_golden_answers(folder, manifest, engine, runner, threads=request["threads"], allow_failed=failed)
 
 

@@ -30,6 +30,7 @@ def ship(
     graphs: Mapping[str, tuple[Path, int]],
     plan: tuple[EngineSpec, Path] | None = None,
     precisions: Mapping[str, Precision] | None = None,
+    golden: Mapping[str, Path] | None = None,
 ) -> Shipment:
     """The shipment of `placed`, whose `graphs` and `plan` are filled in.
 
@@ -37,6 +38,7 @@ def ship(
         graphs: by part, the file, and how many of its layers are in integers.
         plan: an engine built on a device before, and the folder of its files.
         precisions: by part, where they are not all that of `placed`.
+        golden: the manifest and the golden answers of a bundle, by their paths in it.
     """
     files: dict[str, Path] = {}
     sent = []
@@ -54,6 +56,9 @@ def ship(
         files |= {renamed[file]: path for file, path in products.items()}
         engine = dataclasses.replace(engine, files=tuple(renamed[file] for file in engine.files))
         placed = dataclasses.replace(placed, plan=engine)
+    if golden:
+        files |= {f"golden/{name}": path for name, path in golden.items()}
+        placed = dataclasses.replace(placed, golden="golden")
     return Shipment(placed, files)
 
 
@@ -78,4 +83,5 @@ def _below(placed: Placed, folder: str) -> Placed:
     plan = placed.plan and dataclasses.replace(
         placed.plan, files=tuple(f"{folder}/{file}" for file in placed.plan.files)
     )
-    return dataclasses.replace(placed, graphs=graphs, plan=plan)
+    golden = placed.golden and f"{folder}/{placed.golden}"
+    return dataclasses.replace(placed, graphs=graphs, plan=plan, golden=golden)

@@ -19,13 +19,15 @@ from vitdeploy.backends import TARGETS
 from vitdeploy.errors import AnswersError, StorageError, UnsafeError
 from vitdeploy.runtime.atomic import write_atomic
 from vitdeploy.runtime.backend import RUNTIME
-from vitdeploy.runtime.golden import GoldenCheck, check_golden, has_golden
+from vitdeploy.runtime.golden import GoldenCheck, check_golden, golden_files, has_golden
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.runtime.private import is_private, private_folder, user_cache
 from vitdeploy.runtime.runner import Runner
 from vitdeploy.spec import EngineSpec, Manifest, encode
 
 PROVEN = "proven-engines"
+# Of engines with these gates nobody says that their answers are the original's: they are measured to be compared.
+UNPROVEN = ("fail", "undecided")
 
 
 def require_golden_answers(
@@ -73,18 +75,15 @@ def _facts(
     manifest: Manifest, engine: EngineSpec, runner: Runner, threads: int, allow_failed: bool
 ) -> dict[str, Mapping[str, Any]]:
     """Everything that an engine's answers depend on: its files, how it is run, and what it runs on."""
-    names = {*engine.files, *(file for part in engine.parts for file in part.files)}
-    golden = manifest.golden
-    assert golden is not None
-    own = golden.engines.get(engine.artifact)
-    names |= {golden.inputs, golden.outputs, *([own.outputs] if own is not None else [])}
+    files = (*engine.files, *(file for part in engine.parts for file in part.files))
+    names = {*files, *golden_files(manifest, engine)}
     target = TARGETS[engine.target]
     version = getattr(sys.modules.get(target.module), "__version__", "")
     return {
         "what": {entry.path: entry.sha256 for entry in manifest.files if entry.path in names},
         "how": {
             "engine": encode(engine),
-            "golden": encode(golden),
+            "golden": encode(manifest.golden),
             "inputs": [str(tensor) for tensor in runner.inputs],
             "streams": runner.at_once,
             "threads": threads,

@@ -81,6 +81,15 @@ def has_golden(manifest: Manifest, engine: EngineSpec) -> bool:
     return golden is not None and (engine.artifact in golden.engines or engine.target in golden.tolerance)
 
 
+def golden_files(manifest: Manifest, engine: EngineSpec) -> tuple[str, ...]:
+    """The files of a bundle with the golden answers of this engine; none if it has none."""
+    golden = manifest.golden
+    if golden is None or not has_golden(manifest, engine):
+        return ()
+    own = golden.engines.get(engine.artifact)
+    return golden.inputs, golden.outputs, *([own.outputs] if own else [])
+
+
 def no_golden(manifest: Manifest, what: str) -> InputError:
     return InputError(
         f"the bundle {manifest.name} has no golden answers for {what}",
@@ -114,8 +123,7 @@ def read_golden(folder: Path, manifest: Manifest, engine: EngineSpec) -> GoldenS
     golden = manifest.golden
     if golden is None or not has_golden(manifest, engine):
         return None
-    own = golden.engines.get(engine.artifact)
-    names = (golden.inputs, golden.outputs, *([own.outputs] if own else []))
+    own, names = golden.engines.get(engine.artifact), golden_files(manifest, engine)
     verify_files(folder, manifest, names)
     inputs, original, *others = (_arrays(folder / name) for name in names)
     if own is None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from vitdeploy.bundle.read import MANIFEST_FILE
 from vitdeploy.devices.agent.documents import Placed
 from vitdeploy.devices.shipment import Shipment, ship
 from vitdeploy.errors import InputError
@@ -18,6 +19,7 @@ from vitdeploy.pipeline.artifact import default_target, kind_of, new_folder, ope
 from vitdeploy.pipeline.setting import engine_setting, graph_setting
 from vitdeploy.runtime.backend import engine_is_code
 from vitdeploy.runtime.choice import select_engines
+from vitdeploy.runtime.golden import golden_files
 from vitdeploy.spec import EngineSpec, Manifest, Precision, WeightBits
 from vitdeploy.stages.files import find_graph
 from vitdeploy.tasks.adapter import Setting
@@ -34,16 +36,17 @@ class DeviceArtifact:
 
 
 def find_device_artifacts(
-    text: str, *, target: str | None, work: Path, trust: Path | None = None
+    text: str, *, target: str | None, work: Path, trust: Path | None = None, golden: bool = False
 ) -> list[DeviceArtifact]:
-    """Every engine of a bundle (or the one for `target`), or a graph, which is placed in a new folder of `work`.
+    """Every engine of a bundle (or the one for `target`), or a graph, which is placed in a new folder of `work`. With
+    `golden`, a bundle's engine must give its golden answers there.
 
     Raises:
         InputError: an original, which no device can run. Errors of reading propagate.
     """
     path, kind = Path(text), kind_of(text)
     if kind == "bundle":
-        return _of_bundle(path, target, trust)
+        return _of_bundle(path, target, trust, golden)
     if kind == "model":
         raise InputError(
             f"{text} is a model, and devices run what was made of one",
@@ -78,12 +81,23 @@ def _counted(graphs: Mapping[str, Path]) -> dict[str, tuple[Path, int]]:
     return {part: (file, count_int8(load_graph(file))) for part, file in graphs.items()}
 
 
-def _of_bundle(folder: Path, target: str | None, trust: Path | None) -> list[DeviceArtifact]:
+def _golden(folder: Path, manifest: Manifest, engine: EngineSpec) -> dict[str, Path]:
+    """What the device compares the engine that it builds with; nothing of a bundle without golden answers."""
+    names = golden_files(manifest, engine)
+    return {name: folder / name for name in (MANIFEST_FILE, *names)} if names else {}
+
+
+def _of_bundle(folder: Path, target: str | None, trust: Path | None, golden: bool) -> list[DeviceArtifact]:
     manifest, labels = open_bundle(folder, trust)
-    return [_of_engine(folder, manifest, engine, labels) for engine in select_engines(manifest, target or "auto")]
+    return [
+        _of_engine(folder, manifest, engine, labels, _golden(folder, manifest, engine) if golden else {})
+        for engine in select_engines(manifest, target or "auto")
+    ]
 
 
-def _of_engine(folder: Path, manifest: Manifest, engine: EngineSpec, labels: tuple[str, ...]) -> DeviceArtifact:
+def _of_engine(
+    folder: Path, manifest: Manifest, engine: EngineSpec, labels: tuple[str, ...], golden: Mapping[str, Path]
+) -> DeviceArtifact:
     name = f"{folder}:{engine.artifact}"
     files = {part.part: folder / part.graph for part in engine.parts or (engine,)}
     precision, _, own = _placed_in(files)
@@ -92,5 +106,5 @@ def _of_engine(folder: Path, manifest: Manifest, engine: EngineSpec, labels: tup
     return DeviceArtifact(
         name,
         engine_setting(folder, manifest, engine, labels),
-        ship(placed, _counted(files), (engine, folder) if built else None, own),
+        ship(placed, _counted(files), (engine, folder) if built else None, own, golden),
     )

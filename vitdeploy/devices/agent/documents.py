@@ -39,7 +39,8 @@ class Placed:
     its `sequence`.
 
     `plan` is the engine that a device made of it before, whose files are in the job too. `images`: what a bench needs
-    to measure the way from an image to its answer, see `benchmark.stages.ImageStages`.
+    to measure the way from an image to its answer, see `benchmark.stages.ImageStages`. `golden`: the folder of the job
+    with the manifest and the golden answers of the bundle that the placement is from.
     """
 
     name: str
@@ -51,6 +52,7 @@ class Placed:
     weight_bits: WeightBits | None = None
     plan: EngineSpec | None = None
     images: dict[str, Any] | None = None
+    golden: str | None = field(default=None, metadata=SPARSE)
 
 
 @dataclass(frozen=True)

@@ -9,11 +9,13 @@ from vitdeploy.benchmark.candidate import engine_candidate
 from vitdeploy.benchmark.protocol import Protocol
 from vitdeploy.benchmark.run import against_last, run_benchmark
 from vitdeploy.benchmark.survey import surveyed
-from vitdeploy.bundle.read import file_sha256
+from vitdeploy.bundle.read import file_sha256, read_bundle
 from vitdeploy.devices.agent.build import make_engine
-from vitdeploy.devices.agent.documents import FORMAT, Job, Result
+from vitdeploy.devices.agent.documents import FORMAT, Job, Placed, Result
 from vitdeploy.devices.agent.failures import explained, failure
 from vitdeploy.errors import VitdeployError
+from vitdeploy.runtime.canary import UNPROVEN, require_golden_answers
+from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.host import describe_host
 from vitdeploy.spec import EngineSpec, FileEntry, decode, encode
 
@@ -38,6 +40,7 @@ def _bench(job: Job, folder: Path, products: Path, progress: Progress) -> Result
         try:
             with explained():
                 engine, home = make_engine(placed, folder, products / str(index), job.options, progress)
+                _require_answers(placed, folder, engine, home)
         except VitdeployError as error:
             errors.append((placed.name, error))
             continue
@@ -52,10 +55,26 @@ def _bench(job: Job, folder: Path, products: Path, progress: Progress) -> Result
     return Result(FORMAT, job.digest, describe_host(), engines, left_out, encode(bench_run))
 
 
+def _require_answers(placed: Placed, folder: Path, engine: EngineSpec, home: Path) -> None:
+    """Refuse an engine that was built here and does not give the golden answers of its bundle.
+
+    Raises:
+        AnswersError: it answers otherwise.
+    """
+    if placed.golden is None:
+        return
+    bundle = folder / placed.golden
+    manifest = read_bundle(bundle)
+    failed = manifest.gate(engine) in UNPROVEN
+    with make_runner(home, engine) as runner:
+        require_golden_answers(bundle, manifest, engine, runner, allow_failed=failed)
+
+
 def _compile(job: Job, folder: Path, products: Path, progress: Progress) -> Result:
     """The engine of the one artifact, and its files, but for the graphs that came with the job."""
     (placed,) = job.artifacts
     engine, home = make_engine(placed, folder, products, job.options, progress)
+    _require_answers(placed, folder, engine, home)
     names = sorted(name for name in engine.files if not name.endswith((".onnx", ".onnx.data")))
     files = tuple(FileEntry(name, (home / name).stat().st_size, file_sha256(home / name)) for name in names)
     return Result(FORMAT, job.digest, describe_host(), {placed.name: engine}, files=files)
