@@ -17,7 +17,7 @@ from vitdeploy.runtime import load
 from vitdeploy.spec import Budget
 from vitdeploy.stages.step import ORIGINAL, Candidate
 from vitdeploy.verification.comparison import Comparison
-from vitdeploy.verification.gate import GUARD, Gate, accuracy_gate, with_guard
+from vitdeploy.verification.gate import GUARD, Gate, accuracy_gate, kinds_of, with_guard
 
 OV8, OV32 = Candidate("openvino-cpu", "int8", True), Candidate("openvino-cpu", "fp32", False)
 ORT8, ORT32 = Candidate("onnxruntime-cpu", "int8", True), Candidate("onnxruntime-cpu", "fp32", False)
@@ -257,6 +257,19 @@ def test_size_and_latency_never_switch_the_check_of_answers_off(budget, labels, 
     wrong = facts(agreement=11.0, drop=(81.7, 91.3) if labels else None)
     gate = engine_gate(accuracy_gate(wrong, with_guard(budget, task)), budget, 1000, row("engine", 1.0))
     assert gate.status == "fail" and f"budget {GUARD[task]:g}" in gate.reasons[0]
+
+
+def test_memory_is_a_bound_like_the_others():
+    right, budget = accuracy_gate(facts(), Budget(min_agreement=0.0)), Budget(min_agreement=0.0, max_memory=200 << 20)
+    for peak, status, reason in (
+        (150 << 20, "pass", ""),
+        (300 << 20, "fail", "peak memory 300 MiB, budget 200"),
+        (None, "undecided", "max_memory needs a bench, on Linux"),
+    ):
+        gate = engine_gate(right, budget, 1000, dataclasses.replace(row("engine", 1.0), peak_memory_bytes=peak))
+        assert (gate.status, " ".join(gate.reasons)) == (status, reason)
+        assert kinds_of(gate.reasons) == ({"memory"} if reason else set())
+    assert engine_gate(right, budget, 1000, None).status == "undecided"
 
 
 @pytest.mark.parametrize(

@@ -261,6 +261,7 @@ def test_a_misspelt_target_is_named_with_the_one_that_was_meant(problems):
         ("budget.min_agreement", 100.5),
         ("budget.max_latency", 0),
         ("budget.max_size", 1.5),
+        ("budget.max_memory", 0),
         ("bench.scenarios", ["server"]),
         ("bench.scenarios", ["single", "server:0"]),
         ("bench.scenarios", ["server:5", "sustain:3s"]),

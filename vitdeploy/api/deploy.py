@@ -94,6 +94,7 @@ def deploy(
     min_agreement: float | None = None,
     max_latency: float | None = None,
     max_size: int | None = None,
+    max_memory: int | None = None,
     calibration: int = 128,
     evaluation: int | Literal["all"] = "all",
     duration: float = 10.0,
@@ -118,6 +119,7 @@ def deploy(
         min_agreement: percent of the original's answers, at least.
         max_latency: milliseconds, p50 of a single stream.
         max_size: bytes of the engine's files.
+        max_memory: bytes, the largest resident set of a process that has loaded the engine and answered once.
         calibration: how many images calibrate. evaluation: how many of the others are judged on.
         duration: seconds of measurement for each artifact and scenario.
         seed: of the choice of images.
@@ -142,6 +144,7 @@ def deploy(
         "min_agreement": min_agreement,
         "max_latency": max_latency,
         "max_size": max_size,
+        "max_memory": max_memory,
     }
     recipe = recipe_of(
         read,

@@ -67,6 +67,7 @@ def tune(
     max_drop: float | None = None,
     min_agreement: float | None = None,
     max_latency: float | None = None,
+    max_memory: int | None = None,
     time_budget: float | None = None,
     calibration: int = 128,
     evaluation: int | Literal["all"] = "all",
@@ -93,7 +94,12 @@ def tune(
     'recipe.yaml'
     """
     read = model(source)
-    budget = {"max_drop": max_drop, "min_agreement": min_agreement, "max_latency": max_latency}
+    budget = {
+        "max_drop": max_drop,
+        "min_agreement": min_agreement,
+        "max_latency": max_latency,
+        "max_memory": max_memory,
+    }
     recipe = recipe_of(
         read,
         data,

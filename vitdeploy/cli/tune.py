@@ -43,6 +43,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]
 @click.option("--max-drop", type=Number(min=0), help="Points of accuracy that may be lost at most.")
 @click.option("--min-agreement", type=Number(min=0, max=100), help="Percent of the original's answers, at least.")
 @click.option("--max-latency", type=Number(min=0, min_open=True), help="Milliseconds, p50 of a single stream.")
+@click.option("--max-memory", type=click.IntRange(min=1), help="Bytes, peak of a process that loads it and answers.")
 @click.option("--time-budget", type=Duration(), help="90s, 20m, 1h: begin nothing new after half of it.")
 @model_option
 @click.option("--set", "overrides", multiple=True, metavar="A.B=VALUE", help="Override a field of the recipe.")
@@ -57,6 +58,7 @@ def command(
     max_drop: float | None,
     min_agreement: float | None,
     max_latency: float | None,
+    max_memory: int | None,
     time_budget: float | None,
     function: str | None,
     overrides: tuple[str, ...],
@@ -74,7 +76,12 @@ def command(
 
     loaded = load_recipe(recipe, overrides, function)
     out = output or Path("out") / f"{loaded.name}-tuned"
-    bounds = {"max_drop": max_drop, "min_agreement": min_agreement, "max_latency": max_latency}
+    bounds = {
+        "max_drop": max_drop,
+        "min_agreement": min_agreement,
+        "max_latency": max_latency,
+        "max_memory": max_memory,
+    }
     found = tune_recipe(
         loaded,
         out,

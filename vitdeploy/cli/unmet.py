@@ -13,6 +13,7 @@ _FIXES: dict[Kind, str] = {
     "--set budget.max_drop=POINTS",
     "latency": "measure for longer while nothing else runs (--set bench.duration=SECONDS), or set another bound: "
     "--set budget.max_latency=MILLISECONDS",
+    "memory": "a smaller batch (--set bench.batch=1), or another bound: --set budget.max_memory=BYTES",
     "size": "set another bound: --set budget.max_size=BYTES",
 }
 

@@ -15,6 +15,7 @@ from vitdeploy.verification.gate import Gate, Reason, bound_gate, join
 
 # Of gates, the one that is nearest to a budget first.
 RANK: tuple[GateStatus, ...] = ("pass", "none", "undecided", "fail")
+MIB = 1 << 20
 MEASURE_AGAIN = "measure again on a machine with nothing else running"
 
 
@@ -61,7 +62,7 @@ class Verdict:
 
 
 def engine_gate(accuracy: Gate, budget: Budget, size: int, row: Row | None) -> Gate:
-    """One gate of accuracy, size and latency (left undecided where it was not measured)."""
+    """One gate of accuracy, size, memory and latency (the last two left undecided where they were not measured)."""
     gates = [accuracy, bound_gate("size", size, budget.max_size, "bytes", kind="size")]
     if budget.max_latency is not None:
         if row is None:
@@ -71,6 +72,12 @@ def engine_gate(accuracy: Gate, budget: Budget, size: int, row: Row | None) -> G
             # "short" says that there were too few queries for a high percentile; the median has its interval.
             flags = [flag for flag in row.flags if flag != "short"]
             gates.append(bound_gate("p50 latency", p50, budget.max_latency, "ms", flags, interval, kind="latency"))
+    if budget.max_memory is not None:
+        memory = row.peak_memory_bytes if row is not None else None
+        if memory is None:
+            gates.append(Gate("undecided", (Reason("max_memory needs a bench, on Linux", "memory"),)))
+        else:
+            gates.append(bound_gate("peak memory", memory / MIB, budget.max_memory / MIB, "MiB", kind="memory"))
     return join(gates)
 
 

@@ -190,6 +190,7 @@ class BudgetSection(Section):
     min_agreement: Annotated[float, Field(ge=0, le=100)] | None = Budget.min_agreement
     max_latency: Annotated[float, Field(gt=0)] | None = Budget.max_latency
     max_size: Positive | None = Budget.max_size
+    max_memory: Positive | None = None
 
 
 class BenchSection(Section):

@@ -26,16 +26,22 @@ class Budget:
     """What may be lost and what must be gained; None sets no bound.
 
     `max_drop` in points of top-1, `min_agreement` in percent of images with the original's top-1 answer,
-    `max_latency` in milliseconds (p50 of a single stream), `max_size` in bytes of the engine's files.
+    `max_latency` in milliseconds (p50 of a single stream), `max_size` in bytes of the engine's files, `max_memory` in
+    bytes: the largest resident set of a process that has loaded the engine and answered once, as `bench` measures it.
     """
 
     max_drop: float | None = None
     min_agreement: float | None = None
     max_latency: float | None = None
     max_size: int | None = None
+    max_memory: int | None = field(default=None, metadata=SPARSE)
 
     def __str__(self) -> str:
-        bounds = [f"{name} {bound:g}" for name, bound in vars(self).items() if bound is not None]
+        bounds = [
+            f"{name} {bound:g}" if isinstance(bound, float) else f"{name} {bound}"
+            for name, bound in vars(self).items()
+            if bound is not None
+        ]
         return ", ".join(bounds) or "no bound"
 
 

@@ -12,8 +12,8 @@ from vitdeploy.spec import Budget, GateStatus, Task
 from vitdeploy.verification.comparison import Comparison
 from vitdeploy.verification.feasible import Criterion, drop_to_judge
 
-# What a budget bounds: the answers (drop and agreement), the time of a query, or bytes.
-Kind = Literal["answers", "latency", "size"]
+# What a budget bounds: the answers (drop and agreement), the time of a query, or bytes of files or of memory.
+Kind = Literal["answers", "latency", "size", "memory"]
 # The percentage of the original's answers that an engine must provably give if no budget bounds the loss.
 GUARD: dict[Task, float] = {
     "classification": 95.0,
