@@ -130,6 +130,6 @@ def _flags(report: Report) -> str:
 
 def _measured(report: Report) -> str:
     environment = report.environment
-    machine = [environment[key] for key in ("cpu", "system") if key in environment]
+    machine = [environment[key] for key in ("board", "cpu", "emulated", "system") if key in environment]
     samples = text.count(report.data.evaluation_images, f"evaluation {report.data.noun}")
     return ", ".join([samples, *machine, text.date(report.created)])
