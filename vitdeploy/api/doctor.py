@@ -55,10 +55,10 @@ def diagnose() -> tuple[dict[str, Any], list[str]]:
 
 def _host_lines(host: dict[str, str]) -> list[str]:
     """What this machine is, and what its CPU has for INT8."""
+    from vitdeploy.runtime.host import name_host
     from vitdeploy.runtime.weight_bits import int8_instructions
 
-    named = [host[key] for key in ("board", "cpu", "emulated") if key in host]
-    words = [*named, f"{host['cores']} cores", host["isa"], host["system"], f"Python {host['python']}"]
+    words = [*name_host(host), f"{host['cores']} cores", host["isa"], host["system"], f"Python {host['python']}"]
     caches = f"caches: {host['caches']}" if "caches" in host else ""
     return [", ".join(words), *(line for line in (caches, int8_instructions(host["isa"])) if line)]
 

@@ -7,6 +7,7 @@ from vitdeploy.devices.agent.documents import Probe
 from vitdeploy.devices.registry import Device
 from vitdeploy.devices.transport import shell
 from vitdeploy.devices.wheels import RUNTIMES, newest, pair
+from vitdeploy.runtime.host import name_host
 from vitdeploy.runtime.weight_bits import int8_instructions
 
 BASE = ("numpy", "pillow")
@@ -17,7 +18,7 @@ JETSON = {"Jetson", "Orin"}
 def diagnose(device: Device, probe: Probe) -> tuple[bool, list[str]]:
     """Whether any target works there, and the lines of the doctor."""
     host = probe.host
-    words = [host[key] for key in ("board", "cpu", "emulated", "isa") if host.get(key)]
+    words = [*name_host(host), host.get("isa", "")]
     words.append(f"{host['cores']} cores" if "cores" in host else "")
     lines = [
         f"{device.name}: {', '.join(word for word in (*words, host.get('machine'), host.get('system')) if word)}",

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 # By implementer: the word in front of its cores' names, and their names by part.
 CORES: dict[int, tuple[str, dict[int, str]]] = {
-    0x00: ("QEMU", {0x051: "max"}),
-    # Arm's own names need no word in front.
+    # Names of Arm's own need no word in front. 0x00 is no designer: chips before their release have it too.
+    0x00: ("", {0x051: "QEMU max"}),
     0x41: (
         "",
         {
@@ -82,8 +82,7 @@ CORES: dict[int, tuple[str, dict[int, str]]] = {
 
 def core_name(implementer: int, part: int, variant: int) -> str:
     """The name of a core. One that the table lacks is named by its numbers, and by as much as the table has of it."""
-    vendor, parts = CORES.get(implementer, (f"0x{implementer:02x}", {}))
-    name = parts.get(part)
-    if name is None:
-        return f"{vendor or 'Arm'} 0x{part:03x} (variant 0x{variant:x})"
-    return f"{vendor} {name}".strip()
+    vendor, parts = CORES.get(implementer, ("", {}))
+    if part in parts:
+        return f"{vendor} {parts[part]}".strip()
+    return f"{vendor or f'0x{implementer:02x}'} 0x{part:03x} (variant 0x{variant:x})"

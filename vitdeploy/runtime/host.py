@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from vitdeploy.runtime import arm
@@ -69,6 +69,13 @@ def _arm_facts(cpuinfo: str, root: Path, machine: str, cpus: Collection[int] | N
         "caches": "" if below else arm.describe_caches(cores, root),
     }
     return {name: text for name, text in facts.items() if text}
+
+
+def name_host(host: Mapping[str, str]) -> list[str]:
+    """The words that name the machine of `describe_host`, such as a report's environment: its board, its CPU, and what
+    it is emulated on."""
+    words = [host[key] for key in ("board", "cpu") if host.get(key)]
+    return [*words, *([f"emulated {host['emulated']}"] if "emulated" in host else [])]
 
 
 def kernel_architecture(root: Path = ROOT) -> str:
