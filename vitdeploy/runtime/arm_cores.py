@@ -10,7 +10,7 @@ from __future__ import annotations
 
 # By implementer: the word in front of its cores' names, and their names by part.
 CORES: dict[int, tuple[str, dict[int, str]]] = {
-    # Names of Arm's own need no word in front. 0x00 is no designer: chips before their release have it too.
+    # Names of Arm's own need no word in front. 0x00 is no designer: besides QEMU, HiSilicon's Hi1910 has it.
     0x00: ("", {0x051: "QEMU max"}),
     0x41: (
         "",
