@@ -16,7 +16,7 @@ HAS_VNNI = f"note: {TARGET}-int8 is made for CPUs without VNNI, which this one h
 @pytest.fixture
 def cpu(monkeypatch):
     """Tells this process that it runs on a CPU with these flags."""
-    return lambda *flags: monkeypatch.setattr(host, "_cpuinfo", lambda: ("a CPU", set(flags)))
+    return lambda *flags: monkeypatch.setattr(host, "_cpuinfo", lambda text: ("a CPU", set(flags)))
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def bundles(tmp_path_factory, shared_store, small_export, digits):
     folder = tmp_path_factory.mktemp("bundles")
     bundles = {}
     with command_line(folder, shared_store) as run, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(host, "_cpuinfo", lambda: ("a CPU", {"avx2"}))
+        patch.setattr(host, "_cpuinfo", lambda text: ("a CPU", {"avx2"}))
         for bits, flags in ((8, ["--vnni"]), (7, [])):
             options = ("--data", digits / "calibration", "--num-samples", 16, "--target", TARGET, "--json")
             said = run("quantize", small_export, *options, "-o", f"int{bits}", *flags)

@@ -22,7 +22,7 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "digits.yaml"
 @pytest.fixture
 def cpu(monkeypatch):
     """Tells this process that it runs on a CPU with these flags."""
-    return lambda *flags: monkeypatch.setattr(host, "_cpuinfo", lambda: ("a CPU", set(flags)))
+    return lambda *flags: monkeypatch.setattr(host, "_cpuinfo", lambda text: ("a CPU", set(flags)))
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,20 @@ def exact(pixels, weights):
     return (pixels.astype(np.int64) * weights).sum(axis=-1)
 
 
+def dot_of_neon(pixels, weights):
+    """Arm without dot products, in ONNX Runtime and in Arm's Compute Library: pixels are moved to -128..127, two
+    products are added in int16, which wraps (smull, smlal), sums in int32 (sadalp), and what was moved is put back.
+
+    Sources: as of `vitdeploy.runtime.host.saturates`. QEMU 10.0.13 with -cpu cortex-a53 and -cpu cortex-a72 gave the
+    same numbers for the values below in ONNX Runtime 1.32.0 (MatMulInteger, QGemm) and OpenVINO 2026.4.1, and the exact
+    ones with -cpu neoverse-n1, which has dot products.
+    """
+    products = (pixels.astype(np.int16) - 128) * weights.astype(np.int16)
+    pairs = products[..., ::2] + products[..., 1::2]
+    assert pairs.dtype == np.int16
+    return pairs.sum(axis=-1, dtype=np.int32) + 128 * weights.sum(dtype=np.int32)
+
+
 floats = st.floats(-4, 4, width=32)
 
 
@@ -74,6 +88,25 @@ def test_8_bits_do(sign, saturated):
     assert dot_without_vnni(pixels, eight[:, 0]) == saturated
     assert exact(pixels, eight[:, 0]) == sign * 2 * 255 * 127
     assert dot_without_vnni(pixels, seven[:, 0]) == exact(pixels, seven[:, 0]) == sign * 2 * 255 * LARGEST
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    arrays.arrays(np.uint8, (4, 16), elements=st.sampled_from((0, 1, 127, 128, 254, 255))),
+    arrays.arrays(np.float32, (16, 3), elements=floats),
+)
+def test_8_bits_are_right_on_arm_without_dot_products(pixels, weight):
+    rounded, _ = quantize_weight(weight, 1)
+    for column in rounded.T:
+        assert (dot_of_neon(pixels, column) == exact(pixels, column)).all()
+
+
+@pytest.mark.parametrize(("value", "wrong"), [(127, 0), (-127, 0), (-128, -2_097_152)])
+def test_only_a_weight_of_minus_128_would_be_too_much_for_it(value, wrong):
+    """64 pixels of 0; no weight of ours is that small, and graphs that others quantized are refused."""
+    pixels, weights = np.zeros(64, np.uint8), np.full(64, value, np.int8)
+    assert dot_of_neon(pixels, weights) == wrong
+    assert quantize_weight(np.linspace(-4, 3, 64, dtype=np.float32)[:, None], 1)[0].min() == -127
 
 
 @pytest.fixture

@@ -271,3 +271,9 @@ def test_hostile_text_stays_text():
 
 def test_a_page_is_a_function_of_the_report():
     assert page_of(REPORT, {"0.png": PNG}) == page_of(json.loads(json.dumps(REPORT)), {"0.png": PNG})
+
+
+def test_a_page_names_the_board_and_what_it_is_emulated_on():
+    facts = {"cpu": "4x Cortex-A76", "board": "Raspberry Pi 5 Model B Rev 1.0", "emulated": "on x86_64"}
+    text = Page(page_of({**REPORT, "environment": facts}, {})).text
+    assert "Raspberry Pi 5 Model B Rev 1.0, 4x Cortex-A76, emulated on x86_64, " in text

@@ -12,15 +12,16 @@ HASWELL, SKYLAKE_X, CASCADE_LAKE, ALDER_LAKE, SAPPHIRE_RAPIDS, ARM = (
     "avx2 avx512f avx512_vnni",
     "avx2 avx_vnni",
     "avx2 avx512f avx512_vnni avx_vnni avx512_bf16 amx_int8 amx_bf16",
-    "asimddp i8mm",
+    "asimd asimddp i8mm",
 )
+CORTEX_A53 = "asimd"
 
 
 @pytest.mark.parametrize(
     ("isa", "expected"),
     [
         *((isa, True) for isa in (HASWELL, SKYLAKE_X)),
-        *((isa, False) for isa in (CASCADE_LAKE, ALDER_LAKE, SAPPHIRE_RAPIDS, ARM, "unknown", "")),
+        *((isa, False) for isa in (CASCADE_LAKE, ALDER_LAKE, SAPPHIRE_RAPIDS, ARM, CORTEX_A53, "unknown", "")),
     ],
 )
 def test_x86_without_vnni_saturates_and_nothing_else(isa, expected):
@@ -54,3 +55,12 @@ def test_7_bits_are_told_of_where_8_would_do():
     assert text.startswith("note: openvino-cpu-int8 is made for CPUs without VNNI, which this one has")
     assert saturation_warning(7, CASCADE_LAKE) == ""
     assert weight_remarks(engine("int8", 8), CASCADE_LAKE) == weight_remarks(engine("fp32", None), CASCADE_LAKE) == []
+
+
+@pytest.mark.parametrize("isa", [ARM, CORTEX_A53])
+def test_7_bits_on_arm_are_not_told_of_vnni_that_no_arm_has(isa):
+    [text] = weight_remarks(engine("int8", 7), isa)
+    assert text.startswith(
+        "note: openvino-cpu-int8 is made for x86 CPUs without VNNI: weights of 8 bits would be nearer"
+    )
+    assert weight_remarks(engine("int8", 8), isa) == []

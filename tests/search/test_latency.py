@@ -5,9 +5,11 @@ import json
 
 import pytest
 
+from tests.runtime.boards import plant
 from vitdeploy.errors import CapabilityError, InputError, MissingFileError, TargetError
 from vitdeploy.graph.analysis.linears import find_linears
 from vitdeploy.graph.io.files import save_graph
+from vitdeploy.runtime.host import describe_host
 from vitdeploy.search import latency
 from vitdeploy.search.latency import FORMAT, LatencyTable, Timing, fingerprint, load_table, measure_latencies
 from vitdeploy.search.layer_graph import Convolution, Shape, layer_graph
@@ -93,6 +95,37 @@ def test_times_of_another_device_are_refused(tmp_path, key):
         load_table(tmp_path / "latency.json", TARGET)
     assert caught.value.found == f"{key}: another"
     assert caught.value.wanted == f"{key}: {fingerprint(TARGET)[key]}"
+
+
+def test_what_identifies_an_x86_machine_is_what_its_tables_have(monkeypatch):
+    facts = dict.fromkeys(("cpu", "isa", "cores", "machine", "system", "python"), "a fact")
+    monkeypatch.setattr(latency, "describe_host", lambda: facts)
+    assert list(fingerprint(TARGET)) == ["cpu", "isa", "cores", "machine", "openvino"]
+
+
+def test_times_of_another_board_are_refused_and_of_those_of_its_model_taken(tmp_path, monkeypatch):
+    def on(board, folder):
+        host = describe_host(tmp_path / folder, "aarch64", range(plant(tmp_path / folder, board)))
+        monkeypatch.setattr(latency, "describe_host", lambda: host)
+        return tmp_path / "latency.json"
+
+    file = on("radxa-rock-5b", "one")
+    table(device=fingerprint(TARGET)).save(file)
+    assert load_table(on("radxa-rock-5b", "another"), TARGET).device["board"] == "Radxa ROCK 5B"
+    with pytest.raises(TargetError, match="was measured elsewhere") as caught:
+        load_table(on("orange-pi-5", "its brother"), TARGET)
+    assert (caught.value.found, caught.value.wanted) == ("board: Radxa ROCK 5B", "board: Orange Pi 5")
+    # A board without a name, and a table of before boards had names.
+    with pytest.raises(TargetError, match="was measured elsewhere") as caught:
+        load_table(on("jetson-tx2", "no name"), TARGET)
+    assert "board: Radxa ROCK 5B" in caught.value.found
+    assert "board: unknown" in caught.value.wanted
+    old = {"cpu": "aarch64", "isa": "unknown", "cores": "4", "machine": "aarch64", "openvino": "1"}
+    table(device=old).save(on("raspberry-pi-4b", "pi"))
+    with pytest.raises(TargetError, match="was measured elsewhere") as caught:
+        load_table(tmp_path / "latency.json", TARGET)
+    assert caught.value.found.startswith("cpu: aarch64, isa: unknown")
+    assert "board: Raspberry Pi 4 Model B Rev 1.1" in caught.value.wanted
 
 
 def test_times_of_another_target_are_refused(tmp_path):

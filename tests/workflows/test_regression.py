@@ -189,6 +189,14 @@ def test_other_machines_and_other_images_decide_nothing(tmp_path):
     assert any("different images" in remark for remark in document.remarks)
 
 
+def test_two_boards_with_one_cpu_are_other_machines(tmp_path):
+    sides = [a_report(), a_report()]
+    for report, board in zip(sides, ("Orange Pi 5", "Radxa ROCK 5B"), strict=True):
+        report["environment"]["board"] = board
+    _, gate = compared(tmp_path, *sides)
+    assert any("Orange Pi 5, a CPU, 2, x86_64 against Radxa ROCK 5B, a CPU" in reason for reason in gate.reasons)
+
+
 def test_what_was_not_measured_is_not_decided(tmp_path):
     without = {**a_report(), "bench": None}
     _, gate = compared(tmp_path, without, a_report())

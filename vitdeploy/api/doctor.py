@@ -28,18 +28,14 @@ def diagnose() -> tuple[dict[str, Any], list[str]]:
     """The machine, its packages and every target: the document, and its lines for people."""
     from vitdeploy.backends import TARGETS
     from vitdeploy.compilation.probe import probe_target
-    from vitdeploy.runtime.host import VNNI, describe_host, saturates
+    from vitdeploy.runtime.host import describe_host
     from vitdeploy.spec import encode
 
     host = describe_host()
     packages = {name: _version(name) for names in PACKAGES.values() for name in names}
     targets = {name: probe_target(name) for name in TARGETS}
     missing = [name for name in PACKAGES["export"] if packages[name] is None]
-    lines = [f"{host['cpu']}, {host['cores']} cores, {host['isa']}, {host['system']}, Python {host['python']}"]
-    if saturates(host["isa"]):
-        lines.append("missing  VNNI: INT8 weights are made with 7 bits, as products of 8 would saturate")
-    elif VNNI & set(host["isa"].split()):
-        lines.append("works    VNNI: INT8 weights are made with 8 bits")
+    lines = _host_lines(host)
     for name, found in targets.items():
         # A target whose device is not there is no fault of this machine.
         state = "works" if found.works else "missing" if found.fix else "absent"
@@ -55,6 +51,16 @@ def diagnose() -> tuple[dict[str, Any], list[str]]:
         lines.append("works    export, quantize, verify, run")
     document: dict[str, Any] = {"host": host, "packages": packages, "targets": encode(targets), "export": not missing}
     return document, lines
+
+
+def _host_lines(host: dict[str, str]) -> list[str]:
+    """What this machine is, and what its CPU has for INT8."""
+    from vitdeploy.runtime.host import name_host
+    from vitdeploy.runtime.weight_bits import int8_instructions
+
+    words = [*name_host(host), f"{host['cores']} cores", host["isa"], host["system"], f"Python {host['python']}"]
+    caches = f"caches: {host['caches']}" if "caches" in host else ""
+    return [", ".join(words), *(line for line in (caches, int8_instructions(host["isa"])) if line)]
 
 
 def diagnose_target(target: str) -> tuple[dict[str, Any], list[str]]:

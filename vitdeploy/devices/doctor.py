@@ -7,20 +7,26 @@ from vitdeploy.devices.agent.documents import Probe
 from vitdeploy.devices.registry import Device
 from vitdeploy.devices.transport import shell
 from vitdeploy.devices.wheels import RUNTIMES, newest, pair
+from vitdeploy.runtime.host import name_host
+from vitdeploy.runtime.weight_bits import int8_instructions
 
 BASE = ("numpy", "pillow")
+# Words in the names that the device trees of Jetsons have: "NVIDIA Orin Nano Developer Kit", "Jetson-AGX".
+JETSON = {"Jetson", "Orin"}
 
 
 def diagnose(device: Device, probe: Probe) -> tuple[bool, list[str]]:
     """Whether any target works there, and the lines of the doctor."""
     host = probe.host
-    words = [host[key] for key in ("cpu", "isa") if host.get(key)]
+    words = [*name_host(host), host.get("isa", "")]
     words.append(f"{host['cores']} cores" if "cores" in host else "")
     lines = [
         f"{device.name}: {', '.join(word for word in (*words, host.get('machine'), host.get('system')) if word)}",
         f"Python {host.get('python')} at {probe.executable}, glibc {probe.glibc or 'unknown'}, "
         f"{probe.memory_bytes / 1e9:.1f} GB of memory, {probe.free_bytes / 1e9:.1f} GB free",
     ]
+    lines += [f"caches: {host['caches']}"] if host.get("caches") else []
+    lines += [line] if (line := int8_instructions(host.get("isa", ""))) else []
     missing = [package for package in BASE if package not in probe.packages]
     if missing:
         lines += [f"missing  {', '.join(missing)}", f"         fix: {_pip(device, ' '.join(missing))}"]
@@ -41,6 +47,11 @@ def diagnose(device: Device, probe: Probe) -> tuple[bool, list[str]]:
 def _mend(device: Device, probe: Probe, target: str) -> str:
     """The pip line of a target's runtime, with the version that this system still takes."""
     package = TARGETS[target].package
+    if package == "tensorrt" and JETSON & set(probe.host.get("board", "").replace("-", " ").split()):
+        return (
+            "JetPack installs TensorRT for the system's Python: `python3 -m venv --system-site-packages ~/venv` there, "
+            f"then `vitdeploy devices add {device.name} ADDRESS --python ~/venv/bin/python`"
+        )
     if package not in RUNTIMES:
         return f"{_pip(device, package)}, where the device's own system does not bring it"
     python, glibc, machine = probe.host.get("python", ""), probe.glibc, probe.host.get("machine", "")

@@ -25,6 +25,7 @@ from vitdeploy.report.page import Document, RunPage, Section, shown
 from vitdeploy.report.sections import COMPARISON, RUN, SELFTEST, SWEEP, TUNING
 from vitdeploy.report.selftest import model_views
 from vitdeploy.report.table import Gate
+from vitdeploy.runtime.host import name_host
 from vitdeploy.search.sensitivity import Sensitivity
 
 TEMPLATES = (Path(__file__).parent / "templates",)
@@ -156,6 +157,7 @@ def _environment() -> Environment:
         interval=text.interval,
         ratio_interval=text.ratio_interval,
         date=text.date,
+        host=name_host,
         counted=text.count,
         measured=measures.cell,
         badge=table.gate,

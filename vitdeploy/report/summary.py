@@ -8,6 +8,7 @@ from vitdeploy.document.engine import EngineFacts
 from vitdeploy.document.report import Report
 from vitdeploy.report import changed, classes, lookup, measures, notes, quantization, reliability, table, text
 from vitdeploy.report.page import RunPage
+from vitdeploy.runtime.host import name_host
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,6 @@ def _flags(report: Report) -> str:
 
 def _measured(report: Report) -> str:
     environment = report.environment
-    machine = [environment[key] for key in ("cpu", "system") if key in environment]
+    machine = [*name_host(environment), *([environment["system"]] if "system" in environment else [])]
     samples = text.count(report.data.evaluation_images, f"evaluation {report.data.noun}")
     return ", ".join([samples, *machine, text.date(report.created)])

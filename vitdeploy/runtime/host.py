@@ -4,32 +4,109 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
+from vitdeploy.runtime import arm
+
+ROOT = Path("/")
 ISA_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8", "amx_bf16", "asimddp", "i8mm")
 # With any of these, INT8 products are summed up in 32 bits.
 VNNI = {"avx512_vnni", "avx_vnni", "amx_int8"}
+# The same of Arm: the instructions sdot and udot, smmla and ummla.
+DOT_PRODUCT = {"asimddp", "i8mm"}
+# By the words of `uname -m`. A process of one architecture on a kernel of another one is emulated.
+ARCHITECTURES = {"aarch64": "Arm", "arm64": "Arm", "x86_64": "x86", "amd64": "x86", "i386": "x86", "i686": "x86"}
 
 
-def describe_host() -> dict[str, str]:
-    """CPU model, its instruction sets that matter here, cores, operating system, Python."""
-    model, flags = _cpuinfo()
-    return {
-        "cpu": model or platform.processor() or platform.machine(),
-        "isa": " ".join(flag for flag in ISA_FLAGS if flag in flags) or "unknown",
-        "cores": str(usable_cores()),
-        "machine": platform.machine(),
+def describe_host(root: Path = ROOT, machine: str = "", cpus: Collection[int] | None = None) -> dict[str, str]:
+    """CPU model, its instruction sets that matter here, cores, operating system, Python.
+
+    On Arm Linux also "board", its name, and "caches", each where the kernel shows it. A process that runs on the kernel
+    of another architecture has "emulated": what that is. Whatever is keyed by these facts is of one model of board; the
+    facts of x86 are what they always were, so that keys stay.
+
+    Args:
+        root: where the kernel's files lie.
+        machine: the architecture of this process; "" for what Python says.
+        cpus: the numbers of the CPUs that it may use; None for what the system says.
+    """
+    machine = machine or platform.machine()
+    cpuinfo, kernel = _read(root / "proc/cpuinfo"), kernel_architecture(root)
+    own = _architecture(machine)
+    # A foreign /proc/cpuinfo is another sign: kernels before 6.1 do not tell their architecture.
+    below = kernel if own and _architecture(kernel) not in ("", own) else _foreign(cpuinfo, own)
+    named = _arm_facts(cpuinfo, root, machine, cpus, below) if own == "Arm" else _facts(cpuinfo, machine, below)
+    facts = {
+        "cpu": named.pop("cpu"),
+        "isa": named.pop("isa"),
+        "cores": str(usable_cores() if cpus is None else len(cpus)),
+        "machine": machine,
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
     }
+    return {**facts, **named, **({"emulated": f"on {below}"} if below else {})}
+
+
+def _facts(cpuinfo: str, machine: str, below: str) -> dict[str, str]:
+    model, flags = _cpuinfo(cpuinfo)
+    if below and _foreign(cpuinfo, _architecture(machine)):
+        model, flags = f"a CPU of {machine}", set()
+    return {
+        "cpu": model or platform.processor() or machine,
+        "isa": " ".join(flag for flag in ISA_FLAGS if flag in flags) or "unknown",
+    }
+
+
+def _arm_facts(cpuinfo: str, root: Path, machine: str, cpus: Collection[int] | None, below: str) -> dict[str, str]:
+    """The files of /sys, and names in the firmware, are those of the real machine: an emulated process has none."""
+    cores = arm.read_cores(cpuinfo)
+    named = arm.describe_cores(cores, _affinity() if cpus is None else cpus)
+    facts = {
+        "cpu": named or ("" if cpuinfo else platform.processor()) or f"a CPU of {machine}",
+        "isa": arm.instruction_sets(cpuinfo, root),
+        "board": "" if below else arm.board_name(cpuinfo, root),
+        "caches": "" if below else arm.describe_caches(cores, root),
+    }
+    return {name: text for name, text in facts.items() if text}
+
+
+def name_host(host: Mapping[str, str]) -> list[str]:
+    """The words that name the machine of `describe_host`, such as a report's environment: its board, its CPU, and what
+    it is emulated on."""
+    words = [host[key] for key in ("board", "cpu") if host.get(key)]
+    return [*words, *([f"emulated {host['emulated']}"] if "emulated" in host else [])]
+
+
+def kernel_architecture(root: Path = ROOT) -> str:
+    """What the kernel was built for, as `uname -m` would say; "" before Linux 6.1 and elsewhere. Emulators do not
+    change this file. Source: Linux, Documentation/admin-guide/sysctl/kernel.rst, "arch"."""
+    return _read(root / "proc/sys/kernel/arch").strip()
+
+
+def _architecture(machine: str) -> str:
+    return ARCHITECTURES.get(machine.lower(), "Arm" if machine.lower().startswith("arm") else "")
+
+
+def _foreign(cpuinfo: str, own: str) -> str:
+    """The other architecture, if /proc/cpuinfo is that of a CPU which is not of the `own` one."""
+    if own == "Arm" and "\nvendor_id" in cpuinfo and "CPU implementer" not in cpuinfo:
+        return "x86"
+    return "Arm" if own == "x86" and "CPU implementer" in cpuinfo else ""
 
 
 def saturates(isa: str) -> bool:
     """Whether INT8 products may saturate on a CPU with the instruction sets `isa`, as `describe_host` writes them.
 
     x86 without VNNI multiplies u8 by s8 with vpmaddubsw, which adds two products in 16 bits: 255 * 127 * 2 is more than
-    32,767. Any other CPU, and an unknown one, is taken for one that does not. Source: oneDNN, "Nuances of int8
-    computations".
+    32,767. Source: oneDNN, "Nuances of int8 computations".
+
+    Arm without dot products adds two products of s8 in 16 bits too, but an activation of u8 is moved to -128..127
+    first: 128 * 127 * 2 is less than 32,768. Weights of -128 would be too much; vitdeploy makes none. Sources: ONNX
+    Runtime, onnxruntime/core/mlas/lib/aarch64/QgemmS8S8KernelNeon.S (smull, smlal, sadalp); Arm Compute Library, which
+    OpenVINO uses, src/core/NEON/kernels/arm_gemm/kernels/a64_gemm_s8_4x4/generic.cpp (smull, smlal2, sadalp).
+
+    Any other CPU, and an unknown one, is taken for one that does not.
     """
     found = set(isa.split())
     return bool(found & {"avx2", "avx512f"}) and not found & VNNI
@@ -37,16 +114,23 @@ def saturates(isa: str) -> bool:
 
 def usable_cores() -> int:
     """The number of CPUs that this process may run on."""
+    return len(_affinity())
+
+
+def _affinity() -> Collection[int]:
     if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+        return os.sched_getaffinity(0)
+    return range(os.cpu_count() or 1)
 
 
-def _cpuinfo() -> tuple[str, set[str]]:
+def _read(path: Path) -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return "", set()
-    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+        return ""
+
+
+def _cpuinfo(cpuinfo: str) -> tuple[str, set[str]]:
+    fields = dict(line.split(":", 1) for line in cpuinfo.splitlines() if ":" in line)
     named = {key.strip(): value.strip() for key, value in fields.items()}
     return named.get("model name", ""), set((named.get("flags") or named.get("Features") or "").split())

@@ -35,7 +35,7 @@ from vitdeploy.spec import DecodeError, Precision, decode, encode
 
 FORMAT = 1
 # What identifies the device of a time; a different operating system kernel or Python does not change the device.
-FINGERPRINT = ("cpu", "isa", "cores", "machine")
+FINGERPRINT = ("cpu", "isa", "cores", "machine", "board", "caches", "emulated")
 ROUNDS, BLOCK_SECONDS, WARMUP_SECONDS = 9, 0.05, 0.15
 BOUNDS = Range(-4.0, 4.0)
 
@@ -111,20 +111,22 @@ def load_table(path: Path, target: str) -> LatencyTable:
     if table.target != target or table.device != own:
         there = {"target": table.target, **table.device}
         here = {"target": target, **own}
-        differing = [key for key in here if there.get(key) != here[key]]
+        named = dict.fromkeys([*here, *(key for key in FINGERPRINT if key in there)])
+        differing = [key for key in named if there.get(key) != here.get(key)]
         raise TargetError(
             f"{path} was measured elsewhere",
             found=", ".join(f"{key}: {there.get(key, 'unknown')}" for key in differing),
-            wanted=", ".join(f"{key}: {here[key]}" for key in differing),
+            wanted=", ".join(f"{key}: {here.get(key, 'unknown')}" for key in differing),
             fix="measure it on this machine",
         )
     return table
 
 
 def fingerprint(target: str) -> dict[str, str]:
-    """What identifies this machine's times: the CPU, its instruction sets and cores, the version of the runtime."""
+    """What identifies this machine's times: the CPU, its instruction sets and cores, the board if it has a name, the
+    version of the runtime."""
     host, package = describe_host(), TARGETS[target].package
-    return {**{key: host[key] for key in FINGERPRINT}, package: importlib.metadata.version(package)}
+    return {**{key: host[key] for key in FINGERPRINT if key in host}, package: importlib.metadata.version(package)}
 
 
 def measure_latencies(

@@ -14,7 +14,7 @@ from vitdeploy.workflows.regression.pairs import Pair, pair_up
 
 # The accuracy of these tasks is a share of the samples that were answered rightly.
 SHARES = ("classification", "sequence", "zero-shot")
-MACHINE = ("cpu", "cores", "machine")
+MACHINE = ("board", "cpu", "cores", "machine", "emulated")
 RUNTIMES = ("vitdeploy", "onnxruntime", "openvino", "tensorrt")
 # Half width of a ratio's interval due to differences between three processes of each side, which are unknown here.
 BETWEEN_PROCESSES = quantile(PROCESS_FREEDOM + 2) * PROCESS_SPREAD / math.sqrt(3)
@@ -131,8 +131,9 @@ def _flags(baseline: Report, candidate: Report, pair: Pair) -> list[str]:
     return [flag for flag in found if flag != "short"]
 
 
-def _machine(report: Report) -> dict[str, str | None]:
-    return {key: report.environment.get(key) for key in MACHINE}
+def _machine(report: Report) -> dict[str, str]:
+    """What the report says of it: only those of Arm machines name the board, and only newer ones."""
+    return {key: report.environment[key] for key in MACHINE if key in report.environment}
 
 
 def _other_machine(baseline: Report, candidate: Report) -> str:
