@@ -35,6 +35,7 @@ from vitdeploy.spec import CropRounding, PreprocessSpec, TensorSpec
 if TYPE_CHECKING:
     from PIL import Image
 
+ORIENTATION = 0x0112  # of EXIF
 MAX_PIXELS = 64_000_000
 MAX_FILE_BYTES = 64 * 1024 * 1024
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "TIFF", "GIF")
@@ -148,7 +149,9 @@ def _to_mode(image: Image.Image, mode: str) -> Image.Image:
     """Upright, in `mode`: transparency is dropped, and of 16 bits the upper 8 are kept."""
     from PIL import Image, ImageOps
 
-    upright = ImageOps.exif_transpose(image)
+    # Pillow copies the pixels of an image that lies upright already, and of one in the mode that is asked for.
+    turned = image.getexif().get(ORIENTATION, 1) != 1
+    upright = ImageOps.exif_transpose(image) if turned else image
     if upright.mode.startswith("I;16") or (upright.mode == "I" and image.format == "PNG"):
         # Pillow's own conversion to 8 bits clips, which leaves a white image.
         upright = Image.fromarray((np.asarray(upright).clip(0, 65535) >> 8).astype(np.uint8))
@@ -156,7 +159,8 @@ def _to_mode(image: Image.Image, mode: str) -> Image.Image:
         raise ValueError(f"pixels of 32 bits (mode {upright.mode})")
     if upright.mode == "P" and "transparency" in upright.info:
         upright = upright.convert("RGBA")
-    return upright.convert(mode)
+    upright.load()
+    return upright if upright.mode == mode else upright.convert(mode)
 
 
 def _read(path: Path) -> bytes:
