@@ -222,10 +222,6 @@ def test_predict_draws_masks_and_prompts(bundles, scenes, shared_store, tmp_path
 def test_what_is_not_done_is_refused(bundles):
     from vitdeploy.embed.cpp import TASKS
     from vitdeploy.embed.source import find_embedded
-    from vitdeploy.serve.engines import load_engines
-
-    with pytest.raises(CapabilityError, match="is not served"):
-        load_engines(bundles["openvino-cpu"])
     with pytest.raises(CapabilityError, match="does not answer for models of this task"):
         find_embedded(bundles["openvino-cpu"], ["openvino-cpu"], TASKS, "the C++ program")
 

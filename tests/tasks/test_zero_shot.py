@@ -1,5 +1,6 @@
 """Two towers through the whole line, from transformers' folder to a bundle that takes texts."""
 
+import base64
 import json
 import shutil
 
@@ -176,6 +177,39 @@ def test_texts_that_are_none_are_refused(floats, pictures):
             assert found in caught.value.found
         with pytest.warns(RuntimeWarning, match="a text is cut at 16 tokens: of 'one one .* the model does not read"):
             predictor.predict(pictures[0], texts=["one " * 50])
+
+
+@pytest.mark.filterwarnings("ignore:a text is cut")  # the server's log has it
+def test_the_server_compares_with_the_texts_of_a_request(floats, pictures):
+    """As the predictor does; a text that is cut is told, and texts that are none are refused before the image runs."""
+    pytest.importorskip("uvicorn", reason="pip install 'vitdeploy[serve]'")
+    from tests.serve.conftest import Running
+    from vitdeploy.serve.engines import load_engines
+
+    image, texts = base64.b64encode(pictures[0].read_bytes()).decode(), [*TEXTS, "a cat"] * 4
+    with load(floats) as predictor:
+        wanted = predictor.predict(pictures[0], top=3, texts=texts).to_dict()
+    with load_engines(floats, max_batch=1) as engines, Running(engines, max_texts=50) as server:
+
+        def ask(texts):
+            body = json.dumps({"image": image, "texts": texts})
+            return server.ask("POST", "/predict?top=3", body, {"Content-Type": "application/json"})
+
+        status, _, answer = ask(texts)
+        assert (status, [each["label"] for each in answer["top"]]) == (200, [each["label"] for each in wanted["top"]])
+        for ours, theirs in zip(answer["top"], wanted["top"], strict=True):
+            assert ours == pytest.approx(theirs, abs=1e-5)
+        assert "a text is cut at 16 tokens" in ask(["one " * 50, "two"])[2]["warnings"][0]
+        for wrong, told in (
+            ([], "an image is compared with at least one text; found: no text"),
+            ("cat", "an image is compared with at least one text; found: str"),
+            (["cat", " "], "a blank text says nothing"),
+            (["cat"] * 51, "too many texts; found: 51; wanted: at most 50"),
+        ):
+            status, _, refused = ask(wrong)
+            assert (status, refused["error"].startswith(told)) == (422, True), refused
+        status, _, refused = ask(None)
+        assert (status, refused["error"].startswith("an image is compared with texts, and none")) == (422, True)
 
 
 def test_a_bundle_of_a_run_knows_its_texts(made, pictures):
