@@ -66,6 +66,25 @@ def bundles(exported, scenes, tmp_path_factory):
     return {name: out / name for name in graphs}
 
 
+def test_quantize_calibrates_the_decoder_on_given_prompts(exported, scenes, bundles, tmp_path):
+    """Its ranges are of the prompts in the file, of calibration images alone; --labels need not be told."""
+    given = vd.images(scenes / "images", annotations=scenes / "prompts.json")
+    made = quantize(exported, given, "onnxruntime-cpu", tmp_path / "prompted", num_samples=4, progress=False)
+    assert not any("grid of points" in text for text in made.warnings) and made.calibration_images == 4
+    ours, theirs = (
+        json.loads((folder / "calibration.json").read_text(encoding="utf-8"))
+        for folder in (tmp_path / "prompted", bundles["int8"].parent / "int8-graphs")
+    )
+    assert ours.keys() == theirs.keys()
+    assert {name.partition("/")[0] for name in ours if ours[name] != theirs[name]} == {"prompt_decoder"}
+    for wrong, told in (("coco", "labels of the kind 'coco' do not fit"), ("prompts", "too few images")):
+        other = vd.images(scenes / "images", wrong, annotations=scenes / "prompts.json")
+        with pytest.raises(DataError, match=told):
+            quantize(exported, other, "onnxruntime-cpu", tmp_path / wrong, num_samples=5, progress=False)
+    with pytest.raises(MissingFileError, match="no annotations at"):
+        quantize(exported, vd.images(scenes / "images", annotations=tmp_path / "x"), "onnxruntime-cpu", progress=False)
+
+
 def labelled(scenes):
     return vd.images(scenes / "images", "prompts", annotations=scenes / "prompts.json")
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from vitdeploy.data.folder import Sample
+from vitdeploy.data.pixels import Skipped
 from vitdeploy.data.prompts import PromptedMap, PromptedSample, read_prompted
 from vitdeploy.document.answers import Said
 from vitdeploy.errors import CapabilityError, EngineError
@@ -68,7 +69,10 @@ class Prompting:
         """What may be wrong with the samples."""
         if any(isinstance(sample, PromptedSample) for sample in self.samples):
             return []
-        return ["The calibration images have no prompts: a grid of points and a box in the middle stand for them."]
+        return [
+            "The calibration images have no prompts: a grid of points and a box in the middle stand for them. "
+            "--annotations names a file of prompts."
+        ]
 
 
 def _calibrating(sample: Sample, size: tuple[int, int]) -> Sequence[Prompt]:
@@ -81,6 +85,7 @@ def _calibrating(sample: Sample, size: tuple[int, int]) -> Sequence[Prompt]:
 
 class PromptedKit(ImageKit):
     kinds = ("prompts", "none")
+    calibrated_on = "prompts"
 
     @property
     def _head(self) -> PromptSpec:
@@ -92,6 +97,10 @@ class PromptedKit(ImageKit):
             return super().find(choice)
         found = read_prompted(choice.path, choice.annotations)
         return Found(found.split(**choice.numbers), found, found.annotations)
+
+    def labelled(self, choice: DataChoice, count: int | None, skipped: Skipped | None) -> tuple[Sample, ...]:
+        assert choice.annotations is not None
+        return read_prompted(choice.path, choice.annotations, skipped).to_calibrate(count, choice.seed)
 
     def load(self, choice: DataChoice, *, skip_bad: bool, progress: Progress) -> Data:
         data = super().load(choice, skip_bad=skip_bad, progress=progress)
