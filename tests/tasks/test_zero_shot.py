@@ -232,15 +232,16 @@ def test_the_command_line_takes_texts(made, pictures, tmp_path, small_bundle, sh
         assert (refused.returncode, "takes no texts" in refused.stderr) == (2, True)
         told = command("bench", made[0], "--duration", "0.1", "-q")
         assert "graphs in ms: image_tower " in told.stdout + told.stderr
-        for wrong in (
-            ("explain", made[0], pictures[0], "-o", "where.png"),
-            ("verify", made[0], "--against", made[0], "--data", pictures[0].parent, "--bisect"),
-        ):
-            stopped = command(*wrong)
-            assert (stopped.returncode, "is of several graphs" in stopped.stderr) == (2, True), stopped.stderr
+        seen = command("explain", made[0], pictures[0], "-o", "where.png", "--json").document
+        assert (seen["read"], seen["grid"]) == ("image_tower, last attention, read by the class token", [4, 4])
+        data = ("--data", pictures[0].parent.parent, "--num-samples", "2")
+        cut = command("verify", made[0], "--against", made[0], *data, "--bisect", "--json").document
+        assert (cut["graph"], cut["n"], cut["distance"] > 0) == ("image_tower", 2, True)
+        assert all(not part["start"].startswith("text") for part in cut["parts"])
         for kind in ("web", "cpp", "triton", "ovms", "kserve"):
             other = command("embed", made[0], "--as", kind, "-o", kind)
             assert other.returncode == 4, (kind, other.stderr)
+            assert "vitdeploy.runtime.load(BUNDLE) in a Python app, or `vitdeploy serve BUNDLE`" in other.stderr
 
 
 # --- data -------------------------------------------------------------------------------------------------------------
