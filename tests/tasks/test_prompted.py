@@ -117,6 +117,17 @@ def test_without_labels_a_grid_of_points_is_asked(bundles, sam, scenes):
     assert verified.agreement > 99.9
 
 
+def test_a_device_gives_the_same_masks(bundles, exported, scenes, tmp_path, shared_store):
+    """The agent runs in a process of this machine, and is asked for one prompt at a time."""
+    data = ("--data", scenes / "images", "--labels", "prompts", "--annotations", scenes / "prompts.json")
+    with command_line(tmp_path, shared_store) as command:
+        given = (bundles["int8"], "--against", exported, *data, "--num-samples", "2", "--json")
+        (there,) = command("verify", *given, "--on", "local").document["devices"]
+        here = command("verify", *given).document
+    for name in ("n", "masks", "agreement", "value", "max_difference"):
+        assert there[name] == here[name], name
+
+
 def test_golden_prompts_are_bound(bundles, sam):
     """As a run writes and checks them: the engine and the original give the same for fixed prompts."""
     manifest = read_bundle(bundles["onnxruntime-cpu"])

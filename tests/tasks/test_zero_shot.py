@@ -19,6 +19,8 @@ from vitdeploy.models.source import Source
 from vitdeploy.runtime import load
 from vitdeploy.runtime.engine import make_runner
 from vitdeploy.runtime.golden import check_golden
+from vitdeploy.runtime.preprocess import load_pixels, to_input
+from vitdeploy.runtime.zero_shot import TextsBound, TextsSent
 from vitdeploy.stages.export import ExportConfig, export
 from vitdeploy.stages.reference_model import find_reference_model
 from vitdeploy.workflows.placement import compile_bundle
@@ -331,13 +333,16 @@ def test_a_gpu_is_refused_with_where_it_runs(exported, tmp_path):
         compile_bundle(exported / "image_tower.onnx", "tensorrt", None, None, tmp_path)
 
 
-def test_two_towers_are_not_verified_on_a_device(exported, words):
-    from vitdeploy.graph.io.files import read_metadata
-    from vitdeploy.pipeline.setting import graph_setting
-    from vitdeploy.runtime.ort import OnnxRuntimeRunner
-    from vitdeploy.tasks.adapters import make_adapter
-
-    file = exported / "image_tower.onnx"
-    kit = make_adapter(graph_setting(file, read_metadata(file)))
-    with pytest.raises(CapabilityError, match="not verified on a device"):
-        kit.answers(OnnxRuntimeRunner(file, name="device"), None, lambda count: None)
+def test_towers_that_cannot_be_reached_give_the_same(floats, pictures):
+    """As on a device, which gives both towers' outputs for rows of both inputs."""
+    manifest = read_bundle(floats)
+    pixels = np.stack([load_pixels(path, manifest.preprocess) for path in pictures[:3]])
+    found = []
+    for bind in (TextsBound, TextsSent):
+        with load(floats) as predictor:
+            tokens = predictor.tokenizer.encode(TEXTS)
+        with bind(make_runner(floats, manifest.engines[0]), tokens, manifest.postprocess) as runner:
+            image = to_input(list(pixels), manifest.preprocess, runner.inputs[0])
+            found.append(runner.infer({runner.inputs[0].name: image})["logits"])
+    assert found[0].shape == (3, 10)
+    np.testing.assert_allclose(*found, atol=1e-4)
