@@ -13,6 +13,7 @@ from PIL import Image
 from tests.serve.conftest import FORM, Running, form
 from tests.serve.prompted_bundle import make_prompted
 from tests.serve.test_server import until
+from vitdeploy.errors import InputError
 from vitdeploy.runtime import load
 from vitdeploy.runtime.run_lengths import RunLengths
 from vitdeploy.serve.embeddings import Embeddings
@@ -219,6 +220,19 @@ def test_pictures_with_alpha_and_of_one_pixel_are_asked(server, bundle):
             wanted = predictor.predict(file, points=[point])
         status, _, answer = ask(server, file, [{"points": [point]}])
         assert (status, answer["prompts"]) == (200, wanted.to_dict()["prompts"])
+
+
+def test_prompts_without_end_are_asked_as_far_as_their_masks_fit(bundle):
+    with load(bundle) as predictor:
+        image = predictor.embed(picture())
+        many = image.masks([[[x % 96, x % 64]] for x in range(500)])
+        for place in (0, 15, 16, 499):
+            alone = image.masks([[place % 96, place % 64]])[0]
+            assert (many[place].masks == alone.masks).all() and many[place].scores == alone.scores
+        large = predictor.embed(picture(size=(4000, 3000)))
+        with pytest.raises(InputError, match="masks of so many prompts do not fit") as caught:
+            large.masks([[[5, 5]]] * 120)
+        assert (caught.value.found, caught.value.wanted) == ("360 masks of 4000x3000 pixels", "at most 357")
 
 
 def test_tensors_are_asked_as_the_protocol_says(server, engines):

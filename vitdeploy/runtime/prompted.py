@@ -29,6 +29,10 @@ from vitdeploy.spec.prompts import IOU_SCORES, MASKS
 Bools = npt.NDArray[np.bool_]
 # How a mask is written: a PNG, or COCO's run lengths.
 MaskForm = Literal["png", "rle"]
+# Prompts that run together where the decoder takes any number.
+TOGETHER = 16
+# Of all masks of an answer: more would fill a machine's memory before anybody saw the first.
+MOST_BYTES = 4 << 30
 # Masks that overlap so much are about the same.
 SAME_IOU = 0.5
 
@@ -194,6 +198,19 @@ def read_masks(
     return PromptedMasks(tuple(found))
 
 
+def require_room(prompts: Sequence[Prompt], size: tuple[int, int], multimask: bool | None) -> None:
+    """Raise InputError where the masks of all prompts, a byte a pixel, would be larger than `MOST_BYTES`."""
+    count = sum(3 if (prompt.ambiguous if multimask is None else multimask) else 1 for prompt in prompts)
+    wanted = MOST_BYTES // (size[0] * size[1])
+    if count > wanted:
+        raise InputError(
+            "the masks of so many prompts do not fit into memory",
+            found=f"{count} masks of {size[0]}x{size[1]} pixels",
+            wanted=f"at most {wanted}",
+            fix="ask for some at a time: image = predictor.embed(...), then image.masks(...)",
+        )
+
+
 def tell_best(
     outputs: Outputs,
     prompts: Sequence[Prompt],
@@ -225,10 +242,19 @@ def embed(runner: FlowRunner, tensor: Array) -> dict[str, Array]:
 
 
 def decode(runner: FlowRunner, embedding: Mapping[str, Array], prompts: Mapping[str, Array]) -> dict[str, Array]:
-    """The decoder's outputs, [prompts, ...], for one image's embedding [1, ...] and the arrays of prompts."""
-    count = len(prompts[POINTS])
-    repeated = {name: np.repeat(array, count, axis=0) for name, array in embedding.items()}
-    return run_rows(runner.linked.runners[PROMPT_DECODER], {**repeated, **prompts})
+    """The decoder's outputs, [prompts, ...], for one image's embedding [1, ...] and the arrays of prompts.
+
+    The embedding is repeated for as many prompts as run together: for 1,000 of SAM at once it would take 4 GB.
+    """
+    decoder = runner.linked.runners[PROMPT_DECODER]
+    size = decoder.inputs[0].shape[0]
+    step = size if isinstance(size, int) else TOGETHER
+    runs = []
+    for start in range(0, len(prompts[POINTS]), step):
+        rows = {name: array[start : start + step] for name, array in prompts.items()}
+        repeated = {name: np.repeat(array, len(rows[POINTS]), axis=0) for name, array in embedding.items()}
+        runs.append(run_rows(decoder, {**repeated, **rows}))
+    return {name: np.concatenate([run[name] for run in runs]) for name in runs[0]}
 
 
 class PromptsBound(Runner):

@@ -10,7 +10,18 @@ from typing import Any
 from vitdeploy.runtime.flow import FlowRunner
 from vitdeploy.runtime.predictor import Predictor, require_several
 from vitdeploy.runtime.preprocess import ImageSource
-from vitdeploy.runtime.prompted import MaskForm, PromptedMasks, decode, embed, no_prompt, read_masks, tell_best
+from vitdeploy.runtime.prompted import (
+    TOGETHER,
+    MaskForm,
+    PromptedMasks,
+    PromptMasks,
+    decode,
+    embed,
+    no_prompt,
+    read_masks,
+    require_room,
+    tell_best,
+)
 from vitdeploy.runtime.prompts import Given, Prompt, prompt_arrays, read_prompts, require_slots
 from vitdeploy.runtime.runner import Array, Runner
 from vitdeploy.runtime.task import Result
@@ -100,7 +111,8 @@ class PromptedPredictor(Predictor):
 
         Raises:
             ImageError, MissingFileError, TensorError: the image cannot be used.
-            InputError: no prompt, or one that is not in the image, or of another form.
+            InputError: no prompt, or one that is not in the image, or of another form; so many that their masks do not
+                fit into memory.
         """
         return self.embed(image).masks(points, labels, boxes, multimask)
 
@@ -109,7 +121,13 @@ class PromptedPredictor(Predictor):
     ) -> PromptedMasks:
         """What `EmbeddedImage.masks` says."""
         prompts = read_prompts(points, labels, boxes, image.size)
-        return self.read(self.decode(image, prompts), prompts, image.size, multimask)
+        self.require(prompts)
+        require_room(prompts, image.size, multimask)
+        found: list[PromptMasks] = []
+        for start in range(0, len(prompts), TOGETHER):  # the logits of all would be larger than the masks
+            some = prompts[start : start + TOGETHER]
+            found += self.read(self.decode(image, some), some, image.size, multimask).prompts
+        return PromptedMasks(tuple(found))
 
     def require(self, prompts: Sequence[Prompt]) -> None:
         """Raise InputError for a prompt of more points than there are slots."""
