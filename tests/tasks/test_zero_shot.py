@@ -207,6 +207,7 @@ def test_the_server_compares_with_the_texts_of_a_request(floats, pictures):
             ("cat", "an image is compared with at least one text; found: str"),
             (["cat", " "], "a blank text says nothing"),
             (["cat"] * 51, "too many texts; found: 51; wanted: at most 50"),
+            (["cat", "a" * 4001], "too long a text; found: 4001 characters; wanted: at most 4000"),
         ):
             status, _, refused = ask(wrong)
             assert (status, refused["error"].startswith(told)) == (422, True), refused

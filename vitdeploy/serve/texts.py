@@ -19,6 +19,8 @@ from vitdeploy.serve.settings import Settings
 
 # Texts that run together: between two of these a request that nobody waits for ends.
 TOGETHER = 32
+# Characters of a text: no model reads a tenth of it, and each is kept with its features.
+LONGEST = 4000
 
 
 class TextAnswerer(Answerer):
@@ -43,8 +45,11 @@ class TextAnswerer(Answerer):
             self.predictor.require(asked.texts)
         except InputError as error:
             raise unprocessable(error) from None
-        if asked.texts is not None and len(asked.texts) > self.most:
-            raise Refusal(422, f"too many texts; found: {len(asked.texts)}; wanted: at most {self.most}")
+        given = asked.texts or ()
+        if len(given) > self.most:
+            raise Refusal(422, f"too many texts; found: {len(given)}; wanted: at most {self.most}")
+        if (longest := max(map(len, given), default=0)) > LONGEST:
+            raise Refusal(422, f"too long a text; found: {longest} characters; wanted: at most {LONGEST}")
         return await super().predict(asked, top, fields)
 
     async def read(self, outputs: Mapping[str, Array], size: tuple[int, int], top: int, asked: Asked) -> dict[str, Any]:
