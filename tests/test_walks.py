@@ -5,6 +5,7 @@ Fewer scenes are drawn and judged by than a reader has, and the bench is short.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -59,9 +60,10 @@ class Walk:
         self.folder, self.command, self.title, self.settings = folder, command, title, settings
         self.bundle, self.report, self.served = folder, {}, {}
         self.predicted: list[dict[str, Any]] = []
-        for line in "".join(blocks(title, "sh")).splitlines():
-            if words := shlex.split(line, comments=True):
-                getattr(self, words[0])(*words[1:])
+        with contextlib.ExitStack() as self.open:
+            for line in "".join(blocks(title, "sh")).splitlines():
+                if words := shlex.split(line, comments=True):
+                    getattr(self, words[0])(*words[1:])
 
     def python(self, dash: str, module: str, verb: str, kind: str, out: str) -> None:
         assert (dash, module, verb) == ("-m", "calibration.scenes", "render")
@@ -78,17 +80,18 @@ class Walk:
             done = self.command("embed", *arguments)
             assert done.returncode == 0, done.stderr
             assert any((self.folder / arguments[-1]).iterdir())
-        else:  # `curl` starts it
+        else:
             assert (verb, self.folder / arguments[0]) == ("serve", self.bundle)
+            engines = self.open.enter_context(load_engines(self.bundle, max_batch=1))
+            self.server = self.open.enter_context(Running(engines))
 
     def curl(self, *arguments: str) -> None:
         *options, address = arguments
         assert set(options[::2]) == {"-F"}
         fields = dict(field.split("=", 1) for field in options[1::2])
         body = form((self.folder / fields.pop("file").removeprefix("@")).read_bytes(), **fields)
-        with load_engines(self.bundle, max_batch=1) as engines, Running(engines) as running:
-            path = address.removeprefix("http://127.0.0.1:8080")
-            status, _, self.served = running.ask("POST", path, body, FORM)
+        path = address.removeprefix("http://127.0.0.1:8080")
+        status, _, self.served = self.server.ask("POST", path, body, FORM)
         assert status == 200
 
     def verified(self, artifact: str) -> dict[str, Any]:
