@@ -81,7 +81,10 @@ def bisect_artifact(
         engine = next((each for each in chosen if each.precision in QUANTIZED), chosen[0])
         if manifest.preprocess is None:
             raise InputError(
-                f"{artifact} takes no images", found=f"the task {manifest.task}", wanted="a model that takes images"
+                f"{artifact} takes no images",
+                found=f"the task {manifest.task}",
+                wanted="a model that takes images",
+                fix="`vitdeploy quantize --float-part NAME` leaves a graph in float: `verify` shows what it had cost",
             )
         looked_at = _of_image(engine)
         file = float_graph(against) or float_graph(str(bundle))
